@@ -208,6 +208,9 @@ def speed_of_search(num: int, workers: int) -> None:
             each.flush()
         del sides
         wanted = _near(stored, pairs)
+        for each in stored:  # these pages are no part of the search
+            hashes.forget(each)
+        Path("/proc/self/clear_refs").write_text("5")  # the peak of memory begins anew
         ids = np.arange(num, dtype=np.uint32)
         begun, cpu, seen = time.perf_counter(), time.process_time(), set()
         candidates = 0
@@ -222,6 +225,8 @@ def speed_of_search(num: int, workers: int) -> None:
                         seen.update(map(tuple, both.tolist()))
         spent = time.process_time() - cpu
         print(f"{num:,} hashes: {time.perf_counter() - begun:,.1f} s, {spent:,.1f} s of processor")
+        peak = Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]
+        print(f"{int(peak) / 1024:,.0f} MB while it searched")
         print(
             f"{candidates:,} candidates; {len(wanted - seen):,} of {len(wanted):,} planted missed"
         )

@@ -28,6 +28,7 @@ VERBS = {
     "export": "a set as folders, TFDS, WebDataset, Parquet or RecordIO; weights for PyTorch",
     "report": "one page with pictures: is it whole, what is in it, what was done to it",
     "train": "a ResNet or a small net on a prepared data set, one process or many",
+    "score": "how good predictions are on a set, by its labels and by other lists of labels",
     "launch": "check every host of a hosts file, then train on all of them",
     "sagemaker": "the same training as a job of Amazon SageMaker",
     "sagemaker-container": "what SageMaker starts in each container of such a job",

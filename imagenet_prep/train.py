@@ -51,25 +51,32 @@ def train(config: Config) -> Score | None:
             "mxnet": ("MXNet", "docs/mxnet.md says how to make its environment"),
         }[config.framework]
         raise UsageError(f"training needs {name}: {remedy}")
+    from imagenet_prep.evaluation.sheet import Sheet
     from imagenet_prep.trainer import loop, recipe
+    from imagenet_prep.trainer.comm import launched
 
-    config = recipe.settled(config)
-    return loop.train(config, readers(config))
+    config, sheet = recipe.settled(config), None
+    if config.tabulates and launched().rank == 0:
+        assert config.data_dir is not None
+        sheet = Sheet([config.data_dir, *config.also], config.labels)
+    return loop.train(config, readers(config), sheet)
 
 
 def readers(config: Config) -> OpenReader:
     """Returns what opens the splits of the data set of a run; its settings are settled."""
     from imagenet_prep.trainer import recipe
 
-    def open_reader(split: str, training: bool, world: World) -> BatchReader:
+    def open_reader(split: str, training: bool, world: World, is_set: bool = False) -> BatchReader:
+        from imagenet_prep.evaluation.evaluated_set import opened
         from imagenet_prep.read import make_dataset
         from imagenet_prep.read.config import DECODED
 
         assert config.data_dir is not None
         assert config.image_size is not None
-        tells = config.predictions is not None and not training
+        tells = (config.predictions is not None or config.tabulates) and not training
+        data_dir, split = (split, opened(split)[2]) if is_set else (config.data_dir, split)
         reader = make_dataset(
-            config.data_dir,
+            data_dir,
             split,
             batch_size=config.batch_size,
             image_size=config.image_size,
@@ -89,23 +96,23 @@ def readers(config: Config) -> OpenReader:
         )
         if tells and schema.FILENAME in reader.manifest.lacks:
             raise UsageError(
-                f"{config.data_dir}: its records name no files, so --predictions has no keys"
+                f"{data_dir}: its records name no files, so its predictions have no keys"
             )
         return reader
 
     return open_reader
 
 
-def _sagemaker_flags(argv: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """Returns flags for the SM_… variables of a container of SageMaker."""
-    words = []
+def _of_sagemaker(argv: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the settings that the SM_… variables of a container of SageMaker decide."""
+    found = {}
     for channel in ("SM_CHANNEL_TRAINING", "SM_CHANNEL_TRAIN"):
         if channel in environment and "--synthetic" not in argv:
-            words = ["--data-dir", environment[channel]]
+            found["data_dir"] = environment[channel]
             break
     if "SM_MODEL_DIR" in environment:
-        words += ["--export", f"{environment['SM_MODEL_DIR']}/model.keras"]
-    return words
+        found["export"] = f"{environment['SM_MODEL_DIR']}/model.keras"
+    return found
 
 
 def _translated(argv: Sequence[str]) -> list[str]:
@@ -128,16 +135,17 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> C
 
     Args:
       argv: flags, ours or those of the tutorial's script.
-      environment: tells where data and model lie in a container of SageMaker.
+      environment: tells where data and model lie in a container of SageMaker, unless the flags
+        do.
     """
     return flags.parse(
         Config,
-        # The user's own flags come last, so that they win.
-        [*_sagemaker_flags(argv, environment), *_translated(argv)],
+        _translated(argv),
         verb="train",
         description="Train a network on a prepared data set. Run again, it resumes. The flags of "
         "the AWS tutorial's\ntrain_imagenet_resnet_hvd.py work as they were typed.",
         examples=EXAMPLES,
+        fallback=_of_sagemaker(argv, environment),
     )
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from imagenet_prep.core import canonical, records
-from imagenet_prep.core.errors import ManifestError
+from imagenet_prep.core.errors import ManifestError, UsageError
 from imagenet_prep.dataset import naming, schema, settings
 
 SCHEMA_VERSION = 1
@@ -238,6 +238,18 @@ class Manifest:
             return False
         return self.classes.official or any(name.startswith("ILSVRC2012") for name in names)
 
+    def present(self, split: str, wnids: Sequence[str]) -> list[int]:
+        """Returns the class indices that images of a split have, by label or answer; sorted.
+
+        Args:
+          split: one that there is.
+          wnids: the class list.
+        """
+        counts = self.splits[split].examples_per_class
+        right = {wnid for several in self.answers.values() for wnid in several}
+        there = {index for index, count in enumerate(counts[: len(wnids)]) if count}
+        return sorted(there | {index for index, wnid in enumerate(wnids) if wnid in right})
+
     def files_of(self, splits: Iterable[str]) -> list[File]:
         """Returns the small files, and every file of the shards of some splits."""
         shards = (shard for split in splits for shard in self.splits[split].shards)
@@ -261,6 +273,21 @@ class Manifest:
                 if not each[name]:
                     del each[name]
         return content
+
+
+def demand_samples(there: Manifest | None, where: str) -> Manifest:
+    """Returns the manifest of a set that has tables of samples.
+
+    Raises:
+      UsageError: it has none, or no manifest.
+    """
+    if there is None or not there.has_samples:
+        raise UsageError(
+            f"{where}: has no tables of samples, which say which images are in it. imagenet-prep "
+            f"adopt {where} writes them for a set of this program; for one of another program: "
+            f"imagenet-prep adopt {where} --out NEW. The images stay as they are."
+        )
+    return there
 
 
 def loads(data: bytes, where: str) -> Manifest:

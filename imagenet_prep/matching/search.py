@@ -92,21 +92,27 @@ class Search(NamedTuple):
           tick: is called from time to time.
         """
         for band in range(_BANDS):
-            left = self.left.sorted_by(band)
-            right = left if self.left is self.right else self.right.sorted_by(band)
-            joins = (self._join(left, right, band, each, workers) for each in range(workers))
-            running = {pool.submit(next, join, None): join for join in joins}
-            while running:
-                done, _ = futures.wait(running, return_when=futures.FIRST_COMPLETED)
-                for each in done:
-                    join = running.pop(each)
-                    tick()
-                    if (pairs := each.result()) is None:
-                        continue
-                    found = self._confirmed(pairs[:, 0], pairs[:, 1])
-                    running[pool.submit(next, join, None)] = join
-                    if len(found[0]):
-                        yield found
+            yield from self._of_band(band, pool, workers, tick)
+
+    def _of_band(
+        self, band: int, pool: futures.Executor, workers: int, tick: Callable[[], None]
+    ) -> Iterator[Pairs]:
+        """Yields what a band finds first; what it has sorted is let go before the next one sorts."""
+        left = self.left.sorted_by(band)
+        right = left if self.left is self.right else self.right.sorted_by(band)
+        joins = (self._join(left, right, band, each, workers) for each in range(workers))
+        running = {pool.submit(next, join, None): join for join in joins}
+        while running:
+            done, _ = futures.wait(running, return_when=futures.FIRST_COMPLETED)
+            for each in done:
+                join = running.pop(each)
+                tick()
+                if (pairs := each.result()) is None:
+                    continue
+                found = self._confirmed(pairs[:, 0], pairs[:, 1])
+                running[pool.submit(next, join, None)] = join
+                if len(found[0]):
+                    yield found
 
     def _join(
         self, left: Sorted, right: Sorted, band: int, worker: int, workers: int

@@ -38,6 +38,7 @@ from imagenet_prep.preparation.tasks import (
 from imagenet_prep.shards.commit import split_of
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources import boxes, detect, layout
+from imagenet_prep.sources.editions import OBJECTNET
 from imagenet_prep.sources.folder import Folder
 from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.source import Part, Pixels
@@ -97,8 +98,8 @@ class Job:
         selection, description = _select(config)
         refuse_source_as_output(config.out, config.source, selection.source)
         rule = config.orientation_of(is_imagenet=selection.source.is_imagenet)
-        evaluation = selection.source.evaluation
-        border = evaluation.border if evaluation else 0
+        # ObjectNet's images have a red border, of one pixel.
+        border = int(selection.source.edition == OBJECTNET)
         policy = dataclasses.replace(policy, orientation=rule, border=border)
         kind = config.worker_kind
         num_bytes = sum(part.num_bytes for part in selection.source.parts)

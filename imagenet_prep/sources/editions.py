@@ -58,9 +58,7 @@ class Edition:
             other = f"is not {self.name}'s"
             if not self.is_ilsvrc:
                 other = f"{self.name} has {self.num_classes:,}"
-            return [
-                f"the class list has {counted(len(classes.wnids), 'class', 'classes')} and {other}"
-            ]
+            return [f"the class list has {counted(len(classes.wnids), 'class')} and {other}"]
         if split not in self.examples:
             return [f"{split} is no split of {self.name}"]
         problems = []
@@ -128,38 +126,34 @@ WINTER21_P = Edition(
 _OTHERS = (FACE_BLURRED, FALL11, WINTER21, FALL11_P, WINTER21_P)
 
 
-_V2 = {_TEST: 10_000}, {_TEST: (10, 10)}
-IMAGENETV2 = Edition("imagenetv2", 1000, *_V2, names=("imagenetv2",))
-IMAGENET_A = Edition(
-    "imagenet-a",
-    200,
-    {_TEST: 7_500},
-    names=("imagenet-a",),
-    digest="9826a24166e74ce62fb87b27889874ca26917542c745712309d6e25855d63bc2",
+_A = "9826a24166e74ce62fb87b27889874ca26917542c745712309d6e25855d63bc2"
+_R = "a6a0729f7a99230280639cab6e51e01485a3b41a676ea35621a501c9d6e83ca4"
+# Of each its classes, images and images of a class, 0 where none are demanded. The longer of two
+# names comes first. ImageNet-C has so many images of each corruption at each severity.
+EVALUATION = tuple(
+    Edition(
+        name,
+        classes,
+        {_TEST: images} if images else {},
+        {_TEST: (each, each)} if each else {},
+        names=(name, *others),
+        digest=digest,
+    )
+    for name, classes, images, each, digest, *others in (
+        ("imagenetv2-matched-frequency", 1000, 10_000, 10, ""),
+        ("imagenetv2-threshold0.7", 1000, 10_000, 10, ""),
+        ("imagenetv2-top-images", 1000, 10_000, 10, ""),
+        ("imagenetv2", 1000, 10_000, 10, ""),
+        ("imagenet-a", 200, 7_500, 0, _A),
+        ("imagenet-r", 200, 30_000, 0, _R),
+        ("imagenet-o", 200, 2_000, 0, ""),
+        ("imagenet-sketch", 1000, 0, 0, "", "sketch"),
+        ("imagenet-c", 1000, 50_000, 50, ""),
+        (schema.OBJECTNET, 0, 0, 0, ""),
+    )
 )
-IMAGENET_R = Edition(
-    "imagenet-r",
-    200,
-    {_TEST: 30_000},
-    names=("imagenet-r",),
-    digest="a6a0729f7a99230280639cab6e51e01485a3b41a676ea35621a501c9d6e83ca4",
-)
-IMAGENET_O = Edition("imagenet-o", 200, {_TEST: 2_000}, names=("imagenet-o",))
-IMAGENET_SKETCH = Edition("imagenet-sketch", 1000, {}, names=("imagenet-sketch", "sketch"))
-# So many images of each corruption at each severity.
-IMAGENET_C = Edition("imagenet-c", 1000, {_TEST: 50_000}, {_TEST: (50, 50)}, names=("imagenet-c",))
-OBJECTNET = Edition(schema.OBJECTNET, 0, {}, names=(schema.OBJECTNET,))
-# The longer of two names comes first.
-EVALUATION = (
-    *(
-        Edition(name, 1000, *_V2, names=(name,))
-        for name in (
-            "imagenetv2-matched-frequency",
-            "imagenetv2-threshold0.7",
-            "imagenetv2-top-images",
-        )
-    ),
-    *(IMAGENETV2, IMAGENET_A, IMAGENET_R, IMAGENET_O, IMAGENET_SKETCH, IMAGENET_C, OBJECTNET),
+(IMAGENETV2, IMAGENET_A, IMAGENET_R, IMAGENET_O, IMAGENET_SKETCH, IMAGENET_C, OBJECTNET) = (
+    EVALUATION[3:]
 )
 
 

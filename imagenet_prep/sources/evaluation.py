@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import ClassVar
 
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset import schema
@@ -35,8 +34,9 @@ from imagenet_prep.storage.remote_path import ARCHIVES, Location
 
 # ImageNet-C's archives are called after groups of corruptions.
 _C = {"blur.tar", "digital.tar", "extra.tar", "noise.tar", "weather.tar"}
-# So many files of an archive are looked at for its first image.
+# So many files of an archive are looked at for its first image, or tar.
 _LOOKED_AT = 64
+_FEW_FOLDERS = 20
 # Each file of ObjectNet's mapping has less.
 _MAPPING_BYTES = 1 << 20
 
@@ -45,18 +45,11 @@ _MAPPING_BYTES = 1 << 20
 class Folder(folder.Folder):
     """Folders of images."""
 
-    decisive: ClassVar[tuple[str, ...]] = ("called",)
-
-    @property
-    def called(self) -> str:
-        """What paths of images begin with."""
-        return _called(self.root / self.tasks[0].archive)
-
     def index(self, task: IndexTask) -> list[Member]:
         """Returns the images, sorted by key; raises as `folder.Folder.index`."""
         found = listing.below(self.root / task.archive, self.inside, by_content=False)
         members = (
-            _member(self, f"{self.called}/{path}", f"{task.archive}/{path}", size)
+            _member(self, f"{task.part}/{path}", f"{task.archive}/{path}", size)
             for path, size, _ in found.images
         )
         return source.sorted_by_key(filter(None, members), str(self.root))
@@ -116,10 +109,11 @@ def locate(root: Location) -> list[Location]:
             return []
         # What is called like a set comes before what looks like one.
         below = [root / name for name in subfolders(root)]
-        if found := [path for path in below if edition_called(path.name) and _is_set(path)]:
+        named = [path for path in below if edition_called(path.name)]
+        if found := [path for path in named if _is_set(path)] or [root] * _is_set(root):
             return [*found]
-        if _is_set(root):
-            return [root]
+        # Where there are many, these are classes; to look into each would take minutes.
+        below = below * (len(below) < _FEW_FOLDERS)
     archives = [
         path
         for path in root.iterdir()
@@ -134,10 +128,15 @@ def _is_archive(archive: Location) -> bool:
         return True
     try:
         files = (path for path, *_ in islice(containers.contents(archive, lambda _: 0), _LOOKED_AT))
-        called = next(filter(listing.is_called_an_image, files), "").split("/")[-2:-1]
+        # Tars of classes are large: to look behind the first would read gigabytes.
+        first = next(
+            (path for path in files if path.endswith(".tar") or listing.is_called_an_image(path)),
+            "",
+        )
     except SourceError:
         return False  # who reads it says what is wrong with it
-    return any(WNID.fullmatch(name) or name.isdigit() for name in called)
+    called = first.rpartition("/")[0].rpartition("/")[2]
+    return bool(WNID.fullmatch(called) or called.isdigit())
 
 
 def _called(place: Path) -> str:
@@ -148,18 +147,21 @@ def _called(place: Path) -> str:
 
 def _is_set(place: Path) -> bool:
     """Returns whether the folders in a folder are those of an evaluation set."""
-    place, folders = place.resolve(), subfolders(place)
-    if not folders:
-        return False
+    place = place.resolve()
+    try:
+        folders, has_mapping = subfolders(place), (place / FOLDERS).is_file()
+    except (OSError, SourceError):
+        return False  # it may be no part of the source
     # One image is enough; below a folder for each class, it is soon found.
     images = (
         f"{_called(place)}/{Path(base, name).relative_to(place)}"
-        for base, _, names in os.walk(place / folders[0])
+        for first in folders[:1]
+        for base, _, names in os.walk(place / first)
         for name in names
         if listing.is_called_an_image(name)
     )
-    sample = next(images, f"{place.name}/{folders[0]}/")
-    return (place / FOLDERS).is_file() or edition_of([place.name], folders, sample) is not None
+    sample = next(images, f"{place.name}/{folders[0]}/" if folders else "")
+    return has_mapping or bool(sample and edition_of([place.name], folders, sample))
 
 
 def find(root: Location, splits: Sequence[str], *, follow_links: bool) -> Folder | Archives:
@@ -193,15 +195,17 @@ def find(root: Location, splits: Sequence[str], *, follow_links: bool) -> Folder
 
 
 def _folder(place: Path, inside: Path | None) -> Folder:
-    found = listing.below(place, inside, by_content=False)
-    images = {f"{_called(place)}/{path}": size for path, size, _ in found.images}
-    lists = {name: place / name for name in MAPPING if (place / name).is_file()}
-    mapping = {name: source.read_list(path).encode() for name, path in lists.items()}
-    meant = layout_of([place.name], images, mapping)
-    part = source.folder_part(place.name, [("", found.images)])
-    task = IndexTask(schema.TEST, schema.TEST, place.name, archive=place.name)
+    found, name = listing.below(place, inside, by_content=False), _called(place)
+    images = {f"{name}/{path}": size for path, size, _ in found.images}
+    lists = {each: place / each for each in MAPPING if (place / each).is_file()}
+    mapping = {each: source.read_list(path).encode() for each, path in lists.items()}
+    meant = layout_of([name], images, mapping)
+    part = source.folder_part(name, [("", found.images)])
     part = _with_ignored(part, found.ignored, images, meant)
-    classes = labels.official_classes()
+    classes, task = (
+        labels.official_classes(),
+        IndexTask(schema.TEST, schema.TEST, name, archive=place.name),
+    )
     return Folder(
         classes, (part,), place.parent, None, inside, is_own=False, evaluation=meant, tasks=(task,)
     )

@@ -90,11 +90,6 @@ class Layout:
         return index, found[1] if found else ""
 
     @property
-    def border(self) -> int:
-        """Pixels at each side that are no part of an image: ObjectNet's are red."""
-        return int(self.edition is editions.OBJECTNET)
-
-    @property
     def answers(self) -> dict[str, list[str]]:
         """As for `Manifest`."""
         wnids = _official().wnids
@@ -182,7 +177,7 @@ def _problems(layout: Layout, counts: Mapping[int, int]) -> list[str]:
     if total != expected:
         problems.append(f"has {counted(total, 'image')}, expected {expected:,}")
     if (classes := edition.num_classes or len(counts)) != len(counts):
-        problem = f"has {counted(len(counts), 'class', 'classes')}, expected {classes:,}"
+        problem = f"has {counted(len(counts), 'class')}, expected {classes:,}"
         absent = [name for index, name in enumerate(names) if index not in counts]
         problems.append(problem + (classes == len(wnids)) * f": it misses {some(absent)}")
     low, high = edition.class_range.get(schema.TEST, (1, total))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from imagenet_prep.core.flags import Place, Settings, flag
 from imagenet_prep.dataset.flag import data_set
-from imagenet_prep.trainer.schedule import KINDS, STEP_EPOCHS, WARMUP_START
+from imagenet_prep.trainer.schedule import KINDS, STEP_EPOCHS, WARMUP_START, numbers
 
 # MXNet has these models: those of Gluon's model zoo, and two small nets.
 GLUON_MODELS = (
@@ -254,6 +253,20 @@ class Config(Settings):
         "key,class_index,top1,p1,... to top5,p5. `report --predictions` shows it",
         metavar="FILE.csv",
     )
+    labels: tuple[str, ...] = flag(
+        (),
+        help="the last evaluation counts by these labels too: CSV with the header key,class, "
+        "ReaL's real.json, or the several-label annotations; may be given several times",
+        metavar="FILE",
+        without=("synthetic", "no_evaluation", "classes"),
+    )
+    also: tuple[str, ...] = flag(
+        (),
+        help="the last evaluation is of this set too, which has the same class list; may be given "
+        "several times, e.g. ImageNetV2, ImageNet-A and ImageNet-R",
+        metavar="SET",
+        without=("synthetic", "no_evaluation", "classes"),
+    )
     no_evaluation: bool = flag(
         False,
         help="do not evaluate; for a set that has neither validation nor holdout",
@@ -372,6 +385,11 @@ class Config(Settings):
         return {name: value for name, value in vars(self).items() if value != defaults[name]}
 
     @property
+    def tabulates(self) -> bool:
+        """Whether the last evaluation makes a table of sets and lists of labels."""
+        return bool(self.labels or self.also)
+
+    @property
     def half_if_fast(self) -> bool:
         """Whether a device that is fast at float16 is to use it."""
         return self.recipe in ("tutorial", "article") and self.precision is None
@@ -379,23 +397,13 @@ class Config(Settings):
     @property
     def decay_epochs(self) -> tuple[float, ...]:
         """The epochs of --lr-decay-steps; empty where it is not given."""
-        return _numbers("--lr-decay-steps", self.lr_decay_steps)
+        return numbers("--lr-decay-steps", self.lr_decay_steps)
 
     @property
     def decay_rates(self) -> tuple[float, ...]:
         """The rates of --lr-decay-lrs; empty where it is not given."""
-        return _numbers("--lr-decay-lrs", self.lr_decay_lrs)
+        return numbers("--lr-decay-lrs", self.lr_decay_lrs)
 
 
 def _usual_recipe(framework: str) -> str:
     return "article" if framework == "mxnet" else "v1.5"
-
-
-def _numbers(name: str, text: str | None) -> tuple[float, ...]:
-    try:
-        numbers = tuple(float(part) for part in (text or "").split(",") if part)
-    except ValueError:
-        numbers = (0.0,)
-    if not all(0 < number < math.inf for number in numbers):
-        raise ValueError(f"{name} {text}: expected positive numbers, separated by commas")
-    return numbers

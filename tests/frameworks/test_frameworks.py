@@ -21,6 +21,7 @@ from tests.conftest import REPOSITORY
 from tests.kit import command
 from tests.kit.photographs import shown, stored
 from tests.kit.reading import TRAIN, colours, scenes
+from tests.kit.tfrecords import wnid
 from tests.kit.training import NUM_TRAIN, NUM_VALIDATION, shades
 
 __all__ = ["colours", "scenes", "shades"]
@@ -52,7 +53,12 @@ for key, each in header.items():
     begin, end = (8 + size + place for place in each["data_offsets"])
     flat = torch.frombuffer(bytearray(data[begin:end]), dtype=types[each["dtype"]])
     state[key] = flat.reshape(each["shape"])
-model = getattr(torchvision.models, name)(num_classes=10)
+if name == "tiny":
+    from tiny import Tiny
+
+    model = Tiny(10, 64)
+else:
+    model = getattr(torchvision.models, name)(num_classes=10)
 assert state.keys() == model.state_dict().keys()
 model.load_state_dict(state)
 model.eval()
@@ -85,7 +91,7 @@ def test_exported_weights_have_torchvisions_logits(python: Path, tf: Any, tmp_pa
     rng = np.random.default_rng(5)
     images = rng.normal(size=(3, 64, 64, 3)).astype(np.float32)
     np.save(tmp_path / "images.npy", images.transpose(0, 3, 1, 2))
-    for name in ("resnet18", "resnet50"):
+    for name in ("resnet18", "resnet50", "tiny"):
         network = model.build(name, 64, 10)
         variables = [*network.trainable_variables, *network.non_trainable_weights]
         for each in variables:
@@ -100,7 +106,13 @@ def test_exported_weights_have_torchvisions_logits(python: Path, tf: Any, tmp_pa
         exported = command.run("export", tmp_path / name, "--format", "torch", "--out", file)
         assert exported.code == 0, exported
         said = np.array(
-            json.loads(ended(python, "-c", LOGITS, name, file, tmp_path / "images.npy"))
+            json.loads(
+                ended(
+                    python,
+                    *("-c", LOGITS, name, file, tmp_path / "images.npy"),
+                    PYTHONPATH=str(EXAMPLES),
+                )
+            )
         )
         ours = network(images, training=False).numpy()
         assert np.abs(ours).max() > 0.1
@@ -166,7 +178,14 @@ def test_the_example_for_pytorch_goes_on_where_it_was_ended(
     program += ("--batch-size", "4", "--out", tmp_path / "model.pt", "--epochs")
 
     assert [row["epoch"] for row in rows(ended(python, *program, "1"))] == [0]
-    more = rows(ended(python, *program, "3"))
+    own = tmp_path / "own.csv"
+    own.write_text(f"key,class\n{wnid(3)}/{wnid(3)}_67.JPEG,0 1 2 3\n")
+    lines, table = re.split("(?m)^(?=set )", ended(python, *program, "3", "--labels", own))
+    more = rows(lines)
+    # Of both ranks together, as the last epoch counts.
+    shares = [line.split()[1:3] + line.split()[-2:] for line in table.splitlines()[1:3]]
+    top1 = f"{more[-1]['top1']:.2%}"
+    assert shares == [["dataset", "22", top1, "100.00%"], ["own.csv", "1", "100.00%", "100.00%"]]
     assert [row["epoch"] for row in more] == [1, 2]
     assert [row["images"] for row in more] == [NUM_VALIDATION] * 2
     assert more[-1]["top1"] > 0.8
@@ -276,4 +295,4 @@ def test_decoders_that_obey_the_tag_show_what_all_others_show(python: Path, tmp_
         np.save(tmp_path / f"{number}.npy", shown(data, obeys=False).astype(np.uint8))
 
     (said,) = rows(ended(python, PROGRAMS / "orientation.py", tmp_path))
-    assert "torchvision True" in said["decoders"]
+    assert {"cv2 1", "torchcodec", "torchvision True", "torchvision False"} < {*said["decoders"]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -66,7 +67,11 @@ def add_tables(root: Path) -> Manifest:
         leaves: dict[bytes, bytes] = {}
         shards = [_with_table(root, shard, made.label_offset, leaves) for shard in split.shards]
         root_of = tree_hash([leaves[key] for key in sorted(leaves)]).hex()
-        splits[name] = dataclasses.replace(split, shards=shards, samples_root=root_of)
+        rows = [json.loads(leaf) for leaf in leaves.values()]
+        counts = [sum(row[1] == n for row in rows) for n in range(made.classes.count)]
+        splits[name] = dataclasses.replace(
+            split, shards=shards, samples_root=root_of, examples_per_class=counts
+        )
     made = dataclasses.replace(made, splits=splits)
     path.write_bytes(made.dumps())
     return made

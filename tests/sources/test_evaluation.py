@@ -18,8 +18,9 @@ import pytest
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.keys import CORRUPTIONS
-from imagenet_prep.sources import detect, editions
+from imagenet_prep.sources import detect, editions, shard_files
 from imagenet_prep.sources.source import Packed, Source, Stored
+from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.remote_path import Location, RemotePath, Site
 from tests.kit import evaluation_sets
 from tests.kit.evaluation_sets import CONTAINERS, WNIDS, Made, by_wnid, counts_of, put, v2
@@ -233,7 +234,6 @@ def test_objectnet_is_read_by_its_mapping(container: str, tmp_path: Path) -> Non
     assert {key: index for key, (index, _) in images(source).items()} == made.class_of
     assert source.evaluation is not None
     assert source.evaluation.answers == {WNIDS[409]: [WNIDS[409], WNIDS[530]]}
-    assert source.evaluation.border == 1
     assert dict(source.parts[0].ignored)["of other objects"] == 2
 
 
@@ -390,6 +390,13 @@ def test_photographs_of_ones_own_are_no_evaluation_set(folders: list[str], tmp_p
     assert detect.recognised(tmp_path / ("sketch" * folders[0].startswith("sketch"))) == ["folder"]
 
 
+def test_a_tar_of_class_tars_is_read_no_farther_than_its_first(tmp_path: Path) -> None:
+    """Each has some hundred megabytes."""
+    files = {f"{WNIDS[0]}.tar": bytes(512), f"{WNIDS[0]}/a.jpg": evaluation_sets.image("0")}
+
+    assert detect.recognised(put(files, tmp_path, "mine", "tar")) == ["imagenet21k"]
+
+
 @pytest.mark.parametrize("container", ["tar", "tar.gz", "zip"])
 def test_a_damaged_archive_is_named(container: str, tmp_path: Path) -> None:
     made = by_wnid("imagenet-a", {WNIDS[0]: 20})
@@ -423,3 +430,19 @@ def test_an_archive_that_unpacks_without_end_is_refused(
 
     with pytest.raises(SourceError, match="unpacks to more than"):
         found(name)
+
+
+@pytest.mark.parametrize(
+    ("names", "splits"),
+    [
+        (["train-00000-of-00001", "test-00000-of-00001"], ["train"]),
+        (["imagenet_v2-test.tfrecord-00000-of-00001"], ["test"]),
+    ],
+)
+def test_images_without_labels_beside_a_set_of_others_are_left_alone(
+    names: list[str], splits: list[str], tmp_path: Path
+) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+
+    assert [*shard_files.find(LocalStore(tmp_path)).splits] == splits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -74,7 +75,7 @@ def test_mistakes_of_a_network_are_shown_where_its_predictions_are_given(
     page = written(small.out, "--predictions", said)
 
     section = page[page.index('id="mistakes"') : page.index('id="incidents"')]
-    assert "2 of 3 images are taken for another class than their label: top-1 33.3%" in section
+    assert "another class than the label says: 2 of 3 images; top-1 33.3%" in section
     assert section.count("<img") == 1
     assert section.index("87.5%") < section.index("75.0%")
     assert first in section
@@ -84,12 +85,47 @@ def test_mistakes_of_a_network_are_shown_where_its_predictions_are_given(
     assert 'id="mistakes"' not in written(small.out)
 
 
+def test_lists_of_labels_are_shown_where_they_disagree(
+    small: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: Report
+) -> None:
+    monkeypatch.setenv("IMAGENET_PREP_CACHE", str(tmp_path / "kept"))
+    shown = command.run("show", small.out, "--keys", "--splits", "validation")
+    first, second, third = shown.out.split()[:3]
+    own = tmp_path / "<own>.csv"
+    own.write_text(f"key,class\n{first},\n{second},0 1\nnobody,1\n")
+    page = written(small.out, "--labels", own)
+
+    section = page[page.index('id="labels"') : page.index('id="incidents"')]
+    assert section.count("<img") == 2
+    assert first in section
+    assert second in section
+    assert third not in section
+    assert "does not count" in section
+    assert "1 of no image here, such as nobody" in section
+    assert "&lt;own&gt;.csv" in section
+    assert hashlib.sha256(own.read_bytes()).hexdigest() in section
+    assert 'id="labels"' not in written(small.out)
+
+
+def test_a_damaged_set_gets_its_page_with_labels_too(
+    copy: Path, tmp_path: Path, written: Report
+) -> None:
+    (table,) = sorted(copy.glob("samples/validation-*.csv"))[:1]
+    flip_bit(table, table.stat().st_size - 30)
+    own = tmp_path / "own.csv"
+    own.write_text("key,class\nILSVRC2012_val_00000001.JPEG,0\n")
+    page = written(copy, "--labels", own)
+    assert verdict(page).startswith("Damaged")
+    assert table.name in verdict(page)
+    assert 'id="labels"' not in page
+
+
 def test_figures_of_training_are_shown_where_they_are_given(
     small: Demo, training: Path, written: Report
 ) -> None:
     page = written(small.out, "--training", training)
 
-    assert "8 ranks train 720.0 images/s" in page
+    assert "8 ranks: 720.0 images/s" in page
     assert '<td class="number">90.0</td>' in page
     assert page.count('href="#training"') == 1
     assert command.run("report", small.out, "--training", small.out / "labels.txt").code == 2

@@ -97,7 +97,7 @@ class Search(NamedTuple):
     def _of_band(
         self, band: int, pool: futures.Executor, workers: int, tick: Callable[[], None]
     ) -> Iterator[Pairs]:
-        """Yields what a band finds first; what it has sorted is let go before the next one sorts."""
+        """Yields what a band finds first, and then lets go of what it has sorted."""
         left = self.left.sorted_by(band)
         right = left if self.left is self.right else self.right.sorted_by(band)
         joins = (self._join(left, right, band, each, workers) for each in range(workers))

@@ -110,7 +110,7 @@ class Source(ABC):
 
     @property
     def name(self) -> str:
-        """What dataset_info.json calls the data set."""
+        """What the data set is called; `shards.tfds` makes TFDS's name of it."""
         return "imagenet2012" if self.is_ilsvrc else self.other_name
 
     @property

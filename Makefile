@@ -93,7 +93,7 @@ locks: $(BIN)/pip ## renew .ci/*.lock, docker/*.lock and those of Horovod from p
 	@$(LOCK) --group airflow --output-file .ci/airflow.lock > /dev/null
 	@$(LOCK) --group loaders --constraints .ci/test.lock --no-emit-package triton --output-file .ci/loaders.lock > /dev/null
 	@$(LOCK) --group trainers --override .ci/trainers.override --output-file .ci/trainers.lock > /dev/null
-	@$(LOCK) $(PROJECT) --extra demo --extra report --extra s3 --constraints .ci/test.lock --output-file docker/prep.lock > /dev/null
+	@$(LOCK) $(PROJECT) --extra beam --extra parquet --extra demo --extra report --extra s3 --constraints .ci/test.lock --output-file docker/prep.lock > /dev/null
 	@$(LOCK) $(PROJECT) docker/train.in --extra gpu --extra s3 --constraints .ci/test.lock --output-file docker/train.lock > /dev/null
 	@$(LOCK) --group mxnet --output-file docker/mxnet.lock > /dev/null
 	@$(LOCK) --no-deps --constraints .ci/test.lock --group horovod-needs --output-file imagenet_prep/horovod-needs.lock > /dev/null

@@ -3,10 +3,9 @@
 python -m benchmarks.capacity      # prints the tables of docs/sizing.md
 
 Images a second are what the workers have time for, or what the slowest of reading and writing
-lets through. A worker is one hardware thread, as a cloud's virtual CPU is. Its time an image is
-that of benchmarks/README.md#write, where two of them shared one core; tests hold the model against
-that table. Beyond two it is linear, which nobody has measured: images share nothing but the disk,
-and each worker has its own shard.
+lets through. A worker has one core. Its time an image is that of benchmarks/README.md#write, where
+two of them ran side by side; tests hold the model against that table. Beyond two it is linear,
+which nobody has measured: images share nothing but the disk, and each worker has its own shard.
 """
 
 from __future__ import annotations
@@ -23,8 +22,9 @@ BILLION = 1_000_000_000
 PLAN_S = 59.3 / 1_281_167
 # The CPUs of one machine plan; those of other machines wait.
 PLANNING_CPUS = 64
-# An assumption, in US dollars: one virtual CPU of a general-purpose machine, on demand.
-DOLLARS_A_CPU_HOUR = 0.05
+# An assumption, in US dollars: a core of a general-purpose machine on demand, which clouds sell as
+# two virtual CPUs.
+DOLLARS_A_CPU_HOUR = 0.10
 
 
 class Job(NamedTuple):
@@ -45,9 +45,9 @@ class Job(NamedTuple):
     kept: float
 
 
-RESIZE = Job("resize to 256", "R ours, 2 threads", 2 / 573, 2, 27.5 / 83)
-PROVE = Job("pass, decoded", "P ours, 2 threads", 2 / 988, 2, 1.0)
-COPY = Job("pass, header", "P ours, 2 processes, header", 2 / 5356, 1, 1.0)
+RESIZE = Job("resize to 256", "R ours, 2 threads", 2 / 1926, 2, 27.5 / 83)
+PROVE = Job("pass, decoded", "P ours, 2 threads", 2 / 3746, 2, 1.0)
+COPY = Job("pass, header", "P ours, 2 processes, header", 2 / 11246, 1, 1.0)
 JOBS = (RESIZE, PROVE, COPY)
 
 # MB/s of payload: what links carry after headers, what disks do in long reads.

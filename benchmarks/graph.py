@@ -103,7 +103,7 @@ def deal(made: flink.Cluster, out: Path, images: int) -> str:
     logging.getLogger().addHandler(logging.NullHandler())
     from apache_beam.options import pipeline_options  # noqa: F401 - so that it is not timed
 
-    from pipelines import graph
+    from imagenet_prep.pipelines import graph
 
     wnids = tuple(str(number) for number in range(min(_CLASSES, images // _CLASS_IMAGES)))
     source = Generated(ClassList(wnids, wnids), (Part("a", 1, 1),), images)

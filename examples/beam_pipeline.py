@@ -14,8 +14,8 @@ from typing import Any
 import apache_beam as beam
 
 from imagenet_prep.core.flags import parse
+from imagenet_prep.pipelines.graph import Archives, Commit, Deal, Index, Preparation, Shard
 from imagenet_prep.preparation.config import Config
-from pipelines.graph import Archives, Commit, Deal, Index, Preparation, Shard
 
 
 def tell(line: Any) -> None:

@@ -39,10 +39,10 @@ VERBS = {
 # They do no linear algebra.
 _WITHOUT_BLAS = ("prepare", "verify", "resize", "adopt", "amend", "duplicates")
 _MODULES = {
-    "prepare": "pipelines.prepare",
-    "launch": "pipelines.launch",
-    "sagemaker": "pipelines.sagemaker",
-    "sagemaker-container": "pipelines.sagemaker_container",
+    "prepare": "imagenet_prep.pipelines.prepare",
+    "launch": "imagenet_prep.pipelines.launch",
+    "sagemaker": "imagenet_prep.pipelines.sagemaker",
+    "sagemaker-container": "imagenet_prep.pipelines.sagemaker_container",
 }
 
 

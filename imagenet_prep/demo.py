@@ -42,8 +42,8 @@ def demo(config: Config) -> None:
     """Makes the archives, prepares and verifies them, and says what to do next."""
     # The demo is the one verb that calls others; they load what they need.
     from imagenet_prep import report, show, verify
+    from imagenet_prep.pipelines import prepare
     from imagenet_prep.testing.miniature import make_miniature
-    from pipelines import prepare
 
     folder = Path(config.folder).expanduser()
     archives = folder / f"archives-{config.images}"

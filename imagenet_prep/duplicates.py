@@ -166,11 +166,14 @@ def _side(config: Config, out: Store) -> _Side:
         return _set(config.dataset, None, config.splits, out, other=False)
     from imagenet_prep.codec.transform import encode_raw
     from imagenet_prep.sources import detect
+    from imagenet_prep.sources.editions import EVALUATION
     from imagenet_prep.sources.source import Stored
 
     assert config.source is not None
     root = Path(config.source).expanduser()
     splits = [split for split in schema.SOURCE_SPLITS if split in config.splits]
+    if not splits and schema.TEST in config.splits:
+        splits = [schema.TEST]
     if not splits:
         raise UsageError(
             f"--source {root}: has the splits {' and '.join(schema.SOURCE_SPLITS)} alone"
@@ -183,6 +186,8 @@ def _side(config: Config, out: Store) -> _Side:
         )
     if not config.json:
         print(line, file=sys.stderr)
+    if source.edition in EVALUATION:
+        splits = [schema.TEST]
     tasks = [task for split in splits for task in source.index_tasks(split)]
     pieces: list[AnyPiece] = [pictures.SourcePiece(source, task, out) for task in tasks]
     return _Side(str(root), pieces, out, list(source.classes.wnids))

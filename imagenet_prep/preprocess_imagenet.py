@@ -69,7 +69,7 @@ def run(argv: Sequence[str]) -> int:
         "and\nas safe: run it again after whatever has ended it.",
         examples=EXAMPLES,
     )
-    from pipelines import prepare
+    from imagenet_prep.pipelines import prepare
 
     if config.imagenet_username is not None or config.imagenet_access_key is not None:
         terminal.say(

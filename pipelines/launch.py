@@ -367,4 +367,4 @@ def run(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    program.main("pipelines.launch")
+    program.main("imagenet_prep.pipelines.launch")

@@ -64,7 +64,7 @@ def prepare(config: Config) -> Json:
             if workers.remote:
                 # Beam costs seconds to import, and would warn the user of what concerns nobody.
                 logging.getLogger().addHandler(logging.NullHandler())
-                from pipelines import submit
+                from imagenet_prep.pipelines import submit
 
                 submit.run(job, output)
             else:
@@ -128,4 +128,4 @@ def _render(summary: Json) -> str:
 
 
 if __name__ == "__main__":
-    program.main("pipelines.prepare")
+    program.main("imagenet_prep.pipelines.prepare")

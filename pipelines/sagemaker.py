@@ -22,9 +22,9 @@ from imagenet_prep.core.errors import EXIT_DONE, EXIT_INTERRUPTED, ImagenetPrepE
 from imagenet_prep.core.flags import Place, Settings, after_dashes, flag, parse
 from imagenet_prep.launching import work
 from imagenet_prep.launching.work import Work
+from imagenet_prep.pipelines.sagemaker_container import CHANNELS, TOKEN_VARIABLE
+from imagenet_prep.pipelines.sagemaker_job import LOG_GROUP, Log, Service, wait
 from imagenet_prep.storage.remote import UnavailableError
-from pipelines.sagemaker_container import CHANNELS, TOKEN_VARIABLE
-from pipelines.sagemaker_job import LOG_GROUP, Log, Service, wait
 
 EXAMPLES = """\
   imagenet-prep sagemaker --image URI --role ARN --data s3://bucket/imagenet-480 \\
@@ -375,4 +375,4 @@ def run(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    program.main("pipelines.sagemaker")
+    program.main("imagenet_prep.pipelines.sagemaker")

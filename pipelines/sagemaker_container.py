@@ -336,4 +336,4 @@ def run(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    program.main("pipelines.sagemaker_container")
+    program.main("imagenet_prep.pipelines.sagemaker_container")

@@ -36,6 +36,7 @@ class Policy:
       codec: PLANES or PORTABLE: what encodes images, and so names their bytes.
       orientation: one of `orientation.RULES`: what is done where an EXIF tag says that the image
         is to be turned.
+      border: pixels that are cut off at each side of every image first: ObjectNet marks its own.
     """
 
     short_side: int | None = 480
@@ -45,6 +46,7 @@ class Policy:
     stretch: bool = False
     codec: str = PLANES
     orientation: str = KEEP
+    border: int = 0
 
     @property
     def libraries(self) -> dict[str, str]:

@@ -86,7 +86,7 @@ def transform(data: bytes, policy: Policy) -> PreparedImage:
     if len(data) > MAX_IMAGE_BYTES:
         raise BadImageError("too_many_bytes", f"more than {MAX_IMAGE_BYTES:,} bytes")
     header = probe(data)
-    if header is None:
+    if header is None or policy.border:
         return _from_other(data, policy)
     _check_pixels(header.height, header.width, policy)
     frame = jpeg.refuse_bombs(data, policy.max_pixels)
@@ -226,10 +226,14 @@ def _from_other(data: bytes, policy: Policy) -> PreparedImage:
         tags = None if policy.orientation == KEEP else orientation.of_exif(exif)
         turn = tags.turn if tags and policy.orientation == APPLY else orientation.UPRIGHT
         before = pixels.shape[:2]
-        height, width = policy.resized(*before)
+        if cut := policy.border:
+            pixels = pixels[cut:-cut, cut:-cut]
+            _check_pixels(pixels.shape[0], pixels.shape[1], policy)
+        whole = pixels.shape[:2]
+        height, width = policy.resized(*whole)
         encoded = _encode(pixels, height, width, policy, turn)
     size = orientation.turned_size(height, width, turn)
-    made = PreparedImage(encoded, *size, (height, width) != before, name, before)
+    made = PreparedImage(encoded, *size, (height, width) != whole, name, before)
     return _with_orientation(made, tags, turn) if tags else made
 
 

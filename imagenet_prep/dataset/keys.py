@@ -25,15 +25,29 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _MOST_SHOWN = 80
 WNID = re.compile(r"n\d{8}")
 VALIDATION_NAME = re.compile(r"^ILSVRC2012_val_(\d{8})\.[A-Za-z]+$")
+# ImageNet-C's, in the order of its paper; the last four are its extra ones, which mCE leaves out.
+CORRUPTIONS = (
+    *("gaussian_noise", "shot_noise", "impulse_noise"),
+    *("defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
+    *("snow", "frost", "fog", "brightness"),
+    *("contrast", "elastic_transform", "pixelate", "jpeg_compression"),
+    *("speckle_noise", "gaussian_blur", "spatter", "saturate"),
+)
+# Corruption, severity and number of an image of ImageNet-C.
+CORRUPTED_NAME = re.compile(
+    rf"^({'|'.join(CORRUPTIONS)})/([1-5])/ILSVRC2012_val_(\d{{8}})\.[A-Za-z]+$"
+)
 
 
 def key_of(split: str, class_id: str, name: str) -> str:
     """Returns the key of the image with this file name.
 
-    ILSVRC2012's validation images are called by their file name, which is unique; all others by
-    class and file name.
+    ILSVRC2012's validation images are called by their file name, which is unique; ImageNet-C's by
+    corruption, severity and file name; all others by class and file name.
     """
     if split == schema.VALIDATION and VALIDATION_NAME.match(name):
+        return name
+    if split == schema.TEST and CORRUPTED_NAME.match(name):
         return name
     return f"{class_id}/{name}"
 
@@ -45,6 +59,8 @@ def below_class(path: str, class_id: str) -> str:
     written the whole path of a file, of which ImageNet's keys have the last part.
     """
     folders = path.split("/")[:-1]
+    if CORRUPTED_NAME.match(path):
+        return path
     if path.startswith("/") or class_id in folders or WNID.fullmatch(class_id):
         return path.rpartition("/")[2]
     return path

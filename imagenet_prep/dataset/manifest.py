@@ -25,7 +25,10 @@ _LEAST_RECORD_BYTES = 64
 # of each in memory.
 _MOST_EXAMPLES = 1 << 27
 # Fields that are left out of the file where they say nothing.
-_LEFT_OUT = {"lacks", "edition", "ignored", "samples_root", "samples_bytes", "samples_sha256"}
+_LEFT_OUT = {
+    *("lacks", "edition", "answers", "ignored", "wnids"),
+    *("samples_root", "samples_bytes", "samples_sha256"),
+}
 # All counts together are at most this, so the sum of some of them fits into 64 bits as well.
 _MOST = (1 << 63) - 1
 # The file has at most so many values. The most shards that there can be, 99,999 of each split, take
@@ -136,6 +139,8 @@ class Split:
       shards: in order of their names, numbers 0 ... N - 1 of N.
       samples_root: which images it has, with which labels: RFC 6962's tree over all samples. Left
         out of the file where the set has no tables.
+      wnids: of an evaluation set, the classes that occur, in the order of the class list. Left out
+        of the file for all other splits.
     """
 
     examples: int
@@ -146,6 +151,7 @@ class Split:
     max_width: int
     shards: list[Shard]
     samples_root: str = ""
+    wnids: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -188,6 +194,8 @@ class Manifest:
         "empty" or "untrue". Left out of the file where records are whole.
       edition: of ImageNet that the images are, e.g. "ImageNet-21K winter21". Left out of the file
         for ILSVRC2012 as it was first published, and for what is no known edition.
+      answers: of ObjectNet, whose objects may be of several classes of ILSVRC2012: the WNIDs that
+        are right for images of a class, by its WNID. Left out of the file for all other sets.
     """
 
     schema_version: int
@@ -205,6 +213,12 @@ class Manifest:
     files: list[File]
     lacks: dict[str, str] = field(default_factory=dict)
     edition: str = ""
+    answers: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether this is a set to evaluate on, such as ImageNetV2."""
+        return schema.TEST in self.splits
 
     @property
     def has_samples(self) -> bool:
@@ -220,6 +234,8 @@ class Manifest:
     def claims_ilsvrc2012(self) -> bool:
         """Whether classes or archives are called ILSVRC2012's, whose counts are known."""
         names = (source.name for source in self.sources)
+        if self.evaluates:
+            return False
         return self.classes.official or any(name.startswith("ILSVRC2012") for name in names)
 
     def files_of(self, splits: Iterable[str]) -> list[File]:

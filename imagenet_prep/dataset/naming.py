@@ -89,6 +89,7 @@ def is_small_file(name: str) -> bool:
         and len(name) <= _MAX_NAME_BYTES
         and name not in (MANIFEST, PLACEMENT, REPORT, *BESIDE)
         and not looks_like_shard(name)
+        and parse_shard_name(name) is None
     )
 
 

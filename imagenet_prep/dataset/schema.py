@@ -39,7 +39,12 @@ VALIDATION = "validation"
 # The splits that a source may have. The holdout is taken out of train.
 SOURCE_SPLITS = (TRAIN, VALIDATION)
 HOLDOUT = "holdout"
-SPLITS = (*SOURCE_SPLITS, HOLDOUT)
+# The only split of an evaluation set, such as ImageNetV2.
+TEST = "test"
+SPLITS = (*SOURCE_SPLITS, HOLDOUT, TEST)
+
+# The edition whose licence allows evaluation alone.
+OBJECTNET = "objectnet"
 
 # Shard counts that published consumers expect; MLPerf's references hard-code them.
 DEFAULT_NUM_SHARDS = {TRAIN: 1024, VALIDATION: 128}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import pickle
 import subprocess
@@ -40,7 +41,12 @@ class Workers:
     beam_args: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raises UsageError if there are options for Beam without a --runner."""
+        """Raises UsageError for Beam's options without a --runner, or without Beam."""
+        if self.remote and importlib.util.find_spec("apache_beam") is None:
+            raise errors.UsageError(
+                "options after -- are for Apache Beam, which is not installed. Run: "
+                "pip install 'imagenet-prep[beam]'"
+            )
         if self.beam_args and not self.remote:
             raise errors.UsageError(
                 f"{' '.join(self.beam_args)}: expected a --runner among the options after --. "

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 SAME_BYTES, SAME_PIXELS, NEARLY = "same bytes", "same pixels", "nearly the same"
 KINDS = (SAME_BYTES, SAME_PIXELS, NEARLY)
 # Evaluation comes before training: who has tested on a picture may not have trained on it.
-_FIRST = (schema.VALIDATION, schema.HOLDOUT, schema.TRAIN)
+_FIRST = (schema.TEST, schema.VALIDATION, schema.HOLDOUT, schema.TRAIN)
 
 
 class Union:

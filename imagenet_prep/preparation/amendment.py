@@ -306,6 +306,7 @@ def _commit(job: Job, output: Output, written: Mapping[str, WrittenShard]) -> No
         missing_features=there.lacks,
         plan_digest=canonical.digest([s.sha256 for each in splits.values() for s in each.shards]),
         edition=there.edition,
+        answers=there.answers,
     )
 
 

@@ -14,7 +14,7 @@ from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.orientation import APPLY, KEEP, NEUTRAL, RULES
 
 # Kinds of sources that may lie on a server.
-_ON_SERVERS = ("auto", "ilsvrc", "imagenet21k")
+_ON_SERVERS = ("auto", "ilsvrc", "imagenet21k", "evaluation")
 _HOLDOUT = re.compile(r"([0-9]{1,12}|[0-9]{1,2}\.[0-9]{1,6}(?=%))(%?)")
 
 
@@ -59,7 +59,7 @@ class Config(RunFlags):
     source: str = flag(
         place=Place.ANYWHERE,
         help="folder with the archives or images; or s3://bucket/prefix or http(s)://... with the "
-        "archives of ILSVRC2012 or ImageNet-21K, which are read there and not copied",
+        "archives of ILSVRC2012, ImageNet-21K or an evaluation set, which are read there",
         metavar="DIR|URL",
     )
     out: str = flag(
@@ -79,8 +79,8 @@ class Config(RunFlags):
     )
     splits: tuple[str, ...] = flag(
         schema.SOURCE_SPLITS,
-        choices=schema.SOURCE_SPLITS,
-        help="splits to make, separated by commas",
+        choices=(*schema.SOURCE_SPLITS, schema.TEST),
+        help="splits to make, separated by commas; of an evaluation set it is always test",
         metavar="NAMES",
     )
     holdout: str = flag(
@@ -191,8 +191,8 @@ class Config(RunFlags):
             raise ValueError("--rehash: --check header computes no md5")
         if address.is_remote(self.source) and self.source_kind not in _ON_SERVERS:
             raise ValueError(
-                "--source: from a server, only the archives of ILSVRC2012 and ImageNet-21K are "
-                "read; bring anything else into a folder"
+                "--source: from a server, only the archives of ILSVRC2012, ImageNet-21K and "
+                "evaluation sets are read; bring anything else into a folder"
             )
 
     def byte_settings(self) -> Json:

@@ -305,6 +305,7 @@ class ExistingSet:
         problems = [
             problem
             for split, counts in self.examples_per_class.items()
+            if split != schema.TEST  # nothing says which evaluation set it is
             for problem in editions.ILSVRC2012.problems(split, self.labelling.classes, counts)
         ]
         return list(dict.fromkeys(problems))

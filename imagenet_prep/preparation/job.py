@@ -38,6 +38,7 @@ from imagenet_prep.preparation.tasks import (
 from imagenet_prep.shards.commit import split_of
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources import boxes, detect, layout
+from imagenet_prep.sources.editions import EVALUATION
 from imagenet_prep.sources.folder import Folder
 from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.source import Part, Pixels
@@ -95,9 +96,10 @@ class Job:
         )
         require(policy)
         selection, description = _select(config)
+        config = _for_evaluation(config, selection)
         refuse_source_as_output(config.out, config.source, selection.source)
         rule = config.orientation_of(is_imagenet=selection.source.is_imagenet)
-        policy = dataclasses.replace(policy, orientation=rule)
+        policy = dataclasses.replace(policy, orientation=rule, border=selection.source.border)
         kind = config.worker_kind
         num_bytes = sum(part.num_bytes for part in selection.source.parts)
         if kind == "auto" and policy.only_copies and num_bytes > _WORTH_PROCESSES_BYTES:
@@ -138,6 +140,22 @@ def _splits_there(config: Config) -> Config:
     )
 
 
+def _for_evaluation(config: Config, selection: Selection) -> Config:
+    """Returns the settings with the only split that the source has, if this is a set for it.
+
+    Raises:
+      UsageError: other flags ask for another split.
+    """
+    if schema.TEST not in selection.splits:
+        return config
+    try:
+        return dataclasses.replace(config, splits=selection.splits)
+    except ValueError as error:
+        raise UsageError(
+            f"{error}. {config.source} is a set to evaluate on and has the split test alone."
+        ) from None
+
+
 def _select(config: Config) -> tuple[Selection, str]:
     """Returns the requested images, and one line for people about their source.
 
@@ -157,7 +175,9 @@ def _select(config: Config) -> tuple[Selection, str]:
         follow_links=config.follow_links,
     )
     annotations = None
-    if not config.no_boxes and not root.is_file():
+    if found.edition in EVALUATION:
+        splits = [schema.TEST]
+    elif not config.no_boxes and not root.is_file():
         annotations = boxes.find(root, splits, official=found.classes.official)
     selection = Selection(
         source=found,
@@ -196,6 +216,7 @@ def _wanted(config: Config, selection: Selection, policy: Policy) -> Wanted:
     byte_settings = {
         **config.byte_settings(),
         "boxes": selection.annotations is not None,
+        **({"border": policy.border} if policy.border else {}),
         **({"encoded_from_pixels": RAW_ENCODING} if from_pixels else {}),
         **({} if excluded is None else {EXCLUDED: excluded.summary}),
         **({} if policy.orientation == KEEP or from_pixels else {ORIENTATION: policy.orientation}),
@@ -394,4 +415,5 @@ def commit(
         ],
         plan_digest=canonical.digest([split.digest for split in inventory.plans]),
         edition=inventory.edition,
+        answers=job.selection.source.answers,
     )

@@ -7,6 +7,7 @@ may add another. At any moment, the manifest names the finished splits.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import time
 from collections import Counter
@@ -121,6 +122,7 @@ class Output:
         missing_features: dict[str, str] | None = None,
         plan_digest: str | None = None,
         edition: str | None = None,
+        answers: dict[str, list[str]] | None = None,
         dropped: str = "",
     ) -> None:
         """Publishes a manifest of these splits and of those that were there before.
@@ -130,6 +132,7 @@ class Output:
           classes, incidents, sources, missing_features: for the manifest and small files.
           plan_digest: None for the digest of the sources.
           edition: of ImageNet, "" for none that has a name; None to work it out from the sources.
+          answers: for the manifest.
           dropped: a split to leave out of the manifest.
 
         Raises:
@@ -161,12 +164,17 @@ class Output:
             subset=subset,
             classes=manifest.Classes(len(classes.wnids), classes.digest, classes.official),
             sources=[*sources],
-            splits={split: splits[split] for split in schema.SPLITS if split in splits},
+            splits={
+                name: _with_wnids(splits[name], classes) if name == schema.TEST else splits[name]
+                for name in schema.SPLITS
+                if name in splits
+            },
             quarantined={},
             repaired={},
             files=[],
             lacks=missing_features,
             edition=edition or "",
+            answers=answers or {},
         )
         labels = classes.render()
         self._finished = publish(
@@ -219,6 +227,12 @@ class Output:
 
 def _place(source: Source) -> tuple[int, str]:
     return schema.SPLITS.index(split_of(source.name)), source.name
+
+
+def _with_wnids(split: Split, classes: ClassList) -> Split:
+    """Returns the split of an evaluation set with the classes that occur."""
+    counts = zip(classes.wnids, split.examples_per_class, strict=True)
+    return dataclasses.replace(split, wnids=[wnid for wnid, count in counts if count])
 
 
 def _identified(

@@ -188,9 +188,13 @@ class Job:
                 names = (shard.name for shard in self.found.splits[split])
                 number = sum(len(self.excluded.get(name, ())) for name in names)
                 made[split][EXCLUDED] = vars(Listed(number, self.exclude.sha256))
+        there, subset = self.found.manifest, None
+        if there and there.evaluates:
+            subset = there.subset or self.exclude is not None
         return Wanted(
             Settings(RESIZE, made),
             libraries,
+            subset=subset,
             allowed_bad_images=self.allowed_bad_images,
             origin=origin,
             force=self.force,
@@ -313,6 +317,7 @@ def _write(job: Job, store: Store, output: Output, split: str, labelling: Labell
         missing_features={schema.COLORSPACE: example.WRONG} if not_rgb else {},
         # A set without an edition is none by its counts: its images may have been chosen.
         edition=there.edition if there else None,
+        answers=there.answers if there else None,
     )
 
 

@@ -113,7 +113,7 @@ class Selection:
         Raises:
           UsageError: more were asked for than there are examples.
         """
-        like = schema.TRAIN if split == schema.HOLDOUT else split
+        like = {schema.HOLDOUT: schema.TRAIN, schema.TEST: schema.VALIDATION}.get(split, split)
         asked, official = self.num_shards.get(split), schema.DEFAULT_NUM_SHARDS[like]
         if asked is None:
             per_shard = -(-schema.OFFICIAL_NUM_EXAMPLES[like] // official)

@@ -15,6 +15,7 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.manifest import Manifest
+from imagenet_prep.dataset.schema import OBJECTNET
 from imagenet_prep.read.backend import (
     Backend,
     choose_backend,
@@ -364,6 +365,11 @@ def open_reader(config: ReadConfig) -> Reader:
     config = replace(config, world=world, backend=choose_backend(config))
     refuse_contradictions(config)
     records = open_records(config)
+    if config.is_training and records.manifest.edition == OBJECTNET:
+        raise UsageError(
+            f"{config.data_dir}: {OBJECTNET}'s licence allows nobody to train or to tune on it: "
+            "it is for evaluation alone (training=False)."
+        )
     records.placement.check_ranks(world, config.data_dir)
     choice = Choice(config, records.wnids)
     asked, chosen = choice.asked(), None

@@ -93,8 +93,13 @@ class Records:
             content = regular_file.read(path)
         self.manifest = manifest.loads(content, str(path))
         if split not in self.manifest.splits:
-            there = ", ".join(self.manifest.splits)
-            raise UsageError(f"{root}: no split {split!r}; there are: {there}")
+            problem = f"no split {split!r}; there are: {', '.join(self.manifest.splits)}"
+            if self.manifest.evaluates:
+                problem += (
+                    f". {self.manifest.edition or 'This'} is a set to evaluate on: train on "
+                    "another one, then evaluate on this one by imagenet-prep train --evaluate"
+                )
+            raise UsageError(f"{root}: {problem}")
         self.root = root
         self.split = split
         self._cache = cache

@@ -9,9 +9,11 @@ from pathlib import Path
 
 from imagenet_prep.core.errors import UsageError, some
 from imagenet_prep.core.terminal import counted
+from imagenet_prep.dataset import schema
 from imagenet_prep.sources import (
     cifar10,
     class_tars,
+    evaluation,
     folder,
     ilsvrc,
     layout,
@@ -26,6 +28,7 @@ AUTO = "auto"
 ILSVRC, FOLDER, PARQUET, RECORDIO = "ilsvrc", "folder", "parquet", "recordio"
 IMAGENET21K = "imagenet21k"
 CIFAR10, MNIST = "cifar10", "mnist"
+EVALUATION = "evaluation"
 
 LAYOUTS = {
     ILSVRC: "ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar, ILSVRC2012_devkit_t12.tar.gz",
@@ -34,6 +37,7 @@ LAYOUTS = {
     FOLDER: "CLASS/*.jpg; train/CLASS/*.JPEG and val/CLASS/*.JPEG, or "
     "val/*.JPEG beside its labels; Kaggle's ILSVRC/Data/CLS-LOC; train_blurred/ and "
     "val_blurred/; imagenet21k_train/ and imagenet21k_val/",
+    EVALUATION: "imagenetv2-*.tar.gz, imagenet-a.tar ..., or unpacked (docs/evaluation.md)",
     PARQUET: "data/train-00000-of-00294.parquet ..., data/validation-00000-of-00014.parquet ...",
     RECORDIO: "train*.rec and val*.rec, each with its .lst; synset.txt where lists name no class",
     CIFAR10: "cifar-10-python.tar.gz, or cifar-10-batches-py/",
@@ -67,6 +71,7 @@ def find(
     finders: dict[str, Callable[[], Source]] = {
         ILSVRC: partial(ilsvrc.find, root, splits),
         IMAGENET21K: partial(class_tars.find, root, splits),
+        EVALUATION: partial(evaluation.find, root, splits, follow_links=follow_links),
     }
     if isinstance(root, Path):
         finders |= {
@@ -78,13 +83,20 @@ def find(
         }
     if not kinds or kinds[0] not in finders:
         raise UsageError(_nothing(root))
+    if schema.TEST in splits and kinds[0] != EVALUATION:
+        raise UsageError(
+            f"--source {root}: the split {schema.TEST} is of evaluation sets, such as ImageNetV2, "
+            f"and this is {kinds[0]}. Choose other --splits."
+        )
     source = finders[kinds[0]]()
     classes = source.classes
     whose = "ILSVRC2012's" if classes.official else f"{some(classes.wnids)}; not ILSVRC2012's"
     parts = [part.name for part in source.parts]
     line = f"{kinds[0]}: {some(parts)}; {counted(len(classes.wnids), 'class', 'classes')} ({whose})"
+    if kinds[0] == EVALUATION and source.edition is not None:
+        line += f"; {source.edition.name}, all of it is {schema.TEST}"
     whole = root.resolve() if isinstance(root, Path) else None
-    if isinstance(source, folder.Folder) and whole in source.split_folders:
+    if kinds[0] == FOLDER and whole in getattr(source, "split_folders", ()):
         line += "; no train/ and no val/, so all of it is train"
     if kinds[1:]:
         line += f"; also there, not read: {', '.join(kinds[1:])} (see --source-kind)"
@@ -96,6 +108,8 @@ def recognised(root: Location) -> list[str]:
     found = []
     if any((root / name).is_file() for name in ilsvrc.ARCHIVES.values()):
         found.append(ILSVRC)
+    elif root.name != class_tars.WHOLE and evaluation.locate(root):
+        found.append(EVALUATION)
     elif class_tars.locate(root) is not None:
         found.append(IMAGENET21K)
     if isinstance(root, RemotePath):
@@ -117,8 +131,9 @@ def _nothing(root: Location) -> str:
     if isinstance(root, RemotePath):
         return (
             f"--source {root}: holds neither {' nor '.join(ilsvrc.ARCHIVES.values())} nor "
-            f"{class_tars.WHOLE}, nor, in a bucket, which can be listed, tars of classes. From a "
-            "server, only these are read; bring anything else into a folder."
+            f"{class_tars.WHOLE}, nor, in a bucket, which can be listed, tars of classes, nor an "
+            "archive of an evaluation set. From a server, only these are read; bring anything else "
+            "into a folder."
         )
     if not root.exists():
         return f"--source {root}: no such folder. {_layouts()}"

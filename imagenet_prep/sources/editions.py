@@ -4,6 +4,9 @@ ILSVRC2012 was published again in 2021 with blurred faces, without 101 images of
 validation (github.com/princetonvisualai/imagenet-face-obfuscation/issues/4). The whole of
 ImageNet has no validation split: fall11 is of 2011, and winter21 lacks most classes of people.
 ImageNet-21K-P is each of these without its rare classes (github.com/Alibaba-MIIL/ImageNet21K).
+
+Evaluation sets have ILSVRC2012's classes, all or some, and one split, `test`. Counts are those of
+their authors' pages; ImageNet-Sketch's is told in two ways, and ObjectNet's depends on its mapping.
 """
 
 from __future__ import annotations
@@ -29,7 +32,10 @@ class Edition:
       examples: images by split.
       class_range: fewest and most images of a class by split, where that is known.
       is_ilsvrc: whether its classes are ILSVRC2012's.
-      names: of the archive and the folders that it comes in and nothing else does.
+      names: of the archive and the folders that it comes in and nothing else does; of an
+        evaluation set, what these names begin with, in small letters.
+      occurring: of an evaluation set, how many of ILSVRC2012's classes it has.
+      digest: the sha256 of the sorted WNIDs of these, one a line, where it was published.
     """
 
     name: str
@@ -38,6 +44,8 @@ class Edition:
     class_range: dict[str, tuple[int, int]] = field(default_factory=dict)
     is_ilsvrc: bool = False
     names: tuple[str, ...] = ()
+    occurring: int = 0
+    digest: str = ""
 
     def problems(self, split: str, classes: ClassList, num_per_class: Sequence[int]) -> list[str]:
         """Returns how counts differ from this edition's; empty where they do not.
@@ -119,6 +127,46 @@ WINTER21_P = Edition(
     names=_PROCESSED,
 )
 _OTHERS = (FACE_BLURRED, FALL11, WINTER21, FALL11_P, WINTER21_P)
+
+
+def _evaluation(
+    name: str, occurring: int, images: int = 0, each: int = 0, digest: str = "", *, also: str = ""
+) -> Edition:
+    """Returns an evaluation set; 0 images, or 0 of each class, where none are demanded."""
+    return Edition(
+        name,
+        schema.OFFICIAL_NUM_CLASSES,
+        {schema.TEST: images} if images else {},
+        {schema.TEST: (each, each)} if each else {},
+        is_ilsvrc=True,
+        names=tuple(filter(None, (name, also))),
+        occurring=occurring,
+        digest=digest,
+    )
+
+
+IMAGENETV2 = _evaluation("imagenetv2", 1000, 10_000, 10)
+IMAGENET_A = _evaluation(
+    *("imagenet-a", 200, 7_500, 0),
+    "9826a24166e74ce62fb87b27889874ca26917542c745712309d6e25855d63bc2",
+)
+IMAGENET_R = _evaluation(
+    *("imagenet-r", 200, 30_000, 0),
+    "a6a0729f7a99230280639cab6e51e01485a3b41a676ea35621a501c9d6e83ca4",
+)
+IMAGENET_O = _evaluation("imagenet-o", 200, 2_000)
+IMAGENET_SKETCH = _evaluation("imagenet-sketch", 1000, also="sketch")
+# So many images of each corruption at each severity.
+IMAGENET_C = _evaluation("imagenet-c", 1000, 50_000, 50)
+OBJECTNET = _evaluation(schema.OBJECTNET, 0)
+# The longer of two names comes first.
+EVALUATION = (
+    *(
+        _evaluation(f"imagenetv2-{name}", 1000, 10_000, 10)
+        for name in ("matched-frequency", "threshold0.7", "top-images")
+    ),
+    *(IMAGENETV2, IMAGENET_A, IMAGENET_R, IMAGENET_O, IMAGENET_SKETCH, IMAGENET_C, OBJECTNET),
+)
 
 
 def recognised(classes: ClassList, totals: Mapping[str, int], names: Sequence[str] = ()) -> str:

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from imagenet_prep.core.errors import SourceError, UsageError, some
 from imagenet_prep.dataset import keys, schema
@@ -85,7 +86,7 @@ class Folder(source.Stored):
         it is an image, and keys have the folders below that of the class.
     """
 
-    decisive = ("validation_class_index", "is_own")
+    decisive: ClassVar[tuple[str, ...]] = ("validation_class_index", "is_own")
     root: Path
     validation_class_index: dict[str, int] | None
     inside: Path | None

@@ -160,9 +160,17 @@ def _opened(path: Path) -> Iterator[tuple[ParquetFile, int]]:
     """Yields an open file with the columns that we need, and its descriptor.
 
     It turns pyarrow's errors into ours.
+
+    Raises:
+      UsageError: pyarrow is not installed.
     """
-    import pyarrow as pa  # type: ignore[import-untyped]
-    import pyarrow.parquet as pq
+    try:
+        import pyarrow as pa  # type: ignore[import-untyped]
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise UsageError(
+            f"{path}: files of Parquet need pyarrow. Run: pip install 'imagenet-prep[parquet]'"
+        ) from None
 
     try:
         # Not memory-mapped and not read ahead: memory is that of a page or two.

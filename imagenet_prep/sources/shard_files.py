@@ -20,7 +20,7 @@ class ShardFile(NamedTuple):
     """One shard as it lies there.
 
     Attributes:
-      split: "train", "validation" or "holdout".
+      split: "train", "validation", "holdout" or "test".
       number: 0-based, whatever the file's name begins to count from.
       num_shards: of the split.
       path: the file, relative to the set.
@@ -99,6 +99,8 @@ def find(store: Store) -> TfrecordSet:
     if naming.MANIFEST in stats:
         known = manifest.loads(store.read(naming.MANIFEST), store.where(naming.MANIFEST))
         sha256 = {shard.name: shard.sha256 for s in known.splits.values() for shard in s.shards}
+    if len(files) > 1 and not (known and known.evaluates):
+        files.pop(schema.TEST, None)  # other programs call images so that have no labels
     splits = {
         split: tuple(
             ShardFile(split, number, total, path, stats[path], sha256.get(path, ""))

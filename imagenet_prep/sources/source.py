@@ -124,6 +124,16 @@ class Source(ABC):
         return self.edition is not None or all(map(WNID.fullmatch, self.classes.wnids))
 
     @property
+    def border(self) -> int:
+        """Pixels at each side of all images that are no part of them."""
+        return 0
+
+    @property
+    def answers(self) -> dict[str, list[str]]:
+        """As for `Manifest`."""
+        return {}
+
+    @property
     def identity(self) -> list[object]:
         """What decides the members, as JSON: while it stays, an index needs no renewal."""
         return [

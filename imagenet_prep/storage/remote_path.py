@@ -27,6 +27,8 @@ _TIMEOUT_S = 60.0
 _RETRIES = 20
 # Fewer retries before the first answer: somebody who mistyped the address waits ten seconds.
 _RETRIES_AT_FIRST = 6
+# How names of archives end.
+ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
 _REMEDY = "Finished work is kept: run the same command again to resume."
 
 
@@ -201,12 +203,12 @@ def locate(text: str, lists: KeptLists | None, *, hashes: bool) -> Location:
     """Returns what --source names: a folder or a file, here or on a server.
 
     Args:
-      text: a path, or an address; one that ends in ".tar" is a file.
+      text: a path, or an address; one that ends as an archive does is a file.
       lists, hashes: as for `Site`.
     """
     if not address.is_remote(text):
         return Path(text).expanduser()
     base, name = text.rstrip("/"), ""
-    if base.endswith(".tar"):
+    if base.endswith(ARCHIVES):
         base, _, name = base.rpartition("/")
     return RemotePath(Site(base, lists, hashes), name)

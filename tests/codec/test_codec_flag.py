@@ -65,7 +65,7 @@ def test_without_the_library_a_run_says_what_to_do_and_portable_runs(
     tree = tmp_path / "tree"
     for package in ("imagenet_prep", "pipelines"):
         ignored = shutil.ignore_patterns("*.so", "__pycache__")
-        shutil.copytree(repository / package, tree / package, ignore=ignored)
+        shutil.copytree(repository / package, tree / package, symlinks=True, ignore=ignored)
     out = tmp_path / "out"
 
     refused = prepare(mini, out, PYTHONPATH=str(tree))

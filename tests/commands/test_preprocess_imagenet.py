@@ -10,8 +10,8 @@ import pytest
 
 from imagenet_prep import download, preprocess_imagenet
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.pipelines import prepare
 from imagenet_prep.sources import folder
-from pipelines import prepare
 from tests.kit import command, layouts
 from tests.kit.dataset import split_records
 from tests.kit.miniature import Miniature

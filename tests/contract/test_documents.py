@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -25,6 +26,10 @@ _CODE = re.compile(r"^(?:`{3,}).*?\n(.*?)^`{3,}|`([^`\n]+)`", re.MULTILINE | re.
 # setting of each machine, never of this repository.
 _REGISTRY_LABELS = re.compile(
     r"(^|[.-])(crates|deb|maven\d*|mirrors?|npmjs|proxy|py-?pi|pythonhosted|registry|repo1?)([.-]|$)"
+)
+# What `pip install` is told of ours: the clone or the package's name, and extras in brackets.
+_INSTALLED = re.compile(
+    r"pip install (?:-\S+ )*['\"]?(imagenet-prep|\.)(?:\[([^\]]+)\])?(?=['\"`\s])"
 )
 _INDEX_OPTION = re.compile(
     r"--(extra-)?index-url[ =]|--find-links[ =]|^\s*index-url\s*=", re.MULTILINE
@@ -124,6 +129,28 @@ def test_no_package_registry_is_named() -> None:
     assert named == []
 
 
+def test_install_lines_name_what_can_be_installed() -> None:
+    """No index has this package: documents install a clone, and one place says how.
+
+    README's line and those of messages name an extra for an environment where the package is
+    installed. Then pip asks no index for it.
+    """
+    extras = set(tomllib.loads(read(Path("pyproject.toml")))["project"]["optional-dependencies"])
+    wrong = []
+    for path in tracked(".md", ".ipynb", ".py"):
+        if path.parts[0] == "tests" or path.name == "CHANGELOG.md":
+            continue
+        text = read(path)
+        for name, listed in _INSTALLED.findall(text):
+            unknown = set(filter(None, re.split(r"[,\s]+", listed))) - extras
+            if unknown and "{" not in listed:
+                wrong.append(f"{path}: no extra {', '.join(sorted(unknown))}")
+            elif name == "imagenet-prep" and path.suffix != ".py" and path.name != "README.md":
+                wrong.append(f"{path}: imagenet-prep is on no index; name the extra and README")
+
+    assert wrong == []
+
+
 def test_the_readme_is_there() -> None:
     assert Path("README.md") in DOCUMENTS
 
@@ -176,7 +203,8 @@ def test_paths_that_the_documents_name_exist() -> None:
 
 
 def test_the_documents_that_stand_for_rooms_name_all_of_them() -> None:
-    rooms = {path.parent.name for path in (REPOSITORY / "imagenet_prep").glob("*/__init__.py")}
+    folders = (path.parent for path in (REPOSITORY / "imagenet_prep").glob("*/__init__.py"))
+    rooms = {folder.name for folder in folders if not folder.is_symlink()}
     table, tree = read(Path("CONTRIBUTING.md")), read(Path("docs/architecture.md"))
 
     assert {room for room in rooms if f"imagenet_prep/{room}" not in table} == set()

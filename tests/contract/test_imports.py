@@ -86,14 +86,14 @@ VIOLATIONS = {
         FLOORS,
     ),
     "program-imports-program": Violation(
-        "pipelines/launch.py", "import pipelines.prepare", PROGRAMS
+        "pipelines/launch.py", "import imagenet_prep.pipelines.prepare", PROGRAMS
     ),
     "module-without-a-floor": Violation("imagenet_prep/utils.py", "", FLOORS),
     "stage-imports-pipelines": Violation(
-        "imagenet_prep/codec/intruder.py", "import pipelines", PIPELINES
+        "imagenet_prep/codec/intruder.py", "import imagenet_prep.pipelines", PIPELINES
     ),
     "core-imports-pipelines": Violation(
-        "imagenet_prep/core/intruder.py", "import pipelines", PIPELINES
+        "imagenet_prep/core/intruder.py", "import imagenet_prep.pipelines", PIPELINES
     ),
     "pipelines-import-beam": Violation("pipelines/intruder.py", "import apache_beam", BEAM),
     "stage-imports-beam": Violation(
@@ -143,7 +143,7 @@ ALLOWED = {
     "imagenet_prep/trainer/loop.py": "import tensorflow\nimport horovod.tensorflow",
     "imagenet_prep/codec/faster.py": "import simplejpeg",
     "imagenet_prep/train.py": "import imagenet_prep.read.tfdata\nimport imagenet_prep.trainer.loop",
-    "imagenet_prep/demo.py": "import pipelines\nimport imagenet_prep.train",
+    "imagenet_prep/demo.py": "import imagenet_prep.pipelines\nimport imagenet_prep.train",
     "pipelines/later.py": "import imagenet_prep.train\nimport imagenet_prep.engine",
 }
 
@@ -174,9 +174,8 @@ def add(folder: Path, module: str, lines: str) -> None:
 def house(repository: Path, tmp_path: Path) -> Path:
     """A copy of the packages and their contracts, to be broken."""
     for package in ("imagenet_prep", "pipelines"):
-        shutil.copytree(
-            repository / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__")
-        )
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(repository / package, tmp_path / package, symlinks=True, ignore=ignored)
     shutil.copy(repository / "pyproject.toml", tmp_path)
     return tmp_path
 

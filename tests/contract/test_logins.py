@@ -19,10 +19,10 @@ ADDRESSES = [
 COMMANDS = [
     ("imagenet_prep.download", "--into here --base-url URL"),
     ("imagenet_prep.download", "--into here URL"),
-    ("pipelines.prepare", "--source URL --out here"),
-    ("pipelines.prepare", "--source=URL --out=here"),
-    ("pipelines.prepare", "--source here --out URL"),
-    ("pipelines.prepare", "--source here --out there -- --flink_master=URL"),
+    ("imagenet_prep.pipelines.prepare", "--source URL --out here"),
+    ("imagenet_prep.pipelines.prepare", "--source=URL --out=here"),
+    ("imagenet_prep.pipelines.prepare", "--source here --out URL"),
+    ("imagenet_prep.pipelines.prepare", "--source here --out there -- --flink_master=URL"),
     ("imagenet_prep.preprocess_imagenet", "--local_scratch_dir here --raw_data_dir URL"),
     ("imagenet_prep.verify", "URL"),
     ("imagenet_prep.replicate", "URL --to here"),
@@ -36,11 +36,14 @@ COMMANDS = [
     ("imagenet_prep.train", "--synthetic --mirror URL"),
     ("imagenet_prep.train", "--synthetic --log-dir URL"),
     ("imagenet_prep.install_horovod", "--cache URL"),
-    ("pipelines.launch", "-np 2 -- train --data-dir URL"),
-    ("pipelines.launch", "-np 2 -- python my_train.py --data URL"),
+    ("imagenet_prep.pipelines.launch", "-np 2 -- train --data-dir URL"),
+    ("imagenet_prep.pipelines.launch", "-np 2 -- python my_train.py --data URL"),
     ("imagenet_prep.run_on_hosts", "hosts -- curl URL"),
-    ("pipelines.sagemaker", "--image i --role r --output URL --instance-type t -- train"),
-    ("pipelines.sagemaker_container", "--root URL"),
+    (
+        "imagenet_prep.pipelines.sagemaker",
+        "--image i --role r --output URL --instance-type t -- train",
+    ),
+    ("imagenet_prep.pipelines.sagemaker_container", "--root URL"),
 ]
 
 

@@ -26,7 +26,7 @@ VERBS: dict[str, tuple[str, str, list[str]]] = {
     "bench-read": ("imagenet_prep.bench_read", "dataset", []),
     "train": ("imagenet_prep.trainer.config", "data_dir", []),
     "sagemaker": (
-        "pipelines.sagemaker",
+        "imagenet_prep.pipelines.sagemaker",
         "data",
         ["--image", "i", "--role", "r", "--output", "s3://b/o", "--instance-type", "t"],
     ),

@@ -214,3 +214,12 @@ def test_a_task_is_done_by_one_worker_alone(stage: Stage, tmp_path: Path) -> Non
     for thread in threads:
         thread.join()
     assert sorted(done) == sorted(task.name for task in tasks)
+
+
+def test_a_cluster_without_beam_names_the_line_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+
+    with pytest.raises(UsageError, match=r"Apache Beam.* pip install 'imagenet-prep\[beam\]'"):
+        Workers(beam_args=("--runner=FlinkRunner",))

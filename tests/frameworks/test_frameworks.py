@@ -119,7 +119,7 @@ def launched(python: Path, ranks: int) -> tuple[str, ...]:
     """Returns what starts ranks that find each other by Horovod."""
     if not list(python.parents[1].glob(".horovod-*")):
         pytest.skip("Horovod is not built for PyTorch; make test-long does it in .venv/loaders")
-    return ("-m", "pipelines.launch", "-np", str(ranks), "--", "python")
+    return ("-m", "imagenet_prep.pipelines.launch", "-np", str(ranks), "--", "python")
 
 
 def test_dataloaders_read_and_resume_with_any_number_of_workers(python: Path, scenes: Path) -> None:

@@ -38,7 +38,11 @@ VERBS = (
     ),
     *("imagenet_prep.reporting.compare", "imagenet_prep.distribute.replica"),
     *("imagenet_prep.distribute.source", "imagenet_prep.read", "imagenet_prep.codec.transform"),
-    *("pipelines.prepare", "imagenet_prep.preparation.job", "imagenet_prep.preparation.output"),
+    *(
+        "imagenet_prep.pipelines.prepare",
+        "imagenet_prep.preparation.job",
+        "imagenet_prep.preparation.output",
+    ),
 )
 PROGRAM = "imagenet_prep.__main__:main"
 

@@ -11,7 +11,7 @@ import pytest
 
 from imagenet_prep import train
 from imagenet_prep.core.flags import parse
-from pipelines import launch
+from imagenet_prep.pipelines import launch
 from tests.conftest import REPOSITORY
 from tests.kit.command import PATIENCE_S
 

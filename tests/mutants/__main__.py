@@ -68,9 +68,9 @@ def copy(to: Path) -> Path:
     names = subprocess.run(argv, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     compiled = [str(path.relative_to(ROOT)) for path in (ROOT / PACKAGES[0]).rglob("*.so")]
     for name in (*names.split("\0"), *compiled):
-        if (ROOT / name).is_file():
+        if (ROOT / name).is_file() or (ROOT / name).is_symlink():
             (to / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, to / name)
+            shutil.copy2(ROOT / name, to / name, follow_symlinks=False)
     return to
 
 

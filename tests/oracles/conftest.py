@@ -32,7 +32,7 @@ def from_0(small: Miniature, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _prepared(small: Miniature, out: Path, *flags: str) -> Path:
-    from pipelines import prepare
+    from imagenet_prep.pipelines import prepare
 
     argv = ["--source", str(small.root), "--out", str(out), "--short-side", "96", *flags]
     argv += ["--train-shards", "4", "--validation-shards", "3", "--allow-subset"]

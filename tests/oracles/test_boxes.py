@@ -20,7 +20,7 @@ pytestmark = pytest.mark.tf
 def test_tensorflow_reads_every_box_with_its_images_label(
     tf: ModuleType, small: Miniature, tmp_path: Path
 ) -> None:
-    from pipelines import prepare
+    from imagenet_prep.pipelines import prepare
 
     for path in small.root.glob("ILSVRC2012*"):
         shutil.copy(path, tmp_path)

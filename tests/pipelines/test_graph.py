@@ -16,10 +16,10 @@ from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.member import Member, parse_members
 from imagenet_prep.engine import Lease
 from imagenet_prep.engine.workers import Done
+from imagenet_prep.pipelines.prepare import Config, prepare
 from imagenet_prep.preparation.planning import ClassKey
 from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage.folder import LocalStore
-from pipelines.prepare import Config, prepare
 from tests.conftest import REPOSITORY
 from tests.kit import command
 from tests.kit.dataset import contents
@@ -35,7 +35,7 @@ def test_what_a_runner_has_dropped_is_missed_before_images_are_dealt(
     shared_cache: Path, tmp_path: Path
 ) -> None:
     """Who tries a lost worker's turn again finds its tasks claimed, and does none of them."""
-    from pipelines import graph
+    from imagenet_prep.pipelines import graph
 
     made = miniature_for_tests(shared_cache, num_train=60, num_validation=20, size=(100, 75))
     source = tmp_path / "source"
@@ -73,7 +73,7 @@ def test_a_class_goes_on_as_the_name_of_its_list(tmp_path: Path) -> None:
     from apache_beam.runners.portability.fn_api_runner import FnApiRunner
     from apache_beam.testing.util import assert_that
 
-    from pipelines import graph
+    from imagenet_prep.pipelines import graph
 
     wanted = selection(source=Both(CLASSES, ()), splits=("train", "validation"))
     store = LocalStore(tmp_path)
@@ -96,7 +96,7 @@ def test_what_is_sent_much_or_sends_much_on_gets_one_key_at_a_time() -> None:
     """Beam's runner for Flink does so for steps with state alone; memory holds all of others."""
     from apache_beam.transforms.userstate import is_stateful_dofn
 
-    from pipelines import graph
+    from imagenet_prep.pipelines import graph
 
     ours: Any = None
     assert is_stateful_dofn(graph._OneKeyAtATime(graph._deal, ours))

@@ -16,8 +16,8 @@ import pytest
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset.manifest import loads
 from imagenet_prep.launching import host
-from pipelines import launch as program
-from pipelines.launch import Config
+from imagenet_prep.pipelines import launch as program
+from imagenet_prep.pipelines.launch import Config
 from tests.kit.command import PATIENCE_S, Finished, started
 
 pytestmark = pytest.mark.slow  # servers or processes in each test

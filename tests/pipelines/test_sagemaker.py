@@ -18,11 +18,11 @@ from imagenet_prep.core.errors import (
     IncompleteError,
     UsageError,
 )
+from imagenet_prep.pipelines import sagemaker, sagemaker_job
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.trainer import rendezvous
 from imagenet_prep.trainer.evaluation import Score
 from imagenet_prep.trainer.log import Log
-from pipelines import sagemaker, sagemaker_job
 from tests.kit import command
 
 pytestmark = pytest.mark.sagemaker
@@ -81,7 +81,9 @@ def test_the_request_is_the_golden_one(
 ) -> None:
     golden = json.loads(GOLDEN.read_text())
     tokens = iter(["the-token-of-the-first-job", "the-token-of-another-job"])
-    monkeypatch.setattr("pipelines.sagemaker.secrets.token_urlsafe", lambda _: next(tokens))
+    monkeypatch.setattr(
+        "imagenet_prep.pipelines.sagemaker.secrets.token_urlsafe", lambda _: next(tokens)
+    )
     arn = "arn:aws:sagemaker:eu-west-1:123456789012:training-job/resnet-1"
     stubber.add_response("create_training_job", {"TrainingJobArn": arn}, golden)
 

@@ -19,10 +19,10 @@ import pytest
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
 from imagenet_prep.hosts.hosts_file import Host
 from imagenet_prep.launching.host import probe
+from imagenet_prep.pipelines import sagemaker_container
+from imagenet_prep.pipelines.sagemaker_container import train_flags
 from imagenet_prep.train import parse
 from imagenet_prep.trainer import checkpoint, rendezvous
-from pipelines import sagemaker_container
-from pipelines.sagemaker_container import train_flags
 from tests.kit import command
 from tests.kit.cluster import Cluster, cluster
 from tests.kit.command import PATIENCE_S, RARE_CYCLES, wait_until

@@ -21,7 +21,7 @@ class Stage:
 def test_progress_goes_from_stage_to_stage_and_waits_for_the_plan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from pipelines import submit
+    from imagenet_prep.pipelines import submit
 
     index, write = Stage("a", "b"), Stage("c", "d")
     monkeypatch.setattr(submit, "_stages", lambda *_: iter([index, None, None, write]))
@@ -37,7 +37,7 @@ def test_progress_goes_from_stage_to_stage_and_waits_for_the_plan(
 
 
 def test_progress_that_is_ended_early_removes_its_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipelines import submit
+    from imagenet_prep.pipelines import submit
 
     index = Stage("a", "b")
     monkeypatch.setattr(submit, "_stages", lambda *_: iter([index]))

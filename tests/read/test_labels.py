@@ -28,7 +28,7 @@ def prepared(
     request: pytest.FixtureRequest, source: Miniature, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """The data set that `prepare` makes with a label offset."""
-    from pipelines import prepare
+    from imagenet_prep.pipelines import prepare
 
     out = tmp_path_factory.mktemp("prepared") / "set"
     argv = ["--source", str(source.root), "--out", str(out), "--short-side", "96"]

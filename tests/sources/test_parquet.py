@@ -196,3 +196,13 @@ def test_pages_of_all_writers_are_read(tmp_path: Path, how: dict[str, Any]) -> N
     source = parquet.find(tmp_path, ["train"])
 
     assert [image.data for image in source.images(source.tasks[0])] == pictures
+
+
+def test_without_pyarrow_the_file_and_the_line_that_installs_it_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_parquet(tmp_path / "data" / NAME, [row(999, 1)], OFFICIAL.words)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+
+    with pytest.raises(UsageError, match=r"data/.*pip install 'imagenet-prep\[parquet\]'"):
+        parquet.find(tmp_path, ["train"])

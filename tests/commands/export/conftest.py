@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep import export
-from pipelines import prepare
+from imagenet_prep.pipelines import prepare
 from tests.kit.miniature import Miniature, miniature_for_tests
 
 FLAGS = ("--keep-original", "--allow-subset", "--train-shards=3", "--validation-shards=2")

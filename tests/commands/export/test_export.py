@@ -14,8 +14,8 @@ import pytest
 from imagenet_prep import export
 from imagenet_prep.core.errors import DataDamagedError, StoreError, UsageError
 from imagenet_prep.dataset import recordio
+from imagenet_prep.pipelines import prepare
 from imagenet_prep.read.records import Records
-from pipelines import prepare
 from tests.commands.export.conftest import FLAGS, exported
 from tests.kit import layouts
 from tests.kit.dataset import contents, shard_names

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import pipelines.prepare
+import imagenet_prep.pipelines.prepare
 from imagenet_prep import download
 from imagenet_prep.core.errors import SourceError
 from imagenet_prep.preparation.config import Config
@@ -130,7 +130,7 @@ def with_job(
     resolve = Job.of
     monkeypatch.setattr(Job, "of", lambda config: change(resolve(config)))
     more = {"train_shards": 8, "validation_shards": 3, "short_side": 64, "allow_subset": True}
-    return lambda source, out: pipelines.prepare.prepare(
+    return lambda source, out: imagenet_prep.pipelines.prepare.prepare(
         Config(str(source), str(out), json=True, **more)
     )
 

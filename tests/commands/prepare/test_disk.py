@@ -20,7 +20,7 @@ BLIND = (
     "from imagenet_prep.storage.folder import LocalStore\n"
     "LocalStore.free_bytes = lambda self: 1 << 50\n"
     "from imagenet_prep.core import program\n"
-    "program.main('pipelines.prepare', sys.argv[1:])\n"
+    "program.main('imagenet_prep.pipelines.prepare', sys.argv[1:])\n"
 )
 
 

@@ -13,13 +13,13 @@ from imagenet_prep import preprocess_imagenet, resize
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import DataDamagedError, StoreError
 from imagenet_prep.dataset import naming
+from imagenet_prep.pipelines.prepare import prepare
 from imagenet_prep.preparation.config import Config as Prepare
 from imagenet_prep.replicate import Config as Replicate
 from imagenet_prep.replicate import replicate
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.verify import Config as Verify
 from imagenet_prep.verify import verify
-from pipelines.prepare import prepare
 from tests.kit import command
 from tests.kit.dataset import everything
 from tests.kit.miniature import Miniature

@@ -16,9 +16,9 @@ from PIL import Image
 from imagenet_prep import report as report_verb
 from imagenet_prep import resize, verify
 from imagenet_prep.dataset import naming, predictions
+from imagenet_prep.pipelines import prepare
 from imagenet_prep.reporting import facts, sample
 from imagenet_prep.storage.folder import LocalStore
-from pipelines import prepare
 from tests.commands.report.conftest import Demo
 from tests.hostile import manifests
 from tests.kit import command

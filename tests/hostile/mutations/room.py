@@ -255,7 +255,11 @@ class Room:
     def _process(self, needs: str) -> Warm:
         if needs not in self._warm:
             modules = [*warm.VERBS, "imagenet_prep.reporting.plots"]
-            modules += ["pipelines.launch", "imagenet_prep.run_on_hosts", "imagenet_prep.export"]
+            modules += [
+                "imagenet_prep.pipelines.launch",
+                "imagenet_prep.run_on_hosts",
+                "imagenet_prep.export",
+            ]
             if needs:
                 modules = ["imagenet_prep.train", "imagenet_prep.trainer.loop", needs]
             self._warm[needs] = self._closing.enter_context(Warm(modules))

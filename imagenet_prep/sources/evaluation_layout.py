@@ -1,0 +1,216 @@
+"""Which evaluation set lies there, and which class and key each of its images has.
+
+ImageNetV2's folders are class indices, which sort as text ("100" before "2"): they are numbers
+here, and nothing else is. All others' are WNIDs, but ObjectNet's, whose mapping says what they are.
+What could mean two things is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from imagenet_prep.core.errors import SourceError, some
+from imagenet_prep.core.terminal import counted
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.keys import CORRUPTIONS, WNID
+from imagenet_prep.sources import editions, labels
+from imagenet_prep.sources.editions import Edition
+
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,2}")
+# More numbers than a set of one's own has for classes.
+_MANY_NUMBERS = 500
+_CORRUPTED = re.compile(rf"(?:^|/)((?:{'|'.join(CORRUPTIONS)})/[1-5]/)n[0-9]{{8}}/[^/]+$")
+# ObjectNet's mapping; paths end so, in any folder. NUMBERS says which line of WORDS each class is.
+FOLDERS, OBJECTS, NUMBERS, WORDS = MAPPING = (
+    "mappings/folder_to_objectnet_label.json",
+    "mappings/objectnet_to_imagenet_1k.json",
+    "mappings/pytorch_to_imagenet_2012_id.json",
+    "mappings/imagenet_to_label_2012_v2",
+)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the folders of a set mean.
+
+    Attributes:
+      edition: which set it is.
+      is_numbered: whether folders are class indices.
+      objects: ObjectNet's mapping: by folder, the indices of the classes that its object is of,
+        which may be none of ILSVRC2012's; None for other sets.
+      problems: how its counts differ from the published ones, a sentence each.
+    """
+
+    edition: Edition
+    is_numbered: bool = False
+    objects: Mapping[str, Sequence[int]] | None = None
+    problems: Sequence[str] = ()
+
+    def place(self, path: str, where: str) -> tuple[int, str] | None:
+        """Returns the class index of an image, and what its key has instead of its class.
+
+        That is "", but for ImageNet-C. Returns None for an object that is of no class.
+
+        Args:
+          path: of the image.
+          where: how errors call it.
+
+        Raises:
+          SourceError: its folder is no class.
+        """
+        folder = path.rpartition("/")[0].rpartition("/")[2]
+        index: int | None
+        if self.objects is not None:
+            if not self.objects.get(folder, True):
+                return None
+            index = next(iter(self.objects.get(folder, ())), None)
+            expected = f"those that {FOLDERS} names"
+        elif self.is_numbered:
+            index = int(folder) if _NUMBER.fullmatch(folder) else None
+            expected = "class indices, 0 to 999 (folders 1 to 1000 would be ILSVRC2012_IDs)"
+        else:
+            index = _official().index.get(folder)
+            expected = "WNIDs of ILSVRC2012's 1,000 classes"
+            if self.edition.name.startswith(editions.IMAGENETV2.name):
+                expected = "class indices, 0 to 999, or all of them WNIDs of ILSVRC2012's classes"
+        found = _CORRUPTED.search(path) if self.edition is editions.IMAGENET_C else None
+        if self.edition is editions.IMAGENET_C and not found:
+            index, expected = None, "CORRUPTION/SEVERITY/WNID, with ImageNet-C's 19 corruptions"
+        if index is None:
+            raise SourceError(
+                f"{where}: its folder is {folder!r}, and {self.edition.name}'s folders are "
+                f"{expected}. Move away what does not belong there, or get the original archive."
+            )
+        return index, found[1] if found else ""
+
+    @property
+    def answers(self) -> dict[str, list[str]]:
+        """As for `Manifest`."""
+        wnids = _official().wnids
+        several = [indices for indices in (self.objects or {}).values() if len(indices) > 1]
+        return {wnids[each[0]]: [wnids[index] for index in sorted(each)] for each in several}
+
+
+def layout_of(
+    names: Iterable[str], images: Mapping[str, int], sample: str, mapping: Mapping[str, bytes]
+) -> Layout:
+    """Returns what the folders of a set mean, from their names and how many images each has.
+
+    Args:
+      names: of the archives or folders that it lies in.
+      images: their number by path of the folder.
+      sample: the path of one of them.
+      mapping: the files of ObjectNet's mapping, by name.
+
+    Raises:
+      SourceError: it is no set that is known, or could be two, or a folder is no class.
+    """
+    (where, *_) = names = [*names]
+    folders = {path.rpartition("/")[2] for path in images}
+    edition = edition_of(names, folders, sample, has_mapping=bool(mapping))
+    if edition is None and [*images.values()] == [10] * 1000:
+        edition = editions.IMAGENETV2
+    if edition is None:
+        raise SourceError(
+            f"{where}: nothing says which evaluation set this is: neither its name nor its "
+            f"{counted(len(folders), 'folder')} of images, such as {min(folders)!r}. Give it the "
+            "name that it was published by; or, if it is none, unpack it and add --source-kind "
+            "folder."
+        )
+    layout = Layout(
+        edition,
+        edition.name.startswith(editions.IMAGENETV2.name) and any(map(_NUMBER.fullmatch, folders)),
+        _objects(mapping, where) if edition is editions.OBJECTNET else None,
+    )
+    counts: dict[str, Counter[int]] = {}
+    for path, number in images.items():
+        if place := layout.place(f"{path}/*", f"{where}: {path or sample}"):
+            counts.setdefault(place[1].rstrip("/") or schema.TEST, Counter())[place[0]] += number
+    each = ((group, _problems(layout, counts[group])) for group in sorted(counts))
+    return replace(layout, problems=[f"{group} {one}" for group, all_ in each for one in all_])
+
+
+def edition_called(name: str) -> Edition | None:
+    """Returns the set that an archive or a folder of this name is; None for any."""
+    names = ((each, edition) for edition in editions.EVALUATION for each in edition.names)
+    matching = (e for each, e in names if re.match(rf"{re.escape(each)}(?![a-z0-9])", name.lower()))
+    return next(matching, None)
+
+
+def edition_of(
+    names: Iterable[str], folders: Collection[str], sample: str, *, has_mapping: bool
+) -> Edition | None:
+    """Returns the set that such folders of images are, if that is sure; arguments as above."""
+    *above, folder, image = ["", *sample.split("/")]
+    if has_mapping:
+        return editions.OBJECTNET
+    if _CORRUPTED.search(sample):
+        return editions.IMAGENET_C
+    if WNID.fullmatch(folder) and re.fullmatch(r"sketch_\d+\.[A-Za-z]+", image):
+        return editions.IMAGENET_SKETCH
+    called = next(filter(None, map(edition_called, [*names, *above])), None)
+    if called is editions.IMAGENET_SKETCH and not WNID.fullmatch(folder):
+        called = None  # anybody's sketches
+    # Images of ILSVRC2012's train, of the same classes, are called after their class.
+    if called is not editions.IMAGENET_O and not WNID.match(image):
+        digest = hashlib.sha256("".join(f"{each}\n" for each in sorted(folders)).encode())
+        known = {each.digest: each for each in editions.EVALUATION if each.digest}
+        called = known.get(digest.hexdigest(), called)
+    if called is None and sum(map(bool, map(_NUMBER.fullmatch, folders))) >= _MANY_NUMBERS:
+        return editions.IMAGENETV2
+    return called
+
+
+def _problems(layout: Layout, counts: Mapping[int, int]) -> list[str]:
+    """Returns how the images by class index differ from what was published."""
+    edition, wnids, total = layout.edition, _official().wnids, sum(counts.values())
+    names = [*map(str, range(len(wnids)))] if layout.is_numbered else wnids
+    problems = []
+    expected = edition.examples.get(schema.TEST, total)
+    if total != expected:
+        problems.append(f"has {counted(total, 'image')}, expected {expected:,}")
+    if edition.occurring and len(counts) != edition.occurring:
+        problem = f"has {counted(len(counts), 'class', 'classes')}, expected {edition.occurring:,}"
+        absent = [name for index, name in enumerate(names) if index not in counts]
+        all_occur = edition.occurring == len(wnids)
+        problems.append(problem + all_occur * f": it misses {some(absent)}")
+    low, high = edition.class_range.get(schema.TEST, (1, total))
+    odd = [f"{names[i]} with {n:,}" for i, n in sorted(counts.items()) if not low <= n <= high]
+    if odd:
+        problems.append(f"expects {low:,} images a class, got {some(odd)}")
+    return problems
+
+
+def _objects(files: Mapping[str, bytes], where: str) -> Mapping[str, Sequence[int]]:
+    """Returns the classes of ObjectNet's folders, which its mapping names by their words."""
+    try:
+        index_of = {words: index for index, words in enumerate(_official().words)}
+        if NUMBERS in files and WORDS in files:
+            lines = [line.strip() for line in files[WORDS].decode().splitlines()]
+            numbers = json.loads(files[NUMBERS]).items()
+            index_of = {lines[int(number)]: int(index) for index, number in numbers}
+        words_of = json.loads(files[OBJECTS])
+        found = {
+            folder: [index_of[each] for each in words_of.get(name, "").split("; ") if each]
+            for folder, name in json.loads(files[FOLDERS]).items()
+        }
+        first = Counter(indices[0] for indices in found.values() if indices)
+        if max(first.values()) > 1 or not {*index_of.values()} <= {*range(1000)}:
+            raise ValueError("two objects are of one class, or a class is none of 0 to 999")
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise SourceError(
+            f"{where}: ObjectNet's mapping cannot be read: {type(error).__name__}: {error}. Get "
+            "its folder mappings/ again."
+        ) from error
+    return found
+
+
+@cache
+def _official() -> labels.ClassList:
+    return labels.official_classes()

@@ -1,0 +1,215 @@
+"""`prepare` makes a set to evaluate on of ImageNetV2 and its like, and all other verbs take it."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.read import make_dataset
+from tests.kit import command, evaluation_sets
+from tests.kit.dataset import contents
+from tests.kit.evaluation_sets import WNIDS, Made, by_wnid, put
+from tests.kit.http_server import serve
+
+SOME = {WNIDS[700]: 3, WNIDS[2]: 2, WNIDS[999]: 1}
+SUBSET = "--allow-subset"
+
+
+@pytest.fixture(scope="module")
+def made() -> Made:
+    return by_wnid("imagenet-r", SOME)
+
+
+@pytest.fixture
+def prepared(made: Made, tmp_path: Path) -> Path:
+    return prepare(put(made.files, tmp_path / "source", "imagenet-r", "tar"), tmp_path / "set")
+
+
+@pytest.fixture
+def objectnet(tmp_path: Path) -> Path:
+    files = evaluation_sets.objectnet().files
+    return prepare(put(files, tmp_path / "source", "objectnet-1.0", "zip"), tmp_path / "set")
+
+
+def prepare(source: Path | str, out: Path, *more: str) -> Path:
+    done = command.run("prepare", "--source", source, "--out", out, SUBSET, *more)
+    assert (done.code, done.complaints) == (0, ""), done
+    return out
+
+
+def manifest(root: Path) -> dict:
+    return json.loads((root / "dataset.json").read_bytes())
+
+
+def shards(root: Path) -> dict[str, bytes]:
+    return {name: data for name, data in contents(root).items() if name != "dataset.json"}
+
+
+def classes(root: Path) -> dict[str, int]:
+    reader = make_dataset(
+        root,
+        "test",
+        batch_size=4,
+        image_size=8,
+        backend="native",
+        fields=("key", "class_index", "mask"),
+    )
+    return {
+        key: int(index)
+        for batch in reader
+        for key, index, there in zip(batch["key"], batch["class_index"], batch["mask"], strict=True)
+        if there
+    }
+
+
+def test_a_prepared_set_says_what_it_is(made: Made, prepared: Path) -> None:
+    found = manifest(prepared)
+
+    assert (found["edition"], found["subset"]) == ("imagenet-r", True)
+    assert [*found["splits"]] == found["config"]["splits"] == ["test"]
+    assert found["splits"]["test"]["wnids"] == sorted(SOME)
+    assert len(found["splits"]["test"]["examples_per_class"]) == 1000
+    assert found["classes"]["official"]
+    assert found["config"]["orientation"] == "neutral"
+    info = json.loads((prepared / "dataset_info.json").read_bytes())
+    assert info["name"] == "imagenet_r_subset"
+    assert classes(prepared) == made.class_of
+
+
+@pytest.mark.parametrize("container", ["folder", "tar.gz", "zip", "plain", "http"])
+def test_a_set_is_the_same_from_every_archive(
+    made: Made, prepared: Path, container: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "other"
+    if container == "http":
+        archive = tmp_path / "source" / "imagenet-r.tar"
+        with serve({archive.name: archive.read_bytes()}) as server:
+            prepare(f"{server.url}/{archive.name}", out)
+    else:
+        prepare(put(made.files, tmp_path / container, "imagenet-r", container), out)
+
+    assert shards(out) == shards(prepared)
+
+
+def test_other_counts_end_a_run(made: Made, tmp_path: Path) -> None:
+    source = put(made.files, tmp_path, "imagenet-r", "tar")
+    ended = command.run("prepare", "--source", source, "--out", tmp_path / "out")
+
+    assert ended.code == 3
+    assert "test has 6 images, expected 30,000; test has 3 classes, expected 200" in ended.err
+    assert "--allow-subset" in ended.err
+
+
+def test_a_dry_run_says_what_would_be_made(made: Made, tmp_path: Path) -> None:
+    source = put(made.files, tmp_path, "imagenet-r", "zip")
+    done = command.run(
+        "prepare", "--source", source, "--out", tmp_path / "out", SUBSET, "--dry-run"
+    )
+
+    assert (done.code, (tmp_path / "out").exists()) == (0, False)
+    assert "test: 6 images" in done.out
+    assert "imagenet-r, all of it is test" in done.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (("--splits", "train"), "has the split test alone"),
+        (("--holdout", "10%"), "--holdout takes images out of train"),
+        (("--holdout-per-class", "1"), "has the split test alone"),
+        (("--train-shards", "2"), "--train-shards without train"),
+    ],
+)
+def test_flags_of_other_splits_are_refused(
+    made: Made, flags: tuple[str, ...], problem: str, tmp_path: Path
+) -> None:
+    source = put(made.files, tmp_path, "imagenet-r", "tar")
+    ended = command.run("prepare", "--source", source, "--out", tmp_path / "out", SUBSET, *flags)
+
+    assert ended.code == 2
+    assert problem in ended.err
+    assert "the split test alone" in ended.err
+
+
+def test_images_are_chosen_as_of_any_set(made: Made, prepared: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source" / "imagenet-r.tar"
+    few = prepare(source, tmp_path / "few", "--subset-classes", WNIDS[700])
+    assert classes(few) == {key: 700 for key, index in made.class_of.items() if index == 700}
+    one = prepare(source, tmp_path / "one", "--subset-per-class", "1")
+    assert sorted(classes(one).values()) == [2, 700, 999]
+    assert manifest(one)["edition"] == "imagenet-r"
+
+
+def test_keys_of_imagenet_c_live_through_all_verbs(tmp_path: Path) -> None:
+    """Corruption and severity stay in them, and images as they are: 224 pixels, byte for byte."""
+    made = evaluation_sets.corrupted([("fog", 1), ("fog", 5)], range(3), each=2, side=224)
+    out = prepare(put(made.files, tmp_path / "c", "weather", "tar"), tmp_path / "set")
+
+    assert manifest(out)["edition"] == "imagenet-c"
+    assert classes(out) == made.class_of
+    table = (out / "samples" / "test-00000-of-00001.csv").read_text()
+    assert table.count(",kept,") == len(made.class_of)
+    left = "fog/1/ILSVRC2012_val_00000001.JPEG"
+    (tmp_path / "left").write_text(f"{left}\n")
+    verbs = (
+        ("verify", out, "--level", "decode"),
+        ("resize", out, "-o", tmp_path / "small", "--splits", "test", "--short-side", "32"),
+        ("amend", out, "--out", tmp_path / "amended", "--exclude", tmp_path / "left"),
+        ("adopt", out, "--dry-run"),
+        ("verify", tmp_path / "small", "--level", "decode"),
+    )
+    for verb in verbs:
+        done = command.run(*verb)
+        assert done.code == 0, done
+    assert classes(tmp_path / "small") == made.class_of
+    assert manifest(tmp_path / "small")["edition"] == "imagenet-c"
+    assert {*classes(tmp_path / "amended")} == {*made.class_of} - {left}
+    differs = command.run("diff", out, tmp_path / "amended")
+    assert left in differs.out, differs
+
+
+def test_a_red_border_is_cut_and_the_mapping_is_kept(objectnet: Path, tmp_path: Path) -> None:
+    found = manifest(objectnet)
+
+    assert found["answers"] == {WNIDS[409]: [WNIDS[409], WNIDS[530]]}
+    assert found["config"]["border"] == 1
+    reader = make_dataset(objectnet, "test", batch_size=1, backend="native")
+    with Image.open(io.BytesIO(reader.example(0).encoded)) as image:
+        assert image.size == (10, 8)
+        red, _, blue = image.getpixel((0, 0))
+        assert red < 64 < 192 < blue
+    small = tmp_path / "small"
+    done = command.run("resize", objectnet, "-o", small, "--splits", "test", "--short-side", "4")
+    assert done.code == 0, done
+    assert manifest(small)["answers"] == found["answers"]
+
+
+def test_nobody_trains_on_objectnet(objectnet: Path) -> None:
+    with pytest.raises(UsageError, match="objectnet's licence allows nobody to train"):
+        make_dataset(objectnet, "test", batch_size=1, training=True)
+
+
+def test_who_trains_on_an_evaluation_set_is_told_what_to_do(prepared: Path) -> None:
+    with pytest.raises(
+        UsageError, match="imagenet-r is a set to evaluate on: .* imagenet-prep train --evaluate"
+    ):
+        make_dataset(prepared, "train", batch_size=1)
+
+
+def test_duplicates_and_report_take_an_evaluation_set(prepared: Path, tmp_path: Path) -> None:
+    for place in (prepared,), ("--source", tmp_path / "source" / "imagenet-r.tar"):
+        found = command.run("duplicates", *place, "--out", tmp_path / "found", "--json")
+        assert found.json["images"] == 6, found
+    shown = command.run("report", prepared, "--out", tmp_path / "page.html")
+    assert shown.code == 0, shown
+    page = (tmp_path / "page.html").read_text()
+    assert "imagenet-r" in page
+    assert "official" not in page
+    seen = command.run("show", prepared)
+    assert "edition: imagenet-r" in seen.out
+    assert "official" not in seen.out

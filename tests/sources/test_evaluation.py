@@ -1,0 +1,420 @@
+"""Each image of an evaluation set has its class, however the set was packed; doubt is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import subprocess
+import tarfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.core.errors import SourceError, UsageError
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.keys import CORRUPTIONS
+from imagenet_prep.sources import detect, editions
+from imagenet_prep.sources.source import Packed, Source, Stored
+from imagenet_prep.storage.remote_path import Location, RemotePath, Site
+from tests.kit import evaluation_sets
+from tests.kit.evaluation_sets import CONTAINERS, WNIDS, Made, by_wnid, counts_of, put, v2
+from tests.kit.http_server import serve
+
+NAMES = (
+    "imagenetv2-matched-frequency",
+    "imagenetv2-threshold0.7",
+    "imagenetv2-top-images",
+    "imagenet-a",
+    "imagenet-r",
+    "imagenet-o",
+    "imagenet-sketch",
+    "imagenet-c",
+)
+
+
+def found(
+    root: Location, splits: Sequence[str] = schema.SOURCE_SPLITS, kind: str = "auto"
+) -> Source:
+    return detect.find(root, splits, kind, encode=bytes, encoding="")[0]
+
+
+def images(source: Source) -> dict[str, tuple[int, bytes]]:
+    """Returns class index and bytes of each image, by key."""
+    every: dict[str, tuple[int, bytes]] = {}
+    for task in source.index_tasks(schema.TEST):
+        if isinstance(source, Packed):
+            every |= {key: (index, data) for key, index, data in source.images(task)}
+            continue
+        assert isinstance(source, Stored)
+        for member in source.index(task):
+            every[member.key] = member.class_index, source.images.read(member)
+    return every
+
+
+def problems(source: Source) -> list[str]:
+    return source.count_problems(schema.TEST, [])
+
+
+def whole(name: str) -> Made:
+    """Returns a set with its published counts."""
+    if name.startswith("imagenetv2"):
+        return v2(top=f"{name}-format-val")
+    if name == "imagenet-c":
+        return evaluation_sets.corrupted([("gaussian_noise", 3)])
+    top, wnids, total, image = {
+        "imagenet-a": ("imagenet-a", WNIDS[6:206], 7_500, "0.0001{}_fox_0.7.jpg"),
+        "imagenet-r": ("imagenet-r", WNIDS[1:201], 30_000, "art_{}.jpg"),
+        "imagenet-o": ("imagenet-o", WNIDS[8:208], 2_000, "n07000195_{}.JPEG"),
+        "imagenet-sketch": ("sketch", WNIDS, 50_000, "sketch_{}.JPEG"),
+    }[name]
+    return by_wnid(top, counts_of(wnids, total), image)
+
+
+def archive_of(name: str) -> str:
+    return {"imagenet-sketch": "ImageNet-Sketch", "imagenet-c": "noise"}.get(name, name)
+
+
+def check_all(name: str, container: str, place: Path) -> None:
+    """Makes a whole set and reads all of it."""
+    made = whole(name)
+    root = put(made.files, place, archive_of(name), container)
+    source = found(root)
+
+    assert source.edition is not None
+    assert (source.edition.name, problems(source)) == (name, [])
+    seen = images(source)
+    assert {key: index for key, (index, _) in seen.items()} == made.class_of
+    # Each image says its class itself.
+    assert all(b"\xff\xfe\0" in data[:4] + data for _, data in seen.values())
+    wrong = [key for key, (index, data) in seen.items() if said(data) != index]
+    assert wrong == []
+
+
+def said(data: bytes) -> int:
+    """Returns the class index that an image of the kit says."""
+    size = int.from_bytes(data[4:6], "big")
+    return int(data[6 : 4 + size])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("container", [*CONTAINERS, "plain"])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_image_of_a_whole_set_has_its_class(
+    name: str, container: str, tmp_path: Path
+) -> None:
+    check_all(name, container, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "container"),
+    [("imagenetv2-matched-frequency", "plain"), ("imagenet-a", "tar"), ("imagenet-o", "folder")],
+)
+def test_every_image_of_some_whole_sets_has_its_class(
+    name: str, container: str, tmp_path: Path
+) -> None:
+    check_all(name, container, tmp_path)
+
+
+@pytest.mark.parametrize("container", [*CONTAINERS, "plain"])
+def test_folders_of_imagenetv2_are_numbers_and_no_text(container: str, tmp_path: Path) -> None:
+    """Sorted as text, folder "100" is the third one (ImageNetV2#10)."""
+    made = v2(each=1)
+    source = found(put(made.files, tmp_path, "imagenetv2-top-images", container))
+    seen = images(source)
+
+    assert {key: index for key, (index, _) in seen.items()} == made.class_of
+    assert all(said(data) == index for index, data in seen.values())
+    assert source.classes.official
+    assert seen[f"{WNIDS[100]}/006400.jpeg"][0] == 100
+
+
+def test_the_upload_of_imagenetv2_with_wnids_is_the_same_set(tmp_path: Path) -> None:
+    numbered = found(put(v2(each=1).files, tmp_path / "numbers", "imagenetv2", "tar"))
+    named = found(put(v2(each=1, wnids=True).files, tmp_path / "wnids", "imagenetv2", "tar"))
+
+    assert images(numbered) == images(named)
+    assert numbered.edition == named.edition
+
+
+@pytest.mark.parametrize(
+    ("top", "name", "classes"),
+    [
+        ("imagenetv2-threshold0.7-format-val", "imagenetv2-threshold0.7", 3),
+        ("ImageNetV2-matched-frequency", "imagenetv2-matched-frequency", 3),
+        ("imagenetv2", "imagenetv2", 3),
+        ("mine", "imagenetv2", 600),
+    ],
+)
+def test_the_name_says_which_imagenetv2_it_is(
+    top: str, name: str, classes: int, tmp_path: Path
+) -> None:
+    put(v2(range(classes), each=1, top=top).files, tmp_path, "", "folder")
+
+    for root in (tmp_path, tmp_path / top):
+        edition = found(root).edition
+        assert edition is not None
+        assert edition.name == name
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_files_beside_class_folders_are_counted(container: str, tmp_path: Path) -> None:
+    made = by_wnid("imagenet-r", {WNIDS[3]: 2, WNIDS[9]: 1})
+    source = found(put(made.files, tmp_path, "imagenet-r", container))
+
+    assert {key: index for key, (index, _) in images(source).items()} == made.class_of
+    assert source.parts[0].ignored == ((".txt", 1),)
+
+
+def test_classes_tell_a_set_that_has_lost_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wnids = sorted(WNIDS[5:205])
+    digest = hashlib.sha256("".join(f"{wnid}\n" for wnid in wnids).encode()).hexdigest()
+    known = dataclasses.replace(editions.IMAGENET_R, digest=digest)
+    monkeypatch.setattr(editions, "EVALUATION", (known,))
+    root = put(by_wnid("mine", dict.fromkeys(wnids, 1)).files, tmp_path / "r", "", "folder")
+    assert found(root).edition == known
+    # ILSVRC2012's own images of the same classes are for training.
+    made = by_wnid("mine", dict.fromkeys(wnids, 1), "n00000000_{}.JPEG")
+    root = put(made.files, tmp_path / "train", "", "folder")
+    assert found(root / "mine", [schema.TRAIN]).edition == editions.ILSVRC2012
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_corruption_and_severity_come_from_the_path(container: str, tmp_path: Path) -> None:
+    made = evaluation_sets.corrupted([("fog", 1), ("jpeg_compression", 5)], range(3), each=2)
+    source = found(put(made.files, tmp_path, "weather", container))
+
+    assert {key: index for key, (index, _) in images(source).items()} == made.class_of
+    assert "fog/1/ILSVRC2012_val_00000001.JPEG" in made.class_of
+    of_fog, of_jpeg = problems(source)[:3], problems(source)[3:]
+    assert of_fog == [
+        "fog/1 has 6 images, expected 50,000",
+        f"fog/1 has 3 classes, expected 1,000: it misses {', '.join(WNIDS[3:8])} and 992 more",
+        "fog/1 expects 50 images a class, got n01440764 with 2, n01443537 with 2, n01484850 with 2",
+    ]
+    assert of_jpeg == [each.replace("fog/1", "jpeg_compression/5") for each in of_fog]
+
+
+@pytest.mark.parametrize("below", ["", "fog", "fog/2"])
+def test_one_corruption_or_severity_is_a_set_of_its_own(below: str, tmp_path: Path) -> None:
+    made = evaluation_sets.corrupted([("fog", 2)], range(2), each=1)
+    put(made.files, tmp_path, "", "folder")
+
+    assert {k: index for k, (index, _) in images(found(tmp_path / below)).items()} == made.class_of
+
+
+def test_all_archives_of_imagenet_c_together_are_one_set(tmp_path: Path) -> None:
+    noise = evaluation_sets.corrupted([("shot_noise", 1)], range(2), each=1)
+    blur = evaluation_sets.corrupted([("zoom_blur", 1)], range(2), each=1)
+    put(noise.files, tmp_path, "noise", "tar")
+    put(blur.files, tmp_path, "blur", "tar")
+    source = found(tmp_path)
+
+    both = noise.class_of | blur.class_of
+    assert {key: index for key, (index, _) in images(source).items()} == both
+    assert len(source.parts) == 2
+
+
+def test_the_corruptions_of_a_set_are_known() -> None:
+    assert len({*CORRUPTIONS}) == 19
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_objectnet_is_read_by_its_mapping(container: str, tmp_path: Path) -> None:
+    made = evaluation_sets.objectnet()
+    source = found(put(made.files, tmp_path, "objectnet-1.0", container))
+
+    assert {key: index for key, (index, _) in images(source).items()} == made.class_of
+    assert source.answers == {WNIDS[409]: [WNIDS[409], WNIDS[530]]}
+    assert source.border == 1
+    assert dict(source.parts[0].ignored)["of other objects"] == 2
+
+
+def test_objectnets_words_are_ours_where_its_own_list_is_not_there(tmp_path: Path) -> None:
+    made = evaluation_sets.objectnet()
+    kept = {path: data for path, data in made.files.items() if not path.endswith("label_2012_v2")}
+
+    assert images(found(put(kept, tmp_path, "objectnet-1.0", "zip"))).keys() == made.class_of.keys()
+
+
+def test_objectnets_archive_opens_with_its_published_password(tmp_path: Path) -> None:
+    made = evaluation_sets.objectnet()
+    root = put(made.files, tmp_path / "plain", "", "folder")
+    command = ["zip", "-q", "-r", "-P", "objectnetisatestset", tmp_path / "objectnet-1.0.zip", "."]
+    try:
+        subprocess.run(command, cwd=root, check=True)
+    except FileNotFoundError:
+        pytest.skip("there is no zip, which encrypts")
+
+    assert images(found(tmp_path / "objectnet-1.0.zip")).keys() == made.class_of.keys()
+
+
+def test_a_mapping_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
+    made = evaluation_sets.objectnet()
+    path = "objectnet-1.0/mappings/objectnet_to_imagenet_1k.json"
+    made.files[path] = json.dumps({"Alarm clock": "no such words"}).encode()
+
+    with pytest.raises(SourceError, match="ObjectNet's mapping cannot be read: KeyError: 'no such"):
+        found(put(made.files, tmp_path, "objectnet-1.0", "zip"))
+
+
+@pytest.mark.parametrize("container", ["tar", "tar.gz", "zip"])
+def test_a_set_on_a_server_is_the_same(container: str, tmp_path: Path) -> None:
+    made = by_wnid("imagenet-a", {WNIDS[3]: 3, WNIDS[900]: 2})
+    archive = put(made.files, tmp_path, "imagenet-a", container)
+    local = images(found(archive))
+    with serve({archive.name: archive.read_bytes()}) as server:
+        assert images(found(RemotePath(Site(server.url), archive.name))) == local
+        if container == "tar":  # as it was published
+            assert images(found(RemotePath(Site(server.url)))) == local
+
+
+@pytest.mark.parametrize(
+    ("files", "problem"),
+    [
+        (["imagenetv2/0/a.jpeg", "imagenetv2/cat/b.jpeg"], r"folder is 'cat', .* 0 to 999"),
+        (["imagenetv2/0/a.jpeg", "imagenetv2/1000/b.jpeg"], r"'1000', .* ILSVRC2012_IDs"),
+        (["imagenetv2/0/a.jpeg", "imagenetv2/007/b.jpeg"], "folder is '007'"),
+        (["imagenetv2/0/a.jpeg", "imagenetv2/n01440764/b.jpeg"], "folder is 'n01440764'"),
+        (["imagenetv2/one/a.jpeg", "imagenetv2/two/b.jpeg"], "class indices, 0 to 999, or all"),
+        (["imagenet-a/n01440764/a.jpg", "imagenet-a/n99999999/b.jpg"], "folder is 'n99999999'"),
+        (["imagenet-r/0/a.jpg", "imagenet-r/1/b.jpg"], "folder is '0', and imagenet-r's"),
+        (["imagenet-a/n01440764/a.jpg", "imagenet-a/b.jpg"], "folder is 'imagenet-a'"),
+        (["n01440764/a.jpg", "n01443537/b.jpg"], "nothing says which evaluation set this is"),
+        (["fog/1/n01440764/a.JPEG", "fog/6/n01440764/a.JPEG"], "CORRUPTION/SEVERITY/WNID"),
+        (["fog/1/n01440764/a.JPEG", "smoke/1/n01440764/a.JPEG"], "CORRUPTION/SEVERITY/WNID"),
+        (["imagenet-a/README.txt"], "holds no image"),
+        (["objectnet-1.0/images/cat/a.png"], "ObjectNet's mapping cannot be read"),
+    ],
+)
+@pytest.mark.parametrize("container", ["tar", "zip"])
+def test_what_could_mean_two_things_is_refused(
+    files: list[str], problem: str, container: str, tmp_path: Path
+) -> None:
+    content = {path: evaluation_sets.image("0") for path in files}
+    name = files[0].partition("/")[0]
+    archive = put(content, tmp_path, "set" if name.startswith(("n0", "fog")) else name, container)
+
+    with pytest.raises(SourceError, match=problem) as caught:
+        found(archive, kind="evaluation")
+    assert archive.name in str(caught.value) or files[-1] in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        (
+            v2([index for index in range(1000) if index != 17], each=1),
+            [
+                "test has 999 images, expected 10,000",
+                "test has 999 classes, expected 1,000: it misses 17",
+                "test expects 10 images a class, got "
+                + ", ".join(f"{index} with 1" for index in range(5))
+                + " and 994 more",
+            ],
+        ),
+        (
+            by_wnid("imagenet-a", counts_of(WNIDS[:199], 7_499)),
+            [
+                "test has 7,499 images, expected 7,500",
+                "test has 199 classes, expected 200",
+            ],
+        ),
+        (by_wnid("sketch", counts_of(WNIDS, 1_889), "sketch_{}.JPEG"), []),
+    ],
+    ids=["v2", "a", "sketch"],
+)
+def test_other_counts_than_the_published_ones_are_named(
+    made: Made, expected: list[str], tmp_path: Path
+) -> None:
+    source = found(put(made.files, tmp_path, "archive", "tar"), kind="evaluation")
+
+    assert problems(source) == expected
+
+
+def test_an_image_that_comes_twice_is_refused(tmp_path: Path) -> None:
+    made = by_wnid("imagenet-a", {WNIDS[0]: 1})
+    twice = made.files | {f"again/{path}": data for path, data in made.files.items()}
+
+    with pytest.raises(SourceError, match="comes twice"):
+        images(found(put(twice, tmp_path, "imagenet-a", "tar")))
+
+
+def test_several_sets_in_one_place_are_named(tmp_path: Path) -> None:
+    for name in ("imagenet-a", "imagenet-r"):
+        put(by_wnid(name, {WNIDS[0]: 1}).files, tmp_path, name, "tar")
+
+    with pytest.raises(UsageError, match="imagenet-a.tar and imagenet-r.tar: name the one"):
+        found(tmp_path)
+
+
+def test_another_split_than_test_is_refused(tmp_path: Path) -> None:
+    root = put(by_wnid("imagenet-a", {WNIDS[0]: 1}).files, tmp_path, "imagenet-a", "tar")
+
+    with pytest.raises(UsageError, match="a set to evaluate on and has the split test alone"):
+        found(root, [schema.TRAIN])
+    assert found(root, [schema.TEST]).edition == editions.IMAGENET_A
+
+
+def test_no_other_source_has_a_split_test(tmp_path: Path) -> None:
+    put({f"{each}/a.jpg": evaluation_sets.image("0") for each in "ab"}, tmp_path, "", "folder")
+
+    with pytest.raises(UsageError, match="the split test is of evaluation sets"):
+        found(tmp_path, [schema.TEST])
+
+
+@pytest.mark.parametrize(
+    "folders",
+    [
+        ["0", "1", "2", "9"],
+        ["snow/a", "fog/b", "frost/c"],
+        ["sketch/cats", "sketch/dogs"],
+        ["n01440764", "n01443537"],
+    ],
+    ids=["digits", "weather", "sketches", "WNIDs"],
+)
+def test_photographs_of_ones_own_are_no_evaluation_set(folders: list[str], tmp_path: Path) -> None:
+    put({f"{each}/a.jpg": evaluation_sets.image("0") for each in folders}, tmp_path, "", "folder")
+
+    assert detect.recognised(tmp_path / ("sketch" * folders[0].startswith("sketch"))) == ["folder"]
+
+
+@pytest.mark.parametrize("container", ["tar", "tar.gz", "zip"])
+def test_a_damaged_archive_is_named(container: str, tmp_path: Path) -> None:
+    made = by_wnid("imagenet-a", {WNIDS[0]: 20})
+    archive = put(made.files, tmp_path, "imagenet-a", container)
+    os.truncate(archive, archive.stat().st_size // 2)
+
+    with pytest.raises(SourceError, match=re.escape(archive.name)):
+        found(archive)
+
+
+def test_damage_inside_a_zip_is_named(tmp_path: Path) -> None:
+    made = by_wnid("imagenet-a", {WNIDS[0]: 2})
+    archive = put(made.files, tmp_path, "imagenet-a", "zip")
+    data = archive.read_bytes()
+    with zipfile.ZipFile(archive) as zipped:
+        start = zipped.infolist()[1].header_offset + 200
+    archive.write_bytes(data[:start] + bytes([data[start] ^ 1]) + data[start + 1 :])
+
+    with pytest.raises(SourceError, match="cannot be unpacked: Bad CRC-32"):
+        images(found(archive))
+
+
+def test_an_archive_that_unpacks_without_end_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("imagenet_prep.sources.containers._LEAST_ALLOWANCE", 1 << 10)
+    name = tmp_path / "imagenet-a.tar.gz"
+    (tmp_path / "zeros.jpg").write_bytes(bytes(1 << 20))
+    with tarfile.open(name, "w:gz") as tar:
+        tar.add(tmp_path / "zeros.jpg", f"imagenet-a/{WNIDS[0]}/zeros.jpg")
+
+    with pytest.raises(SourceError, match="unpacks to more than"):
+        found(name)

@@ -2,6 +2,8 @@
 
 torchrun --nproc-per-node 2 examples/pytorch.py --data-dir /data/set --batch-size 16
 imagenet-prep launch -np 2 -- python examples/pytorch.py --data-dir /data/set --batch-size 16
+
+With --labels FILE ... it ends with the table of `imagenet-prep score`, by these lists too.
 """
 
 import argparse
@@ -9,9 +11,11 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import distributed, nn
 
+from imagenet_prep.evaluation import score
 from imagenet_prep.read import make_dataset
 
 parser = argparse.ArgumentParser()
@@ -22,6 +26,7 @@ parser.add_argument("--learning-rate", type=float, default=0.05)
 parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--save-every", type=int, default=20, help="steps between checkpoints")
 parser.add_argument("--out", type=Path, default=Path("model.pt"))
+parser.add_argument("--labels", nargs="*", help="print the table of the last epoch, by these lists")
 flags = parser.parse_args()
 
 gpu = torch.cuda.is_available()
@@ -40,6 +45,7 @@ def reader(split):
         backend="native",
         framework="dlpack",
         layout="NCHW",
+        fields=("images", "class_index", "mask", "key"),
     )
 
 
@@ -89,15 +95,27 @@ while train.epoch < flags.epochs:
         if rank == 0 and step % flags.save_every == 0:
             save()
     counted = torch.zeros(2, device=device)
+    said = {}
     with torch.no_grad():
         for batch in validation:
             images, labels, mask = tensors(batch)
-            right = (model(images).argmax(1) == labels) & mask
+            scores = model(images)
+            right = (scores.argmax(1) == labels) & mask
             counted += torch.stack([right.sum(), mask.sum()])
+            # What pads the last batch has no key.
+            keys, rows = batch["key"][batch["mask"]], scores[mask].float().cpu().numpy()
+            said |= zip(keys, rows, strict=True)
     distributed.all_reduce(counted)
     if rank == 0:
         save()
         top1 = float(counted[0] / counted[1])
         row = {"epoch": epoch, "loss": loss.item(), "top1": top1, "images": int(counted[1])}
         print(json.dumps(row), flush=True)
+if flags.labels is not None and train.epoch == flags.epochs:
+    parts = [None] * distributed.get_world_size() if rank == 0 else None
+    distributed.gather_object(said, parts)
+    if rank == 0:
+        said = {key: scores for part in parts for key, scores in part.items()}
+        table = score(np.stack([*said.values()]), flags.data_dir, labels=flags.labels, keys=[*said])
+        print(table)
 distributed.destroy_process_group()

@@ -23,14 +23,17 @@ EXAMPLES = """\
   imagenet-prep download --into /data/ilsvrc2012 --base-url https://mirror.example.edu/ilsvrc
   imagenet-prep download --into /data/ilsvrc2012 --base-url s3://bucket/ilsvrc --connections 16
   imagenet-prep download --into /data/cifar10 --what cifar10
-  imagenet-prep download --into /data/mnist --what mnist"""
+  imagenet-prep download --into /data/mnist --what mnist
+  imagenet-prep download --into /data/labels --what real"""
 
 # Where image-net.org keeps them since 2019.
 _IMAGENET = "https://image-net.org/data/ILSVRC/2012"
-# Sets that anybody may fetch, and where: CIFAR-10's authors, and the mirror of PyTorch for MNIST.
+# What anybody may fetch, and where: CIFAR-10's authors, the mirror of PyTorch for MNIST, and the
+# repository of ReaL's authors.
 _OTHERS = {
     "cifar10": "https://www.cs.toronto.edu/~kriz",
     "mnist": "https://ossci-datasets.s3.amazonaws.com/mnist",
+    "real": "https://raw.githubusercontent.com/google-research/reassessed-imagenet/master",
 }
 ARCHIVES = {
     "train": (published.TRAIN,),
@@ -39,6 +42,7 @@ ARCHIVES = {
     "bbox": (published.TRAIN_BOXES,),
     "cifar10": (published.CIFAR10,),
     "mnist": published.MNIST,
+    "real": (published.REAL,),
 }
 
 # Flags of the 2018 tutorial's preprocess_imagenet.py that have no meaning any more.

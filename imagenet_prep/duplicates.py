@@ -166,7 +166,6 @@ def _side(config: Config, out: Store) -> _Side:
         return _set(config.dataset, None, config.splits, out, other=False)
     from imagenet_prep.codec.transform import encode_raw
     from imagenet_prep.sources import detect
-    from imagenet_prep.sources.editions import EVALUATION
     from imagenet_prep.sources.source import Stored
 
     assert config.source is not None
@@ -186,7 +185,7 @@ def _side(config: Config, out: Store) -> _Side:
         )
     if not config.json:
         print(line, file=sys.stderr)
-    if source.edition in EVALUATION:
+    if source.evaluation is not None:
         splits = [schema.TEST]
     tasks = [task for split in splits for task in source.index_tasks(split)]
     pieces: list[AnyPiece] = [pictures.SourcePiece(source, task, out) for task in tasks]

@@ -1,106 +1,172 @@
-"""`imagenet-prep export`: a split, or the weights of a run, in a format of other programs."""
+"""`imagenet-prep export`: a set as files of other programs, or the weights of a run."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from imagenet_prep.core import program
+from imagenet_prep.core.address import is_remote
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.flags import Place, Settings, flag, parse
+from imagenet_prep.core.flags import Place, WorkerFlags, flag, parse
 from imagenet_prep.core.terminal import counted, human_bytes
-from imagenet_prep.dataset import schema
+from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.flag import data_set
 
-EXAMPLES = """\
-  imagenet-prep export /data/imagenet-480 --split train --out /data/mxnet/train
-  imagenet-prep export /data/imagenet-480 --split validation --out /data/mxnet/val
-  imagenet-prep export imagenet_resnet --format torch --out resnet50.safetensors"""
+if TYPE_CHECKING:
+    from imagenet_prep.exporting.examples import Source
+    from imagenet_prep.exporting.format import Format
 
+EXAMPLES = """\
+  imagenet-prep export /data/imagenet-480 --to folder --out /data/folders
+  imagenet-prep export /data/imagenet-480 --to tfds --out ~/tensorflow_datasets
+  imagenet-prep export /data/imagenet-480 --to webdataset --out s3://bucket/tars --split validation
+  imagenet-prep export /data/imagenet-480 --to recordio --out /data/mxnet
+  imagenet-prep export imagenet_resnet --to torch --out resnet50.safetensors"""
+
+FOLDER, TFDS, WEBDATASET, PARQUET = "folder", "tfds", "webdataset", "parquet"
 RECORDIO, TORCH = "recordio", "torch"
-_EVERY = 1000
+_OF_SETS = (FOLDER, TFDS, WEBDATASET, PARQUET, RECORDIO)
 
 
 @dataclass(frozen=True)
-class Config(Settings):
+class Config(WorkerFlags):
     """Settings of one export; see the help of each flag."""
 
     dataset: str = data_set(
         place=Place.FOLDER,
-        help="folder of the data set; with --format torch that of a run, its --log-dir",
+        help="folder of the data set; with --to torch that of a run, its --log-dir",
     )
     out: str = flag(
-        place=Place.FOLDER,
-        help="path of the files without their endings: PREFIX.rec, PREFIX.idx and PREFIX.lst; with "
-        "--format torch the file",
-        metavar="PREFIX|FILE",
+        place=Place.FOLDER_OR_BUCKET,
+        help="an empty folder, made if absent, or s3://bucket/prefix; with --to torch a file; with "
+        "--to recordio and one --split the beginning of the names of its files",
+        metavar="DIR|URL",
     )
-    format: str = flag(
+    to: str = flag(
         RECORDIO,
-        choices=(RECORDIO, TORCH),
-        help="recordio is MXNet's, as im2rec.py writes it; torch: the weights of a run's last "
-        "checkpoint as safetensors, with the names and the layout of torchvision's ResNets",
+        choices=(*_OF_SETS, TORCH),
+        help="folder: a folder for each class, as ImageFolder reads them; tfds: what TensorFlow "
+        "Datasets builds; webdataset: tars; parquet: as the Hub has it; recordio: MXNet's, as "
+        "im2rec.py writes it; torch: the weights of a run's last checkpoint as safetensors, with "
+        "the names and the layout of torchvision's ResNets",
+        aliases=("--format",),
     )
-    split: str = flag(
-        schema.TRAIN,
+    split: tuple[str, ...] | None = flag(
+        None,
         choices=schema.SPLITS,
-        help="the split to export",
-        only={"format": (RECORDIO,)},
+        help="export these splits alone, separated by commas (default: all)",
+        metavar="NAMES",
+        only={"to": _OF_SETS},
+    )
+    classes: tuple[str, ...] = flag(
+        (),
+        help="export these classes alone: WNIDs or class indices, separated by commas; labels stay",
+        metavar="NAMES",
+        only={"to": _OF_SETS},
+    )
+    keys: str | None = flag(
+        None,
+        help="export the images alone whose keys this file lists, one a line",
+        metavar="FILE",
+        only={"to": _OF_SETS},
+    )
+    exclude: str | None = flag(
+        None,
+        help="leave out the images whose keys this file lists, one a line",
+        metavar="FILE",
+        only={"to": _OF_SETS},
+    )
+    allow_empty_class: bool = flag(
+        False,
+        help="give a class without an image in a split an empty folder there",
+        only={"to": (FOLDER,)},
     )
     json: bool = flag(False, help="print the summary as JSON, and no progress")
 
+    def __post_init__(self) -> None:
+        """Refuses places that cannot hold what is asked for."""
+        super().__post_init__()
+        if is_remote(self.out) and self.to == TORCH:
+            raise ValueError(f"--out {self.out}: --to torch writes a file of this machine")
+        if is_remote(self.out) and self.allow_empty_class:
+            raise ValueError("--allow-empty-class: a bucket holds no empty folders")
+
 
 def export(config: Config) -> Json:
-    """Writes the files and returns the summary; files of these names are replaced at the end.
+    """Exports a set, or what is left of it; returns the summary that is printed.
 
     Raises:
-      UsageError: no manifest, no such split, or only a part of the set is here.
-      DataDamagedError: a record is damaged, or its label contradicts its class.
-      StoreError, IncompleteError: the disk fails, or is full. No file was replaced.
+      ImagenetPrepError: the class says with which exit code the command ends.
     """
-    from imagenet_prep import engine
-    from imagenet_prep.core.errors import UsageError
-    from imagenet_prep.dataset import recordio
-    from imagenet_prep.read.records import Records
-    from imagenet_prep.storage.large_file import LargeFile
-    from imagenet_prep.storage.new_file import new_file
-    from imagenet_prep.storage.os_errors import storage_errors
+    from imagenet_prep import engine, verify
+    from imagenet_prep.exporting import job
+    from imagenet_prep.exporting.examples import Source
+    from imagenet_prep.read.choice import Choice
+    from imagenet_prep.read.config import ReadConfig
+    from imagenet_prep.storage.store import open_store
 
-    records = Records(Path(config.dataset).expanduser(), config.split)
-    if records.placement.nodes > 1:
-        raise UsageError(f"{config.dataset} is {records.placement}: export needs the whole set.")
-    prefix = Path(config.out).expanduser()
-    total = len(records)
-    progress = engine.Progress("export", -(-total // _EVERY), 0, quiet=config.json)
-    with (
-        contextlib.closing(records),
-        contextlib.closing(progress),
-        storage_errors("write", prefix.with_name(f"{prefix.name}.rec")),
-        _replacing(prefix, (".lst", ".idx", ".rec")) as partial,
-        LargeFile(partial[".rec"]) as data,
-        new_file(partial[".idx"]) as index,
-        new_file(partial[".lst"]) as names,
-    ):
-        for number in range(total):
-            image = records.read(number)
-            class_index = image.stored_label - records.manifest.label_offset
-            path = f"{records.wnids[class_index]}/{image.filename}"
-            index.write(recordio.index_line(number, data.num_bytes).encode())
-            names.write(recordio.list_line(number, class_index, path).encode())
-            data.append(recordio.frame(number, class_index, image.encoded))
-            if (number + 1) % _EVERY == 0 or number + 1 == total:
-                progress.add(examples=number % _EVERY + 1)
-    return {
-        "out": str(prefix),
-        "split": config.split,
-        "examples": total,
-        "bytes": data.num_bytes,
-        "sha256": data.sha256,
-        "dataset": records.manifest.digest,
-    }
+    source = Source(Path(config.dataset).expanduser())
+    there = verify.load(open_store(config.dataset)).splits
+    splits = [split for split in schema.SPLITS if split in (config.split or there)]
+    with contextlib.closing(source):
+        format, place, called = _format(config, source, splits)
+        reading = ReadConfig(
+            config.dataset,
+            splits[0],
+            1,
+            classes=config.classes or None,
+            keys=config.keys,
+            exclude=config.exclude,
+        )
+        done = job.run(
+            job.Job(
+                source=source,
+                splits=splits,
+                choice=Choice(reading, source.split(splits[0]).wnids),
+                to=config.to,
+                format=format,
+                store=open_store(place),
+                called=called,
+                workers=engine.Workers(config.workers, config.worker_kind),
+                quiet=config.json,
+            )
+        )
+    return {"out": config.out, "place": place, **done}
+
+
+def _format(config: Config, source: Source, splits: Sequence[str]) -> tuple[Format, str, str]:
+    """Returns the format, the folder of the export, and what its files' names begin with there."""
+    wnids = source.split(splits[0]).wnids
+    if config.to == FOLDER:
+        from imagenet_prep.exporting.folder import Folder, takes_any_case
+
+        labels = source.small_file(splits[0], naming.LABELS).decode()
+        any_case = not is_remote(config.out) and takes_any_case(Path(config.out).expanduser())
+        return Folder(wnids, labels, config.allow_empty_class, any_case), config.out, ""
+    if config.to == TFDS:
+        from imagenet_prep.exporting.tfds import Tfds
+
+        builder = Tfds.of(source, splits[0])
+        return builder, f"{config.out.rstrip('/')}/{builder.name}/{builder.version}", ""
+    if config.to == WEBDATASET:
+        from imagenet_prep.exporting.webdataset import WebDataset
+
+        return WebDataset(), config.out, ""
+    if config.to == PARQUET:
+        from imagenet_prep.exporting.parquet import Parquet
+
+        return Parquet(wnids), config.out, ""
+    from imagenet_prep.exporting.recordio import RecordIO
+
+    if config.split is None or len(config.split) > 1:
+        return RecordIO(), config.out, ""
+    folder, slash, name = config.out.rstrip("/").rpartition("/")
+    return RecordIO(name), folder or slash or ".", f"{name}."
 
 
 def export_weights(config: Config) -> Json:
@@ -130,40 +196,21 @@ def export_weights(config: Config) -> Json:
     }
 
 
-@contextlib.contextmanager
-def _replacing(prefix: Path, endings: Sequence[str]) -> Iterator[dict[str, Path]]:
-    """Yields paths to write to, by ending; they become PREFIX and ending, in order, at the end."""
-    from imagenet_prep.storage.folder import LocalStore
-    from imagenet_prep.storage.os_errors import removed_on_failure
-
-    prefix.parent.mkdir(parents=True, exist_ok=True)
-    folder = LocalStore(prefix.parent)
-    partial = {ending: folder.path(f".{prefix.name}{ending}.partial") for ending in endings}
-    for path in partial.values():
-        path.unlink(missing_ok=True)  # of a run that was killed
-    with removed_on_failure(*partial.values()):
-        yield partial
-        # Whoever sees the large file, which is the last, sees the lists that belong to it.
-        folder.remove(f"{prefix.name}{endings[-1]}")
-        for ending, path in partial.items():
-            folder.publish(path, f"{prefix.name}{ending}")
-
-
 def run(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
     config = parse(
         Config,
         argv,
         verb="export",
-        description="Write a split as files of another program, from its shards: every record is\n"
-        "proven, no image is decoded or changed. Or write the weights of a run for PyTorch.\n"
-        "Neither MXNet nor PyTorch nor TensorFlow is needed.",
+        description="Write a set as files of other programs, from its shards: every record is "
+        "proven, no\nimage is decoded or changed. Or write the weights of a run for PyTorch. None "
+        "of these\nprograms is needed. Killed or interrupted, run it again: it does what is left.",
         examples=EXAMPLES,
     )
-    summary = export_weights(config) if config.format == TORCH else export(config)
+    summary = export_weights(config) if config.to == TORCH else export(config)
     if config.json:
         print(json.dumps(summary, indent=1))
-    elif config.format == TORCH:
+    elif config.to == TORCH:
         print(
             f"{config.out}: {summary['model']} of {summary['classes']:,} classes, from "
             f"{summary['checkpoint']}, {human_bytes(summary['bytes'])} of safetensors\n"
@@ -171,10 +218,12 @@ def run(argv: Sequence[str]) -> int:
             f"  model.load_state_dict(safetensors.torch.load_file({config.out!r}))"
         )
     else:
-        print(
-            f"{config.out}.rec: {counted(summary['examples'], 'example')} of {config.split}, "
-            f"{human_bytes(summary['bytes'])}; .idx and .lst beside it"
-        )
+        for split, of_split in summary["splits"].items():
+            print(
+                f"{summary['place']}: {counted(of_split['examples'], 'example')} of {split} in "
+                f"{counted(of_split['files'], 'file')}, {human_bytes(of_split['bytes'])}"
+            )
+        print(f"proven by: cd {summary['place']} && sha256sum --check --quiet {summary['sums']}")
     return 0
 
 

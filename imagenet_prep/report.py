@@ -6,7 +6,7 @@ import functools
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,15 +22,19 @@ from imagenet_prep.dataset.schema import LEVELS
 
 if TYPE_CHECKING:
     from imagenet_prep.dataset.example import ImageExample
+    from imagenet_prep.reporting.disagreements import Disagreements
     from imagenet_prep.reporting.facts import Facts
     from imagenet_prep.reporting.mistakes import Mistakes
     from imagenet_prep.storage.store import Store
+
+    _Look = tuple[Callable[[int], str], Callable[[str], ImageExample | None]]
 
 EXAMPLES = """\
   imagenet-prep report /data/imagenet-480
   imagenet-prep report /data/imagenet-480 --level decode --out imagenet-480.html
   imagenet-prep report s3://bucket/imagenet-480 --out imagenet-480.html
   imagenet-prep report /data/imagenet-480 --predictions said.csv
+  imagenet-prep report /data/imagenet-480 --labels real.json --labels own.csv
   imagenet-prep report --compare /data/imagenet-480 /data/imagenet-256 --out comparison.html"""
 
 _COMPARISON = "comparison.html"
@@ -79,6 +83,14 @@ class Config(Settings):
         help="what a network says of each image, as `train --evaluate --predictions` writes it: "
         "show its surest mistakes, and which classes it takes for which",
         metavar="FILE.csv",
+        without=("compare",),
+    )
+    labels: tuple[str, ...] = flag(
+        (),
+        help="show where this list of labels and those of the data set disagree: CSV with the "
+        "header key,class, ReaL's real.json, or the several-label annotations; may be given "
+        "several times",
+        metavar="FILE",
         without=("compare",),
     )
     seed: int = flag(0, help="decides which images are shown")
@@ -167,7 +179,9 @@ def _page(config: Config, store: Store) -> str:
         return page.broken(store.where(), str(error), made_at)
     tiles = sample.draw(facts, config.seed)
     incidents = sample.incidents(facts)
-    mistakes = _mistakes(config, facts) if config.predictions is not None else None
+    look = _look(config, facts)
+    mistakes = _mistakes(config, facts, *look) if config.predictions is not None else None
+    disagreements = _disagreements(config, *look) if config.labels else None
     if facts.problems:
         problems = counted(len(facts.problems), "problem")
         print(f"damaged: {problems}, at the top of the report", file=sys.stderr)
@@ -180,14 +194,13 @@ def _page(config: Config, store: Store) -> str:
         made_at=made_at,
         trained=trained,
         mistakes=mistakes,
+        disagreements=disagreements,
     )
 
 
-def _mistakes(config: Config, facts: Facts) -> Mistakes:
-    """Returns where a network is wrong; the images are looked for split by split."""
-    from imagenet_prep.dataset import predictions
+def _look(config: Config, facts: Facts) -> _Look:
+    """Returns what names class indices, and what finds images, split by split."""
     from imagenet_prep.read.catalogue import Catalogue
-    from imagenet_prep.reporting import mistakes
 
     place = absolute(config.dataset)
     # Evaluations are of validation or holdout; of train, whose names take longest, at last.
@@ -210,10 +223,37 @@ def _mistakes(config: Config, facts: Facts) -> Mistakes:
     def words(class_index: int) -> str:
         return " ".join(facts.class_name(class_index)).strip()
 
+    return words, image_of
+
+
+def _mistakes(
+    config: Config,
+    facts: Facts,
+    words: Callable[[int], str],
+    image_of: Callable[[str], ImageExample | None],
+) -> Mistakes:
+    """Returns where a network is wrong."""
+    from imagenet_prep.dataset import predictions
+    from imagenet_prep.reporting import mistakes
+
     said = predictions.read(
         Path(str(config.predictions)).expanduser(), facts.manifest.classes.count
     )
     return mistakes.find(said, words, image_of)
+
+
+def _disagreements(
+    config: Config, words: Callable[[int], str], image_of: Callable[[str], ImageExample | None]
+) -> Disagreements:
+    """Returns where lists of labels disagree."""
+    from imagenet_prep.evaluation.sheet import Sheet
+    from imagenet_prep.reporting import disagreements
+
+    sheet = Sheet([config.dataset], config.labels)
+    there = sheet.sets[config.dataset]
+    own = {number: (label,) for number, label in enumerate(there.class_index.tolist())}
+    said = {"the data set": own, **sheet.labels[config.dataset]}
+    return disagreements.find(there.keys, said, sheet.lists, words, image_of)
 
 
 def _comparison(config: Config, store: Store, other: Store) -> str:

@@ -51,25 +51,32 @@ def train(config: Config) -> Score | None:
             "mxnet": ("MXNet", "docs/mxnet.md says how to make its environment"),
         }[config.framework]
         raise UsageError(f"training needs {name}: {remedy}")
+    from imagenet_prep.evaluation.sheet import Sheet
     from imagenet_prep.trainer import loop, recipe
+    from imagenet_prep.trainer.comm import launched
 
-    config = recipe.settled(config)
-    return loop.train(config, readers(config))
+    config, sheet = recipe.settled(config), None
+    if config.tabulates and launched().rank == 0:
+        assert config.data_dir is not None
+        sheet = Sheet([config.data_dir, *config.also], config.labels)
+    return loop.train(config, readers(config), sheet)
 
 
 def readers(config: Config) -> OpenReader:
     """Returns what opens the splits of the data set of a run; its settings are settled."""
     from imagenet_prep.trainer import recipe
 
-    def open_reader(split: str, training: bool, world: World) -> BatchReader:
+    def open_reader(split: str, training: bool, world: World, is_set: bool = False) -> BatchReader:
+        from imagenet_prep.evaluation.evaluated_set import opened
         from imagenet_prep.read import make_dataset
         from imagenet_prep.read.config import DECODED
 
         assert config.data_dir is not None
         assert config.image_size is not None
-        tells = config.predictions is not None and not training
+        tells = (config.predictions is not None or config.tabulates) and not training
+        data_dir, split = (split, opened(split)[2]) if is_set else (config.data_dir, split)
         reader = make_dataset(
-            config.data_dir,
+            data_dir,
             split,
             batch_size=config.batch_size,
             image_size=config.image_size,
@@ -89,7 +96,7 @@ def readers(config: Config) -> OpenReader:
         )
         if tells and schema.FILENAME in reader.manifest.lacks:
             raise UsageError(
-                f"{config.data_dir}: its records name no files, so --predictions has no keys"
+                f"{data_dir}: its records name no files, so its predictions have no keys"
             )
         return reader
 

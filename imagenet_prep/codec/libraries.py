@@ -8,8 +8,9 @@ from __future__ import annotations
 import ctypes
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from imagenet_prep.core import compiled
 from imagenet_prep.core.errors import UsageError
 
 # `libjpeg` in libjpeg.h, field by field.
@@ -60,6 +61,24 @@ class PixelOutput(ctypes.Structure):
     )
 
 
+_POINTER, _BYTES, _NUMBER = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+_IMAGE, _PIXELS = (_POINTER, _POINTER, _BYTES), ctypes.c_int64
+_KERNEL = {
+    "planes_new": (_POINTER, _POINTER, _NUMBER, _NUMBER),
+    "planes_free": (None, _POINTER),
+    "planes_shrink": (_NUMBER, *_IMAGE, *[_NUMBER] * 3, _PIXELS),
+    "planes_decode": (
+        *(_NUMBER, *_IMAGE, _POINTER, *[_NUMBER] * 3, _PIXELS),
+        ctypes.POINTER(PixelOutput),
+    ),
+    "planes_prove": (_NUMBER, *_IMAGE),
+    "planes_means": (_NUMBER, *_IMAGE, _PIXELS, _POINTER),
+    "planes_result": (_POINTER, _POINTER),
+    "planes_result_bytes": (_BYTES, _POINTER),
+    "planes_message": (ctypes.c_char_p, _POINTER),
+}
+
+
 class Libraries(NamedTuple):
     """The loaded parts; `functions` are libjpeg's, as planes_new takes them."""
 
@@ -75,21 +94,15 @@ def load() -> Libraries:
       UnavailableError: one of them is not there, or is another one.
     """
     try:
-        kernel = ctypes.CDLL(str(_LIBRARY))
-    except OSError as error:
-        why = str(error).removeprefix(f"{_LIBRARY}: ")
-        raise UnavailableError(
-            f"{_LIBRARY} cannot be loaded ({why}): it is compiled when imagenet-prep is "
-            "installed. Install a C compiler, or `pip install ziglang`, and then imagenet-prep "
-            "again"
-        ) from error
+        kernel = compiled.load(_LIBRARY, **_KERNEL)
+    except compiled.NotCompiledError as error:
+        raise UnavailableError(str(error).removesuffix(".")) from error
     libjpeg = _load_libjpeg()
     try:
         pointers = [ctypes.cast(getattr(libjpeg, name), ctypes.c_void_p) for name in _FUNCTIONS]
     except AttributeError as error:
         raise UnavailableError(f"the libjpeg-turbo of Pillow is another one ({error})") from error
     functions = (ctypes.c_void_p * len(pointers))(*(pointer.value for pointer in pointers))
-    _declare(kernel)
     return Libraries(kernel, libjpeg, functions)
 
 
@@ -112,18 +125,3 @@ def _load_libjpeg() -> ctypes.CDLL:
         return ctypes.CDLL(str(paths[0]))
     except OSError as error:
         raise UnavailableError(f"{paths[0]} cannot be loaded ({error}): {advice}") from error
-
-
-def _declare(kernel: ctypes.CDLL) -> None:
-    pointer, size, number, pixels = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int64
-    kernel.planes_new.argtypes, kernel.planes_new.restype = [pointer, number, number], pointer
-    kernel.planes_free.argtypes, kernel.planes_free.restype = [pointer], None
-    image: list[Any] = [pointer, pointer, size]
-    kernel.planes_shrink.argtypes = [*image, number, number, number, pixels]
-    output = ctypes.POINTER(PixelOutput)
-    kernel.planes_decode.argtypes = [*image, pointer, number, number, number, pixels, output]
-    kernel.planes_prove.argtypes = image
-    kernel.planes_means.argtypes = [*image, pixels, pointer]
-    kernel.planes_result.argtypes, kernel.planes_result.restype = [pointer], pointer
-    kernel.planes_result_bytes.argtypes, kernel.planes_result_bytes.restype = [pointer], size
-    kernel.planes_message.argtypes, kernel.planes_message.restype = [pointer], ctypes.c_char_p

@@ -168,7 +168,8 @@ def parse(
 ) -> Config:
     """Returns the config that `argv` asks for; --help prints the help and ends the process.
 
-    Types come from the annotations: bool fields are switches, tuples are comma-separated.
+    Types come from the annotations: bool fields are switches, tuples are comma-separated, or given
+    several times.
 
     Raises:
       UsageError: a flag is unknown, a value is bad or missing, the config's __post_init__ has
@@ -242,6 +243,9 @@ class _CommandLine:
             choices = None if is_tuple else spec.choices
             metavar = f"{{{','.join(choices)}}}" if choices else _METAVARS.get(base)
             options["metavar"] = spec.metavar or metavar
+            # Given several times, a list has all that was given.
+            if is_tuple:
+                options["action"] = "extend"
             options["type"] = (
                 _comma_separated if is_tuple else spec.read or _READERS.get(base, base)
             )
@@ -294,7 +298,10 @@ class _CommandLine:
             found, unknown = self.parser.parse_known_intermixed_args(typed)
         except argparse.ArgumentError as error:
             self.parser.error(f"{error.argument_name}: {error.message}")
-        values = vars(found)
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in vars(found).items()
+        }
         # Words go to the places in their order, but not to those that were given by name.
         places = [field for field in self._fields if field.metadata["flag"].positional]
         given = [

@@ -16,15 +16,13 @@ from typing import NamedTuple, cast
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import protobuf, schema
 from imagenet_prep.dataset.member import NO_BOXES, Boxes
-from imagenet_prep.dataset.protobuf import Value
+from imagenet_prep.dataset.protobuf import FIELD_1, Value, entry_head, key_field, varint
 
 ABSENT, EMPTY, WRONG = "absent", "empty", "untrue"
 NOTHING: Mapping[str, str] = types.MappingProxyType({})
 
 # The features before the image have fewer bytes, and so do those behind it with 200 boxes.
 _HEAD_BYTES = 4096
-# Tags of length-delimited fields.
-_FIELD_1, _FIELD_2 = b"\x0a", b"\x12"
 # Every record holds these values.
 CONSTANTS: dict[str, bytes | int] = {
     schema.FORMAT: b"JPEG",
@@ -93,20 +91,20 @@ def encode_parts(example: ImageExample) -> tuple[bytes, bytes, bytes]:
     the size, the label and the boxes.
     """
     encoded, filename = example.encoded, example.filename.encode()
-    before = _class_entries(example.stored_label, example.wnid, example.text) + _entry_head(
+    before = _class_entries(example.stored_label, example.wnid, example.text) + entry_head(
         _ENCODED, len(encoded)
     )
     # Boxes are not cached, since -0.0 equals 0.0 but has other bytes.
     rest = _size_entries if example.boxes == NO_BOXES else _size_and_box_entries
     behind = b"".join(
         (
-            _entry_head(_FILENAME, len(filename)),
+            entry_head(_FILENAME, len(filename)),
             filename,
             rest(example.height, example.width, example.stored_label, example.boxes),
         )
     )
     size = len(before) + len(encoded) + len(behind)
-    return _FIELD_1 + _varint(size) + before, encoded, behind
+    return FIELD_1 + varint(size) + before, encoded, behind
 
 
 def decode(
@@ -137,14 +135,14 @@ def _as_encoded(payload: bytes | memoryview) -> ImageExample | None:
     image, size = _value(_IMAGE_VALUE, head)
     if not image:
         return None
-    image_end, image_head = image + size, _entry_head(_ENCODED, size)
+    image_end, image_head = image + size, entry_head(_ENCODED, size)
     rest = bytes(payload[image_end:])
     name, name_size = _value(_FILENAME_VALUE, rest)
     if (
-        head[:1] != _FIELD_1
+        head[:1] != FIELD_1
         or start + length != len(payload)
         or not head[start:image].endswith(image_head)
-        or rest[:name] != _entry_head(_FILENAME, name_size)
+        or rest[:name] != entry_head(_FILENAME, name_size)
     ):
         return None
     places = Places(
@@ -200,7 +198,7 @@ def _part(entries: bytes, keys: frozenset[str]) -> ImageExample:
     Raises:
       DataDamagedError: they are not those of `keys`, or break the schema.
     """
-    features = protobuf.parse(_FIELD_1 + _varint(len(entries)) + entries)
+    features = protobuf.parse(FIELD_1 + varint(len(entries)) + entries)
     if features.keys() != keys:
         raise DataDamagedError(f"expected the keys {', '.join(sorted(keys))}")
     return _checked(_blank() | features, NOTHING)
@@ -225,7 +223,7 @@ def relabelled(payload: bytes, stored_label: int, wnid: str, text: str) -> bytes
     }
     features |= {key: of_class[key] for key in of_class if key in features}
     entries = protobuf.entries(features)
-    return _FIELD_1 + _varint(len(entries)) + entries
+    return FIELD_1 + varint(len(entries)) + entries
 
 
 def decode_without_image(
@@ -252,12 +250,12 @@ def _without_image(read: Callable[[int, int], bytes], size: int) -> bytes:
     head = read(0, min(size, _HEAD_BYTES))
     length, at = _read_varint(head, 1)
     start = at
-    while head[:1] == _FIELD_1 and start + length == size and head[at : at + 1] == _FIELD_1:
+    while head[:1] == FIELD_1 and start + length == size and head[at : at + 1] == FIELD_1:
         num_bytes, inner = _read_varint(head, at + 1)
         stop = inner + num_bytes
         if len(head) < stop <= size and head.startswith(_ENCODED, inner):
             small = head[start:at] + read(stop, size - stop)
-            return _FIELD_1 + _varint(len(small)) + small
+            return FIELD_1 + varint(len(small)) + small
         at = stop
     return read(0, size)
 
@@ -335,31 +333,6 @@ def _size_and_box_entries(height: int, width: int, stored_label: int, boxes: Box
 _size_entries = functools.lru_cache(maxsize=1 << 14)(_size_and_box_entries)
 
 
-@functools.lru_cache
-def _entry_head(key: bytes, size: int) -> bytes:
-    """Returns the entry of a key that holds `size` bytes, up to these bytes themselves.
-
-    This is done by hand. Protobuf would copy an image once for each of the four messages around it,
-    and takes longer for a file name than for all the rest of an example.
-
-    Args:
-      key: the key's own field of the entry.
-      size: of the value, bytes.
-    """
-    value = _FIELD_1 + _varint(size)  # of the list
-    as_list = _FIELD_1 + _varint(len(value) + size) + value  # of the feature
-    feature = _FIELD_2 + _varint(len(as_list) + size) + as_list  # of the entry
-    return _FIELD_1 + _varint(len(key) + len(feature) + size) + key + feature
-
-
-def _varint(value: int) -> bytes:
-    if value < 0x80:
-        return bytes((value,))
-    if 0x4000 <= value < 0x200000:  # most images
-        return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14))
-    return bytes((value & 0x7F | 0x80,)) + _varint(value >> 7)
-
-
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
     """Returns the number that begins at a place, and the place behind it."""
     value = 0
@@ -370,12 +343,7 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
     return 0, len(data)
 
 
-def _key_field(key: str) -> bytes:
-    """Returns a key as the first field of an entry."""
-    return _FIELD_1 + _varint(len(key)) + key.encode()
-
-
-_ENCODED, _FILENAME = map(_key_field, (schema.ENCODED, schema.FILENAME))
+_ENCODED, _FILENAME = map(key_field, (schema.ENCODED, schema.FILENAME))
 # These match from a key to its value: the lengths of the feature, of its list and, as a group, of
 # the value.
 _LENGTH = rb"[\x80-\xff]{0,9}[\x00-\x7f]"

@@ -17,8 +17,8 @@ from imagenet_prep.dataset import schema
 # Room for millions of keys. The list may be a pipe, as the shell makes for <(…), or a device, which
 # has no end.
 _MOST_BYTES = 64 << 20
-# So many keys become one text.
-_AT_ONCE = 1 << 14
+# So many keys become one text, and so many bytes are read as one.
+_AT_ONCE, _PART_BYTES = 1 << 14, 1 << 20
 # A path on Linux has no more (PATH_MAX).
 MOST_KEY_BYTES = 4096
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -135,22 +135,27 @@ def read_list(path: str | os.PathLike[str]) -> KeyList:
     Raises:
       UsageError: the file cannot be read, is too large, is not UTF-8, or lists nothing.
     """
-    data = read_bytes(path)
+    file = io.BytesIO(read_bytes(path))
     keys: dict[str, int] = {}
     repeated: list[int] = []
-    start = 0
-    # A line at a time: all lines as text would take ten times their bytes.
-    for number, line in enumerate(io.BytesIO(data), start=1):
+    number = start = 0
+    # A part at a time: all lines as text would take ten times their bytes.
+    while lines := file.readlines(_PART_BYTES):
         # Editors of Windows begin a file with a mark, which would become a part of the first key.
         try:
-            key = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+            text = b"".join(lines).decode("utf-8" if start else "utf-8-sig")
         except UnicodeDecodeError as error:
             raise UsageError(
                 f"{path}: the list of keys is not UTF-8: byte {start + error.start:,}"
             ) from None
-        if key and keys.setdefault(key, number) != number:
-            repeated.append(number)
-        start += len(line)
+        listed = [key.strip() for key in text.split("\n")][: len(lines)]
+        numbers = [*range(number + 1, number + 1 + len(lines))]
+        firsts = list(map(keys.setdefault, listed, numbers))
+        if firsts != numbers:
+            each = zip(listed, firsts, numbers, strict=True)
+            repeated += [line for key, first, line in each if key and first != line]
+        number, start = numbers[-1], file.tell()
+    keys.pop("", None)
     if not keys:
         raise UsageError(f"{path}: lists no key, expected one a line. A pipe must have a writer.")
     ordered, digest = sorted(keys), hashlib.sha256()

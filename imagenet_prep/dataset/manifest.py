@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -237,6 +237,18 @@ class Manifest:
         if self.evaluates:
             return False
         return self.classes.official or any(name.startswith("ILSVRC2012") for name in names)
+
+    def present(self, split: str, wnids: Sequence[str]) -> list[int]:
+        """Returns the class indices that images of a split have, by label or answer; sorted.
+
+        Args:
+          split: one that there is.
+          wnids: the class list.
+        """
+        counts = self.splits[split].examples_per_class
+        right = {wnid for several in self.answers.values() for wnid in several}
+        there = {index for index, count in enumerate(counts[: len(wnids)]) if count}
+        return sorted(there | {index for index, wnid in enumerate(wnids) if wnid in right})
 
     def files_of(self, splits: Iterable[str]) -> list[File]:
         """Returns the small files, and every file of the shards of some splits."""

@@ -5,7 +5,8 @@
 
 One line an image, in the order of the records. Class indices count from 0, in the class list of
 the data set; `class_index` is the label. p is a share of 1. Where there are fewer than five
-classes, the last fields are empty.
+classes, the last fields are empty. Behind them there may be columns of other labels, which are not
+read.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from __future__ import annotations
 import csv
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple, TextIO
 
 from imagenet_prep.core import regular_file
@@ -47,15 +49,26 @@ class Prediction(NamedTuple):
         return self.classes[0] != self.class_index
 
 
-def write(stream: TextIO, predictions: Iterable[Prediction]) -> None:
-    """Writes the header and a line for each prediction."""
+def write(
+    stream: TextIO,
+    predictions: Iterable[Prediction],
+    more: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+) -> None:
+    """Writes the header and a line for each prediction.
+
+    Args:
+      stream: is written to.
+      predictions: of the images, in the order of the records.
+      more: columns behind these, by name: texts by key.
+    """
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(HEADER)
+    writer.writerow([*HEADER, *more])
     for each in predictions:
         pairs = zip(each.classes, (f"{share:.6g}" for share in each.shares), strict=True)
         fields = list(itertools.chain.from_iterable(pairs))
         empty = [""] * (2 * MOST - len(fields))
-        writer.writerow([each.key, each.class_index, *fields, *empty])
+        others = (texts.get(each.key, "") for texts in more.values())
+        writer.writerow([each.key, each.class_index, *fields, *empty, *others])
 
 
 def read(path: Path, num_classes: int | None = None) -> Iterator[Prediction]:
@@ -77,14 +90,17 @@ def read(path: Path, num_classes: int | None = None) -> Iterator[Prediction]:
         lines = csv.reader(_short_lines(stream, path), strict=True)
         number = 1
         try:
-            if next(lines, None) != list(HEADER):
+            header = next(lines, [])
+            if tuple(header[: len(HEADER)]) != HEADER:
                 raise UsageError(
                     f"{path}: expected {','.join(HEADER)} as its first line. "
                     "`imagenet-prep train --evaluate --predictions FILE` writes such a file."
                 )
             for fields in lines:
                 number = lines.line_num
-                yield _parsed(fields, num_classes)
+                if len(fields) != len(header):
+                    raise ValueError(f"{len(fields)} fields, expected {len(header)}")
+                yield _parsed(fields[: len(HEADER)], num_classes)
         except (ValueError, csv.Error) as error:
             raise DataDamagedError(
                 f"{path}: line {max(number, lines.line_num)} is not what imagenet-prep writes: "
@@ -106,8 +122,6 @@ def _parsed(fields: Sequence[str], num_classes: int | None) -> Prediction:
     Raises:
       ValueError: it is none.
     """
-    if len(fields) != len(HEADER):
-        raise ValueError(f"{len(fields)} fields, expected {len(HEADER)}")
     key, label, *pairs = fields
     said = [(top, share) for top, share in zip(pairs[::2], pairs[1::2], strict=True) if top]
     if not key or not said:

@@ -27,6 +27,8 @@ INT64_KEYS = (HEIGHT, WIDTH, CHANNELS, LABEL, BBOX_LABEL)
 # In the order of `member.Boxes`.
 FLOAT_KEYS = (BBOX_XMIN, BBOX_XMAX, BBOX_YMIN, BBOX_YMAX)
 ALL_KEYS = tuple(sorted(BYTES_KEYS + INT64_KEYS + FLOAT_KEYS))
+# In the metadata of a Parquet file's schema: paths are names as they stand in keys.
+PARQUET_NAMES = "imagenet_prep.names"
 # The type of the values of each key.
 TYPES: dict[str, type] = {
     **dict.fromkeys(BYTES_KEYS, bytes),

@@ -176,6 +176,17 @@ class Leader:
             self._chain.giver_broken(peer, why, code)
 
     def _listen(self, peer: Peer, giver: _Giver, host: str | None, prove: bool) -> None:
+        """Starts a giver and listens to its end; whatever happens, the loop hears that it came."""
+        try:
+            why, code = self._heard(peer, giver, host, prove)
+        except Exception as error:  # noqa: BLE001 - the loop would wait for it for ever
+            why, code = plain(str(error)) or type(error).__name__, None
+        self._events.put(partial(self._gone, peer, giver, why, code))
+
+    def _heard(
+        self, peer: Peer, giver: _Giver, host: str | None, prove: bool
+    ) -> tuple[str, int | None]:
+        """Passes on what a giver says; returns why it ended, and its exit code if it has one."""
         request = self._request
         words = ("imagenet_prep.distribute.send",)
         try:
@@ -183,8 +194,7 @@ class Leader:
                 host or "localhost", request.python, words, FROM_GIVER, request.silence_s
             )
         except OSError as error:
-            self._events.put(partial(self._gone, peer, giver, f"it cannot be started: {error}"))
-            return
+            return f"it cannot be started: {error}", None
         giver.started(process)
         process.channel.begin(
             "give",
@@ -208,5 +218,4 @@ class Leader:
             return giver.stopped
 
         broken, ending = process.listen(take)
-        code = None if broken else ending.code
-        self._events.put(partial(self._gone, peer, giver, str(broken or ending.why), code))
+        return str(broken or ending.why), None if broken else ending.code

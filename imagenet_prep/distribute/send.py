@@ -15,6 +15,7 @@ import os
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
@@ -75,30 +76,32 @@ class Hop:
         Raises:
           ImagenetPrepError: a file cannot be read here, of which the neighbour is not to blame.
         """
-        answers = threading.Thread(target=self._listen, daemon=True)
-        answers.start()
-        try:
-            while not self._over:
-                following = self._next()
-                if following is None:
-                    with self._news:
-                        self._news.wait(_POLL_S)
-                else:
-                    self._send(*following)
-        except OSError:
-            # `_listen` sees the same broken connection and reports it.
-            self.receiver.kill()
-        except ImagenetPrepError:
-            self._failed = True
-            self.receiver.kill()
-            raise
-        finally:
-            answers.join()
+        with ThreadPoolExecutor(1, thread_name_prefix="answers") as listener:
+            answers = listener.submit(self._listen)
+            try:
+                while not self._over:
+                    following = self._next()
+                    if following is None:
+                        with self._news:
+                            self._news.wait(_POLL_S)
+                    else:
+                        self._send(*following)
+            except OSError:
+                # `_listen` sees the same broken connection and reports it.
+                self.receiver.kill()
+            except ImagenetPrepError:
+                self._failed = True
+                self.receiver.kill()
+                raise
+        answers.result()
 
     def _listen(self) -> None:
         """Reads the neighbour's messages to the end; an invalid one ends the connection."""
-        broken, ending = self.receiver.listen(self._message)
-        done, self._over = self._over, True
+        try:
+            broken, ending = self.receiver.listen(self._message)
+        finally:
+            # Also where that fails: nobody would wait for an answer any more.
+            done, self._over = self._over, True
         cause = broken.cause if broken else Cause.ENDED
         if cause is Cause.ENDED and ending.is_of_ssh:
             cause = Cause.UNREACHED

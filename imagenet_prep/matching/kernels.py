@@ -1,4 +1,4 @@
-"""Loads matching.c, and says what its structures hold."""
+"""What matching.c takes and returns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 import functools
 from pathlib import Path
 
-from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core import compiled
 
 PLAIN, AVX2 = 0, 2
 BUCKETS = 1 << 16
@@ -42,28 +42,18 @@ class Join(ctypes.Structure):
     )
 
 
-@functools.lru_cache(maxsize=1)
-def library() -> ctypes.CDLL:
-    """Returns matching.c; ctypes releases the GIL while it works.
+_POINTER, _NUMBER, _SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
+_FUNCTIONS = {
+    "matching_best": (_NUMBER,),
+    "matching_sort": (None, _POINTER, _POINTER, _SIZE, _NUMBER, *[_POINTER] * 3),
+    "matching_join": (_SIZE, _POINTER, _POINTER, _NUMBER),
+    "matching_prove": (None, *[_POINTER] * 3, _SIZE, _NUMBER, _NUMBER, _POINTER, _NUMBER),
+}
 
-    Raises:
-      UsageError: it was not compiled.
-    """
-    try:
-        found = ctypes.CDLL(str(_LIBRARY))
-    except OSError as error:
-        raise UsageError(
-            f"{_LIBRARY} cannot be loaded: it is compiled when imagenet-prep is installed. Install "
-            "a C compiler, or `pip install ziglang`, and then imagenet-prep again."
-        ) from error
-    pointer, number, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
-    found.matching_sort.argtypes = [pointer, pointer, size, number, pointer, pointer, pointer]
-    found.matching_join.argtypes = [pointer, pointer, number]
-    found.matching_join.restype = size
-    found.matching_prove.argtypes = [
-        *(pointer, pointer, pointer, size, number, number, pointer, number)
-    ]
-    return found
+
+def library() -> ctypes.CDLL:
+    """Returns matching.c; raises as `compiled.load`."""
+    return compiled.load(_LIBRARY, **_FUNCTIONS)
 
 
 @functools.lru_cache(maxsize=1)

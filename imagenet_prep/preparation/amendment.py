@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from imagenet_prep.codec.transform import keep, require, transform
 from imagenet_prep.core import canonical, records
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError, ManifestError, UsageError, some
-from imagenet_prep.dataset import naming, placement, settings
+from imagenet_prep.dataset import naming, placement, samples, settings
 from imagenet_prep.dataset.manifest import Manifest, Shard, Split
 from imagenet_prep.dataset.member import Incident, PreparedImage
 from imagenet_prep.dataset.orientation import KEEP, RULES
@@ -315,20 +316,19 @@ def _split(store: Store, shards: list[Shard], num_classes: int) -> Split:
     per_class: Counter[int] = Counter()
     resized = height = width = 0
 
-    def samples() -> Iterator[Sample]:
+    def counted() -> Iterator[Sample]:
         nonlocal resized, height, width
-        for shard in shards:
-            for sample in tables.rows(store, shard):
-                per_class[sample.class_index] += 1
-                # An image that is turned has the same sides.
-                resized += {sample.height, sample.width} != {
-                    sample.source_height,
-                    sample.source_width,
-                }
-                height, width = max(height, sample.height), max(width, sample.width)
-                yield sample
+        for sample in chain.from_iterable(tables.each(samples.parse, store, shards)):
+            per_class[sample.class_index] += 1
+            # An image that is turned has the same sides.
+            resized += {sample.height, sample.width} != {
+                sample.source_height,
+                sample.source_width,
+            }
+            height, width = max(height, sample.height), max(width, sample.width)
+            yield sample
 
-    root = samples_root(samples())
+    root = samples_root(counted())
     return Split(
         examples=per_class.total(),
         num_bytes=sum(shard.num_bytes for shard in shards),

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import UsageError, some
-from imagenet_prep.dataset import keys, schema
+from imagenet_prep.dataset import keys, samples, schema
 from imagenet_prep.dataset.keys import KeyList
 from imagenet_prep.dataset.manifest import Manifest, Shard, Split
 from imagenet_prep.dataset.member import Member
@@ -280,16 +280,17 @@ def _changes_in(
         number = plan.keyed_hash(seed, "add", member.key) % len(split.shards)
         coming.setdefault(number, []).append(member)
     taken, emptied = [], []
-    for number, shard in enumerate(split.shards):
-        named = {each.key: each for each in tables.rows(store, shard) if each.key in wanted}
+    found = tables.each(samples.heads, store, split.shards)
+    for number, (shard, heads) in enumerate(zip(split.shards, found, strict=True)):
+        named = {key: class_index for class_index, key, _ in heads if key in wanted}
         taken += [key for key in named if key in new]
         change = ShardChange(
             shard,
             frozenset(named.keys() & left_out.keys()),
             {
                 key: class_of[key]
-                for key, each in named.items()
-                if key in class_of and class_of[key] != each.class_index
+                for key, class_index in named.items()
+                if key in class_of and class_of[key] != class_index
             },
             tuple(coming.get(number, ())),
         )

@@ -38,7 +38,7 @@ from imagenet_prep.preparation.tasks import (
 from imagenet_prep.shards.commit import split_of
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources import boxes, detect, layout
-from imagenet_prep.sources.editions import EVALUATION
+from imagenet_prep.sources.editions import OBJECTNET
 from imagenet_prep.sources.folder import Folder
 from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.source import Part, Pixels
@@ -96,10 +96,11 @@ class Job:
         )
         require(policy)
         selection, description = _select(config)
-        config = _for_evaluation(config, selection)
         refuse_source_as_output(config.out, config.source, selection.source)
         rule = config.orientation_of(is_imagenet=selection.source.is_imagenet)
-        policy = dataclasses.replace(policy, orientation=rule, border=selection.source.border)
+        # ObjectNet's images have a red border, of one pixel.
+        border = int(selection.source.edition == OBJECTNET)
+        policy = dataclasses.replace(policy, orientation=rule, border=border)
         kind = config.worker_kind
         num_bytes = sum(part.num_bytes for part in selection.source.parts)
         if kind == "auto" and policy.only_copies and num_bytes > _WORTH_PROCESSES_BYTES:
@@ -140,22 +141,6 @@ def _splits_there(config: Config) -> Config:
     )
 
 
-def _for_evaluation(config: Config, selection: Selection) -> Config:
-    """Returns the settings with the only split that the source has, if this is a set for it.
-
-    Raises:
-      UsageError: other flags ask for another split.
-    """
-    if schema.TEST not in selection.splits:
-        return config
-    try:
-        return dataclasses.replace(config, splits=selection.splits)
-    except ValueError as error:
-        raise UsageError(
-            f"{error}. {config.source} is a set to evaluate on and has the split test alone."
-        ) from None
-
-
 def _select(config: Config) -> tuple[Selection, str]:
     """Returns the requested images, and one line for people about their source.
 
@@ -175,8 +160,13 @@ def _select(config: Config) -> tuple[Selection, str]:
         follow_links=config.follow_links,
     )
     annotations = None
-    if found.edition in EVALUATION:
+    if found.evaluation is not None:
         splits = [schema.TEST]
+        if config.holds_out or config.train_shards or config.validation_shards:
+            raise UsageError(
+                f"--holdout, --train-shards, --validation-shards: {config.source} is a set to "
+                "evaluate on and has the split test alone. Leave them out."
+            )
     elif not config.no_boxes and not root.is_file():
         annotations = boxes.find(root, splits, official=found.classes.official)
     selection = Selection(
@@ -216,6 +206,7 @@ def _wanted(config: Config, selection: Selection, policy: Policy) -> Wanted:
     byte_settings = {
         **config.byte_settings(),
         "boxes": selection.annotations is not None,
+        **({"splits": [schema.TEST]} if selection.source.evaluation else {}),
         **({"border": policy.border} if policy.border else {}),
         **({"encoded_from_pixels": RAW_ENCODING} if from_pixels else {}),
         **({} if excluded is None else {EXCLUDED: excluded.summary}),
@@ -415,5 +406,5 @@ def commit(
         ],
         plan_digest=canonical.digest([split.digest for split in inventory.plans]),
         edition=inventory.edition,
-        answers=job.selection.source.answers,
+        answers=evaluation.answers if (evaluation := job.selection.source.evaluation) else None,
     )

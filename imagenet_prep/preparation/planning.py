@@ -157,8 +157,8 @@ class Planning:
         # A part that is no file has no md5.
         files = {part.name for part in parts if part.path is not None}
         md5 = {task.part: each.md5 for task, each in lists if each.md5 and task.part in files}
-        if wanted.source.edition in editions.EVALUATION:
-            edition = wanted.source.edition.name
+        if wanted.source.evaluation is not None:
+            edition = wanted.source.evaluation.edition.name
         return Counts(edition, used, md5)
 
     def census(self, counts: Counts, held_out: Iterable[Rank]) -> Census:

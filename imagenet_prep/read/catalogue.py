@@ -64,7 +64,7 @@ class Catalogue:
             names = Names(records)
             for shard in records.placement.held(records.examples_per_shard):
                 found = zip(records.numbers_of(shard), names.of(shard), strict=True)
-                for number, (class_index, key) in found:
+                for number, (class_index, key, _) in found:
                     if classes is None or class_index in classes:
                         yield Entry(split, number, class_index, records.wnids[class_index], key)
             records.close()

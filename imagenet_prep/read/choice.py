@@ -13,8 +13,9 @@ from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import UsageError, some
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.keys import KeyList, read_list
+from imagenet_prep.dataset.samples import Head
 from imagenet_prep.read.config import ReadConfig
-from imagenet_prep.read.names import Name, Names
+from imagenet_prep.read.names import Names
 from imagenet_prep.read.order import mix, stream
 
 if TYPE_CHECKING:
@@ -69,38 +70,48 @@ class Choice:
         return asked
 
     def numbers(self, records: Records) -> npt.NDArray[np.int64]:
-        """Returns the numbers of the chosen examples of a split, sorted.
+        """Returns the numbers of the chosen examples of a split, sorted; raises as `of_each`."""
+        (chosen,) = self.of_each([records])
+        return chosen
+
+    def of_each(self, splits: Sequence[Records]) -> list[npt.NDArray[np.int64]]:
+        """Returns the numbers of the chosen examples of each of some splits of a set, sorted.
 
         Raises:
           UsageError: nothing is chosen, a class or key is unknown, or the set has no names.
           ImagenetPrepError: as for `Names.of`.
         """
+        where = f"{' and '.join(records.split for records in splits)} of {splits[0].root}"
+        lists = [_Listed(keys) for keys in (self._keys, self._excluded) if keys is not None]
+        chosen = [np.flatnonzero(self._chosen(records, lists)) for records in splits]
+        for each in lists:
+            each.refuse_unknown(where)
+        if not any(map(len, chosen)):
+            raise UsageError(f"{where}: no example of it is chosen. Choose more, or all.")
+        return chosen
+
+    def _chosen(self, records: Records, lists: Sequence[_Listed]) -> npt.NDArray[np.bool_]:
         where = f"{records.split} of {records.root}"
         if records.placement.nodes > 1:
             raise UsageError(f"{where} is {records.placement}: choose examples of a whole set")
         if schema.FILENAME in records.manifest.lacks and self.asked().keys() - {"classes", "remap"}:
             raise UsageError(f"{where}: its records name no files, so only classes can be chosen")
-        lists = [_Listed(keys) for keys in (self._keys, self._excluded) if keys is not None]
-        names, parts = iter(Names(records)), []
-        while block := list(itertools.islice(names, _BLOCK)):
+        heads, parts = iter(Names(records)), []
+        while block := list(itertools.islice(heads, _BLOCK)):
             parts.append(self._among(block, lists))
-        for each in lists:
-            each.refuse_unknown(where)
-        chosen = np.concatenate(parts)
-        if not chosen.any():
-            raise UsageError(f"{where}: no example of it is chosen. Choose more, or all.")
-        return np.flatnonzero(chosen)
+        return np.concatenate(parts)
 
-    def _among(self, names: Sequence[Name], lists: Sequence[_Listed]) -> npt.NDArray[np.bool_]:
+    def _among(self, heads: Sequence[Head], lists: Sequence[_Listed]) -> npt.NDArray[np.bool_]:
         """Returns which of some examples are chosen."""
-        chosen = np.ones(len(names), bool)
+        chosen = np.ones(len(heads), bool)
         if self._classes:
-            chosen &= np.isin([class_index for class_index, _ in names], self._classes)
+            chosen &= np.isin([class_index for class_index, _, _ in heads], self._classes)
+        keys = [key for _, key, _ in heads]
         for each in lists:
-            chosen &= each.has(names) != (each.keys is self._excluded)
+            chosen &= each.has(keys) != (each.keys is self._excluded)
         part, parts = self._config.fold
         if self._config.fraction < 1 or parts > 1:
-            hashed = np.fromiter((_hash(key) for _, key in names), np.uint64, len(names))
+            hashed = np.fromiter(map(_hash, keys), np.uint64, len(keys))
             uniform = mix(hashed ^ stream(self._config.choice_seed, _FRACTION))
             chosen &= (uniform >> np.uint64(11)) * 2.0**-53 < self._config.fraction
             dealt = mix(hashed ^ stream(self._config.choice_seed, _FOLD))
@@ -120,10 +131,10 @@ class _Listed:
         # Line 0 stands for examples that are not listed.
         self._found = np.zeros(max(keys.keys.values()) + 1, bool)
 
-    def has(self, names: Sequence[Name]) -> npt.NDArray[np.bool_]:
-        """Returns which of some examples are listed."""
-        line_of = self.keys.keys.get
-        lines = np.fromiter((line_of(key, 0) for _, key in names), np.int64, len(names))
+    def has(self, keys: Sequence[str]) -> npt.NDArray[np.bool_]:
+        """Returns which of some keys are listed."""
+        found = map(self.keys.keys.get, keys, itertools.repeat(0))
+        lines = np.fromiter(found, np.int64, len(keys))
         self._found[lines] = True
         return lines > 0
 
@@ -143,7 +154,7 @@ class Finder:
         self._wnids = records.wnids
         self._names = Names(records)
         # Python's own hash is quick, and nobody can tell which keys have equal ones.
-        hashed = np.fromiter((hash(key) for _, key in self._names), np.int64, len(records))
+        hashed = np.fromiter((hash(key) for _, key, _ in self._names), np.int64, len(records))
         self._numbers = np.argsort(hashed, kind="stable")
         self._hashed = hashed[self._numbers]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from imagenet_prep.core import compiled
 from imagenet_prep.dataset.example import Places
 from imagenet_prep.dataset.jpeg import MAX_PIXELS
 from imagenet_prep.read.dlpack import Lease
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _NUM_PLACES = len(Places._fields)
 _NUM_FOUND = _NUM_PLACES + 2
 _LIBRARY = Path(__file__).with_name("_gather.so")
+_POINTER = ctypes.c_void_p
+_TYPES = (ctypes.c_int, ctypes.c_int, *[_POINTER] * 3, ctypes.c_int64, *[_POINTER] * 2)
 
 
 def gather(
@@ -44,7 +46,7 @@ def gather(
       damaged or unlike those of `prepare`, and for every record where gather.c was not compiled or
       the processor lacks an instruction for CRC32C.
     """
-    library = _library()
+    library = compiled.find(_LIBRARY, gather=_TYPES)
     if library is None:
         return memoryview(b""), [None] * len(descriptors)
     batch = np.asarray(Lease(_memory(int(sizes.sum()), free), free))
@@ -67,15 +69,3 @@ def _memory(num_bytes: int, free: deque[npt.NDArray[Any]]) -> npt.NDArray[Any]:
         memory = np.empty(0, np.uint8)
     # Memory that is too small is not kept, so soon each is as large as the largest batch.
     return memory if len(memory) >= num_bytes else np.empty(num_bytes, np.uint8)
-
-
-@functools.cache
-def _library() -> ctypes.CDLL | None:
-    """Returns what was compiled when this package was installed, or None."""
-    try:
-        library = ctypes.CDLL(str(_LIBRARY))
-    except OSError:
-        return None
-    pointer = ctypes.c_void_p
-    library.gather.argtypes = [ctypes.c_int, *[pointer] * 3, ctypes.c_int64, *[pointer] * 2]
-    return library

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.dataset import naming
-from imagenet_prep.dataset.manifest import Shard
-from imagenet_prep.dataset.samples import Sample
+from imagenet_prep.dataset.samples import Head, Sample
 from imagenet_prep.storage import tables
 from imagenet_prep.storage.folder import LocalStore
 
 if TYPE_CHECKING:
     from imagenet_prep.read.records import Records
-
-Name = tuple[int, str]
 
 
 class Names:
@@ -39,8 +34,8 @@ class Names:
                 "key. imagenet-prep adopt writes tables, and leaves the images as they are."
             )
 
-    def of(self, shard: int) -> Iterator[Name]:
-        """Yields class index and key of each example of a shard.
+    def of(self, shard: int) -> Iterable[Head]:
+        """Returns the class index and key of each example of a shard, and b"", one by one.
 
         Raises:
           DataDamagedError: the message names the table and its line, or the record.
@@ -48,21 +43,10 @@ class Names:
         """
         records = self._records
         if not records.manifest.has_samples:
-            yield from map(records.name, records.numbers_of(shard))
-            return
-        there = records.shards[shard]
-        for record, (key, class_index, _) in enumerate(tables.heads(self._store, there)):
-            self._demand_class(there, record, class_index)
-            yield class_index, key
+            return ((*records.name(number), b"") for number in records.numbers_of(shard))
+        return tables.heads(self._store, records.shards[shard], len(records.wnids))
 
-    def _demand_class(self, shard: Shard, record: int, class_index: int) -> None:
-        if class_index >= (num_classes := len(self._records.wnids)):
-            raise DataDamagedError(
-                f"{self._store.where(naming.samples_name(shard.name))}: line {record + 2:,} has "
-                f"class {class_index:,}, and there are {num_classes:,}"
-            )
-
-    def __iter__(self) -> Iterator[Name]:
+    def __iter__(self) -> Iterator[Head]:
         """Yields those of all examples, in the order of their records; raises as `of`."""
         return itertools.chain.from_iterable(map(self.of, range(len(self._records.shards))))
 
@@ -76,20 +60,21 @@ class Names:
         Raises:
           ImagenetPrepError: as for `of`.
         """
-        there = self._records.shards[shard]
+        records, there = self._records, self._records.shards[shard]
         if not any(sha256.encode() in line for line in tables.lines(self._store, there)):
             return
-        numbers = self._records.numbers_of(shard)
-        rows = list(tables.rows(self._store, there))  # to its end, where the table is proven
-        for record, sample in enumerate(rows):
+        numbers = records.numbers_of(shard)
+        # To its end, where the table is proven.
+        for number, sample in list(
+            zip(numbers, tables.rows(self._store, there, len(records.wnids)), strict=True)
+        ):
             if sha256 in (sample.sha256, sample.source_sha256):
-                self._demand_class(there, record, sample.class_index)
-                yield numbers[record], sample
+                yield number, sample
 
-    def at(self, number: int) -> Name:
+    def at(self, number: int) -> tuple[int, str]:
         """Returns those of one example; raises as `of`."""
         shard, record = self._records.place(number)
         if not self._records.manifest.has_samples:
             return self._records.name(number)
         # To its end, where the table is proven.
-        return list(self.of(shard))[record]
+        return list(self.of(shard))[record][:2]

@@ -69,6 +69,12 @@ class Reader:
         return self._feed.class_numbers
 
     @property
+    def present(self) -> tuple[int, ...]:
+        """The class indices of which the split has examples, sorted."""
+        there = self.manifest.present(self._feed.records.split, self._feed.records.wnids)
+        return tuple(n for n, number in enumerate(self.class_numbers) if number in there)
+
+    @property
     def classes(self) -> tuple[str, ...]:
         """The WNID of each class index."""
         return tuple(self._feed.records.wnids[number] for number in self.class_numbers)

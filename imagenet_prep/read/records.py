@@ -390,14 +390,25 @@ class Records:
         )
 
     def _index_bytes(self, shard: int) -> bytes:
-        path = self.root / naming.index_name(self.shards[shard].name)
-        held = self._shard(shard)  # while it is held, a cache does not remove the index
-        if self._cache is not None and not path.exists():
-            self._cache.forget(self.shards[shard].name)
-            held = self._shard(shard)
         there = self.shards[shard]
+        path = self.root / naming.index_name(there.name)
         most = min(_INDEX_LINE_BYTES * there.examples, there.index_bytes) + 1
-        with storage_errors("read", path), open(regular_file.open_to_read(path), "rb") as file:
-            content = file.read(most)
+        held = self._shard(shard)  # while it is held, a cache does not remove the index
+        with storage_errors("read", path):
+            try:
+                return _head(path, most)
+            except FileNotFoundError:
+                if self._cache is None:
+                    raise
+            # Somebody removed files of the cache, this shard among them perhaps.
+            self._cache.forget(there.name)
+            held = self._shard(shard)
+            content = _head(path, most)
         del held
         return content
+
+
+def _head(path: Path, most: int) -> bytes:
+    """Returns up to `most` bytes of a file."""
+    with open(regular_file.open_to_read(path), "rb") as file:
+        return file.read(most)

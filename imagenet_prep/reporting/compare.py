@@ -23,7 +23,8 @@ from imagenet_prep.dataset.difference import (
 )
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.reporting import pictures, sample
-from imagenet_prep.reporting.facts import Facts, ahead, index_of
+from imagenet_prep.reporting.facts import Facts, index_of
+from imagenet_prep.storage.ahead import ahead
 
 # Enough for a median PSNR exact to a tenth of a dB, in half a minute.
 _PAIRS = 200

@@ -10,9 +10,8 @@ import hashlib
 import io
 import itertools
 import re
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Container, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import Counter, defaultdict
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,12 +19,13 @@ from typing import NamedTuple, TypeVar
 
 from imagenet_prep.core import canonical, records
 from imagenet_prep.core.errors import DataDamagedError, StoreError
-from imagenet_prep.dataset import class_list, measures, naming, placement
+from imagenet_prep.dataset import class_list, measures, naming, placement, samples
 from imagenet_prep.dataset.manifest import Manifest, Shard
 from imagenet_prep.dataset.measures import Measured
 from imagenet_prep.dataset.member import Incident, Origin
 from imagenet_prep.dataset.placement import Placement
 from imagenet_prep.storage import origins, tables
+from imagenet_prep.storage.ahead import ahead
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.store import Store
 
@@ -44,10 +44,7 @@ _LEAST_SECONDS, _MAX_SECONDS, _LAST_S = 1e-6, 366 * 86_400.0, 4_102_444_800.0
 _MAX_COUNT = 1 << 44
 _STAGE = re.compile(r"([a-z]+)-[0-9a-z-]+")
 
-# Reads that are under way at a time.
-_AHEAD = 8
 Item = TypeVar("Item")
-Answer = TypeVar("Answer")
 
 _READ, _CODEC, _PROOF = "read and write", "decode, shrink, encode", "md5 of the sources"
 
@@ -234,19 +231,6 @@ def gather(
     return facts
 
 
-def ahead(
-    function: Callable[[Item], Answer], items: Iterable[Item]
-) -> Iterator[tuple[Item, Future[Answer]]]:
-    """Yields each item, with function(item) under way, and the next few: servers answer slowly."""
-    with ThreadPoolExecutor(_AHEAD, thread_name_prefix="ahead") as pool:
-        waiting: deque[tuple[Item, Future[Answer]]] = deque()
-        for item in items:
-            waiting.append((item, pool.submit(function, item)))
-            if len(waiting) == _AHEAD:
-                yield waiting.popleft()
-        yield from waiting
-
-
 def index_of(facts: Facts, shard: str, numbers: Container[int]) -> dict[int, str]:
     """Returns those lines of a shard's index that have these numbers, as far as it has them.
 
@@ -285,13 +269,10 @@ def _read_receipts(facts: Facts) -> None:
 
 def _read_tables(facts: Facts) -> None:
     """Measures all images by the tables of samples; a table that is damaged is a problem."""
-
-    def measured(shard: Shard) -> Measured:
-        return measures.of(tables.rows(facts.store, shard))
-
-    for shard, reading in ahead(measured, (each for each in facts.shards if each.samples)):
+    shards = [shard for shard in facts.shards if shard.samples]
+    for shard, rows in zip(shards, tables.each(samples.parse, facts.store, shards), strict=True):
         try:
-            found = reading.result()
+            found = measures.of(rows)
         except (DataDamagedError, StoreError) as error:
             facts.problems.append(str(error))
             continue

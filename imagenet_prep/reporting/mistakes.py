@@ -17,8 +17,6 @@ from imagenet_prep.reporting import pictures
 
 _MOST_PAIRS = 30
 _MOST_PICTURES = 48
-# Side in pixels and WebP quality.
-_PICTURE = (176, 72)
 
 
 class Mistake(NamedTuple):
@@ -98,9 +96,7 @@ def find(
 
     for share, _, each in heapq.nlargest(_MOST_PICTURES, wrong(), key=lambda one: one[:2]):
         image = image_of(each.key)
-        picture = None
-        if image is not None and (decoded := pictures.decode(image.encoded, 2 * _PICTURE[0])):
-            picture = pictures.thumbnail(decoded, *_PICTURE)
+        picture = image and pictures.of_example(image)
         label, other = words(each.class_index), words(each.classes[0])
         found.surest.append(Mistake(each.key, label, other, share, picture))
     worst = sorted(taken.items(), key=lambda pair: (-pair[1], pair[0]))[:_MOST_PAIRS]

@@ -12,6 +12,7 @@ from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.dataset import schema, tfrecord
 from imagenet_prep.dataset.schema import LEVELS
 from imagenet_prep.reporting import plots, training
+from imagenet_prep.reporting.disagreements import APART, EQUAL, NONE, SHARED, Disagreements
 from imagenet_prep.reporting.facts import Facts
 from imagenet_prep.reporting.mistakes import Mistakes
 from imagenet_prep.reporting.render import render, time_of
@@ -36,6 +37,7 @@ def report(
     made_at: datetime,
     trained: Sequence[Any] = (),
     mistakes: Mistakes | None = None,
+    disagreements: Disagreements | None = None,
 ) -> str:
     """Returns the report of a data set as HTML.
 
@@ -46,6 +48,7 @@ def report(
       seed: that drew the tiles.
       made_at: now, in UTC.
       mistakes: of a network whose predictions were given.
+      disagreements: of the lists of labels that were given.
       trained: rows of `training.load`; without any, nothing is said of training.
     """
     manifest = facts.manifest
@@ -77,6 +80,8 @@ def report(
         plots=plots.of(facts),
         trained=plots.training(trained) if trained else None,
         mistakes=mistakes,
+        disagreements=disagreements,
+        kinds=(EQUAL, SHARED, APART, NONE),
         header=training.HEADER,
         rows=training.cells(trained),
         checked=f"Checked on {time_of(made_at)} at level {level}: "

@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image, ImageFile, ImageOps
 
 from imagenet_prep.dataset import jpeg
+from imagenet_prep.dataset.example import ImageExample
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -25,6 +26,8 @@ Image.MAX_IMAGE_PIXELS = None
 _LANCZOS = Image.Resampling.LANCZOS
 # Those that the codec knows, so that no stray file reaches a more exotic decoder.
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")
+# Of a picture in a list, in pixels; and WebP's quality.
+_SIDE, _QUALITY = 176, 72
 # Pixels that are compared at a time.
 _BAND_PIXELS = 1 << 20
 
@@ -54,6 +57,12 @@ def decode(data: bytes, smallest: int | None = None) -> Image.Image | None:
 def thumbnail(image: Image.Image, side: int, quality: int) -> str:
     """Returns the middle of an image as a square WebP of `side` pixels, as a data URI."""
     return data_uri(ImageOps.fit(image, (side, side), _LANCZOS), quality)
+
+
+def of_example(image: ImageExample) -> str | None:
+    """Returns a small square of an image as lists of images show it; None: it does not decode."""
+    decoded = decode(image.encoded, 2 * _SIDE)
+    return thumbnail(decoded, _SIDE, _QUALITY) if decoded else None
 
 
 def data_uri(image: Image.Image, quality: int) -> str:

@@ -16,7 +16,8 @@ from imagenet_prep.dataset import example, tfrecord
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.member import QUARANTINED, Incident, Origin
 from imagenet_prep.reporting import pictures
-from imagenet_prep.reporting.facts import MAX_SHOWN_BYTES, Facts, ahead, index_of
+from imagenet_prep.reporting.facts import MAX_SHOWN_BYTES, Facts, index_of
+from imagenet_prep.storage.ahead import ahead
 
 # One image of each class of ImageNet, 1.7 kB each, fills half of the 5 MB that a report may have.
 _MAX_TILES = 1000

@@ -11,9 +11,10 @@ import bisect
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from imagenet_prep.core.errors import DataDamagedError, UsageError
-from imagenet_prep.dataset import class_list, naming, schema
+from imagenet_prep.dataset import class_list, naming, samples, schema
 from imagenet_prep.dataset.difference import Difference, Stored
 from imagenet_prep.dataset.manifest import Manifest, Shard
 from imagenet_prep.shards import runs
@@ -126,16 +127,15 @@ def _entries(side: Side, split: str, labels: Sequence[int], common: set[str]) ->
       labels: numbers that mean the same class on both sides, by class index.
       common: tables that need not be read, by their sha256.
     """
-    for number, shard in enumerate(side.shards(split)):
-        if shard.samples_sha256 in common:
-            continue
-        found = tables.heads(side.place, shard, images=True)
-        for record, (key, index, image) in enumerate(found):
-            if index >= len(labels):
-                raise DataDamagedError(
-                    f"{side.place.where(naming.samples_name(shard.name))}: line {record + 2:,} has "
-                    f"class {index:,}, and there are {len(labels):,}"
-                )
+    shards = [
+        (number, shard)
+        for number, shard in enumerate(side.shards(split))
+        if shard.samples_sha256 not in common
+    ]
+    parse = partial(samples.heads, num_classes=len(labels), images=True)
+    found = tables.each(parse, side.place, (shard for _, shard in shards))
+    for (number, _), heads in zip(shards, found, strict=True):
+        for record, (index, key, image) in enumerate(heads):
             place = number, record
             yield b"%b\0%d,%b\0%05d%09d\n" % (key.encode(), labels[index], image, *place)
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from imagenet_prep.core import compiled
+
 _BYTES = 32
 _LIBRARY = Path(__file__).with_name("_digests.so")
+_TYPES = (ctypes.c_int, ctypes.c_int, *[ctypes.c_void_p] * 3)
 
 
 def sha256(pieces: Sequence[bytes]) -> list[str]:
     """Returns the sha256 of each piece in hex; by hashlib where this processor cannot do two."""
-    library, count = _library(), len(pieces)
+    library, count = compiled.find(_LIBRARY, sha256=_TYPES), len(pieces)
     if library is not None:
         digests = ctypes.create_string_buffer(_BYTES * count)
         data = (ctypes.c_char_p * count)(*pieces)
@@ -23,15 +25,3 @@ def sha256(pieces: Sequence[bytes]) -> list[str]:
             found = digests.raw
             return [found[at : at + _BYTES].hex() for at in range(0, len(found), _BYTES)]
     return [hashlib.sha256(piece).hexdigest() for piece in pieces]
-
-
-@functools.cache
-def _library() -> ctypes.CDLL | None:
-    """Returns what was compiled when this package was installed, or None."""
-    try:
-        library = ctypes.CDLL(str(_LIBRARY))
-    except OSError:
-        return None
-    pointer = ctypes.c_void_p
-    library.sha256.argtypes = [ctypes.c_int, *[pointer] * 3]
-    return library

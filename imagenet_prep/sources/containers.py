@@ -5,16 +5,14 @@ What it is, its first bytes say: ImageNetV2's archives are called .tar.gz, and s
 
 from __future__ import annotations
 
-import contextlib
 import io
 import zipfile
 from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 from imagenet_prep.core.errors import SourceError
 from imagenet_prep.sources import packed, tar
-from imagenet_prep.sources.tar import Allowance, TarMember
+from imagenet_prep.sources.tar import Allowance
 from imagenet_prep.storage.remote_path import Location, RemotePath, open_to_read
 
 _ZIP = b"PK\x03\x04"
@@ -28,68 +26,47 @@ _AHEAD_BYTES = 4 << 20
 # What zipfile and the modules below it raise for damage, passwords and unknown methods.
 _ZIP_ERRORS = (zipfile.BadZipFile, RuntimeError, NotImplementedError, ValueError)
 
-Contents = Iterator[tuple[TarMember, Callable[[int], bytes]]]
 
+def contents(path: Location, most: Callable[[str], int]) -> Iterator[tuple[str, int, bytes]]:
+    """Yields name, size and beginning of each file of an archive.
 
-def is_plain_tar(path: Location) -> bool:
-    """Returns whether the images of an archive can be read where they lie."""
-    with open_to_read(path) as file:
-        head = file.read(tar.HEADER_BYTES)
-    return head[257:262] == b"ustar" and not head.startswith(_ZIP)
+    Args:
+      path: the archive.
+      most: how many bytes of a file are wanted, by its name.
 
-
-def contents(path: Location) -> Contents:
-    """Yields each file of an archive, and what reads at most so many bytes from its start.
-
-    Only the files of a zip have no offset, which is 0. All that reads raises
-    SourceError: it is no archive, is damaged, or unpacks to far more bytes than it has.
+    Raises:
+      SourceError: it is no archive, is damaged, or unpacks to far more bytes than it has.
     """
     size = path.stat.size if isinstance(path, RemotePath) else path.stat().st_size
     allowance = Allowance(_LEAST_ALLOWANCE + _MOST_RATIO * size)
-    with _damage_named(path), contextlib.ExitStack() as stack:
+    try:
         with open_to_read(path) as file:
             is_zip = file.read(len(_ZIP)) == _ZIP
         if is_zip:
-            files = _in_zip(path, allowance)
-        else:
-            files = tar.contents(stack.enter_context(packed.unpacked(path)), path.name, allowance)
-        for member, read in files:
-            yield member, partial(_read, path, read)
-
-
-@contextlib.contextmanager
-def _damage_named(path: Location) -> Iterator[None]:
-    try:
-        yield
+            yield from _in_zip(path, allowance, most)
+            return
+        with packed.unpacked(path) as stream:
+            for member, read in tar.contents(stream, path.name, allowance):
+                yield member.name, member.size, read(most(member.name))
     except (*packed.UNPACKING_ERRORS, *_ZIP_ERRORS) as error:
         raise SourceError(f"{path}: cannot be unpacked: {error}. Download it again.") from error
 
 
-def _read(path: Location, read: Callable[[int], bytes], most: int) -> bytes:
-    with _damage_named(path):
-        return read(most)
-
-
-def _in_zip(path: Location, allowance: Allowance) -> Contents:
-    with contextlib.ExitStack() as stack:
-        file: BinaryIO = (
-            cast(BinaryIO, io.BufferedReader(_Seekable(path), _AHEAD_BYTES))
-            if isinstance(path, RemotePath)
-            else open_to_read(path)
-        )
-        archive = stack.enter_context(zipfile.ZipFile(stack.enter_context(file)))
-        for info in archive.infolist():
-            if info.is_dir():
-                continue
-
-            def read(most: int, info: zipfile.ZipInfo = info) -> bytes:
+def _in_zip(
+    path: Location, allowance: Allowance, most: Callable[[str], int]
+) -> Iterator[tuple[str, int, bytes]]:
+    opened: Any = open_to_read(path)
+    if isinstance(path, RemotePath):
+        opened = io.BufferedReader(_Seekable(path), _AHEAD_BYTES)
+    with opened, zipfile.ZipFile(opened) as archive:
+        for info in (info for info in archive.infolist() if not info.is_dir()):
+            data, wanted = b"", most(info.filename)
+            if wanted:
                 with archive.open(info, pwd=_PASSWORD) as member:
-                    # One byte more than the file has: only at its end, its CRC is compared.
-                    data = member.read(most + 1)[:most]
+                    # One byte more: only at the end of a file, its CRC is compared.
+                    data = member.read(wanted + 1)[:wanted]
                 allowance.take(len(data), path.name)
-                return data
-
-            yield TarMember(info.filename, 0, info.file_size), read
+            yield info.filename, info.file_size, data
 
 
 class _Seekable(io.RawIOBase):
@@ -106,8 +83,7 @@ class _Seekable(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        self._at = max(0, start + offset)
+        self._at = max(0, (0, self._at, self._size)[whence] + offset)
         return self._at
 
     def readinto(self, buffer: Any) -> int:

@@ -93,8 +93,8 @@ def find(
     whose = "ILSVRC2012's" if classes.official else f"{some(classes.wnids)}; not ILSVRC2012's"
     parts = [part.name for part in source.parts]
     line = f"{kinds[0]}: {some(parts)}; {counted(len(classes.wnids), 'class', 'classes')} ({whose})"
-    if kinds[0] == EVALUATION and source.edition is not None:
-        line += f"; {source.edition.name}, all of it is {schema.TEST}"
+    if source.evaluation is not None:
+        line += f"; {source.evaluation.edition.name}, all of it is {schema.TEST}"
     whole = root.resolve() if isinstance(root, Path) else None
     if kinds[0] == FOLDER and whole in getattr(source, "split_folders", ()):
         line += "; no train/ and no val/, so all of it is train"

@@ -19,7 +19,7 @@ from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import schema
 from imagenet_prep.sources.labels import ClassList
 
-_TRAIN, _VALIDATION = schema.TRAIN, schema.VALIDATION
+_TRAIN, _VALIDATION, _TEST = schema.TRAIN, schema.VALIDATION, schema.TEST
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,14 @@ class Edition:
 
     Attributes:
       name: what manifest, report and checkpoints call it.
-      num_classes: of its class list.
+      num_classes: of its class list; of an evaluation set, how many of ILSVRC2012's classes it
+        has, 0 for any number.
       examples: images by split.
       class_range: fewest and most images of a class by split, where that is known.
       is_ilsvrc: whether its classes are ILSVRC2012's.
       names: of the archive and the folders that it comes in and nothing else does; of an
         evaluation set, what these names begin with, in small letters.
-      occurring: of an evaluation set, how many of ILSVRC2012's classes it has.
-      digest: the sha256 of the sorted WNIDs of these, one a line, where it was published.
+      digest: of an evaluation set, the sha256 of its sorted WNIDs, one a line, where it is known.
     """
 
     name: str
@@ -44,7 +44,6 @@ class Edition:
     class_range: dict[str, tuple[int, int]] = field(default_factory=dict)
     is_ilsvrc: bool = False
     names: tuple[str, ...] = ()
-    occurring: int = 0
     digest: str = ""
 
     def problems(self, split: str, classes: ClassList, num_per_class: Sequence[int]) -> list[str]:
@@ -129,43 +128,34 @@ WINTER21_P = Edition(
 _OTHERS = (FACE_BLURRED, FALL11, WINTER21, FALL11_P, WINTER21_P)
 
 
-def _evaluation(
-    name: str, occurring: int, images: int = 0, each: int = 0, digest: str = "", *, also: str = ""
-) -> Edition:
-    """Returns an evaluation set; 0 images, or 0 of each class, where none are demanded."""
-    return Edition(
+_A = "9826a24166e74ce62fb87b27889874ca26917542c745712309d6e25855d63bc2"
+_R = "a6a0729f7a99230280639cab6e51e01485a3b41a676ea35621a501c9d6e83ca4"
+# Of each its classes, images and images of a class, 0 where none are demanded. The longer of two
+# names comes first. ImageNet-C has so many images of each corruption at each severity.
+EVALUATION = tuple(
+    Edition(
         name,
-        schema.OFFICIAL_NUM_CLASSES,
-        {schema.TEST: images} if images else {},
-        {schema.TEST: (each, each)} if each else {},
-        is_ilsvrc=True,
-        names=tuple(filter(None, (name, also))),
-        occurring=occurring,
+        classes,
+        {_TEST: images} if images else {},
+        {_TEST: (each, each)} if each else {},
+        names=(name, *others),
         digest=digest,
     )
-
-
-IMAGENETV2 = _evaluation("imagenetv2", 1000, 10_000, 10)
-IMAGENET_A = _evaluation(
-    *("imagenet-a", 200, 7_500, 0),
-    "9826a24166e74ce62fb87b27889874ca26917542c745712309d6e25855d63bc2",
+    for name, classes, images, each, digest, *others in (
+        ("imagenetv2-matched-frequency", 1000, 10_000, 10, ""),
+        ("imagenetv2-threshold0.7", 1000, 10_000, 10, ""),
+        ("imagenetv2-top-images", 1000, 10_000, 10, ""),
+        ("imagenetv2", 1000, 10_000, 10, ""),
+        ("imagenet-a", 200, 7_500, 0, _A),
+        ("imagenet-r", 200, 30_000, 0, _R),
+        ("imagenet-o", 200, 2_000, 0, ""),
+        ("imagenet-sketch", 1000, 0, 0, "", "sketch"),
+        ("imagenet-c", 1000, 50_000, 50, ""),
+        (schema.OBJECTNET, 0, 0, 0, ""),
+    )
 )
-IMAGENET_R = _evaluation(
-    *("imagenet-r", 200, 30_000, 0),
-    "a6a0729f7a99230280639cab6e51e01485a3b41a676ea35621a501c9d6e83ca4",
-)
-IMAGENET_O = _evaluation("imagenet-o", 200, 2_000)
-IMAGENET_SKETCH = _evaluation("imagenet-sketch", 1000, also="sketch")
-# So many images of each corruption at each severity.
-IMAGENET_C = _evaluation("imagenet-c", 1000, 50_000, 50)
-OBJECTNET = _evaluation(schema.OBJECTNET, 0)
-# The longer of two names comes first.
-EVALUATION = (
-    *(
-        _evaluation(f"imagenetv2-{name}", 1000, 10_000, 10)
-        for name in ("matched-frequency", "threshold0.7", "top-images")
-    ),
-    *(IMAGENETV2, IMAGENET_A, IMAGENET_R, IMAGENET_O, IMAGENET_SKETCH, IMAGENET_C, OBJECTNET),
+(IMAGENETV2, IMAGENET_A, IMAGENET_R, IMAGENET_O, IMAGENET_SKETCH, IMAGENET_C, OBJECTNET) = (
+    EVALUATION[3:]
 )
 
 

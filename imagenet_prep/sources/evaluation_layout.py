@@ -97,24 +97,24 @@ class Layout:
         return {wnids[each[0]]: [wnids[index] for index in sorted(each)] for each in several}
 
 
-def layout_of(
-    names: Iterable[str], images: Mapping[str, int], sample: str, mapping: Mapping[str, bytes]
-) -> Layout:
-    """Returns what the folders of a set mean, from their names and how many images each has.
+def layout_of(names: Sequence[str], images: Iterable[str], mapping: Mapping[str, bytes]) -> Layout:
+    """Returns what the folders of a set mean.
 
     Args:
       names: of the archives or folders that it lies in.
-      images: their number by path of the folder.
-      sample: the path of one of them.
+      images: their paths.
       mapping: the files of ObjectNet's mapping, by name.
 
     Raises:
       SourceError: it is no set that is known, or could be two, or a folder is no class.
     """
-    (where, *_) = names = [*names]
-    folders = {path.rpartition("/")[2] for path in images}
-    edition = edition_of(names, folders, sample, has_mapping=bool(mapping))
-    if edition is None and [*images.values()] == [10] * 1000:
+    where, sample = names[0], next(iter(images), "")
+    in_folder = Counter(path.rpartition("/")[0] for path in images)
+    folders = {path.rpartition("/")[2] for path in in_folder}
+    if not sample:
+        raise SourceError(f"{where}: holds no image. Get it again.")
+    edition = editions.OBJECTNET if mapping else edition_of(names, folders, sample)
+    if edition is None and [*in_folder.values()] == [10] * 1000:
         edition = editions.IMAGENETV2
     if edition is None:
         raise SourceError(
@@ -129,11 +129,16 @@ def layout_of(
         _objects(mapping, where) if edition is editions.OBJECTNET else None,
     )
     counts: dict[str, Counter[int]] = {}
-    for path, number in images.items():
+    for path, number in in_folder.items():
         if place := layout.place(f"{path}/*", f"{where}: {path or sample}"):
             counts.setdefault(place[1].rstrip("/") or schema.TEST, Counter())[place[0]] += number
     each = ((group, _problems(layout, counts[group])) for group in sorted(counts))
     return replace(layout, problems=[f"{group} {one}" for group, all_ in each for one in all_])
+
+
+def mapped(path: str) -> list[str]:
+    """Returns which file of ObjectNet's mapping a path is, if it is one."""
+    return [name for name in MAPPING if f"/{path}".endswith(f"/{name}")]
 
 
 def edition_called(name: str) -> Edition | None:
@@ -143,13 +148,9 @@ def edition_called(name: str) -> Edition | None:
     return next(matching, None)
 
 
-def edition_of(
-    names: Iterable[str], folders: Collection[str], sample: str, *, has_mapping: bool
-) -> Edition | None:
-    """Returns the set that such folders of images are, if that is sure; arguments as above."""
+def edition_of(names: Iterable[str], folders: Collection[str], sample: str) -> Edition | None:
+    """Returns the set that is called so, or has such folders and, for example, such an image."""
     *above, folder, image = ["", *sample.split("/")]
-    if has_mapping:
-        return editions.OBJECTNET
     if _CORRUPTED.search(sample):
         return editions.IMAGENET_C
     if WNID.fullmatch(folder) and re.fullmatch(r"sketch_\d+\.[A-Za-z]+", image):
@@ -175,11 +176,10 @@ def _problems(layout: Layout, counts: Mapping[int, int]) -> list[str]:
     expected = edition.examples.get(schema.TEST, total)
     if total != expected:
         problems.append(f"has {counted(total, 'image')}, expected {expected:,}")
-    if edition.occurring and len(counts) != edition.occurring:
-        problem = f"has {counted(len(counts), 'class', 'classes')}, expected {edition.occurring:,}"
+    if (classes := edition.num_classes or len(counts)) != len(counts):
+        problem = f"has {counted(len(counts), 'class', 'classes')}, expected {classes:,}"
         absent = [name for index, name in enumerate(names) if index not in counts]
-        all_occur = edition.occurring == len(wnids)
-        problems.append(problem + all_occur * f": it misses {some(absent)}")
+        problems.append(problem + (classes == len(wnids)) * f": it misses {some(absent)}")
     low, high = edition.class_range.get(schema.TEST, (1, total))
     odd = [f"{names[i]} with {n:,}" for i, n in sorted(counts.items()) if not low <= n <= high]
     if odd:
@@ -197,12 +197,14 @@ def _objects(files: Mapping[str, bytes], where: str) -> Mapping[str, Sequence[in
             index_of = {lines[int(number)]: int(index) for index, number in numbers}
         words_of = json.loads(files[OBJECTS])
         found = {
-            folder: [index_of[each] for each in words_of.get(name, "").split("; ") if each]
+            folder: [index_of[each.strip()] for each in words_of.get(name, "").split(";") if each]
             for folder, name in json.loads(files[FOLDERS]).items()
         }
-        first = Counter(indices[0] for indices in found.values() if indices)
-        if max(first.values()) > 1 or not {*index_of.values()} <= {*range(1000)}:
-            raise ValueError("two objects are of one class, or a class is none of 0 to 999")
+        uses = Counter(index for indices in found.values() for index in indices)
+        for indices in found.values():
+            indices.sort(key=uses.__getitem__)  # the label is a class that no other object has
+            if indices and (uses[indices[0]] > 1 or not 0 <= min(indices) <= max(indices) < 1000):
+                raise ValueError("two objects are of the same class, or a class is none of ours")
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise SourceError(
             f"{where}: ObjectNet's mapping cannot be read: {type(error).__name__}: {error}. Get "

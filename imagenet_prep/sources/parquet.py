@@ -72,8 +72,9 @@ class Parquet(source.Packed):
         path = self.files[task.part]
         with _opened(path) as (file, descriptor):
             rows = _rows(file, descriptor, "image", _BATCH_ROWS)
+            ours = schema.PARQUET_NAMES.encode() in (file.schema_arrow.metadata or {})
             for row, (label, image) in enumerate(rows):
-                yield self._image(task, f"{path}: row {row:,}", row, label, image)
+                yield self._image(task, f"{path}: row {row:,}", row, label, image, ours=ours)
 
     def count_problems(self, split: str, num_per_class: Sequence[int]) -> list[str]:
         """Returns how counts differ from ILSVRC2012's, and whether files are missing."""
@@ -83,7 +84,9 @@ class Parquet(source.Packed):
             problems.append(f"{split} has {there} of {counted(there + self.absent[split], 'file')}")
         return problems + super().count_problems(split, num_per_class)
 
-    def _image(self, task: IndexTask, where: str, row: int, label: Any, image: Any) -> PackedImage:
+    def _image(
+        self, task: IndexTask, where: str, row: int, label: Any, image: Any, *, ours: bool
+    ) -> PackedImage:
         if not isinstance(label, int) or not 0 <= label < len(self.classes.wnids):
             raise SourceError(
                 f"{where}: label {label!r}, expected 0 to {len(self.classes.wnids) - 1:,}. "
@@ -98,6 +101,10 @@ class Parquet(source.Packed):
         class_id = self.classes.wnids[label]
         # Where no names were kept the place in the data set is one.
         base = _base(image) or f"{task.part.removesuffix('.parquet')}_{row:08d}"
+        if ours and image["path"]:
+            # As `export` writes it: the name as it stands in the key.
+            folder = image["path"].removesuffix(base)
+            return PackedImage(self.key_of(task.split, label, base, where, folder), label, data)
         if (appended := _APPENDED_WNID.match(base)) is not None:
             if appended["wnid"] != class_id and keys.WNID.fullmatch(class_id):
                 raise SourceError(

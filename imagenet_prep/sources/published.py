@@ -1,4 +1,4 @@
-"""The archives of ILSVRC2012, CIFAR-10 and MNIST, as they are published."""
+"""The archives of ILSVRC2012, CIFAR-10 and MNIST, and ReaL's labels, as they are published."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ VALIDATION = Archive("ILSVRC2012_img_val.tar", "29b22e2961454d5413ddabcf34fc5622
 DEVKIT = Archive("ILSVRC2012_devkit_t12.tar.gz", "fa75699e90414af021442c21a62c3abf")
 TRAIN_BOXES = Archive("ILSVRC2012_bbox_train_v2.tar.gz", "9271167e2176350e65cfe4e546f14b17")
 VALIDATION_BOXES = Archive("ILSVRC2012_bbox_val_v3.tgz", "f4cd18b5ea29fe6bbea62ec9c20d80f0")
+
+# ReaL's labels of the validation images. Its sha256 stands in evaluation.label_list.
+REAL = Archive("real.json", "c03b536b209b127cb61430fd1ce950d5", 388_478)
 
 # https://www.cs.toronto.edu/~kriz/cifar.html names the md5.
 CIFAR10 = Archive("cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", 170_498_071)

@@ -19,6 +19,7 @@ from imagenet_prep.dataset import keys
 from imagenet_prep.dataset.keys import WNID
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import editions
+from imagenet_prep.sources.evaluation_layout import Layout
 from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.member_reader import MemberReader
 from imagenet_prep.sources.scan import File, refuse_link_out
@@ -100,6 +101,7 @@ class Source(ABC):
       parts: what it is made of.
       tasks: its pieces, in class order where they hold one class each; empty where they are
         listed when they are asked for.
+      evaluation: what its folders mean, if it is a set to evaluate on.
     """
 
     decisive: ClassVar[tuple[str, ...]] = ()
@@ -107,31 +109,24 @@ class Source(ABC):
     classes: ClassList
     parts: tuple[Part, ...]
     tasks: tuple[IndexTask, ...] = field(default=(), kw_only=True)
+    evaluation: Layout | None = field(default=None, kw_only=True)
 
     @property
     def name(self) -> str:
         """What the data set is called; `shards.tfds` makes TFDS's name of it."""
+        if self.evaluation is not None:
+            return re.sub(r"\W", "_", self.evaluation.edition.name)
         return "imagenet2012" if self.is_ilsvrc else self.other_name
 
     @property
     def is_ilsvrc(self) -> bool:
         """Whether this is ILSVRC2012 or a part of it, whose counts are known."""
-        return self.classes.official
+        return self.evaluation is None and self.classes.official
 
     @property
     def is_imagenet(self) -> bool:
         """Whether its images are ImageNet's: of a known edition, or called by WNIDs."""
         return self.edition is not None or all(map(WNID.fullmatch, self.classes.wnids))
-
-    @property
-    def border(self) -> int:
-        """Pixels at each side of all images that are no part of them."""
-        return 0
-
-    @property
-    def answers(self) -> dict[str, list[str]]:
-        """As for `Manifest`."""
-        return {}
 
     @property
     def identity(self) -> list[object]:
@@ -181,10 +176,14 @@ class Source(ABC):
     @property
     def edition(self) -> editions.Edition | None:
         """The published edition that this should be; None where none is known."""
+        if self.evaluation is not None:
+            return self.evaluation.edition
         return editions.ILSVRC2012 if self.is_ilsvrc else None
 
     def count_problems(self, split: str, num_per_class: Sequence[int]) -> list[str]:
         """Returns how counts by class index differ from the published ones, in words."""
+        if self.evaluation is not None:
+            return [*self.evaluation.problems]
         edition = self.edition
         return edition.problems(split, self.classes, num_per_class) if edition else []
 

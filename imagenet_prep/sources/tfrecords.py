@@ -17,18 +17,26 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from imagenet_prep.core.errors import DataDamagedError, ManifestError, StoreError
-from imagenet_prep.dataset import class_list, keys, manifest, naming, protobuf, schema, tfrecord
+from imagenet_prep.dataset import (
+    class_list,
+    keys,
+    manifest,
+    naming,
+    protobuf,
+    schema,
+    tfds_record,
+    tfrecord,
+)
 from imagenet_prep.dataset.member import NO_BOXES, Boxes, Member
 from imagenet_prep.dataset.problems import GivenUpError, Problems
 from imagenet_prep.dataset.protobuf import Value
 from imagenet_prep.sources.labelling import Labelling, LabelUse
-from imagenet_prep.sources.labels import ClassList, official_classes
+from imagenet_prep.sources.labels import ClassList, classes_called, official_classes
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
 from imagenet_prep.storage.fetch import as_file, hashed
 from imagenet_prep.storage.store import Store
 
-_TFDS_IMAGE, _TFDS_LABEL, _TFDS_NAME = "image", "label", "file_name"
-_TFDS_KEYS = {_TFDS_IMAGE, _TFDS_LABEL, _TFDS_NAME}
+_TFDS_KEYS = {tfds_record.IMAGE, tfds_record.LABEL, tfds_record.NAME}
 _NEEDED_KEYS = {schema.ENCODED, schema.LABEL, schema.FILENAME}
 # Enough of an image to find it by.
 _FIRST_BYTES = 64
@@ -136,12 +144,12 @@ def parse(payload: bytes) -> Entry:
     """
     features = protobuf.parse(payload)
     if features.keys() == _TFDS_KEYS:
-        filename = protobuf.text(features, _TFDS_NAME)
+        filename = protobuf.text(features, tfds_record.NAME)
         wnid_of_file = keys.WNID.match(filename)
         return Entry(
             features=features,
-            encoded=protobuf.one(features, _TFDS_IMAGE, bytes),
-            label=protobuf.one(features, _TFDS_LABEL, int),
+            encoded=protobuf.one(features, tfds_record.IMAGE, bytes),
+            label=protobuf.one(features, tfds_record.LABEL, int),
             name=wnid_of_file[0] if wnid_of_file else "",
             filename=filename,
         )
@@ -225,9 +233,11 @@ def known_labelling(found: TfrecordSet, splits: Sequence[str]) -> Labelling | No
     A set of ours says so in its manifest. Another is ILSVRC2012 where the first and last
     shard of its splits agree with the official class list: a class's place in a shorter
     list differs the more, the later it stands. Reading then holds every record against it.
+    Of any other set that TensorFlow Datasets has written, its list of labels says it.
 
     Raises:
       ManifestError: labels.txt is not what the manifest says.
+      SourceError: the list of TFDS has a name twice.
     """
     if found.manifest is not None:
         return Labelling(listed_classes(found.store, found.manifest), found.manifest.label_offset)
@@ -237,10 +247,25 @@ def known_labelling(found: TfrecordSet, splits: Sequence[str]) -> Labelling | No
     # Damage is for those who read everything to name.
     uses = [use for shard in shards for use in label_uses(found.store, shard, Problems())]
     official = official_classes()
+    if found.store.size(tfds_record.LABELS) and (named := _listed_labels(found, uses)):
+        return named
     if not uses or not all(use.name in official.index for use in uses if use.name):
         return None
     offsets = {use.label - official.index[use.name] if use.name else 0 for use in uses}
     return Labelling(official, offsets.pop()) if offsets in ({0}, {1}) else None
+
+
+def _listed_labels(found: TfrecordSet, uses: Sequence[LabelUse]) -> Labelling | None:
+    """Returns what TFDS's list of labels says of these records, if it fits them all."""
+    text = found.store.read(tfds_record.LABELS).decode(errors="replace")
+    names = [name.strip() for name in text.splitlines() if name.strip()]
+    labelling = Labelling(classes_called(names, found.store.where(tfds_record.LABELS)), 0)
+    try:
+        for use in uses:
+            labelling.class_index(use.name, use.label)
+    except DataDamagedError:
+        return None
+    return labelling
 
 
 def label_uses(store: Store, shard: ShardFile, damage: Problems) -> list[LabelUse]:

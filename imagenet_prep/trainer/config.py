@@ -254,6 +254,20 @@ class Config(Settings):
         "key,class_index,top1,p1,... to top5,p5. `report --predictions` shows it",
         metavar="FILE.csv",
     )
+    labels: tuple[str, ...] = flag(
+        (),
+        help="the last evaluation counts by these labels too: CSV with the header key,class, "
+        "ReaL's real.json, or the several-label annotations; may be given several times",
+        metavar="FILE",
+        without=("synthetic", "no_evaluation", "classes"),
+    )
+    also: tuple[str, ...] = flag(
+        (),
+        help="the last evaluation is of this set too, which has the same class list; may be given "
+        "several times, e.g. ImageNetV2, ImageNet-A and ImageNet-R",
+        metavar="SET",
+        without=("synthetic", "no_evaluation", "classes"),
+    )
     no_evaluation: bool = flag(
         False,
         help="do not evaluate; for a set that has neither validation nor holdout",
@@ -370,6 +384,11 @@ class Config(Settings):
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         defaults["recipe"] = _usual_recipe(self.framework)
         return {name: value for name, value in vars(self).items() if value != defaults[name]}
+
+    @property
+    def tabulates(self) -> bool:
+        """Whether the last evaluation makes a table of sets and lists of labels."""
+        return bool(self.labels or self.also)
 
     @property
     def half_if_fast(self) -> bool:

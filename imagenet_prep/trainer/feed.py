@@ -36,6 +36,10 @@ class BatchReader(Protocol):
         """The number of each class index in the class list of the data set."""
 
     @property
+    def present(self) -> Sequence[int]:
+        """The class indices of which the split has examples, sorted."""
+
+    @property
     def splits(self) -> tuple[str, ...]:
         """The splits of the data set."""
 
@@ -56,8 +60,9 @@ class BatchReader(Protocol):
         """Closes the data."""
 
 
-# (split, training, world) -> its reader
-OpenReader = Callable[[str, bool, World], BatchReader]
+# (split, training, world) -> its reader; (set, False, world, True) -> that of another set, to
+# evaluate on
+OpenReader = Callable[..., BatchReader]
 
 
 class Splits(NamedTuple):
@@ -96,6 +101,7 @@ class Inputs:
       watched: what decides while training; None where nothing is evaluated.
       last: what the run is evaluated on at its end, and by `--evaluate`.
       splits: the names of the splits of these two.
+      also: what the run is evaluated on besides, by the names of the sets.
     """
 
     def __init__(self, config: Config, world: World, open_reader: OpenReader) -> None:
@@ -107,6 +113,7 @@ class Inputs:
         self.watched: BatchReader | None = None
         self.last: BatchReader | None = None
         self.splits: Splits | None = None
+        self.also: dict[str, BatchReader] = {}
         if config.synthetic:
             assert config.image_size is not None
             self.train: BatchReader = Noise(config.batch_size, config.image_size, world)
@@ -117,10 +124,11 @@ class Inputs:
             self.last = self.watched = open_reader(self.splits.last, False, world)
             if self.splits.watched != self.splits.last:
                 self.watched = open_reader(self.splits.watched, False, world)
+        self.also = {name: open_reader(name, False, world, True) for name in config.also}
 
     def close(self) -> None:
         """Closes the data."""
-        for reader in {self.train, self.watched, self.last}:
+        for reader in {self.train, self.watched, self.last, *self.also.values()}:
             if reader is not None:
                 reader.close()
 
@@ -130,7 +138,7 @@ class Noise:
 
     num_classes = _NUM_CLASSES
     num_examples = _NUM_EXAMPLES
-    class_numbers = range(_NUM_CLASSES)
+    class_numbers = present = range(_NUM_CLASSES)
     splits = (schema.TRAIN,)
 
     def __init__(self, batch_size: int, image_size: int, world: World) -> None:

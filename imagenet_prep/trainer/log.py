@@ -130,6 +130,11 @@ class Log:
         )
         self._keep("test", {"accuracy": score.top1, "loss": score.loss, "images": score.examples})
 
+    def table(self, table: Any) -> None:
+        """Prints and writes an `evaluation.Table`."""
+        self.say(str(table))
+        self._keep("table", table.as_json())
+
     def finished(self, seconds: float) -> None:
         """Prints how long training took, as the tutorial did."""
         self.say(f"Finished in {seconds}")

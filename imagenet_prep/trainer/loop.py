@@ -22,14 +22,14 @@ from imagenet_prep.trainer.evaluation import Score
 from imagenet_prep.trainer.feed import Batch, BatchReader, Inputs, Noise, OpenReader
 from imagenet_prep.trainer.learner import Learner, connect, serves
 from imagenet_prep.trainer.log import Log, Timer
-from imagenet_prep.trainer.predicted import Predicted
+from imagenet_prep.trainer.predicted import Predicted, Sheet
 from imagenet_prep.trainer.recipe import Run
 from imagenet_prep.trainer.saved import Saved
 from imagenet_prep.trainer.schedule import Plateau
 from imagenet_prep.trainer.stop import Stop
 
 
-def train(config: Config, open_reader: OpenReader) -> Score | None:
+def train(config: Config, open_reader: OpenReader, sheet: Sheet | None = None) -> Score | None:
     """Trains as configured and returns the last evaluation; None where there is none.
 
     Every rank runs this. All that is random is drawn from the seed, the epoch and the example:
@@ -38,6 +38,7 @@ def train(config: Config, open_reader: OpenReader) -> Score | None:
     Args:
       config: the settings, the same on every rank.
       open_reader: opens a split of the data set for a rank.
+      sheet: of `--labels` and `--also`; rank 0 alone has it.
 
     Raises:
       UsageError: settings, ranks and data set do not go together.
@@ -61,7 +62,7 @@ def train(config: Config, open_reader: OpenReader) -> Score | None:
         saved.refuse_another_run(plan)
     learner = connect(config)
     with lost_rank():
-        training = _Training(config, learner, inputs, saved, plan(learner.fast_half))
+        training = _Training(config, learner, inputs, saved, plan(learner.fast_half), sheet)
         try:
             score = training.run()
         finally:
@@ -79,9 +80,16 @@ class _Training:
     """One rank of a run."""
 
     def __init__(
-        self, config: Config, learner: Learner, inputs: Inputs, saved: Saved, plan: Run
+        self,
+        config: Config,
+        learner: Learner,
+        inputs: Inputs,
+        saved: Saved,
+        plan: Run,
+        sheet: Sheet | None,
     ) -> None:
         self._config = config
+        self._sheet = sheet
         self._learner = learner
         self._inputs = inputs
         self._saved = saved
@@ -107,12 +115,15 @@ class _Training:
             self._begin()
             if not self._step:
                 raise UsageError(f"{self._saved.folder}: no checkpoint to evaluate. Train first.")
-            return self._evaluate(last)
+            evaluated = self._evaluate(last)
+            self._tabulate()
+            return evaluated
         with self._stop.heard():
             self._begin()
             score = self._train() if self._step < self._plan.total_steps else None
             if score is None and last is not None:
                 score = self._evaluate(last)
+            self._tabulate()
         if self._saved.export is not None and self._leads:
             self._learner.export(self._saved.export)
             self._log.say(f"exported: {self._config.export}")
@@ -278,10 +289,12 @@ class _Training:
             return
         self._learner.average_statistics()
 
+        lists = self._sheet.lists if self._sheet else ()
         facts = {
             "run": self._plan.facts(),
             "reader": self._inputs.train.state(),
             "plateau": self._plateau.state(),
+            **({"labels": {each["name"]: each["sha256"] for each in lists}} if lists else {}),
         }
         self._saved_at = self._on_first(lambda: self._saved.save(self._step, facts, self._learner))
         self._saved_step = self._step
@@ -302,27 +315,52 @@ class _Training:
             f"{self._saved.folder}. Run the same command again to resume."
         )
 
+    def _tabulate(self) -> None:
+        """Evaluates on the sets of `--also`, and prints the table, where one is asked for."""
+        for name, reader in self._inputs.also.items():
+            self._log.say(f"Evaluating {reader.num_examples:,} images of {name}")
+            self._pass_over(reader, name)
+        if self._sheet is not None:
+            self._log.table(self._sheet.table)
+
+    def _pass_over(self, reader: BatchReader, name: str) -> Score:
+        """Returns the score of one pass; tells the sheet what the network says of the set."""
+        predicted = Predicted(self._comm, reader.class_numbers, reader.present)
+        batches = self._unless_asked(reader)
+        score = evaluation.evaluate(
+            self._learner.logits, batches, reader.num_examples, self._comm, predicted.see
+        )
+
+        def keep() -> None:
+            if self._sheet is not None:
+                self._sheet.enter(name, *predicted.said())
+            if self._config.predictions is not None and reader is self._inputs.last:
+                more = self._sheet.columns(name) if self._sheet else {}
+                predicted.write(Path(self._config.predictions).expanduser(), more)
+
+        self._on_first(keep)
+        return score
+
     def _evaluate(self, reader: BatchReader | None) -> Score:
         assert reader is not None
         assert self._inputs.splits is not None
         is_last = reader is self._inputs.last
         split = self._inputs.splits.last if is_last else self._inputs.splits.watched
         self._log.say(f"Evaluating {reader.num_examples:,} images of {split}")
-        batches = self._unless_asked(reader)
-        predicted = None
-        if is_last and self._config.predictions is not None:
-            path = Path(self._config.predictions).expanduser()
-            predicted = Predicted(path, self._comm, reader.class_numbers)
-        how = {} if predicted is None else {"see": predicted.see}
-        score = evaluation.evaluate(
-            self._learner.logits, batches, reader.num_examples, self._comm, **how
-        )
+        ends = self._config.evaluate or self._step >= self._plan.total_steps
+        tells = self._config.tabulates or self._config.predictions is not None
+        if is_last and ends and tells:
+            score = self._pass_over(reader, str(self._config.data_dir))
+        else:
+            batches = self._unless_asked(reader)
+            score = evaluation.evaluate(
+                self._learner.logits, batches, reader.num_examples, self._comm
+            )
         epoch = self._plan.epoch(self._step)
         self._log.evaluation(self._step, epoch, split, score, self._saved_at)
         if is_last and reader is not self._inputs.watched:
             self._log.test(score)
-        if predicted is not None:
-            self._on_first(predicted.write)
+        if self._config.predictions is not None:
             self._log.say(f"predictions: {self._config.predictions}")
         self._flush()
         return score

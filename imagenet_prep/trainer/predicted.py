@@ -1,14 +1,15 @@
-"""What a network says of each image of a split, of all ranks together, in one file of rank 0."""
+"""What a network says of each image of a split, of all ranks together, on rank 0."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.dataset import predictions
 from imagenet_prep.dataset.predictions import MOST, Prediction
 from imagenet_prep.storage.folder import LocalStore
@@ -20,15 +21,32 @@ from imagenet_prep.trainer.feed import Batch
 _KEY_BYTES = 64
 
 
+class Sheet(Protocol):
+    """The table that a run fills, see `evaluation.sheet.Sheet`."""
+
+    lists: list[Json]
+
+    def enter(self, name: str, classes: Any, within: Any, keys: Sequence[str]) -> None:
+        """Adds what the network says of a set."""
+
+    def columns(self, name: str) -> Mapping[str, Mapping[str, str]]:
+        """Returns the labels of the lists for a file of predictions."""
+
+    @property
+    def table(self) -> Any:
+        """What was entered so far."""
+
+
 class Predicted:
     """Gathers predictions batch by batch; every rank sees its own, in the order of the records."""
 
-    def __init__(self, path: Path, comm: Comm, class_numbers: Sequence[int]) -> None:
-        """Takes the file, and the number in the class list of each class index of the network."""
-        self._path = path
+    def __init__(self, comm: Comm, class_numbers: Sequence[int], present: Sequence[int]) -> None:
+        """Takes the number in the class list of each class index, and those that the split has."""
         self._comm = comm
         self._class_numbers = np.asarray(class_numbers)
+        self._present = np.asarray(present, np.int64)
         self._found: list[Prediction] = []
+        self._within: list[list[int]] = []
 
     def see(self, batch: Batch, logits: Any) -> None:
         """Takes one batch of each rank."""
@@ -39,17 +57,25 @@ class Predicted:
             shares = np.nan_to_num(shares / shares.sum(1, keepdims=True))
         # Of equal ones, the class that comes first.
         order = np.argsort(-shares, axis=1, kind="stable")[:, :most]
+        best = np.argsort(-shares[:, self._present], axis=1, kind="stable")[:, :MOST]
+        within = self._present[best]
         label, mask = (np.asarray(batch[name])[:, None] for name in ("class_index", "mask"))
         likely = np.take_along_axis(shares, order, 1)
-        mine = np.concatenate([mask, label, order, likely], 1).astype(np.float64)
+        mine = np.concatenate([mask, label, order, within, likely], 1).astype(np.float64)
         keys = [each.encode() if isinstance(each, str) else each for each in _texts(batch["key"])]
-        said = self._comm.gather(mine, "predictions")
+        said = self._comm.gather(mine, f"predictions-{mine.shape[1]}")
         names = self._gathered(keys)
         for row, key in zip(said.reshape(-1, mine.shape[1]), names, strict=True):
             if row[0]:
-                numbers = self._class_numbers[row[1 : 2 + most].astype(np.int64)].tolist()
-                share = tuple(map(float, row[2 + most :]))
-                self._found.append(Prediction(key.decode(), numbers[0], tuple(numbers[1:]), share))
+                numbers = self._class_numbers[row[1:-most].astype(np.int64)].tolist()
+                share, first = tuple(map(float, row[-most:])), tuple(numbers[1 : 1 + most])
+                self._found.append(Prediction(key.decode(), numbers[0], first, share))
+                self._within.append(numbers[1 + most :])
+
+    def said(self) -> tuple[Any, Any, list[str]]:
+        """Returns what a sheet takes: [images, 5] classes, the same within the split's, keys."""
+        first = _five([each.classes for each in self._found])
+        return first, _five(self._within), [each.key for each in self._found]
 
     def _gathered(self, keys: Sequence[bytes]) -> list[bytes]:
         """Returns the keys of all ranks, rank after rank."""
@@ -61,19 +87,22 @@ class Predicted:
         sizes = lengths.astype(np.int64).ravel().tolist()
         return [data[n * room : n * room + size] for n, size in enumerate(sizes)]
 
-    def write(self) -> None:
-        """Writes the file, on rank 0; whole or not at all.
+    def write(self, path: Path, more: Mapping[str, Mapping[str, str]]) -> None:
+        """Writes the file, whole or not at all; `more` as for `predictions.write`.
 
         Raises:
           StoreError, IncompleteError: it cannot be written, or the disk is full.
         """
-        if self._comm.world.rank:
-            return
         stream = io.StringIO()
-        predictions.write(stream, self._found)
-        with storage_errors("write", self._path):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-        LocalStore(self._path.parent).write(self._path.name, stream.getvalue().encode())
+        predictions.write(stream, self._found, more)
+        with storage_errors("write", path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        LocalStore(path.parent).write(path.name, stream.getvalue().encode())
+
+
+def _five(rows: Sequence[Sequence[int]]) -> Any:
+    """Returns an array of five a row, -1 where there are fewer."""
+    return np.array([[*row, *[-1] * (MOST - len(row))] for row in rows]).reshape(-1, MOST)
 
 
 def _texts(keys: Any) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -35,11 +35,12 @@ class _Plateau:
 
 @dataclass(frozen=True)
 class _Facts:
-    """What a checkpoint says beside its variables."""
+    """What a checkpoint says beside its variables; of lists of labels the sha256, by name."""
 
     run: Json
     reader: Json
     plateau: _Plateau
+    labels: dict[str, str] = field(default_factory=dict)
 
 
 class Saved:

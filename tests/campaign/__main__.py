@@ -131,7 +131,7 @@ class Place:
             elif kind == "resize":
                 self._kinds[kind] = [Resize(story(), self._foreign("slim"))]
             elif kind == "export":
-                self._kinds[kind] = [Export(story(), self._beside)]
+                self._kinds[kind] = [Export(story(), source, self._beside)]
             elif kind == "download":
                 self._kinds[kind] = [Download(story())]
             elif kind == "replicate":

@@ -1,4 +1,4 @@
-"""Faults over `export`: two sets by turns into files of the same names."""
+"""Faults over `export`: one set into a place, in one of the formats, until it is whole."""
 
 from __future__ import annotations
 
@@ -7,86 +7,80 @@ from pathlib import Path
 
 from tests.campaign.story import Story, hold
 from tests.kit import faults
-from tests.kit.tfrecords import picture, plain, write_set
+from tests.kit.dataset import all_files
 
 _FAULTS = ("signal",) * 5 + ("full disk",) + ("damaged shard",)
-_ENDINGS = (".rec", ".idx", ".lst")
-_CLASSES = 4
+_FORMATS = ("folder", "tfds", "webdataset", "parquet", "recordio")
 
-Files = dict[str, bytes | None]
+Files = dict[str, bytes]
 
 
 class Export:
-    """Rounds of `export` over files that are there."""
+    """Rounds of `export` into a folder."""
 
     name = "export"
 
-    def __init__(self, story: Story, folder: Path) -> None:
-        """Makes two sets and exports each undisturbed; keeps the bytes of the files."""
-        self.sets = [folder / "export-0", folder / "export-1"]
-        self.exported: list[Files] = []
-        for number, root in enumerate(self.sets):
-            images = [picture(n % _CLASSES, plain(n)) for n in range(number, 24 + 5 * number)]
-            shards = [images[at::3] for at in range(3)]
-            write_set(root, {"train": shards}, num_classes=_CLASSES)
+    def __init__(self, story: Story, source: Path, folder: Path) -> None:
+        """Makes a set and exports it undisturbed in each format; keeps the bytes of the files."""
+        self.root = folder / "export"
+        shards = ("--train-shards", "4", "--validation-shards", "1")
+        story.undisturbed(
+            ["prepare", "--source", source, "--out", self.root, "--allow-subset", *shards]
+        )
+        self.exported: dict[str, Files] = {}
+        self.changes: dict[str, int] = {}
+        self.seconds = 0.0
+        for to in _FORMATS:
             began = time.monotonic()
-            story.undisturbed(_words(root, story.folder / "rec" / "train"))
-            self.seconds = time.monotonic() - began
-            self.exported.append(_files(story.folder / "rec" / "train"))
-        self.changes = story.changes()
+            story.undisturbed(self._words(to, story.folder / to))
+            self.seconds = max(self.seconds, time.monotonic() - began)
+            self.exported[to] = _seen(story.folder / to)
+            self.changes[to] = story.changes()
 
     def round(self, story: Story) -> None:
-        """Exports one set over the other, in spite of all."""
+        """Exports the set in spite of all."""
+        to = story.rng.choice(_FORMATS)
         with story.disk() as disk:
-            prefix = disk / "rec" / "train"
-            which = 0
+            words = self._words(to, disk / "out")
             for _ in range(story.rng.randint(4, 10)):
-                which = story.rng.randrange(2)
-                before = _files(prefix)
-                words = _words(self.sets[which], prefix)
                 fault = story.rng.choice(_FAULTS)
                 if fault == "full disk":
-                    story.little_room(disk, sum(len(d or b"") for d in self.exported[0].values()))
+                    story.little_room(disk, sum(map(len, self.exported[to].values())))
                     story.start(words, blind=True)
                     story.faults.update([fault] * (story.finish(0, 4).code == 4))
                     story.much_room(disk)
                 elif fault == "damaged shard":
-                    self._refuse(story, which, words)
-                    hold(_files(prefix) == before, "files were replaced by a damaged set")
+                    self._damaged(story, words)
                 else:
-                    story.ended_early(words, self.changes, self.seconds)
-                self._hold(prefix)
-            story.undisturbed(_words(self.sets[which], prefix))
-            hold(_files(prefix) == self.exported[which], "other files")
-            left = sorted(path.name for path in prefix.parent.iterdir())
-            hold(len(left) == len(_ENDINGS), f"left over: {left}")
+                    story.ended_early(words, self.changes[to], self.seconds)
+                self._hold(to, disk / "out")
+            story.undisturbed(words)
+            hold(_seen(disk / "out") == self.exported[to], f"{to}: other files")
 
-    def _refuse(self, story: Story, which: int, words: list[str]) -> None:
-        """Damages a shard of the set for one run."""
-        path = story.rng.choice(sorted(self.sets[which].glob("*-of-*")))
+    def _damaged(self, story: Story, words: list[str]) -> None:
+        """Damages a shard of the set for one run, which ends well where it was exported before."""
+        path = story.rng.choice(sorted(self.root.glob("train-*")))
         whole = path.read_bytes()
         try:
             faults.flip_bit(path, story.rng.randrange(len(whole)))
             story.start(words)
-            story.finish(3)
+            story.faults["shard damaged"] += story.finish(0, 3).code == 3
         finally:
             path.write_bytes(whole)
-        story.faults["shard damaged"] += 1
 
-    def _hold(self, prefix: Path) -> None:
-        """Whoever sees the large file sees the lists that belong to it; each file is whole."""
-        found = _files(prefix)
-        for ending, data in found.items():
-            whole = [None, *(exported[ending] for exported in self.exported)]
-            hold(data in whole, f"{prefix}{ending}: other bytes")
-        if found[".rec"] is not None:
-            hold(found in self.exported, f"{prefix}: lists of another set")
+    def _hold(self, to: str, out: Path) -> None:
+        """Whatever can be seen is whole, and the receipt is there only with everything else."""
+        seen, whole = _seen(out), self.exported[to]
+        wrong = sorted(name for name in seen if seen[name] != whole.get(name))
+        hold(not wrong, f"{to}: other bytes in {wrong}")
+        receipts = [name for name in seen if name.endswith("export.json")]
+        hold(not receipts or seen == whole, f"{to}: a receipt without {whole.keys() - seen.keys()}")
 
-
-def _files(prefix: Path) -> Files:
-    paths = {ending: prefix.with_name(f"{prefix.name}{ending}") for ending in _ENDINGS}
-    return {e: path.read_bytes() if path.exists() else None for e, path in paths.items()}
+    def _words(self, to: str, out: Path) -> list[str]:
+        flags = ["--split", "train", "--allow-empty-class"] if to == "folder" else []
+        return ["export", str(self.root), "--to", to, "--out", str(out), "--workers", "2", *flags]
 
 
-def _words(dataset: Path, prefix: Path) -> list[str]:
-    return ["export", str(dataset), "--out", str(prefix)]
+def _seen(out: Path) -> Files:
+    """Returns the files of an export that a user sees, by name."""
+    return {name: data for name, data in all_files(out).items() if ".work" not in Path(name).parts}

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import io
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -38,15 +39,23 @@ def test_a_table_is_what_pythons_csv_writes_and_reads(rows: list[Sample]) -> Non
 
 @given(drawn())
 def test_a_leaf_is_written_as_all_our_json_is(row: Sample) -> None:
-    assert row.leaf == canonical.dumps([row.key, row.class_index, row.sha256])
+    leaf = canonical.dumps([row.key, row.class_index, row.sha256])
+    assert samples.entry(row.head) == b"%b\0%b\n" % (row.key.encode(), leaf)
 
 
 @given(st.lists(drawn(), max_size=4))
-def test_entries_are_read_from_lines_as_they_are_made_of_samples(rows: list[Sample]) -> None:
-    lines = samples.read_lines(io.BytesIO(table(*rows)))
-    assert list(samples.entries(lines, "table")) == [row.entry for row in rows]
-    with pytest.raises(DataDamagedError, match="line 2 is no line"):
-        list(samples.entries([samples.HEADER, b"no row\r\n"], "table"))
+def test_heads_are_read_from_lines_as_they_are_made_of_samples(rows: list[Sample]) -> None:
+    lines = list(samples.read_lines(io.BytesIO(table(*rows))))
+    assert list(samples.heads(lines, "table", images=True)) == [row.head for row in rows]
+    without = [(row.class_index, row.key, b"") for row in rows]
+    assert list(samples.heads(lines, "table")) == without
+
+
+@pytest.mark.parametrize("read", [samples.parse, samples.heads])
+def test_lines_of_other_tables_and_classes_that_are_not_there_are_refused(read: Any) -> None:
+    for line, said in ((b"no row\r\n", "is no line"), (ROW.line, "has class 7, and there are 7")):
+        with pytest.raises(DataDamagedError, match=f"table: line 2 {said}"):
+            list(read([samples.HEADER, line], "table", 7))
 
 
 @given(st.binary(max_size=200))

@@ -211,6 +211,17 @@ def test_a_process_that_cannot_be_started_is_a_failed_giver(
     assert "it cannot be started: " in str(member.error)
 
 
+def test_a_giver_whose_listener_fails_is_a_failed_giver_and_waited_for_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bug = [RuntimeError("a bug")]
+    led = Led(tmp_path, monkeypatch, one=[bug, bug], two=[WHOLE_AT_ONCE])
+    one, two = led.run()
+
+    assert (one.state, two.state) == (State.FAILED, State.WHOLE)
+    assert "a bug" in str(one.error)
+
+
 def test_an_error_of_who_listens_is_not_blamed_on_a_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

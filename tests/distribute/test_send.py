@@ -197,6 +197,11 @@ def test_a_neighbour_that_is_gone_is_lost_and_the_leader_hears_why(
     assert why in fields["why"]
 
 
+def test_a_giver_whose_listener_fails_ends(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RuntimeError, match="a bug"):
+        given(root, monkeypatch, ScriptedProcess([RuntimeError("a bug")]))
+
+
 def test_a_neighbour_that_refuses_has_the_last_word(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

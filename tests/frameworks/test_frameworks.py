@@ -21,6 +21,7 @@ from tests.conftest import REPOSITORY
 from tests.kit import command
 from tests.kit.photographs import shown, stored
 from tests.kit.reading import TRAIN, colours, scenes
+from tests.kit.tfrecords import wnid
 from tests.kit.training import NUM_TRAIN, NUM_VALIDATION, shades
 
 __all__ = ["colours", "scenes", "shades"]
@@ -166,7 +167,14 @@ def test_the_example_for_pytorch_goes_on_where_it_was_ended(
     program += ("--batch-size", "4", "--out", tmp_path / "model.pt", "--epochs")
 
     assert [row["epoch"] for row in rows(ended(python, *program, "1"))] == [0]
-    more = rows(ended(python, *program, "3"))
+    own = tmp_path / "own.csv"
+    own.write_text(f"key,class\n{wnid(3)}/{wnid(3)}_67.JPEG,0 1 2 3\n")
+    lines, table = re.split("(?m)^(?=set )", ended(python, *program, "3", "--labels", own))
+    more = rows(lines)
+    # Of both ranks together, as the last epoch counts.
+    shares = [line.split()[1:3] + line.split()[-2:] for line in table.splitlines()[1:3]]
+    top1 = f"{more[-1]['top1']:.2%}"
+    assert shares == [["dataset", "22", top1, "100.00%"], ["own.csv", "1", "100.00%", "100.00%"]]
     assert [row["epoch"] for row in more] == [1, 2]
     assert [row["images"] for row in more] == [NUM_VALIDATION] * 2
     assert more[-1]["top1"] > 0.8

@@ -16,6 +16,7 @@ import pytest
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.trainer import checkpoint, log
 from tests.kit.command import wait_until
+from tests.kit.samples import add_tables
 from tests.kit.tfrecords import jpeg, wnid, write_set
 
 CLASSES = 4
@@ -46,16 +47,18 @@ def arguments(settings: dict[str, Any]) -> list[str]:
     return words
 
 
-def make_shades(root: Path, other: str = "validation") -> Path:
+def make_shades(
+    root: Path, other: str = "validation", classes: Sequence[int] = range(CLASSES)
+) -> Path:
     """Writes 67 + 22 noisy pictures of four colours, in shards of unequal length.
 
-    The 22 are of the split `other`.
+    The 22 are of the split `other`. All are of the `classes`, of four.
     """
     colours = [(200, 40, 40), (40, 200, 40), (40, 40, 200), (128, 128, 128)]
 
     def example(number: int) -> ImageExample:
         rng = np.random.default_rng(number)
-        label = number % CLASSES
+        label = classes[number % len(classes)]
         pixels = np.clip(rng.normal(colours[label], 40, (24, 20, 3)), 0, 255)
         name = f"{wnid(label)}_{number}.JPEG"
         return ImageExample(jpeg(pixels), 24, 20, name, label + 1, wnid(label), "thing")
@@ -66,6 +69,7 @@ def make_shades(root: Path, other: str = "validation") -> Path:
 
     splits = {"train": split((30, 37), 0), other: split((12, 10), NUM_TRAIN)}
     write_set(root, splits, num_classes=CLASSES)
+    add_tables(root)
     return root
 
 

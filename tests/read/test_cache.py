@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.core import canonical
+from imagenet_prep.core import canonical, regular_file
 from imagenet_prep.core.errors import (
     DataDamagedError,
     ImagenetPrepError,
@@ -145,6 +145,23 @@ def test_an_example_is_fetched_before_an_epoch_has_begun(
 
     assert remote.read(20) == Records(colours, "train").read(20)
     assert list(shards_in(tmp_path)) == [SHARDS[2]]
+
+
+def test_an_index_that_is_removed_as_it_is_opened_is_fetched_again(
+    colours: Path, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote = open_feed(server.url, tmp_path).records
+    opened, removed = regular_file.open_to_read, list[str]()
+
+    def open_to_read(path: Path) -> int:
+        if path.parent.name == "index" and not removed:
+            removed.append(path.name)
+            path.unlink()
+        return opened(path)
+
+    monkeypatch.setattr(regular_file, "open_to_read", open_to_read)
+    assert remote.read(20) == Records(colours, "train").read(20)
+    assert removed == [SHARDS[2]]
 
 
 def test_a_fork_while_a_shard_is_fetched_does_not_keep_its_lock(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import io
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -195,12 +195,9 @@ def test_a_batch_of_huge_claims_takes_no_memory(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def not_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def not_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As where there was no compiler."""
-    gather._library.cache_clear()
     monkeypatch.setattr(gather, "_LIBRARY", tmp_path / "_gather.so")
-    yield
-    gather._library.cache_clear()
 
 
 def batches(root: Path) -> list[dict[str, Any]]:

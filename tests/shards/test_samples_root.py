@@ -9,11 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from imagenet_prep.dataset.manifest import Split
 from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.shards import runs
-from imagenet_prep.shards.samples_root import samples_root
+from imagenet_prep.shards.samples_root import root_of, samples_root
 from imagenet_prep.storage import scratch
-from tests.kit.samples import kept, samples, tree_hash
+from imagenet_prep.storage.ahead import AT_ONCE
+from tests.kit.samples import kept, samples, tree_hash, write_tables
+from tests.kit.slow_store import SlowStore
 
 
 def expected(rows: list[Sample]) -> str:
@@ -54,3 +57,10 @@ def test_whatever_changes_an_image_or_its_label_changes_the_root() -> None:
     ]
     roots = [samples_root(each) for each in (rows, rows[1:], [*rows, rows[0]], *changed)]
     assert len(set(roots)) == 6
+
+
+def test_the_tables_of_a_slow_store_are_read_ahead(tmp_path: Path) -> None:
+    shards = write_tables(tmp_path, AT_ONCE)
+    split = Split(AT_ONCE, 0, [], 0, 0, 0, shards)
+    rows = [kept(f"n/{number}") for number in range(AT_ONCE)]
+    assert root_of(SlowStore(tmp_path, AT_ONCE), split) == samples_root(rows)

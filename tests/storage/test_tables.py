@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, StoreError
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import naming, samples
 from imagenet_prep.dataset.manifest import Shard
 from imagenet_prep.dataset.samples import HEADER
 from imagenet_prep.storage import tables
+from imagenet_prep.storage.ahead import AT_ONCE
 from imagenet_prep.storage.folder import LocalStore
-from tests.kit.samples import kept
+from tests.kit.samples import kept, write_tables
+from tests.kit.slow_store import SlowStore
 
 ROWS = [kept("n/1"), kept("n/2"), kept("n/3")]
 TABLE = b"".join([HEADER, *(row.line for row in ROWS)])
@@ -43,3 +45,39 @@ def test_another_table_is_refused(data: bytes, store: LocalStore) -> None:
 def test_a_table_that_is_not_there_is_named(store: LocalStore) -> None:
     with pytest.raises(StoreError, match="train-00000-of-00002.csv: No such file"):
         list(tables.rows(store, dataclasses.replace(SHARD, name="train-00000-of-00002")))
+
+
+def keys_of(store: LocalStore, shards: list[Shard]) -> list[str]:
+    return [row.key for rows in tables.each(samples.parse, store, shards) for row in rows]
+
+
+def test_tables_of_a_slow_store_are_asked_for_together_and_come_in_order(tmp_path: Path) -> None:
+    shards = write_tables(tmp_path, 2 * AT_ONCE)
+    store = SlowStore(tmp_path, AT_ONCE)
+    assert keys_of(store, shards) == [f"n/{number}" for number in range(2 * AT_ONCE)]
+
+
+def test_a_table_that_is_too_large_to_wait_in_memory_is_opened_when_it_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "_AHEAD_BYTES", 9)
+    shards, store = write_tables(tmp_path, 3), SlowStore(tmp_path, 1)
+    each = tables.each(samples.parse, store, shards)
+    first = next(each)
+    assert store.asked == []
+    assert [row.key for row in first] == ["n/0"]
+    assert len(store.asked) == 1
+    assert [row.key for rows in each for row in rows] == ["n/1", "n/2"]
+
+
+def test_a_damaged_table_is_its_own_affair(tmp_path: Path) -> None:
+    shards, store = write_tables(tmp_path, 4), LocalStore(tmp_path)
+    (tmp_path / naming.samples_name(shards[1].name)).unlink()
+    store.write(naming.samples_name(shards[2].name), HEADER)
+    found: list[object] = []
+    for rows in tables.each(samples.parse, store, shards):
+        try:
+            found += [row.key for row in rows]
+        except (StoreError, DataDamagedError) as error:
+            found.append(type(error))
+    assert found == ["n/0", StoreError, DataDamagedError, "n/3"]

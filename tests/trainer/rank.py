@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from imagenet_prep.core.errors import IncompleteError
+from imagenet_prep.evaluation.sheet import Sheet
 from imagenet_prep.train import readers
 from imagenet_prep.trainer import comm as comms
 from imagenet_prep.trainer import loop, recipe
@@ -48,7 +49,9 @@ def weights(learner: TensorFlowLearner, file: str, config: Config) -> list[float
     with pytest.MonkeyPatch.context() as patch:
         # One that has met the other rank already.
         patch.setattr(loop, "connect", lambda _: learner)
-        score = loop.train(config, readers(recipe.settled(config)))
+        leads, data_dir = learner.comm.world.rank == 0, str(config.data_dir)
+        sheet = Sheet([data_dir], config.labels) if leads else None
+        score = loop.train(config, readers(recipe.settled(config)), sheet)
     values = {f"v{n:03d}": value for n, value in enumerate(learner.values())}
     np.savez(file.format(learner.comm.world.rank), **values)
     return score

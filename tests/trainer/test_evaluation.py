@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,17 +11,35 @@ from typing import Any
 import numpy as np
 import pytest
 
+from imagenet_prep import evaluation
+from imagenet_prep import train as train_verb
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import predictions
 from imagenet_prep.dataset.predictions import Prediction
-from imagenet_prep.trainer import feed
+from imagenet_prep.trainer import checkpoint, feed, loop
 from imagenet_prep.trainer.comm import Comm
+from imagenet_prep.trainer.config import Config
 from imagenet_prep.trainer.predicted import Predicted
+from tests.kit.evaluated import write_names
+from tests.kit.numpy_learner import NumpyLearner
 from tests.kit.tfrecords import wnid
-from tests.kit.training import NUM_TRAIN, NUM_VALIDATION, make_shades, rows
+from tests.kit.training import NUM_TRAIN, NUM_VALIDATION, flags, make_shades, rows
 
 Train = Callable[..., Any]
+
+
+@pytest.fixture
+def tabulate(shades: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
+    """As `train_by_numpy`, by the verb, which opens the sets and lists of the table."""
+    monkeypatch.setattr(loop, "connect", NumpyLearner)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: True)
+
+    def run(log_dir: Path, **more: Any) -> Any:
+        settings = flags(shades, log_dir, framework="mxnet", backend="native") | more
+        return train_verb.train(Config(**settings))
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -125,12 +145,12 @@ class _Two(Comm):
 
     def gather(self, array: Any, what: str) -> Any:
         rows = array.reshape(3, -1)[::-1].reshape(array.shape)
-        assert what in ("predictions", "lengths", "keys-128")
+        assert what in ("predictions-7", "lengths", "keys-128")
         return np.stack([array, rows])
 
 
 def test_predictions_of_all_ranks_come_together(tmp_path: Path) -> None:
-    predicted = Predicted(tmp_path / "said.csv", _Two(), (10, 11))
+    predicted = Predicted(_Two(), (10, 11), (1,))
     key = "ä" * 40
     batch = {
         "key": np.array([key.encode(), b"b", b""], object),
@@ -138,7 +158,7 @@ def test_predictions_of_all_ranks_come_together(tmp_path: Path) -> None:
         "mask": np.array([True, True, False]),
     }
     predicted.see(batch, np.array([[2.0, 0.0], [np.nan, 0.0], [0.0, 1.0]]))
-    predicted.write()
+    predicted.write(tmp_path / "said.csv", {"more": {key: "3"}})
 
     found = list(predictions.read(tmp_path / "said.csv"))
     assert [(each.key, each.class_index) for each in found] == [
@@ -148,3 +168,58 @@ def test_predictions_of_all_ranks_come_together(tmp_path: Path) -> None:
     assert found[0].classes == (10, 11)
     assert found[0].shares == pytest.approx((0.880797, 0.119203))
     assert found[1].shares == (0, 0)
+    assert (tmp_path / "said.csv").read_text().splitlines()[0].endswith(",top5,p5,more")
+    classes, within, keys = predicted.said()
+    assert keys == [key, "b", "b", key]
+    assert classes[0].tolist() == [10, 11, -1, -1, -1]
+    assert within.tolist() == [[11, -1, -1, -1, -1]] * 4
+
+
+def test_the_last_evaluation_fills_a_table_of_sets_and_lists(
+    train_by_numpy: Train, tabulate: Train, shades: Path, tmp_path: Path
+) -> None:
+    """The same rows as of the file of predictions, by a run and by `--evaluate` alone."""
+    numbers = range(NUM_TRAIN, NUM_TRAIN + NUM_VALIDATION)
+    keys = [f"{wnid(n % 4)}/{wnid(n % 4)}_{n}.JPEG" for n in numbers]
+    own = tmp_path / "own.csv"
+    own.write_text(f"key,class\n{keys[0]},{wnid(0)} 3\n{keys[1]},\n{keys[2]},2\nx/none.JPEG,0\n")
+    few = make_shades(tmp_path / "few", "holdout", classes=(1, 3))
+    said = tmp_path / "said.csv"
+    asked = {"labels": (str(own),), "also": (str(few),)}
+    tabulate(tmp_path / "run", **asked)
+    tabulate(tmp_path / "run", **asked, evaluate=True, predictions=str(said), batch_size=5)
+
+    first, again = rows(tmp_path / "run", "table")
+    assert first["rows"] == again["rows"]
+    by_file = evaluation.score(said, shades, labels=[own])
+    assert [dataclasses.asdict(row) for row in by_file.rows] == first["rows"][:2]
+    named = [(row["set"], row["labels"], row["images"], row["among"]) for row in first["rows"]]
+    assert named == [
+        (str(shades), "dataset", 22, 4),
+        (str(shades), "own.csv", 2, 4),
+        (str(few), "dataset", 22, 4),
+        (str(few), "dataset", 22, 2),
+        # The two sets have an image of this key each.
+        (str(few), "own.csv", 1, 4),
+        (str(few), "own.csv", 1, 2),
+    ]
+    assert first["rows"][3]["top1"] >= first["rows"][2]["top1"]
+    (listed,) = first["lists"]
+    digest = hashlib.sha256(own.read_bytes()).hexdigest()
+    assert (listed["sha256"], listed["unknown"], listed["first"]) == (digest, 1, ["x/none.JPEG"])
+    # Checkpoint and file of predictions name it too.
+    found = checkpoint.load_latest(tmp_path / "run")
+    assert found is not None
+    assert found.facts["labels"] == {"own.csv": digest}
+    header, *lines = (line.split(",") for line in said.read_text().splitlines())
+    assert header[12:] == [f"own.csv sha256:{digest}"]
+    assert [line[-1] for line in lines[:4]] == ["0 3", "", "2", ""]
+
+
+def test_a_set_of_other_classes_is_refused_before_anything_is_trained(
+    tabulate: Train, tmp_path: Path
+) -> None:
+    other = write_names(tmp_path / "other", [("a/1", 0), ("a/2", 1)], num_classes=5)
+    with pytest.raises(UsageError, match="different class lists"):
+        tabulate(tmp_path / "run", also=(str(other),))
+    assert not (tmp_path / "run").exists()

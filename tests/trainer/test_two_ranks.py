@@ -21,7 +21,16 @@ from tests.kit.command import PATIENCE_S, RARE_CYCLES, started
 from tests.kit.faults import disk, remount
 from tests.kit.lengths import long_but
 from tests.kit.shared import made_once
-from tests.kit.training import NUM_VALIDATION, arguments, flags, rows, running_ranks, wait_for
+from tests.kit.tfrecords import wnid
+from tests.kit.training import (
+    NUM_TRAIN,
+    NUM_VALIDATION,
+    arguments,
+    flags,
+    rows,
+    running_ranks,
+    wait_for,
+)
 
 pytestmark = [pytest.mark.horovod, pytest.mark.tf, pytest.mark.usefixtures("horovod")]
 
@@ -39,6 +48,10 @@ def ranks(request: pytest.FixtureRequest, shades: Path, shared_cache: Path) -> P
     def make(folder: Path) -> None:
         settings = flags(shades, folder, batch_size=4, num_epochs=4.0, eval_every=2.0)
         del settings["log_dir"]
+        own, numbers = folder / "own.csv", range(NUM_TRAIN, NUM_TRAIN + NUM_VALIDATION, 2)
+        lines = (f"{wnid(n % 4)}/{wnid(n % 4)}_{n}.JPEG,{n % 4} 1\n" for n in numbers)
+        own.write_text("".join(["key,class\n", *lines]))
+        settings["labels"] = [str(own)]
         options = ("-np", "2", str(request.param), sys.executable, str(RANK))
         path = f"{programs}{os.pathsep}{os.environ['PATH']}"
         program = (str(programs / "horovodrun"), *options)
@@ -62,6 +75,15 @@ def test_the_mean_gradient_is_that_of_the_joined_batch(
     np.testing.assert_allclose(first["mean"], first["joined"], rtol=tolerance, atol=tolerance)
     # Each rank alone is far from it: without averaging the lines above fail, and weights part.
     assert np.abs(first["own"] - second["own"]).max() > 0.01
+
+
+def test_two_ranks_and_one_make_the_same_table(ranks: Path, tmp_path: Path, train: Any) -> None:
+    run = shutil.copytree(ranks / "two", tmp_path / "two")
+    train(run, evaluate=True, labels=(str(ranks / "own.csv"),), batch_size=7)
+
+    of_two, of_one = rows(run, "table")
+    assert of_two["rows"] == of_one["rows"]
+    assert [row["images"] for row in of_one["rows"]] == [NUM_VALIDATION, NUM_VALIDATION // 2]
 
 
 def test_two_ranks_end_with_the_same_weights_and_near_one_ranks_loss(

@@ -110,6 +110,16 @@ CLIENTS = [
     BIG_VISION,
     BIG_VISION_FROM_1,
     FLAX,
+    Client(
+        *("By TFDS's own name, flax, big_vision, timm, Model Garden", "see above"),
+        *(TFDS, 1000, INDEX, ANY, BY_HAND),
+    ),
+    Client("pytorch/examples", "11/2026", FOLDER, 1000, INDEX, ANY, BY_HAND),
+    Client("torchvision's references", "", FOLDER, 1000, INDEX, ANY, NOT_RUN),
+    Client("FFCV", "", FOLDER, 1000, INDEX, ANY, NOT_RUN),
+    Client("WebDataset, timm's `wds/`", "1.0.2, 1.0.31", WEBDATASET, 1000, INDEX, ANY, BY_HAND),
+    Client("Hugging Face datasets", "11/2026", PARQUET, 1000, INDEX, ANY, BY_HAND),
+    Client("LitData and MosaicML streaming", "0.2.76, 0.13", SET, 1000, INDEX, ANY, BY_HAND),
 ]
 
 

@@ -99,11 +99,29 @@ def test_json_is_one_document_for_machines(tmp_path: Path) -> None:
         ("bbox", "https://image-net.org/data/ILSVRC/2012"),
         ("cifar10", "https://www.cs.toronto.edu/~kriz"),
         ("mnist", "https://ossci-datasets.s3.amazonaws.com/mnist"),
+        (
+            "real",
+            "https://raw.githubusercontent.com/google-research/reassessed-imagenet/master",
+        ),
     ],
 )
 def test_each_set_has_an_address_of_its_own(what: str, address: str) -> None:
     assert download.Config(into="x", what=(what,)).address == address
     assert download.Config(into="x", what=(what,), base_url="s3://b/c").address == "s3://b/c"
+
+
+def test_the_list_of_real_is_proven_and_another_one_is_refused(
+    tmp_path: Path, official: Official
+) -> None:
+    data = b"[[1], []]"
+    with serve({"real.json": data}) as server:
+        flags = ["--into", str(tmp_path), "--base-url", server.url, "--what", "real"]
+        with pytest.raises(SourceError, match=r"real\.json: 9 bytes, the official .* 388,478"):
+            download.run(flags)
+        assert archives(tmp_path) == {}
+        official({"real.json": data})
+        assert download.run(flags) == 0
+    assert archives(tmp_path) == {"real.json": data}
 
 
 def test_the_four_files_of_mnist_are_proven_by_what_is_published(tmp_path: Path) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from imagenet_prep import export
 from imagenet_prep.pipelines import prepare
+from imagenet_prep.read.records import Records
+from imagenet_prep.sources.labels import official_classes
+from tests.kit import layouts
 from tests.kit.miniature import Miniature, miniature_for_tests
+from tests.kit.tfrecords import plain
 
 FLAGS = ("--keep-original", "--allow-subset", "--train-shards=3", "--validation-shards=2")
 
@@ -29,7 +34,41 @@ def prepared(small: Miniature, tmp_path_factory: pytest.TempPathFactory) -> Path
     return out
 
 
-def exported(data: Path, prefix: Path, *flags: str) -> Path:
-    """Exports a split of a data set; returns the file of records."""
-    assert export.run([str(data), "--out", str(prefix), *flags]) == 0
+@pytest.fixture(scope="session")
+def official(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data set with ILSVRC2012's class list and a few images of six classes; read-only.
+
+    Train has two images of each, validation one of each but the first.
+    """
+    source, out = (tmp_path_factory.mktemp("official") / name for name in ("source", "set"))
+    wnids = official_classes().wnids
+    for number, index in enumerate((0, 1, 2, 500, 998, 999)):
+        for place in (number, number + 6):
+            name = f"{wnids[index]}_{place}.JPEG"
+            layouts.write(source / "train" / wnids[index] / name, plain(place))
+        if index:
+            name = f"ILSVRC2012_val_{number:08d}.JPEG"
+            layouts.write(source / "val" / wnids[index] / name, plain(number + 12))
+    assert prepare.run(["--source", str(source), "--out", str(out), *FLAGS, "--json"]) == 0
+    return out
+
+
+def exported(data: Path, prefix: Path, split: str = "train", *flags: str) -> Path:
+    """Exports a split of a data set as RecordIO; returns the file of records."""
+    words = [str(data), "--to", "recordio", "--split", split, "--out", str(prefix), *flags]
+    assert export.run(words) == 0
     return prefix.with_name(f"{prefix.name}.rec")
+
+
+def roots(data: Path) -> dict[str, str]:
+    """Returns the root of the samples of each split of a data set."""
+    splits = json.loads((data / "dataset.json").read_bytes())["splits"]
+    return {name: split["samples_root"] for name, split in splits.items()}
+
+
+def truth(data: Path, split: str) -> dict[str, tuple[int, bytes]]:
+    """Returns class index and image of each example of a split, by the name of its file."""
+    records = Records(data, split)
+    images = map(records.read, range(len(records)))
+    offset = records.manifest.label_offset
+    return {each.filename: (each.stored_label - offset, bytes(each.encoded)) for each in images}

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import shutil
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,16 @@ import pytest
 
 from imagenet_prep import export
 from imagenet_prep.core.errors import DataDamagedError, StoreError, UsageError
-from imagenet_prep.dataset import recordio
+from imagenet_prep.dataset import recordio, tfrecord
 from imagenet_prep.pipelines import prepare
 from imagenet_prep.read.records import Records
+from imagenet_prep.sources.labels import official_classes
 from tests.commands.export.conftest import FLAGS, exported
-from tests.kit import layouts
-from tests.kit.dataset import contents, shard_names
+from tests.kit import command, foreign, layouts
+from tests.kit.dataset import all_files, contents, shard_names
 from tests.kit.faults import flip_bit
 from tests.kit.miniature import Miniature
+from tests.kit.s3_server import objects, uploads
 
 
 def test_every_example_is_there_with_its_label_and_its_place(
@@ -42,15 +43,16 @@ def test_every_example_is_there_with_its_label_and_its_place(
         assert names[number] == f"{number}\t{label}.000000\t{image.wnid}/{image.filename}"
         offset += len(framed[-1])
     assert path.read_bytes() == b"".join(framed)
-    assert sorted(p.name for p in path.parent.iterdir()) == ["train.idx", "train.lst", "train.rec"]
+    sums = path.with_name("train.SHA256SUMS").read_text().splitlines()
+    files = [path.with_suffix(ending) for ending in (".lst", ".idx", ".rec")]
+    assert sums == [f"{sha256(file.read_bytes()).hexdigest()}  {file.name}" for file in files]
 
 
 def test_prepare_makes_the_same_shards_from_what_was_exported(
     small: Miniature, prepared: Path, tmp_path: Path
 ) -> None:
     source = tmp_path / "rec"
-    exported(prepared, source / "train")
-    exported(prepared, source / "val", "--split", "validation")
+    assert export.run([str(prepared), "--format", "recordio", "--out", str(source)]) == 0
     synset = "".join(f"{wnid} {words}\n" for wnid, words in small.classes)
     layouts.write(source / "synset.txt", synset.encode())
 
@@ -63,59 +65,146 @@ def test_prepare_makes_the_same_shards_from_what_was_exported(
     assert shards(contents(out)) == shards(contents(prepared))
 
 
-def test_a_damaged_record_stops_the_export_and_leaves_what_was_there(
+def test_a_damaged_record_stops_the_export_and_another_run_of_the_sound_set_ends_it(
     prepared: Path, tmp_path: Path
 ) -> None:
-    data = tmp_path / "data"
+    data, out = tmp_path / "data", tmp_path / "out"
     shutil.copytree(prepared, data)
-    before = exported(data, tmp_path / "train").read_bytes()
     shard = data / "train-00002-of-00003"
+    whole = shard.read_bytes()
     flip_bit(shard, shard.stat().st_size - 20)
+    words = [str(data), "--to", "tfds", "--out", str(out), "--split", "train", "--workers", "1"]
 
     with pytest.raises(DataDamagedError, match="train-00002-of-00003: record"):
-        export.run([str(data), "--out", str(tmp_path / "train")])
+        export.run(words)
+    assert len(list(out.rglob("*.tfrecord-*"))) == 2
+    assert not list(out.rglob("dataset_info.json"))
+    shard.write_bytes(whole)
+    assert export.run(words) == 0
 
-    assert (tmp_path / "train.rec").read_bytes() == before
-    assert {p.name for p in tmp_path.iterdir()} == {"data", "train.rec", "train.idx", "train.lst"}
+    assert len(list(out.rglob("*.tfrecord-*"))) == 3
+    assert list(out.rglob("dataset_info.json"))
 
 
-def test_an_export_that_ends_between_its_files_leaves_none_beside_lists_of_another(
-    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_image_that_is_not_the_one_of_its_table_is_refused(
+    prepared: Path, tmp_path: Path
 ) -> None:
-    exported(prepared, tmp_path / "set")
-    replace = os.replace
+    """Its CRCs fit: another program has written the record anew."""
+    data = tmp_path / "data"
+    shutil.copytree(prepared, data)
+    shard = data / "train-00000-of-00003"
+    with shard.open("rb") as stream:
+        found = list(tfrecord.read_records(stream, shard.name))
+    last = bytearray(found[-1].payload)
+    at = last.rindex(b"\xff\xd9")
+    last[at - 5] ^= 1
+    framed = b"".join(foreign.frame(each.payload) for each in found[:-1])
+    shard.write_bytes(framed + foreign.frame(bytes(last)))
 
-    def full_at_the_index(source: Path, target: str, **folders: int) -> None:
-        if target.endswith(".idx"):
-            raise OSError(errno.EIO, "Input/output error")
-        replace(source, target, **folders)
-
-    monkeypatch.setattr(os, "replace", full_at_the_index)
-    with pytest.raises(StoreError, match="Input/output error"):
-        export.run([str(prepared), "--out", str(tmp_path / "set"), "--split", "validation"])
-
-    assert {path.name for path in tmp_path.iterdir()} == {"set.lst", "set.idx"}
+    with pytest.raises(DataDamagedError, match="than the table of samples says"):
+        export.run([str(data), "--to", "webdataset", "--out", str(tmp_path / "out")])
 
 
-def test_what_a_killed_export_left_is_replaced(prepared: Path, tmp_path: Path) -> None:
-    for ending in (".rec", ".idx", ".lst"):
-        (tmp_path / f".train{ending}.partial").write_bytes(b"half")
+def test_two_splits_lie_side_by_side_under_names_of_their_own(
+    prepared: Path, tmp_path: Path
+) -> None:
+    exported(prepared, tmp_path / "one")
+    exported(prepared, tmp_path / "two", "validation")
 
-    path = exported(prepared, tmp_path / "train")
+    seen = {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")}
+    endings = ("rec", "idx", "lst", "SHA256SUMS", "export.json")
+    assert seen == {f"{name}.{ending}" for name in ("one", "two") for ending in endings}
 
-    assert path.stat().st_size > 4
-    assert len(list(tmp_path.iterdir())) == 3
+
+def test_the_same_command_again_changes_nothing_and_mends_what_is_gone(
+    official: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for to, lost in {"folder": "train/*/*.JPEG", "webdataset": "train-000001.tar"}.items():
+        out = tmp_path / to
+        words = [str(official), "--to", to, "--out", str(out), "--split", "train"]
+        words += ["--allow-empty-class"] * (to == "folder")
+        assert export.run(words) == 0
+        before = {name: data for name, data in all_files(out).items() if ".work" not in name}
+        said = capsys.readouterr().out
+        assert export.run(words) == 0
+        assert capsys.readouterr().out == said
+        next(out.glob(lost)).unlink()
+        assert export.run(words) == 0
+        capsys.readouterr()
+
+        after = {name: data for name, data in all_files(out).items() if ".work" not in name}
+        assert after == before
+
+
+def test_a_place_that_holds_something_else_is_refused(
+    prepared: Path, official: Path, tmp_path: Path
+) -> None:
+    assert export.run([str(official), "--to", "webdataset", "--out", str(tmp_path / "out")]) == 0
+    for words in (
+        [str(prepared), "--to", "webdataset"],
+        [str(official), "--to", "parquet"],
+        [str(official), "--to", "webdataset", "--split", "train"],
+    ):
+        with pytest.raises(UsageError, match="another export"):
+            export.run([*words, "--out", str(tmp_path / "out")])
+    layouts.write(tmp_path / "mine" / "notes.txt", b"mine")
+    with pytest.raises(UsageError, match=r"already holds notes\.txt"):
+        export.run([str(official), "--to", "webdataset", "--out", str(tmp_path / "mine")])
+
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("to", ["tfds", "webdataset", "parquet", "recordio"])
+def test_classes_keys_and_exclude_choose_as_readers_do(
+    official: Path, tmp_path: Path, to: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wnids = official_classes().wnids
+    keys = tmp_path / "keys"
+    keys.write_text(f"{wnids[1]}/{wnids[1]}_1.JPEG\nILSVRC2012_val_00000003.JPEG\n")
+    expected: dict[tuple[str, ...], dict[str, int]] = {
+        ("--classes", f"{wnids[0]},999"): {"train": 4, "validation": 1},
+        ("--classes", wnids[0]): {"train": 2},
+        ("--keys", str(keys)): {"train": 1, "validation": 1},
+        ("--exclude", str(keys), "--split", "train,validation"): {"train": 11, "validation": 4},
+    }
+    for number, (flags, counts) in enumerate(expected.items()):
+        words = [str(official), "--to", to, "--out", str(tmp_path / str(number)), "--json"]
+        assert export.run([*words, *flags]) == 0
+        splits = json.loads(capsys.readouterr().out)["splits"]
+        assert {name: split["examples"] for name, split in splits.items()} == counts
+    keys.write_text("nobody/knows.JPEG\n")
+    with pytest.raises(UsageError, match="no such key in train and validation"):
+        export.run([str(official), "--to", to, "--out", str(tmp_path / "x"), "--keys", str(keys)])
+
+
+def test_worker_processes_write_the_bytes_that_threads_write(
+    prepared: Path, tmp_path: Path
+) -> None:
+    for kind in ("threads", "processes"):
+        words = ("--to", "tfds", "--out", tmp_path / kind, "--worker-kind", kind, "--workers", "2")
+        assert command.run("export", prepared, *words).code == 0
+
+    made = [
+        {name: data for name, data in all_files(tmp_path / kind).items() if ".work" not in name}
+        for kind in ("threads", "processes")
+    ]
+    assert made[0] == made[1]
 
 
 def test_the_summary_names_the_data_set(
     prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = exported(prepared, tmp_path / "train", "--json")
+    path = exported(prepared, tmp_path / "train", "train", "--json")
 
     summary: dict[str, Any] = json.loads(capsys.readouterr().out)
     manifest = json.loads((prepared / "dataset.json").read_bytes())
+    sizes = [path.with_suffix(ending).stat().st_size for ending in (".rec", ".idx", ".lst")]
     assert summary["dataset"] == manifest["digest"]
-    assert (summary["examples"], summary["bytes"]) == (40, path.stat().st_size)
+    assert (summary["examples"], summary["bytes"], summary["files"]) == (40, sum(sizes), 3)
+    sums = (tmp_path / summary["sums"]).read_bytes()
+    assert summary["sha256"] == sha256(sums).hexdigest()
+    receipt = json.loads((tmp_path / "train.export.json").read_bytes())
+    assert summary == {**receipt, "out": str(tmp_path / "train"), "place": str(tmp_path)}
 
 
 def test_what_cannot_be_exported_is_refused(prepared: Path, tmp_path: Path) -> None:
@@ -124,6 +213,31 @@ def test_what_cannot_be_exported_is_refused(prepared: Path, tmp_path: Path) -> N
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StoreError, match="file"):
         export.run([str(prepared), "--out", str(tmp_path / "file" / "x")])
+    with pytest.raises(UsageError, match="no split 'holdout'"):
+        export.run([str(prepared), "--out", str(tmp_path / "x"), "--split", "holdout"])
+    with pytest.raises(UsageError, match="--to torch"):
+        export.run([str(prepared), "--out", "s3://bucket/x", "--to", "torch"])
+    with pytest.raises(UsageError, match="no empty folders"):
+        words = ["--to", "folder", "--out", "s3://bucket/x", "--allow-empty-class"]
+        export.run([str(prepared), *words])
+    with pytest.raises(UsageError, match="--allow-empty-class is for --to folder alone"):
+        export.run([str(prepared), "--to", "tfds", "--out", "x", "--allow-empty-class"])
+
+
+@pytest.mark.parametrize("to", ["parquet", "folder"])
+def test_a_bucket_gets_what_a_folder_gets(
+    prepared: Path, tmp_path: Path, prefix: str, s3: Any, to: str
+) -> None:
+    for out in (prefix, str(tmp_path / "out"), prefix):
+        assert export.run([str(prepared), "--to", to, "--out", out]) == 0
+
+    there, here = objects(s3.client(), prefix), all_files(tmp_path / "out")
+    for files in (there, here):
+        for name in [name for name in files if name.startswith(".work/")]:
+            del files[name]
+    assert there == here
+    assert len(here) > 4
+    assert uploads(s3.client(), prefix) == []
 
 
 @pytest.mark.dali

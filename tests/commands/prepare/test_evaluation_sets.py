@@ -15,6 +15,7 @@ from tests.kit import command, evaluation_sets
 from tests.kit.dataset import contents
 from tests.kit.evaluation_sets import WNIDS, Made, by_wnid, put
 from tests.kit.http_server import serve
+from tests.kit.s3_server import BUCKET, S3Server
 
 SOME = {WNIDS[700]: 3, WNIDS[2]: 2, WNIDS[999]: 1}
 SUBSET = "--allow-subset"
@@ -96,6 +97,21 @@ def test_a_set_is_the_same_from_every_archive(
     assert shards(out) == shards(prepared)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("container", ["tar", "zip"])
+def test_a_set_is_the_same_from_a_bucket(
+    made: Made, prepared: Path, container: str, s3: S3Server, tmp_path: Path
+) -> None:
+    archive = put(made.files, tmp_path / "up", "imagenet-r", container)
+    s3.client().upload_file(str(archive), BUCKET, f"archives/{container}/{archive.name}")
+    for source in ("", archive.name):
+        place = f"s3://{BUCKET}/archives/{container}/{source}".rstrip("/")
+        out = tmp_path / f"from {source}"
+        done = command.run("prepare", "--source", place, "--out", out, SUBSET, env=s3.environment)
+        assert done.code == 0, done
+        assert shards(out) == shards(prepared)
+
+
 def test_other_counts_end_a_run(made: Made, tmp_path: Path) -> None:
     source = put(made.files, tmp_path, "imagenet-r", "tar")
     ended = command.run("prepare", "--source", source, "--out", tmp_path / "out")
@@ -103,6 +119,15 @@ def test_other_counts_end_a_run(made: Made, tmp_path: Path) -> None:
     assert ended.code == 3
     assert "test has 6 images, expected 30,000; test has 3 classes, expected 200" in ended.err
     assert "--allow-subset" in ended.err
+
+
+def test_an_image_that_comes_twice_is_refused(made: Made, tmp_path: Path) -> None:
+    twice = made.files | {f"again/{path}": data for path, data in made.files.items()}
+    source = put(twice, tmp_path, "imagenet-r", "tar")
+    ended = command.run("prepare", "--source", source, "--out", tmp_path / "out", SUBSET)
+
+    assert ended.code == 3
+    assert "comes twice" in ended.err
 
 
 def test_a_dry_run_says_what_would_be_made(made: Made, tmp_path: Path) -> None:
@@ -120,9 +145,9 @@ def test_a_dry_run_says_what_would_be_made(made: Made, tmp_path: Path) -> None:
     ("flags", "problem"),
     [
         (("--splits", "train"), "has the split test alone"),
-        (("--holdout", "10%"), "--holdout takes images out of train"),
-        (("--holdout-per-class", "1"), "has the split test alone"),
-        (("--train-shards", "2"), "--train-shards without train"),
+        (("--holdout", "10%"), "--holdout"),
+        (("--holdout-per-class", "1"), "is a set to evaluate on"),
+        (("--train-shards", "2"), "--train-shards"),
     ],
 )
 def test_flags_of_other_splits_are_refused(
@@ -202,7 +227,8 @@ def test_who_trains_on_an_evaluation_set_is_told_what_to_do(prepared: Path) -> N
 
 
 def test_duplicates_and_report_take_an_evaluation_set(prepared: Path, tmp_path: Path) -> None:
-    for place in (prepared,), ("--source", tmp_path / "source" / "imagenet-r.tar"):
+    put(evaluation_sets.by_wnid("imagenet-r", SOME).files, tmp_path / "unpacked", "", "folder")
+    for place in (prepared,), ("--source", tmp_path / "unpacked"):
         found = command.run("duplicates", *place, "--out", tmp_path / "found", "--json")
         assert found.json["images"] == 6, found
     shown = command.run("report", prepared, "--out", tmp_path / "page.html")

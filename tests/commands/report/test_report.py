@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -82,6 +83,28 @@ def test_mistakes_of_a_network_are_shown_where_its_predictions_are_given(
     assert "&lt;b&gt;/absent.JPEG" in section
     assert '<th scope="col">taken for</th>' in section
     assert 'id="mistakes"' not in written(small.out)
+
+
+def test_lists_of_labels_are_shown_where_they_disagree(
+    small: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: Report
+) -> None:
+    monkeypatch.setenv("IMAGENET_PREP_CACHE", str(tmp_path / "kept"))
+    shown = command.run("show", small.out, "--keys", "--splits", "validation")
+    first, second, third = shown.out.split()[:3]
+    own = tmp_path / "<own>.csv"
+    own.write_text(f"key,class\n{first},\n{second},0 1\nnobody,1\n")
+    page = written(small.out, "--labels", own)
+
+    section = page[page.index('id="labels"') : page.index('id="incidents"')]
+    assert section.count("<img") == 2
+    assert first in section
+    assert second in section
+    assert third not in section
+    assert "does not count" in section
+    assert "1 of no image here, such as nobody" in section
+    assert "&lt;own&gt;.csv" in section
+    assert hashlib.sha256(own.read_bytes()).hexdigest() in section
+    assert 'id="labels"' not in written(small.out)
 
 
 def test_figures_of_training_are_shown_where_they_are_given(

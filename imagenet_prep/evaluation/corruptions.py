@@ -1,0 +1,57 @@
+"""ImageNet-C: errors by corruption and severity, held against AlexNet's."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from imagenet_prep.core.canonical import Json
+from imagenet_prep.dataset.keys import CORRUPTIONS
+
+# Top-1 error of AlexNet, the mean of five severities, by which Hendrycks & Dietterich divide
+# ("Benchmarking Neural Network Robustness to Common Corruptions and Perturbations", 2019). The
+# digits are those of public evaluation scripts, where they also stand severity by severity.
+ALEXNET_ERRORS = dict(
+    zip(
+        CORRUPTIONS,
+        (
+            *(0.886428, 0.894468, 0.922640, 0.819880, 0.826268),
+            *(0.785948, 0.798360, 0.866816, 0.826572, 0.819324),
+            *(0.564592, 0.853204, 0.646056, 0.717840, 0.606500),
+        ),
+        strict=False,  # the others are no part of mCE
+    )
+)
+SEVERITIES = ("1", "2", "3", "4", "5")
+
+
+def errors(keys: Sequence[str], right: npt.NDArray[np.bool_]) -> Json | None:
+    """Returns what ImageNet-C's paper reports; None unless keys are CORRUPTION/SEVERITY/....
+
+    Args:
+      keys: of the images.
+      right: [images] bool, whether the likeliest class is right.
+
+    Returns:
+      `corruptions`: of each its `errors` by severity, and `ce`, its mean error as a share of
+      AlexNet's; `mce`: the mean of the 15 `ce`. None where a severity or a corruption is missing.
+    """
+    groups = defaultdict(list)
+    for number, key in enumerate(keys):
+        groups[tuple(key.split("/", 2)[:2])].append(number)
+    if not groups.keys() <= {(name, severity) for name in CORRUPTIONS for severity in SEVERITIES}:
+        return None
+    found: dict[str, Json] = {}
+    for name in CORRUPTIONS:
+        numbers = {each: groups[name, each] for each in SEVERITIES if (name, each) in groups}
+        of_each = {each: 1 - float(right[there].mean()) for each, there in numbers.items()}
+        mean = sum(of_each.values()) / len(SEVERITIES)
+        whole = len(of_each) == len(SEVERITIES) and name in ALEXNET_ERRORS
+        if of_each:
+            found[name] = {"errors": of_each, "ce": mean / ALEXNET_ERRORS[name] if whole else None}
+    shares = [each["ce"] for each in found.values() if each["ce"] is not None]
+    complete = len(shares) == len(ALEXNET_ERRORS)
+    return {"corruptions": found, "mce": sum(shares) / len(shares) if complete else None}

@@ -1,0 +1,173 @@
+"""A split that a network is evaluated on: its keys and labels, from the tables of samples."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from imagenet_prep.core.errors import UsageError, some
+from imagenet_prep.core.flags import absolute
+from imagenet_prep.core.terminal import counted
+from imagenet_prep.dataset import class_list, manifest, naming, placement, samples, schema
+from imagenet_prep.dataset.manifest import Manifest
+from imagenet_prep.evaluation.label_list import LabelList
+from imagenet_prep.storage import tables
+from imagenet_prep.storage.store import Readable, open_readable
+
+Integers = npt.NDArray[np.int64]
+# The first of these that a set has is evaluated.
+SPLITS = (schema.TEST, schema.VALIDATION, schema.HOLDOUT)
+# See `_refuse_other_order`.
+_LEAST_PAIRS, _LEAST_CLASSES, _MANY_CLASSES = 20, 5, 200
+
+
+class EvaluatedSet:
+    """The split of a data set that is evaluated.
+
+    Attributes:
+      name: the data set, as it was given.
+      manifest: its manifest.
+      num_classes: of its class list.
+      keys: in the order of the records.
+      number_of: the number of each key in this order.
+      class_index: [images], the labels of the data set.
+      present: the class indices that the split has images of, or that are right for some.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Reads manifest, class list and tables, and no image.
+
+        Raises:
+          UsageError: it is no whole data set with tables, or has nothing to evaluate on.
+          ImagenetPrepError: it cannot be read, or is damaged.
+        """
+        self.name = name
+        place, self.manifest, split = opened(name)
+        rows = class_list.parse(place.read(naming.LABELS), place.where(naming.LABELS))
+        self.num_classes = len(rows)
+        # A class may be called by a number: its name counts first.
+        self._index = {str(number): number for number in range(len(rows))}
+        self._index |= {wnid: number for number, (wnid, _) in enumerate(rows)}
+        parse = partial(samples.heads, num_classes=len(rows))
+        each = tables.each(parse, place, self.manifest.splits[split].shards)
+        heads = list(itertools.chain.from_iterable(each))
+        self.keys = [key for _, key, _ in heads]
+        self.number_of = {key: number for number, key in enumerate(self.keys)}
+        self.class_index = np.array([class_index for class_index, *_ in heads], np.int64)
+        self.present = self.manifest.present(split, [wnid for wnid, _ in rows])
+
+    @property
+    def pairs(self) -> Integers:
+        """[labels, 2] number of an image, and a class that the data set calls right for it."""
+        number, index = np.arange(len(self.keys)), self._index
+        pairs = [np.stack([number, self.class_index], 1)]
+        for wnid, right in self.manifest.answers.items():
+            of_class = number[self.class_index == index.get(wnid)]
+            known = [index[each] for each in right if each in index]
+            pairs += [np.stack([of_class, np.full_like(of_class, each)], 1) for each in known]
+        return np.concatenate(pairs)
+
+    def labels(self, of: LabelList) -> Mapping[int, tuple[int, ...]]:
+        """Returns the class indices that a list gives to images here, by number of the image.
+
+        Raises:
+          UsageError: it names classes that are not in the class list, or in another order.
+        """
+        found, unknown = {}, []
+        for entry, (key, classes) in enumerate(of.classes.items(), start=1):
+            if (number := self.number_of.get(key)) is None:
+                continue
+            if all(each in self._index for each in classes):
+                found[number] = tuple(sorted({self._index[each] for each in classes}))
+            else:
+                unknown.append(entry)
+        if of.is_ilsvrc and (found or unknown) and not self.manifest.classes.official:
+            raise UsageError(f"{of.name} is of ILSVRC2012's 1,000 classes, and {self.name} is not")
+        if unknown:
+            raise UsageError(
+                f"{of.name}: entry {some(unknown)}: no class of {self.name}. A class is a WNID of "
+                f"its class list, or an index from 0 to {self.num_classes - 1} in it. "
+                "ILSVRC2012_IDs, from 1 on, are another order: write WNIDs instead."
+            )
+        if any(each.isdecimal() for classes in of.classes.values() for each in classes):
+            self._refuse_other_order(of.name, found)
+        return found
+
+    def _refuse_other_order(self, name: str, labels: Mapping[int, tuple[int, ...]]) -> None:
+        """Refuses numbers that mean the classes of the set in another order, as ILSVRC2012_IDs do.
+
+        Of two images of one class, such a list says one number too, but hardly ever the class's
+        own; and where there are hardly two, no two classes have one number. A list that merely
+        disagrees with the set is taken.
+        """
+        single = [(number, *classes) for number, classes in labels.items() if len(classes) == 1]
+        number, said = np.array(single, np.int64).reshape(-1, 2).T
+        own = self.class_index[number]
+        wrong = np.flatnonzero(own != said)
+        columns = own * self.num_classes + said, said, own
+        kinds = [len(np.unique(column)) for column in columns]
+        together, *alone = map(_pairs, columns)
+        moved = kinds[2] >= _LEAST_CLASSES and 2 * together > max(*alone, 2 * _LEAST_PAIRS)
+        one_to_one = min(kinds) == max(kinds) >= _MANY_CLASSES
+        if 2 * len(wrong) > len(own) and (moved or one_to_one):
+            was, wanted = said[wrong[0]], own[wrong[0]]
+            raise UsageError(
+                f"{name}: its numbers are the classes of {self.name} in another order, as "
+                f"ILSVRC2012_IDs are: of {counted(len(own), 'image')} {len(wrong):,} have another "
+                f"number than in the set, and it is always the same one, such as {was} for images "
+                f"of class {wanted}. Write WNIDs instead of numbers."
+            )
+
+    def order(self, keys: Sequence[str] | None, count: int) -> Integers:
+        """Returns for each image of the set the number of its prediction, of `count`.
+
+        Raises:
+          UsageError: not every image has one prediction.
+        """
+        number_of = self.number_of if keys is None else {k: n for n, k in enumerate(keys)}
+        other = [*(number_of.keys() - self.number_of), *(self.number_of.keys() - number_of)]
+        if other or len(number_of) != count or (keys is not None and len(keys) != count):
+            differ = (
+                f"; {len(other):,} keys differ, such as {some(sorted(other)[:3])}" if other else ""
+            )
+            raise UsageError(
+                f"{self.name} has {counted(len(self.keys), 'image')}, and there are "
+                f"{counted(count, 'prediction')} and {counted(len(number_of), 'key')}{differ}. "
+                "Each image needs one prediction; what pads a reader's last batch is masked."
+            )
+        return np.array([number_of[key] for key in self.keys], np.int64)
+
+
+def opened(name: str) -> tuple[Readable, Manifest, str]:
+    """Returns where a data set lies, its manifest, and the split that is evaluated.
+
+    Raises as `EvaluatedSet`.
+    """
+    place = open_readable(absolute(name))
+    if place.size(naming.MANIFEST) is None:
+        raise UsageError(f"{name}: no {naming.MANIFEST}: not a data set of imagenet-prep")
+    made = manifest.loads(place.read(naming.MANIFEST), place.where(naming.MANIFEST))
+    folder = place.as_folder
+    part = placement.load(folder.root, made) if folder else placement.WHOLE
+    split = next((each for each in SPLITS if each in made.splits), None)
+    if made.edition == "imagenet-o":
+        raise UsageError(
+            f"{name} is ImageNet-O: its images are of none of the classes, so no prediction is "
+            "right. It is for scores of how unusual an image is."
+        )
+    if split is None or not made.has_samples or part.nodes > 1:
+        raise UsageError(
+            f"{name}: expected a whole set with one of the splits {', '.join(SPLITS)}, and tables "
+            "of samples, which imagenet-prep adopt writes"
+        )
+    return place, made, split
+
+
+def _pairs(values: Integers) -> int:
+    """Returns how many pairs of equal values there are."""
+    counts = np.unique(values, return_counts=True)[1]
+    return int((counts * (counts - 1)).sum()) // 2

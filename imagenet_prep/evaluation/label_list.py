@@ -1,0 +1,112 @@
+"""Label lists: which classes of an image are right, beside the label that a data set gives it.
+
+Three forms are told apart by their content: CSV with the header `key,class`; ReaL's JSON ("Are we
+done with ImageNet?", Beyer et al. 2020); and the JSON of the several-label annotations ("Evaluating
+Machine Accuracy on ImageNet", Shankar et al. 2020, version 3 of Vasudevan et al. 2022).
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from imagenet_prep.core import canonical, records, regular_file
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.dataset import keys, schema
+
+# What is published, by sha256: real.json of github.com/google-research/reassessed-imagenet, and
+# human_accuracy_v3.0.0.json, as TensorFlow Datasets' imagenet2012_multilabel proves it.
+PUBLISHED = {
+    "d83e9bff374c631aae8439eb064c7019acc56e1b3bc3f56b8380c2a710b0220b": "ReaL as published",
+    "d5b2b6111fc9efea16aaebd21bc5a401d16ad18285d3fd99635d8b32ebdb6287": (
+        "several labels 3.0.0 as published"
+    ),
+}
+# The largest that is published has 200 MB.
+_MOST_BYTES, _MOST_VALUES = 256 << 20, 1 << 26
+_NUM_VALIDATION = schema.OFFICIAL_NUM_EXAMPLES[schema.VALIDATION]
+
+
+class LabelList(NamedTuple):
+    """The labels that a file gives to images.
+
+    Attributes:
+      classes: by key, the classes that are right, each a WNID or a class index as text; of none,
+        the image does not count.
+      form: what the file is, in words.
+      is_ilsvrc: whether indices are those of ILSVRC2012's 1,000 classes.
+      is_by_class: whether its accuracy is the mean of the classes' accuracies, not the images'.
+      name, sha256: of the file: its name without the folder, its digest in hex.
+    """
+
+    classes: Mapping[str, tuple[str, ...]]
+    form: str = "CSV"
+    is_ilsvrc: bool = False
+    is_by_class: bool = False
+    name: str = ""
+    sha256: str = ""
+
+
+def read(path: str | os.PathLike[str]) -> LabelList:
+    """Returns the list in a file.
+
+    Raises:
+      UsageError: the file cannot be opened, or has none of the three forms.
+      DataDamagedError: it is no regular file, or is too large.
+    """
+    file = Path(path).expanduser()
+    try:
+        data = regular_file.read(file, _MOST_BYTES)
+        is_json = data.lstrip()[:1] in (b"[", b"{")
+        made = _of_json(canonical.loads(data, _MOST_VALUES)) if is_json else _of_csv(data)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, csv.Error) as error:
+        raise UsageError(
+            f"{path}: is no list of labels: {error}. A list is CSV with the header key,class, "
+            "ReaL's JSON, or the JSON of the several-label annotations."
+        ) from None
+    sha256 = hashlib.sha256(data).hexdigest()
+    another = f"{made.form}, another file than the published one" if is_json else made.form
+    return made._replace(name=file.name, sha256=sha256, form=PUBLISHED.get(sha256, another))
+
+
+def _of_csv(data: bytes) -> LabelList:
+    """Returns the list; ValueError names a line, and shows nothing of it."""
+    found: dict[str, tuple[str, ...]] = {}
+    lines = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True)
+    if next(lines, None) != ["key", "class"]:
+        raise ValueError("line 1 is not its header")
+    for fields in filter(None, lines):
+        if len(fields) != 2 or not fields[0]:
+            raise ValueError(f"line {lines.line_num:,} is not a key and its classes")
+        folder, slash, name = fields[0].partition("/")
+        # Validation images may lie in folders of classes; their keys are names alone.
+        key = keys.key_of(schema.VALIDATION, folder, name) if slash else folder
+        if found.setdefault(key, classes := tuple(fields[1].split())) is not classes:
+            raise ValueError(f"line {lines.line_num:,} has the key of an earlier line")
+    return LabelList(found)
+
+
+def _of_json(content: Any) -> LabelList:
+    """Returns the list that a value of JSON is; ValueError says what it is not."""
+    if isinstance(content, list):
+        rows = records.parse(list[list[int]], content)
+        # Position i, from 0, is image i + 1.
+        if len(rows) != _NUM_VALIDATION:
+            raise ValueError(f"{len(rows):,} lists, expected one for each of {_NUM_VALIDATION:,}")
+        names = (f"ILSVRC2012_val_{number:08d}.JPEG" for number in range(1, len(rows) + 1))
+        classes = (tuple(map(str, row)) for row in rows)
+        return LabelList(dict(zip(names, classes, strict=True)), "ReaL's form", is_ilsvrc=True)
+    said = records.parse(dict[str, dict[str, list[str]]], content.get("initial_annots"))
+    out = content.get("problematic_images", [])
+    out = records.parse(dict[str, Any] if isinstance(out, dict) else list[str], out)
+    found = {
+        key: () if key in out else tuple(each.get("correct", ())) for key, each in said.items()
+    }
+    return LabelList(found, "several labels' form", is_ilsvrc=True, is_by_class=True)

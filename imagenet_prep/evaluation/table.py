@@ -1,0 +1,105 @@
+"""The table: a row for each set, list of labels and choice of classes; as text and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from imagenet_prep.core.canonical import Json
+from imagenet_prep.core.errors import some
+from imagenet_prep.core.terminal import counted, printable
+from imagenet_prep.evaluation.corruptions import SEVERITIES
+
+_HEADER = ("set", "labels", "images", "classes", "chosen among", "top-1", "top-5")
+
+
+@dataclass(frozen=True)
+class Row:
+    """How good a network is on one set, by one list of labels.
+
+    Attributes:
+      set: the data set, as it was given.
+      labels: file name of the list; "dataset" for the labels of the data set.
+      images: that count.
+      top1, top5: share of them in [0, 1] whose likeliest class, or one of five, is right.
+      classes: that these images have in the data set.
+      among: number of classes among which the network chose: of all, or of those of the set.
+      mean: "images", or "classes" where top1 and top5 are means of the classes' shares.
+      sha256: of the list; of the data set, the digest of its manifest.
+    """
+
+    set: str
+    labels: str
+    images: int
+    top1: float
+    top5: float
+    classes: int
+    among: int
+    mean: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """All rows, and what the lists of labels are; str() is the text that people read.
+
+    Attributes:
+      rows: in the order of the sets, then of the lists.
+      num_classes: of the class list.
+      lists: of each list `name`, `sha256`, `form`, `keys`, how many of these are of no image
+        (`unknown`), and the `first` of them.
+      corruptions: of each set that is ImageNet-C, what `corruptions.errors` returns.
+      notes: sentences on what the table cannot say.
+    """
+
+    rows: Sequence[Row]
+    num_classes: int
+    lists: Sequence[Json]
+    corruptions: Mapping[str, Json]
+    notes: Sequence[str]
+
+    def as_json(self) -> Json:
+        """Returns the table as JSON."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        lines = [_HEADER, *map(self._cells, self.rows)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        text = []
+        for line in lines:
+            names = [cell.ljust(width) for cell, width in zip(line[:2], widths, strict=False)]
+            others = [cell.rjust(width) for cell, width in zip(line[2:], widths[2:], strict=True)]
+            text.append("  ".join(names + others))
+        for name, found in self.corruptions.items():
+            text += [f"{printable(name)}: top-1 errors by severity, and CE: shares of AlexNet's"]
+            text += [f"{'':<18}" + "".join(f"{each:>8}" for each in (*SEVERITIES, "CE"))]
+            for corruption, each in found["corruptions"].items():
+                cells = [*map(each["errors"].get, SEVERITIES), each["ce"]]
+                shown = (f"{'-' if cell is None else f'{cell:.2%}':>8}" for cell in cells)
+                text.append(f"{corruption:<18}" + "".join(shown))
+            text.append(
+                "mCE needs five severities of all 15 corruptions"
+                if found["mce"] is None
+                else f"mCE {found['mce']:.2%}"
+            )
+        for each in self.lists:
+            first = some(list(map(printable, each["first"])))
+            unknown = f"; {counted(each['unknown'], 'key')} of no image: {first}"
+            text.append(
+                f"{printable(each['name'])}: {each['form']}, {counted(each['keys'], 'key')}, "
+                f"sha256 {each['sha256']}{unknown * bool(first)}"
+            )
+        return "\n".join([*text, *self.notes])
+
+    def _cells(self, row: Row) -> tuple[str, ...]:
+        chosen = f"{'all' if row.among == self.num_classes else 'its'} {row.among:,}"
+        name = f"{row.labels}, mean of classes" if row.mean == "classes" else row.labels
+        shares = f"{row.top1:.2%}", f"{row.top5:.2%}"
+        return (
+            *map(printable, (row.set, name)),
+            f"{row.images:,}",
+            f"{row.classes:,}",
+            chosen,
+            *shares,
+        )

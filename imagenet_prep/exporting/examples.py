@@ -1,0 +1,148 @@
+"""What is exported: the examples of a split, part by part, each proven before it is handed out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.read.records import Records
+from imagenet_prep.shards.digests import sha256
+from imagenet_prep.sources import tfrecords
+from imagenet_prep.storage import tables
+from imagenet_prep.storage.folder import LocalStore
+
+# Numbers of examples, sorted.
+Numbers = range | npt.NDArray[np.int64]
+
+# So many records are read, and their images hashed, at once. Images of cameras have 10 MB each.
+_TOGETHER = 8
+
+
+class Example(NamedTuple):
+    """One image as it is exported.
+
+    Attributes:
+      number: of its record in the split.
+      key: of the image, see `dataset.keys`.
+      class_index: of its class, from 0.
+      wnid: what its class is called.
+      encoded: the stored bytes.
+      sha256: of these.
+    """
+
+    number: int
+    key: str
+    class_index: int
+    wnid: str
+    encoded: bytes
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        """The key without the folder of its class."""
+        return name_of(self.key)
+
+
+class Part(NamedTuple):
+    """What one task exports.
+
+    Attributes:
+      split: of the set.
+      number, total: which part of the split this is, from 0, and how many it has.
+      numbers: of its records, sorted.
+    """
+
+    split: str
+    number: int
+    total: int
+    numbers: Numbers
+
+    @property
+    def name(self) -> str:
+        """The receipt's name."""
+        return f"{self.split}-{self.number:05d}"
+
+
+def name_of(key: str) -> str:
+    """Returns a key without the folder of its class, which validation images have none of."""
+    return key.partition("/")[2] or key
+
+
+class Source:
+    """The set that is exported; picklable, so that each worker process opens it for itself.
+
+    Attributes:
+      root: its folder.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._opened: dict[str, Records] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Source, (self.root,)
+
+    def split(self, name: str) -> Records:
+        """Returns a split; raises as `Records`."""
+        if name not in self._opened:
+            self._opened[name] = Records(self.root, name)
+        return self._opened[name]
+
+    def small_file(self, split: str, name: str) -> bytes:
+        """Returns a file beside the shards; raises ManifestError where it is another."""
+        store = LocalStore(self.root)
+        return tfrecords.small_file(store, self.split(split).manifest, name)
+
+    def close(self) -> None:
+        """Closes its shards."""
+        for records in self._opened.values():
+            records.close()
+
+    def read(self, part: Part) -> Iterator[Example]:
+        """Yields the examples of a part, in the order of their records.
+
+        Each record is proven by both of its CRCs, its label by the name of its class, and its image
+        by the sides in the record and, where the set has tables of samples, by its sha256 there.
+
+        Raises:
+          DataDamagedError: the message names shard, record and byte offset.
+          StoreError: the disk fails.
+        """
+        records = self.split(part.split)
+        named = _named(records, part.numbers) if records.manifest.has_samples else None
+        for start in range(0, len(part.numbers), _TOGETHER):
+            block = [int(number) for number in part.numbers[start : start + _TOGETHER]]
+            images = [
+                found or records.read(number)
+                for number, found in zip(block, records.read_many(block), strict=True)
+            ]
+            encoded = [bytes(image.encoded) for image in images]
+            digests = sha256(encoded)
+            for number, image, data, digest in zip(block, images, encoded, digests, strict=True):
+                class_index = image.stored_label - records.manifest.label_offset
+                key, *expected = next(named) if named else (records.key(image), class_index, digest)
+                if [class_index, digest] != expected:
+                    raise DataDamagedError(
+                        f"{records.where(number)}: its image or its label is another than the "
+                        f"table of samples says. To see all: imagenet-prep verify {self.root}"
+                    )
+                yield Example(number, key, class_index, records.wnids[class_index], data, digest)
+
+
+def _named(records: Records, numbers: Numbers) -> Iterator[tuple[str, int, str]]:
+    """Yields key, class index and sha256 of some examples, from tables that are proven."""
+    store = LocalStore(records.root)
+    for shard, group in itertools.groupby(map(int, numbers), lambda n: records.place(n)[0]):
+        # To its end, where it is proven.
+        there, num_classes = records.shards[shard], len(records.wnids)
+        table = list(tables.heads(store, there, num_classes, images=True))
+        first = records.numbers_of(shard).start
+        for number in group:
+            class_index, key, image = table[number - first]
+            yield key, class_index, image.rpartition(b",")[2].decode()

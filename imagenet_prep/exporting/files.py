@@ -1,0 +1,156 @@
+"""Writes the files of a part: a few large ones, or one for each image."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from imagenet_prep.engine import Output
+from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.inside import demand_inside
+from imagenet_prep.storage.large_file import LargeFile
+from imagenet_prep.storage.new_file import synced_at_the_end
+from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
+from imagenet_prep.storage.store import Store
+
+
+class Piece(NamedTuple):
+    """What is appended to a file.
+
+    Attributes:
+      name: of the file, relative to the export.
+      data: the bytes.
+      sha256: of them, where each image is a file.
+    """
+
+    name: str
+    data: bytes
+    sha256: str = ""
+
+
+class Made(NamedTuple):
+    """The files of a part.
+
+    Attributes:
+      num_bytes: of all of them.
+      sums: a line for each, as sha256sum writes it.
+      outputs: those that are still to be published.
+    """
+
+    num_bytes: int
+    sums: list[str]
+    outputs: tuple[Output, ...]
+
+
+def sum_line(name: str, sha256: str) -> str:
+    """Returns the line of a file, as sha256sum writes it."""
+    return f"{sha256}  {name}\n"
+
+
+def write_few(store: Store, pieces: Iterable[Piece]) -> Made:
+    """Writes large files, side by side; they are published in the order of their first pieces.
+
+    Raises:
+      IncompleteError, StoreError: the disk is full, or fails. No file stays.
+    """
+    files: dict[str, LargeFile] = {}
+    paths = {}
+    with contextlib.ExitStack() as failing, contextlib.ExitStack() as opened:
+        for name, data, _ in pieces:
+            if name not in files:
+                path = paths[name] = store.temporary()
+                failing.enter_context(removed_on_failure(path))
+                failing.enter_context(storage_errors("write", path))
+                files[name] = opened.enter_context(LargeFile(path))
+            files[name].append(data)
+        opened.close()  # their sums are known now
+        return Made(
+            sum(file.num_bytes for file in files.values()),
+            [sum_line(name, file.sha256) for name, file in files.items()],
+            tuple(Output(paths[name], name, file.sha256) for name, file in files.items()),
+        )
+
+
+class Tree:
+    """Where single images lie in a folder: not to be seen until all of their split are there.
+
+    Safe for threads; picklable.
+    """
+
+    def __init__(self, folder: LocalStore, unseen: str) -> None:
+        """Takes the folder of the export, and the one below `.work` where they lie until then."""
+        self._folder, self._unseen = folder, unseen
+        # Folders that are known to be no links.
+        self._made: set[str] = set()
+
+    def write(self, pieces: Iterable[Piece]) -> Made:
+        """Writes a file for each piece, and syncs them together.
+
+        Args:
+          pieces: a whole file each, with its name; a name that ends with a slash is a folder's.
+
+        Raises:
+          IncompleteError, StoreError: the disk is full, or fails.
+        """
+        self._folder.make_folder(self._unseen)
+        place = self._folder.path(self._unseen)
+        with storage_errors("write", place), synced_at_the_end(place):
+            return _each(self._write, pieces)
+
+    def _write(self, name: str, data: bytes) -> None:
+        folder, _, file = self._place(name).rpartition("/")
+        if folder not in self._made:
+            self._folder.make_folder(folder)
+            self._made.add(folder)
+        if not file:
+            return
+        # What a run that was killed has left is written again.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(f"{self._folder.root}/{folder}/{file}", flags, 0o644), "wb", 0) as opened:
+            opened.write(data)
+
+    def _place(self, name: str) -> str:
+        """Returns where a file is, or goes, relative to the export."""
+        demand_inside(name.rstrip("/"))
+        top = f"{self._folder.root}/{name.partition('/')[0]}"
+        return name if Path(top).is_dir() else f"{self._unseen}/{name}"
+
+    def forget_lost(self, sums: Iterable[str]) -> None:
+        """Removes the sums of parts some of whose files are gone, so that they are made again.
+
+        Args:
+          sums: names of the parts' files of sums.
+        """
+        for each in sums:
+            if self._folder.size(each) is not None:
+                lines = self._folder.read(each).decode().splitlines()
+                places = (self._place(line.partition("  ")[2]) for line in lines)
+                if not all(Path(self._folder.root, place).is_file() for place in places):
+                    self._folder.remove(each)
+
+    def show(self) -> None:
+        """Gives the folders of the splits their names, once all is there."""
+        for name in self._folder.list_folder(self._unseen):
+            self._folder.rename(f"{self._unseen}/{name}", name)
+
+
+def write_each(store: Store, pieces: Iterable[Piece]) -> Made:
+    """Writes an object for each piece; arguments as for `Tree.write`.
+
+    Raises:
+      IncompleteError, StoreError: the server fails, or refuses.
+    """
+    return _each(store.write, pieces)
+
+
+def _each(write: Callable[[str, bytes], None], pieces: Iterable[Piece]) -> Made:
+    num_bytes, sums = 0, []
+    for name, data, sha256 in pieces:
+        write(name, data)
+        if not name.endswith("/"):
+            num_bytes += len(data)
+            sums.append(sum_line(name, sha256))
+    return Made(num_bytes, sums, ())

@@ -1,0 +1,146 @@
+"""A folder a class, as torchvision's ImageFolder and everything that takes its place wants it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from imagenet_prep.core.errors import UsageError, some
+from imagenet_prep.dataset import keys, naming, schema
+from imagenet_prep.exporting.examples import Example, Part, Source, name_of
+from imagenet_prep.exporting.files import Piece
+from imagenet_prep.exporting.format import Format, Written
+from imagenet_prep.read.names import Names
+from imagenet_prep.sources.folder import SYNSET_MAPPING
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from imagenet_prep.read.records import Records
+
+# The folders of splits that `prepare` and most programs expect under another name than ours.
+FOLDERS = {schema.VALIDATION: "val"}
+# torchvision/datasets/folder.py, IMG_EXTENSIONS: files that are called otherwise are passed over.
+_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+
+
+@dataclass(frozen=True)
+class Folder(Format):
+    """See `Format`.
+
+    Attributes:
+      wnids: by class index.
+      labels: the set's labels.txt.
+      allow_empty_class: a class without an image in a split gets an empty folder there.
+      any_case: the place takes names for one that differ in their case alone.
+    """
+
+    wnids: tuple[str, ...]
+    labels: str
+    allow_empty_class: bool = False
+    any_case: bool = False
+    file_an_image = True
+
+    def refuse(self, source: Source, parts: Sequence[Part]) -> None:
+        """As for `Format`: ImageFolder numbers folders in the order of their names."""
+        ordered = sorted(self.wnids)
+        if moved := [w for w, other in zip(self.wnids, ordered, strict=True) if w != other]:
+            first = moved[0]
+            raise UsageError(
+                f"{source.root}: ImageFolder numbers classes in the order of their names, and "
+                f"would give {len(moved):,} of {len(ordered):,} another label: {first} is class "
+                f"{self.wnids.index(first):,} here and would be {ordered.index(first):,}. Choose "
+                "another format."
+            )
+        for split in dict.fromkeys(part.split for part in parts):
+            chosen = np.concatenate([np.asarray(p.numbers) for p in parts if p.split == split])
+            self._refuse_names(source.split(split), chosen)
+
+    def _refuse_names(self, records: Records, chosen: npt.NDArray[np.int64]) -> None:
+        """Refuses, of one split, classes that are not there and names that would be lost."""
+        where, wanted = f"{records.split} of {records.root}", np.zeros(len(records), bool)
+        wanted[chosen] = True
+        there, hashed = np.zeros(len(self.wnids), bool), np.empty(len(chosen), np.int64)
+        odd = []
+        heads = itertools.compress(Names(records), wanted)
+        for place, (class_index, key, _) in enumerate(heads):
+            there[class_index] = True
+            hashed[place] = hash(self._path(class_index, key))
+            if not _is_found(f"{self.wnids[class_index]}/{name_of(key)}"):
+                odd.append(key)
+        if odd:
+            raise UsageError(
+                f"{where}: ImageFolder would pass over {len(odd):,} images, or no file can be "
+                f"called so: {some(odd)}. Leave them out with --exclude, or choose another format."
+            )
+        values, counts = np.unique(hashed, return_counts=True)
+        if len(values) < len(hashed):
+            twice = {*values[counts > 1].tolist()}
+            heads = itertools.compress(Names(records), wanted)
+            same = [key for index, key, _ in heads if hash(self._path(index, key)) in twice]
+            raise UsageError(
+                f"{where}: these names would be one file there: {some(same)}. Choose a disk that "
+                "tells capital letters from small ones, another format, or --exclude one of them."
+            )
+        missing = np.flatnonzero(~there)
+        if len(missing) and not self.allow_empty_class:
+            moved = there[missing[0] :].sum()
+            raise UsageError(
+                f"{where} has no image of {len(missing):,} of {len(there):,} classes: "
+                f"{some([self.wnids[index] for index in missing])}. ImageFolder would find "
+                f"{there.sum():,} classes there, and {moved:,} of them, those behind "
+                f"{self.wnids[missing[0]]}, would have other labels than here. "
+                "--allow-empty-class writes empty folders for them, which newer versions of "
+                "torchvision take: ImageFolder(..., allow_empty=True)."
+            )
+
+    def _path(self, class_index: int, key: str) -> str:
+        path = f"{class_index}/{name_of(key)}"
+        return path.casefold() if self.any_case else path
+
+    def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
+        """Yields each image whole; before the first, folders of all classes where they are asked.
+
+        The name of a folder ends with a slash.
+        """
+        top = FOLDERS.get(part.split, part.split)
+        if self.allow_empty_class and not part.number:
+            yield from (Piece(f"{top}/{wnid}/", b"") for wnid in self.wnids)
+        for each in examples:
+            yield Piece(f"{top}/{each.wnid}/{each.name}", each.encoded, each.sha256)
+
+    def beside(self, parts: Mapping[str, Sequence[Written]]) -> dict[str, bytes]:  # noqa: ARG002
+        """Returns the class list as Kaggle has it: `prepare` numbers the same classes by it."""
+        if not all(map(keys.WNID.fullmatch, self.wnids)):
+            return {}
+        return {SYNSET_MAPPING: self.labels.encode()}
+
+
+def takes_any_case(folder: Path) -> bool:
+    """Returns whether names that differ in their case alone mean one file in a folder."""
+    while not folder.is_dir():
+        folder = folder.parent
+    with (
+        contextlib.suppress(OSError),  # where nothing can be written, nothing is
+        tempfile.TemporaryDirectory(prefix="Case", dir=folder) as made,
+    ):
+        return Path(made).with_name(Path(made).name.swapcase()).exists()
+    return False
+
+
+def _is_found(path: str) -> bool:
+    """Returns whether ImageFolder, and `prepare`, find a file of this name."""
+    try:
+        naming.check_inside(path)
+    except ValueError:
+        return False
+    return path.lower().endswith(_ENDINGS) and not any(
+        part.startswith(".") for part in path.split("/")
+    )

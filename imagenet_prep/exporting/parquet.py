@@ -1,0 +1,106 @@
+"""Parquet files with the columns of the Hub: image {bytes, path} and label."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.dataset import naming, schema
+from imagenet_prep.exporting.examples import Example, Part, Source
+from imagenet_prep.exporting.files import Piece
+from imagenet_prep.exporting.format import Format
+
+# As `datasets` writes images today: whoever reads one reads its group.
+_GROUP_ROWS = 100
+
+
+@dataclass(frozen=True)
+class Parquet(Format):
+    """See `Format`.
+
+    Attributes:
+      wnids: by class index.
+    """
+
+    wnids: tuple[str, ...]
+
+    def refuse(self, source: Source, parts: Sequence[Part]) -> None:  # noqa: ARG002
+        """As for `Format`: without pyarrow nothing is written."""
+        if importlib.util.find_spec("pyarrow") is None:
+            raise UsageError(
+                "--to parquet needs pyarrow. Run: pip install 'imagenet-prep[parquet]'"
+            )
+
+    def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
+        """Yields what pyarrow writes, a group of rows at a time."""
+        import pyarrow as pa  # type: ignore[import-untyped]
+        import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+        name = f"data/{naming.shard_name(part.split, part.number, part.total)}.parquet"
+        columns = {
+            "image": pa.struct({"bytes": pa.binary(), "path": pa.string()}),
+            "label": pa.int64(),
+        }
+        features = {
+            "image": {"_type": "Image"},
+            "label": {"names": self.wnids, "_type": "ClassLabel"},
+        }
+        metadata = {
+            "huggingface": json.dumps({"info": {"features": features}}),
+            schema.PARQUET_NAMES: "below the class",
+        }
+        table, sink = pa.schema(columns, metadata), _Sink()
+        # JPEGs do not shrink, and no two are equal.
+        how = {"compression": "none", "use_dictionary": False, "write_statistics": ["label"]}
+        with pq.ParquetWriter(sink, table, **how) as writer:
+            for rows in _grouped(examples):
+                images = [{"bytes": each.encoded, "path": each.name} for each in rows]
+                labels = [each.class_index for each in rows]
+                writer.write_batch(pa.record_batch([images, labels], schema=table))
+                yield from (Piece(name, data) for data in sink.taken())
+        yield from (Piece(name, data) for data in sink.taken())
+
+
+class _Sink:
+    """What pyarrow takes for a file: keeps what is written until somebody takes it."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._kept: list[bytes] = []
+        self._place = 0
+
+    def write(self, data: bytes) -> int:
+        """Keeps a copy, since the memory is pyarrow's."""
+        self._kept.append(bytes(data))
+        self._place += len(data)
+        return len(data)
+
+    def tell(self) -> int:
+        """Returns how many bytes were written."""
+        return self._place
+
+    def flush(self) -> None:
+        """Has nothing to do."""
+
+    def close(self) -> None:
+        """Leaves what is kept."""
+
+    def taken(self) -> list[bytes]:
+        """Returns what was kept, and keeps it no longer."""
+        kept, self._kept = self._kept, []
+        return kept
+
+
+def _grouped(examples: Iterable[Example]) -> Iterator[list[Example]]:
+    rows = []
+    for each in examples:
+        rows.append(each)
+        if len(rows) == _GROUP_ROWS:
+            yield rows
+            rows = []
+    if rows:
+        yield rows

@@ -1,0 +1,35 @@
+"""MXNet's RecordIO: a file of records for a split, and its two lists, as im2rec.py writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from imagenet_prep.dataset import recordio
+from imagenet_prep.exporting.examples import Example, Part
+from imagenet_prep.exporting.files import Piece
+from imagenet_prep.exporting.format import Format
+
+
+@dataclass(frozen=True)
+class RecordIO(Format):
+    """See `Format`.
+
+    Attributes:
+      prefix: what the files of the only split are called; "": those of each are called by it.
+    """
+
+    prefix: str = ""
+    whole_splits = True
+
+    def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
+        """Yields the lines of both lists before each record: whoever sees it sees them."""
+        prefix, offset = self.prefix or part.split, 0
+        for number, each in enumerate(examples):
+            path = f"{each.wnid}/{each.name}"
+            record = recordio.frame(number, each.class_index, each.encoded)
+            line = recordio.list_line(number, each.class_index, path)
+            yield Piece(f"{prefix}.lst", line.encode())
+            yield Piece(f"{prefix}.idx", recordio.index_line(number, offset).encode())
+            yield Piece(f"{prefix}.rec", record)
+            offset += len(record)

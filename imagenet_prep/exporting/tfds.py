@@ -1,0 +1,113 @@
+"""What `tfds build` makes: imagenet2012 at its last version, others under their own name."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from imagenet_prep.core import canonical
+from imagenet_prep.core.canonical import Json
+from imagenet_prep.dataset import naming, tfds_record, tfrecord
+from imagenet_prep.exporting.examples import Example, Part, Source
+from imagenet_prep.exporting.files import Piece
+from imagenet_prep.exporting.format import Format, Written
+
+# tensorflow_datasets/datasets/imagenet2012/imagenet2012_dataset_builder.py
+_IMAGENET, _VERSION = "imagenet2012", "5.1.0"
+_FEATURES = "tensorflow_datasets.core.features"
+
+
+@dataclass(frozen=True)
+class Tfds(Format):
+    """See `Format`.
+
+    Attributes:
+      name, version: of the set, as TFDS calls it.
+      wnids: by class index.
+    """
+
+    name: str
+    version: str
+    wnids: tuple[str, ...]
+
+    @classmethod
+    def of(cls, source: Source, split: str) -> Tfds:
+        """Returns the format of a set.
+
+        Args:
+          source: the set.
+          split: one of its splits.
+
+        Raises:
+          ManifestError: its dataset_info.json is not what the manifest says.
+        """
+        records = source.split(split)
+        if records.manifest.classes.official and not records.manifest.edition:
+            return cls(_IMAGENET, _VERSION, records.wnids)
+        info = canonical.loads(source.small_file(split, naming.TFDS_INFO))
+        name, version = (re.sub(r"[^\w.]", "_", str(info[key])) for key in ("name", "version"))
+        return cls(name, version, records.wnids)
+
+    def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
+        """Yields the records of a file."""
+        name = f"{self.name}-{part.split}.tfrecord-{part.number:05d}-of-{part.total:05d}"
+        for each in examples:
+            parts = tfds_record.encode_parts(each.encoded, each.class_index, each.name)
+            yield from (Piece(name, data) for data in tfrecord.frame_parts(parts))
+
+    def beside(self, parts: Mapping[str, Sequence[Written]]) -> dict[str, bytes]:
+        """Returns the names of the labels, what the features are, and what lies in which file."""
+        labels = "".join(f"{wnid}\n" for wnid in self.wnids).encode()
+        features = {
+            tfds_record.NAME: _feature("text_feature.Text", "text", {}),
+            tfds_record.IMAGE: _feature(
+                "image_feature.Image",
+                "image",
+                {
+                    "dtype": "uint8",
+                    "encodingFormat": "jpeg",
+                    "shape": {"dimensions": ["-1", "-1", "3"]},
+                },
+            ),
+            tfds_record.LABEL: _feature(
+                "class_label_feature.ClassLabel",
+                "classLabel",
+                {"numClasses": str(len(self.wnids))},
+            ),
+        }
+        keys = [{"featureKey": key} for key in (tfds_record.IMAGE, tfds_record.LABEL)]
+        info = {
+            "name": self.name,
+            "version": self.version,
+            "description": f"{self.name}, exported by imagenet-prep.",
+            "fileFormat": "tfrecord",
+            "supervisedKeys": {"tuple": {"items": keys}},
+            "splits": [
+                {
+                    "name": split,
+                    "filepathTemplate": "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
+                    # TFDS counts what is in the frames.
+                    "numBytes": str(
+                        sum(p.num_bytes - tfrecord.FRAMING_BYTES * p.examples for p in of_split)
+                    ),
+                    "shardLengths": [str(part.examples) for part in of_split],
+                }
+                for split, of_split in parts.items()
+            ],
+        }
+        whole = _feature("features_dict.FeaturesDict", "featuresDict", {"features": features})
+        return {
+            tfds_record.LABELS: labels,
+            naming.TFDS_FEATURES: _render(whole),
+            naming.TFDS_INFO: _render(info),
+        }
+
+
+def _feature(python: str, kind: str, content: Json) -> Json:
+    return {"pythonClassName": f"{_FEATURES}.{python}", kind: content}
+
+
+def _render(content: Json) -> bytes:
+    return json.dumps(content, indent=2, sort_keys=True).encode()

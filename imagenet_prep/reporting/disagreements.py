@@ -1,0 +1,98 @@
+"""Where lists of labels disagree with each other and with the data set, as pictures."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from imagenet_prep.core.canonical import Json
+from imagenet_prep.dataset.example import ImageExample
+from imagenet_prep.reporting import pictures
+
+_MOST_PICTURES = 48
+# The columns of the table of pairs.
+EQUAL, SHARED, APART, NONE = "the same", "some in common", "none in common", "one has none"
+
+
+class Shown(NamedTuple):
+    """An image whose labels differ.
+
+    Attributes:
+      key: of the image.
+      said: by list, the classes in words; of none, the image does not count.
+      picture: data URI; None where the image cannot be decoded.
+    """
+
+    key: str
+    said: Mapping[str, Sequence[str]]
+    picture: str | None
+
+
+@dataclass
+class Disagreements:
+    """What the page says of lists of labels.
+
+    Attributes:
+      images: of which two lists or more say something.
+      differ: of these, those of which they do not all say the same.
+      lists: what the lists are, as `evaluation.Table.lists`.
+      pairs: of two lists each, how many images there are of each of the four columns.
+      shown: some of the images that differ, those with nothing in common first.
+    """
+
+    lists: Sequence[Json]
+    images: int = 0
+    differ: int = 0
+    pairs: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
+    shown: list[Shown] = field(default_factory=list)
+
+
+def find(
+    keys: Sequence[str],
+    said: Mapping[str, Mapping[int, Collection[int]]],
+    lists: Sequence[Json],
+    words: Callable[[int], str],
+    image_of: Callable[[str], ImageExample | None],
+) -> Disagreements:
+    """Returns where lists disagree.
+
+    Args:
+      keys: of the images.
+      said: by list, the class indices of the images of which it says something, by their number.
+      lists: what the lists are.
+      words: names a class index.
+      image_of: returns the image with a key, or None where there is none.
+    """
+    found = Disagreements(lists)
+    found.pairs = {pair: Counter() for pair in itertools.combinations(said, 2)}
+    ranks: list[tuple[int, int, int]] = []
+    for number in range(len(keys)):
+        there = {name: {*labels[number]} for name, labels in said.items() if number in labels}
+        kinds = {
+            pair: _kind(there[pair[0]], there[pair[1]]) for pair in itertools.combinations(there, 2)
+        }
+        for pair, kind in kinds.items():
+            found.pairs[pair][kind] += 1
+        found.images += bool(kinds)
+        of_kind = Counter(kinds.values())
+        if len(kinds) > of_kind[EQUAL]:
+            ranks.append((-of_kind[APART], -of_kind[NONE], number))
+    found.differ = len(ranks)
+    for *_, number in heapq.nsmallest(_MOST_PICTURES, ranks):
+        image = image_of(keys[number])
+        picture = image and pictures.of_example(image)
+        labels = {n: list(map(words, of[number])) for n, of in said.items() if number in of}
+        found.shown.append(Shown(keys[number], labels, picture))
+    return found
+
+
+def _kind(one: Collection[int], other: Collection[int]) -> str:
+    if one == other:
+        return EQUAL
+    if not one or not other:
+        return NONE
+    return APART if {*one}.isdisjoint(other) else SHARED

@@ -1,0 +1,60 @@
+"""`imagenet-prep score`: how good predictions are on a set, by its labels and by other lists."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from imagenet_prep.core import program
+from imagenet_prep.core.flags import Place, Settings, flag, parse
+from imagenet_prep.dataset.flag import data_set
+
+EXAMPLES = """\
+  imagenet-prep score said.csv /data/imagenet-480
+  imagenet-prep score said.csv /data/imagenet-480 --labels real.json --labels own.csv
+  imagenet-prep score said.csv s3://bucket/imagenetv2 --json"""
+
+
+@dataclass(frozen=True)
+class Config(Settings):
+    """Settings of one table; see the help of each flag."""
+
+    predictions: str = flag(
+        place=Place.FILE,
+        help="what a network says of each image, as `train --evaluate --predictions` writes it: "
+        "key,class_index,top1,p1,... to top5,p5",
+        positional=True,
+        metavar="PREDICTIONS.csv",
+    )
+    dataset: str = data_set(
+        place=Place.ANYWHERE, help="the data set: a folder, s3:// or http(s)://"
+    )
+    labels: tuple[str, ...] = flag(
+        (),
+        help="count by these labels too: CSV with the header key,class, ReaL's real.json, or the "
+        "several-label annotations; may be given several times",
+        metavar="FILE",
+    )
+    json: bool = flag(False, help="print the table as JSON")
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the verb and returns its exit code; errors are raised."""
+    config = parse(
+        Config,
+        argv,
+        verb="score",
+        description="Tell how good predictions are on a data set: top-1 and top-5, by its own "
+        "labels and by\nlists of labels. No image is read, and no framework is needed.",
+        examples=EXAMPLES,
+    )
+    from imagenet_prep.evaluation import score
+
+    table = score(config.predictions, config.dataset, labels=config.labels)
+    print(json.dumps(table.as_json(), indent=1) if config.json else table)
+    return 0
+
+
+if __name__ == "__main__":
+    program.main("imagenet_prep.score")

@@ -1,0 +1,323 @@
+"""`export`: what the programs of each format find, and what comes back from it."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import sys
+import tarfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from imagenet_prep import adopt, export
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.exporting import folder
+from imagenet_prep.exporting.webdataset import sample_key
+from imagenet_prep.pipelines import prepare
+from imagenet_prep.sources.labels import official_classes
+from tests.commands.export.conftest import roots, truth
+from tests.kit import command, foreign, layouts
+from tests.kit.tfrecords import plain
+
+# Names that photographs have, and that a format could lose.
+NAMES = (
+    *("cats/a.b.jpg", "cats/a.jpg", "cats/a.JPEG", "cats/a b.jpg", "cats/2021/Ferien ä/a.jpg"),
+    *("dogs/A.jpg", "dogs/a.jpg", "dogs/100%.jpg", "dogs/CON.jpg", "dogs/'q\"uote.JPG"),
+)
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data set of photographs with such names, of two classes and one split; read-only."""
+    source, out = (tmp_path_factory.mktemp("own") / name for name in ("source", "set"))
+    for number, name in enumerate(NAMES):
+        layouts.write(source / name, plain(number))
+    words = ["--source", str(source), "--out", str(out), "--train-shards", "2", "--json"]
+    assert prepare.run(words) == 0
+    return out
+
+
+def written(data: Path, out: Path, to: str, *flags: str) -> Path:
+    assert export.run([str(data), "--to", to, "--out", str(out), *flags]) == 0
+    return out
+
+
+def image_folder(root: Path) -> list[tuple[str, int]]:
+    """Returns path and label of each image, by the words of torchvision's documentation.
+
+    Classes are the sorted names of folders; each class's images are walked in sorted order.
+    """
+    classes = sorted(path.name for path in root.iterdir() if path.is_dir())
+    return [
+        (str(path), label)
+        for label, name in enumerate(classes)
+        for path in sorted((root / name).rglob("*"))
+        if path.is_file()
+    ]
+
+
+@pytest.mark.parametrize("to", ["folder", "parquet", "recordio"])
+def test_prepare_makes_the_set_again(
+    prepared: Path, photographs: Path, tmp_path: Path, to: str
+) -> None:
+    sets = {prepared: ("--keep-original", "--allow-subset"), photographs: ("--splits", "train")}
+    if to == "recordio":
+        del sets[photographs]  # its lists name classes by folders, of which paths have one
+    for number, (data, flags) in enumerate(sets.items()):
+        source = written(data, tmp_path / f"{to}-{number}", to)
+        out = tmp_path / f"again-{number}"
+        words = ["--source", str(source), "--out", str(out), "--json", *flags]
+        assert prepare.run(words) == 0
+        assert roots(out) == roots(data)
+
+
+def test_adopt_makes_the_set_again_from_tfds(
+    prepared: Path, official: Path, photographs: Path, tmp_path: Path
+) -> None:
+    for number, data in enumerate((official, prepared, photographs)):
+        written(data, tmp_path / f"tfds-{number}", "tfds")
+        (info,) = (tmp_path / f"tfds-{number}").rglob("dataset_info.json")
+        out = tmp_path / f"again-{number}"
+        words = [str(info.parent), "--rewrite", "--out", str(out), "--allow-subset", "--json"]
+        assert adopt.run(words) == 0
+        assert roots(out) == roots(data)
+
+
+def test_the_order_of_folders_is_the_class_index(official: Path, tmp_path: Path) -> None:
+    out = written(official, tmp_path / "out", "folder", "--allow-empty-class")
+
+    for split, name in folder.FOLDERS.items():
+        if split == "holdout":
+            continue
+        found = {
+            Path(path).name: (label, Path(path).read_bytes())
+            for path, label in image_folder(out / name)
+        }
+        assert found == truth(official, split)
+
+
+def test_a_class_without_images_is_refused_with_what_would_come_of_it(
+    official: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        export.run([str(official), "--to", "folder", "--out", str(tmp_path / "out")])
+    said = str(refused.value)
+
+    assert "no image of 994 of 1,000 classes" in said
+    # Classes 0, 1 and 2 are there, and 500, 998 and 999 would be 3, 4 and 5.
+    assert "would find 6 classes" in said
+    assert "and 3 of them, those behind" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_class_list_in_another_order_is_refused(tmp_path: Path) -> None:
+    """As of CIFAR-10's kind: the labels are those of its own list."""
+    source, out = tmp_path / "tfds", tmp_path / "set"
+    images = [foreign.Image("train", f"{w}.jpg", w, w, plain(n), 0, 0) for n, w in enumerate("ba")]
+    for number, each in enumerate(images):
+        record = foreign.frame(foreign.encode(foreign.tfds(each, number)))
+        layouts.write(source / f"x-train.tfrecord-0000{number}-of-00002", record)
+    (source / "label.labels.txt").write_text("b\na\n")
+    words = [str(source), "--rewrite", "--out", str(out), "--allow-subset", "--json"]
+    assert adopt.run(words) == 0
+
+    with pytest.raises(UsageError, match="b is class 0 here and would be 1"):
+        export.run([str(out), "--to", "folder", "--out", str(tmp_path / "out")])
+
+
+def test_names_that_a_folder_cannot_hold_are_refused(
+    photographs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder, "takes_any_case", lambda _: True)
+    with pytest.raises(UsageError, match=r"one file there: .*dogs/[Aa]\.jpg"):
+        export.run([str(photographs), "--to", "folder", "--out", str(tmp_path / "out")])
+    for number, name in enumerate(("odd", "animation.gif", "telephone.HEIC")):
+        source, data = tmp_path / f"source-{number}", tmp_path / f"set-{number}"
+        for path in ("a/a.jpg", "b/b.jpg", f"b/{name}"):
+            layouts.write(source / path, plain(number))
+        assert prepare.run(["--source", str(source), "--out", str(data), "--json"]) == 0
+        with pytest.raises(UsageError, match=f"pass over 1 images.*: b/{name}"):
+            export.run([str(data), "--to", "folder", "--out", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_of_this_machine_tells_small_letters_from_capitals(tmp_path: Path) -> None:
+    assert not folder.takes_any_case(tmp_path / "not" / "there")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_hard_names_are_files_of_their_own(photographs: Path, tmp_path: Path) -> None:
+    out = written(photographs, tmp_path / "out", "folder")
+
+    found = {str(path.relative_to(out / "train")) for path in (out / "train").rglob("*.*")}
+    assert found == set(NAMES)
+
+
+def test_keys_of_tars_are_told_apart_and_grouped_by_their_first_dot() -> None:
+    names = [
+        *NAMES,
+        *("cats/a", "cats/a%", "cats/a.jpg.JPEG", "cats/.JPEG", "cats/a%2Ejpg", "cats/a%25"),
+        *("__cats__/a.JPEG", "%5F_cats__/a.JPEG", "a.JPEG", "a/a.JPEG"),
+    ]
+    made = [sample_key(name) for name in names]
+
+    assert sample_key("n01440764/n01440764_10026.JPEG") == "n01440764/n01440764_10026"
+    assert len({*made}) == len(made)
+    for key in made:
+        assert "." not in key.rpartition("/")[2]
+        assert key.rpartition("/")[2]
+        assert not key.startswith("__")
+
+
+# webdataset leaves the closing of files to Python.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("reader", ["tarfile", "webdataset"])
+def test_tars_hold_every_image_with_its_class(
+    official: Path, photographs: Path, tmp_path: Path, reader: str
+) -> None:
+    wds = pytest.importorskip("webdataset") if reader == "webdataset" else None
+    for data in (official, photographs):
+        out = written(data, tmp_path / data.parent.name, "webdataset")
+        index = json.loads((out / "_info.json").read_bytes())["splits"]
+        for split, of_split in index.items():
+            tars = [out / name for name in of_split["filenames"]]
+            samples = [list(_samples(tar, wds)) for tar in tars]
+            assert [len(each) for each in samples] == of_split["shard_lengths"]
+            flat = [sample for each in samples for sample in each]
+            assert len(flat) == of_split["num_samples"]
+            found = {}
+            for number, sample in enumerate(flat):
+                said = json.loads(sample["json"])
+                assert said["number"] == number
+                assert said["wnid"] == _wnids(data)[int(sample["cls"])]
+                found[said["filename"]] = int(sample["cls"]), sample["jpg"]
+            assert found == truth(data, split)
+
+
+def _samples(tar: Path, wds: Any) -> Iterator[dict[str, bytes]]:
+    if wds is not None:
+        yield from wds.WebDataset(str(tar), shardshuffle=False)
+        return
+    with tarfile.open(tar) as opened:
+        groups: dict[str, dict[str, bytes]] = {}
+        for member in opened:
+            key, _, ending = member.name.rpartition(".")
+            groups.setdefault(key, {})[ending] = opened.extractfile(member).read()
+    yield from groups.values()
+
+
+def _wnids(data: Path) -> list[str]:
+    return [line.split(" ")[0] for line in (data / "labels.txt").read_text().splitlines()]
+
+
+def test_parquet_has_the_columns_of_the_hub(official: Path, tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    out = written(official, tmp_path / "out", "parquet")
+    for split in ("train", "validation"):
+        files = sorted((out / "data").glob(f"{split}-*.parquet"))
+        rows = [row for path in files for row in pq.read_table(path).to_pylist()]
+        found = {row["image"]["path"]: (row["label"], row["image"]["bytes"]) for row in rows}
+        assert found == truth(official, split)
+        metadata = json.loads(pq.read_schema(files[0]).metadata[b"huggingface"])
+        features = metadata["info"]["features"]
+        assert features["image"] == {"_type": "Image"}
+        assert features["label"] == {"_type": "ClassLabel", "names": [*official_classes().wnids]}
+
+
+@pytest.fixture(scope="module")
+def tfds(tf: ModuleType) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        reason = "TensorFlow Datasets is not installed"
+        return pytest.importorskip("tensorflow_datasets", reason=reason)
+
+
+@pytest.mark.tf
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("how", ["load", "builder_from_directory"])
+def test_tfds_opens_it_by_name_and_by_folder(
+    tfds: Any, official: Path, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = written(official, tmp_path / "out", "tfds")
+
+    def refuse(*address: object) -> None:
+        pytest.fail(f"tried the network: {address}")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    decoders = {"image": tfds.decode.SkipDecoding()}
+    for split in ("train", "validation"):
+        if how == "load":
+            opened, info = tfds.load(
+                "imagenet2012", data_dir=out, split=split, decoders=decoders, with_info=True
+            )
+            images = tfds.load("imagenet2012", data_dir=out, split=split, as_supervised=True)
+            shapes = {image.shape for image, _ in images.as_numpy_iterator()}
+        else:
+            builder = tfds.builder_from_directory(str(out / "imagenet2012" / "5.1.0"))
+            opened, info = builder.as_dataset(split=split, decoders=decoders), builder.info
+            images = builder.as_dataset(split=split)
+            shapes = {row["image"].shape for row in images.as_numpy_iterator()}
+        found = {
+            row["file_name"].decode(): (int(row["label"]), row["image"])
+            for row in opened.as_numpy_iterator()
+        }
+        expected = truth(official, split)
+        assert found == expected
+        assert info.features["label"].names == [*official_classes().wnids]
+        assert info.splits[split].num_examples == len(expected)
+        sides = {Image.open(io.BytesIO(data)).size for _, data in expected.values()}
+        assert shapes == {(height, width, 3) for width, height in sides}
+
+
+@pytest.mark.tf
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tfds_opens_another_set_under_its_own_name(
+    tfds: Any, photographs: Path, tmp_path: Path
+) -> None:
+    written(photographs, tmp_path / "out", "tfds")
+
+    (info,) = (tmp_path / "out").rglob("dataset_info.json")
+    name = json.loads((photographs / "dataset_info.json").read_bytes())["name"]
+    builder = tfds.builder_from_directory(str(info.parent))
+    assert builder.info.name == name
+    assert builder.info.features["label"].names == ["cats", "dogs"]
+    assert builder.info.splits["train"].num_examples == len(NAMES)
+
+
+_IMAGE_FOLDER = """
+import hashlib, json, sys
+from pathlib import Path
+from torchvision.datasets import ImageFolder
+found = ImageFolder(sys.argv[1], allow_empty=True)
+print(json.dumps([found.classes, [
+    [Path(path).name, label, hashlib.sha256(Path(path).read_bytes()).hexdigest()]
+    for path, label in found.samples
+]]))
+"""
+
+
+def test_torchvision_finds_the_labels(official: Path, tmp_path: Path) -> None:
+    from hashlib import sha256
+
+    python = Path(sys.prefix) / "loaders" / "bin" / "python"
+    if not python.exists():
+        pytest.skip("torchvision is not installed; make test-long installs it into .venv/loaders")
+    out = written(official, tmp_path / "out", "folder", "--allow-empty-class")
+    for split in ("train", "val"):
+        words = ("-c", _IMAGE_FOLDER, str(out / split))
+        with command.started(program=words, python=python) as running:
+            classes, samples = running.finish().json
+        expected = truth(official, "validation" if split == "val" else split)
+        assert classes == [*official_classes().wnids]
+        assert sorted(samples) == sorted(
+            [name, label, sha256(data).hexdigest()] for name, (label, data) in expected.items()
+        )

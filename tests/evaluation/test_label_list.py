@@ -1,0 +1,119 @@
+"""Lists of labels: three forms, told apart by content; what is none is refused in a sentence."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagenet_prep.core.errors import DataDamagedError, UsageError
+from imagenet_prep.evaluation import label_list
+from tests.kit.evaluated import labels_of_validation, write_real
+
+
+def written(path: Path, content: Any) -> Path:
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def test_csv_gives_classes_by_key(tmp_path: Path) -> None:
+    path = written(
+        tmp_path / "own.csv",
+        "\ufeffkey,class\r\nn01440764/a.JPEG,n01443537 17\r\n"
+        'n01440764/ILSVRC2012_val_00000293.JPEG,0\r\n\r\n"n1/b,""c"".JPEG",\r\n'
+        "fog/3/ILSVRC2012_val_00000001.JPEG,5\r\n",
+    )
+    found = label_list.read(path)
+
+    assert dict(found.classes) == {
+        "n01440764/a.JPEG": ("n01443537", "17"),
+        # As its key is, whatever folder it lies in.
+        "ILSVRC2012_val_00000293.JPEG": ("0",),
+        'n1/b,"c".JPEG': (),
+        "fog/3/ILSVRC2012_val_00000001.JPEG": ("5",),
+    }
+    assert (found.name, found.form, found.is_ilsvrc, found.is_by_class) == (
+        *("own.csv", "CSV"),
+        *(False, False),
+    )
+    assert found.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_real_counts_from_the_first_image(tmp_path: Path) -> None:
+    rows = write_real(tmp_path / "real.json", labels_of_validation())
+    found = label_list.read(tmp_path / "real.json")
+
+    keys = list(found.classes)
+    assert (keys[0], keys[-1], len(keys)) == (
+        "ILSVRC2012_val_00000001.JPEG",
+        "ILSVRC2012_val_00050000.JPEG",
+        50_000,
+    )
+    assert [list(map(int, classes)) for classes in found.classes.values()] == rows
+    assert sum(not classes for classes in found.classes.values()) == 3_163
+    assert (found.is_ilsvrc, found.is_by_class) == (True, False)
+
+
+def test_several_labels_are_those_called_correct(tmp_path: Path) -> None:
+    annotations = {
+        "a.JPEG": {"correct": ["n01440764", "n01443537"], "wrong": ["n01484850"]},
+        "b.JPEG": {"wrong": ["n01440764"], "unclear": ["n01443537"]},
+        "c.JPEG": {"correct": ["n01440764"]},
+    }
+    content = {"initial_annots": annotations, "problematic_images": {"c.JPEG": ["x"]}, "more": 1}
+    found = label_list.read(written(tmp_path / "h.json", content))
+
+    expected = {"a.JPEG": ("n01440764", "n01443537"), "b.JPEG": (), "c.JPEG": ()}
+    assert dict(found.classes) == expected
+    assert found.is_by_class
+    again = content | {"problematic_images": ["c.JPEG"]}
+    assert label_list.read(written(tmp_path / "l.json", again)).classes == expected
+
+
+def test_the_published_file_is_known_by_its_sha256_and_another_one_is_said_to_be_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_real(tmp_path / "real.json", labels_of_validation())
+    found = label_list.read(tmp_path / "real.json")
+    assert found.form == "ReaL's form, another file than the published one"
+    monkeypatch.setitem(label_list.PUBLISHED, found.sha256, "ReaL as published")
+    assert label_list.read(tmp_path / "real.json").form == "ReaL as published"
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("", "line 1 is not its header"),
+        ("key,label\na,1\n", "line 1 is not its header"),
+        ("key,class\na\n", "line 2 is not a key and its classes"),
+        ("key,class\n,1\n", "line 2 is not a key"),
+        ("key,class\na,1\nb,2\na,1\n", "line 4 has the key of an earlier line"),
+        ('key,class\n"a\n', "unexpected end of data"),
+        ("[[1],[2]]", "2 lists, expected one for each of 50,000"),
+        ('[[1],["2"]]', r"\[1\]\[0\]: expected a whole number"),
+        ('{"a": 1}', "expected an object, got None"),
+        ('{"initial_annots": {"a": {"correct": "x"}}}', "expected a list"),
+        ("[1", "Expecting"),
+        ("[" * 100_000, "nested too deeply|an eighth as many lists"),
+        ("\x00\udcff", "can't decode"),
+    ],
+)
+def test_what_is_no_list_is_refused_without_showing_it(
+    tmp_path: Path, content: str, why: str
+) -> None:
+    path = tmp_path / "list"
+    path.write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(UsageError, match=f"list: is no list of labels: .*{why}"):
+        label_list.read(path)
+
+
+def test_pipes_and_absent_files_are_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataDamagedError, match="a named pipe"):
+        label_list.read(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="cannot be read: No such file"):
+        label_list.read(tmp_path / "absent")

@@ -1,0 +1,283 @@
+"""The table: which images count, by which labels, among which classes."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.dataset import predictions
+from imagenet_prep.dataset.predictions import Prediction
+from imagenet_prep.evaluation import Table, score
+from imagenet_prep.evaluation.corruptions import ALEXNET_ERRORS
+from tests.kit.evaluated import OFFICIAL, VALIDATION, labels_of_validation, write_names, write_real
+from tests.kit.tfrecords import wnid
+
+
+def shares(table: Table) -> list[tuple[str, int, float, float, int]]:
+    return [(row.labels, row.images, row.top1, row.top5, row.among) for row in table.rows]
+
+
+def small(root: Path, split: str = "validation") -> Path:
+    """Four images of classes 0, 1, 2 and 7 of ten."""
+    heads = [("a/1", 0), ("a/2", 1), ("b/1", 2), ("b/2", 7)]
+    return write_names(root, heads, num_classes=10, split=split)
+
+
+def scores_of(*likeliest: Sequence[int]) -> Any:
+    """Returns scores by which these classes of ten come first, in this order."""
+    scores = np.zeros((len(likeliest), 10), np.float32)
+    for row, classes in zip(scores, likeliest, strict=True):
+        row[list(classes)] = np.arange(len(classes), 0, -1)
+    return scores
+
+
+def test_scores_are_counted_among_all_classes_and_among_those_of_the_set(tmp_path: Path) -> None:
+    scores = scores_of([0], [5, 1], [5, 6, 8, 9, 4, 2], [3, 4, 5, 6, 8, 0, 7])
+    table = score(scores, small(tmp_path / "set", "test"))
+
+    assert shares(table) == [("dataset", 4, 0.25, 0.5, 10), ("dataset", 4, 0.75, 1.0, 4)]
+    first = table.rows[0]
+    assert (first.set, first.classes, first.mean) == (str(tmp_path / "set"), 4, "images")
+    text = str(table).splitlines()
+    assert text[0].split() == [
+        "set",
+        "labels",
+        "images",
+        "classes",
+        "chosen",
+        *("among", "top-1"),
+        "top-5",
+    ]
+    assert text[1].endswith("4        all 10  25.00%   50.00%")
+    assert text[2].endswith("4         its 4  75.00%  100.00%")
+    assert json.loads(json.dumps(table.as_json()))["rows"][0]["top1"] == 0.25
+
+
+def test_indices_and_files_tell_nothing_of_fewer_classes_and_the_table_says_so(
+    tmp_path: Path,
+) -> None:
+    place = small(tmp_path / "set")
+    indices = np.array([[0, 1, 2, 3, 4], [1, 0, 2, 3, 4], [0, 1, 3, 4, 5], [9, 8, 6, 7, -1]])
+    by_indices = score(indices, place)
+    assert shares(by_indices) == [("dataset", 4, 0.5, 0.75, 10)]
+    assert "has 4 of 10 classes. What the network would choose" in str(by_indices)
+    stream = io.StringIO()
+    keys = ["a/1", "a/2", "b/1", "b/2"]
+    said = [
+        Prediction(key, 0, tuple(row[row >= 0].tolist()), (0.1,) * (row >= 0).sum())
+        for key, row in zip(keys, indices, strict=True)
+    ]
+    # In any order.
+    predictions.write(stream, said[::-1])
+    (tmp_path / "said.csv").write_text(stream.getvalue())
+    assert score(tmp_path / "said.csv", place) == by_indices
+
+
+def test_equal_scores_are_decided_by_the_order_of_the_classes(tmp_path: Path) -> None:
+    place = write_names(tmp_path / "set", [("a/1", 0), ("a/2", 5)], num_classes=10)
+    assert shares(score(np.zeros((2, 10)), place))[0] == ("dataset", 2, 0.5, 0.5, 10)
+
+
+def test_a_list_says_what_is_right_and_what_does_not_count(tmp_path: Path) -> None:
+    own = tmp_path / "own.csv"
+    own.write_text(f"key,class\na/1,3 {wnid(4)}\na/2,\nb/2,{wnid(7)}\nnobody,1\n")
+    scores = scores_of([4], [1], [2], [0, 7])
+    table = score(scores, small(tmp_path / "set"), labels=[own])
+
+    assert shares(table)[2] == ("own.csv", 2, 0.5, 1.0, 10)
+    (listed,) = table.lists
+    assert (listed["keys"], listed["unknown"], listed["first"]) == (4, 1, ["nobody"])
+    assert "1 key of no image: nobody" in str(table)
+    assert listed["sha256"] in str(table)
+    assert table.rows[2].sha256 == listed["sha256"]
+
+
+def test_a_mean_of_classes_weighs_each_class_alike(tmp_path: Path) -> None:
+    """Three images of class 0 and one of class 1; the list alone says what is right."""
+    heads = [(name, int(n == 3)) for n, name in enumerate(VALIDATION[:4])]
+    annotations = {name: {"correct": [OFFICIAL[5]]} for name in VALIDATION[:4]}
+    path = tmp_path / "h.json"
+    path.write_text(json.dumps({"initial_annots": annotations, "problematic_images": {}}))
+    indices = np.full((4, 5), -1)
+    indices[0, 0] = indices[3, 1] = 5
+    table = score(indices, write_names(tmp_path / "set", heads), labels=[path])
+    assert shares(table)[1] == ("h.json", 4, pytest.approx(1 / 6), pytest.approx(2 / 3), 1000)
+    assert table.rows[1].mean == "classes"
+    assert "h.json, mean of classes" in str(table)
+
+
+def wrong(name: str, content: str, expected: str) -> Any:
+    return pytest.param(content, expected, id=name)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        wrong("unknown class", "key,class\na/1,n99999999\na/2,1\n", r"entry 1: no class of .*set"),
+        wrong("the last ID", "key,class\na/1,10\n", "from 0 to 9 in it. ILSVRC2012_IDs, from 1 on"),
+        wrong("other images", "key,class\nx,1\n", "no image of .* has one of its 1 keys"),
+        wrong("real", json.dumps([[]] * 50_000), "no image of .* has one of its 50,000 keys"),
+    ],
+)
+def test_a_list_of_another_set_is_refused(tmp_path: Path, content: str, expected: str) -> None:
+    path = tmp_path / "list"
+    path.write_text(content)
+    with pytest.raises(UsageError, match=expected):
+        score(scores_of(*[[0]] * 4), small(tmp_path / "set"), labels=[path])
+
+
+def test_real_is_of_ilsvrcs_classes_alone(tmp_path: Path) -> None:
+    write_real(tmp_path / "real.json", labels_of_validation())
+    place = write_names(tmp_path / "set", [(VALIDATION[0], 0), (VALIDATION[1], 1)], num_classes=10)
+    with pytest.raises(UsageError, match=r"real\.json is of ILSVRC2012's 1,000 classes, and .*set"):
+        score(scores_of([0], [1]), place, labels=[tmp_path / "real.json"])
+
+
+def test_ilsvrc_ids_are_recognised_by_an_image_a_class(tmp_path: Path) -> None:
+    place = write_names(tmp_path / "set", [(f"a/{n}", n) for n in range(1000)])
+    path, rng = tmp_path / "list", random.Random(7)
+    for ids, is_order in (
+        (rng.sample(range(1000), 1000), True),
+        (rng.choices(range(1000), k=1000), False),
+    ):
+        path.write_text("key,class\n" + "".join(f"a/{n},{each}\n" for n, each in enumerate(ids)))
+        if is_order:
+            with pytest.raises(UsageError, match="in another order, as ILSVRC2012_IDs are"):
+                score(np.zeros((1000, 5), int), place, labels=[path])
+        else:
+            assert score(np.zeros((1000, 5), int), place, labels=[path]).rows[1].images == 1000
+
+
+@pytest.mark.parametrize("form", ["csv", "real"])
+def test_ilsvrc_ids_given_as_indices_are_recognised(tmp_path: Path, form: str) -> None:
+    """Trap: reassessed-imagenet#4. An ID is another number for the class, always the same one."""
+    labels = labels_of_validation()
+    place = write_names(tmp_path / "set", list(zip(VALIDATION, labels, strict=True)))
+    id_of = random.Random(5).sample(range(1000), 1000)
+    rng, path = random.Random(6), tmp_path / "ids"
+    # One of ten disagrees with the set anyway.
+    ids = [id_of[each if rng.random() < 0.9 else rng.randrange(1000)] for each in labels]
+    if form == "csv":
+        lines = (f"{key},{each}\n" for key, each in zip(VALIDATION, ids, strict=True))
+        path.write_text("".join(["key,class\n", *lines]))
+    else:
+        path.write_text(json.dumps([[each] for each in ids]))
+    indices = np.zeros((50_000, 5), np.int32)
+    with pytest.raises(UsageError, match="in another order, as ILSVRC2012_IDs are.*Write WNIDs"):
+        score(indices, place, labels=[path])
+    # WNIDs cannot be mistaken, and labels that merely disagree are taken.
+    named = (f"{key},{OFFICIAL[each]}\n" for key, each in zip(VALIDATION, ids, strict=True))
+    path.write_text("".join(["key,class\n", *named]))
+    assert score(indices, place, labels=[path]).rows[1].images == 50_000
+    write_real(path, labels, random_labels=True)
+    assert score(indices, place, labels=[path]).rows[1].images == 46_837
+
+
+@pytest.mark.parametrize(
+    ("given", "keys", "expected"),
+    [
+        (np.zeros((4, 9)), None, r"are float64 \[4, 9\], expected \[images, 10\] finite floats"),
+        (np.full((4, 10), np.nan), None, "finite floats"),
+        (np.full((4, 5), 10), None, "5] class indices below 10"),
+        (np.zeros((4, 4), int), None, "5] class indices below 10"),
+        (np.zeros(4), None, "expected"),
+        (np.zeros((3, 10)), None, "has 4 images, and there are 3 predictions"),
+        (np.zeros((4, 10)), ["a/1", "a/2", "b/1"], "4 predictions and 3 keys; 1 keys differ"),
+        (np.zeros((4, 10)), ["a/1", "a/2", "b/1", "c"], "2 keys differ, such as b/2, c"),
+        (np.zeros((5, 10)), ["a/1", "a/2", "b/1", "b/2", "b/2"], "5 predictions and 4 keys"),
+    ],
+)
+def test_predictions_of_other_images_or_classes_are_refused(
+    tmp_path: Path, given: Any, keys: list[str] | None, expected: str
+) -> None:
+    with pytest.raises(UsageError, match=expected):
+        score(given, small(tmp_path / "set"), keys=keys)
+
+
+def test_keys_give_the_order(tmp_path: Path) -> None:
+    place = small(tmp_path / "set")
+    scores = scores_of([7], [2], [1], [0])
+    assert score(scores, place).rows[0].top1 == 0
+    assert score(scores, place, keys=["b/2", "b/1", "a/2", "a/1"]).rows[0].top1 == 1
+
+
+def test_any_class_of_an_object_is_right_and_is_chosen_among(tmp_path: Path) -> None:
+    """ObjectNet's: images of class 1 may be called 4, too."""
+    answers = {wnid(1): [wnid(1), wnid(4)], "n99999999": [wnid(2), "n99999998"]}
+    heads = [("a/1", 1), ("a/2", 1), ("b/1", 6)]
+    place = write_names(tmp_path / "o", heads, num_classes=10, split="test", answers=answers)
+    table = score(scores_of([4], [1], [9, 4, 6]), place)
+    assert shares(table) == [("dataset", 3, 2 / 3, 1.0, 10), ("dataset", 3, 2 / 3, 1.0, 4)]
+
+
+def test_sets_that_cannot_be_scored_say_why(tmp_path: Path) -> None:
+    heads = [("a/1", 0), ("a/2", 1)]
+    odd = write_names(tmp_path / "o", heads, edition="imagenet-o", split="test")
+    with pytest.raises(UsageError, match="is ImageNet-O: its images are of none of the classes"):
+        score(np.zeros((2, 1000)), odd)
+    train = write_names(tmp_path / "t", heads, split="train")
+    with pytest.raises(UsageError, match="expected a whole set with one of the splits test, vali"):
+        score(np.zeros((2, 1000)), train)
+    with pytest.raises(UsageError, match=r"no dataset\.json"):
+        score(np.zeros((2, 1000)), tmp_path)
+    with pytest.raises(UsageError, match="the same file name"):
+        (tmp_path / "x").mkdir()
+        for path in (tmp_path / "own", tmp_path / "x" / "own"):
+            path.write_text("key,class\na/1,1\n")
+        score(
+            np.zeros((4, 10)),
+            small(tmp_path / "set"),
+            labels=[tmp_path / "own", tmp_path / "x" / "own"],
+        )
+
+
+@pytest.mark.parametrize("missing", [None, "fog", "fog/3"])
+def test_corruption_errors_are_shares_of_alexnets(tmp_path: Path, missing: str | None) -> None:
+    heads, right = [], []
+    names = [*ALEXNET_ERRORS, "speckle_noise"]
+    for number, name in enumerate(names):
+        for severity in range(1, 6):
+            for image in range(20):
+                if missing not in (name, f"{name}/{severity}"):
+                    heads.append((f"{name}/{severity}/{VALIDATION[image]}", image % 10))
+                    # Each more severe one has one error more.
+                    right.append(image >= severity + number)
+    indices = np.full((len(heads), 5), -1)
+    indices[:, 0] = [
+        label if is_right else 9 - label for (_, label), is_right in zip(heads, right, strict=True)
+    ]
+    place = write_names(tmp_path / "c", heads, num_classes=10, split="test")
+    table = score(indices, place)
+
+    found = table.corruptions[str(place)]
+    errors = {name: [(s + n) / 20 for s in range(1, 6)] for n, name in enumerate(names)}
+    for name, each in found["corruptions"].items():
+        there = [errors[name][int(severity) - 1] for severity in each["errors"]]
+        assert list(each["errors"].values()) == pytest.approx(there)
+        if name == "speckle_noise" or len(there) < 5:
+            assert each["ce"] is None
+        else:
+            assert each["ce"] == pytest.approx(sum(there) / 5 / ALEXNET_ERRORS[name])
+    if missing is None:
+        ces = [sum(errors[name]) / 5 / ALEXNET_ERRORS[name] for name in ALEXNET_ERRORS]
+        assert found["mce"] == pytest.approx(sum(ces) / 15)
+        assert f"mCE {found['mce']:.2%}" in str(table)
+    else:
+        assert found["mce"] is None
+        assert "mCE needs five severities of all 15 corruptions" in str(table)
+
+
+def test_alexnets_errors_are_the_papers() -> None:
+    """Table 1 of the paper prints them as whole percents."""
+    assert [round(100 * each) for each in ALEXNET_ERRORS.values()] == [
+        *(89, 89, 92, 82, 83, 79, 80),
+        *(87, 83, 82, 56, 85, 65, 72, 61),
+    ]

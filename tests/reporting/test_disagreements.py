@@ -1,0 +1,42 @@
+"""Where lists of labels disagree: how often, and the worst as pictures."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from imagenet_prep.dataset.example import ImageExample
+from imagenet_prep.reporting import disagreements
+from imagenet_prep.reporting.disagreements import APART, EQUAL, NONE, SHARED
+from tests.kit.tfrecords import jpeg, picture
+
+
+def test_images_with_nothing_in_common_come_first() -> None:
+    said = {
+        "the data set": {n: (n,) for n in range(6)},
+        # The same, one more, none, another one; of 4 it says nothing.
+        "one": {0: (0,), 1: (1, 7), 2: (), 3: (8,), 5: (5,)},
+        "two": {0: (0,), 1: (1,), 3: (8, 3), 5: (9,)},
+    }
+    image = picture(0, jpeg(np.full((20, 30, 3), 90.0)))
+
+    def image_of(key: str) -> ImageExample | None:
+        return None if key == "k3" else image
+
+    keys = [f"k{n}" for n in range(6)]
+    found = disagreements.find(keys, said, [], lambda index: f"class {index}", image_of)
+
+    assert found.pairs == {
+        ("the data set", "one"): {EQUAL: 2, SHARED: 1, NONE: 1, APART: 1},
+        ("the data set", "two"): {EQUAL: 2, SHARED: 1, APART: 1},
+        ("one", "two"): {EQUAL: 1, SHARED: 2, APART: 1},
+    }
+    assert (found.images, found.differ) == (5, 4)
+    assert [each.key for each in found.shown] == ["k5", "k3", "k2", "k1"]
+    assert found.shown[2].said == {"the data set": ["class 2"], "one": []}
+    assert [each.picture is None for each in found.shown] == [False, True, False, False]
+
+
+def test_a_page_shows_some_of_many() -> None:
+    said = {"a": dict.fromkeys(range(200), (0,)), "b": dict.fromkeys(range(200), (1,))}
+    found = disagreements.find(list(map(str, range(200))), said, [], str, lambda _: None)
+    assert (found.differ, len(found.shown)) == (200, 48)

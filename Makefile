@@ -24,6 +24,7 @@ LOADERS_HOROVOD := $(VENV)/loaders/.horovod-$(shell cat .ci/loaders.lock $(RECIP
 TRAINERS := $(VENV)/trainers/.installed-$(shell sha256sum < .ci/trainers.lock | cut -c1-16)
 JARS := $(HOME)/.cache/imagenet-prep/flink
 ARM := build/aarch64/.made-$(shell sha256sum < .ci/test.lock | cut -c1-16)
+RELEASE := $(VENV)/release/.installed-$(shell sha256sum < .ci/release.lock | cut -c1-16)
 FLINK := $(JARS)/.made-$(shell cat .ci/flink .ci/flink.lock .ci/flink.sha256 .ci/flink.xml | sha256sum | cut -c1-16)
 
 # What a host with a GPU needs: packages with CUDA, beside the .venv of the tests.
@@ -31,7 +32,7 @@ GPU := $(VENV)/gpu
 GPU_KEY := $(GPU)/.installed-$(shell cat docker/prep.lock docker/train.lock pyproject.toml setup.py | sha256sum | cut -c1-16)
 GPU_ARGS ?=
 
-.PHONY: help demo gpu test test-long mutants quick lint types imports format locks images-rehearsal picture debian flink flink-up flink-down clean
+.PHONY: help demo release gpu test test-long mutants quick lint types imports format locks images-rehearsal picture debian flink flink-up flink-down clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 18
@@ -42,8 +43,9 @@ demo: $(DEMO) ## a miniature ILSVRC2012 all the way: build/demo
 test: lint types imports debian flink $(HOROVOD) $(AIRFLOW) $(MXNET) ## everything that must pass; PYTEST_ARGS="-m flink" chooses tests
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-# To run the codec as other processors do: an emulator, and ARM's libc and libjpeg.
-test-long: LONG = qemu-aarch64-static:qemu-user-static /usr/aarch64-linux-gnu/lib/ld-linux-aarch64.so.1:libc6-arm64-cross
+# To run the codec as other processors do: an emulator, and ARM's libc and libjpeg. To run batch jobs: Slurm.
+test-long: LONG = qemu-aarch64-static:qemu-user-static /usr/aarch64-linux-gnu/lib/ld-linux-aarch64.so.1:libc6-arm64-cross \
+  slurmctld:slurm-wlm munged:munge
 test-long: debian flink $(TEST) $(HOROVOD) $(AIRFLOW) $(MXNET) $(LOADERS_HOROVOD) $(TRAINERS) $(ARM) ## the long forms of what `test` does in short: kills, faults, flipped bits
 	@$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 
@@ -51,6 +53,9 @@ test-long: debian flink $(TEST) $(HOROVOD) $(AIRFLOW) $(MXNET) $(LOADERS_HOROVOD
 mutants: BASE = $(shell git rev-parse --verify --quiet origin/main > /dev/null && echo origin/main || echo main)
 mutants: $(TEST) ## small mistakes in changed lines that no test notices, BASE=main; minutes to hours
 	@$(BIN)/python -m tests.mutants --base $(BASE) $(MUTANTS_ARGS)
+
+release: $(RELEASE) ## dist/: the sdist and wheels of this commit, the same bytes whoever makes them
+	@.ci/release $(VENV)/release/bin/python
 
 gpu: $(GPU_KEY) ## what only an NVIDIA GPU can show, into benchmarks/gpu.md; GPU_ARGS=--dry-run without one
 	@$(GPU)/bin/python -m benchmarks.gpu $(GPU_ARGS)
@@ -90,6 +95,7 @@ locks: $(BIN)/pip ## renew .ci/*.lock, docker/*.lock and those of Horovod from p
 	@$(BIN)/python -m pip install --quiet uv
 	@$(LOCK) $(HERE) --extra all --extra test --output-file .ci/test.lock > /dev/null
 	@$(LOCK) $(HERE) --extra demo --extra report --extra tf --constraints .ci/test.lock --output-file .ci/demo.lock > /dev/null
+	@$(LOCK) --group release --output-file .ci/release.lock > /dev/null
 	@$(LOCK) --group airflow --output-file .ci/airflow.lock > /dev/null
 	@$(LOCK) --group loaders --constraints .ci/test.lock --no-emit-package triton --output-file .ci/loaders.lock > /dev/null
 	@$(LOCK) --group trainers --override .ci/trainers.override --output-file .ci/trainers.lock > /dev/null
@@ -189,6 +195,10 @@ $(TRAINERS): $(TEST)
 	@$(BIN)/python -m venv --clear $(VENV)/trainers && \
 	  $(VENV)/trainers/bin/python -m pip install --quiet --no-deps --require-hashes -r .ci/trainers.lock && touch $@ || \
 	  { rm -rf $(VENV)/trainers; echo 'Going on without Model Garden and KerasCV: their tests will be skipped, see above why.' >&2; }
+
+$(RELEASE): | $(BIN)/pip
+	@$(BIN)/python -m venv --clear $(VENV)/release
+	@$(VENV)/release/bin/python -m pip install --quiet --require-hashes -r .ci/release.lock && touch $@
 
 # Built once a machine, as ours. Without it PyTorch is tested all the same, but for the tests with Horovod.
 $(LOADERS_HOROVOD): $(LOADERS)

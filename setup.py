@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from setuptools import Extension, build_meta, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
@@ -86,6 +87,14 @@ class BuildLibraries(build_ext):
         raise CompileError("\n".join(failures) or "no C compiler here, nor ziglang from PyPI")
 
 
+class LibraryWheel(bdist_wheel):
+    """A wheel for one kind of machine and every Python 3, since its libraries know no Python."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """Returns the tags of its name."""
+        return "py3", "none", super().get_tag()[2]
+
+
 CODEC = Path(__file__).parent / "imagenet_prep" / "codec"
 PLANES = Extension(
     "imagenet_prep.codec._planes",
@@ -104,5 +113,7 @@ MATCHING = Extension(
     optional=True,
 )
 
+COMMANDS = {"bdist_wheel": LibraryWheel, "build_ext": BuildLibraries}
+
 if __name__ == "__main__":
-    setup(ext_modules=[PLANES, GATHER, DIGESTS, MATCHING], cmdclass={"build_ext": BuildLibraries})
+    setup(ext_modules=[PLANES, GATHER, DIGESTS, MATCHING], cmdclass=COMMANDS)

@@ -148,11 +148,16 @@ def _completed(config: Config, store: Store) -> Json:
     from imagenet_prep.sources import shard_files
 
     store.local.settle()
-    added = not verify.load(store).has_samples
+    there = verify.load(store)
+    added = not there.has_samples
     if added:
         with store.lock():
             store.local.remove_temporaries()
             found = shard_files.find(store)
+            if absent := sorted(there.splits.keys() - found.splits.keys()):
+                raise DataDamagedError(
+                    f"{store.where()}: holds no shards of {some(absent)}, which its manifest names"
+                )
             workers = Workers(config.workers, config.worker_kind)
             seen = check_existing_set(found, store, workers, quiet=config.json)
             if seen.problems:

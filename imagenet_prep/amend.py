@@ -51,7 +51,8 @@ class Config(WorkerFlags):
     add: str | None = flag(
         None,
         help="add the images in this folder of class folders, made as the set was made: "
-        "train/CLASS/*.jpg, val/CLASS/*.jpg, or CLASS/*.jpg of train",
+        "train/CLASS/*.jpg, val/CLASS/*.jpg, or CLASS/*.jpg of train; on this machine, and "
+        "unpacked: no tars, and no address",
         metavar="DIR",
     )
     dry_run: bool = flag(False, help="print what would change; write nothing")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from imagenet_prep.core import program
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.flags import Settings, flag, parse
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.flag import data_set
@@ -151,8 +152,8 @@ def run(argv: Sequence[str]) -> int:
 
 def _render(config: Config, result: Json) -> str:
     need = (
-        f"{config.gpus} GPUs with {config.images_per_gpu:,.0f} images/s each want "
-        f"{result['wanted_images_per_s']:,.0f} images/s: "
+        f"for {counted(config.gpus, 'GPU')} at {config.images_per_gpu:,.0f} images/s each, "
+        f"{result['wanted_images_per_s']:,.0f} images/s are needed: "
     )
     if result["enough"]:
         need += "this host feeds them."
@@ -163,7 +164,7 @@ def _render(config: Config, result: Json) -> str:
         )
     return (
         f"{result['images_per_s']:,.0f} images/s, {result['megabytes_per_s']:,.1f} MB/s of "
-        f"records, on {result['cores']} cores\n"
+        f"records, on {counted(result['cores'], 'core')}\n"
         f"{result['images_per_cpu_s']:,.0f} images a CPU second, {result['decode_share']:.0%} of "
         f"it decoding, cropping and resizing\n{need}"
     )

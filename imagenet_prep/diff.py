@@ -176,7 +176,7 @@ def _text(found: Json) -> Iterator[str]:
     """Yields the lines that say to people what was found."""
     for name in "ab":
         side = found[name]
-        yield f"{name.upper()}: {side['dataset']}, {side['examples']:,} images"
+        yield f"{name.upper()}: {side['dataset']}, {terminal.counted(side['examples'], 'image')}"
     if not found["same_classes"]:
         yield "their class lists differ, so labels are compared by the ids of the classes"
     for split, of_split in found["splits"].items():

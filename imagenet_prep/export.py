@@ -53,7 +53,7 @@ class Config(WorkerFlags):
         help="folder: a folder for each class, as ImageFolder reads them; tfds: what TensorFlow "
         "Datasets builds; webdataset: tars; parquet: as the Hub has it; recordio: MXNet's, as "
         "im2rec.py writes it; torch: the weights of a run's last checkpoint as safetensors, with "
-        "the names and the layout of torchvision's ResNets",
+        "the names and the layout of torchvision's ResNets, or of examples/tiny.py",
         aliases=("--format",),
     )
     split: tuple[str, ...] | None = flag(
@@ -173,7 +173,7 @@ def export_weights(config: Config) -> Json:
     """Writes the weights of a run's last checkpoint and returns the summary.
 
     Raises:
-      UsageError: there is no run, or torchvision has no such network.
+      UsageError: there is no run, or its network is none that PyTorch can have.
       DataDamagedError: no checkpoint is sound.
       StoreError, IncompleteError: the file cannot be written, or the disk is full.
     """
@@ -190,10 +190,27 @@ def export_weights(config: Config) -> Json:
         "out": config.out,
         "model": run["model"],
         "classes": run["num_classes"],
+        "image_size": run["image_size"],
         "checkpoint": checkpoint.name(found.step),
         "tensors": len(named),
         "bytes": num_bytes,
     }
+
+
+def _how_to_load(out: str, summary: Json) -> str:
+    """Returns what was written, and the lines of Python that read it."""
+    from imagenet_prep.trainer import torchvision
+
+    model, classes = summary["model"], summary["classes"]
+    made = f"torchvision.models.{model}(num_classes={classes})"
+    if model == torchvision.TINY:
+        made = f"Tiny({classes}, image_size={summary['image_size']})  # of examples/tiny.py"
+    return (
+        f"{out}: {model} of {counted(classes, 'class')}, from {summary['checkpoint']}, "
+        f"{human_bytes(summary['bytes'])} of safetensors\n"
+        f"  model = {made}\n"
+        f"  model.load_state_dict(safetensors.torch.load_file({out!r}))"
+    )
 
 
 def run(argv: Sequence[str]) -> int:
@@ -211,19 +228,14 @@ def run(argv: Sequence[str]) -> int:
     if config.json:
         print(json.dumps(summary, indent=1))
     elif config.to == TORCH:
-        print(
-            f"{config.out}: {summary['model']} of {summary['classes']:,} classes, from "
-            f"{summary['checkpoint']}, {human_bytes(summary['bytes'])} of safetensors\n"
-            f"  model = torchvision.models.{summary['model']}(num_classes={summary['classes']})\n"
-            f"  model.load_state_dict(safetensors.torch.load_file({config.out!r}))"
-        )
+        print(_how_to_load(config.out, summary))
     else:
         for split, of_split in summary["splits"].items():
             print(
                 f"{summary['place']}: {counted(of_split['examples'], 'example')} of {split} in "
                 f"{counted(of_split['files'], 'file')}, {human_bytes(of_split['bytes'])}"
             )
-        print(f"proven by: cd {summary['place']} && sha256sum --check --quiet {summary['sums']}")
+        print(f"{summary['place']}/{summary['sums']} lists every file, for sha256sum --check")
     return 0
 
 

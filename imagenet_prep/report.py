@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from imagenet_prep.core import program
-from imagenet_prep.core.errors import DataDamagedError, ManifestError, UsageError
+from imagenet_prep.core.errors import DataDamagedError, ManifestError, StoreError, UsageError
 from imagenet_prep.core.flags import Place, Settings, absolute, flag, parse
 from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import naming, schema
@@ -181,7 +181,7 @@ def _page(config: Config, store: Store) -> str:
     incidents = sample.incidents(facts)
     look = _look(config, facts)
     mistakes = _mistakes(config, facts, *look) if config.predictions is not None else None
-    disagreements = _disagreements(config, *look) if config.labels else None
+    disagreements = _disagreements(config, facts, *look) if config.labels else None
     if facts.problems:
         problems = counted(len(facts.problems), "problem")
         print(f"damaged: {problems}, at the top of the report", file=sys.stderr)
@@ -221,7 +221,9 @@ def _look(config: Config, facts: Facts) -> _Look:
         return None
 
     def words(class_index: int) -> str:
-        return " ".join(facts.class_name(class_index)).strip()
+        wnid, name = facts.class_name(class_index)
+        # Classes of one's own are called as their folders, and some of ImageNet's by the same word.
+        return name if name == wnid.replace("_", " ") else f"{wnid} {name}".strip()
 
     return words, image_of
 
@@ -243,13 +245,20 @@ def _mistakes(
 
 
 def _disagreements(
-    config: Config, words: Callable[[int], str], image_of: Callable[[str], ImageExample | None]
-) -> Disagreements:
-    """Returns where lists of labels disagree."""
+    config: Config,
+    facts: Facts,
+    words: Callable[[int], str],
+    image_of: Callable[[str], ImageExample | None],
+) -> Disagreements | None:
+    """Returns where lists of labels disagree; None where a table is damaged, which is a problem."""
     from imagenet_prep.evaluation.sheet import Sheet
     from imagenet_prep.reporting import disagreements
 
-    sheet = Sheet([config.dataset], config.labels)
+    try:
+        sheet = Sheet([config.dataset], config.labels)
+    except (DataDamagedError, StoreError) as error:
+        facts.problems.append(str(error))
+        return None
     there = sheet.sets[config.dataset]
     own = {number: (label,) for number, label in enumerate(there.class_index.tolist())}
     said = {"the data set": own, **sheet.labels[config.dataset]}

@@ -103,16 +103,16 @@ def readers(config: Config) -> OpenReader:
     return open_reader
 
 
-def _sagemaker_flags(argv: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """Returns flags for the SM_… variables of a container of SageMaker."""
-    words = []
+def _of_sagemaker(argv: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the settings that the SM_… variables of a container of SageMaker decide."""
+    found = {}
     for channel in ("SM_CHANNEL_TRAINING", "SM_CHANNEL_TRAIN"):
         if channel in environment and "--synthetic" not in argv:
-            words = ["--data-dir", environment[channel]]
+            found["data_dir"] = environment[channel]
             break
     if "SM_MODEL_DIR" in environment:
-        words += ["--export", f"{environment['SM_MODEL_DIR']}/model.keras"]
-    return words
+        found["export"] = f"{environment['SM_MODEL_DIR']}/model.keras"
+    return found
 
 
 def _translated(argv: Sequence[str]) -> list[str]:
@@ -135,16 +135,17 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> C
 
     Args:
       argv: flags, ours or those of the tutorial's script.
-      environment: tells where data and model lie in a container of SageMaker.
+      environment: tells where data and model lie in a container of SageMaker, unless the flags
+        do.
     """
     return flags.parse(
         Config,
-        # The user's own flags come last, so that they win.
-        [*_sagemaker_flags(argv, environment), *_translated(argv)],
+        _translated(argv),
         verb="train",
         description="Train a network on a prepared data set. Run again, it resumes. The flags of "
         "the AWS tutorial's\ntrain_imagenet_resnet_hvd.py work as they were typed.",
         examples=EXAMPLES,
+        fallback=_of_sagemaker(argv, environment),
     )
 
 

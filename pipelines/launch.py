@@ -24,7 +24,8 @@ from imagenet_prep.core.terminal import counted
 from imagenet_prep.hosts.hosts_file import Host, where_ranks_run
 from imagenet_prep.launching import detached, fit, mpi, variables, work
 from imagenet_prep.launching.crew import Crew
-from imagenet_prep.launching.host import MARK, Order
+from imagenet_prep.launching.host import Order
+from imagenet_prep.launching.ranks import MARK
 from imagenet_prep.launching.work import Work
 
 EXAMPLES = """\
@@ -337,8 +338,6 @@ class _Launch:
         if not beside.exists() and shutil.which("mpirun") is None:
             raise UsageError("no mpirun here. Run `imagenet-prep install-horovod --mpi`.")
         more = shlex.split(self.config.mpi_args)
-        if logs := self._logs():
-            more += ["-output-filename", logs]
         return mpi.mpirun(self.used, self.network, passed, self.work.argv, more)
 
 

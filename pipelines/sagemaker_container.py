@@ -309,7 +309,7 @@ def _run(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> i
     if not failed:
         return 0
     # A rank that another has left is not the one to blame.
-    first = next((rank for rank in failed if not rank.left), failed[0])
+    first = next((rank for rank in failed if not rank.voice.left), failed[0])
     error = ImagenetPrepError(first.reason())
     error.exit_code = first.code()
     raise error

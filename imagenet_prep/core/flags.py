@@ -165,11 +165,13 @@ def parse(
     verb: str,
     description: str,
     examples: str,
+    fallback: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> Config:
     """Returns the config that `argv` asks for; --help prints the help and ends the process.
 
     Types come from the annotations: bool fields are switches, tuples are comma-separated, or given
     several times.
+    `fallback` has the values of fields that `argv` does not give, e.g. from the environment.
 
     Raises:
       UsageError: a flag is unknown, a value is bad or missing, the config's __post_init__ has
@@ -196,9 +198,9 @@ def parse(
         raise SystemExit(errors.EXIT_DONE)
     if unknown:
         raise line.parser.unknown(words, unknown[0], line.spellings, after)
-    line.check_all_given(values)
+    line.check_all_given({**fallback, **values})
     try:
-        return config(**values, **more)
+        return config(**{**fallback, **values, **more})
     except ValueError as error:
         line.parser.error(str(error))
 

@@ -54,9 +54,10 @@ def say(text: object) -> None:
     print(f"imagenet-prep: {text}", file=sys.stderr, flush=True)
 
 
-def counted(count: int, noun: str, several: str = "") -> str:
+def counted(count: int, noun: str) -> str:
     """Returns how many of something there are: "1 shard", "1,024 shards", "2 classes"."""
-    return f"{count:,} {noun if count == 1 else several or noun + 's'}"
+    several = "es" if noun.endswith("s") else "s"
+    return f"{count:,} {noun}{'' if count == 1 else several}"
 
 
 def human_bytes(count: float) -> str:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# Launchers, most specific first: what horovodrun, Open MPI and torchrun export.
+# A batch script has SLURM_PROCID, too. Only what srun has started knows the tasks of its step.
+_SRUN = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+# Launchers, most specific first: what horovodrun, Open MPI, torchrun and Slurm's srun export.
 _RANK_AND_SIZE = (
     ("HOROVOD_RANK", "HOROVOD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("RANK", "WORLD_SIZE"),
+    _SRUN,
 )
 _LOCAL = (
     ("HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
     ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
 )
+
+# The tasks of each node: "8(x3),4".
+_TASKS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 
 # A rank that ends because it has lost another one writes this line to its standard error. It is for
 # the launcher, which then looks for the cause elsewhere, and does not show it.
@@ -61,8 +68,25 @@ class World:
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> World:
         """Returns what the launcher says; one process where there was none."""
         rank, size = _first(environment, _RANK_AND_SIZE) or (0, 1)
-        local_rank, local_size = _first(environment, _LOCAL) or (-1, -1)
+        local = _first(environment, _LOCAL)
+        if local is None and _first(environment, _RANK_AND_SIZE[:-1]) is None:
+            local = _of_srun(environment)
+        local_rank, local_size = local or (-1, -1)
         return cls(rank, size, local_rank, local_size)
+
+
+def _of_srun(environment: Mapping[str, str]) -> tuple[int, int] | None:
+    """Returns local rank and local size of a task of Slurm's; None where srun has started none."""
+    names = ("SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_TASKS_PER_NODE", *_SRUN)
+    if not all(name in environment for name in names):
+        return None
+    local_rank, node, tasks = (environment[name] for name in names[:3])
+    left = int(node)
+    for number, times in _TASKS.findall(tasks):
+        left -= int(times or 1)
+        if left < 0:
+            return int(local_rank), int(number)
+    return None
 
 
 def _first(

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from imagenet_prep.core import canonical, records
-from imagenet_prep.core.errors import ManifestError
+from imagenet_prep.core.errors import ManifestError, UsageError
 from imagenet_prep.dataset import naming, schema, settings
 
 SCHEMA_VERSION = 1
@@ -273,6 +273,21 @@ class Manifest:
                 if not each[name]:
                     del each[name]
         return content
+
+
+def demand_samples(there: Manifest | None, where: str) -> Manifest:
+    """Returns the manifest of a set that has tables of samples.
+
+    Raises:
+      UsageError: it has none, or no manifest.
+    """
+    if there is None or not there.has_samples:
+        raise UsageError(
+            f"{where}: has no tables of samples, which say which images are in it. imagenet-prep "
+            f"adopt {where} writes them for a set of this program; for one of another program: "
+            f"imagenet-prep adopt {where} --out NEW. The images stay as they are."
+        )
+    return there
 
 
 def loads(data: bytes, where: str) -> Manifest:

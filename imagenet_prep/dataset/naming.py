@@ -23,6 +23,8 @@ REPLICAS = f"{WORK}/replicas.jsonl"
 # The file in which `verify --if-changed` notes what it has proven.
 PROOF = f"{WORK}/proof.json"
 REPORT = "report.html"
+# What `export` leaves at the end of its run: what was exported.
+EXPORT = "export.json"
 INDEX = "index"
 SAMPLES = "samples"
 # Folders of what lies beside the shards, a file for each.

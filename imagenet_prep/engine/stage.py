@@ -44,11 +44,14 @@ class Output(NamedTuple):
       temporary: the file.
       name: relative to the data set.
       sha256: of what was written to it, where that is known.
+      settle: called before it gets its name, while the next task runs: it leaves on the disk what
+        the task has written beside it.
     """
 
     temporary: Path
     name: str
     sha256: str | None = None
+    settle: Callable[[], None] | None = None
 
 
 class Result(NamedTuple, Generic[AnyContent]):
@@ -213,8 +216,10 @@ class Stage(Generic[AnyTask, AnyContent]):
         receipt, outputs = made
         with _named(task), removed_on_failure(*(output.temporary for output in outputs)):
             self.store.write(self._receipt(task.name), receipt.dumps())
-            for output in outputs:
-                self.store.publish(*output)
+            for temporary, name, sha256, settle in outputs:
+                if settle is not None:
+                    settle()
+                self.store.publish(temporary, name, sha256)
         return receipt
 
     def note(self, error: Exception) -> None:

@@ -11,11 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.dataset import keys
 from imagenet_prep.read.records import Records
 from imagenet_prep.shards.digests import sha256
-from imagenet_prep.sources import tfrecords
 from imagenet_prep.storage import tables
 from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.small_file import small_file
 
 # Numbers of examples, sorted.
 Numbers = range | npt.NDArray[np.int64]
@@ -70,8 +71,8 @@ class Part(NamedTuple):
 
 
 def name_of(key: str) -> str:
-    """Returns a key without the folder of its class, which validation images have none of."""
-    return key.partition("/")[2] or key
+    """Returns a key without the folder of its class: validation's and ImageNet-C's have none."""
+    return key if keys.CORRUPTED_NAME.match(key) else key.partition("/")[2] or key
 
 
 class Source:
@@ -97,7 +98,7 @@ class Source:
     def small_file(self, split: str, name: str) -> bytes:
         """Returns a file beside the shards; raises ManifestError where it is another."""
         store = LocalStore(self.root)
-        return tfrecords.small_file(store, self.split(split).manifest, name)
+        return small_file(store, self.split(split).manifest, name)
 
     def close(self) -> None:
         """Closes its shards."""

@@ -12,7 +12,7 @@ from imagenet_prep.engine import Output
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.inside import demand_inside
 from imagenet_prep.storage.large_file import LargeFile
-from imagenet_prep.storage.new_file import synced_at_the_end
+from imagenet_prep.storage.new_file import FolderSync
 from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
 from imagenet_prep.storage.store import Store
 
@@ -38,11 +38,13 @@ class Made(NamedTuple):
       num_bytes: of all of them.
       sums: a line for each, as sha256sum writes it.
       outputs: those that are still to be published.
+      settle: as for `engine.Output`, of these files.
     """
 
     num_bytes: int
     sums: list[str]
     outputs: tuple[Output, ...]
+    settle: FolderSync | None = None
 
 
 def sum_line(name: str, sha256: str) -> str:
@@ -87,7 +89,7 @@ class Tree:
         self._made: set[str] = set()
 
     def write(self, pieces: Iterable[Piece]) -> Made:
-        """Writes a file for each piece, and syncs them together.
+        """Writes a file for each piece; they are synced together, by `settle`.
 
         Args:
           pieces: a whole file each, with its name; a name that ends with a slash is a folder's.
@@ -97,8 +99,9 @@ class Tree:
         """
         self._folder.make_folder(self._unseen)
         place = self._folder.path(self._unseen)
-        with storage_errors("write", place), synced_at_the_end(place):
-            return _each(self._write, pieces)
+        with storage_errors("write", place):
+            settle = FolderSync(place)
+            return _each(self._write, pieces)._replace(settle=settle)
 
     def _write(self, name: str, data: bytes) -> None:
         folder, _, file = self._place(name).rpartition("/")
@@ -109,7 +112,8 @@ class Tree:
             return
         # What a run that was killed has left is written again.
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(f"{self._folder.root}/{folder}/{file}", flags, 0o644), "wb", 0) as opened:
+        # Buffered: the system alone writes a part, and says nothing, where the disk is nearly full.
+        with open(os.open(f"{self._folder.root}/{folder}/{file}", flags, 0o644), "wb") as opened:
             opened.write(data)
 
     def _place(self, name: str) -> str:

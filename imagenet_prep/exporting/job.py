@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import bisect
 import hashlib
+import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,10 +16,10 @@ from imagenet_prep.core.errors import UsageError, some
 from imagenet_prep.dataset import naming
 from imagenet_prep.exporting import files
 from imagenet_prep.exporting.examples import Numbers, Part, Source
+from imagenet_prep.exporting.files import Piece
 from imagenet_prep.exporting.format import Format, Written
 from imagenet_prep.read.choice import Choice
-from imagenet_prep.storage.new_file import new_file
-from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
+from imagenet_prep.storage.os_errors import removed_on_failure
 from imagenet_prep.storage.store import Store
 
 
@@ -52,15 +54,11 @@ class Work:
             made = files.write_each(self.store, pieces)
         else:
             made = files.write_few(self.store, pieces)
-        sums = self.store.temporary()
-        with (
-            removed_on_failure(sums, *(output.temporary for output in made.outputs)),
-            storage_errors("write", sums),
-            new_file(sums) as file,
-        ):
-            file.write("".join(made.sums).encode())
+        with removed_on_failure(*(output.temporary for output in made.outputs)):
+            sums = [Piece(self.sums(part), "".join(made.sums).encode())]
+            (listed,) = files.write_few(self.store, sums).outputs
         written = Written(len(part.numbers), made.num_bytes, len(made.sums))
-        return engine.Result(written, (*made.outputs, engine.Output(sums, self.sums(part))))
+        return engine.Result(written, (*made.outputs, listed._replace(settle=made.settle)))
 
 
 @dataclass(frozen=True)
@@ -98,29 +96,19 @@ class Job:
           ImagenetPrepError: as for `Choice.of_each`.
         """
         splits = [self.source.split(split) for split in self.splits]
-        for records in splits:
-            if records.placement.nodes > 1:
-                raise UsageError(
-                    f"{records.root} is {records.placement}: export needs the whole set."
-                )
+        if (placement := splits[0].placement).nodes > 1:
+            raise UsageError(f"{self.source.root} is {placement}: export needs the whole set.")
         chosen: list[Numbers] = [range(len(records)) for records in splits]
         if self.choice.asked():
             chosen = [*self.choice.of_each(splits)]
         parts = []
         for records, numbers in zip(splits, chosen, strict=True):
-            shards = [range(len(records))]
+            ends = [len(records)]
             if not self.format.whole_splits:
-                shards = [*map(records.numbers_of, range(len(records.shards)))]
-            cuts = (
-                slice(
-                    bisect.bisect_left(numbers, each.start), bisect.bisect_left(numbers, each.stop)
-                )
-                for each in shards
-            )
-            groups = [numbers[cut] for cut in cuts if cut.start < cut.stop]
-            parts += [
-                Part(records.split, index, len(groups), group) for index, group in enumerate(groups)
-            ]
+                ends = [records.numbers_of(shard).stop for shard in range(len(records.shards))]
+            cuts = [0, *(bisect.bisect_left(numbers, end) for end in ends)]
+            groups = [numbers[a:b] for a, b in itertools.pairwise(cuts) if a < b]
+            parts += [Part(records.split, n, len(groups), each) for n, each in enumerate(groups)]
         return parts
 
     def digest(self) -> str:
@@ -132,12 +120,12 @@ class Job:
     def _dataset(self) -> str:
         return self.source.split(self.splits[0]).manifest.digest
 
-    def receipt(self, written: Mapping[str, Sequence[Written]], sums: tuple[str, str]) -> Json:
+    def receipt(self, written: Mapping[str, Sequence[Written]], sums: str, sha256: str) -> Json:
         """Returns what export.json says.
 
         Args:
           written: the parts of each split.
-          sums: name and sha256 of the list of all files.
+          sums, sha256: of the list of all files.
         """
         splits = {
             split: {
@@ -147,19 +135,9 @@ class Job:
             }
             for split, parts in written.items()
         }
-        totals = {name: sum(each[name] for each in splits.values()) for name in _COUNTS}
-        return {
-            "to": self.to,
-            "dataset": self._dataset,
-            "chosen": self.choice.asked(),
-            "splits": splits,
-            **totals,
-            "sums": sums[0],
-            "sha256": sums[1],
-        }
-
-
-_COUNTS = ("examples", "files", "bytes")
+        totals = sum((Counter(each) for each in splits.values()), Counter())
+        asked = {"to": self.to, "dataset": self._dataset, "chosen": self.choice.asked()}
+        return {**asked, "splits": splits, **totals, "sums": sums, "sha256": sha256}
 
 
 def run(job: Job) -> Json:
@@ -172,7 +150,7 @@ def run(job: Job) -> Json:
     """
     parts, store, digest = job.parts(), job.store, job.digest()
     job.format.refuse(job.source, parts)
-    mark = f"{naming.WORK}/{job.called}export.json"
+    mark = f"{naming.WORK}/{job.called}export"
     _refuse_others(job, mark, digest)
     of_parts, tree = f"{naming.WORK}/parts-{digest[:16]}", None
     if job.format.file_an_image and (folder := store.as_folder):
@@ -181,6 +159,7 @@ def run(job: Job) -> Json:
     stage = engine.Stage("export", digest, store, work, Written)
     images = sum(len(part.numbers) for part in parts)
     with store.lock():
+        _refuse_others(job, mark, digest)
         store.local.remove_temporaries()
         if store.claim(mark, digest.encode()) != digest.encode():
             raise _others(store)
@@ -194,34 +173,17 @@ def run(job: Job) -> Json:
         written: dict[str, list[Written]] = {}
         for part, receipt in zip(parts, receipts, strict=True):
             written.setdefault(part.split, []).append(receipt.content)
-        beside = job.format.beside(written)
-        for name, data in beside.items():
+        lines = store.read_each(map(work.sums, parts))
+        for name, data in job.format.beside(written).items():
             store.write(name, data)
+            line = files.sum_line(name, hashlib.sha256(data).hexdigest())
+            lines = itertools.chain(lines, [line.encode()])
         sums = f"{job.called}SHA256SUMS"
-        done = job.receipt(written, (sums, _write_sums(store, sums, work, parts, beside)))
-        store.write(f"{job.called}export.json", canonical.dumps(done))
+        (output,) = files.write_few(store, (Piece(sums, each) for each in lines)).outputs
+        store.publish(output.temporary, sums, output.sha256)
+        done = job.receipt(written, sums, str(output.sha256))
+        store.write(job.called + naming.EXPORT, canonical.dumps(done))
     return done
-
-
-def _write_sums(
-    store: Store, name: str, work: Work, parts: Sequence[Part], beside: Mapping[str, bytes]
-) -> str:
-    """Writes the list of all files, as sha256sum does; returns its own sha256."""
-    temporary, digest = store.temporary(), hashlib.sha256()
-    with (
-        removed_on_failure(temporary),
-        storage_errors("write", temporary),
-        new_file(temporary) as file,
-    ):
-        for lines in store.read_each(map(work.sums, parts)):
-            file.write(lines)
-            digest.update(lines)
-        for small, data in beside.items():
-            line = files.sum_line(small, hashlib.sha256(data).hexdigest()).encode()
-            file.write(line)
-            digest.update(line)
-    store.publish(temporary, name, digest.hexdigest())
-    return digest.hexdigest()
 
 
 def _refuse_others(job: Job, mark: str, digest: str) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import io
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import naming, schema
@@ -56,7 +59,8 @@ class Parquet(Format):
         # JPEGs do not shrink, and no two are equal.
         how = {"compression": "none", "use_dictionary": False, "write_statistics": ["label"]}
         with pq.ParquetWriter(sink, table, **how) as writer:
-            for rows in _grouped(examples):
+            each = iter(examples)
+            while rows := list(itertools.islice(each, _GROUP_ROWS)):
                 images = [{"bytes": each.encoded, "path": each.name} for each in rows]
                 labels = [each.class_index for each in rows]
                 writer.write_batch(pa.record_batch([images, labels], schema=table))
@@ -64,43 +68,24 @@ class Parquet(Format):
         yield from (Piece(name, data) for data in sink.taken())
 
 
-class _Sink:
+class _Sink(io.RawIOBase):
     """What pyarrow takes for a file: keeps what is written until somebody takes it."""
-
-    closed = False
 
     def __init__(self) -> None:
         self._kept: list[bytes] = []
         self._place = 0
 
-    def write(self, data: bytes) -> int:
-        """Keeps a copy, since the memory is pyarrow's."""
-        self._kept.append(bytes(data))
-        self._place += len(data)
-        return len(data)
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._kept.append(bytes(data))  # the memory is pyarrow's
+        self._place += len(self._kept[-1])
+        return len(self._kept[-1])
 
     def tell(self) -> int:
-        """Returns how many bytes were written."""
         return self._place
 
-    def flush(self) -> None:
-        """Has nothing to do."""
-
-    def close(self) -> None:
-        """Leaves what is kept."""
-
     def taken(self) -> list[bytes]:
-        """Returns what was kept, and keeps it no longer."""
         kept, self._kept = self._kept, []
         return kept
-
-
-def _grouped(examples: Iterable[Example]) -> Iterator[list[Example]]:
-    rows = []
-    for each in examples:
-        rows.append(each)
-        if len(rows) == _GROUP_ROWS:
-            yield rows
-            rows = []
-    if rows:
-        yield rows

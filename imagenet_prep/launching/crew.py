@@ -24,7 +24,6 @@ from imagenet_prep.hosts.channel import Frame, Process
 from imagenet_prep.hosts.hosts_file import Host
 from imagenet_prep.hosts.messages import BrokenError
 from imagenet_prep.hosts.process import Tail, start
-from imagenet_prep.launching import mpi
 from imagenet_prep.launching.host import FROM_HOST, NO_RANK, Order
 
 # A host that vanished without a word, or says nothing, is noticed after a minute.
@@ -127,13 +126,14 @@ class Crew:
         self._running.add(host.address)
         # Variables may hold bytes that are no UTF-8, which only escapes bring through.
         member.channel.begin("run", json.dumps(dataclasses.asdict(order)).encode())
-        arguments = (member, len(order.ranks))
+        # A host may say of each of its ranks that it failed, and once that none is left. Where a
+        # launch knows one machine by two names, one process there hears the ranks of both.
+        may_say = {"left": sum(each.slots for each in self._hosts), "failed": len(order.ranks)}
+        arguments = (member, may_say | {"done": 1})
         threading.Thread(target=self._listen, args=arguments, daemon=True).start()
 
-    def _listen(self, member: Process, num_ranks: int) -> None:
+    def _listen(self, member: Process, may_say: dict[str, int]) -> None:
         """Passes on what a host says, until its process has ended; a wrong message ends it."""
-        # A host may say of each of its ranks that it failed, and once that none is left.
-        may_say = {"failed": num_ranks, "done": 1}
 
         def take(frame: Frame) -> None:
             if frame.kind == "printed":
@@ -160,7 +160,7 @@ class Crew:
         self._running.add("mpirun")
         outputs = [
             Tail(popen.stdout, hear=partial(_print, sys.stdout)),
-            Tail(popen.stderr, hear=self._hear_mpirun),
+            Tail(popen.stderr, hear=partial(_print, sys.stderr)),
         ]
 
         def wait() -> None:
@@ -170,13 +170,6 @@ class Crew:
             self._events.put(partial(self._mpirun_ended, 128 - code if code < 0 else code))
 
         threading.Thread(target=wait, daemon=True).start()
-
-    def _hear_mpirun(self, line: bytes) -> None:
-        rank = mpi.left_rank(line.decode(errors="replace"))
-        if rank is None:
-            _print(sys.stderr, line)
-        else:
-            self._left.add(rank)
 
     def _follow(self) -> None:
         """Waits for all, and ends all where one has failed, or where that is asked."""
@@ -207,6 +200,9 @@ class Crew:
             threading.Thread(target=write, args=(member,), daemon=True).start()
 
     def _heard(self, frame: Frame) -> None:
+        if frame.kind == "left":
+            self._left.add(frame.fields["rank"])
+            return
         if frame.kind == "failed":
             self._failed(**frame.fields)
             return
@@ -215,10 +211,8 @@ class Crew:
             # There is no rank left. A server that no rank has parted from does not end by itself.
             self._order("limit", _FAILED_S)
 
-    def _failed(self, rank: int, code: int, left: bool) -> None:
-        self._failures.append((code, left))
-        if left:
-            self._left.add(rank)
+    def _failed(self, rank: int, code: int) -> None:
+        self._failures.append((code, rank in self._left))
         if self._ends == float("inf"):
             # Where one has come to an orderly end, all have, and rank 0 is saving.
             limit_s = self._grace_s if code == _INCOMPLETE else _FAILED_S
@@ -228,7 +222,7 @@ class Crew:
         self._running.remove(address)
         if why:
             _say(f"{address}: the process that runs its ranks {why}")
-            self._failed(NO_RANK, 1, left=False)
+            self._failed(NO_RANK, 1)
 
     def _mpirun_ended(self, code: int) -> None:
         self._running.remove("mpirun")

@@ -40,14 +40,11 @@ from imagenet_prep.hosts.messages import (
     Kind,
     Messages,
     count,
-    flag,
     number,
 )
 from imagenet_prep.hosts.process import Tail
-from imagenet_prep.launching.ranks import Rank, Ranks
-
-# This variable is in the environment of every rank of one launch, and of nothing else.
-MARK = "IMAGENET_PREP_LAUNCH"
+from imagenet_prep.launching.pipes import Pipes
+from imagenet_prep.launching.ranks import MARK, Rank, Ranks
 
 PACKAGES = (
     *("imagenet-prep", "tensorflow", "tensorflow-cpu", "keras", "mxnet", "torch"),
@@ -106,7 +103,8 @@ TO_HOST: Messages = {
 }
 FROM_HOST: Messages = {
     "printed": Kind({}, CHUNK_BYTES),
-    "failed": Kind({"rank": _rank, "code": _code, "left": flag}),
+    "left": Kind({"rank": count}),
+    "failed": Kind({"rank": _rank, "code": _code}),
     "done": Kind(),
 }
 
@@ -220,7 +218,8 @@ def _dataset(data_dir: str) -> tuple[str, Placement, str]:
 def run(launch: Channel) -> None:
     """Runs this host's ranks until they have ended, or `launch` has.
 
-    Says "failed" of each rank that fails, and "done" when no rank is left.
+    Says "left" of each rank that another one left, "failed" of each that fails, and "done" when no
+    rank is left.
 
     Args:
       launch: what is to be done comes through it, see `TO_HOST`. The first message is "run".
@@ -238,12 +237,14 @@ def run(launch: Channel) -> None:
         raise BrokenError(f"its order to run is not understood: {error}") from None
     with contextlib.suppress(OSError):
         os.chdir(Path(asked.folder).expanduser())
+    left = partial(_say_left, launch)
     if not asked.ranks:
-        # mpirun has started them here. They end when `launch` says so, or is gone.
-        last = next(orders, None)
-        end(asked.mark, last.fields["seconds"] if last and last.kind == "ask" else _ABANDONED_S)
+        # mpirun starts them here. They end when `launch` says so, or is gone.
+        with Pipes(asked.mark, asked.logs, left):
+            last = next(orders, None)
+            end(asked.mark, last.fields["seconds"] if last and last.kind == "ask" else _ABANDONED_S)
         return
-    ranks = Ranks()
+    ranks = Ranks(left)
     obeying = threading.Thread(target=_obey, args=(orders, ranks), daemon=True)
     # `launch` says how long they may take to save; where it is gone, its end does.
     with signals.handled(lambda *_: ranks.ask(), signal.SIGINT):
@@ -285,7 +286,11 @@ def _say_failed(launch: Channel, rank: Rank) -> None:
         # It says nothing itself, and ranks that wait for a server wait for ever.
         with contextlib.suppress(OSError):
             terminal.say(rank.reason())
-    _say(launch, "failed", rank=rank.number, code=code, left=rank.left)
+    _say(launch, "failed", rank=rank.number, code=code)
+
+
+def _say_left(launch: Channel, rank: int) -> None:
+    _say(launch, "left", rank=rank)
 
 
 def _say(launch: Channel, kind: str, **fields: Any) -> None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
-from imagenet_prep.core.world import LEFT
 from imagenet_prep.hosts.hosts_file import Host
 from imagenet_prep.hosts.process import ssh
 from imagenet_prep.launching.fit import Network
+from imagenet_prep.launching.pipes import through
 
 # As horovodrun has them: no InfiniBand verbs, and threads may run on all cores.
 _FLAGS = ("-mca", "pml", "ob1", "-mca", "btl", "^openib", "-bind-to", "none", "-map-by", "slot")
 # Open MPI's tree of ssh from host to host wants keys everywhere; here the first host starts all.
 _FLAT = ("-mca", "plm_rsh_no_tree_spawn", "true")
-_FROM_RANK = re.compile(r"\[\d+,(\d+)\]<std(?:out|err)>:")
 
 
 def mpirun(
@@ -33,7 +31,7 @@ def mpirun(
       command: of every rank.
       more: options of mpirun, behind ours.
     """
-    argv = ["mpirun", "--allow-run-as-root", "--tag-output"]
+    argv = ["mpirun", "--allow-run-as-root"]
     argv += ["-np", str(sum(host.slots for host in used))]
     argv += ["-H", ",".join(f"{host.address}:{host.slots}" for host in used), *_FLAGS]
     if not all(host.is_local for host in used):
@@ -45,10 +43,4 @@ def mpirun(
             argv += ["-mca", "btl_tcp_if_include", *names]
     for name in sorted(variables):
         argv += ["-x", name]
-    return [*argv, *more, *command]
-
-
-def left_rank(line: str) -> int | None:
-    """Returns the rank whose line `LEFT` this is, None where it is any other line."""
-    rank = _FROM_RANK.match(line)
-    return int(rank[1]) if rank and line[rank.end() :].rstrip() == LEFT else None
+    return [*argv, *more, *through(command)]

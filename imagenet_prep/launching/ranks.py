@@ -1,4 +1,4 @@
-"""The ranks of one host: started, followed, ended; none of them outlives the process that did.
+"""The ranks of one host: started, heard, ended; none of them outlives the process that did.
 
 Beside ranks there may be parameter servers, and the scheduler by which all of them meet. They end
 when the ranks part from them in order, and are killed where the ranks cannot.
@@ -22,69 +22,72 @@ from imagenet_prep.core.world import LEFT
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.os_errors import storage_errors
 
+# This variable is in the environment of every rank of one launch, and of nothing else.
+MARK = "IMAGENET_PREP_LAUNCH"
+
 _POLL_S = 0.1
 # Its last lines are there when it has ended; a child of it may hold the pipe open.
 _LAST_WORDS_S = 5.0
 _OURS = "imagenet-prep: "
 
+# Without it, two threads would take turns within a line of more than 4 KiB.
+_printing = threading.Lock()
 
-class Rank:
-    """One running process, whose stderr is passed on with its number before each line.
+
+def _print(line: str, target: IO[str]) -> None:
+    """Prints a line whole; where nobody reads any more, the rank must not notice."""
+    with _printing, contextlib.suppress(OSError):
+        print(line, end="", file=target, flush=True)
+
+
+class Voice:
+    """What one process says: passed on line by line, so that lines of several ones do not mix.
+
+    Its error output has its mark before each line.
 
     Attributes:
-      number: of the rank, over all hosts; -1: it is no rank.
-      name: "rank 3", "server 0" or "scheduler".
       error: the last line in which the program said why it fails, "" if none.
-      left: whether it failed because another rank did.
-      asked: whether it was asked to end. To many programs a second time means: at once.
+      last: the last line of its error output.
+      left: whether it said that another rank left it.
     """
 
     def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], logs: str | None = None
+        self, name: str, logs: str | None = None, left: Callable[[], object] = lambda: None
     ) -> None:
-        """Starts it; to be called by a thread that lives as long as the rank may.
+        """Begins with a process that has not said anything.
 
-        With a folder for `logs`, all that it says is also written to a file of its name there:
-        `rank-3.log`.
+        Args:
+          name: "rank 3", "server 0" or "scheduler".
+          logs: the folder in which all that it says is also written to a file of its name, such as
+            `rank-3.log`; None: it is not.
+          left: called where it says that another rank left it.
 
         Raises:
           StoreError: that file cannot be written, or is a link or a pipe.
         """
-        role = environment.get("DMLC_ROLE", "worker")
-        if role == "worker":
-            self.number = int(environment.get("HOROVOD_RANK", environment.get("RANK", "0")))
-            self.name, self._mark = f"rank {self.number}", str(self.number)
-        else:
-            self.number = -1
-            self.name = self._mark = f"{role} {environment.get('DMLC_SERVER_ID', '')}".rstrip()
+        self._mark, self._left = name.removeprefix("rank "), left
         self._log: IO[str] | None = None
         if logs is not None:
-            self._log = _opened(Path(logs), f"{self.name.replace(' ', '-')}.log")
-        self.process = subprocess.Popen(
-            # Whoever ends all processes at once must not take the servers from ranks that save.
-            children.bound(command, deaf=self.number < 0),
-            # Its own children must not look into the current folder for modules either.
-            env=os.environ | environment | {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=None if logs is None else subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-        )
-        self.error = self._last = ""
-        self.left = self.asked = False
-        self._threads = [threading.Thread(target=self._pass_on, daemon=True)]
-        if logs is not None:
-            self._threads.append(threading.Thread(target=self._copy, daemon=True))
-        for thread in self._threads:
-            thread.start()
+            self._log = _opened(Path(logs), f"{name.replace(' ', '-')}.log")
+        self.error = self.last = ""
+        self.left = False
+        self._threads: list[threading.Thread] = []
 
-    def _copy(self) -> None:
-        assert self.process.stdout is not None
-        with self.process.stdout as lines:
+    def listen(self, output: IO[str], errors: IO[str]) -> None:
+        """Begins to pass on what comes from two pipes, which are closed at their ends."""
+        for hear, pipe in ((self._pass_on, output), (self._pass_errors_on, errors)):
+            self._threads.append(threading.Thread(target=hear, args=(pipe,), daemon=True))
+            self._threads[-1].start()
+
+    def wait(self) -> None:
+        """Waits for the last lines of a process that has ended."""
+        for thread in self._threads:
+            thread.join(_LAST_WORDS_S)
+
+    def _pass_on(self, pipe: IO[str]) -> None:
+        with pipe as lines:
             for line in lines:
-                with contextlib.suppress(OSError):
-                    print(line, end="", flush=True)
+                _print(line, sys.stdout)
                 self._keep(line)
 
     def _keep(self, line: str) -> None:
@@ -92,20 +95,79 @@ class Rank:
             with contextlib.suppress(OSError):  # a full disk does not end a training
                 self._log.write(line)
 
-    def _pass_on(self) -> None:
-        assert self.process.stderr is not None
-        with self.process.stderr as lines:
+    def _pass_errors_on(self, pipe: IO[str]) -> None:
+        with pipe as lines:
             for line in lines:
                 if line.rstrip() == LEFT:
                     self.left = True
+                    self._left()
                     continue
                 self._keep(line)
-                # Where nobody reads any more the rank must not notice.
-                with contextlib.suppress(OSError):
-                    print(f"[{self._mark}] {line}", end="", file=sys.stderr, flush=True)
-                self._last = line.strip() or self._last
+                _print(f"[{self._mark}] {line}", sys.stderr)
+                self.last = line.strip() or self.last
                 if line.startswith(_OURS):
-                    self.error = self._last
+                    self.error = self.last
+
+
+def _opened(folder: Path, name: str) -> IO[str]:
+    """Opens the log of a rank; what lies there may have been planted."""
+    with storage_errors("write", folder / name):
+        folder.mkdir(parents=True, exist_ok=True)
+        log = LocalStore(folder).open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    return open(log, "w", encoding="utf-8", buffering=1)
+
+
+class Rank:
+    """One running process.
+
+    Attributes:
+      number: of the rank, over all hosts; -1: it is no rank.
+      name: "rank 3", "server 0" or "scheduler".
+      voice: what it says.
+      asked: whether it was asked to end. To many programs a second time means: at once.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        logs: str | None = None,
+        left: Callable[[int], object] = lambda _: None,
+    ) -> None:
+        """Starts it; to be called by a thread that lives as long as the rank may.
+
+        Args:
+          command: its command line.
+          environment: its variables beside those of this process.
+          logs: as for `Voice`.
+          left: called with its number where another rank left it.
+
+        Raises:
+          StoreError: as for `Voice`.
+        """
+        role = environment.get("DMLC_ROLE", "worker")
+        if role == "worker":
+            self.number = int(environment.get("HOROVOD_RANK", environment.get("RANK", "0")))
+            self.name = f"rank {self.number}"
+        else:
+            self.number = -1
+            self.name = f"{role} {environment.get('DMLC_SERVER_ID', '')}".rstrip()
+        self.asked = False
+        self.voice = Voice(self.name, logs, lambda: left(self.number))
+        self.process = subprocess.Popen(
+            # Whoever ends all processes at once must not take the servers from ranks that save.
+            children.bound(command, deaf=self.number < 0),
+            # Its own children must not look into the current folder for modules either.
+            env=os.environ | environment | {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self.voice.listen(self.process.stdout, self.process.stderr)
 
     def send(self, signum: signal.Signals) -> None:
         """Signals it once, and what it has started."""
@@ -118,34 +180,27 @@ class Rank:
     def code(self) -> int:
         """Returns the exit code of the ended process, as a shell has it."""
         code = self.process.wait()
-        for thread in self._threads:
-            thread.join(_LAST_WORDS_S)
+        self.voice.wait()
         return 128 - code if code < 0 else code
 
     def reason(self) -> str:
         """Returns why it failed: its own word, or what can be known."""
-        if self.error:
-            return f"{self.name}: {self.error.removeprefix(_OURS)}"
+        error, last = self.voice.error, self.voice.last
+        if error:
+            return f"{self.name}: {error.removeprefix(_OURS)}"
         if self.process.returncode < 0:
             number = -self.process.returncode
-            last = f"; its last line: {self._last}" if self._last else ""
-            return f"{self.name}: ended by signal {number}{last}"
-        return f"{self.name}: {self._last}"
-
-
-def _opened(folder: Path, name: str) -> IO[str]:
-    """Opens the log of a rank; what lies there may have been planted."""
-    with storage_errors("write", folder / name):
-        folder.mkdir(parents=True, exist_ok=True)
-        log = LocalStore(folder).open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    return open(log, "w", encoding="utf-8", buffering=1)
+            its_last = f"; its last line: {last}" if last else ""
+            return f"{self.name}: ended by signal {number}{its_last}"
+        return f"{self.name}: {last}"
 
 
 class Ranks:
     """All ranks of this host."""
 
-    def __init__(self) -> None:
-        """Begins with none."""
+    def __init__(self, left: Callable[[int], object] = lambda _: None) -> None:
+        """Begins with none; `left` is called with the number of a rank that another one left."""
+        self._left = left
         self._ranks: list[Rank] = []
         self._asked = False
         self._deadline = float("inf")
@@ -159,7 +214,7 @@ class Ranks:
         """Starts a rank for each environment, unless they have been asked to end."""
         for environment in environments:
             if not self._asked:
-                self._ranks.append(Rank(command, environment, logs))
+                self._ranks.append(Rank(command, environment, logs, self._left))
         if self._asked:
             self.ask()
 
@@ -204,4 +259,5 @@ class Ranks:
         finally:
             for rank in running:
                 rank.send(signal.SIGKILL)
-                rank.process.wait()
+            for rank in running:
+                rank.code()

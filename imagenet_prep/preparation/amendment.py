@@ -21,8 +21,9 @@ from imagenet_prep.codec.transform import keep, require, transform
 from imagenet_prep.core import canonical, records
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError, ManifestError, UsageError, some
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import naming, placement, samples, settings
-from imagenet_prep.dataset.manifest import Manifest, Shard, Split
+from imagenet_prep.dataset.manifest import Manifest, Shard, Split, demand_samples
 from imagenet_prep.dataset.member import Incident, PreparedImage
 from imagenet_prep.dataset.orientation import KEEP, RULES
 from imagenet_prep.dataset.samples import Sample
@@ -38,8 +39,8 @@ from imagenet_prep.shards import tfds
 from imagenet_prep.shards.samples_root import samples_root
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources.labels import ClassList
-from imagenet_prep.sources.tfrecords import small_file
 from imagenet_prep.storage import tables
+from imagenet_prep.storage.small_file import small_file
 from imagenet_prep.storage.store import Store, same_place
 
 
@@ -184,17 +185,13 @@ def refuse(store: Store, there: Manifest, out: Store) -> None:
         )
     if folder and (part := placement.load(folder.root, there)).nodes > 1:
         raise UsageError(f"{where} is {part}. Amend the whole set where it lies.")
-    if not there.has_samples:
-        raise UsageError(
-            f"{where}: has no tables of samples, which say where an image lies. Older sets and "
-            f"those of other programs get them by imagenet-prep adopt {where} --out NEW."
-        )
+    demand_samples(there, where)
     files = there.files_of(there.splits)
     sizes = store.sizes(file.name for file in files)
     if wrong := [file.name for file in files if sizes.get(file.name) != file.num_bytes]:
         raise DataDamagedError(
-            f"{where}: {len(wrong):,} files are missing, or not as long as the manifest says: "
-            f"{some(wrong)}. Nothing was written. Run verify there."
+            f"{where}: missing, or not as long as the manifest says: "
+            f"{counted(len(wrong), 'file')}: {some(wrong)}. Nothing was written. Run verify there."
         )
 
 

@@ -8,6 +8,7 @@ from functools import partial
 
 from imagenet_prep import engine
 from imagenet_prep.core import canonical
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.member import Boxes
 from imagenet_prep.sources import boxes, source
@@ -104,8 +105,8 @@ def read_boxes(
         read = [receipt.content for receipt in receipts]
         print(
             f"boxes: {sum(each.boxes for each in read):,} in "
-            f"{sum(each.images for each in read):,} annotations; "
-            f"{sum(each.dropped for each in read):,} more without an area were dropped",
+            f"{counted(sum(each.images for each in read), 'annotation')}; "
+            f"dropped, since they have no area: {sum(each.dropped for each in read):,}",
             file=sys.stderr,
         )
     lookup.num_bytes = sum(output.num_bytes for r in receipts for output in r.outputs)

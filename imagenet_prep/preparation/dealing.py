@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from imagenet_prep.core.errors import SourceError, UsageError
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.keys import VALIDATION_NAME
 from imagenet_prep.dataset.member import NO_BOXES, Member, dump_member, parse_members
@@ -159,7 +160,8 @@ def divide(
     if split == schema.TRAIN and (selection.holds_out or most):
         if (number := selection.held_out(examples)) >= examples:
             raise UsageError(
-                f"--holdout {number:,}: train has {examples:,} images, and one must be left in it"
+                f"--holdout {number:,}: train has {counted(examples, 'image')}, and one must be "
+                "left in it"
             )
         out = [_taken_out(count, most) for count in used]
         if most and not any(out):

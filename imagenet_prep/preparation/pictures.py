@@ -23,7 +23,7 @@ from imagenet_prep import engine
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import BadImageError, DataDamagedError, UsageError
 from imagenet_prep.dataset import example, naming, samples, tfrecord
-from imagenet_prep.dataset.manifest import Manifest, Shard
+from imagenet_prep.dataset.manifest import Manifest, Shard, demand_samples
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.dataset.problems import GivenUpError, Problems
 from imagenet_prep.dataset.samples import Sample
@@ -219,12 +219,7 @@ def of_set(
             raise UsageError(
                 f"{store.where()}: has no split {split!r}, only {', '.join(manifest.splits)}"
             )
-    if not manifest.has_samples:
-        raise UsageError(
-            f"{store.where()}: has no tables of samples, by which equal images are found. An older "
-            f"program made it, or another one: imagenet-prep adopt {store.where()} writes them, "
-            "and leaves the images as they are."
-        )
+    demand_samples(manifest, store.where())
     return [
         ShardPiece(store, shard, split, manifest.lacks, other)
         for split in splits

@@ -16,7 +16,7 @@ from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import BadImageError, UsageError
 from imagenet_prep.dataset import example, schema
 from imagenet_prep.dataset.keys import KeyList
-from imagenet_prep.dataset.manifest import Source
+from imagenet_prep.dataset.manifest import Source, demand_samples
 from imagenet_prep.dataset.member import Incident, Member
 from imagenet_prep.dataset.orientation import KEEP
 from imagenet_prep.dataset.settings import (
@@ -153,15 +153,15 @@ class Job:
         """
         if self.exclude is None:
             return {}
-        store, there = self.found.store, self.found.manifest
-        if there is None or not there.has_samples:
-            raise UsageError(
-                f"{store.where()}: has no tables of samples, which --exclude looks keys up in. "
-                f"Sets of other programs get them by imagenet-prep adopt {store.where()} --out NEW."
-            )
+        store = self.found.store
+        there = demand_samples(self.found.manifest, store.where())
         request = changes.Request(self.exclude)
         found = changes.changes_of(request, store, there, seed=0)
         return {change.name: change.excluded for change in found}
+
+    def num_excluded(self, split: str) -> int:
+        """Returns how many images of a split are left out; raises as `excluded` does."""
+        return sum(len(self.excluded.get(each.name, ())) for each in self.found.splits[split])
 
     @cached_property
     def wanted(self) -> Wanted:
@@ -185,9 +185,8 @@ class Job:
         made = {s: {**byte_settings, "source": canonical.digest(files[s])} for s in self.splits}
         if self.exclude:
             for split in made:
-                names = (shard.name for shard in self.found.splits[split])
-                number = sum(len(self.excluded.get(name, ())) for name in names)
-                made[split][EXCLUDED] = vars(Listed(number, self.exclude.sha256))
+                listed = Listed(self.num_excluded(split), self.exclude.sha256)
+                made[split][EXCLUDED] = vars(listed)
         there, subset = self.found.manifest, None
         if there and there.evaluates:
             subset = there.subset or self.exclude is not None
@@ -266,8 +265,8 @@ def _labelling(job: Job, store: Store, output: Output, left: Sequence[str]) -> L
         )
     if known is not None and known.digest != classes.digest:
         raise UsageError(
-            f"{where}: its {len(classes.wnids)} classes are not the {len(known.wnids)} that "
-            f"{store.where()} has already. Choose another folder."
+            f"{where}: has other classes ({len(classes.wnids):,}) than {store.where()} has already "
+            f"({len(known.wnids):,}). Choose another folder."
         )
     return labelling
 
@@ -299,12 +298,18 @@ def _write(job: Job, store: Store, output: Output, split: str, labelling: Labell
         ]
     )
     stage = engine.Stage(f"{RESIZE}-{split}", digest, store, work, RewrittenShard)
-    title = f"{RESIZE} {split}"
+    there = job.found.manifest
     receipts = engine.run(
-        stage, shards, job.workers, title=title, watch=output.watch, quiet=job.quiet
+        stage,
+        shards,
+        job.workers,
+        title=f"{RESIZE} {split}",
+        # Only a manifest says how many images there are before all of them are read.
+        images=there.splits[split].examples - job.num_excluded(split) if there else 0,
+        watch=output.watch,
+        quiet=job.quiet,
     )
     written = [receipt.content for receipt in receipts]
-    there = job.found.manifest
     if there is None or not there.is_amended:
         check_validation_labels((each.validation for each in written), classes, job.found.store)
     counts = num_per_class([each.num_per_class for each in written], len(classes.wnids))

@@ -9,6 +9,7 @@ from pathlib import Path
 from imagenet_prep import engine
 from imagenet_prep.core import address, canonical
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.keys import KeyList
 from imagenet_prep.preparation.tasks import UNPACKED, IndexWork, Listed
@@ -120,8 +121,8 @@ class Selection:
             return min(official, -(-examples // per_shard))
         if asked > examples:
             raise UsageError(
-                f"--{split}-shards {asked}: there are {examples:,} images, and no shard may be "
-                "empty"
+                f"--{split}-shards {asked}: {split} has {counted(examples, 'image')}, and no shard "
+                "may be empty"
             )
         return asked
 

@@ -11,7 +11,7 @@ from imagenet_prep.codec.policy import Policy
 from imagenet_prep.codec.transform import transform
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import BadImageError, StoreError
-from imagenet_prep.core.terminal import human_bytes
+from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.member import parse_members
 from imagenet_prep.preparation.selection import Selection, index_stage
@@ -45,7 +45,7 @@ def check_plan(out: Store, images: int, line_bytes: float) -> None:
       StoreError: it does not fit; the message says how much space is missing.
     """
     needed = images * (2 * line_bytes + _ENTRY_OVERHEAD_BYTES)
-    why = f" to deal {images:,} images out to shards"
+    why = f" to deal {counted(images, 'image')} out to shards"
     _refuse(out, needed, out.local.free_bytes(), why, "or use a larger disk")
 
 

@@ -9,8 +9,9 @@ from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.example import ImageExample
+from imagenet_prep.dataset.manifest import demand_samples
 from imagenet_prep.dataset.samples import Sample
-from imagenet_prep.read.choice import Finder, class_indices
+from imagenet_prep.read.choice import class_indices
 from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.names import Names
 from imagenet_prep.read.reader import open_records
@@ -40,7 +41,6 @@ class Catalogue:
     def __init__(self, data_dir: str, splits: Sequence[str]) -> None:
         """Opens the splits; raises as `make_dataset`, and UsageError where images have no names."""
         self._splits = {split: open_records(ReadConfig(data_dir, split, 1)) for split in splits}
-        self._finders: dict[str, tuple[Finder, Names]] = {}
         if any(schema.FILENAME in each.manifest.lacks for each in self._splits.values()):
             raise UsageError(
                 f"{data_dir}: its records name no files, so its images have no keys. "
@@ -77,11 +77,7 @@ class Catalogue:
           ImagenetPrepError: as for `Names.of`.
         """
         for split, records in self._splits.items():
-            if not records.manifest.has_samples:
-                raise UsageError(
-                    f"{records.root} has no tables of samples, so nothing says which files are in "
-                    "it. imagenet-prep adopt writes them, and leaves the images as they are."
-                )
+            demand_samples(records.manifest, str(records.root))
             names = Names(records)
             for shard in records.placement.held(records.examples_per_shard):
                 for number, sample in names.having(shard, sha256):
@@ -97,19 +93,18 @@ class Catalogue:
         """Returns the images with a key, CLASS/NAME or NAME alone: at most one of each split.
 
         Raises:
-          ImagenetPrepError: as for `Reader.find`.
+          ImagenetPrepError: as for `Names.of`.
         """
         found = []
         for split, records in self._splits.items():
-            try:
-                if split not in self._finders:
-                    self._finders[split] = Finder(records), Names(records)
-                finder, names = self._finders[split]
-                number = finder.find(key)
-            except KeyError:
-                continue
-            class_index, name = names.at(number)
-            found.append(Entry(split, number, class_index, records.wnids[class_index], name))
+            matches = []
+            # To the end, where the tables are proven.
+            for number, (class_index, name, _) in enumerate(Names(records)):
+                wnid = records.wnids[class_index]
+                below = name.removeprefix(f"{wnid}/")
+                if key in (below, f"{wnid}/{below}"):
+                    matches.append(Entry(split, number, class_index, wnid, name))
+            found += matches[:1]
         return found
 
     def read(self, entry: Entry) -> tuple[Json, ImageExample]:

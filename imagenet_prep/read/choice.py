@@ -11,6 +11,7 @@ import numpy as np
 
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import UsageError, some
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.keys import KeyList, read_list
 from imagenet_prep.dataset.samples import Head
@@ -186,8 +187,9 @@ def class_indices(asked: Sequence[str | int], wnids: Sequence[str]) -> list[int]
     index |= dict(zip(wnids, numbers, strict=True)) | dict(zip(numbers, numbers, strict=True))
     if unknown := [each for each in asked if each not in index]:
         raise UsageError(
-            f"classes: {some(unknown)} not in the class list, which has {len(wnids):,} classes "
-            f"from {wnids[0]} (0) to {wnids[-1]} ({len(wnids) - 1})"
+            f"classes: {some(unknown)} not in the class list, which has "
+            f"{counted(len(wnids), 'class')} from {wnids[0]} (0) to {wnids[-1]} "
+            f"({len(wnids) - 1})"
         )
     return sorted({index[each] for each in asked})
 

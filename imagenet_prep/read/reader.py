@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.manifest import Manifest
@@ -388,8 +389,9 @@ def open_reader(config: ReadConfig) -> Reader:
     feed = Feed(records, order, world, config, choice.class_numbers)
     if config.is_training and not feed.steps(0).count:
         raise UsageError(
-            f"{config.split} has {feed.order.num_examples:,} examples, fewer than one step of "
-            f"{world.size} ranks with {config.batch_size} each. Choose a smaller batch size."
+            f"{config.split}: {counted(feed.order.num_examples, 'example')}, fewer than one step "
+            f"of {counted(world.size, 'rank')} with {config.batch_size} each. Choose a smaller "
+            "batch size."
         )
     return Reader(feed, asked)
 

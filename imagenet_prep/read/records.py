@@ -19,6 +19,7 @@ import numpy as np
 from imagenet_prep.core import regular_file
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import BadImageError, DataDamagedError, StoreError, UsageError
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import (
     class_list,
     example,
@@ -115,9 +116,9 @@ class Records:
         found = hashlib.sha256("".join(f"{wnid}\n" for wnid in self.wnids).encode()).hexdigest()
         if found != self.manifest.classes.digest:
             raise DataDamagedError(
-                f"{path}: its {len(classes):,} classes are not the manifest's "
-                f"{self.manifest.classes.count:,}. Copy the file again from where the data set was "
-                "made."
+                f"{path}: another class list than the manifest's: it has {len(classes):,}, "
+                f"expected {self.manifest.classes.count:,}. Copy the file again from where the "
+                "data set was made."
             )
         if cache is None:
             self._check_sizes()
@@ -128,9 +129,9 @@ class Records:
             self._places = np.zeros((len(self), 2), np.int64)
         except MemoryError:
             raise StoreError(
-                f"{root}: its manifest says that {split} has {len(self):,} examples, and there is "
-                "not enough memory to note where they are. If it should have fewer, get the "
-                "manifest again from where the data set was made."
+                f"{root}: its manifest says that {split} has {counted(len(self), 'example')}, and "
+                "there is not enough memory to note where they are. If it should have fewer, get "
+                "the manifest again from where the data set was made."
             ) from None
         self._indexed: set[int] = set()
         # The memory of earlier batches that nobody uses any more.

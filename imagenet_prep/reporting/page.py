@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.terminal import human_bytes
+from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import schema, tfrecord
 from imagenet_prep.dataset.schema import LEVELS
 from imagenet_prep.reporting import plots, training
@@ -75,7 +75,7 @@ def report(
         tiles=tiles,
         tile_side=104,
         pairs=any(tile.before for tile in tiles),
-        drawn_from=f"of {shown:,} of {len(classes):,} classes",
+        drawn_from=f"of {shown:,} of {counted(len(classes), 'class')}",
         incidents=incidents,
         plots=plots.of(facts),
         trained=plots.training(trained) if trained else None,

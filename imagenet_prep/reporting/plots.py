@@ -17,7 +17,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
-from imagenet_prep.core.terminal import human_bytes
+from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import measures, schema
 from imagenet_prep.dataset.manifest import Split
 from imagenet_prep.reporting.facts import Facts, Task
@@ -108,7 +108,7 @@ def training(rows: Sequence[Row]) -> Plot:
         figure, axes = _axes()
         _draw_training(rows, axes, (_AFTER, _BEFORE, _INK))
         last = rows[-1]
-        says = f"{last.ranks:,} ranks train {last.images_per_s:,.1f} images/s"
+        says = f"{counted(last.ranks, 'rank')}: {last.images_per_s:,.1f} images/s"
         return _plot("Images/s over ranks", says, figure)
 
 
@@ -161,7 +161,9 @@ def _examples_per_class(facts: Facts) -> Plot:
         counts = sorted((count for count in split.examples_per_class if count), reverse=True)
         axes.stairs(counts, fill=True, color=colour, alpha=0.75, label=name)
         if counts:
-            says.append(f"{name}: {counts[-1]:,} to {counts[0]:,} in {len(counts):,} classes")
+            says.append(
+                f"{name}: {counts[-1]:,} to {counts[0]:,} in {counted(len(counts), 'class')}"
+            )
     axes.set_ylim(bottom=0)
     _legend(axes)
     return _plot("Examples per class", "; ".join(says), figure)
@@ -234,7 +236,8 @@ def _classes_per_shard(facts: Facts) -> Plot | None:
         low, high = min(counts), max(counts)
         axes.hist(counts, bins=bins, color=colour, alpha=0.75, label=name)
         says.append(
-            f"a shard of {name} holds {low:,} to {high:,} of {_num_classes(split):,} classes"
+            f"a shard of {name} holds {low:,} to {high:,} of "
+            f"{counted(_num_classes(split), 'class')}"
         )
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
@@ -291,7 +294,7 @@ def _per_worker(facts: Facts) -> Plot | None:
         axes.stairs(rates, fill=True, color=_AFTER, alpha=0.75)
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     axes.set_ylim(bottom=0)
-    says = f"{len(rates)} workers, {rates[-1]:,.0f} to {rates[0]:,.0f} images/s each"
+    says = f"{counted(len(rates), 'worker')}, {rates[-1]:,.0f} to {rates[0]:,.0f} images/s each"
     return _plot("Images/s per worker", says, figure)
 
 

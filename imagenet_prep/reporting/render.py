@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 import imagenet_prep
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.terminal import human_bytes
+from imagenet_prep.core.terminal import counted, human_bytes
 
 _NONE: Mapping[str, Callable[[Any], str]] = MappingProxyType({})
 
@@ -52,6 +52,7 @@ def render(
     )
     environment.filters |= {
         "count": lambda value: f"{value:,}",
+        "counted": counted,
         "size": human_bytes,
         "percent": lambda share: f"{share:.1%}",
         **filters,

@@ -8,17 +8,17 @@ are sorted on the disk, a side each, and held against each other a range of keys
 from __future__ import annotations
 
 import bisect
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from imagenet_prep.core.errors import DataDamagedError, UsageError
+from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import class_list, naming, samples, schema
 from imagenet_prep.dataset.difference import Difference, Stored
-from imagenet_prep.dataset.manifest import Manifest, Shard
+from imagenet_prep.dataset.manifest import Manifest, Shard, demand_samples
 from imagenet_prep.shards import runs
 from imagenet_prep.storage import scratch, tables
+from imagenet_prep.storage.small_file import small_file
 from imagenet_prep.storage.store import Readable
 
 # An entry of a run is a key, a byte of 0, what is compared (class, bytes, width, height, sha256), a
@@ -43,15 +43,10 @@ class Side:
         """Returns the ids of its classes, by class index.
 
         Raises:
-          DataDamagedError: labels.txt is not the one that the manifest names.
+          ManifestError: labels.txt is not the one that the manifest names.
         """
-        where = self.place.where(naming.LABELS)
-        content = self.place.read(naming.LABELS)
-        if hashlib.sha256(content).hexdigest() not in {
-            file.sha256 for file in self.manifest.files if file.name == naming.LABELS
-        }:
-            raise DataDamagedError(f"{where}: its sha256 is not the manifest's. Fetch it again.")
-        return [wnid for wnid, _ in class_list.parse(content, where)]
+        content = small_file(self.place, self.manifest, naming.LABELS)
+        return [wnid for wnid, _ in class_list.parse(content, self.place.where(naming.LABELS))]
 
     def shards(self, split: str) -> Sequence[Shard]:
         """Returns the shards of a split; none where it has no such split."""
@@ -65,11 +60,7 @@ def splits_that_differ(a: Side, b: Side) -> list[str]:
       UsageError: a set has no tables.
     """
     for side in (a, b):
-        if not side.manifest.has_samples:
-            raise UsageError(
-                f"{side.place.where()} has no tables of samples, so nothing says which images are "
-                "in it. imagenet-prep adopt writes them, and leaves the images as they are."
-            )
+        demand_samples(side.manifest, side.place.where())
     roots = [
         {split: each.samples_root for split, each in side.manifest.splits.items()}
         for side in (a, b)

@@ -92,7 +92,7 @@ def find(
     classes = source.classes
     whose = "ILSVRC2012's" if classes.official else f"{some(classes.wnids)}; not ILSVRC2012's"
     parts = [part.name for part in source.parts]
-    line = f"{kinds[0]}: {some(parts)}; {counted(len(classes.wnids), 'class', 'classes')} ({whose})"
+    line = f"{kinds[0]}: {some(parts)}; {counted(len(classes.wnids), 'class')} ({whose})"
     if source.evaluation is not None:
         line += f"; {source.evaluation.edition.name}, all of it is {schema.TEST}"
     whole = root.resolve() if isinstance(root, Path) else None

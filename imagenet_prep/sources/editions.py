@@ -58,9 +58,7 @@ class Edition:
             other = f"is not {self.name}'s"
             if not self.is_ilsvrc:
                 other = f"{self.name} has {self.num_classes:,}"
-            return [
-                f"the class list has {counted(len(classes.wnids), 'class', 'classes')} and {other}"
-            ]
+            return [f"the class list has {counted(len(classes.wnids), 'class')} and {other}"]
         if split not in self.examples:
             return [f"{split} is no split of {self.name}"]
         problems = []

@@ -34,7 +34,7 @@ from imagenet_prep.storage.remote_path import ARCHIVES, Location
 
 # ImageNet-C's archives are called after groups of corruptions.
 _C = {"blur.tar", "digital.tar", "extra.tar", "noise.tar", "weather.tar"}
-# So many files of an archive are looked at for its first image.
+# So many files of an archive are looked at for its first image, or tar.
 _LOOKED_AT = 64
 _FEW_FOLDERS = 20
 # Each file of ObjectNet's mapping has less.
@@ -128,10 +128,15 @@ def _is_archive(archive: Location) -> bool:
         return True
     try:
         files = (path for path, *_ in islice(containers.contents(archive, lambda _: 0), _LOOKED_AT))
-        called = next(filter(listing.is_called_an_image, files), "").split("/")[-2:-1]
+        # Tars of classes are large: to look behind the first would read gigabytes.
+        first = next(
+            (path for path in files if path.endswith(".tar") or listing.is_called_an_image(path)),
+            "",
+        )
     except SourceError:
         return False  # who reads it says what is wrong with it
-    return any(WNID.fullmatch(name) or name.isdigit() for name in called)
+    called = first.rpartition("/")[0].rpartition("/")[2]
+    return bool(WNID.fullmatch(called) or called.isdigit())
 
 
 def _called(place: Path) -> str:

@@ -177,7 +177,7 @@ def _problems(layout: Layout, counts: Mapping[int, int]) -> list[str]:
     if total != expected:
         problems.append(f"has {counted(total, 'image')}, expected {expected:,}")
     if (classes := edition.num_classes or len(counts)) != len(counts):
-        problem = f"has {counted(len(counts), 'class', 'classes')}, expected {classes:,}"
+        problem = f"has {counted(len(counts), 'class')}, expected {classes:,}"
         absent = [name for index, name in enumerate(names) if index not in counts]
         problems.append(problem + (classes == len(wnids)) * f": it misses {some(absent)}")
     low, high = edition.class_range.get(schema.TEST, (1, total))

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from imagenet_prep.core.errors import SourceError, UsageError, some
-from imagenet_prep.dataset import keys, schema
+from imagenet_prep.core.terminal import counted
+from imagenet_prep.dataset import keys, naming, schema
 from imagenet_prep.dataset.ignored import ending, in_words, most_frequent
 from imagenet_prep.dataset.member import MAX_IMAGE_BYTES, Member
 from imagenet_prep.sources import editions, labels, layout, lemmas, listing, source
@@ -199,6 +200,9 @@ def find(root: Path, splits: Sequence[str], *, follow_links: bool = False) -> Fo
         below: list[tuple[int | None, str]] = [(None, "")]
         if not flat or split != schema.VALIDATION:
             below = [*_class_folders(folder, classes).items()]
+            if (root / naming.EXPORT).is_file():
+                # `export` makes empty folders where a split lacks a class.
+                below = [each for each in below if any((folder / each[1]).iterdir())]
         ignored = _beside_classes(folder, by_content=is_own) if below[0][1] else Counter()
         groups = _listed(folder, [name for _, name in below], inside, is_own, ignored)
         part = source.folder_part(folder.name, groups)
@@ -272,8 +276,8 @@ def _classes_of(base: Path, folders: dict[str, str]) -> labels.ClassList:
     if 2 * len(known) > len(names):
         strangers = sorted(set(names) - set(known))
         raise SourceError(
-            f"{base / first}: {len(known):,} folders are classes of ILSVRC2012, but not "
-            f"{some(strangers)}. Move away the folders that are no classes."
+            f"{base / first}: {len(known):,} of {len(names):,} folders are classes of ILSVRC2012, "
+            f"but not {some(strangers)}. Move away the folders that are no classes."
         )
     return labels.classes_called(names, str(base / first))
 
@@ -285,8 +289,9 @@ def _class_folders(folder: Path, classes: labels.ClassList) -> dict[int, str]:
         index = classes.index.get("_".join(name.split()))
         if index is None:
             raise SourceError(
-                f"{folder / name}: is not in the class list of {len(classes.wnids):,} classes. "
-                "Move the folder away, or get the class list that belongs to it."
+                f"{folder / name}: is not in the class list of "
+                f"{counted(len(classes.wnids), 'class')}. Move the folder away, or get the class "
+                "list that belongs to it."
             )
         found[index] = name
     return dict(sorted(found.items()))

@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from imagenet_prep.core.errors import SourceError, UsageError
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import keys, schema
 from imagenet_prep.dataset.keys import VALIDATION_NAME
 from imagenet_prep.dataset.member import Member
@@ -133,7 +134,8 @@ def class_tasks(part: str, tars: Mapping[str, Range], classes: ClassList) -> lis
         if index is None:
             raise SourceError(
                 f"{archive}: byte {start:,}: class {wnid!r} is not in the class list of "
-                f"{len(classes.wnids)} classes. Archive and devkit do not belong together."
+                f"{counted(len(classes.wnids), 'class')}. Archive and devkit do not belong "
+                "together."
             )
         name = f"{schema.TRAIN}-{wnid}"
         tasks.append(IndexTask(name, schema.TRAIN, part, index, start, start + size, archive))

@@ -83,8 +83,8 @@ def labelling_of(uses: Iterable[LabelUse], known: ClassList | None = None) -> La
     if strays:
         shown = "; ".join(_problem(use, best) for use in strays[:_MAX_EXAMPLES_IN_MESSAGE])
         raise DataDamagedError(
-            f"{_examples(strays):,} labels do not fit the others: {shown}. Labels must be the "
-            "place of their class in the sorted class list, from 0 or from 1 throughout."
+            f"labels that do not fit the others ({_examples(strays):,}): {shown}. Labels must be "
+            "the place of their class in the sorted class list, from 0 or from 1 throughout."
         )
     return best
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imagenet_prep.core.errors import SourceError, UsageError
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import schema
 from imagenet_prep.sources import labels, packed, source
 from imagenet_prep.sources.editions import Edition
@@ -61,8 +62,8 @@ class Mnist(source.Pixels):
         planes = np.frombuffer(pixels, np.uint8).reshape(-1, _SIDE, _SIDE)
         if len(planes) != len(classes):
             raise SourceError(
-                f"{marks}: {len(classes):,} labels, expected one for each of the {len(planes):,} "
-                f"images in {images.name}. Download both again."
+                f"{marks}: {counted(len(classes), 'label')}, expected one for each of the "
+                f"{len(planes):,} images in {images.name}. Download both again."
             )
         for row, (plane, label) in enumerate(zip(planes, classes, strict=True)):
             if label >= _NUM_CLASSES:

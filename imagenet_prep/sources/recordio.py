@@ -174,7 +174,7 @@ class RecordIO(source.Stored):
             raise SourceError(f"{where}: {error}") from error
         if index >= len(self.classes.wnids):
             raise SourceError(
-                f"{where}: label {index}, of {counted(len(self.classes.wnids), 'class', 'classes')}"
+                f"{where}: label {index}, of {counted(len(self.classes.wnids), 'class')}"
             )
         path: str | None = f"{task.part.removesuffix('.rec')}_{record.number:08d}"
         if task.part in self.lists:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from imagenet_prep.core.errors import SourceError, UsageError, some
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import manifest, naming, schema
 from imagenet_prep.storage.remote import Stat
 from imagenet_prep.storage.store import Store
@@ -128,11 +129,12 @@ def _in_order(
     problems = []
     if missing:
         numbers = some([f"{number:05d}" for number in missing])
-        problems.append(f"{len(missing)} of {total} shards are missing ({numbers})")
+        problems.append(f"missing: {len(missing):,} of {counted(total, 'shard')} ({numbers})")
     if strangers:
         names = some(sorted(strangers))
         problems.append(
-            f"{len(strangers)} surplus files, of another set or another number of shards ({names})"
+            f"surplus, of another set or another number of shards: "
+            f"{counted(len(strangers), 'file')} ({names})"
         )
     if problems:
         raise SourceError(

@@ -16,7 +16,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from imagenet_prep.core.errors import DataDamagedError, ManifestError, StoreError
+from imagenet_prep.core.errors import DataDamagedError, StoreError
 from imagenet_prep.dataset import (
     class_list,
     keys,
@@ -34,6 +34,7 @@ from imagenet_prep.sources.labelling import Labelling, LabelUse
 from imagenet_prep.sources.labels import ClassList, classes_called, official_classes
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
 from imagenet_prep.storage.fetch import as_file, hashed
+from imagenet_prep.storage.small_file import small_file
 from imagenet_prep.storage.store import Store
 
 _TFDS_KEYS = {tfds_record.IMAGE, tfds_record.LABEL, tfds_record.NAME}
@@ -295,21 +296,6 @@ def listed_classes(store: Store, there: manifest.Manifest) -> ClassList:
     """
     rows = class_list.parse(small_file(store, there, naming.LABELS), store.where(naming.LABELS))
     return ClassList(tuple(wnid for wnid, _ in rows), tuple(words for _, words in rows))
-
-
-def small_file(store: Store, there: manifest.Manifest, name: str) -> bytes:
-    """Returns a file beside the shards of a data set of ours.
-
-    Raises:
-      ManifestError: it is not what the manifest says.
-    """
-    expected = next((file for file in there.files if file.name == name), None)
-    data = store.read(name) if expected and store.size(name) == expected.num_bytes else b""
-    if expected is None or hashlib.sha256(data).hexdigest() != expected.sha256:
-        raise ManifestError(
-            f"{store.where(name)}: missing, or not what {naming.MANIFEST} says. Fetch it again."
-        )
-    return data
 
 
 def _boxes(features: dict[str, Value]) -> Boxes:

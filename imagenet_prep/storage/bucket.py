@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import re
 import threading
 import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -16,6 +17,7 @@ from typing import Any, BinaryIO, TypeVar
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError, UsageError
 from imagenet_prep.core.regular_file import MOST_BYTES
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File, Problem
 from imagenet_prep.storage import scratch
@@ -35,6 +37,8 @@ _KEPT_OPEN = 64
 _FEW = 4
 # S3 copies no larger object by one request.
 _MOST_COPIED = 5 << 30
+# What `export` calls its large files.
+_EXPORTED = re.compile(r".+\.(tar|parquet|rec|tfrecord-\d{5}-of-\d{5})")
 _DAMAGED = "the data set is damaged where it comes from. Run verify there."
 
 Item = TypeVar("Item")
@@ -231,9 +235,10 @@ class BucketStore:
         """
         if wrong := [problem.text for problem in self._each(self.problem, files) if problem]:
             raise IncompleteError(
-                f"{self.where()}: {len(wrong)} objects are not what this run has put there: "
-                f"{'; '.join(wrong[:3])}. Does something else write there? Remove them, then run "
-                "the same command again: it makes what is missing."
+                f"{self.where()}: not what this run has put there: "
+                f"{counted(len(wrong), 'object')}: {'; '.join(wrong[:3])}. Does something else "
+                "write there? Remove them, then run the same command again: it makes "
+                "what is missing."
             )
 
     def remove_tree(self, name: str) -> None:
@@ -366,9 +371,10 @@ def _file(name: str, data: bytes) -> File:
 
 
 def _may_be_ours(name: str) -> bool:
-    """Returns whether runs that make a data set put such a name; only those reach several parts."""
+    """Returns whether runs that make a set, or export one, put such a name in several parts."""
     first = name.partition("/")[0]
     return (
         first in (naming.WORK, *naming.BESIDE, naming.QUARANTINE)
         or naming.parse_shard_name(name) is not None
+        or _EXPORTED.fullmatch(name) is not None
     )

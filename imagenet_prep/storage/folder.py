@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from imagenet_prep.core import regular_file
-from imagenet_prep.core.errors import DataDamagedError, StoreError, UsageError
+from imagenet_prep.core.errors import StoreError, UsageError
 from imagenet_prep.dataset import naming
 from imagenet_prep.storage import inside
+from imagenet_prep.storage.hard_link import hard_link
 from imagenet_prep.storage.lock import locked
 from imagenet_prep.storage.new_file import new_file
 from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
 TEMPORARY = f"{naming.WORK}/temporary"
 _LOCK = f"{naming.WORK}/lock"
-# Another file system, one without links, or files of another user that the kernel protects.
-_NO_LINK = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
 # It is not there, may not be opened, or lies where nothing is written.
 _NOT_OURS_TO_SYNC = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EROFS, errno.EINVAL)
 
@@ -133,7 +132,7 @@ class LocalStore:
     def stats(self, folder: str) -> dict[str, Stat]:
         """As for `Store`; empty where it is absent."""
         with self._entries(folder) as entries:
-            return {entry.name: stat_of(entry.stat()) for entry in entries if entry.is_file()}
+            return {entry.name: Stat.of(entry.stat()) for entry in entries if entry.is_file()}
 
     @contextlib.contextmanager
     def _entries(self, folder: str) -> Iterator[Iterable[os.DirEntry[str]]]:
@@ -181,7 +180,7 @@ class LocalStore:
           OSError: it cannot be opened.
         """
         with self._opened(name) as file:
-            if stat is not None and stat_of(os.fstat(file.fileno())) != stat:
+            if stat is not None and Stat.of(os.fstat(file.fileno())) != stat:
                 changed(self.where(name))
             yield file
 
@@ -217,6 +216,7 @@ class LocalStore:
                 f"{self.where()}: only files of a folder can be linked there. `imagenet-prep "
                 "replicate` brings them from a bucket."
             )
+        called = source.where(), self.where()
         by_folder: dict[str, list[File]] = {}
         for file in files:
             by_folder.setdefault(file.name.rpartition("/")[0], []).append(file)
@@ -226,41 +226,8 @@ class LocalStore:
                 inside.folder_inside(self.root, folder, make=True) as place,
             ):
                 for file in of_folder:
-                    self._link(source, file, place)
+                    hard_link(source.path(file.name), file.num_bytes, place, self.temporary, called)
                 os.fsync(place)
-
-    def _link(self, source: LocalStore, file: File, place: int) -> None:
-        path, name = source.path(file.name), file.name.rpartition("/")[2]
-        try:
-            with open(regular_file.open_to_read(path), "rb") as opened:
-                status = os.fstat(opened.fileno())
-                # Another program may have copied it there a moment ago, and not have synced it.
-                os.fsync(opened.fileno())
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            raise DataDamagedError(f"{path}: missing. Run verify on {source.where()}.") from None
-        if status.st_size != file.num_bytes:
-            raise DataDamagedError(
-                f"{path}: {status.st_size:,} bytes, its manifest says {file.num_bytes:,}. "
-                f"Run verify on {source.where()}."
-            )
-        try:
-            try:
-                os.link(path, name, dst_dir_fd=place)
-            except FileExistsError:
-                # Two names of one file: to rename the one to the other would do nothing.
-                if os.path.samestat(status, os.stat(name, dir_fd=place, follow_symlinks=False)):
-                    return
-                temporary = self.temporary()
-                os.link(path, temporary)
-                os.replace(temporary, name, dst_dir_fd=place)
-        except OSError as error:
-            if error.errno not in _NO_LINK:
-                raise
-            raise UsageError(
-                f"{self.where()}: the system makes no hard link to {path} there "
-                f"({error.strerror}). Choose a folder on the same file system, and run this as "
-                "the user who owns the files; or copy the set with `imagenet-prep replicate`."
-            ) from error
 
     def rename(self, before: str, after: str) -> None:
         """Gives a file or a link another name, durably; a folder above either may be no link."""
@@ -424,11 +391,6 @@ def _unless_gone(_function: object, _path: object, failed: tuple[Any, Any, Any])
     error = failed[1]
     if not isinstance(error, OSError) or error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
         raise error
-
-
-def stat_of(status: os.stat_result) -> Stat:
-    """Returns what a store tells of a file that has this status."""
-    return Stat(status.st_size, str(status.st_mtime_ns), True)
 
 
 def _is_work(name: str) -> bool:

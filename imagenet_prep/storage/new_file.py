@@ -42,20 +42,22 @@ def sync(path: Path) -> None:
             os.close(descriptor)
 
 
-@contextlib.contextmanager
-def synced_at_the_end(folder: Path) -> Iterator[None]:
-    """Leaves on the disk, on leaving, what was written meanwhile to files of a folder.
+class FolderSync:
+    """Leaves on the disk, when it is called, what was written below a folder since it was made.
 
-    One call for the whole file system: to sync 1,000 small files takes seconds, one by one. It
-    tells of errors since the folder was opened (Linux 5.8), which is before the first of them.
-
-    Raises:
-      OSError: the disk is full or fails.
+    One call for the whole file system: to sync 1,000 small files takes seconds, one by one. Errors
+    are told that came up since the folder was opened (Linux 5.8), which is before the first file.
     """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield
-        if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(folder))
-    finally:
-        os.close(descriptor)
+
+    def __init__(self, folder: Path) -> None:
+        self._descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._folder = folder
+
+    def __call__(self) -> None:
+        """Syncs, once; raises OSError where the disk is full or fails."""
+        try:
+            if ctypes.CDLL(None, use_errno=True).syncfs(self._descriptor):
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number), str(self._folder))
+        finally:
+            os.close(self._descriptor)

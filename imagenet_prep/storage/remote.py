@@ -9,10 +9,11 @@ words, never of an exception's text, which may hold a signed address.
 from __future__ import annotations
 
 import email.utils
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, NoReturn, Protocol
+from typing import NamedTuple, NoReturn, Protocol, Self
 
 from imagenet_prep.core.errors import IncompleteError, StoreError
 from imagenet_prep.storage.steady import TooSlowError
@@ -28,7 +29,7 @@ PASSING = {408, 425, 429, 500, 502, 503, 504}
 
 
 class Stat(NamedTuple):
-    """A remote file as it is now.
+    """A file of a store, or on a server, as it is now.
 
     Attributes:
       size: bytes.
@@ -39,6 +40,11 @@ class Stat(NamedTuple):
     size: int
     validator: str
     ranges: bool
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Self:
+        """Returns what is told of a file on a disk."""
+        return cls(status.st_size, str(status.st_mtime_ns), ranges=True)
 
 
 class UnavailableError(Exception):

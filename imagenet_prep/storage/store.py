@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol
 from imagenet_prep.core.address import is_remote
 from imagenet_prep.core.errors import StoreError
 from imagenet_prep.core.regular_file import MOST_BYTES
-from imagenet_prep.storage.folder import LocalStore, stat_of
+from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.http import Http
 from imagenet_prep.storage.remote import AbsentError, Remote, Stat, exactly
 from imagenet_prep.storage.web_folder import WebFolder
@@ -171,7 +171,7 @@ class FolderRemote:
             status = self._folder.path(name).stat()
         if not stat.S_ISREG(status.st_mode):
             raise AbsentError(f"{self.where(name)}: is no file. Check the path.")
-        return stat_of(status)
+        return Stat.of(status)
 
     def read(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
         """As for `Remote`."""

@@ -160,7 +160,7 @@ def load_latest(
         return found
     if there:
         raise DataDamagedError(
-            f"{folder}: none of its {len(there)} checkpoints can be read, see above. "
+            f"{folder}: none of its checkpoints ({len(there):,}) can be read, see above. "
             "Remove them to begin again."
         )
     return None

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from imagenet_prep.core.flags import Place, Settings, flag
 from imagenet_prep.dataset.flag import data_set
-from imagenet_prep.trainer.schedule import KINDS, STEP_EPOCHS, WARMUP_START
+from imagenet_prep.trainer.schedule import KINDS, STEP_EPOCHS, WARMUP_START, numbers
 
 # MXNet has these models: those of Gluon's model zoo, and two small nets.
 GLUON_MODELS = (
@@ -398,23 +397,13 @@ class Config(Settings):
     @property
     def decay_epochs(self) -> tuple[float, ...]:
         """The epochs of --lr-decay-steps; empty where it is not given."""
-        return _numbers("--lr-decay-steps", self.lr_decay_steps)
+        return numbers("--lr-decay-steps", self.lr_decay_steps)
 
     @property
     def decay_rates(self) -> tuple[float, ...]:
         """The rates of --lr-decay-lrs; empty where it is not given."""
-        return _numbers("--lr-decay-lrs", self.lr_decay_lrs)
+        return numbers("--lr-decay-lrs", self.lr_decay_lrs)
 
 
 def _usual_recipe(framework: str) -> str:
     return "article" if framework == "mxnet" else "v1.5"
-
-
-def _numbers(name: str, text: str | None) -> tuple[float, ...]:
-    try:
-        numbers = tuple(float(part) for part in (text or "").split(",") if part)
-    except ValueError:
-        numbers = (0.0,)
-    if not all(0 < number < math.inf for number in numbers):
-        raise ValueError(f"{name} {text}: expected positive numbers, separated by commas")
-    return numbers

@@ -145,7 +145,7 @@ class _Training:
         self._log.say(
             f"{counted(world.size, 'rank')} x {counted(self._config.batch_size, 'image')} = "
             f"{plan.global_batch:,} a step; {counted(plan.num_examples, 'image')}, "
-            f"{counted(plan.num_classes, 'class', 'classes')}, "
+            f"{counted(plan.num_classes, 'class')}, "
             f"{counted(plan.steps_per_epoch, 'step')} an epoch\n"
             f"{epochs:g} epoch{'s' * (epochs != 1)} = {counted(plan.total_steps, 'step')}; "
             f"{plan.optimizer}, "
@@ -346,7 +346,7 @@ class _Training:
         assert self._inputs.splits is not None
         is_last = reader is self._inputs.last
         split = self._inputs.splits.last if is_last else self._inputs.splits.watched
-        self._log.say(f"Evaluating {reader.num_examples:,} images of {split}")
+        self._log.say(f"Evaluating {counted(reader.num_examples, 'image')} of {split}")
         ends = self._config.evaluate or self._step >= self._plan.total_steps
         tells = self._config.tabulates or self._config.predictions is not None
         if is_last and ends and tells:

@@ -125,7 +125,8 @@ class Mirror:
         ]
         if absent:
             names = ", ".join(absent[:4])
-            terminal.say(f"mirror: {self._base} lacks {len(absent)} files of this run: {names}")
+            files = terminal.counted(len(absent), "file")
+            terminal.say(f"mirror: {self._base} lacks {files} of this run: {names}")
         return not absent
 
     def _files(self) -> list[tuple[str, _Place]]:

@@ -25,7 +25,7 @@ def build(name: str, image_size: int, num_classes: int) -> Any:
     Args:
       name: "resnet18", "resnet34": plain blocks; "resnet50", "resnet101", "resnet152":
         bottlenecks that stride in their 3x3 convolution (v1.5), with "-v1" behind in their first
-        1x1, as He et al. have it; "tiny": plain blocks, 0.18 million weights, for images from 16
+        1x1, as He et al. have it; "tiny": plain blocks, 0.08 million weights, for images from 16
         pixels; "cifar": the VGG-like net of the SageMaker guide, from 22 pixels; "mnist": two
         convolutions, from 16 pixels.
       image_size: pixels of a side.

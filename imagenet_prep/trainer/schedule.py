@@ -116,3 +116,18 @@ class Plateau:
         """Goes on from a state."""
         self.scale, self._best = state["scale"], state["best"]
         self._waited = state["waited"]
+
+
+def numbers(name: str, text: str | None) -> tuple[float, ...]:
+    """Returns what a flag lists, such as epochs or rates; nothing where it is not given.
+
+    Raises:
+      ValueError: some of it is no positive number.
+    """
+    try:
+        found = tuple(float(part) for part in (text or "").split(",") if part)
+    except ValueError:
+        found = (0.0,)
+    if not all(0 < number < math.inf for number in found):
+        raise ValueError(f"{name} {text}: expected positive numbers, separated by commas")
+    return found

@@ -22,7 +22,9 @@ from imagenet_prep.trainer.checkpoint import Checkpoint
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_MODELS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+MODELS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+# It is made of torchvision's blocks: examples/tiny.py.
+TINY = "tiny"
 # What each variable of a layer of ours is called there.
 _KINDS = {
     "kernel": "weight",
@@ -57,14 +59,14 @@ def tensors(found: Checkpoint) -> dict[str, npt.NDArray[Any]]:
     """Returns the model's tensors by torchvision's names.
 
     Raises:
-      UsageError: torchvision has no such network.
+      UsageError: neither torchvision nor examples/tiny.py has such a network.
     """
     run = found.facts.get("run", {})
     model = run.get("model")
-    if model not in _MODELS or run.get("framework", "tensorflow") != "tensorflow":
+    if model not in (*MODELS, TINY) or run.get("framework", "tensorflow") != "tensorflow":
         raise UsageError(
             f"{checkpoint.name(found.step)} is of {run.get('framework', 'tensorflow')}'s {model}; "
-            f"torchvision has {', '.join(_MODELS)}, as `train` has them with TensorFlow"
+            f"PyTorch can have {', '.join(MODELS)} and {TINY}, as `train` has them with TensorFlow"
         )
     named: dict[str, npt.NDArray[Any]] = {}
     for path, array in found.arrays.items():

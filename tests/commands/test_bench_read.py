@@ -37,7 +37,8 @@ def test_a_person_reads_what_to_do(scenes: Path, backend: str) -> None:
     assert result.code == 0, result
     assert "images/s" in result.out
     assert (
-        "8 GPUs with 1,000,000,000 images/s each want 8,000,000,000 images/s: about" in result.out
+        "for 8 GPUs at 1,000,000,000 images/s each, 8,000,000,000 images/s are needed: about"
+        in result.out
     )
     assert "prepare --short-side 256" in result.out
 

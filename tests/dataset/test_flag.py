@@ -23,6 +23,7 @@ VERBS: dict[str, tuple[str, str, list[str]]] = {
     "replicate": ("imagenet_prep.distribute.config", "dataset", ["--to", "o"]),
     "adopt": ("imagenet_prep.adopt", "folder", []),
     "resize": ("imagenet_prep.resize", "input_dir", ["-o", "o"]),
+    "score": ("imagenet_prep.score", "dataset", ["said.csv"]),
     "bench-read": ("imagenet_prep.bench_read", "dataset", []),
     "train": ("imagenet_prep.trainer.config", "data_dir", []),
     "sagemaker": (
@@ -44,6 +45,7 @@ def given(verb: str, *words: str) -> Any:
 def test_no_verb_has_another_name_for_it() -> None:
     """What has a place is the data set, unless it is one of these; diff compares two sets."""
     others = {("demo", "folder"), ("run-on-hosts", "hosts"), ("diff", "a"), ("diff", "b")}
+    others.add(("score", "predictions"))
     found = set()
     for verb in __main__.VERBS:
         name = __main__._MODULES.get(verb, f"imagenet_prep.{verb.replace('-', '_')}")

@@ -47,10 +47,10 @@ def of_torchvision(_):
 
 
 def of_torchcodec(_):
-    """TorchCodec, by FFmpeg, obeys it."""
-    from torchcodec.decoders import VideoDecoder
+    """TorchCodec obeys it; its decoder of photographs needs no FFmpeg, as that of films does."""
+    from torchcodec.decoders import decode_jpeg
 
-    return {"torchcodec": lambda path: VideoDecoder(str(path))[0].permute(1, 2, 0).numpy()}
+    return {"torchcodec": lambda path: decode_jpeg(path.read_bytes()).permute(1, 2, 0).numpy()}
 
 
 if __name__ == "__main__":

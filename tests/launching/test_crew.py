@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,7 +28,8 @@ from imagenet_prep.launching import crew, host, mpi
 from imagenet_prep.launching.crew import Crew
 from imagenet_prep.launching.fit import Network
 from imagenet_prep.launching.host import Order
-from imagenet_prep.launching.ranks import Rank, Ranks
+from imagenet_prep.launching.pipes import through
+from imagenet_prep.launching.ranks import MARK, Rank, Ranks
 from imagenet_prep.launching.variables import travelling
 from imagenet_prep.trainer.stop import Stop
 from tests.hostile import peers
@@ -68,6 +70,30 @@ with open(f"rank-{rank}.partial", "w") as file:
     json.dump(dict(os.environ), file)
 os.rename(f"rank-{rank}.partial", f"rank-{rank}")
 time.sleep(600)
+"""
+
+# Says 40 lines of more than mpirun takes at once, and as many on its error output.
+SAYS_LONG_LINES = f"""\
+import os, sys
+rank = os.environ["OMPI_COMM_WORLD_RANK"]
+for _ in range(40):
+    print(rank * 9000, flush=True)
+    print(rank * 9000, file=sys.stderr, flush=True)
+if rank == "1":
+    print({LEFT!r}, file=sys.stderr)
+"""
+
+# Starts two ranks as mpirun does, and fails.
+MPIRUN = """\
+import os, subprocess, sys
+names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+started = [
+    subprocess.Popen(sys.argv[1:], env=os.environ | dict(zip(names, (rank, "2"))), stderr=2)
+    for rank in "01"
+]
+for each in started:
+    each.wait()
+sys.exit(7)
 """
 
 LAUNCHER = """\
@@ -284,7 +310,41 @@ def test_mpirun_is_told_names_alone_and_our_ssh() -> None:
     agent = words[words.index("plm_rsh_agent") + 1]
     assert agent.startswith("ssh -o BatchMode=yes -o StrictHostKeyChecking=yes ")
     assert words[words.index("-H") + 1] == "node1:2,node2:1"
-    assert words[-5:] == [*more, "python", "train"]
+    assert words[-2 - len(through([])) - len(more) :] == [*more, *through(["python", "train"])]
+
+
+def test_lines_of_ranks_that_mpirun_starts_stay_whole_and_are_logged(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")  # else Python itself keeps most lines whole
+    starter = [sys.executable, "-c", MPIRUN, *through([sys.executable, "-c", SAYS_LONG_LINES])]
+    order = Order("of-this-test", str(tmp_path), [], {}, [], str(tmp_path / "logs"))
+    code = Crew([Host("localhost", 2)], 60).run([order], starter, os.environ | {MARK: order.mark})
+
+    said = capfd.readouterr()
+    assert Counter(said.out.splitlines()) == {number * 9000: 40 for number in "01"}
+    errors = Counter(said.err.splitlines())
+    assert [errors[f"[{number}] {number * 9000}"] for number in "01"] == [40, 40]
+    # Rank 1 has been left, so that rank 0 has died first.
+    assert said.err.endswith("imagenet-prep: died or stalled: rank 0 on localhost\n")
+    assert LEFT not in said.err
+    assert code == 7
+    for number in "01":
+        log = (tmp_path / "logs" / f"rank-{number}.log").read_text()
+        assert Counter(log.splitlines()) == {number * 9000: 80}
+
+
+def test_a_rank_of_mpirun_whose_log_cannot_be_written_is_not_started(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "logs").write_text("no folder")
+    starter = [sys.executable, "-c", MPIRUN, *through([sys.executable, "-c", "print('evil')"])]
+    order = Order("of-that-test", str(tmp_path), [], {}, [], str(tmp_path / "logs"))
+    code = Crew([Host("localhost", 2)], 60).run([order], starter, os.environ | {MARK: order.mark})
+
+    said = capfd.readouterr()
+    assert (code, said.out) == (7, "")
+    assert "a rank gets no pipes: cannot write" in said.err
 
 
 def test_the_exit_code_of_mpirun_is_that_of_the_launch() -> None:
@@ -296,21 +356,18 @@ def test_the_exit_code_of_mpirun_is_that_of_the_launch() -> None:
 def test_a_rank_that_lost_another_is_known_by_its_line_and_not_by_its_words(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    assert mpi.left_rank(f"[1,3]<stderr>:{LEFT}\n") == 3
-    assert mpi.left_rank(f"[1,3]<stderr>:it said {LEFT}\n") is None
-    assert mpi.left_rank("[1,3]<stderr>:imagenet-prep: another rank died\n") is None
-
     says = (
         "import sys; print(sys.argv[1], 'imagenet-prep: why', sep='\\n', file=sys.stderr); exit(1)"
     )
+    known: list[int] = []
     left, cause = [
-        Rank([sys.executable, "-c", says, line], {"HOROVOD_RANK": number})
-        for number, line in (("0", LEFT), ("1", "imagenet-prep: another rank died"))
+        Rank([sys.executable, "-c", says, line], {"HOROVOD_RANK": number}, left=known.append)
+        for number, line in (("0", LEFT), ("1", f"it said {LEFT}"))
     ]
     assert (left.code(), cause.code()) == (1, 1)
-    assert (left.left, cause.left) == (True, False)
+    assert (left.voice.left, cause.voice.left, known) == (True, False, [0])
     assert left.reason() == "rank 0: why"
-    assert LEFT not in capfd.readouterr().err
+    assert f"[0] {LEFT}" not in capfd.readouterr().err
 
 
 def test_the_output_of_ranks_goes_through_no_link_and_into_no_pipe(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset.manifest import loads
 from imagenet_prep.launching import host
+from imagenet_prep.launching.ranks import MARK
 from imagenet_prep.pipelines import launch as program
 from imagenet_prep.pipelines.launch import Config
 from tests.kit.command import PATIENCE_S, Finished, started
@@ -248,8 +249,9 @@ from imagenet_prep.core.world import World
 world = World.from_environment()
 print(f"out {world.rank} of {world.size}, {neighbour.NAME}, {sys.argv[1:]}", flush=True)
 print(f"err {world.rank}", file=sys.stderr, flush=True)
-assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == (str(world.rank), "2")
-assert os.environ["MASTER_ADDR"] == "127.0.0.1" and int(os.environ["MASTER_PORT"]) > 1023
+if "OMPI_COMM_WORLD_RANK" not in os.environ:
+    assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == (str(world.rank), "2")
+    assert os.environ["MASTER_ADDR"] == "127.0.0.1" and int(os.environ["MASTER_PORT"]) > 1023
 if "--fail" in sys.argv and world.rank == 1:
     sys.exit(7)
 if "--fail" in sys.argv:
@@ -258,12 +260,18 @@ if "--fail" in sys.argv:
 """
 
 
-def test_an_own_script_runs_on_every_rank_and_one_death_ends_all(cluster: Path) -> None:
+@pytest.mark.parametrize("how", [(), ("--mpi",)], ids=["ours", "mpi"])
+def test_an_own_script_runs_on_every_rank_and_one_death_ends_all(
+    cluster: Path, how: tuple[str, ...]
+) -> None:
+    if how and not Path(sys.executable).with_name("mpirun").exists():
+        pytest.skip("no mpirun here: run `imagenet-prep install-horovod --mpi`")
     (cluster / "code").mkdir()
     (cluster / "code" / "my_train.py").write_text(SCRIPT)
     (cluster / "code" / "neighbour.py").write_text("NAME = 'beside it'")
     (cluster / "neighbour.py").write_text("raise SystemExit('of the current folder')")
-    words = ("--rank-logs", "logs", "--", "python", "code/my_train.py", "--data-dir", "set")
+    script = ("python", "code/my_train.py", "--data-dir", "set")
+    words = (*how, "--rank-logs", "logs", "--", *script)
     finished = run(cluster, "", "-np", "2", *words)
 
     assert finished.code == 0, finished
@@ -321,9 +329,9 @@ def test_only_the_ranks_of_one_launch_are_ended() -> None:
         return process
 
     mark = f"test-{os.getpid()}-{time.monotonic_ns()}"
-    rank = sleeper(**{host.MARK: mark, "HOROVOD_RANK": "0"})
-    launcher = sleeper(**{host.MARK: mark})
-    stranger = sleeper(**{host.MARK: mark + "0", "HOROVOD_RANK": "0"})
+    rank = sleeper(**{MARK: mark, "HOROVOD_RANK": "0"})
+    launcher = sleeper(**{MARK: mark})
+    stranger = sleeper(**{MARK: mark + "0", "HOROVOD_RANK": "0"})
     try:
         # The rank stays a zombie until it is waited for, and a zombie has no environment.
         host.end(mark, PATIENCE_S)

@@ -390,6 +390,13 @@ def test_photographs_of_ones_own_are_no_evaluation_set(folders: list[str], tmp_p
     assert detect.recognised(tmp_path / ("sketch" * folders[0].startswith("sketch"))) == ["folder"]
 
 
+def test_a_tar_of_class_tars_is_read_no_farther_than_its_first(tmp_path: Path) -> None:
+    """Each has some hundred megabytes."""
+    files = {f"{WNIDS[0]}.tar": bytes(512), f"{WNIDS[0]}/a.jpg": evaluation_sets.image("0")}
+
+    assert detect.recognised(put(files, tmp_path, "mine", "tar")) == ["imagenet21k"]
+
+
 @pytest.mark.parametrize("container", ["tar", "tar.gz", "zip"])
 def test_a_damaged_archive_is_named(container: str, tmp_path: Path) -> None:
     made = by_wnid("imagenet-a", {WNIDS[0]: 20})

@@ -63,12 +63,12 @@ def test_shards_are_numbered_from_0_whatever_their_names(
 @pytest.mark.parametrize(
     ("numbers", "says"),
     [
-        ([0, 2], "1 of 3 shards are missing (00001)"),
-        ([1, 2], "1 of 3 shards are missing (00000)"),
-        ([2, 3], "1 of 3 shards are missing (00001)"),
-        ([0, 1, 2, 3], "1 surplus files"),
+        ([0, 2], "missing: 1 of 3 shards (00001)"),
+        ([1, 2], "missing: 1 of 3 shards (00000)"),
+        ([2, 3], "missing: 1 of 3 shards (00001)"),
+        ([0, 1, 2, 3], "surplus, of another set or another number of shards: 1 file ("),
         ([1, 2, 3, 4], "train-00004-of-00003"),
-        ([0], "2 of 3 shards are missing (00001, 00002)"),
+        ([0], "missing: 2 of 3 shards (00001, 00002)"),
     ],
     ids=str,
 )
@@ -92,14 +92,14 @@ def test_a_whole_set_has_each_number_once(total: int, first: int, data: st.DataO
         if not lost:
             assert len(shard_files.find(LocalStore(root)).splits["validation"]) == total
             return
-        with pytest.raises(SourceError, match=f"{len(lost)} of {total} shards are missing"):
+        with pytest.raises(SourceError, match=f"missing: {len(lost)} of {total} shards"):
             shard_files.find(LocalStore(root))
 
 
 def test_a_set_in_two_places_is_two_sets(tmp_path: Path) -> None:
     make(tmp_path, "train-00000-of-00001", "train/train-00000-of-00001")
 
-    with pytest.raises(SourceError, match="surplus files, of another set"):
+    with pytest.raises(SourceError, match="surplus, of another set"):
         shard_files.find(LocalStore(tmp_path))
 
 
@@ -241,7 +241,7 @@ def test_the_few_that_contradict_the_many_are_named() -> None:
     uses = [use(wnid, i + 1, 50) for i, wnid in enumerate(OFFICIAL.wnids)]
     uses.append(use(OFFICIAL.wnids[7], 7, 2, "shard: record 3 at byte 99"))
 
-    expected = "2 labels do not fit the others: shard: record 3 at byte 99: label 7, expected 8"
+    expected = r"labels that do not fit the others \(2\): shard: record 3 at byte 99: label 7, exp"
     with pytest.raises(DataDamagedError, match=expected):
         labelling_of(uses)
 

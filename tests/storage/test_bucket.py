@@ -195,7 +195,7 @@ def test_what_is_missing_or_foreign_is_not_confirmed(store: BucketStore) -> None
     with pytest.raises(IncompleteError) as caught:
         store.verify_published(wrong)
 
-    assert "2 objects are not what this run has put there" in str(caught.value)
+    assert "not what this run has put there: 2 objects" in str(caught.value)
     assert "absent: missing" in str(caught.value)
     with pytest.raises(AbsentError):
         store.read("absent")

@@ -264,3 +264,16 @@ def test_the_warm_up_of_a_short_run_is_as_much_shorter() -> None:
     run = recipe.resolve(Config(synthetic=True, num_epochs=9.0), 8, 1_281_167, 1000)
 
     assert run.schedule.warmup_steps == round(0.8 * run.steps_per_epoch)
+
+
+def test_what_is_typed_goes_before_the_channels_of_sagemaker() -> None:
+    container = {"SM_CHANNEL_TRAINING": "/ml/training", "SM_MODEL_DIR": "/ml/model"}
+    alone = parse([], container)
+    assert (alone.data_dir, alone.export) == ("/ml/training", "/ml/model/model.keras")
+
+    for typed in (["mine"], ["--data-dir", "mine"], ["mine/dataset.json"]):
+        found = parse([*typed, "--export", "mine.keras"], container)
+        assert (found.data_dir, found.export) == ("mine", "mine.keras")
+    assert parse(["--synthetic"], container).data_dir is None
+    with pytest.raises(UsageError, match="give either --data-dir or --synthetic"):
+        parse(["mine", "--synthetic"], container)

@@ -77,6 +77,7 @@ def test_all_layers_of_a_network_have_the_names_of_torchvision(tf: Any, tmp_path
     for name, tensors_of_it, weights in (
         ("resnet18", 122, 11_689_512),
         ("resnet50", 320, 25_557_032),
+        ("tiny", 56, 142_392),
     ):
         network = model.build(name, 32, 1000)
         variables = (*network.trainable_variables, *network.non_trainable_weights)
@@ -86,6 +87,9 @@ def test_all_layers_of_a_network_have_the_names_of_torchvision(tf: Any, tmp_path
         assert len(found) == tensors_of_it
         trained = [v.size for k, v in found.items() if "running" not in k and "num_b" not in k]
         assert sum(trained) == weights
+        if name == "tiny":
+            assert found["block2.conv2.weight"].shape == (64, 64, 3, 3)
+            continue
         assert found["layer1.0.conv2.weight"].shape == (64, 64, 3, 3)
         assert found["layer2.0.downsample.0.weight"].shape[2:] == (1, 1)
         assert found["layer4.1.bn2.running_var"].shape == (512,)
@@ -95,7 +99,7 @@ def test_all_layers_of_a_network_have_the_names_of_torchvision(tf: Any, tmp_path
 @pytest.mark.parametrize(
     ("run", "said"),
     [
-        ({"model": "tiny"}, "is of tensorflow's tiny; torchvision has resnet18, resnet34"),
+        ({"model": "cifar"}, "is of tensorflow's cifar; PyTorch can have resnet18, resnet34"),
         ({"model": "resnet50-v1"}, "is of tensorflow's resnet50-v1"),
         ({"model": "resnet18", "framework": "mxnet"}, "is of mxnet's resnet18"),
     ],

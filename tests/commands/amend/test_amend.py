@@ -22,6 +22,7 @@ from tests.kit.dataset import (
     split_records,
     stamps,
 )
+from tests.kit.fake_hosts import make_hosts
 from tests.kit.faults import cut, flip_bit
 
 
@@ -423,3 +424,23 @@ def test_replicas_of_it_get_what_their_parents_lack(
     assert command.run("replicate", tmp_path / "new", "--to", copy, "--check").code == 0
     refused = command.run(*replicate, tmp_path / "other", "--from-parent", tmp_path / "nothing")
     assert (refused.code, "holds no dataset.json" in refused.err) == (2, True), refused
+
+
+def test_hosts_get_what_the_replicas_of_the_parent_there_lack(
+    reference: Reference, changes: Changes, tmp_path: Path
+) -> None:
+    new = made(reference.out, tmp_path / "new", *changes.flags)
+    parent, hosts = contents(reference.out), make_hosts(tmp_path)
+    there = f"hosts:{hosts.file}:~/parent"
+    first = command.run("replicate", reference.out, "--to", there, env=hosts.environment)
+    assert first.code == 0, first
+    shutil.rmtree(hosts.root / "node-3" / "parent")
+    done = hosts.run(tmp_path / "new", "--from-parent", "~/parent", "--json")
+    # One has no parent, and says so; the others are whole, whoever stands before them.
+    assert done.code == 2, done
+    by_host = dict(zip(hosts.addresses, done.json["replicas"], strict=True))
+    assert "holds no dataset.json" in str(by_host.pop("node-3")["problems"])
+    hosts.assert_whole(tmp_path / "new", "node-3")
+    others = {name for name in new if parent.get(name) != new[name]} - {"dataset.json"}
+    expected = sum(len(new[name]) for name in others)
+    assert [each["moved_bytes"] for each in by_host.values()] == [expected] * 3

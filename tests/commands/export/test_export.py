@@ -17,11 +17,11 @@ from imagenet_prep.pipelines import prepare
 from imagenet_prep.read.records import Records
 from imagenet_prep.sources.labels import official_classes
 from tests.commands.export.conftest import FLAGS, exported
-from tests.kit import command, foreign, layouts
+from tests.kit import command, faults, foreign, layouts
 from tests.kit.dataset import all_files, contents, shard_names
 from tests.kit.faults import flip_bit
 from tests.kit.miniature import Miniature
-from tests.kit.s3_server import objects, uploads
+from tests.kit.s3_server import BUCKET, key_of, objects, uploads
 
 
 def test_every_example_is_there_with_its_label_and_its_place(
@@ -191,6 +191,25 @@ def test_worker_processes_write_the_bytes_that_threads_write(
     assert made[0] == made[1]
 
 
+@pytest.mark.root
+def test_a_full_disk_ends_it_with_exit_code_4_and_leaves_no_image_cut(
+    prepared: Path, tmp_path: Path
+) -> None:
+    words = ("export", prepared, "--to", "folder", "--workers", "1", "--out")
+    assert command.run(*words, tmp_path / "whole").code == 0
+    whole = all_files(tmp_path / "whole")
+    disk = tmp_path / "disk"
+    with faults.disk(disk, "size=160k"):
+        assert command.run(*words, disk / "out").code == 4
+        assert not (disk / "out" / "train").exists()
+        faults.remount(disk, "size=64m")
+        assert command.run(*words, disk / "out").code == 0
+        found = all_files(disk / "out")
+
+    seen = {name for name in whole if ".work" not in Path(name).parts}
+    assert {name: found[name] for name in seen} == {name: whole[name] for name in seen}
+
+
 def test_the_summary_names_the_data_set(
     prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -228,6 +247,8 @@ def test_what_cannot_be_exported_is_refused(prepared: Path, tmp_path: Path) -> N
 def test_a_bucket_gets_what_a_folder_gets(
     prepared: Path, tmp_path: Path, prefix: str, s3: Any, to: str
 ) -> None:
+    abandoned = f"{key_of(prefix)}/data/train-00001-of-00003.parquet"
+    s3.client().create_multipart_upload(Bucket=BUCKET, Key=abandoned)
     for out in (prefix, str(tmp_path / "out"), prefix):
         assert export.run([str(prepared), "--to", to, "--out", out]) == 0
 

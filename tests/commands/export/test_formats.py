@@ -65,9 +65,14 @@ def image_folder(root: Path) -> list[tuple[str, int]]:
 
 @pytest.mark.parametrize("to", ["folder", "parquet", "recordio"])
 def test_prepare_makes_the_set_again(
-    prepared: Path, photographs: Path, tmp_path: Path, to: str
+    prepared: Path, official: Path, photographs: Path, tmp_path: Path, to: str
 ) -> None:
     sets = {prepared: ("--keep-original", "--allow-subset"), photographs: ("--splits", "train")}
+    if to == "folder":
+        source = written(official, tmp_path / "official", to, "--allow-empty-class")
+        words = ["--source", str(source), "--out", str(tmp_path / "again"), "--allow-subset"]
+        assert prepare.run([*words, "--json"]) == 0
+        assert roots(tmp_path / "again") == roots(official)
     if to == "recordio":
         del sets[photographs]  # its lists name classes by folders, of which paths have one
     for number, (data, flags) in enumerate(sets.items()):

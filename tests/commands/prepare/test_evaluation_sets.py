@@ -172,20 +172,21 @@ def test_images_are_chosen_as_of_any_set(made: Made, prepared: Path, tmp_path: P
 
 def test_keys_of_imagenet_c_live_through_all_verbs(tmp_path: Path) -> None:
     """Corruption and severity stay in them, and images as they are: 224 pixels, byte for byte."""
-    made = evaluation_sets.corrupted([("fog", 1), ("fog", 5)], range(3), each=2, side=224)
+    made = evaluation_sets.corrupted([("fog", 5), ("snow", 5)], range(3), each=2, side=224)
     out = prepare(put(made.files, tmp_path / "c", "weather", "tar"), tmp_path / "set")
 
     assert manifest(out)["edition"] == "imagenet-c"
     assert classes(out) == made.class_of
     table = (out / "samples" / "test-00000-of-00001.csv").read_text()
     assert table.count(",kept,") == len(made.class_of)
-    left = "fog/1/ILSVRC2012_val_00000001.JPEG"
+    left = "fog/5/ILSVRC2012_val_00000001.JPEG"
     (tmp_path / "left").write_text(f"{left}\n")
     verbs = (
         ("verify", out, "--level", "decode"),
         ("resize", out, "-o", tmp_path / "small", "--splits", "test", "--short-side", "32"),
         ("amend", out, "--out", tmp_path / "amended", "--exclude", tmp_path / "left"),
         ("adopt", out, "--dry-run"),
+        ("export", out, "--to", "folder", "--allow-empty-class", "--out", tmp_path / "files"),
         ("verify", tmp_path / "small", "--level", "decode"),
     )
     for verb in verbs:
@@ -193,6 +194,7 @@ def test_keys_of_imagenet_c_live_through_all_verbs(tmp_path: Path) -> None:
         assert done.code == 0, done
     assert classes(tmp_path / "small") == made.class_of
     assert manifest(tmp_path / "small")["edition"] == "imagenet-c"
+    assert (tmp_path / "files" / "test" / WNIDS[0] / left).is_file()
     assert {*classes(tmp_path / "amended")} == {*made.class_of} - {left}
     differs = command.run("diff", out, tmp_path / "amended")
     assert left in differs.out, differs

@@ -75,7 +75,7 @@ def test_mistakes_of_a_network_are_shown_where_its_predictions_are_given(
     page = written(small.out, "--predictions", said)
 
     section = page[page.index('id="mistakes"') : page.index('id="incidents"')]
-    assert "2 of 3 images are taken for another class than their label: top-1 33.3%" in section
+    assert "another class than the label says: 2 of 3 images; top-1 33.3%" in section
     assert section.count("<img") == 1
     assert section.index("87.5%") < section.index("75.0%")
     assert first in section
@@ -107,12 +107,25 @@ def test_lists_of_labels_are_shown_where_they_disagree(
     assert 'id="labels"' not in written(small.out)
 
 
+def test_a_damaged_set_gets_its_page_with_labels_too(
+    copy: Path, tmp_path: Path, written: Report
+) -> None:
+    (table,) = sorted(copy.glob("samples/validation-*.csv"))[:1]
+    flip_bit(table, table.stat().st_size - 30)
+    own = tmp_path / "own.csv"
+    own.write_text("key,class\nILSVRC2012_val_00000001.JPEG,0\n")
+    page = written(copy, "--labels", own)
+    assert verdict(page).startswith("Damaged")
+    assert table.name in verdict(page)
+    assert 'id="labels"' not in page
+
+
 def test_figures_of_training_are_shown_where_they_are_given(
     small: Demo, training: Path, written: Report
 ) -> None:
     page = written(small.out, "--training", training)
 
-    assert "8 ranks train 720.0 images/s" in page
+    assert "8 ranks: 720.0 images/s" in page
     assert '<td class="number">90.0</td>' in page
     assert page.count('href="#training"') == 1
     assert command.run("report", small.out, "--training", small.out / "labels.txt").code == 2

@@ -72,7 +72,7 @@ def test_missing_and_strange_shards_are_named(verb: str, source: Path, tmp_path:
     result = run(verb, source, tmp_path / "out")
 
     assert result.code == 3, result
-    assert "1 of 6 shards are missing (00003)" in result.err
+    assert "missing: 1 of 6 shards (00003)" in result.err
     assert "train-00001-of-00007, train-00008-of-00006" in result.err
 
 
@@ -129,7 +129,7 @@ def test_labels_in_another_order_are_refused(
     result = run(verb, tmp_path / "in", tmp_path / "out")
 
     assert result.code == 3, result
-    assert re.search(r"labels do not fit the others: \S+: record \d+ at byte", result.err)
+    assert re.search(r"do not fit the others \(\d+\): \S+: record \d+ at byte", result.err)
 
 
 @pytest.mark.parametrize("verb", VERBS)

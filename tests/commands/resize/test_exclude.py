@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.kit import command, layouts
 from tests.kit.dataset import contents, split_records
+from tests.kit.s3_server import S3Server, objects
 
 
 @pytest.fixture(scope="module")
@@ -22,15 +24,22 @@ def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def resize(source: Path, out: Path, *more: object) -> command.Finished:
-    flags = ("-s", "train,validation", "-r", "24", *map(str, more))
-    return command.run("resize", "-i", source, "-o", out, *flags)
+def resize(
+    source: object, out: object, *more: object, splits: str = "train,validation", **how: Any
+) -> command.Finished:
+    return command.run("resize", "-i", source, "-o", out, "-s", splits, "-r", "24", *more, **how)
+
+
+def first_keys(folder: Path, file: Path) -> Path:
+    """Writes the key of the first image of each split into a file, and returns its path."""
+    chosen = [split_records(folder, split)[0] for split in ("train", "validation")]
+    file.write_text("".join(f"{each.wnid}/{each.filename}\n" for each in chosen))
+    return file
 
 
 def test_what_is_left_out_is_what_amend_leaves_out(cifar: Path, tmp_path: Path) -> None:
-    whole, amended, out, keys = (tmp_path / n for n in ("whole", "amended", "out", "keys"))
-    chosen = [split_records(cifar, split)[0] for split in ("train", "validation")]
-    keys.write_text("".join(f"{each.wnid}/{each.filename}\n" for each in chosen))
+    whole, amended, out = (tmp_path / name for name in ("whole", "amended", "out"))
+    keys = first_keys(cifar, tmp_path / "keys")
     assert resize(cifar, whole).code == 0
     assert command.run("amend", whole, "--exclude", keys, "--out", amended).code == 0
     made = resize(cifar, out, "--exclude", keys)
@@ -57,6 +66,30 @@ def test_what_is_left_out_is_what_amend_leaves_out(cifar: Path, tmp_path: Path) 
     assert refused.code == 2, refused
     assert "excluded" in refused.complaints
     assert contents(out) == found
+
+
+@pytest.mark.slow  # a server takes three seconds to start
+def test_from_and_into_a_bucket_a_second_call_adds_a_split(
+    cifar: Path, prefix: str, s3: S3Server, tmp_path: Path
+) -> None:
+    keys = first_keys(cifar, tmp_path / "keys")
+    assert resize(cifar, tmp_path / "out", "--exclude", keys).code == 0
+    there, env = (f"{prefix}/in", f"{prefix}/out"), s3.environment
+    assert command.run("replicate", cifar, "--to", there[0], env=env).code == 0
+    for split, excluded in (("train", 1), ("validation", 2)):
+        made = resize(*there, "--exclude", keys, splits=split, env=env)
+        assert made.code == 0, made
+        assert f"\nexcluded: {excluded}\n" in made.out
+
+    found = objects(s3.client(), there[1])
+    assert {name: data for name, data in found.items() if name[:5] != ".work"} == contents(
+        tmp_path / "out"
+    )
+    other = tmp_path / "other"
+    other.write_text(keys.read_text().splitlines()[0])
+    refused = resize(*there, "--exclude", other, splits="train", env=env)
+    assert refused.code == 2, refused
+    assert "excluded" in refused.complaints
 
 
 @pytest.mark.parametrize("more", [(), ("--dry-run",)])

@@ -40,7 +40,7 @@ _SECOND_CHANCE = 0.15
 _STATED_CHANCE = 0.5
 _STATED = (
     *("class list", "quarantine", "TFDS's features", "TFDS's info", "TFDS's labels"),
-    *("shard", "index file"),
+    *("shard", "index file", "table"),
 )
 _READ_BYTES = 64 << 20
 # Folders of this program's own notes, where no link is followed. Elsewhere a link is a way to keep
@@ -268,7 +268,8 @@ class Room:
 
 def _state(path: Path) -> str:
     """Has the manifest state a file as it is now, where that is a small one; says so."""
-    root = path.parent.parent if path.parent.name == naming.INDEX else path.parent
+    beside = path.parent.name if path.parent.name in naming.BESIDE else ""
+    root = path.parent.parent if beside else path.parent
     place = root / naming.MANIFEST
     if path.is_symlink() or not path.is_file() or not place.is_file() or place.is_symlink():
         return ""
@@ -278,15 +279,14 @@ def _state(path: Path) -> str:
         # A shard of 8 GB may take as long as 8 GB take.
         small = size < _READ_BYTES
         digest = manifests.sha256(path.read_bytes()) if small else "0" * 64
-        if path.parent.name == naming.INDEX or naming.looks_like_shard(path.name):
+        if beside or naming.looks_like_shard(path.name):
             if not small:
                 return ""
-            prefix = "index_" if path.parent.name == naming.INDEX else ""
             for split in content["splits"].values():
                 for shard in split["shards"]:
-                    if shard["name"] == path.name:
-                        shard[f"{prefix}sha256"] = digest
-                        shard["index_bytes" if prefix else "num_bytes"] = size
+                    if shard["name"] == path.name.removesuffix(".csv"):
+                        shard[f"{beside}_sha256" if beside else "sha256"] = digest
+                        shard[f"{beside}_bytes" if beside else "num_bytes"] = size
                 split["num_bytes"] = sum(shard["num_bytes"] for shard in split["shards"])
         else:
             for file in content["files"]:

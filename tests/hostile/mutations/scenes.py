@@ -105,12 +105,17 @@ def _set(stage: Stage) -> None:
     _ilsvrc(stage)
     stage.run(*_PREPARE)
     shutil.copytree(given / "out", given / "sound")
+    stage.run("resize", "-i", "out", "-o", "other", "--short-side", "16", *_ONE)
     stage.run("verify", "out", "--if-changed", *_ONE)
     stage.run("replicate", "out", "--to", "copy", "--connections", "1")
     (given / "keys.txt").write_text(
         "".join(f"{image.key}\n" for image in stage.mini.images if image.kind == "plain")
         or stage.mini.images[0].key
     )
+    table = (given / "out" / naming.samples_name(SHARD)).read_text().splitlines()
+    left, relabelled = (line.split(",")[0] for line in table[1:3])
+    (given / "left.txt").write_text(f"{left}\n")
+    (given / "relabels.csv").write_text(f"key,class\n{relabelled},0\n")
 
 
 _OF_SET = {
@@ -122,6 +127,7 @@ _OF_SET = {
     "TFDS's labels": "out/image-class-label.labels.txt",
     "shard": "out/*-of-*",
     "index file": "out/index/*",
+    "table": "out/samples/*",
     "run.json": "out/.work/run.json",
     "note of the source": "cache/origins/*",
     "proof.json": "out/.work/proof.json",
@@ -129,7 +135,7 @@ _OF_SET = {
     "receipt of a shard": "out/.work/write-*/receipts/*-of-*.json",
     "receipt of an archive": "out/.work/write-*/receipts/md5-*.json",
 }
-_PARTS = ("manifest", "class list", "quarantine", "TFDS's info", "shard", "index file")
+_PARTS = ("manifest", "class list", "quarantine", "TFDS's info", "shard", "index file", "table")
 _NOTED = (
     *_PARTS,
     "note of the source",
@@ -138,9 +144,16 @@ _NOTED = (
     "receipt of an archive",
 )
 
+_AMEND = ("amend", "out", "--exclude", "left.txt", "--relabel", "relabels.csv", "--out", "new")
 _SETS = Scene(
     _set,
-    {**_OF_SET, "list of keys": "keys.txt", "archive": "source/*train.tar"},
+    {
+        **_OF_SET,
+        "list of keys": "keys.txt",
+        "list of what leaves": "left.txt",
+        "new labels": "relabels.csv",
+        "archive": "source/*train.tar",
+    },
     {
         "verify manifest": Verb(("verify", "out", "--level", "manifest", *_ONE), _PARTS),
         "verify": Verb(("verify", "out", *_ONE), _PARTS),
@@ -172,6 +185,9 @@ _SETS = Scene(
         "exclude": Verb(
             (*_PREPARE[:4], "new", *_FEW, "--exclude", "keys.txt", *_ONE), ("list of keys",)
         ),
+        "amend": Verb(_AMEND, (*_PARTS, "list of what leaves", "new labels")),
+        "amend dry run": Verb((*_AMEND, "--dry-run"), ("list of what leaves", "new labels")),
+        "diff": Verb(("diff", "out", "other"), ("manifest", "class list", "table")),
         "read": Verb(("out",), _PARTS, _READ),
         "read keys": Verb(
             ("out", "keys.txt"), (*_PARTS, "list of keys"), "tests.hostile.readers:read_keys"

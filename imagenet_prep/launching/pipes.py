@@ -1,0 +1,140 @@
+"""Pipes for the ranks that mpirun starts: what they say goes the way of all ranks.
+
+mpirun passes on what ranks print in pieces of 4 KiB, and so mixes long lines of several ranks, or
+their many short ones. So each rank begins as
+
+`python -P -m imagenet_prep.launching.pipes COMMAND...`
+
+which asks `launching.host` on its machine for two pipes, and becomes COMMAND with these as its
+output and its error output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Self
+
+from imagenet_prep.core import children, terminal
+from imagenet_prep.core.errors import ImagenetPrepError, UsageError
+from imagenet_prep.core.world import World
+from imagenet_prep.launching.ranks import MARK, Voice
+
+# The process of the launch on a host starts together with mpirun, perhaps on a slow file system.
+_PATIENCE_S = 120.0
+_POLL_S = 0.05
+_MAX_DIGITS = 16
+
+
+def through(command: Sequence[str]) -> list[str]:
+    """Returns the command line of a rank that asks for pipes, and then becomes `command`."""
+    return children.python("-m", "imagenet_prep.launching.pipes", *command)
+
+
+def _address(mark: str) -> str:
+    """Returns a name in no folder: nothing of it stays, however the launch ends."""
+    return f"\0imagenet-prep-{mark}"
+
+
+class Pipes:
+    """The pipes that ranks of one launch have been given on this machine."""
+
+    def __init__(self, mark: str, logs: str | None, left: Callable[[int], object]) -> None:
+        """Begins to give.
+
+        Args:
+          mark: of the launch.
+          logs: the folder for copies of what ranks print, or None.
+          left: called with the number of a rank that another one left.
+        """
+        self._logs, self._left = logs, left
+        self._voices: list[Voice] = []
+        self._door = socket.socket(socket.AF_UNIX)
+        # Where a launch knows one machine by two names, its first process there serves all ranks.
+        with contextlib.suppress(OSError):
+            self._door.bind(_address(mark))
+            self._door.listen()
+            threading.Thread(target=self._serve, daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Waits for the last lines of ranks that have ended."""
+        with contextlib.suppress(OSError):
+            self._door.shutdown(socket.SHUT_RDWR)  # it ends the thread, which close() does not
+        self._door.close()
+        for voice in [*self._voices]:
+            voice.wait()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                rank, _ = self._door.accept()
+            except OSError:
+                return
+            with rank:
+                try:
+                    self._give(rank)
+                except (OSError, ValueError, ImagenetPrepError) as error:
+                    # The rank sees that there is nothing for it, and ends.
+                    terminal.say(f"a rank gets no pipes: {error}")
+
+    def _give(self, rank: socket.socket) -> None:
+        of_peer = rank.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        if struct.unpack("3i", of_peer)[1] != os.geteuid():
+            raise ValueError("it is of another user")
+        number = int(rank.recv(_MAX_DIGITS))
+        voice = Voice(f"rank {number}", self._logs, lambda: self._left(number))
+        (output, its_output), (errors, its_errors) = os.pipe(), os.pipe()
+        try:
+            socket.send_fds(rank, [b"\n"], [its_output, its_errors])
+        finally:
+            os.close(its_output)
+            os.close(its_errors)
+            voice.listen(os.fdopen(output, errors="replace"), os.fdopen(errors, errors="replace"))
+            self._voices.append(voice)
+
+
+def _ask(mark: str) -> list[int]:
+    """Returns two pipes for this rank: its output and its error output.
+
+    Raises:
+      UsageError: nobody gives them.
+    """
+    end = time.monotonic() + _PATIENCE_S
+    while True:
+        with socket.socket(socket.AF_UNIX) as asking:
+            try:
+                asking.connect(_address(mark))
+                asking.sendall(str(World.from_environment().rank).encode())
+                _, pipes, _, _ = socket.recv_fds(asking, 1, 2)
+                if pipes:
+                    return pipes
+                raise UsageError("the launch has no pipes for this rank, see above")
+            except OSError as error:
+                if time.monotonic() > end:
+                    raise UsageError(f"no process of its launch is here: {error}") from error
+        time.sleep(_POLL_S)
+
+
+def main(command: list[str]) -> None:
+    """Becomes a command whose output goes through the process of the launch on this machine."""
+    for number, pipe in enumerate(_ask(os.environ[MARK]), start=1):
+        os.dup2(pipe, number)
+        os.close(pipe)
+    os.execvp(command[0], command)  # noqa: S606 - mpirun has been given the words by `launch`
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except UsageError as error:
+        terminal.say(error)
+        sys.exit(error.exit_code)

@@ -1,0 +1,15 @@
+"""The benchmark of `export`, at a size that says nothing of speed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks import export
+
+
+def test_all_kinds_are_timed_beside_each_other(tmp_path: Path) -> None:
+    seconds = export.run(100, 4_000, 1, tmp_path)
+
+    assert list(seconds) == ["copy", "tfds", "files", "folder", "webdataset", "parquet"]
+    assert all(len(times) == 1 for times in seconds.values())
+    assert len(export.render(seconds, 100, 4_000).splitlines()) == 8

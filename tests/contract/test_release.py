@@ -1,0 +1,81 @@
+"""A release: one package, for every Python of a kind of machine, and the same bytes twice."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.kit.command import PATIENCE_S
+
+# What `make release` builds with.
+RELEASE_PYTHON = Path(".venv", "release", "bin", "python")
+
+
+def run(*argv: str | Path, cwd: Path) -> str:
+    """Returns what a program printed; it must end well."""
+    done = subprocess.run(argv, cwd=cwd, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_somebodys_own_folder_called_pipelines_is_not_ours(tmp_path: Path) -> None:
+    (tmp_path / "pipelines").mkdir()
+    (tmp_path / "pipelines" / "__init__.py").write_text("raise SystemExit('theirs')\n")
+
+    said = run(sys.executable, "-m", "imagenet_prep", "prepare", "--help", cwd=tmp_path)
+
+    assert "usage: imagenet-prep prepare" in said
+
+
+@pytest.mark.slow
+def test_a_wheel_holds_one_package_and_its_libraries(repository: Path, tmp_path: Path) -> None:
+    # A copy: setuptools keeps what it builds beside the source.
+    listed = run(
+        "git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=repository
+    )
+    source = tmp_path / "source"
+    for name in filter(None, listed.split("\0")):
+        if not name.startswith(("tests/", "docs/", "benchmarks/")) and (repository / name).exists():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            if (repository / name).is_symlink():
+                (source / name).symlink_to((repository / name).readlink())
+            else:
+                (source / name).write_bytes((repository / name).read_bytes())
+
+    pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index")
+    run(*pip, "--no-build-isolation", "--wheel-dir", tmp_path, ".", cwd=source)
+
+    (wheel,) = tmp_path.glob("*.whl")
+    _, _, python, abi, _ = wheel.stem.split("-")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert (python, abi) == ("py3", "none")
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"imagenet_prep"}
+    assert "imagenet_prep/pipelines/prepare.py" in names
+    assert sorted(name for name in names if name.endswith((".so", ".c", ".h"))) == [
+        "imagenet_prep/codec/_planes.so",
+        "imagenet_prep/matching/_matching.so",
+        "imagenet_prep/read/_gather.so",
+        "imagenet_prep/shards/_digests.so",
+    ]
+
+
+@pytest.mark.long
+def test_a_commit_is_released_as_the_same_bytes_twice(repository: Path, tmp_path: Path) -> None:
+    python = repository / RELEASE_PYTHON
+    if not python.exists():
+        pytest.skip(f"no {RELEASE_PYTHON}: make release")
+    digests = []
+    for name in ("one", "two"):
+        clone = tmp_path / name
+        run("git", "clone", "--quiet", repository, clone, cwd=tmp_path)
+        run(clone / ".ci" / "release", python, cwd=clone)
+        files = sorted((clone / "dist").iterdir())
+        digests.append({file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files})
+
+    assert digests[0] == digests[1]
+    assert len(digests[0]) == 3

@@ -1,4 +1,4 @@
-"""docs/trainers.md is what the tests expect: its table, its versions, its headings."""
+"""docs/trainers.md is what the tests expect: its table, its versions; its links have a test."""
 
 from __future__ import annotations
 
@@ -7,22 +7,16 @@ import re
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.contract.test_documents import anchors
-from tests.trainers import clients
-from tests.trainers.clients import CLIENTS, Client
+from tests.kit import trainers as clients
+from tests.kit.trainers import CLIENTS, Client
 
 PAGE = clients.PAGE.read_text("utf-8")
 
 
 def test_the_table_is_what_the_tests_expect() -> None:
-    assert clients.table() in PAGE, "run python -m tests.trainers.clients"
+    assert clients.table() in PAGE, "run python -m tests.kit.trainers"
     assert clients.written(PAGE) == PAGE
     assert len({client.name for client in CLIENTS}) == len(CLIENTS)
-
-
-@pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
-def test_every_program_has_a_recipe(client: Client) -> None:
-    assert client.anchor in anchors(clients.PAGE.relative_to(REPOSITORY))
 
 
 @pytest.mark.parametrize(

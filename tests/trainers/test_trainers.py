@@ -16,8 +16,8 @@ import pytest
 
 from imagenet_prep.sources.labels import official_classes
 from tests.kit import command, flat
-from tests.trainers import clients
-from tests.trainers.clients import Client
+from tests.kit import trainers as clients
+from tests.kit.trainers import Client
 
 pytestmark = pytest.mark.long
 
@@ -197,3 +197,13 @@ def test_big_vision_takes_labels_as_they_are(sets: Sets, client: Client) -> None
 
     assert_labels(found, client)
     assert len(found) == TRAIN
+
+
+def test_flax_reads_the_export_for_tfds(sets: Sets, tmp_path: Path) -> None:
+    folder, python = checkout("IMAGENET_PREP_FLAX")
+    exported = command.run("export", sets(1), "--to", "tfds", "--out", tmp_path)
+    assert exported.code == 0, exported
+    found = pairs(python, "of_flax.py", folder, env={"TFDS_DATA_DIR": str(tmp_path)})
+
+    assert_labels(found, clients.FLAX)
+    assert_whole(found[TRAIN:], 1)

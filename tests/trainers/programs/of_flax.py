@@ -1,7 +1,7 @@
 """What the input pipeline of flax's examples/imagenet makes of TFDS's form of a set.
 
-python of_flax.py CHECKOUT DATA_DIR. Prints pairs of the class that the pixels show and the label
-that comes with them.
+python of_flax.py CHECKOUT, with TFDS_DATA_DIR in the environment. Prints pairs of the class that
+the pixels show and the label that comes with them.
 """
 
 import itertools
@@ -17,7 +17,7 @@ from configs import default
 
 from tests.kit import flat
 
-builder = tfds.builder(default.get_config().dataset, data_dir=sys.argv[2])
+builder = tfds.builder(default.get_config().dataset)
 pairs = []
 for train, batches in ((True, 40), (False, 20)):
     split = input_pipeline.create_split(builder, 50, train, image_size=64)

@@ -1,6 +1,6 @@
 """The table of docs/trainers.md, from which the tests know what each program has to deliver.
 
-`python -m tests.trainers.clients` writes it into the page, and tests/contract compares.
+`python -m tests.kit.trainers` writes it into the page, and tests/contract compares.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ CLIENTS = [
     BIG_VISION_FROM_1,
     FLAX,
     Client(
-        *("By TFDS's own name, flax, big_vision, timm, Model Garden", "see above"),
+        *("By TFDS's own name, also timm, big_vision", "as above"),
         *(TFDS, 1000, INDEX, ANY, BY_HAND),
     ),
     Client("pytorch/examples", "11/2026", FOLDER, 1000, INDEX, ANY, BY_HAND),

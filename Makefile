@@ -21,6 +21,7 @@ AIRFLOW := $(VENV)/airflow/.installed-$(shell sha256sum < .ci/airflow.lock | cut
 MXNET := $(VENV)/mxnet/.installed-$(shell cat docker/mxnet.lock $(RECIPE) | sha256sum | cut -c1-16)
 LOADERS := $(VENV)/loaders/.installed-$(shell sha256sum < .ci/loaders.lock | cut -c1-16)
 LOADERS_HOROVOD := $(VENV)/loaders/.horovod-$(shell cat .ci/loaders.lock $(RECIPE) | sha256sum | cut -c1-16)
+TRAINERS := $(VENV)/trainers/.installed-$(shell sha256sum < .ci/trainers.lock | cut -c1-16)
 JARS := $(HOME)/.cache/imagenet-prep/flink
 ARM := build/aarch64/.made-$(shell sha256sum < .ci/test.lock | cut -c1-16)
 RELEASE := $(VENV)/release/.installed-$(shell sha256sum < .ci/release.lock | cut -c1-16)
@@ -45,7 +46,7 @@ test: lint types imports debian flink $(HOROVOD) $(AIRFLOW) $(MXNET) ## everythi
 # To run the codec as other processors do: an emulator, and ARM's libc and libjpeg. To run batch jobs: Slurm.
 test-long: LONG = qemu-aarch64-static:qemu-user-static /usr/aarch64-linux-gnu/lib/ld-linux-aarch64.so.1:libc6-arm64-cross \
   slurmctld:slurm-wlm munged:munge
-test-long: debian flink $(TEST) $(HOROVOD) $(AIRFLOW) $(MXNET) $(LOADERS_HOROVOD) $(ARM) ## the long forms of what `test` does in short: kills, faults, flipped bits
+test-long: debian flink $(TEST) $(HOROVOD) $(AIRFLOW) $(MXNET) $(LOADERS_HOROVOD) $(TRAINERS) $(ARM) ## the long forms of what `test` does in short: kills, faults, flipped bits
 	@$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 
 # BASE is the commit that changes are against; MUTANTS_ARGS the tests to choose from, if not all.
@@ -97,6 +98,7 @@ locks: $(BIN)/pip ## renew .ci/*.lock, docker/*.lock and those of Horovod from p
 	@$(LOCK) --group release --output-file .ci/release.lock > /dev/null
 	@$(LOCK) --group airflow --output-file .ci/airflow.lock > /dev/null
 	@$(LOCK) --group loaders --constraints .ci/test.lock --no-emit-package triton --output-file .ci/loaders.lock > /dev/null
+	@$(LOCK) --group trainers --override .ci/trainers.override --output-file .ci/trainers.lock > /dev/null
 	@$(LOCK) $(PROJECT) --extra beam --extra parquet --extra demo --extra report --extra s3 --constraints .ci/test.lock --output-file docker/prep.lock > /dev/null
 	@$(LOCK) $(PROJECT) docker/train.in --extra gpu --extra s3 --constraints .ci/test.lock --output-file docker/train.lock > /dev/null
 	@$(LOCK) --group mxnet --output-file docker/mxnet.lock > /dev/null
@@ -186,6 +188,13 @@ $(LOADERS): $(TEST)
 	@$(BIN)/python -m venv --clear $(VENV)/loaders && \
 	  $(VENV)/loaders/bin/python -m pip install --quiet --no-deps --require-hashes -r .ci/loaders.lock && touch $@ || \
 	  { rm -rf $(VENV)/loaders; echo 'Going on without PyTorch and JAX: their tests will be skipped, see above why.' >&2; }
+
+# Model Garden names more packages than it needs for ImageNet: .ci/trainers.override leaves them out.
+$(TRAINERS): $(TEST)
+	@echo "Installing .ci/trainers.lock into $(VENV)/trainers (once; 2 GB, some minutes)" >&2
+	@$(BIN)/python -m venv --clear $(VENV)/trainers && \
+	  $(VENV)/trainers/bin/python -m pip install --quiet --no-deps --require-hashes -r .ci/trainers.lock && touch $@ || \
+	  { rm -rf $(VENV)/trainers; echo 'Going on without Model Garden and KerasCV: their tests will be skipped, see above why.' >&2; }
 
 $(RELEASE): | $(BIN)/pip
 	@$(BIN)/python -m venv --clear $(VENV)/release

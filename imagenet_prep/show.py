@@ -180,16 +180,19 @@ def _manifest_of(place: str) -> str | None:
 def _show_set(config: Config, path: str) -> int:
     from imagenet_prep import verify
     from imagenet_prep.shards import summary
+    from imagenet_prep.sources.tfrecords import listed_classes
     from imagenet_prep.storage.store import open_store
 
     if config.image is not None or config.limit is not None:
         raise UsageError(f"{config.dataset} is a data set: --image and --limit are for one shard")
-    manifest = verify.load(open_store(config.dataset))
+    store = open_store(config.dataset)
+    manifest = verify.load(store)
+    first_class = listed_classes(store, manifest).wnids[0]
     found = summary.of_set(path, manifest)
     if config.json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps({**found, "first_class": first_class}, indent=1))
     else:
-        print(summary.render_set(manifest, found))
+        print(summary.render_set(manifest, found, first_class))
     return 0
 
 

@@ -14,6 +14,9 @@ LABELS = "labels.txt"
 QUARANTINE = "quarantine.jsonl"
 TFDS_FEATURES = "features.json"
 TFDS_INFO = "dataset_info.json"
+# TensorFlow Datasets looks for the names of a ClassLabel's values under the name of its key.
+TFDS_LABELS = "image-class-label.labels.txt"
+TFDS_FILES = (TFDS_FEATURES, TFDS_INFO, TFDS_LABELS)
 WORK = ".work"
 # A line for each place that `replicate` has proven a replica at, for `report`.
 REPLICAS = f"{WORK}/replicas.jsonl"

@@ -35,7 +35,7 @@ from imagenet_prep.storage.store import Store
 
 # Written before the first change: the renames that a run after a kill has to finish.
 _BEGUN = f"{naming.WORK}/adopt.json"
-_SMALL_FILES = (naming.LABELS, naming.QUARANTINE, naming.TFDS_FEATURES, naming.TFDS_INFO)
+_SMALL_FILES = (naming.LABELS, naming.QUARANTINE, *naming.TFDS_FILES)
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from imagenet_prep.preparation.output import Output
 from imagenet_prep.preparation.selection import refuse_source_as_output
 from imagenet_prep.preparation.standing import Wanted
 from imagenet_prep.preparation.tasks import WriteWork
+from imagenet_prep.shards import tfds
 from imagenet_prep.shards.samples_root import samples_root
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources.labels import ClassList
@@ -122,7 +123,7 @@ class Job:
             label_offset=self.there.label_offset,
             # Its counts or its labels are none that were published.
             subset=True,
-            name=str(info["name"]).removesuffix("_subset"),
+            name=tfds.name_of(info),
         )
 
     def transform_of(self, split: str) -> Callable[[bytes], PreparedImage]:

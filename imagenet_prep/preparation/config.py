@@ -147,7 +147,9 @@ class Config(RunFlags):
         schema.DEFAULT_LABEL_OFFSET,
         least=0,
         most=1,
-        help="stored label = class index + this",
+        help="stored label = class index + this. 1 is what readers of TensorFlow, NVIDIA and "
+        "MLPerf expect: their label 0 is a background class. 0 is for trainers that take stored "
+        "labels as class indices, such as timm and big_vision",
         metavar="0|1",
     )
     allow_subset: bool = flag(

@@ -36,7 +36,7 @@ class Wanted:
       libraries: what makes the bytes of images: {"codec": name}, empty if all are kept.
       label_offset: stored label = class index + this.
       subset: whether images of ILSVRC2012 are missing; None to work it out from the sources.
-      name: what dataset_info.json calls it.
+      name: of the data set, for `shards.tfds`.
       source_sizes: bytes by name of the sources that a finished set must have; empty if the
         settings identify the source.
       allowed_bad_images: 0 stops at the first, None never.

@@ -207,20 +207,26 @@ def _settings(facts: Facts) -> list[tuple[str, str]]:
 def _loading(facts: Facts) -> dict[str, str]:
     """Returns how to read the data set: code to copy, by title."""
     folder, splits = facts.store.where(), facts.manifest.splits
+    offset = facts.manifest.label_offset
+    minus, why = "", "stored labels are class indices: they count from 0"
+    if offset:
+        minus, why = f" - {offset}", f"stored labels count from {offset}: subtract {offset}"
     split = schema.TRAIN if schema.TRAIN in splits else next(iter(splits))
     ways = {}
     ways["imagenet-prep's own reader"] = (
         "from imagenet_prep.read import make_dataset\n"
         f"{split} = make_dataset({folder!r}, {split!r}, batch_size=256)\n"
         f"for batch in {split}:\n"
-        "    batch['images'], batch['class_index'], batch['mask']"
+        "    batch['images'], batch['class_index'], batch['mask']  # class_index counts from 0"
     )
     if facts.store.as_folder is None:
         return ways  # the others read folders
     ways["TensorFlow Datasets"] = (
         "import tensorflow_datasets as tfds\n"
         f"builder = tfds.builder_from_directory({folder!r})\n"
-        f"{split} = builder.as_dataset(split={split!r})"
+        f"for example in builder.as_dataset(split={split!r}):\n"
+        f"    image = example['image']['encoded']\n"
+        f"    class_index = example['image']['class']['label']{minus}  # {why}"
     )
     ways["NVIDIA DALI, in a pipeline"] = (
         "from pathlib import Path\n"
@@ -233,6 +239,7 @@ def _loading(facts: Facts) -> dict[str, str]:
         f"        '{schema.ENCODED}': tfrec.FixedLenFeature((), tfrec.string, ''),\n"
         f"        '{schema.LABEL}': tfrec.FixedLenFeature([1], tfrec.int64, -1),\n"
         "    },\n"
-        ")"
+        ")\n"
+        f"class_index = records['{schema.LABEL}']{minus}  # {why}"
     )
     return ways

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import class_list, naming
 from imagenet_prep.dataset.example import ABSENT
 from imagenet_prep.dataset.manifest import File, Manifest, Split
 from imagenet_prep.dataset.member import QUARANTINED, REPAIRED, Incident
@@ -38,19 +38,23 @@ def publish(
         of splits.
       incidents: lines of quarantine.jsonl, of all splits, in any order.
       labels_file: content of labels.txt.
-      name: what dataset_info.json calls the data set.
+      name: of the data set, for `shards.tfds`.
 
     Raises:
       IncompleteError: the disk is full, or a published file is gone. Then there is no manifest.
       DataDamagedError: nor where a table of samples is not what was published.
     """
-    missing = draft.lacks
+    missing, offset = draft.lacks, draft.label_offset
+    wnids = [wnid for wnid, _ in class_list.parse(labels_file, naming.LABELS)]
     splits = {name: with_root(store, split) for name, split in draft.splits.items()}
     incidents = sorted(incidents, key=lambda incident: incident.key)
     contents = {
         naming.LABELS: labels_file,
         naming.QUARANTINE: b"".join(canonical.dumps(incident) + b"\n" for incident in incidents),
-        naming.TFDS_FEATURES: tfds.features([key for key in missing if missing[key] == ABSENT]),
+        naming.TFDS_FEATURES: tfds.features(
+            len(wnids) + offset, [key for key in missing if missing[key] == ABSENT]
+        ),
+        naming.TFDS_LABELS: tfds.label_names(wnids, offset),
         naming.TFDS_INFO: tfds.dataset_info(
             name, {name: split.shards for name, split in splits.items()}, draft.subset
         ),

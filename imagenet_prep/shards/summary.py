@@ -35,6 +35,7 @@ def of_set(path: str, committed: Manifest) -> Json:
             for name, split in committed.splits.items()
         },
         "classes": committed.classes.count,
+        "label_offset": committed.label_offset,
         "claims_ilsvrc2012": committed.claims_ilsvrc2012,
         "subset": committed.subset,
         **({"edition": committed.edition} if committed.edition else {}),
@@ -94,11 +95,17 @@ def render(summary: Json, notes: Sequence[str] = ()) -> str:
     return "\n".join(lines)
 
 
-def render_set(committed: Manifest, summary: Json) -> str:
+def render_set(committed: Manifest, summary: Json, first_class: str) -> str:
     """Returns what a data set is for a person who looks at it for the first time."""
     lines = _lines_of_set(summary)
     whose = "ILSVRC2012's" if committed.classes.official else "of its own"
     lines.append(f"classes: {committed.classes.count:,}, {whose}")
+    stored = committed.label_offset
+    example = f"labels: class index 0 = {first_class}: stored label {stored}. Our readers return 0"
+    others = (
+        f"TFDS, tf.data and DALI return {stored}: subtract {stored}" if stored else "others too"
+    )
+    lines.append(printable(f"{example}; {others}"))
     made = committed.producer
     libraries = "".join(f", {name} {is_}" for name, is_ in sorted(made.libraries.items()))
     lines.append(printable(f"made by: {made.name} {made.version}{libraries}"))

@@ -113,7 +113,7 @@ class Source(ABC):
 
     @property
     def name(self) -> str:
-        """What dataset_info.json calls the data set."""
+        """What the data set is called; `shards.tfds` makes TFDS's name of it."""
         if self.evaluation is not None:
             return re.sub(r"\W", "_", self.evaluation.edition.name)
         return "imagenet2012" if self.is_ilsvrc else self.other_name

@@ -176,6 +176,11 @@ def test_a_set_is_shown_as_a_whole(reference: Reference, name: str) -> None:
     lines = dict(line.split(": ", 1) for line in result.out.splitlines())
     assert lines["train"].startswith(f"{split['examples']} examples in 8 shards, ")
     assert lines["classes"] == "8, of its own"
+    first_class = reference.contents["labels.txt"].decode().split(" ")[0]
+    assert lines["labels"] == (
+        f"class index 0 = {first_class}: stored label 1. Our readers return 0; TFDS, tf.data and "
+        "DALI return 1: subtract 1"
+    )
     assert lines["made by"].startswith("imagenet-prep ")
     assert "quality 90" in lines["settings"]
     assert lines["manifest"] == f"{reference.out}/dataset.json ({manifest['digest'][:16]})"
@@ -190,6 +195,8 @@ def test_a_set_is_shown_as_json(reference: Reference) -> None:
     manifest = json.loads(reference.contents["dataset.json"])
     shown = json.loads(result.out)
     assert (shown["digest"], shown["subset"]) == (manifest["digest"], True)
+    assert shown["label_offset"] == 1
+    assert reference.contents["labels.txt"].decode().startswith(f"{shown['first_class']} ")
     assert shown["splits"]["train"]["examples"] == manifest["splits"]["train"]["examples"]
 
 

@@ -20,6 +20,7 @@ SMALL_FILES = {
     "quarantine.jsonl",
     "features.json",
     "dataset_info.json",
+    "image-class-label.labels.txt",
 }
 
 

@@ -22,10 +22,19 @@ def small(shared_cache: Path) -> Miniature:
 @pytest.fixture(scope="session")
 def prepared(small: Miniature, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The data set that `prepare` makes of `small`."""
+    return _prepared(small, tmp_path_factory.mktemp("prepared") / "set")
+
+
+@pytest.fixture(scope="session")
+def from_0(small: Miniature, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with `--label-offset 0`."""
+    return _prepared(small, tmp_path_factory.mktemp("from_0") / "set", "--label-offset", "0")
+
+
+def _prepared(small: Miniature, out: Path, *flags: str) -> Path:
     from imagenet_prep.pipelines import prepare
 
-    out = tmp_path_factory.mktemp("prepared") / "set"
-    argv = ["--source", str(small.root), "--out", str(out), "--short-side", "96"]
+    argv = ["--source", str(small.root), "--out", str(out), "--short-side", "96", *flags]
     argv += ["--train-shards", "4", "--validation-shards", "3", "--allow-subset"]
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")  # Apache Beam's dependencies, at import

@@ -24,10 +24,10 @@ SPLITS = ("train", "validation")
 
 
 @pytest.fixture(scope="module")
-def builder(tf: ModuleType, prepared: Path) -> Any:
+def tfds(tf: ModuleType) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        tfds = pytest.importorskip(
+        found = pytest.importorskip(
             "tensorflow_datasets", reason="TensorFlow Datasets is not installed"
         )
     with pytest.MonkeyPatch.context() as patch:
@@ -37,7 +37,12 @@ def builder(tf: ModuleType, prepared: Path) -> Any:
 
         patch.setattr(socket.socket, "connect", refuse)
         patch.setattr(socket, "getaddrinfo", refuse)
-        yield tfds.builder_from_directory(str(prepared))
+        yield found
+
+
+@pytest.fixture(scope="module")
+def builder(tfds: Any, prepared: Path) -> Any:
+    return tfds.builder_from_directory(str(prepared))
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +81,38 @@ def test_all_examples_come_with_their_labels_and_pixels(
             assert image["object"]["bbox"][side].shape == (0,)
 
     assert sorted(found) == sorted(k for k, i in truth.items() if i.fate != "quarantined")
+
+
+@pytest.mark.parametrize("offset", [1, 0])
+def test_names_of_labels_say_what_is_stored(
+    request: pytest.FixtureRequest, tfds: Any, offset: int
+) -> None:
+    out = request.getfixturevalue("prepared" if offset else "from_0")
+    label = tfds.builder_from_directory(str(out)).info.features["image"]["class"]["label"]
+    wnids = [line.split(" ")[0] for line in (out / "labels.txt").read_text().splitlines()]
+
+    assert type(label).__name__ == "ClassLabel"
+    assert label.names == [*["background"] * offset, *wnids]
+    assert label.str2int(wnids[0]) == offset
+
+
+def test_a_set_is_loaded_by_a_name_that_is_none_of_tfds(
+    tfds: Any, prepared: Path, committed: manifest.Manifest, tmp_path: Path
+) -> None:
+    name = json.loads((prepared / "dataset_info.json").read_text())["name"]
+    theirs = tfds.list_builders(with_community_datasets=False)
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "1.0.0").symlink_to(prepared)
+    found, info = tfds.load(name, split="validation", data_dir=tmp_path, with_info=True)
+
+    assert "imagenet2012_subset" in theirs
+    assert [each for each in theirs if each.endswith(("_prep", "_prep_subset"))] == []
+    assert info.name == name == "imagenet2012_prep_subset"
+    assert found.cardinality() == committed.splits["validation"].examples
+    # A folder that bears TFDS's own name is opened where its version is said, too.
+    (tmp_path / "imagenet2012").mkdir()
+    (tmp_path / "imagenet2012" / "1.0.0").symlink_to(prepared)
+    assert tfds.builder("imagenet2012:1.0.0", data_dir=tmp_path).info.splits.keys() == {*SPLITS}
 
 
 def test_part_of_a_split_can_be_asked_for(builder: Any, committed: manifest.Manifest) -> None:

@@ -41,7 +41,7 @@ def test_only_what_has_ilsvrc2012s_classes_is_held_against_its_counts() -> None:
 
 def test_one_of_a_kind_is_not_several() -> None:
     made = committed(official=False)
-    shown = summary.render_set(made, summary.of_set("x", made))
+    shown = summary.render_set(made, summary.of_set("x", made), "n01440764")
 
     assert "train: 1 example in 1 shard, 900 B, 0 resized" in shown
     assert "settings: seed 0, quality 90" in shown

@@ -70,6 +70,7 @@ def test_other_workers_are_no_other_settings(reference: Reference, prepared: Pat
         "quarantine.jsonl",
         "features.json",
         "dataset_info.json",
+        "image-class-label.labels.txt",
         "dataset.json",
     ],
 )

@@ -266,7 +266,7 @@ def test_a_folder_a_class_is_a_data_set_of_its_own(mini: Miniature, tmp_path: Pa
         ("valid", None),
     ]
     assert sum(s["members"] for s in manifest["sources"]) == 12
-    assert json.loads((out / "dataset_info.json").read_text())["name"] == "images"
+    assert json.loads((out / "dataset_info.json").read_text())["name"] == "images_prep"
     labels_of = {r.filename: r.stored_label for r in split_records(out, "train")}
     assert {labels_of.get("0.jpg"), labels_of.get("3.jpg")} <= {3, None}
     assert command.run("verify", out, "--level", "decode").code == 0
@@ -300,7 +300,7 @@ def test_cifar10_keeps_its_labels_and_nearly_its_pixels(tmp_path: Path) -> None:
     manifest = json.loads((out / "dataset.json").read_text())
     assert manifest["config"]["encoded_from_pixels"] == "JPEG 4:4:4 at quality 100"
     assert manifest["repaired"] == manifest["quarantined"] == {}
-    assert json.loads((out / "dataset_info.json").read_text())["name"] == "cifar10_subset"
+    assert json.loads((out / "dataset_info.json").read_text())["name"] == "cifar10_prep_subset"
     assert not (out / ".work" / "unpacked").exists()
 
 

@@ -38,8 +38,10 @@ _LOOK_S = 0.5
 _SECOND_CHANCE = 0.15
 # A mutation whose bytes the manifest states as its own, with size and digest.
 _STATED_CHANCE = 0.5
-_STATED = ("class list", "quarantine", "TFDS's features", "TFDS's info", "shard", "index file")
-_STATED += ("table",)
+_STATED = (
+    *("class list", "quarantine", "TFDS's features", "TFDS's info", "TFDS's labels"),
+    *("shard", "index file", "table"),
+)
 _READ_BYTES = 64 << 20
 # Folders of this program's own notes, where no link is followed. Elsewhere a link is a way to keep
 # a file on another disk, and may be read as long as nothing else than its kind is shown.

@@ -126,6 +126,7 @@ _OF_SET = {
     "quarantine": "out/quarantine.jsonl",
     "TFDS's features": "out/features.json",
     "TFDS's info": "out/dataset_info.json",
+    "TFDS's labels": "out/image-class-label.labels.txt",
     "shard": "out/*-of-*",
     "index file": "out/index/*",
     "table": "out/samples/*",

@@ -1,0 +1,139 @@
+"""The table of docs/trainers.md, from which the tests know what each program has to deliver.
+
+`python -m tests.kit.trainers` writes it into the page, and tests/contract compares.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from tests.conftest import REPOSITORY
+
+PAGE = REPOSITORY / "docs" / "trainers.md"
+
+# What a program takes.
+SET = "the set"
+FROM_0 = "`--label-offset 0`"
+FOLDER, TFDS, WEBDATASET, PARQUET = (
+    f"`--to {form}`" for form in ("folder", "tfds", "webdataset", "parquet")
+)
+# The label that reaches the loss, minus the class index.
+INDEX, STORED = 0, 1
+# Shards that a program asks for by name.
+ANY, FIXED = "any", "1024, 128"
+# How a row was proven.
+LONG, QUICK, CHECKOUT = "`make test-long`", "`make test`", "with a checkout"
+BY_HAND, NOT_RUN = "by hand, 11/2026", "not run"
+
+
+@dataclass(frozen=True)
+class Client:
+    """A row.
+
+    Attributes:
+      name: the program; also, up to the first comma, the heading of its recipe.
+      version: with which it was run.
+      takes: what it is given.
+      classes: outputs of its network.
+      label: minus the class index, as it reaches the loss if the recipe is followed.
+      shards: numbers of train and validation that it hard-codes.
+      proof: who has seen it.
+      package: in the lock of its environment, where a test runs it: (lock, name).
+    """
+
+    name: str
+    version: str
+    takes: str
+    classes: int
+    label: int
+    shards: str
+    proof: str
+    package: tuple[str, str] | None = None
+
+    @property
+    def anchor(self) -> str:
+        """The heading of its recipe, as links name it."""
+        heading = self.name.partition(",")[0].lower()
+        return re.sub(r"[^\w\- ]", "", heading).replace(" ", "-")
+
+    @property
+    def row(self) -> str:
+        """The line of the table."""
+        labels = f"{self.label} … {self.label + 999}"
+        cells = [f"[{self.name}](#{self.anchor})", self.version, self.takes, f"{self.classes:,}"]
+        return f"| {' | '.join([*cells, labels, self.shards, self.proof])} |"
+
+
+TRAINERS, LOADERS, TEST = (f".ci/{name}.lock" for name in ("trainers", "loaders", "test"))
+MODEL_GARDEN = Client(
+    *("Model Garden, `resnet_imagenet`", "2.20.0", SET, 1001, STORED, ANY, LONG),
+    package=(TRAINERS, "tf-models-official"),
+)
+OLDER_RESNET = Client(
+    *("Model Garden's older ResNet", "2.20.0", SET, 1001, INDEX, FIXED, LONG),
+    package=(TRAINERS, "tf-models-official"),
+)
+KERAS_CV = Client(
+    *("KerasCV", "0.9.0", SET, 1000, INDEX, FIXED, LONG), package=(TRAINERS, "keras-cv")
+)
+TIMM = Client(*("timm", "1.0.31", SET, 1000, INDEX, ANY, LONG), package=(LOADERS, "timm"))
+TIMM_FROM_0 = Client(
+    *("timm, without a class map", "1.0.31", FROM_0, 1000, INDEX, ANY, LONG),
+    package=(LOADERS, "timm"),
+)
+FLAX = Client("flax examples/imagenet", "18f8f31", TFDS, 1000, INDEX, ANY, CHECKOUT)
+BIG_VISION = Client("big_vision", "0127fb6", FROM_0, 1000, INDEX, ANY, CHECKOUT)
+BIG_VISION_FROM_1 = Client("big_vision, 1,001 outputs", "0127fb6", SET, 1001, STORED, ANY, CHECKOUT)
+
+CLIENTS = [
+    MODEL_GARDEN,
+    OLDER_RESNET,
+    KERAS_CV,
+    Client("Keras, `fit` on tf.data", "3.15.1", SET, 1000, INDEX, ANY, BY_HAND),
+    Client("tensorflow/tpu", "TF 2.15.1", SET, 1000, INDEX, ANY, BY_HAND),
+    Client("tf_cnn_benchmarks", "TF 2.15.1", SET, 1001, STORED, ANY, BY_HAND),
+    Client("MLPerf ResNet of TensorFlow 1", "parser", SET, 1001, STORED, FIXED, BY_HAND),
+    Client("NVIDIA's ConvNets, TensorFlow 1 and 2", "tf.data", SET, 1000, INDEX, ANY, BY_HAND),
+    Client(
+        *("NVIDIA DALI", "2.4.0", SET, 1000, INDEX, ANY, QUICK),
+        package=(TEST, "nvidia-dali-cuda120"),
+    ),
+    Client(
+        *("TensorFlow Datasets", "4.9.10", SET, 1000, INDEX, ANY, QUICK),
+        package=(TEST, "tensorflow-datasets"),
+    ),
+    Client("The package tfrecord", "1.14.6", SET, 1000, INDEX, ANY, BY_HAND),
+    Client("Grain", "0.2.18", SET, 1000, INDEX, ANY, BY_HAND),
+    TIMM,
+    TIMM_FROM_0,
+    BIG_VISION,
+    BIG_VISION_FROM_1,
+    FLAX,
+    Client(
+        *("By TFDS's own name, also timm, big_vision", "as above"),
+        *(TFDS, 1000, INDEX, ANY, BY_HAND),
+    ),
+    Client("pytorch/examples", "11/2026", FOLDER, 1000, INDEX, ANY, BY_HAND),
+    Client("torchvision's references", "", FOLDER, 1000, INDEX, ANY, NOT_RUN),
+    Client("FFCV", "", FOLDER, 1000, INDEX, ANY, NOT_RUN),
+    Client("WebDataset, timm's `wds/`", "1.0.2, 1.0.31", WEBDATASET, 1000, INDEX, ANY, BY_HAND),
+    Client("Hugging Face datasets", "11/2026", PARQUET, 1000, INDEX, ANY, BY_HAND),
+    Client("LitData and MosaicML streaming", "0.2.76, 0.13", SET, 1000, INDEX, ANY, BY_HAND),
+]
+
+
+def table() -> str:
+    """Returns the table of the page."""
+    head = "| program | version | takes | outputs | labels | shards | proven |"
+    rule = "|---|---|---|---:|---|---|---|"
+    return "\n".join([head, rule, *(client.row for client in CLIENTS)]) + "\n"
+
+
+def written(page: str) -> str:
+    """Returns a page with this table in the place of its own."""
+    return re.sub(r"^\| program \|.*\n(\|.*\n)*", lambda _: table(), page, flags=re.MULTILINE)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text("utf-8")), "utf-8")

@@ -1,0 +1,61 @@
+"""The code that a report gives to copy, run as it stands: labels become class indices."""
+
+from __future__ import annotations
+
+import html
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.kit import command
+from tests.kit.miniature import Miniature
+from tests.kit.reading import dali
+
+__all__ = ["dali"]
+
+pytestmark = [
+    pytest.mark.tf,
+    pytest.mark.dali,
+    # TensorFlow Datasets' own dependencies, none of our calls.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+
+@pytest.fixture(params=["prepared", "from_0"])
+def code(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
+    """The blocks of code of the report of a set with labels from 1, and of one from 0."""
+    page = tmp_path / "report.html"
+    made = command.run("report", request.getfixturevalue(request.param), "--out", page)
+    assert made.code == 0, made
+    blocks = re.findall(r'<pre id="code-\d+">(.*?)</pre>', page.read_text(), re.DOTALL)
+    return [html.unescape(block) for block in blocks]
+
+
+def test_labels_become_class_indices(
+    tf: ModuleType, dali: ModuleType, small: Miniature, code: list[str]
+) -> None:
+    from nvidia.dali import pipeline_def
+
+    own, tfds, of_dali = code
+    # Each keeps what it has seen: (class index, name of the file, or the image).
+    seen: dict[str, Any] = {"seen": []}
+    exec(f"{tfds}\n    seen.append((class_index, example['image']['filename']))", seen)
+    truth = {key.rpartition("/")[2]: image for key, image in small.of("train").items()}
+    assert len(seen["seen"]) > 30
+    for index, name in seen["seen"]:
+        assert int(index) == truth[name.numpy().decode()].class_index
+
+    @pipeline_def(batch_size=len(seen["seen"]), num_threads=1, device_id=None)
+    def pipeline() -> Any:
+        scope: dict[str, Any] = {}
+        exec(of_dali, scope)
+        return scope["class_index"]
+
+    (found,) = pipeline().run()
+    indices = np.asarray(found.as_tensor()).ravel().tolist()
+    assert sorted(indices) == sorted(int(index) for index, _ in seen["seen"])
+    assert "# class_index counts from 0" in own

@@ -1,0 +1,24 @@
+"""What TensorFlow's Model Garden makes of a set: python model_garden.py SET SPLIT BATCHES.
+
+Prints pairs of the class that the pixels show and the label that comes with them.
+"""
+
+import json
+import sys
+
+import numpy as np
+from official.core import exp_factory, task_factory
+from official.vision import registry_imports  # noqa: F401 - it registers resnet_imagenet
+from official.vision.ops import preprocess_ops
+
+from tests.kit import flat
+
+out, split, batches = sys.argv[1], sys.argv[2], int(sys.argv[3])
+config = exp_factory.get_exp_config("resnet_imagenet")
+data = config.task.train_data if split == "train" else config.task.validation_data
+data.input_path, data.global_batch_size = f"{out}/{split}*", 50
+pairs = []
+for images, labels in task_factory.get_task(config.task).build_inputs(data).take(batches):
+    pixels = images.numpy() * preprocess_ops.STDDEV_RGB + np.array(preprocess_ops.MEAN_RGB)
+    pairs += zip(map(flat.class_of, pixels), labels.numpy().tolist(), strict=True)
+print(json.dumps(pairs))

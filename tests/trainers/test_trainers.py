@@ -183,7 +183,7 @@ def checkout(variable: str) -> tuple[Path, Path]:
     "client", [clients.BIG_VISION, clients.BIG_VISION_FROM_1], ids=lambda client: client.classes
 )
 def test_big_vision_takes_labels_as_they_are(sets: Sets, client: Client) -> None:
-    folder, python = checkout("IMAGENET_PREP_BIG_VISION")
+    folder, python = checkout("TRAINERS_BIG_VISION")
     out = sets(0 if client.takes == clients.FROM_0 else 1)
     (text,) = recipe(clients.BIG_VISION)
     text = text.replace(NAMED, str(out)).replace("1000", str(client.classes))
@@ -200,7 +200,7 @@ def test_big_vision_takes_labels_as_they_are(sets: Sets, client: Client) -> None
 
 
 def test_flax_reads_the_export_for_tfds(sets: Sets, tmp_path: Path) -> None:
-    folder, python = checkout("IMAGENET_PREP_FLAX")
+    folder, python = checkout("TRAINERS_FLAX")
     exported = command.run("export", sets(1), "--to", "tfds", "--out", tmp_path)
     assert exported.code == 0, exported
     found = pairs(python, "of_flax.py", folder, env={"TFDS_DATA_DIR": str(tmp_path)})

@@ -17,8 +17,9 @@ from big_vision import input_pipeline
 
 from tests.kit import flat
 
-config = ml_collections.ConfigDict(json.loads(sys.argv[2]))
-config.data.skip_decode = tuple(config.data.skip_decode)
+given = json.loads(sys.argv[2])
+given["data"]["skip_decode"] = tuple(given["data"]["skip_decode"])  # as a config has it
+config = ml_collections.ConfigDict(given)
 batches, num_examples = input_pipeline.training(config)
 pairs = []
 for batch in itertools.islice(batches.as_numpy_iterator(), num_examples // config.batch_size):

@@ -160,7 +160,7 @@ def test_classes_without_an_image_are_refused(tmp_path: Path) -> None:
 def test_the_number_of_shards(asked: int | None, examples: int, shards: int | None) -> None:
     wanted = selection(num_shards={"train": asked})
     if shards is None:
-        with pytest.raises(UsageError, match="--train-shards 8: there are 7 images"):
+        with pytest.raises(UsageError, match="--train-shards 8: train has 7 images"):
             wanted.shards_of("train", examples)
     else:
         assert wanted.shards_of("train", examples) == shards

@@ -43,7 +43,7 @@ def plant(root: Path, begun: Any) -> None:
         [["train-00001-of-00001", "authorized_keys"]],
         [["train-00001-of-00001", "validation-00000-of-00001"]],
         [["train-00001-of-00002", SHARD]],
-        [["test/train-00001-of-00001", SHARD]],
+        [["extra/train-00001-of-00001", SHARD]],
         [["train/../../train-00001-of-00001", SHARD]],
         [["/train-00001-of-00001", SHARD]],
         [["train-00003-of-00001", SHARD]],

@@ -363,7 +363,7 @@ def test_a_class_list_that_is_not_the_manifests_is_damage(
 @pytest.mark.parametrize(
     "choice",
     [
-        {"split": "test"},
+        {"split": "tests"},
         {"backend": "torch"},
         {"dtype": "int8"},
         {"framework": "jax"},

@@ -78,7 +78,7 @@ def test_a_prepared_set_says_what_it_is(made: Made, prepared: Path) -> None:
     assert found["classes"]["official"]
     assert found["config"]["orientation"] == "neutral"
     info = json.loads((prepared / "dataset_info.json").read_bytes())
-    assert info["name"] == "imagenet_r_subset"
+    assert info["name"] == "imagenet_r_prep_subset"
     assert classes(prepared) == made.class_of
 
 

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
 _BANDS = 4
 _ROOM = 1 << 18  # pairs that a worker holds
-# Pairs that are confirmed at once. The hashes of each lie anywhere in a file, of which the kernel
-# maps 64 kB for one that is looked at: with more, most of a large file counts as our memory.
-_LOOKED_AT = 1 << 10
 _RANGES = 256  # parts of a band, dealt out to the workers
 _MEMBERS, _END = 14, 11  # of `join` in matching.c, and which one says where to stop
 Pairs = tuple["npt.NDArray[np.uint32]", "npt.NDArray[np.uint32]"]
@@ -112,12 +109,10 @@ class Search(NamedTuple):
                 tick()
                 if (pairs := each.result()) is None:
                     continue
-                near = [
-                    self._confirmed(*pairs[at : at + _LOOKED_AT].T)
-                    for at in range(0, len(pairs), _LOOKED_AT)
-                ]
+                found = self._confirmed(pairs[:, 0], pairs[:, 1])
                 running[pool.submit(next, join, None)] = join
-                yield from (found for found in near if len(found[0]))
+                if len(found[0]):
+                    yield found
 
     def _join(
         self, left: Sorted, right: Sorted, band: int, worker: int, workers: int

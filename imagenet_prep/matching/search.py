@@ -137,10 +137,8 @@ class Search(NamedTuple):
 
     def _confirmed(self, left: npt.NDArray[np.uint32], right: npt.NDArray[np.uint32]) -> Pairs:
         """Returns those pairs of which all bits are near."""
-        differing = self.left.bits[left] ^ self.right.bits[right]
+        differing = hashes.rows_of(self.left.bits, left) ^ hashes.rows_of(self.right.bits, right)
         if self.mirror is not None:
             differing ^= self.mirror
         near = np.bitwise_count(differing).sum(axis=1) <= self.radii.all
-        for side in (self.left, self.right):
-            hashes.forget(side.bits)
         return left[near], right[near]

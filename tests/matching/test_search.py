@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent import futures
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from imagenet_prep.codec import likeness
 from imagenet_prep.matching import kernels, search
+from imagenet_prep.matching.hashes import rows_of
 from imagenet_prep.matching.search import Radii, Search, Side
 
 MIRROR = likeness.mirror()
@@ -82,3 +84,14 @@ def test_pairs_that_do_not_fit_into_the_buffer_come_later(
     found = joined(Search(side, side, Radii(7, 50), None), workers=3)
 
     assert len(found) == len(set(found)) == num * (num - 1) // 2
+
+
+def test_rows_of_a_file_are_those_of_the_array(tmp_path: Path) -> None:
+    array = np.arange(400, dtype=np.uint64).reshape(100, 4)
+    array.tofile(tmp_path / "bits")
+    stored = np.memmap(tmp_path / "bits", np.uint64, "r", shape=array.shape)
+    ids = np.array([99, 0, 7, 7], np.uint32)
+
+    assert rows_of(stored, ids).tolist() == array[ids].tolist()
+    assert rows_of(array, ids).tolist() == array[ids].tolist()
+    assert rows_of(stored, ids[:0]).shape == (0, 4)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from imagenet_prep.reporting.mistakes import Mistakes
     from imagenet_prep.storage.store import Store
 
-    _Look = tuple[Callable[[int], str], Callable[[str], ImageExample | None]]
+    _Images = Callable[[Sequence[str]], Iterator[ImageExample | None]]
 
 EXAMPLES = """\
   imagenet-prep report /data/imagenet-480
@@ -198,41 +197,40 @@ def _page(config: Config, store: Store) -> str:
     )
 
 
-def _look(config: Config, facts: Facts) -> _Look:
+def _look(config: Config, facts: Facts) -> tuple[Callable[[int], str], _Images]:
     """Returns what names class indices, and what finds images, split by split."""
-    from imagenet_prep.read.catalogue import Catalogue
+    from imagenet_prep.read.catalogue import Catalogue, Entry
 
     place = absolute(config.dataset)
     # Evaluations are of validation or holdout; of train, whose names take longest, at last.
     order = [split for split in reversed(schema.SPLITS) if split in facts.manifest.splits]
 
-    @functools.cache
-    def catalogue(split: str) -> Catalogue:
-        return Catalogue(place, (split,))
-
-    def image_of(key: str) -> ImageExample | None:
+    def images_of(keys: Sequence[str]) -> Iterator[ImageExample | None]:
+        found: dict[str, tuple[Catalogue, Entry]] = {}
         for split in order:
-            for entry in catalogue(split).find(key):
-                try:
-                    return catalogue(split).read(entry)[1]
-                except DataDamagedError as error:
-                    facts.problems.append(str(error))
-                    return None
-        return None
+            if left := {*keys} - found.keys():
+                catalogue = Catalogue(place, (split,))
+                found |= {key: (catalogue, of[0]) for key, of in catalogue.find(left).items()}
+        for key in keys:
+            try:
+                yield found[key][0].read(found[key][1])[1] if key in found else None
+            except DataDamagedError as error:
+                facts.problems.append(str(error))
+                yield None
 
     def words(class_index: int) -> str:
         wnid, name = facts.class_name(class_index)
         # Classes of one's own are called as their folders, and some of ImageNet's by the same word.
         return name if name == wnid.replace("_", " ") else f"{wnid} {name}".strip()
 
-    return words, image_of
+    return words, images_of
 
 
 def _mistakes(
     config: Config,
     facts: Facts,
     words: Callable[[int], str],
-    image_of: Callable[[str], ImageExample | None],
+    images_of: _Images,
 ) -> Mistakes:
     """Returns where a network is wrong."""
     from imagenet_prep.dataset import predictions
@@ -241,14 +239,14 @@ def _mistakes(
     said = predictions.read(
         Path(str(config.predictions)).expanduser(), facts.manifest.classes.count
     )
-    return mistakes.find(said, words, image_of)
+    return mistakes.find(said, words, images_of)
 
 
 def _disagreements(
     config: Config,
     facts: Facts,
     words: Callable[[int], str],
-    image_of: Callable[[str], ImageExample | None],
+    images_of: _Images,
 ) -> Disagreements | None:
     """Returns where lists of labels disagree; None where a table is damaged, which is a problem."""
     from imagenet_prep.evaluation.sheet import Sheet
@@ -262,7 +260,7 @@ def _disagreements(
     there = sheet.sets[config.dataset]
     own = {number: (label,) for number, label in enumerate(there.class_index.tolist())}
     said = {"the data set": own, **sheet.labels[config.dataset]}
-    return disagreements.find(there.keys, said, sheet.lists, words, image_of)
+    return disagreements.find(there.keys, said, sheet.lists, words, images_of)
 
 
 def _comparison(config: Config, store: Store, other: Store) -> str:

@@ -212,8 +212,8 @@ def _show_images(config: Config) -> int:
         return _show_file(config, catalogue, Path(config.image_file).expanduser())
     if config.key is None:
         found = catalogue.entries(config.class_)
-    elif entries := catalogue.find(config.key):
-        found = iter(entries)
+    elif entries := catalogue.find({config.key}):
+        found = iter(entries[config.key])
     else:
         raise UsageError(
             f"{config.dataset}: no image has the key {config.key}. Keys are CLASS/NAME or NAME; "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from imagenet_prep.core.canonical import Json
@@ -89,22 +89,28 @@ class Catalogue:
         shard, record = self._splits[entry.split].place(entry.number)
         return self._splits[entry.split].shards[shard].name, record
 
-    def find(self, key: str) -> list[Entry]:
-        """Returns the images with a key, CLASS/NAME or NAME alone: at most one of each split.
+    def find(self, keys: Collection[str]) -> dict[str, list[Entry]]:
+        """Returns the images with some keys, by key: of each split, the first that has it.
+
+        Tables are read once for all keys, and to their end, where they are proven.
+
+        Args:
+          keys: CLASS/NAME, or NAME alone.
 
         Raises:
           ImagenetPrepError: as for `Names.of`.
         """
-        found = []
+        found: dict[str, list[Entry]] = {}
         for split, records in self._splits.items():
-            matches = []
-            # To the end, where the tables are proven.
+            matches: dict[str, Entry] = {}
             for number, (class_index, name, _) in enumerate(Names(records)):
                 wnid = records.wnids[class_index]
                 below = name.removeprefix(f"{wnid}/")
-                if key in (below, f"{wnid}/{below}"):
-                    matches.append(Entry(split, number, class_index, wnid, name))
-            found += matches[:1]
+                for key in (below, f"{wnid}/{below}"):
+                    if key in keys:
+                        matches.setdefault(key, Entry(split, number, class_index, wnid, name))
+            for key, entry in matches.items():
+                found.setdefault(key, []).append(entry)
         return found
 
     def read(self, entry: Entry) -> tuple[Json, ImageExample]:

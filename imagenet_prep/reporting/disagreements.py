@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -56,7 +56,7 @@ def find(
     said: Mapping[str, Mapping[int, Collection[int]]],
     lists: Sequence[Json],
     words: Callable[[int], str],
-    image_of: Callable[[str], ImageExample | None],
+    images_of: Callable[[Sequence[str]], Iterable[ImageExample | None]],
 ) -> Disagreements:
     """Returns where lists disagree.
 
@@ -65,7 +65,7 @@ def find(
       said: by list, the class indices of the images of which it says something, by their number.
       lists: what the lists are.
       words: names a class index.
-      image_of: returns the image with a key, or None where there is none.
+      images_of: yields the image with each of some keys, or None where there is none.
     """
     found = Disagreements(lists)
     found.pairs = {pair: Counter() for pair in itertools.combinations(said, 2)}
@@ -82,8 +82,9 @@ def find(
         if len(kinds) > of_kind[EQUAL]:
             ranks.append((-of_kind[APART], -of_kind[NONE], number))
     found.differ = len(ranks)
-    for *_, number in heapq.nsmallest(_MOST_PICTURES, ranks):
-        image = image_of(keys[number])
+    numbers = [number for *_, number in heapq.nsmallest(_MOST_PICTURES, ranks)]
+    images = images_of([keys[number] for number in numbers])
+    for number, image in zip(numbers, images, strict=True):
         picture = image and pictures.of_example(image)
         labels = {n: list(map(words, of[number])) for n, of in said.items() if number in of}
         found.shown.append(Shown(keys[number], labels, picture))

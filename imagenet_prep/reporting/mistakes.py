@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -71,14 +71,14 @@ class Mistakes:
 def find(
     said: Iterable[Prediction],
     words: Callable[[int], str],
-    image_of: Callable[[str], ImageExample | None],
+    images_of: Callable[[Sequence[str]], Iterable[ImageExample | None]],
 ) -> Mistakes:
     """Returns what predictions show.
 
     Args:
       said: the predictions; no more than some are held at once.
       words: names a class index.
-      image_of: returns the image with a key, or None where there is none.
+      images_of: yields the image with each of some keys, or None where there is none.
     """
     found = Mistakes()
     examples: Counter[int] = Counter()
@@ -94,8 +94,9 @@ def find(
                 # Of equal ones, those that come first.
                 yield each.shares[0], -found.images, each
 
-    for share, _, each in heapq.nlargest(_MOST_PICTURES, wrong(), key=lambda one: one[:2]):
-        image = image_of(each.key)
+    surest = heapq.nlargest(_MOST_PICTURES, wrong(), key=lambda one: one[:2])
+    shown = images_of([each.key for *_, each in surest])
+    for (share, _, each), image in zip(surest, shown, strict=True):
         picture = image and pictures.of_example(image)
         label, other = words(each.class_index), words(each.classes[0])
         found.surest.append(Mistake(each.key, label, other, share, picture))

@@ -8,15 +8,19 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset.keys import read_list
+from imagenet_prep.dataset.manifest import Shard
 from imagenet_prep.read import catalogue
 from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.reader import open_records
 from imagenet_prep.read.records import Records
+from imagenet_prep.storage import tables
+from imagenet_prep.storage.store import Store
 from tests.kit import command
 from tests.kit.dataset import Reference, everything, records
 from tests.kit.faults import cut, flip_bit
@@ -310,6 +314,27 @@ def test_a_set_without_names_says_so(prepared: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(catalogue, "open_records", nameless)
     with pytest.raises(UsageError, match="its records name no files, so its images have no keys"):
         catalogue.Catalogue(str(prepared), ("train",))
+
+
+def test_tables_are_read_once_for_many_keys(
+    prepared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = []
+
+    def heads(store: Store, shard: Shard, *more: Any, **how: Any) -> Any:
+        read.append(shard.name)
+        return tables_heads(store, shard, *more, **how)
+
+    tables_heads = tables.heads
+    monkeypatch.setattr(tables, "heads", heads)
+    there = catalogue.Catalogue(str(prepared), ("train", "validation"))
+    every = {entry.key: entry for entry in there.entries()}
+    read.clear()
+
+    found = there.find(every.keys() | {"nowhere.JPEG"})
+
+    assert found == {key: [entry] for key, entry in every.items()}
+    assert sorted(read) == sorted({*read})
 
 
 def test_show_changes_nothing(reference: Reference) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from imagenet_prep.dataset.example import ImageExample
@@ -19,11 +21,11 @@ def test_images_with_nothing_in_common_come_first() -> None:
     }
     image = picture(0, jpeg(np.full((20, 30, 3), 90.0)))
 
-    def image_of(key: str) -> ImageExample | None:
-        return None if key == "k3" else image
+    def images_of(keys: Sequence[str]) -> list[ImageExample | None]:
+        return [None if key == "k3" else image for key in keys]
 
     keys = [f"k{n}" for n in range(6)]
-    found = disagreements.find(keys, said, [], lambda index: f"class {index}", image_of)
+    found = disagreements.find(keys, said, [], lambda index: f"class {index}", images_of)
 
     assert found.pairs == {
         ("the data set", "one"): {EQUAL: 2, SHARED: 1, NONE: 1, APART: 1},
@@ -38,5 +40,6 @@ def test_images_with_nothing_in_common_come_first() -> None:
 
 def test_a_page_shows_some_of_many() -> None:
     said = {"a": dict.fromkeys(range(200), (0,)), "b": dict.fromkeys(range(200), (1,))}
-    found = disagreements.find(list(map(str, range(200))), said, [], str, lambda _: None)
+    keys = list(map(str, range(200)))
+    found = disagreements.find(keys, said, [], str, lambda some: [None] * len(some))
     assert (found.differ, len(found.shown)) == (200, 48)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 
 from imagenet_prep.dataset.example import ImageExample
@@ -26,11 +28,12 @@ def test_the_surest_mistakes_come_first_and_pairs_by_their_number() -> None:
     image = picture(0, jpeg(np.full((20, 30, 3), 90.0)))
     asked = []
 
-    def image_of(key: str) -> ImageExample | None:
-        asked.append(key)
-        return None if key == "gone" else image
+    def images_of(keys: Sequence[str]) -> Iterator[ImageExample | None]:
+        for key in keys:
+            asked.append(key)
+            yield None if key == "gone" else image
 
-    found = mistakes.find(predictions, lambda index: f"class {index}", image_of)
+    found = mistakes.find(predictions, lambda index: f"class {index}", images_of)
 
     assert (found.images, found.wrong) == (10, 4)
     assert [each.key for each in found.surest] == ["b", "c", "gone", "a"] == asked
@@ -46,7 +49,7 @@ def test_the_surest_mistakes_come_first_and_pairs_by_their_number() -> None:
 
 def test_a_page_shows_some_of_many() -> None:
     predictions = (said(f"{n}", n % 200, n % 200 + 1, n / 10_000) for n in range(10_000))
-    found = mistakes.find(predictions, str, lambda _: None)
+    found = mistakes.find(predictions, str, lambda keys: [None] * len(keys))
 
     assert (len(found.surest), len(found.pairs)) == (48, 30)
     assert found.surest[0].key == "9999"

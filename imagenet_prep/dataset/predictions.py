@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from imagenet_prep.core import regular_file
 from imagenet_prep.core.errors import DataDamagedError, UsageError
@@ -26,6 +26,8 @@ MOST = 5
 HEADER = ("key", "class_index", *(f"{n}{k}" for k in range(1, MOST + 1) for n in ("top", "p")))
 # A key is a file name with its class: a few hundred characters. A line has eleven numbers more.
 _MOST_CHARACTERS = 10_000
+# Images whose scores are sorted at a time.
+_AT_ONCE = 1024
 
 
 class Prediction(NamedTuple):
@@ -47,6 +49,35 @@ class Prediction(NamedTuple):
     def is_wrong(self) -> bool:
         """Whether the likeliest class is another one than the label."""
         return self.classes[0] != self.class_index
+
+
+def top(scores: Any, among: Sequence[int] | None = None) -> Any:
+    """Returns the classes with the highest scores, the highest first: [images, 5 or all].
+
+    Of equal scores, the class that comes first is the higher one.
+
+    Args:
+      scores: [images, classes].
+      among: the classes that are looked at, sorted; by default all.
+    """
+    import numpy as np
+
+    numbers = np.arange(scores.shape[1]) if among is None else np.asarray(among)
+    found = np.empty((len(scores), min(MOST, len(numbers))), np.int64)
+    for start in range(0, len(scores), _AT_ONCE):
+        part = -scores[start : start + _AT_ONCE, numbers]
+        found[start : start + _AT_ONCE] = numbers[np.argsort(part, 1, "stable")[:, :MOST]]
+    return found
+
+
+def five(rows: Sequence[Sequence[int]]) -> Any:
+    """Returns [images, 5], the classes of each image, -1 where there are fewer."""
+    import numpy as np
+
+    found = np.full((len(rows), MOST), -1, np.int64)
+    for number, row in enumerate(rows):
+        found[number, : len(row)] = row
+    return found
 
 
 def write(

@@ -12,7 +12,7 @@ import numpy as np
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import predictions as predictions_file
-from imagenet_prep.dataset.predictions import MOST
+from imagenet_prep.dataset.predictions import MOST, five, top
 from imagenet_prep.evaluation import corruptions, label_list
 from imagenet_prep.evaluation.evaluated_set import EvaluatedSet, Integers
 from imagenet_prep.evaluation.table import Row, Table
@@ -63,6 +63,7 @@ class Sheet:
             counts = {"keys": len(each.classes), "unknown": len(unknown), "first": unknown[:5]}
             self.lists.append(facts | counts)
         self._by_class = {name for name, each in lists.items() if each.is_by_class}
+        self._digests = {name: each.sha256 for name, each in lists.items()}
         self._rows: list[Row] = []
         self._corruptions: dict[str, Json] = {}
         self._notes: list[str] = []
@@ -100,8 +101,7 @@ class Sheet:
         for of, labels in self.labels[name].items():
             flat = [(number, each) for number, classes in labels.items() for each in classes]
             pairs[of] = np.array(flat, np.int64).reshape(-1, 2)
-        digests = {each["name"]: each["sha256"] for each in self.lists}
-        digests[DATASET] = there.manifest.digest
+        digests = {**self._digests, DATASET: there.manifest.digest}
         for of, labelled in pairs.items():
             for among, first in chosen.items():
                 shares = _shares(first, labelled, own, by_class=of in self._by_class)
@@ -116,9 +116,9 @@ class Sheet:
 
         They are named by file name and sha256, and hold class indices by key.
         """
-        keys, digests = self.sets[name].keys, {each["name"]: each["sha256"] for each in self.lists}
+        keys = self.sets[name].keys
         return {
-            f"{of} sha256:{digests[of]}": {
+            f"{of} sha256:{self._digests[of]}": {
                 keys[number]: " ".join(map(str, classes)) for number, classes in labels.items()
             }
             for of, labels in self.labels[name].items()
@@ -186,14 +186,12 @@ def score(
     there = sheet.sets[name]
     if isinstance(predictions, str | os.PathLike):
         said = list(predictions_file.read(Path(predictions).expanduser(), there.num_classes))
-        rows = [(*each.classes, *[-1] * (MOST - len(each.classes))) for each in said]
-        classes = np.array(rows, np.int64).reshape(-1, MOST)
-        sheet.enter(name, classes, keys=[each.key for each in said])
+        sheet.enter(name, five([each.classes for each in said]), keys=[each.key for each in said])
     else:
         array, wanted = np.asarray(predictions), (MOST, there.num_classes)
         kind, shape = array.dtype.kind, array.shape
         if kind == "f" and shape[1:] == wanted[1:] and np.isfinite(array).all():
-            sheet.enter(name, top(array), top(array, there.present), keys)
+            sheet.enter(name, five(top(array)), five(top(array, there.present)), keys)
         elif (
             kind in "iu" and shape[1:] == wanted[:1] and ((array >= -1) & (array < wanted[1])).all()
         ):
@@ -204,18 +202,3 @@ def score(
                 f"finite floats, or [images, {MOST}] class indices below {wanted[1]}"
             )
     return sheet.table
-
-
-def top(scores: Any, among: Sequence[int] | None = None) -> Integers:
-    """Returns [images, 5], the classes with the highest scores, -1 where there are fewer.
-
-    Args:
-      scores: [images, classes].
-      among: the classes that are looked at, sorted; by default all.
-    """
-    numbers = np.arange(scores.shape[1]) if among is None else np.asarray(among)
-    found = np.full((len(scores), MOST), -1, np.int64)
-    for start in range(0, len(scores), 1024):
-        best = np.argsort(-scores[start : start + 1024, numbers], 1, "stable")[:, :MOST]
-        found[start : start + 1024, : best.shape[1]] = numbers[best]
-    return found

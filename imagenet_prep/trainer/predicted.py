@@ -11,7 +11,7 @@ import numpy as np
 
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.dataset import predictions
-from imagenet_prep.dataset.predictions import MOST, Prediction
+from imagenet_prep.dataset.predictions import Prediction, five, top
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.trainer.comm import Comm
@@ -44,21 +44,18 @@ class Predicted:
         """Takes the number in the class list of each class index, and those that the split has."""
         self._comm = comm
         self._class_numbers = np.asarray(class_numbers)
-        self._present = np.asarray(present, np.int64)
+        self._present = present
         self._found: list[Prediction] = []
         self._within: list[list[int]] = []
 
     def see(self, batch: Batch, logits: Any) -> None:
         """Takes one batch of each rank."""
-        most = min(MOST, logits.shape[1])
         rows = np.asarray(logits, np.float64)
         with np.errstate(invalid="ignore"):
             shares = np.exp(rows - rows.max(1, keepdims=True))
             shares = np.nan_to_num(shares / shares.sum(1, keepdims=True))
-        # Of equal ones, the class that comes first.
-        order = np.argsort(-shares, axis=1, kind="stable")[:, :most]
-        best = np.argsort(-shares[:, self._present], axis=1, kind="stable")[:, :MOST]
-        within = self._present[best]
+        order, within = top(shares), top(shares, self._present)
+        most = order.shape[1]
         label, mask = (np.asarray(batch[name])[:, None] for name in ("class_index", "mask"))
         likely = np.take_along_axis(shares, order, 1)
         mine = np.concatenate([mask, label, order, within, likely], 1).astype(np.float64)
@@ -74,8 +71,8 @@ class Predicted:
 
     def said(self) -> tuple[Any, Any, list[str]]:
         """Returns what a sheet takes: [images, 5] classes, the same within the split's, keys."""
-        first = _five([each.classes for each in self._found])
-        return first, _five(self._within), [each.key for each in self._found]
+        first = five([each.classes for each in self._found])
+        return first, five(self._within), [each.key for each in self._found]
 
     def _gathered(self, keys: Sequence[bytes]) -> list[bytes]:
         """Returns the keys of all ranks, rank after rank."""
@@ -98,11 +95,6 @@ class Predicted:
         with storage_errors("write", path):
             path.parent.mkdir(parents=True, exist_ok=True)
         LocalStore(path.parent).write(path.name, stream.getvalue().encode())
-
-
-def _five(rows: Sequence[Sequence[int]]) -> Any:
-    """Returns an array of five a row, -1 where there are fewer."""
-    return np.array([[*row, *[-1] * (MOST - len(row))] for row in rows]).reshape(-1, MOST)
 
 
 def _texts(keys: Any) -> list[Any]:

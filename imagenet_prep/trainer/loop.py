@@ -319,17 +319,23 @@ class _Training:
         """Evaluates on the sets of `--also`, and prints the table, where one is asked for."""
         for name, reader in self._inputs.also.items():
             self._log.say(f"Evaluating {reader.num_examples:,} images of {name}")
-            self._pass_over(reader, name)
+            self._tell(reader, name)
         if self._sheet is not None:
             self._log.table(self._sheet.table)
 
-    def _pass_over(self, reader: BatchReader, name: str) -> Score:
+    def _pass_over(
+        self, reader: BatchReader, see: Callable[[Batch, Any], None] = lambda _, __: None
+    ) -> Score:
+        """Returns the score of one pass; `see` as for `evaluation.evaluate`."""
+        batches = self._unless_asked(reader)
+        return evaluation.evaluate(
+            self._learner.logits, batches, reader.num_examples, self._comm, see
+        )
+
+    def _tell(self, reader: BatchReader, name: str) -> Score:
         """Returns the score of one pass; tells the sheet what the network says of the set."""
         predicted = Predicted(self._comm, reader.class_numbers, reader.present)
-        batches = self._unless_asked(reader)
-        score = evaluation.evaluate(
-            self._learner.logits, batches, reader.num_examples, self._comm, predicted.see
-        )
+        score = self._pass_over(reader, predicted.see)
 
         def keep() -> None:
             if self._sheet is not None:
@@ -350,12 +356,9 @@ class _Training:
         ends = self._config.evaluate or self._step >= self._plan.total_steps
         tells = self._config.tabulates or self._config.predictions is not None
         if is_last and ends and tells:
-            score = self._pass_over(reader, str(self._config.data_dir))
+            score = self._tell(reader, str(self._config.data_dir))
         else:
-            batches = self._unless_asked(reader)
-            score = evaluation.evaluate(
-                self._learner.logits, batches, reader.num_examples, self._comm
-            )
+            score = self._pass_over(reader)
         epoch = self._plan.epoch(self._step)
         self._log.evaluation(self._step, epoch, split, score, self._saved_at)
         if is_last and reader is not self._inputs.watched:

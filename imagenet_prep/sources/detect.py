@@ -96,7 +96,7 @@ def find(
     if source.evaluation is not None:
         line += f"; {source.evaluation.edition.name}, all of it is {schema.TEST}"
     whole = root.resolve() if isinstance(root, Path) else None
-    if kinds[0] == FOLDER and whole in getattr(source, "split_folders", ()):
+    if kinds[0] == FOLDER and isinstance(source, folder.Folder) and whole in source.split_folders:
         line += "; no train/ and no val/, so all of it is train"
     if kinds[1:]:
         line += f"; also there, not read: {', '.join(kinds[1:])} (see --source-kind)"

@@ -13,7 +13,6 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 
 from imagenet_prep.core.errors import SourceError, some
 from imagenet_prep.core.terminal import counted
@@ -75,7 +74,7 @@ class Layout:
             index = int(folder) if _NUMBER.fullmatch(folder) else None
             expected = "class indices, 0 to 999 (folders 1 to 1000 would be ILSVRC2012_IDs)"
         else:
-            index = _official().index.get(folder)
+            index = labels.official_classes().index.get(folder)
             expected = "WNIDs of ILSVRC2012's 1,000 classes"
             if self.edition.name.startswith(editions.IMAGENETV2.name):
                 expected = "class indices, 0 to 999, or all of them WNIDs of ILSVRC2012's classes"
@@ -92,7 +91,7 @@ class Layout:
     @property
     def answers(self) -> dict[str, list[str]]:
         """As for `Manifest`."""
-        wnids = _official().wnids
+        wnids = labels.official_classes().wnids
         several = [indices for indices in (self.objects or {}).values() if len(indices) > 1]
         return {wnids[each[0]]: [wnids[index] for index in sorted(each)] for each in several}
 
@@ -170,7 +169,7 @@ def edition_of(names: Iterable[str], folders: Collection[str], sample: str) -> E
 
 def _problems(layout: Layout, counts: Mapping[int, int]) -> list[str]:
     """Returns how the images by class index differ from what was published."""
-    edition, wnids, total = layout.edition, _official().wnids, sum(counts.values())
+    edition, wnids, total = layout.edition, labels.official_classes().wnids, sum(counts.values())
     names = [*map(str, range(len(wnids)))] if layout.is_numbered else wnids
     problems = []
     expected = edition.examples.get(schema.TEST, total)
@@ -190,7 +189,7 @@ def _problems(layout: Layout, counts: Mapping[int, int]) -> list[str]:
 def _objects(files: Mapping[str, bytes], where: str) -> Mapping[str, Sequence[int]]:
     """Returns the classes of ObjectNet's folders, which its mapping names by their words."""
     try:
-        index_of = {words: index for index, words in enumerate(_official().words)}
+        index_of = {words: index for index, words in enumerate(labels.official_classes().words)}
         if NUMBERS in files and WORDS in files:
             lines = [line.strip() for line in files[WORDS].decode().splitlines()]
             numbers = json.loads(files[NUMBERS]).items()
@@ -211,8 +210,3 @@ def _objects(files: Mapping[str, bytes], where: str) -> Mapping[str, Sequence[in
             "its folder mappings/ again."
         ) from error
     return found
-
-
-@cache
-def _official() -> labels.ClassList:
-    return labels.official_classes()

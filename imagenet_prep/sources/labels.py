@@ -15,7 +15,7 @@ import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import resources
 
 from imagenet_prep.core.errors import SourceError
@@ -106,6 +106,7 @@ class Devkit:
     validation_class_index: tuple[int, ...]
 
 
+@cache
 def official_classes() -> ClassList:
     """Returns ILSVRC2012's class list, which this package carries."""
     text = resources.files(__package__).joinpath("ilsvrc2012_synsets.tsv").read_text("utf-8")

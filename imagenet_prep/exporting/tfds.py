@@ -13,10 +13,10 @@ from imagenet_prep.dataset import naming, tfds_record, tfrecord
 from imagenet_prep.exporting.examples import Example, Part, Source
 from imagenet_prep.exporting.files import Piece
 from imagenet_prep.exporting.format import Format, Written
+from imagenet_prep.shards import tfds
 
 # tensorflow_datasets/datasets/imagenet2012/imagenet2012_dataset_builder.py
-_IMAGENET, _VERSION = "imagenet2012", "5.1.0"
-_FEATURES = "tensorflow_datasets.core.features"
+_VERSION = "5.1.0"
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Tfds(Format):
         """
         records = source.split(split)
         if records.manifest.classes.official and not records.manifest.edition:
-            return cls(_IMAGENET, _VERSION, records.wnids)
+            return cls(tfds.IMAGENET, _VERSION, records.wnids)
         info = canonical.loads(source.small_file(split, naming.TFDS_INFO))
         name, version = (re.sub(r"[^\w.]", "_", str(info[key])) for key in ("name", "version"))
         return cls(name, version, records.wnids)
@@ -59,23 +59,10 @@ class Tfds(Format):
 
     def beside(self, parts: Mapping[str, Sequence[Written]]) -> dict[str, bytes]:
         """Returns the names of the labels, what the features are, and what lies in which file."""
-        labels = "".join(f"{wnid}\n" for wnid in self.wnids).encode()
         features = {
-            tfds_record.NAME: _feature("text_feature.Text", "text", {}),
-            tfds_record.IMAGE: _feature(
-                "image_feature.Image",
-                "image",
-                {
-                    "dtype": "uint8",
-                    "encodingFormat": "jpeg",
-                    "shape": {"dimensions": ["-1", "-1", "3"]},
-                },
-            ),
-            tfds_record.LABEL: _feature(
-                "class_label_feature.ClassLabel",
-                "classLabel",
-                {"numClasses": str(len(self.wnids))},
-            ),
+            tfds_record.NAME: tfds.text(),
+            tfds_record.IMAGE: tfds.image(),
+            tfds_record.LABEL: tfds.class_label(len(self.wnids)),
         }
         keys = [{"featureKey": key} for key in (tfds_record.IMAGE, tfds_record.LABEL)]
         info = {
@@ -97,16 +84,11 @@ class Tfds(Format):
                 for split, of_split in parts.items()
             ],
         }
-        whole = _feature("features_dict.FeaturesDict", "featuresDict", {"features": features})
         return {
-            tfds_record.LABELS: labels,
-            naming.TFDS_FEATURES: _render(whole),
+            tfds_record.LABELS: tfds.label_names(self.wnids, 0),
+            naming.TFDS_FEATURES: _render(tfds.features_dict(features)),
             naming.TFDS_INFO: _render(info),
         }
-
-
-def _feature(python: str, kind: str, content: Json) -> Json:
-    return {"pythonClassName": f"{_FEATURES}.{python}", kind: content}
 
 
 def _render(content: Json) -> bytes:

@@ -1,5 +1,7 @@
 """The files by which TensorFlow Datasets opens a set: features, names of labels, dataset_info.
 
+What a feature is called and made of serves exports to TFDS's own form, too.
+
 The layout is that of TensorFlow Datasets 4.9 (core/features, core/splits.py).
 """
 
@@ -68,37 +70,46 @@ def dataset_info(name: str, splits: dict[str, Sequence[Shard]], subset: bool) ->
     )
 
 
+def image() -> Json:
+    """Returns the feature of a JPEG of any size."""
+    shape = {"dimensions": ["-1", "-1", "3"]}
+    content = {"shape": shape, "dtype": "uint8", "encodingFormat": "jpeg"}
+    return _feature("image_feature.Image", "image", content)
+
+
+def class_label(num_labels: int) -> Json:
+    """Returns the feature of a label, whose names are in a file of their own."""
+    content = {"numClasses": str(num_labels)}
+    return _feature("class_label_feature.ClassLabel", "classLabel", content)
+
+
+def text() -> Json:
+    """Returns the feature of a text."""
+    return _feature("text_feature.Text", "text", {})
+
+
+def features_dict(features: Mapping[str, Json]) -> Json:
+    """Returns the feature that holds others by their keys."""
+    return _feature("features_dict.FeaturesDict", "featuresDict", {"features": features})
+
+
+def _feature(python: str, kind: str, content: Json) -> Json:
+    return {"pythonClassName": f"{_PACKAGE}.{python}", kind: content}
+
+
 def _leaf(key: str, num_labels: int) -> Json:
     if key == schema.ENCODED:
-        return {
-            "pythonClassName": f"{_PACKAGE}.image_feature.Image",
-            "image": {
-                "shape": {"dimensions": ["-1", "-1", "3"]},
-                "dtype": "uint8",
-                "encodingFormat": "jpeg",
-            },
-        }
+        return image()
     if key == schema.LABEL:
-        return {
-            "pythonClassName": f"{_PACKAGE}.class_label_feature.ClassLabel",
-            "classLabel": {"numClasses": str(num_labels)},
-        }
+        return class_label(num_labels)
     if key in schema.BYTES_KEYS:
-        return {"pythonClassName": f"{_PACKAGE}.text_feature.Text", "text": {}}
-    scalar = {
-        "pythonClassName": f"{_PACKAGE}.scalar.Scalar",
-        "tensor": {
-            "shape": {},
-            "dtype": "float32" if key in schema.FLOAT_KEYS else "int64",
-            "encoding": "none",
-        },
-    }
+        return text()
+    dtype = "float32" if key in schema.FLOAT_KEYS else "int64"
+    scalar = _feature("scalar.Scalar", "tensor", {"shape": {}, "dtype": dtype, "encoding": "none"})
     if "/bbox/" not in key:
         return scalar
-    return {
-        "pythonClassName": f"{_PACKAGE}.sequence_feature.Sequence",
-        "sequence": {"feature": scalar, "length": "-1"},
-    }
+    content = {"feature": scalar, "length": "-1"}
+    return _feature("sequence_feature.Sequence", "sequence", content)
 
 
 def _nested(prefix: str, leaves: Mapping[str, Json]) -> Json:
@@ -108,10 +119,7 @@ def _nested(prefix: str, leaves: Mapping[str, Json]) -> Json:
         path = prefix + name
         below = {key: leaves[key] for key in group}
         features[name] = leaves[path] if path in leaves else _nested(f"{path}/", below)
-    return {
-        "pythonClassName": f"{_PACKAGE}.features_dict.FeaturesDict",
-        "featuresDict": {"features": features},
-    }
+    return features_dict(features)
 
 
 def _render(content: Json) -> bytes:

@@ -16,6 +16,7 @@ from imagenet_prep.dataset import class_list, manifest, naming, placement, sampl
 from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.evaluation.label_list import LabelList
 from imagenet_prep.storage import tables
+from imagenet_prep.storage.small_file import small_file
 from imagenet_prep.storage.store import Readable, open_readable
 
 Integers = npt.NDArray[np.int64]
@@ -47,7 +48,8 @@ class EvaluatedSet:
         """
         self.name = name
         place, self.manifest, split = opened(name)
-        rows = class_list.parse(place.read(naming.LABELS), place.where(naming.LABELS))
+        listed = small_file(place, self.manifest, naming.LABELS)
+        rows = class_list.parse(listed, place.where(naming.LABELS))
         self.num_classes = len(rows)
         # A class may be called by a number: its name counts first.
         self._index = {str(number): number for number in range(len(rows))}

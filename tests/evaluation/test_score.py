@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.errors import ManifestError, UsageError
 from imagenet_prep.dataset import predictions
 from imagenet_prep.dataset.predictions import Prediction
 from imagenet_prep.evaluation import Table, score
@@ -37,6 +37,16 @@ def scores_of(*likeliest: Sequence[int]) -> Any:
     for row, classes in zip(scores, likeliest, strict=True):
         row[list(classes)] = np.arange(len(classes), 0, -1)
     return scores
+
+
+def test_a_class_list_that_the_manifest_does_not_name_decides_nothing(tmp_path: Path) -> None:
+    """It says which class a WNID in a list of labels is."""
+    listed = small(tmp_path / "set") / "labels.txt"
+    first, second, *others = listed.read_text().splitlines(keepends=True)
+    listed.write_text("".join([second, first, *others]))
+
+    with pytest.raises(ManifestError, match=r"labels\.txt: .*not what dataset\.json says"):
+        score(scores_of([0], [1], [2], [7]), tmp_path / "set")
 
 
 def test_scores_are_counted_among_all_classes_and_among_those_of_the_set(tmp_path: Path) -> None:

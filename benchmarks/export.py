@@ -18,7 +18,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from multiprocessing import get_context
 from pathlib import Path
 
 from benchmarks import measure
@@ -63,15 +62,8 @@ def _scatter(files: Sequence[Path], out: Path, size: int) -> None:
 
 
 def _in_two(work: Callable[..., None], files: Sequence[Path], *more: object) -> None:
-    context = get_context("fork")
-    halves = [files[at::_WORKERS] for at in range(_WORKERS)]
-    processes = [context.Process(target=work, args=(half, *more)) for half in halves]
-    for each in processes:
-        each.start()
-    for each in processes:
-        each.join()
-        if each.exitcode:
-            raise RuntimeError(f"{work.__name__} has failed")
+    parts = [(files[at::_WORKERS], *more) for at in range(_WORKERS)]
+    measure.side_by_side(work.__name__, work, parts)
 
 
 def _timed(out: Path, work: Callable[[], object]) -> float:

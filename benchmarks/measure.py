@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import json
+import multiprocessing
 import os
 import platform
 import re
@@ -192,6 +193,18 @@ def phases(out: Path, started_s: float, wall_s: float) -> dict[str, tuple[float,
         "commit": (write[1], manifest),
         "end": (manifest, started_s + wall_s),
     }
+
+
+def side_by_side(tool: str, work: Callable[..., None], parts: Sequence[Sequence[Any]]) -> None:
+    """Does work(*part) in a forked process for each part; RuntimeError says that one failed."""
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=work, args=tuple(part)) for part in parts]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        if process.exitcode:
+            raise RuntimeError(f"{tool}: a worker ended with {process.exitcode}")
 
 
 def interleave(

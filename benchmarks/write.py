@@ -11,7 +11,6 @@ import dataclasses
 import hashlib
 import io
 import json
-import multiprocessing
 import os
 import re
 import shutil
@@ -426,18 +425,9 @@ def _sync() -> float:
 def work(job: Job) -> float:
     """Does a job with forked workers and returns its seconds; start-up is not counted."""
     part, finish = TOOLS[job.tool](job)
-    fork = multiprocessing.get_context("fork")
+    parts = [(i, job.members[i :: job.workers]) for i in range(job.workers)]
     start = time.perf_counter()
-    processes = [
-        fork.Process(target=part, args=(i, job.members[i :: job.workers]))
-        for i in range(job.workers)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-        if process.exitcode:
-            raise RuntimeError(f"{job.tool}: a worker ended with {process.exitcode}")
+    measure.side_by_side(job.tool, part, parts)
     finish()
     return time.perf_counter() - start
 

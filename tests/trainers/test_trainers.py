@@ -130,19 +130,17 @@ def test_model_garden_trains_two_steps_by_the_command_of_the_page(
     assert list((tmp_path / "run").glob("ckpt-2.index"))
 
 
-def test_the_older_resnet_subtracts(sets: Sets) -> None:
+@pytest.mark.parametrize(
+    ("program", "client"),
+    [("older_resnet.py", clients.OLDER_RESNET), ("of_keras_cv.py", clients.KERAS_CV)],
+)
+def test_the_older_resnet_and_keras_cv_subtract(
+    sets: Sets, program: str, client: clients.Client
+) -> None:
     python = environment("trainers")
     for split, each in (("train", 2), ("validation", 1)):
-        found = pairs(python, "older_resnet.py", sets(1), split)
-        assert_labels(found, clients.OLDER_RESNET)
-        assert_whole(found, each)
-
-
-def test_keras_cv_subtracts(sets: Sets) -> None:
-    python = environment("trainers")
-    for split, each in (("train", 2), ("validation", 1)):
-        found = pairs(python, "of_keras_cv.py", sets(1), split)
-        assert_labels(found, clients.KERAS_CV)
+        found = pairs(python, program, sets(1), split)
+        assert_labels(found, client)
         assert_whole(found, each)
 
 

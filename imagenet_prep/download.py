@@ -28,7 +28,7 @@ EXAMPLES = """\
 
 # Where image-net.org keeps them since 2019.
 _IMAGENET = "https://image-net.org/data/ILSVRC/2012"
-# What anybody may fetch, and where: CIFAR-10's authors, the mirror of PyTorch for MNIST, and the
+# Anybody may fetch these from CIFAR-10's authors, from PyTorch's mirror of MNIST, and from the
 # repository of ReaL's authors.
 _OTHERS = {
     "cifar10": "https://www.cs.toronto.edu/~kriz",

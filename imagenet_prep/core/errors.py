@@ -65,7 +65,7 @@ class JobLostError(IncompleteError):
 class BusyError(ImagenetPrepError):
     """Another run is writing to the same output; once it has ended, this one may begin."""
 
-    # Of sysexits.h, as 70 is: a failure that passes.
+    # sysexits.h has this number, as it has 70: a failure that passes.
     exit_code = 75
 
 

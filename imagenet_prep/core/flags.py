@@ -310,7 +310,7 @@ class _CommandLine:
             read(values.pop(place)) for place, read in self._readers.items() if place in values
         ]
         free = [field.name for field in places if field.name not in values]
-        # What follows a mistyped flag is its value, so that the flag is what must be said.
+        # The word behind a mistyped flag is its value, so the flag must be named.
         if len(given) > len(free) and not unknown:
             named = next(field for field in places if field.name in values)
             by = _spelled(named.name, named.metadata["flag"])

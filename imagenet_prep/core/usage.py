@@ -70,6 +70,6 @@ def meant_by(word: str, known: Iterable[str]) -> str:
     import difflib  # only here: it costs more than all else on the way to --help
 
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.7)
-    # What a word begins is meant by it, however long the rest is.
+    # A word means the known one that it begins, however long the rest of that is.
     near = near or [each for each in known if len(word) > 3 and each.startswith(word)][:1]
     return f" Did you mean {near[0]}?" if near else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 HEAD_BYTES = 32
 
-# What the codec reads, as people call it.
+# The formats that the codec reads, by the names that people use.
 READ = frozenset({"JPEG", "PNG", "GIF", "BMP", "WebP", "TIFF"})
 
 _BEGINNINGS = {

@@ -12,7 +12,7 @@ from imagenet_prep.core.errors import DataDamagedError
 
 REPAIRED = "repaired"
 QUARANTINED = "quarantined"
-# What is said of most repairs.
+# Most repairs are this one.
 ENCODED_ANEW = "encoded as RGB JPEG"
 
 

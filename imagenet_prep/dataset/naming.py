@@ -23,7 +23,7 @@ REPLICAS = f"{WORK}/replicas.jsonl"
 # The file in which `verify --if-changed` notes what it has proven.
 PROOF = f"{WORK}/proof.json"
 REPORT = "report.html"
-# What `export` leaves at the end of its run: what was exported.
+# `export` writes at the end of its run which images it has exported.
 EXPORT = "export.json"
 INDEX = "index"
 SAMPLES = "samples"

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-# What is done with an image whose tag is not 1: its pixels are turned; the tag is set to 1 and the
-# pixels stay; nothing.
+# The rules for an image whose tag is not 1: its pixels are turned; the tag is set to 1 and the
+# pixels stay; nothing is done.
 APPLY, NEUTRAL, KEEP = "apply", "neutral", "keep"
 RULES = (APPLY, NEUTRAL, KEEP)
 # The reason of a repair.
@@ -36,7 +36,7 @@ _BYTE, _SHORT, _LONG = 1, 3, 4
 _Order = Literal["little", "big"]
 _ORDERS: dict[bytes, _Order] = {b"II": "little", b"MM": "big"}
 
-# By value of the tag: whether the axes are swapped, and which axes are mirrored afterwards.
+# Values of the tag for which the axes are swapped, and for which each is mirrored afterwards.
 _TRANSPOSED = frozenset({5, 6, 7, 8})
 _LEFT_IS_RIGHT = frozenset({2, 3, 6, 7})
 _TOP_IS_BOTTOM = frozenset({3, 4, 7, 8})

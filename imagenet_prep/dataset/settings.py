@@ -25,7 +25,7 @@ AMEND = "amend"
 _ALL_AT_ONCE = (PREPARE, AMEND)
 # The setting of --exclude of prepare and resize: how many images, and the digest of the list.
 EXCLUDED = "excluded"
-# What was done with EXIF orientation, one of `orientation.RULES`; without it, tags were kept.
+# The rule for EXIF orientation, one of `orientation.RULES`; without it, tags were kept.
 ORIENTATION = "orientation"
 # Settings of `resize --keep-original`, which is what `adopt --rewrite` does.
 KEEP_ORIGINAL: Config = {"short_side": None, "quality": None, "stretch": False}

@@ -113,7 +113,7 @@ def _ask(address: str, request: Request, num_files: int) -> Json:
                 raise BrokenError(f"it says {frame.kind!r} too often")
 
     broken, ending = process.listen(take)
-    # Of a connection that has ended, the error of ssh says more.
+    # Where a connection has ended, the error of ssh says more.
     cause = broken.cause if broken else Cause.ENDED
     if cause is Cause.UNREADABLE or (cause is Cause.SILENT and not answers):
         kind = IncompleteError if cause is Cause.SILENT else StoreError

@@ -19,7 +19,7 @@ from imagenet_prep.core import canonical, records, regular_file
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import keys, schema
 
-# What is published, by sha256: real.json of github.com/google-research/reassessed-imagenet, and
+# The published lists, by sha256: real.json of github.com/google-research/reassessed-imagenet, and
 # human_accuracy_v3.0.0.json, as TensorFlow Datasets' imagenet2012_multilabel proves it.
 PUBLISHED = {
     "d83e9bff374c631aae8439eb064c7019acc56e1b3bc3f56b8380c2a710b0220b": "ReaL as published",

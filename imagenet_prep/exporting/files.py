@@ -110,7 +110,7 @@ class Tree:
             self._made.add(folder)
         if not file:
             return
-        # What a run that was killed has left is written again.
+        # A file that a killed run has left is written again.
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         # Buffered: the system alone writes a part, and says nothing, where the disk is nearly full.
         with open(os.open(f"{self._folder.root}/{folder}/{file}", flags, 0o644), "wb") as opened:

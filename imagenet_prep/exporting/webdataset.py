@@ -13,7 +13,7 @@ from imagenet_prep.exporting.format import Format, Written
 
 # The list that timm looks for; by split, the names of tars and how many images each has.
 INDEX = "_info.json"
-# What ImageNet's names end with.
+# ImageNet's names end so.
 _ENDING = ".JPEG"
 _MODE = 0o644
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 SAME_BYTES, SAME_PIXELS, NEARLY = "same bytes", "same pixels", "nearly the same"
 KINDS = (SAME_BYTES, SAME_PIXELS, NEARLY)
-# What the split of a picture of the other set begins with.
+# The split of a picture of the other set begins with this.
 AGAINST = "against:"
 # Evaluation comes before training: who has tested on a picture may not have trained on it.
 _FIRST = (schema.TEST, schema.VALIDATION, schema.HOLDOUT, schema.TRAIN)

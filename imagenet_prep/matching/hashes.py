@@ -33,7 +33,7 @@ ROW = np.dtype(
 )
 # A picture is judged if there is enough to see: so many of its frequencies have an amplitude of a
 # quarter of a grey level, and so many of its cells are a grey level off the mean of those around.
-# What was re-encoded shows a little less: it is enough that one of two pictures shows so much.
+# A re-encoded picture shows a little less: it is enough that one of two shows so much.
 LEAST_STRONG, LEAST_ROUGH = 128, 820
 _LESS = 0.75
 

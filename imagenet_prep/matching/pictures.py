@@ -94,7 +94,7 @@ class Pictures:
         with open(scratch / "whole", "wb") as whole, open(scratch / "window", "wb") as window:
             for table, path in zip(tables, rows, strict=True):
                 read = np.fromfile(path, hashes.ROW)
-                # What could not be read has a row of zeros, or none behind the last that could.
+                # An image that could not be read has a row of zeros; the last ones may have no row.
                 kept = np.zeros(len(table.width), hashes.ROW)
                 if len(read) > len(kept):
                     raise DataDamagedError(

@@ -110,7 +110,7 @@ class SharedPlan(Planning):
             return []
         chosen = self.chosen(key, lines)
         ranked = ((*plan.rank(member, wanted.seed), key.class_index) for member in chosen)
-        # Of a share of all images, it may be that every one of this class is among the first.
+        # A share of all images may take every image of this class.
         most = len(chosen) if wanted.holdout_percent else wanted.holdout
         return heapq.nsmallest(most, ranked)
 

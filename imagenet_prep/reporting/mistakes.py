@@ -91,7 +91,7 @@ def find(
             if each.is_wrong:
                 found.wrong += 1
                 taken[each.class_index, each.classes[0]] += 1
-                # Of equal ones, those that come first.
+                # Equally sure mistakes come in the order of their images.
                 yield each.shares[0], -found.images, each
 
     surest = heapq.nlargest(_MOST_PICTURES, wrong(), key=lambda one: one[:2])

@@ -26,7 +26,7 @@ Image.MAX_IMAGE_PIXELS = None
 _LANCZOS = Image.Resampling.LANCZOS
 # Those that the codec knows, so that no stray file reaches a more exotic decoder.
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")
-# Of a picture in a list, in pixels; and WebP's quality.
+# A picture in a list has this side, in pixels, and this quality of WebP.
 _SIDE, _QUALITY = 176, 72
 # Pixels that are compared at a time.
 _BAND_PIXELS = 1 << 20

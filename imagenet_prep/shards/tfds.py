@@ -17,8 +17,8 @@ from imagenet_prep.dataset.manifest import Shard
 
 # As tensorflow_datasets calls it.
 IMAGENET = "imagenet2012"
-# Behind every name. TFDS has imagenet2012, imagenet2012_subset, cifar10 and mnist of its own, and
-# opens these by code of its own, which does not find our shards; no name of TFDS ends like this.
+# Every name has the first ending. TFDS has imagenet2012, imagenet2012_subset, cifar10 and mnist of
+# its own, and opens these by its own code, which does not find our shards. No name of TFDS ends so.
 _OURS, _SUBSET = "_prep", "_subset"
 
 _PACKAGE = "tensorflow_datasets.core.features"

@@ -23,7 +23,7 @@ _LEAST_ALLOWANCE = 1 << 30
 _MOST_RATIO = 16
 # A request to a server brings so much of a zip, whose files are mostly read one after the other.
 _AHEAD_BYTES = 4 << 20
-# What zipfile and the modules below it raise for damage, passwords and unknown methods.
+# zipfile and the modules below it raise these for damage, passwords and unknown methods.
 _ZIP_ERRORS = (zipfile.BadZipFile, RuntimeError, NotImplementedError, ValueError)
 
 

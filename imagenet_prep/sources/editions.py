@@ -128,8 +128,9 @@ _OTHERS = (FACE_BLURRED, FALL11, WINTER21, FALL11_P, WINTER21_P)
 
 _A = "9826a24166e74ce62fb87b27889874ca26917542c745712309d6e25855d63bc2"
 _R = "a6a0729f7a99230280639cab6e51e01485a3b41a676ea35621a501c9d6e83ca4"
-# Of each its classes, images and images of a class, 0 where none are demanded. The longer of two
-# names comes first. ImageNet-C has so many images of each corruption at each severity.
+# A set has so many classes, images, and images of a class; 0 where no number is demanded. Where one
+# name begins another, the longer one comes first. ImageNet-C's numbers are those of one corruption
+# at one severity.
 EVALUATION = tuple(
     Edition(
         name,

@@ -107,7 +107,7 @@ def locate(root: Location) -> list[Location]:
     if isinstance(root, Path):
         if layout.named_splits(root).folders:
             return []
-        # What is called like a set comes before what looks like one.
+        # Folders that are called like a set come before those that look like one.
         below = [root / name for name in subfolders(root)]
         named = [path for path in below if edition_called(path.name)]
         if found := [path for path in named if _is_set(path)] or [root] * _is_set(root):

@@ -70,7 +70,7 @@ def beneath(root: Path) -> list[str]:
 
 def _holds_image(folder: Path) -> bool:
     looked_at = 0
-    # What cannot be read is named when it is listed.
+    # A folder that cannot be read is named when it is listed.
     for path, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         if any(listing.is_image(Path(path, name), by_content=True) for name in names):

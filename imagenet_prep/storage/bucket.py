@@ -37,7 +37,7 @@ _KEPT_OPEN = 64
 _FEW = 4
 # S3 copies no larger object by one request.
 _MOST_COPIED = 5 << 30
-# What `export` calls its large files.
+# The names of the large files that `export` writes.
 _EXPORTED = re.compile(r".+\.(tar|parquet|rec|tfrecord-\d{5}-of-\d{5})")
 _DAMAGED = "the data set is damaged where it comes from. Run verify there."
 

@@ -18,8 +18,8 @@ from imagenet_prep.storage.ahead import ahead
 from imagenet_prep.storage.fetch import as_file, hashed
 from imagenet_prep.storage.store import Readable
 
-# Of all shards, a table up to this size is read ahead whole; ImageNet-21K's in 1,024 shards have
-# half of it. A larger one comes as it is used.
+# A table up to this size is read ahead whole; those of ImageNet-21K in 1,024 shards have half of
+# it. A larger table is read while it is used.
 _AHEAD_BYTES = 8 << 20
 Made = TypeVar("Made")
 Parse = Callable[[Iterable[bytes], str], Iterator[Made]]

@@ -50,7 +50,7 @@ def train(config: Config, open_reader: OpenReader, sheet: Sheet | None = None) -
     config, world = recipe.settled(config), launched()
     if serves():
         connect(config)  # It returns when the ranks have parted from the servers, or never.
-    # What a glance can refuse is refused before a framework is imported, which takes seconds.
+    # Data and checkpoint are checked before a framework is imported, which takes seconds.
     inputs, saved = Inputs(config, world, open_reader), Saved(config)
     examples, classes = inputs.train.num_examples, inputs.train.num_classes
 

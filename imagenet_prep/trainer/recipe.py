@@ -140,7 +140,7 @@ def difference(there: Json, run: Run, *, only_model: bool) -> str | None:
     return None
 
 
-# What a person calls numbers of a run that have other names in `Run` and `Schedule`.
+# The words for numbers of a run that have other names in `Run` and `Schedule`.
 _WORDS = {
     "peak": "learning rate",
     "kind": "schedule",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MODELS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 # It is made of torchvision's blocks: examples/tiny.py.
 TINY = "tiny"
-# What each variable of a layer of ours is called there.
+# Their names for the variables of a layer of ours.
 _KINDS = {
     "kernel": "weight",
     "bias": "bias",

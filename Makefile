@@ -40,7 +40,7 @@ help: ## list the targets
 demo: $(DEMO) ## a miniature ILSVRC2012 all the way: build/demo
 	@$(BIN)/imagenet-prep demo build/demo
 
-test: lint types imports debian flink $(HOROVOD) $(AIRFLOW) $(MXNET) ## everything that must pass; PYTEST_ARGS="-m flink" chooses tests
+test: lint types imports debian flink $(BIN)/actionlint $(HOROVOD) $(AIRFLOW) $(MXNET) ## everything that must pass; PYTEST_ARGS="-m flink" chooses tests
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # To run the codec as other processors do: an emulator, and ARM's libc and libjpeg. To run batch jobs: Slurm.
@@ -195,6 +195,11 @@ $(TRAINERS): $(TEST)
 	@$(BIN)/python -m venv --clear $(VENV)/trainers && \
 	  $(VENV)/trainers/bin/python -m pip install --quiet --no-deps --require-hashes -r .ci/trainers.lock && touch $@ || \
 	  { rm -rf $(VENV)/trainers; echo 'Going on without Model Garden and KerasCV: their tests will be skipped, see above why.' >&2; }
+
+# A program in Go, whose modules are pinned by their hashes. Without it the workflows are read by zizmor alone.
+$(BIN)/actionlint: .ci/actionlint/go.sum | $(BIN)/pip
+	@cd .ci/actionlint && GOBIN=$(abspath $(BIN)) GOFLAGS=-mod=readonly go install github.com/rhysd/actionlint/cmd/actionlint && \
+	  touch $(abspath $@) || echo 'Going on without actionlint: its test will be skipped, see above why.' >&2
 
 $(RELEASE): | $(BIN)/pip
 	@$(BIN)/python -m venv --clear $(VENV)/release

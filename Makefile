@@ -10,6 +10,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 LIBRARIES := /usr/lib/$(shell uname -m)-linux-gnu
 PYTEST_ARGS ?=
+QUICK := not (slow or tf or dali or horovod or mxnet or browser)
 
 # A change of any of these installs again; only then.
 KEY := $(shell cat .ci/test.lock .ci/demo.lock pyproject.toml setup.py imagenet_prep/codec/*.[ch] imagenet_prep/read/*.c | sha256sum | cut -c1-16)
@@ -33,7 +34,7 @@ GPU := $(VENV)/gpu
 GPU_KEY := $(GPU)/.installed-$(shell cat docker/prep.lock docker/train.lock pyproject.toml setup.py | sha256sum | cut -c1-16)
 GPU_ARGS ?=
 
-.PHONY: help demo docs release gpu test test-long mutants quick lint types imports format locks images-rehearsal picture debian flink flink-up flink-down clean
+.PHONY: help demo docs release gpu test test-long mutants newest quick lint types imports format locks images-rehearsal picture debian flink flink-up flink-down clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 18
@@ -70,8 +71,15 @@ picture: $(TEST) $(AIRFLOW) debian ## renew the documents' pictures, by the test
 	@$(BIN)/python -m pytest -q -m airflow -k picture tests/commands/airflow
 	@cp build/airflow/dag.svg docs/airflow.svg
 
+# By whatever Python there is, on whatever machine: pip takes the newest packages, where the locks do not fit.
+newest: | $(BIN)/pip ## the quick tests with the newest packages that pyproject.toml allows; no frameworks
+	@$(BIN)/python -m venv --clear $(VENV)/newest
+	@$(VENV)/newest/bin/python -m pip install --quiet --upgrade pip
+	@$(VENV)/newest/bin/python -m pip install --quiet --group quick -e '.[beam,demo,parquet,report,s3]'
+	@$(VENV)/newest/bin/python -m pytest -m "$(QUICK)" $(PYTEST_ARGS)
+
 quick: lint ## lint and the tests of single rooms, without frameworks: a minute
-	@$(BIN)/python -m pytest -m "not (slow or tf or dali or horovod or mxnet or browser)" $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "$(QUICK)" $(PYTEST_ARGS)
 
 lint: $(TEST) ## ruff: rules and format
 	@$(BIN)/ruff check --quiet .

@@ -156,6 +156,23 @@ def test_the_check_runs_the_one_check_on_every_python_and_machine() -> None:
     assert job["steps"][-1]["run"] == "bash .ci/run"
 
 
+@pytest.mark.parametrize(
+    ("python", "target"),
+    [("3 11 x86_64", "test"), ("3 11 aarch64", "newest"), ("3 14 x86_64", "newest"), ("", "test")],
+)
+def test_the_one_check_is_whole_where_the_lock_fits(
+    python: str, target: str, repository: Path, tmp_path: Path
+) -> None:
+    """Without any Python, `make test` is what says so."""
+    for name, prints in (("python3.11", f"echo '{python}'"), ("make", 'echo "make $*"')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{prints}\n")
+        (tmp_path / name).chmod(0o755)
+
+    done = run("bash", repository / ".ci" / "run", PATH=f"{tmp_path}:{os.environ['PATH']}")
+
+    assert (done.returncode, done.stdout) == (0, f"make {target}\n"), done.stderr
+
+
 @pytest.mark.parametrize("name", ["bug.yml", "wish.yml"])
 def test_a_form_has_what_the_host_demands(name: str) -> None:
     form = parsed(GITHUB / "ISSUE_TEMPLATE" / name)

@@ -65,6 +65,7 @@ release: $(RELEASE) ## dist/: the sdist and wheels of this commit, the same byte
 gpu: $(GPU_KEY) ## what only an NVIDIA GPU can show, into benchmarks/gpu.md; GPU_ARGS=--dry-run without one
 	@$(GPU)/bin/python -m benchmarks.gpu $(GPU_ARGS)
 
+# docs/exchange.png is measured, which takes root and minutes: benchmarks/README.md says how.
 picture: $(TEST) $(AIRFLOW) debian ## renew the documents' pictures, by the tests that draw them
 	@$(BIN)/python -m pytest -q -m "browser and long" -k screenshots tests/commands/report
 	@cp build/report/report-1200-light.png docs/report.png

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from imagenet_prep import report
 from imagenet_prep.dataset.member import Incident
@@ -262,11 +263,15 @@ def test_screenshots_for_people_to_look_at(demo: Demo, tmp_path: Path, open_page
     content = (demo.out / REPORT).read_text("utf-8")
     path.write_text(content.replace(str(demo.out), "/data/demo"), "utf-8")
     shown, _ = open_page(path)
+    # What the page says of its set goes with its picture: tests/contract/test_pictures.py.
+    facts = PngInfo()
+    for name in ("program", "libraries"):
+        facts.add_text(name, shown.locator(f"dt:text-is('{name}') + dd").text_content())
     for width, scheme in itertools.product(WIDTHS, ("light", "dark")):
         shown.set_viewport_size({"width": width, "height": 1100})
         shown.emulate_media(color_scheme=scheme)
         picture = Image.open(io.BytesIO(shown.screenshot()))
-        picture.save(SCREENSHOTS / f"report-{width}-{scheme}.png")
+        picture.save(SCREENSHOTS / f"report-{width}-{scheme}.png", pnginfo=facts)
 
         assert picture.size == (width, 1100)
         colours = picture.convert("L").resize((60, 60)).histogram()

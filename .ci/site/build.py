@@ -28,7 +28,7 @@ GROUPS = {
     "Read and train": "reading train launch own-script pytorch trainers mxnet scaling",
     "Evaluate": "evaluation",
     "Operate": "airflow slurm ec2 sagemaker images",
-    "Reference": "api command-line data-format policy",
+    "Reference": "api command-line data-format policy licence",
     "Project": "architecture seeds benchmarks benchmarks-gpu contributing security changelog",
 }
 # Documents that lie elsewhere, and their pages.

@@ -27,6 +27,7 @@ class Spark(Cluster):
         (folder / "jars").mkdir(exist_ok=True)
         (folder / "jars/job-server.jar").unlink(missing_ok=True)
         (folder / "jars/job-server.jar").symlink_to(self.job_server())
+        (folder / "nothing.jar").touch()
 
     def jobs(self) -> dict[str, str]:
         """Returns the state of every job by its id: RUNNING, FINISHED, KILLED …"""
@@ -56,8 +57,8 @@ class Spark(Cluster):
         }
         return [
             f"--spark_master_url={self._master}",
-            # The executors have the job server's jar: no other one is sent to them.
-            "--files_to_stage=",
+            # The executors have the job server's jar: it need not be sent to them.
+            f"--files_to_stage={self._folder / 'nothing.jar'}",
             *(f"--job_server_jvm_properties=-D{name}={v}" for name, v in properties.items()),
         ]
 

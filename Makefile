@@ -34,11 +34,7 @@ GPU := $(VENV)/gpu
 GPU_KEY := $(GPU)/.installed-$(shell cat docker/prep.lock docker/train.lock pyproject.toml setup.py | sha256sum | cut -c1-16)
 GPU_ARGS ?=
 
-<<<<<<< HEAD
-.PHONY: help demo docs release gpu test test-long mutants quick lint types imports format locks images-rehearsal picture debian jars flink-up flink-down spark-up spark-down clean
-=======
-.PHONY: help demo docs release gpu test test-long mutants newest quick lint types imports format locks images-rehearsal picture debian flink flink-up flink-down clean
->>>>>>> main
+.PHONY: help demo docs release gpu test test-long mutants newest quick lint types imports format locks images-rehearsal picture debian jars flink-up flink-down spark-up spark-down clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 18
@@ -49,11 +45,7 @@ demo: $(DEMO) ## a miniature ILSVRC2012 all the way: build/demo
 docs: $(DOCS) ## the documents as a site: build/docs/index.html
 	@$(VENV)/docs/bin/python .ci/site/build.py build/docs
 
-<<<<<<< HEAD
-test: lint types imports debian jars $(HOROVOD) $(AIRFLOW) $(MXNET) $(DOCS) ## everything that must pass; PYTEST_ARGS="-m spark" chooses tests
-=======
-test: lint types imports debian flink $(BIN)/actionlint $(HOROVOD) $(AIRFLOW) $(MXNET) $(DOCS) ## everything that must pass; PYTEST_ARGS="-m flink" chooses tests
->>>>>>> main
+test: lint types imports debian jars $(BIN)/actionlint $(HOROVOD) $(AIRFLOW) $(MXNET) $(DOCS) ## everything that must pass; PYTEST_ARGS="-m spark" chooses tests
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # To run the codec as other processors do: an emulator, and ARM's libc and libjpeg. To run batch jobs: Slurm.

@@ -54,6 +54,7 @@ class Flink(Cluster):
     """Its members are TaskManagers."""
 
     NAME = "Flink"
+    CANCELLED = "CANCELED"
 
     def __init__(self, folder: Path, *args: Any, **how: Any) -> None:
         """Writes the configuration; arguments as for `Cluster`."""

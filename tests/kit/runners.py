@@ -36,11 +36,13 @@ class Cluster(abc.ABC):
 
     Attributes:
       NAME: of the runner.
+      CANCELLED: the state of a job that was cancelled.
       url: where it says how it is.
       members: the processes that offer slots, one each.
     """
 
     NAME: ClassVar[str]
+    CANCELLED: ClassVar[str]
 
     def __init__(
         self,

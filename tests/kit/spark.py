@@ -19,6 +19,8 @@ class Spark(Cluster):
     """Its members are Spark's workers; each of them has one executor for each job."""
 
     NAME = "Spark"
+    # The master knows only that the driver has ended.
+    CANCELLED = "FINISHED"
 
     def __init__(self, folder: Path, *args: Any, **how: Any) -> None:
         """Makes a folder like that of Spark's own distribution; arguments as for `Cluster`."""

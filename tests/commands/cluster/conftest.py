@@ -16,7 +16,9 @@ from tests.kit.s3_proxy import Proxy, proxied
 from tests.kit.s3_server import S3Server
 from tests.kit.spark import Spark
 
-RUNNERS = ("flink", "spark")
+FLINK = pytest.param("flink", marks=pytest.mark.flink)
+SPARK = pytest.param("spark", marks=pytest.mark.spark)
+SPARK_LONG = pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.long])
 SETTINGS = ("--train-shards", "60", "--validation-shards", "4", "--allow-subset")
 
 
@@ -45,7 +47,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str])
         yield made
 
 
-@pytest.fixture(params=[pytest.param(name, marks=getattr(pytest.mark, name)) for name in RUNNERS])
+@pytest.fixture(params=[FLINK, SPARK])
 def cluster(request: pytest.FixtureRequest) -> Cluster:
     """Each cluster, with as many members as it began with."""
     made: Cluster = request.getfixturevalue(request.param)

@@ -20,9 +20,10 @@ import pytest
 
 from benchmarks import flink as benchmark
 from benchmarks import measure
-from tests.commands.cluster.conftest import SETTINGS
+from tests.commands.cluster.conftest import FLINK, SETTINGS, SPARK_LONG
 from tests.kit import command
 from tests.kit.dataset import Reference, assert_nothing_half_visible, contents, receipts
+from tests.kit.flink import Flink
 from tests.kit.runners import NUM_MEMBERS, Cluster
 from tests.kit.s3_proxy import Proxy
 from tests.kit.s3_server import BUCKET, S3Server, key_of, objects, uploads
@@ -149,10 +150,12 @@ def test_ctrl_c_cancels_the_job_and_leaves_no_process(
     def states() -> set[str]:
         return {state for job, state in cluster.jobs().items() if job not in before}
 
-    command.wait_until(lambda: states() == {"CANCELED"}, "the job is cancelled")
+    command.wait_until(lambda: states() == {cluster.CANCELLED}, "the job is cancelled")
     assert_nothing_half_visible(out, reference.contents)
 
 
+# In short: on Spark, test_claims' task that failed.
+@pytest.mark.parametrize("cluster", [FLINK, SPARK_LONG], indirect=True)
 def test_a_workers_error_reaches_the_terminal_as_one_message_with_its_exit_code(
     cluster: Cluster, reference: Reference, tmp_path: Path
 ) -> None:
@@ -300,7 +303,8 @@ def test_a_client_without_java_is_told_so(
 
 
 @pytest.mark.long
-def test_the_benchmark_compares_the_same_work(cluster: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cluster", [FLINK], indirect=True)
+def test_the_benchmark_compares_the_same_work(cluster: Flink, tmp_path: Path) -> None:
     source = measure.corpus(tmp_path, 40, (96, 72))
     results = benchmark.compare(cluster, source, tmp_path / "out", 4, 48, 1)
     assert [run.images for runs in results.values() for run in runs] == [40, 40]

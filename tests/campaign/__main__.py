@@ -22,6 +22,7 @@ from typing import Protocol
 from tests.campaign.adopt import Adopt
 from tests.campaign.amend import Amend, AmendInS3
 from tests.campaign.download import Download
+from tests.campaign.duplicates import Duplicates
 from tests.campaign.export import Export
 from tests.campaign.prepare import Prepare, PrepareToS3
 from tests.campaign.replicate import Replicate, ReplicateToS3
@@ -43,6 +44,7 @@ WEIGHTS = {
     "amend": 25,
     "resize": 28,
     "export": 25,
+    "duplicates": 12,
     "s3": 5,
     "amend-s3": 4,
     "train": 4,
@@ -132,6 +134,8 @@ class Place:
                 self._kinds[kind] = [Resize(story(), self._foreign("slim"))]
             elif kind == "export":
                 self._kinds[kind] = [Export(story(), source, self._beside)]
+            elif kind == "duplicates":
+                self._kinds[kind] = [Duplicates(story(), self._made("duplicates"))]
             elif kind == "download":
                 self._kinds[kind] = [Download(story())]
             elif kind == "replicate":
@@ -222,7 +226,7 @@ def run(seed: int, numbers: Sequence[int], kinds: Sequence[str], jobs: int) -> d
             with printing:
                 _add(totals[kind], story, number, time.monotonic() - began)
                 shown = ", ".join(f"{count} {what}" for what, count in story.faults.items())
-                print(f"round {number:5d} {kind:9s} {story.runs:3d} runs: {shown}", flush=True)
+                print(f"round {number:5d} {kind:10s} {story.runs:3d} runs: {shown}", flush=True)
                 if story.violation:
                     again = f"--seed {seed} --first {number} --rounds 1 --only {','.join(kinds)}"
                     print(f"VIOLATION ({again}): {story.violation}", flush=True)
@@ -245,10 +249,10 @@ def _add(total: Total, story: Story, number: int, seconds: float) -> None:
 
 def table(totals: dict[str, Total]) -> str:
     """Returns a line a kind and one for all."""
-    lines = [f"{'kind':9s} {'rounds':>7s} {'faults':>7s} {'runs':>7s} {'violations':>11s}"]
+    lines = [f"{'kind':10s} {'rounds':>7s} {'faults':>7s} {'runs':>7s} {'violations':>11s}"]
     for kind, total in totals.items():
         lines.append(
-            f"{kind:9s} {total.rounds:7d} {total.faults.total():7d} {total.runs:7d} "
+            f"{kind:10s} {total.rounds:7d} {total.faults.total():7d} {total.runs:7d} "
             f"{len(total.violations):11d}   {total.seconds:,.0f} s, CPU {total.cpu_s:,.0f} s"
         )
         lines += [f"    {count:6d} {what}" for what, count in sorted(total.faults.items())]
@@ -261,7 +265,7 @@ def table(totals: dict[str, Total]) -> str:
             lambda t: len(t.violations),
         )
     )
-    lines.append(f"{'all':9s} {rounds:7d} {faults:7d} {runs:7d} {wrong:11d}")
+    lines.append(f"{'all':10s} {rounds:7d} {faults:7d} {runs:7d} {wrong:11d}")
     return "\n".join(lines)
 
 

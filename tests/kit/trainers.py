@@ -118,7 +118,7 @@ CLIENTS = [
     Client("torchvision's references", "", FOLDER, 1000, INDEX, ANY, NOT_RUN),
     Client("FFCV", "", FOLDER, 1000, INDEX, ANY, NOT_RUN),
     Client("WebDataset, timm's `wds/`", "1.0.2, 1.0.31", WEBDATASET, 1000, INDEX, ANY, BY_HAND),
-    Client("Hugging Face datasets", "11/2026", PARQUET, 1000, INDEX, ANY, BY_HAND),
+    Client("Hugging Face datasets", "5.2.0", PARQUET, 1000, INDEX, ANY, BY_HAND),
     Client("LitData and MosaicML streaming", "0.2.76, 0.13", SET, 1000, INDEX, ANY, BY_HAND),
 ]
 

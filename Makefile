@@ -44,9 +44,10 @@ test: lint types imports debian flink $(HOROVOD) $(AIRFLOW) $(MXNET) ## everythi
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # To run the codec as other processors do: an emulator, and ARM's libc and libjpeg. To run batch jobs: Slurm.
+# To install where nothing is: roots of Debian, and a release.
 test-long: LONG = qemu-aarch64-static:qemu-user-static /usr/aarch64-linux-gnu/lib/ld-linux-aarch64.so.1:libc6-arm64-cross \
-  slurmctld:slurm-wlm munged:munge
-test-long: debian flink $(TEST) $(HOROVOD) $(AIRFLOW) $(MXNET) $(LOADERS_HOROVOD) $(TRAINERS) $(ARM) ## the long forms of what `test` does in short: kills, faults, flipped bits
+  slurmctld:slurm-wlm munged:munge debootstrap:debootstrap
+test-long: debian flink $(TEST) $(RELEASE) $(HOROVOD) $(AIRFLOW) $(MXNET) $(LOADERS_HOROVOD) $(TRAINERS) $(ARM) ## the long forms of what `test` does in short: kills, faults, flipped bits
 	@$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 
 # BASE is the commit that changes are against; MUTANTS_ARGS the tests to choose from, if not all.

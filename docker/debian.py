@@ -44,11 +44,14 @@ def missing() -> list[str]:
     return [name for name, is_there in found.items() if not is_there]
 
 
-def bootstrap(root: Path, suite: str, *packages: str) -> list[str]:
-    """Returns the command that makes the root of a suite, with packages and what they need."""
-    include = [f"--include={','.join(packages)}"] if packages else []
-    made = ["debootstrap", "--variant=minbase", *include, suite, str(root), mirror() or ""]
-    return [*_OWN_MOUNTS, *made]
+def bootstrap(root: Path, suite: str, *packages: str, foreign: str | None = None) -> list[str]:
+    """Returns the command that makes the root of a suite, with packages and what they need.
+
+    For another kind of machine, as "arm64", it leaves the packages in var/cache/apt/archives.
+    """
+    flags = ["--variant=minbase", *([f"--include={','.join(packages)}"] if packages else [])]
+    flags += [f"--arch={foreign}", "--foreign"] if foreign else []
+    return [*_OWN_MOUNTS, "debootstrap", *flags, suite, str(root), mirror() or ""]
 
 
 def trust(root: Path) -> None:

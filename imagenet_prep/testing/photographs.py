@@ -14,9 +14,11 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image
 
+from imagenet_prep.codec.transform import resampled
 from imagenet_prep.core.errors import UsageError
 
 _Rng = np.random.Generator
+_LANCZOS = Image.Resampling.LANCZOS
 
 IMAGENET_SIZE = (500, 375)  # (width, height): the most frequent size in ILSVRC2012
 _LARGE_SHARE, _HUGE_SHARE = 0.03, 0.004  # of plain images, at IMAGENET_SIZE only
@@ -119,7 +121,7 @@ class Camera:
             x = float(rng.random()) * (full.width - box_width)
             y = float(rng.random()) * (full.height - box_height)
             box = (x, y, x + box_width, y + box_height)
-            window = np.asarray(full.resize((width, height), Image.Resampling.LANCZOS, box=box))
+            window = np.asarray(resampled(full, width, height, _LANCZOS, box))
         if rng.random() < 0.5:
             window = window[:, ::-1]
         dy, dx = rng.integers(640, size=2)
@@ -134,7 +136,7 @@ class Camera:
         scale = zoom * max(self._size) / min(photo.size)
         # Rounded up: every window of this size, portrait or landscape, must fit.
         size = (int(photo.width * scale) + 1, int(photo.height * scale) + 1)
-        return np.asarray(photo.resize(size, Image.Resampling.LANCZOS))
+        return np.asarray(resampled(photo, *size, _LANCZOS))
 
 
 def _encode(pixels: NDArray[np.uint8], kind: str, rng: _Rng) -> bytes:

@@ -24,6 +24,7 @@ LOADERS_HOROVOD := $(VENV)/loaders/.horovod-$(shell cat .ci/loaders.lock $(RECIP
 TRAINERS := $(VENV)/trainers/.installed-$(shell sha256sum < .ci/trainers.lock | cut -c1-16)
 JARS := $(HOME)/.cache/imagenet-prep/flink
 ARM := build/aarch64/.made-$(shell sha256sum < .ci/test.lock | cut -c1-16)
+DOCS := $(VENV)/docs/.installed-$(shell sha256sum < .ci/docs.lock | cut -c1-16)
 RELEASE := $(VENV)/release/.installed-$(shell sha256sum < .ci/release.lock | cut -c1-16)
 FLINK := $(JARS)/.made-$(shell cat .ci/flink .ci/flink.lock .ci/flink.sha256 .ci/flink.xml | sha256sum | cut -c1-16)
 
@@ -32,7 +33,7 @@ GPU := $(VENV)/gpu
 GPU_KEY := $(GPU)/.installed-$(shell cat docker/prep.lock docker/train.lock pyproject.toml setup.py | sha256sum | cut -c1-16)
 GPU_ARGS ?=
 
-.PHONY: help demo release gpu test test-long mutants quick lint types imports format locks images-rehearsal picture debian flink flink-up flink-down clean
+.PHONY: help demo docs release gpu test test-long mutants quick lint types imports format locks images-rehearsal picture debian flink flink-up flink-down clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 18
@@ -40,7 +41,10 @@ help: ## list the targets
 demo: $(DEMO) ## a miniature ILSVRC2012 all the way: build/demo
 	@$(BIN)/imagenet-prep demo build/demo
 
-test: lint types imports debian flink $(HOROVOD) $(AIRFLOW) $(MXNET) ## everything that must pass; PYTEST_ARGS="-m flink" chooses tests
+docs: $(DOCS) ## the documents as a site: build/docs/index.html
+	@$(VENV)/docs/bin/python .ci/site/build.py build/docs
+
+test: lint types imports debian flink $(HOROVOD) $(AIRFLOW) $(MXNET) $(DOCS) ## everything that must pass; PYTEST_ARGS="-m flink" chooses tests
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # To run the codec as other processors do: an emulator, and ARM's libc and libjpeg. To run batch jobs: Slurm.
@@ -61,6 +65,7 @@ release: $(RELEASE) ## dist/: the sdist and wheels of this commit, the same byte
 gpu: $(GPU_KEY) ## what only an NVIDIA GPU can show, into benchmarks/gpu.md; GPU_ARGS=--dry-run without one
 	@$(GPU)/bin/python -m benchmarks.gpu $(GPU_ARGS)
 
+# docs/exchange.png is measured, which takes root and minutes: benchmarks/README.md says how.
 picture: $(TEST) $(AIRFLOW) debian ## renew the documents' pictures, by the tests that draw them
 	@$(BIN)/python -m pytest -q -m "browser and long" -k screenshots tests/commands/report
 	@cp build/report/report-1200-light.png docs/report.png
@@ -97,6 +102,7 @@ locks: $(BIN)/pip ## renew .ci/*.lock, docker/*.lock and those of Horovod from p
 	@$(LOCK) $(HERE) --extra all --extra test --output-file .ci/test.lock > /dev/null
 	@$(LOCK) $(HERE) --extra demo --extra report --extra tf --constraints .ci/test.lock --output-file .ci/demo.lock > /dev/null
 	@$(LOCK) --group release --output-file .ci/release.lock > /dev/null
+	@$(LOCK) --group docs pyproject.toml --constraints .ci/test.lock --output-file .ci/docs.lock > /dev/null
 	@$(LOCK) --group airflow --output-file .ci/airflow.lock > /dev/null
 	@$(LOCK) --group loaders --constraints .ci/test.lock --no-emit-package triton --output-file .ci/loaders.lock > /dev/null
 	@$(LOCK) --group trainers --override .ci/trainers.override --output-file .ci/trainers.lock > /dev/null
@@ -196,6 +202,11 @@ $(TRAINERS): $(TEST)
 	@$(BIN)/python -m venv --clear $(VENV)/trainers && \
 	  $(VENV)/trainers/bin/python -m pip install --quiet --no-deps --require-hashes -r .ci/trainers.lock && touch $@ || \
 	  { rm -rf $(VENV)/trainers; echo 'Going on without Model Garden and KerasCV: their tests will be skipped, see above why.' >&2; }
+
+$(DOCS): | $(BIN)/pip
+	@echo "Installing .ci/docs.lock into $(VENV)/docs (once; 220 MB, some seconds)" >&2
+	@$(BIN)/python -m venv --clear $(VENV)/docs
+	@$(VENV)/docs/bin/python -m pip install --quiet --require-hashes -r .ci/docs.lock && touch $@
 
 $(RELEASE): | $(BIN)/pip
 	@$(BIN)/python -m venv --clear $(VENV)/release

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from imagenet_prep import verify
 from imagenet_prep.core import program
 from imagenet_prep.core.address import is_remote
 from imagenet_prep.core.canonical import Json
@@ -97,7 +96,7 @@ def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
     from imagenet_prep.preparation import adoption, rewrite
     from imagenet_prep.preparation.existing_set import check_existing_set
     from imagenet_prep.sources import shard_files
-    from imagenet_prep.storage import scratch
+    from imagenet_prep.storage import manifests, scratch
     from imagenet_prep.storage.folder import LocalStore
     from imagenet_prep.storage.store import open_store, same_place
 
@@ -136,7 +135,7 @@ def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
             quiet=config.json,
         )
         rewrite.run(job, store)
-    made = None if refusal else verify.load(store)
+    made = None if refusal else manifests.load(store)
     return _summary(config, found, seen, made), refusal
 
 
@@ -146,9 +145,10 @@ def _completed(config: Config, store: Store) -> Json:
     from imagenet_prep.preparation import adoption
     from imagenet_prep.preparation.existing_set import check_existing_set
     from imagenet_prep.sources import shard_files
+    from imagenet_prep.storage import manifests
 
     store.local.settle()
-    there = verify.load(store)
+    there = manifests.load(store)
     added = not there.has_samples
     if added:
         with store.lock():
@@ -168,7 +168,7 @@ def _completed(config: Config, store: Store) -> Json:
             adoption.add_tables(store, seen)
     return {
         "folder": store.where(),
-        "already": verify.load(store).digest,
+        "already": manifests.load(store).digest,
         "tables": "added" if added else "there",
     }
 

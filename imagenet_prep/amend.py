@@ -76,11 +76,11 @@ def amend(config: Config) -> Json:
     from imagenet_prep.engine import Workers
     from imagenet_prep.preparation import amendment, changes
     from imagenet_prep.sources.tfrecords import listed_classes
+    from imagenet_prep.storage import manifests
     from imagenet_prep.storage.store import open_store
-    from imagenet_prep.verify import load
 
     store, out = open_store(config.dataset), open_store(config.out)
-    there = load(store)
+    there = manifests.load(store)
     amendment.refuse(store, there, out)
     classes = listed_classes(store, there)
     request = changes.Request(

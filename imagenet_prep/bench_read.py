@@ -104,7 +104,7 @@ def _world(dataset: str) -> World:
     """Returns this host alone; of a partitioned set, as one of those that read it."""
     from imagenet_prep.dataset import placement
     from imagenet_prep.storage.folder import LocalStore
-    from imagenet_prep.verify import load
+    from imagenet_prep.storage.manifests import load
 
     if "://" in dataset:
         return World()

@@ -225,8 +225,8 @@ def bench(config: Config) -> list[Row]:
       UsageError: flags of train, the hosts file, no data set.
       ImagenetPrepError: a run failed; its own message stands above.
     """
+    from imagenet_prep.storage.manifests import load
     from imagenet_prep.storage.store import open_store
-    from imagenet_prep.verify import load
 
     asked = train.parse(config.command[1:])
     examples = None

@@ -120,13 +120,13 @@ def diff(config: Config) -> Json:
 
 def opened(dataset: str) -> Side:
     """Returns a data set that is to be compared; raises as `diff`."""
-    from imagenet_prep import verify
     from imagenet_prep.dataset import placement
     from imagenet_prep.shards.difference import Side
+    from imagenet_prep.storage import manifests
     from imagenet_prep.storage.store import open_readable
 
     place = open_readable(dataset)
-    manifest = verify.load(place)
+    manifest = manifests.load(place)
     if (folder := place.as_folder) is not None:
         part = placement.load(folder.root, manifest)
         if part.nodes > 1:

@@ -212,13 +212,13 @@ def _against(config: Config, out: Store) -> list[_Side]:
 
 def _set(place: str, split: str | None, wanted: Sequence[str], out: Store, *, other: bool) -> _Side:
     """Returns a set as a side."""
-    from imagenet_prep import verify
     from imagenet_prep.dataset import class_list
     from imagenet_prep.preparation import pictures
+    from imagenet_prep.storage import manifests
     from imagenet_prep.storage.store import open_store
 
     store = open_store(place)
-    manifest = verify.load(store)
+    manifest = manifests.load(store)
     splits = [each for each in manifest.splits if each in wanted] if split is None else [split]
     pieces = pictures.of_set(store, manifest, splits, other=other)
     labels = store.read(naming.LABELS)

@@ -103,15 +103,16 @@ def export(config: Config) -> Json:
     Raises:
       ImagenetPrepError: the class says with which exit code the command ends.
     """
-    from imagenet_prep import engine, verify
+    from imagenet_prep import engine
     from imagenet_prep.exporting import job
     from imagenet_prep.exporting.examples import Source
     from imagenet_prep.read.choice import Choice
     from imagenet_prep.read.config import ReadConfig
+    from imagenet_prep.storage import manifests
     from imagenet_prep.storage.store import open_store
 
     source = Source(Path(config.dataset).expanduser())
-    there = verify.load(open_store(config.dataset)).splits
+    there = manifests.load(open_store(config.dataset)).splits
     splits = [split for split in schema.SPLITS if split in (config.split or there)]
     with contextlib.closing(source):
         format, place, called = _format(config, source, splits)

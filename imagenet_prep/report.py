@@ -282,13 +282,14 @@ def _comparison(config: Config, store: Store, other: Store) -> str:
 def _facts(config: Config, dataset: str, store: Store) -> Facts:
     from imagenet_prep import verify
     from imagenet_prep.reporting import facts
+    from imagenet_prep.storage import manifests
     from imagenet_prep.storage.store import open_store
 
     checked = verify.verify(
         verify.Config(dataset=dataset, level=config.level, workers=config.workers)
     )
     source = open_store(config.source) if config.source else None
-    return facts.gather(store, verify.load(store), checked["problems"], source)
+    return facts.gather(store, manifests.load(store), checked["problems"], source)
 
 
 def run(argv: Sequence[str]) -> int:

@@ -178,15 +178,15 @@ def _manifest_of(place: str) -> str | None:
 
 
 def _show_set(config: Config, path: str) -> int:
-    from imagenet_prep import verify
     from imagenet_prep.shards import summary
     from imagenet_prep.sources.tfrecords import listed_classes
+    from imagenet_prep.storage import manifests
     from imagenet_prep.storage.store import open_store
 
     if config.image is not None or config.limit is not None:
         raise UsageError(f"{config.dataset} is a data set: --image and --limit are for one shard")
     store = open_store(config.dataset)
-    manifest = verify.load(store)
+    manifest = manifests.load(store)
     first_class = listed_classes(store, manifest).wnids[0]
     found = summary.of_set(path, manifest)
     if config.json:
@@ -199,10 +199,10 @@ def _show_set(config: Config, path: str) -> int:
 def _show_images(config: Config) -> int:
     """Shows keys, or images, of a data set."""
     from imagenet_prep.read.catalogue import Catalogue
+    from imagenet_prep.storage import manifests
     from imagenet_prep.storage.store import open_store
-    from imagenet_prep.verify import load
 
-    there = load(open_store(config.dataset)).splits
+    there = manifests.load(open_store(config.dataset)).splits
     if absent := set(config.splits or ()) - there.keys():
         raise UsageError(
             f"{config.dataset}: no split {some(sorted(absent))}; there are: {', '.join(there)}"

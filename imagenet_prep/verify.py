@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from imagenet_prep.core import program, terminal
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.errors import DataDamagedError, IncompleteError, UsageError
+from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.core.flags import WorkerFlags, after_dashes, flag, parse, with_absolute
 from imagenet_prep.dataset import naming, schema, settings
 from imagenet_prep.dataset.flag import data_set
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from imagenet_prep.dataset.placement import Placement
     from imagenet_prep.engine import Result
     from imagenet_prep.shards.check import Expectation
-    from imagenet_prep.storage.store import Readable, Store
+    from imagenet_prep.storage.store import Store
 
 EXAMPLES = """\
   imagenet-prep verify /data/imagenet-480
@@ -81,11 +81,12 @@ def verify(config: Config) -> Json:
     """
     from imagenet_prep.dataset import placement
     from imagenet_prep.shards import proof
+    from imagenet_prep.storage import manifests
     from imagenet_prep.storage.store import open_store
 
     store = open_store(config.dataset)
     folder = store.as_folder
-    manifest = load(store)
+    manifest = manifests.load(store)
     # Only folders of hosts hold less.
     part = placement.load(folder.root, manifest) if folder else placement.WHOLE
     shards = [shard for split in manifest.splits for shard in part.shards(manifest, split)]
@@ -168,22 +169,6 @@ def _mend(manifest: Manifest) -> str:
             f"{verb} command again: it makes only what is missing."
         )
     return "Fetch what is damaged from where the set came from."
-
-
-def load(store: Readable) -> Manifest:
-    """Returns the manifest of the data set in `store`; raises as `verify` does."""
-    from imagenet_prep.dataset import manifest
-
-    if store.as_folder is not None and not store.as_folder.root.is_dir():
-        raise UsageError(f"{store.where()}: there is no such folder")
-    if store.size(naming.MANIFEST) is not None:
-        return manifest.loads(store.read(naming.MANIFEST), store.where(naming.MANIFEST))
-    if naming.WORK in store.list_folder():
-        raise IncompleteError(
-            f"{store.where()}: no {naming.MANIFEST} yet: what was writing here has not finished. "
-            "Run the same command again to resume."
-        )
-    raise UsageError(f"{store.where()}: no {naming.MANIFEST}: not a data set of imagenet-prep")
 
 
 def _expectation(
@@ -307,6 +292,7 @@ def run(argv: Sequence[str]) -> int:
     if result["part"]:
         what += f" ({result['part']})"
     if problems:
+        from imagenet_prep.storage import manifests
         from imagenet_prep.storage.store import open_store
 
         raise DataDamagedError(
@@ -314,7 +300,7 @@ def run(argv: Sequence[str]) -> int:
             + (
                 "Run the replicate command that made it, with --repair."
                 if result["part"]
-                else _mend(load(open_store(config.dataset)))
+                else _mend(manifests.load(open_store(config.dataset)))
             )
         )
     if not config.json:

@@ -20,7 +20,7 @@ import tests.kit.start.sitecustomize  # noqa: F401 - as in the processes that te
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 # Rooms of tests that run whole commands; the tests of other rooms call functions.
-_COMMANDS = ("benchmarks", "campaign", "commands", "golden", "hostile", "oracles")
+_COMMANDS = ("benchmarks", "campaign", "commands", "golden", "hostile", "oracles", "site")
 # Rooms whose tests take minutes, each with servers or frameworks of its own.
 _MINUTES = (
     *("commands/flink", "commands/airflow", "trainer"),

@@ -10,6 +10,7 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import manifest, naming
 from imagenet_prep.dataset.manifest import File, Problem
 from imagenet_prep.dataset.placement import WHOLE, Placement
+from imagenet_prep.storage import manifests
 
 if TYPE_CHECKING:
     # This module imports libraries for servers, which hosts do not need.
@@ -87,7 +88,7 @@ class Target:
                 f"--from-parent: {parent.where()} holds no {naming.MANIFEST}, so it is no replica. "
                 "Without --from-parent, all files are moved."
             )
-        there = manifest.loads(parent.read(naming.MANIFEST), parent.where(naming.MANIFEST))
+        there = manifests.read(parent)
         known = {(file.name, file.sha256) for file in there.files_of(there.splits)}
         files = [file for file in lacking if (file.name, file.sha256) in known]
         sizes = parent.sizes(file.name for file in files)

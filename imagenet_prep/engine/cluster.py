@@ -11,6 +11,7 @@ import logging
 import re
 import shutil
 import signal
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from concurrent import futures
@@ -20,7 +21,7 @@ from typing import Any
 from imagenet_prep.core import children, errors
 from imagenet_prep.engine.workers import Started
 
-_REST_TIMEOUT_S = 20.0
+_ANSWER_TIMEOUT_S = 20.0
 _ENDING_S = 5.0
 _OURS = re.compile(
     r"imagenet_prep\.core\.errors\.(\w+): (.*?)(?: \[while running|\n\n|\Z)", re.DOTALL
@@ -107,7 +108,7 @@ def submit(args: Sequence[str], build: Callable[[Any], object], *, name: str, lo
         local = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
         pipeline = beam.Pipeline(local if runner == "DirectRunner" else None, options)
         if isinstance(pipeline.runner, PortableRunner):
-            _own_job_server(pipeline.runner, options, ending)
+            _job_server(pipeline.runner, options, ending)
         build(pipeline)
         ours = signal.getsignal(signal.SIGINT)
         try:
@@ -133,6 +134,7 @@ def _logged_to(log: Path) -> contextlib.ExitStack:
     handler = logging.FileHandler(log, delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(message)s"))
     ending = contextlib.ExitStack()
+    ending.callback(handler.close)
     ending.callback(root.setLevel, root.level)
     ending.callback(root.removeHandler, handler)
     root.addHandler(handler)
@@ -140,12 +142,19 @@ def _logged_to(log: Path) -> contextlib.ExitStack:
     return ending
 
 
-def _own_job_server(runner: Any, options: Any, ending: contextlib.ExitStack) -> None:
-    """Makes the job server end with this process; Beam relies on `atexit`, which a kill skips."""
+def _job_server(runner: Any, options: Any, ending: contextlib.ExitStack) -> None:
+    """Refuses who does not answer; makes a job server of Beam's own end with this process.
+
+    Beam and Spark wait for minutes. Beam relies on `atexit`, which a kill skips.
+    """
     from apache_beam.options import pipeline_options
 
-    if options.view_as(pipeline_options.PortableOptions).job_endpoint:
+    if endpoint := options.view_as(pipeline_options.PortableOptions).job_endpoint:
+        _demand_answer(endpoint)
         return
+    master = options.view_as(pipeline_options.SparkRunnerOptions).spark_master_url
+    if master.startswith("spark://"):
+        _demand_spark(master)
     launcher = options.view_as(pipeline_options.JobServerOptions).job_server_java_launcher
     if shutil.which(launcher) is None:
         raise errors.ImagenetPrepError(
@@ -165,6 +174,39 @@ def _own_job_server(runner: Any, options: Any, ending: contextlib.ExitStack) -> 
         return server
 
     runner.default_job_server = default_job_server
+
+
+def _demand_answer(endpoint: str) -> None:
+    import grpc
+    from apache_beam.portability.api import beam_job_api_pb2, beam_job_api_pb2_grpc
+
+    try:
+        with grpc.insecure_channel(endpoint) as channel:
+            beam_job_api_pb2_grpc.JobServiceStub(channel).DescribePipelineOptions(
+                beam_job_api_pb2.DescribePipelineOptionsRequest(), timeout=_ANSWER_TIMEOUT_S
+            )
+    except grpc.RpcError as error:
+        raise errors.ImagenetPrepError(
+            f"no job server answers at {endpoint} ({error.code().name}: {error.details()}). "
+            "Expected the HOST:PORT of Beam's job server in --job_endpoint, e.g. localhost:8099: "
+            "check it, and that the server is up."
+        ) from error
+
+
+def _demand_spark(url: str) -> None:
+    refused = []
+    for address in url.removeprefix("spark://").split(","):
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), port), _ANSWER_TIMEOUT_S).close()
+        except OSError as error:
+            refused.append(f"{address}: {error}")
+        else:
+            return
+    raise errors.ImagenetPrepError(
+        f"no Spark answers at {url} ({', '.join(refused)}). Expected the master's address in "
+        "--spark_master_url, e.g. spark://master:7077: check it, and that the cluster is up."
+    )
 
 
 class _Flink:
@@ -217,6 +259,6 @@ class _Flink:
     def _ask(self, method: str, path: str) -> Any:
         import requests
 
-        answer = requests.request(method, self._url + path, timeout=_REST_TIMEOUT_S)
+        answer = requests.request(method, self._url + path, timeout=_ANSWER_TIMEOUT_S)
         answer.raise_for_status()
         return answer.json()

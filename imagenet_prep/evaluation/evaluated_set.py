@@ -12,10 +12,10 @@ import numpy.typing as npt
 from imagenet_prep.core.errors import UsageError, some
 from imagenet_prep.core.flags import absolute
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset import class_list, manifest, naming, placement, samples, schema
+from imagenet_prep.dataset import class_list, naming, placement, samples, schema
 from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.evaluation.label_list import LabelList
-from imagenet_prep.storage import tables
+from imagenet_prep.storage import manifests, tables
 from imagenet_prep.storage.small_file import small_file
 from imagenet_prep.storage.store import Readable, open_readable
 
@@ -150,9 +150,7 @@ def opened(name: str) -> tuple[Readable, Manifest, str]:
     Raises as `EvaluatedSet`.
     """
     place = open_readable(absolute(name))
-    if place.size(naming.MANIFEST) is None:
-        raise UsageError(f"{name}: no {naming.MANIFEST}: not a data set of imagenet-prep")
-    made = manifest.loads(place.read(naming.MANIFEST), place.where(naming.MANIFEST))
+    made = manifests.load(place)
     folder = place.as_folder
     part = placement.load(folder.root, made) if folder else placement.WHOLE
     split = next((each for each in SPLITS if each in made.splits), None)

@@ -19,14 +19,13 @@ from imagenet_prep.core.errors import DataDamagedError, StoreError, UsageError, 
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import Split
 from imagenet_prep.dataset.settings import ADOPT, Settings
-from imagenet_prep.preparation import standing
 from imagenet_prep.preparation.existing_set import CheckedShard, ExistingSet, identity
 from imagenet_prep.preparation.output import Output
 from imagenet_prep.preparation.standing import Wanted
 from imagenet_prep.shards.commit import with_root
 from imagenet_prep.sources import shard_files
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
-from imagenet_prep.storage import inside, notes
+from imagenet_prep.storage import inside, manifests, notes
 from imagenet_prep.storage.fetch import hashed
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.large_file import LargeFile
@@ -134,7 +133,7 @@ def add_tables(store: Store, seen: ExistingSet) -> None:
       StoreError, IncompleteError: the system refuses, or the disk is full.
     """
     _publish_tables(store, seen)
-    there = standing.read_manifest(store)
+    there = manifests.read(store)
     splits = {}
     for name, split in there.splits.items():
         made = zip(split.shards, seen.shards[name], strict=True)

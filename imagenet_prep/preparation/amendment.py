@@ -28,7 +28,6 @@ from imagenet_prep.dataset.member import Incident, PreparedImage
 from imagenet_prep.dataset.orientation import KEEP, RULES
 from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.dataset.settings import ADOPT, AMEND, Amendment, Listed, Settings
-from imagenet_prep.preparation import standing
 from imagenet_prep.preparation.amended_shard import AmendWork
 from imagenet_prep.preparation.changes import Request, ShardChange, changes_of
 from imagenet_prep.preparation.output import Output
@@ -39,7 +38,7 @@ from imagenet_prep.shards import tfds
 from imagenet_prep.shards.samples_root import samples_root
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources.labels import ClassList
-from imagenet_prep.storage import tables
+from imagenet_prep.storage import manifests, tables
 from imagenet_prep.storage.small_file import small_file
 from imagenet_prep.storage.store import Store, same_place
 
@@ -211,7 +210,7 @@ def run(job: Job, store: Store) -> Json:
                 output.begin(left)
                 _write(job, changes, output)
     summary = output.end()
-    made = standing.read_manifest(store)
+    made = manifests.read(store)
     emptied = {
         split: some(names) for split in made.splits if (names := [*_emptied(job, made, split)])
     }

@@ -31,7 +31,7 @@ from imagenet_prep.sources import editions
 from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.shard_files import split_of
 from imagenet_prep.sources.tfrecords import listed_classes
-from imagenet_prep.storage import origins
+from imagenet_prep.storage import manifests, origins
 from imagenet_prep.storage.store import Store
 
 
@@ -195,11 +195,11 @@ class Output:
         # A listing fails if there is no such bucket; a request for the manifest would not.
         if naming.MANIFEST not in self.store.list_folder():
             return None
-        return standing.read_manifest(self.store)
+        return manifests.read(self.store)
 
     def end(self) -> Json:
         """Notes for `report` where the source of the finished set lies; returns the summary."""
-        finished = self._finished or standing.read_manifest(self.store)
+        finished = self._finished or manifests.read(self.store)
         if self._wanted.origin is not None:
             origins.note(finished.digest, self._wanted.origin)
         path = self.store.where(naming.MANIFEST)

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from imagenet_prep.core.errors import UsageError, some
-from imagenet_prep.dataset import manifest, naming, schema, settings
+from imagenet_prep.dataset import naming, schema, settings
 from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.dataset.settings import Settings
 from imagenet_prep.shards import tfds
 from imagenet_prep.shards.commit import check_finished
-from imagenet_prep.storage import notes
+from imagenet_prep.storage import manifests, notes
 from imagenet_prep.storage.origins import Origin
 from imagenet_prep.storage.store import Store
 
@@ -112,7 +112,7 @@ def look(store: Store, wanted: Wanted) -> Standing:
     """
     # A listing fails if there is no such bucket; a request for the manifest would not.
     names = tuple(store.list_folder())
-    there = read_manifest(store) if naming.MANIFEST in names else None
+    there = manifests.read(store) if naming.MANIFEST in names else None
     begun = None
     if naming.WORK in names and store.size(BEGUN) is not None:
         begun = notes.read(store, BEGUN, Begun)
@@ -134,11 +134,6 @@ def _sets_below(store: Store, names: Iterable[str]) -> tuple[str, ...]:
         inner = [f"{name}/{each}" for each in below[:_MOST_LOOKED_AT_BELOW]]
         found += [each for each in inner if store.size(f"{each}/{naming.MANIFEST}") is not None]
     return tuple(found)
-
-
-def read_manifest(store: Store) -> Manifest:
-    """Returns the manifest of a finished set; raises ManifestError where it is damaged."""
-    return manifest.loads(store.read(naming.MANIFEST), store.where(naming.MANIFEST))
 
 
 def _whole(store: Store, there: Manifest | None, wanted: Wanted) -> frozenset[str]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from imagenet_prep.core.errors import SourceError, UsageError, some
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import manifest, naming, schema
+from imagenet_prep.storage import manifests
 from imagenet_prep.storage.remote import Stat
 from imagenet_prep.storage.store import Store
 
@@ -98,7 +99,7 @@ def find(store: Store) -> TfrecordSet:
     known: manifest.Manifest | None = None
     sha256: dict[str, str] = {}
     if naming.MANIFEST in stats:
-        known = manifest.loads(store.read(naming.MANIFEST), store.where(naming.MANIFEST))
+        known = manifests.read(store)
         sha256 = {shard.name: shard.sha256 for s in known.splits.values() for shard in s.shards}
     if len(files) > 1 and not (known and known.evaluates):
         files.pop(schema.TEST, None)  # other programs call images so that have no labels

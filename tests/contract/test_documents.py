@@ -90,6 +90,8 @@ def test_relative_links_lead_somewhere(document: Path) -> None:
         path = document if not target else document.parent / unquote(target)
         if not (REPOSITORY / path).exists():
             broken.append(f"{link}: no such file")
+        elif anchor.startswith("imagenet_prep.") and path == Path("docs/api.md"):
+            continue  # an entry of the API, which the site has: tests/site
         elif anchor and path.suffix == ".md" and anchor not in anchors(path):
             broken.append(f"{link}: no such heading")
 

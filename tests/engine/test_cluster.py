@@ -1,12 +1,16 @@
-"""What a runner says of a failure becomes one error with its class; no process, no Beam."""
+"""What a runner says of a failure becomes one error with its class; who is silent is named."""
 
 from __future__ import annotations
 
+import re
+import socket
+from concurrent import futures
 from pathlib import Path
 
 import pytest
 
-from imagenet_prep.core.errors import DataDamagedError, JobLostError, StoreError
+from imagenet_prep.core.errors import DataDamagedError, ImagenetPrepError, JobLostError, StoreError
+from imagenet_prep.engine import cluster
 from imagenet_prep.engine.cluster import Job
 
 HARNESS = "java.lang.RuntimeException: Error received from SDK harness: Traceback (most recent"
@@ -40,3 +44,64 @@ def test_a_failure_on_a_worker_keeps_its_class(said: str, kind: type, message: s
     step = "" if kind is JobLostError else STEP
     error = job._explained(RuntimeError(f"{HARNESS}\n{said}{step}"))
     assert (type(error), str(error)) == (kind, message)
+
+
+def refusal(log: Path, *args: str) -> str:
+    """Returns what is said of Beam's options, before a pipeline is made."""
+
+    def build(_: object) -> None:
+        raise AssertionError("the job was made before it was known who answers")
+
+    with pytest.raises(ImagenetPrepError) as raised:
+        cluster.submit(args, build, name="job", log=log)
+    assert type(raised.value) is ImagenetPrepError
+    assert raised.value.exit_code == 1
+    return str(raised.value)
+
+
+def refused_endpoint(endpoint: str, log: Path) -> str:
+    return refusal(log, "--runner=PortableRunner", f"--job_endpoint={endpoint}")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "reason"),
+    [("127.0.0.1:1", "UNAVAILABLE: .*Connection refused"), ("localhost:port", "UNAVAILABLE: .*")],
+)
+def test_an_endpoint_at_which_nobody_listens_is_named_at_once(
+    endpoint: str, reason: str, tmp_path: Path
+) -> None:
+    """Beam alone waits for five minutes."""
+    said = refused_endpoint(endpoint, tmp_path / "log")
+    assert re.fullmatch(rf"no job server answers at {endpoint} \({reason}\)\. Expected .*", said)
+
+
+def test_an_endpoint_that_accepts_and_says_nothing_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(cluster, "_ANSWER_TIMEOUT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"127.0.0.1:{silent.getsockname()[1]}"
+        said = refused_endpoint(endpoint, tmp_path / "log")
+    assert f"no job server answers at {endpoint} (DEADLINE_EXCEEDED" in said
+
+
+def test_an_endpoint_of_another_service_is_named(tmp_path: Path) -> None:
+    """The pool of workers listens beside the job server, and is easily taken for it."""
+    import grpc
+
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    endpoint = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        said = refused_endpoint(endpoint, tmp_path / "log")
+    finally:
+        server.stop(0)
+    assert f"no job server answers at {endpoint} (UNIMPLEMENTED" in said
+
+
+@pytest.mark.parametrize("masters", ["127.0.0.1:1", "127.0.0.1:1,[::1]:1", "localhost:port", "it"])
+def test_a_spark_master_that_is_not_there_is_named_at_once(masters: str, tmp_path: Path) -> None:
+    """Spark alone looks for it for a minute, in each of three jobs."""
+    url = f"spark://{masters}"
+    said = refusal(tmp_path / "log", "--runner=SparkRunner", f"--spark_master_url={url}")
+    assert said.startswith(f"no Spark answers at {url} (")

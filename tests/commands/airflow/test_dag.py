@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -401,4 +402,11 @@ def test_the_picture_of_the_dag_shows_every_task(airflow: Airflow, repository: P
     assert finished.code == 0, finished
     drawn = picture.read_text()
     assert [drawn.count(f"<title>{task}</title>") for task in TASKS] == [1] * len(TASKS)
+
+
+def test_the_documents_show_the_tasks_of_today(repository: Path) -> None:
+    drawn = (repository / "docs" / "airflow.svg").read_text("utf-8")
+    nodes = re.findall(r'class="node">\s*<title>(\w+)</title>', drawn)
+
+    assert sorted(nodes) == sorted(TASKS), "make picture"
     assert drawn.count('class="edge"') == len(TASKS) - 1

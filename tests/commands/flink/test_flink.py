@@ -262,11 +262,18 @@ def test_from_bucket_to_bucket_a_killed_task_manager_and_a_tired_server_change_n
     assert uploads(client, out) == []
 
 
-@pytest.mark.parametrize("verb", ["prepare", "resize", "verify"])
+@pytest.mark.parametrize(
+    ("verb", "runner", "option", "who"),
+    [
+        ("prepare", "FlinkRunner", "--flink_master", "Flink"),
+        ("resize", "FlinkRunner", "--job_endpoint", "job server"),
+        ("verify", "SparkRunner", "--job_endpoint", "job server"),
+    ],
+)
 def test_a_cluster_that_is_not_there_is_one_line(
-    tmp_path: Path, reference: Reference, verb: str
+    tmp_path: Path, reference: Reference, verb: str, runner: str, option: str, who: str
 ) -> None:
-    options = ("--", "--runner=FlinkRunner", "--flink_master=127.0.0.1:1")
+    options = ("--", f"--runner={runner}", f"{option}=127.0.0.1:1")
     argv = {
         "prepare": prepare(reference, tmp_path / "out"),
         "resize": ["resize", "-i", str(reference.out), "-o", str(tmp_path / "out")],
@@ -274,7 +281,7 @@ def test_a_cluster_that_is_not_there_is_one_line(
     }
     result = command.run(*argv[verb], *options)
     assert result.code == 1, result
-    assert re.fullmatch(r"imagenet-prep: no Flink answers at .*\n", message(result.err)), result
+    assert re.fullmatch(rf"imagenet-prep: no {who} answers at .*\n", message(result.err)), result
 
 
 def test_a_client_without_java_is_told_so(

@@ -11,7 +11,7 @@ import pytest
 from imagenet_prep.dataset import naming
 from imagenet_prep.reporting import facts
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.verify import load
+from imagenet_prep.storage.manifests import load
 from tests.kit import command, faults
 from tests.kit.dataset import assert_nothing_half_visible, contents, everything, stamps
 from tests.kit.replicas import make_dataset

@@ -10,7 +10,7 @@ import pytest
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.placement import Placement
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.verify import load
+from imagenet_prep.storage.manifests import load
 from tests.kit import command, faults
 from tests.kit.dataset import contents, shard_names
 from tests.kit.fake_hosts import Hosts

@@ -1,11 +1,11 @@
-"""The demo's data set with its report, and a headless Chromium that may ask for nothing."""
+"""The demo's data set with its report."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -14,11 +14,10 @@ from imagenet_prep.bench_train import FIGURES, Measured, Run, figures
 from imagenet_prep.core import canonical
 from tests.conftest import REPOSITORY
 from tests.kit import command
+from tests.kit.browser import chromium, open_page  # noqa: F401 - fixtures
 from tests.kit.shared import made_once
 
 SCREENSHOTS = REPOSITORY / "build" / "report"
-
-_CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
 
 class Demo(NamedTuple):
@@ -101,48 +100,3 @@ def report(tmp_path: Path) -> Callable[..., str]:
         return out.read_text("utf-8")
 
     return make
-
-
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
-    """A headless Chromium; skips where there is none."""
-    api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    path = next(filter(None, map(shutil.which, _CHROMIUM)), None)
-    if path is None:
-        pytest.skip("needs Chromium: apt-get install chromium")
-    with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-class Complaints(list[str]):
-    """What a page asked of a network, printed to its console, or broke on."""
-
-
-@pytest.fixture
-def open_page(chromium: Any) -> Iterator[Callable[..., tuple[Any, Complaints]]]:
-    """Opens a file as users do, offline; returns the page and its growing complaints."""
-    contexts = []
-
-    def open_file(path: Path, width: int = 1200) -> Any:
-        context = chromium.new_context(viewport={"width": width, "height": 900}, offline=True)
-        contexts.append(context)
-        page, complaints = context.new_page(), Complaints()
-        address = path.as_uri()
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on(
-            "request",
-            lambda request: (
-                None
-                if request.url.startswith("data:") or request.url == address
-                else complaints.append(request.url)
-            ),
-        )
-        page.goto(address)
-        return page, complaints
-
-    yield open_file
-    for context in contexts:
-        context.close()

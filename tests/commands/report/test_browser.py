@@ -6,31 +6,29 @@ import dataclasses
 import io
 import itertools
 import shutil
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
-from imagenet_prep import report, verify
+from imagenet_prep import report
 from imagenet_prep.dataset.member import Incident
 from imagenet_prep.reporting import facts, sample
+from imagenet_prep.storage import manifests
 from imagenet_prep.storage.folder import LocalStore
 from tests.commands.report.conftest import SCREENSHOTS, Demo, without_plots
 from tests.kit import command
+from tests.kit.browser import COLOURS, OVERFLOW, OpenPage, violations
 from tests.kit.shared import made_once
 
 pytestmark = pytest.mark.browser
 
-OpenPage = Callable[..., tuple[Any, list[str]]]
 REPORT = "report.html"
 WIDTHS = (390, 768, 1200)
-COLOURS = ("color-contrast", "link-in-text-block")  # axe's rules about them, but AAA's
 EVIL = "</script><script>window.hit=1</script><img src=x onerror=window.hit=2>\"'&amp;é 数据"
 
-_OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 _CLIP = "getComputedStyle(document.querySelector('[data-part=before]')).clipPath"
 _FOCUS = """() => {
   const all = [...document.querySelectorAll('a[href], button, input, summary, [tabindex="0"]')]
@@ -76,24 +74,6 @@ def damaged(small: Demo, shared_cache: Path) -> Path:
             assert report.run([str(folder / "set"), "--out", str(folder / REPORT)]) == 0
 
     return made_once(shared_cache / "damaged-page", make) / REPORT
-
-
-def violations(shown: Any, *rules: str, within: str | None = None) -> list[str]:
-    """Returns what axe finds wrong by some of its rules, or by all that it has turned on.
-
-    Args:
-      shown: the page.
-      *rules: of axe; none: all that it has turned on.
-      within: where it looks, a CSS selector; None: everywhere.
-    """
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe").Axe()
-    options = {"resultTypes": ["violations"]} | ({"runOnly": list(rules)} if rules else {})
-    found = axe.run(shown, context=within, options=options).response["violations"]
-    return [
-        f"{rule['id']}: {node['target']} {node.get('failureSummary')}"
-        for rule in found
-        for node in rule["nodes"]
-    ]
 
 
 def test_the_page_is_quiet_and_whole(small: Demo, open_page: OpenPage) -> None:
@@ -209,12 +189,12 @@ def test_nothing_sticks_out_to_the_side(
         summary.click()
     for width in (320, *WIDTHS):
         shown.set_viewport_size({"width": width, "height": 900})
-        assert shown.evaluate(_OVERFLOW) <= 0, width
+        assert shown.evaluate(OVERFLOW) <= 0, width
     if which == "report":
         shown.locator("button.tile:has(.pair)").first.click()
         for width in (320, *WIDTHS):
             shown.set_viewport_size({"width": width, "height": 900})
-            assert shown.evaluate(_OVERFLOW) <= 0, width
+            assert shown.evaluate(OVERFLOW) <= 0, width
             box = shown.locator("#dialog").bounding_box()
             assert box["x"] >= 0, width
             assert box["x"] + box["width"] <= width
@@ -243,7 +223,7 @@ def test_no_text_of_a_data_set_becomes_markup(
 ) -> None:
     from imagenet_prep.reporting import page  # matplotlib, which few tests need
 
-    known = facts.gather(LocalStore(small.out), verify.load(LocalStore(small.out)), [EVIL])
+    known = facts.gather(LocalStore(small.out), manifests.load(LocalStore(small.out)), [EVIL])
     tiles = [
         dataclasses.replace(
             tile,
@@ -283,11 +263,15 @@ def test_screenshots_for_people_to_look_at(demo: Demo, tmp_path: Path, open_page
     content = (demo.out / REPORT).read_text("utf-8")
     path.write_text(content.replace(str(demo.out), "/data/demo"), "utf-8")
     shown, _ = open_page(path)
+    # What the page says of its set goes with its picture: tests/contract/test_pictures.py.
+    facts = PngInfo()
+    for name in ("program", "libraries"):
+        facts.add_text(name, shown.locator(f"dt:text-is('{name}') + dd").text_content())
     for width, scheme in itertools.product(WIDTHS, ("light", "dark")):
         shown.set_viewport_size({"width": width, "height": 1100})
         shown.emulate_media(color_scheme=scheme)
         picture = Image.open(io.BytesIO(shown.screenshot()))
-        picture.save(SCREENSHOTS / f"report-{width}-{scheme}.png")
+        picture.save(SCREENSHOTS / f"report-{width}-{scheme}.png", pnginfo=facts)
 
         assert picture.size == (width, 1100)
         colours = picture.convert("L").resize((60, 60)).histogram()

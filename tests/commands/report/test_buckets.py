@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep import report, verify
+from imagenet_prep import report
 from imagenet_prep.codec.policy import Policy
 from imagenet_prep.core.errors import IncompleteError, StoreError, UsageError
 from imagenet_prep.dataset import naming
@@ -16,6 +16,7 @@ from imagenet_prep.preparation import rewrite
 from imagenet_prep.reporting import facts, sample
 from imagenet_prep.reporting.facts import Facts
 from imagenet_prep.sources import shard_files
+from imagenet_prep.storage import manifests
 from imagenet_prep.storage.bucket import BucketStore
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.store import Store
@@ -40,7 +41,7 @@ def both(prefix: str, tmp_path: Path) -> tuple[LocalStore, BucketStore]:
 
 
 def gathered(store: Store, source: Store | None) -> Facts:
-    return facts.gather(store, verify.load(store), [], source)
+    return facts.gather(store, manifests.load(store), [], source)
 
 
 def test_facts_and_pictures_of_a_bucket_are_those_of_a_folder(

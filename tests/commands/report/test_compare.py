@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from imagenet_prep import verify
 from imagenet_prep.reporting import facts, pictures
 from imagenet_prep.shards.difference import Side, differences, splits_that_differ
+from imagenet_prep.storage import manifests
 from imagenet_prep.storage.folder import LocalStore
 from tests.commands.report.conftest import Demo
 from tests.kit import command
@@ -35,7 +35,7 @@ def compared(one: Path, other: Path) -> Comparison:
     from imagenet_prep.reporting.compare import compare  # SciPy, which no other test needs
 
     stores = [LocalStore(root) for root in (one, other)]
-    both = [facts.gather(store, verify.load(store), []) for store in stores]
+    both = [facts.gather(store, manifests.load(store), []) for store in stores]
     sides = [Side(each.store, each.manifest) for each in both]
     splits = splits_that_differ(*sides)
     return compare(*both, differences(*sides, splits) if splits else (), seed=0)

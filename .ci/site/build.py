@@ -1,0 +1,163 @@
+"""Builds the documents as a site: `build.py SITE`. A dead link, anchor or name of the API fails it.
+
+The documents are written for the forge, where links are relative to their place in the repository.
+Here they are put into one folder, with their links rewritten, and Sphinx makes pages of them.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote
+
+from sphinx.cmd.build import main as sphinx
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+# The pages of docs/, by what somebody wants to do. Sphinx refuses one that is in no group.
+GROUPS = {
+    "Start": "operations",
+    "Prepare": "prepare download sizing bucket cluster existing amend",
+    "Check": "report diff duplicates",
+    "Distribute": "replicate export",
+    "Read and train": "reading train launch own-script pytorch trainers mxnet scaling",
+    "Evaluate": "evaluation",
+    "Operate": "airflow slurm ec2 sagemaker images",
+    "Reference": "api command-line data-format policy",
+    "Project": "architecture seeds benchmarks benchmarks-gpu contributing security changelog",
+}
+# Documents that lie elsewhere, and their pages.
+ELSEWHERE = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+    "benchmarks/README.md": "benchmarks.md",
+    "benchmarks/gpu.md": "benchmarks-gpu.md",
+}
+# Files of examples/ that have a page, to which links lead.
+LANGUAGES = {".py": "python", ".sbatch": "bash"}
+API = "docs/api.md"
+# What axe finds in pages of Sphinx and of its theme, and what is there instead.
+MENDED = (
+    # Who scrolls with the keys has to get there first.
+    (r"<pre>", r'<pre tabindex="0">'),
+    (r'<p class="caption" role="heading">', r'<p class="caption" role="heading" aria-level="2">'),
+    (r'<aside class="sidebar-drawer">', r'<aside class="sidebar-drawer" aria-label="Site">'),
+    (r'<aside class="toc-drawer', r'<aside aria-label="Page" class="toc-drawer'),
+    (r'<div id="search-results">', r'<h1>Search</h1><div id="search-results">'),
+    # The parameters of a signature are a list of definitions without a term.
+    (r"<dl>\n((?:<dd>.*</dd>\n)+)</dl>", r'<div class="parameters">\n\1</div>'),
+    (r"<dd>(<em class=.sig-param.*)</dd>", r"<div>\1</div>"),
+)
+_FENCE = re.compile(r"\s*(`{3,}|~{3,})")
+_LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+
+
+def pages() -> Iterator[tuple[str, str]]:
+    """Yields the name of each page and its markdown."""
+    for path in sorted((REPOSITORY / "docs").glob("*.md")):
+        yield path.name, _linked(f"docs/{path.name}")
+    for document, page in ELSEWHERE.items():
+        navigation = "".join(map(_group, GROUPS.items())) if page == "index.md" else ""
+        yield page, _linked(document) + navigation
+    for path in sorted((REPOSITORY / "examples").rglob("*")):
+        if language := LANGUAGES.get(path.suffix):
+            name = path.relative_to(REPOSITORY).as_posix()
+            code = f"```{language}\n{path.read_text('utf-8')}```"
+            yield f"{name}.md", f"---\norphan: true\n---\n# {name}\n\n{code}\n"
+    yield "command-line.md", _command_line()
+
+
+def _group(named: tuple[str, str]) -> str:
+    caption, names = named
+    lines = "\n".join(names.split())
+    return f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{lines}\n```\n"
+
+
+def _linked(document: str) -> str:
+    """Returns a document with its links as the site has them; blocks of code stay as they are."""
+    lines, fence = [], ""
+    for line in (REPOSITORY / document).read_text("utf-8").splitlines():
+        if found := _FENCE.match(line):
+            if not fence:
+                fence = found[1]
+            elif found[1].startswith(fence):
+                fence = ""
+        lines.append(line if fence else _LINK.sub(lambda link: _link(link, document), line))
+    return "\n".join(lines) + "\n"
+
+
+def _link(link: re.Match[str], document: str) -> str:
+    """Returns a link to a page; what has none here keeps its text alone, if it exists."""
+    mark, text, target = link.groups()
+    name, _, anchor = target.partition("#")
+    if not name or re.match(r"[a-z][a-z0-9+.-]*:", name):
+        return link[0]
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(document), unquote(name)))
+    if path == API and anchor.startswith("imagenet_prep."):
+        return f"{{py:obj}}`{text.strip('`')} <{anchor}>`"
+    if not (REPOSITORY / path).exists():
+        return link[0]  # Sphinx says so.
+    if Path(path).suffix in LANGUAGES and path.startswith("examples/"):
+        path += ".md"
+    elif path in ELSEWHERE:
+        path = ELSEWHERE[path]
+    elif path.startswith("docs/"):
+        path = path.removeprefix("docs/")
+    else:
+        return text
+    return f"{mark}[{text}]({path}{'#' * bool(anchor)}{anchor})"
+
+
+def _command_line() -> str:
+    """Returns the page of all verbs: what each prints when it is asked for help."""
+    sys.path.insert(0, str(REPOSITORY))
+    from imagenet_prep.__main__ import VERBS
+
+    sections = [f"## {verb}\n\n```\n{_help(verb)}```\n" for verb in VERBS]
+    start = f"# Command line\n\nWhat the program prints.\n\n```\n{_help()}```\n"
+    return "\n".join([start, *sections])
+
+
+def _help(*verb: str) -> str:
+    # One of the defaults is the Python that runs: no reader has ours.
+    code = "import sys; sys.executable = 'python3'; from imagenet_prep.__main__ import main; main()"
+    command = [sys.executable, "-c", code, *verb, "--help"]
+    environment = {**os.environ, "COLUMNS": "88"}
+    return subprocess.run(
+        command, cwd=REPOSITORY, env=environment, check=True, capture_output=True, text=True
+    ).stdout
+
+
+def build(site: Path) -> int:
+    """Writes the site into a folder; returns the exit code."""
+    source = site.with_name(f"{site.name}-source")
+    for folder in (site, source):
+        shutil.rmtree(folder, ignore_errors=True)
+    for name, text in pages():
+        path = source / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
+    for picture in (REPOSITORY / "docs").glob("*.[ps][nv]g"):
+        shutil.copy(picture, source)
+    strict = ("--quiet", "--nitpicky", "--fail-on-warning")
+    folders = ("--conf-dir", str(Path(__file__).parent), "--doctree-dir", str(source / ".doctrees"))
+    code = sphinx([*strict, *folders, str(source), str(site)])
+    for path in site.rglob("*.html"):
+        text = path.read_text("utf-8")
+        for found, instead in MENDED:
+            text = re.sub(found, instead, text)
+        path.write_text(text, "utf-8")
+    if not code:
+        print(f"{site}/index.html; with a server: python3 -m http.server --directory {site}")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(build(Path(sys.argv[1]).resolve()))

@@ -1,0 +1,32 @@
+"""What Sphinx makes of the pages that build.py has put together."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import imagenet_prep
+
+project = "imagenet-prep"
+version = release = imagenet_prep.__version__
+html_title = f"imagenet-prep {version}"
+language = "en"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+html_theme = "furo"
+html_show_copyright = html_show_sphinx = html_copy_source = False
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
+html_favicon = "icon.svg"
+pygments_style = "a11y-high-contrast-light"
+pygments_dark_style = "a11y-high-contrast-dark"
+highlight_language = "text"
+
+myst_heading_anchors = 6  # the anchors of forges
+
+default_role = "literal"  # docstrings set code in single backticks, as the documents do
+napoleon_numpy_docstring = False
+autodoc_member_order = "bysource"
+maximum_signature_line_length = 80
+html_domain_indices = False
+# Names in signatures are of many packages. A name that a page links to must have its entry.
+nitpick_ignore_regex = [("py:(class|exc)", r".*")]

@@ -1,0 +1,40 @@
+"""The documents' pictures are of today's program: `make picture` renews them."""
+
+from __future__ import annotations
+
+import re
+
+from PIL import Image
+
+import imagenet_prep
+from imagenet_prep.codec.policy import PLANES
+from tests.conftest import REPOSITORY
+
+DOCS = REPOSITORY / "docs"
+# What each shows of the program, as its maker wrote it into the file. A plot of a benchmark shows
+# what was measured; the drawing of the DAG has a test beside that of its maker.
+FACTS = {
+    "report.png": {
+        "program": f"imagenet-prep {imagenet_prep.__version__}",
+        "libraries": f"codec {PLANES}",
+    },
+    "exchange.png": {},
+    "airflow.svg": {},
+}
+
+
+def test_every_picture_is_known_and_shown() -> None:
+    pictures = {path.name for path in DOCS.iterdir() if path.suffix in (".png", ".svg")}
+    pages = [REPOSITORY / "README.md", *DOCS.glob("*.md")]
+    shown = re.findall(
+        r"!\[[^\]]+\]\((?:docs/)?([\w.-]+)\)", "".join(path.read_text("utf-8") for path in pages)
+    )
+
+    assert pictures == FACTS.keys() == {*shown}
+
+
+def test_the_picture_of_the_report_is_of_this_program() -> None:
+    with Image.open(DOCS / "report.png") as picture:
+        told = {name: picture.info.get(name) for name in FACTS["report.png"]}
+
+    assert told == FACTS["report.png"], "make picture"

@@ -1,0 +1,89 @@
+"""A headless Chromium that may ask nobody for anything, and axe, which looks at pages for everyone.
+
+Rooms that open pages import the fixtures into their conftest.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+COLOURS = ("color-contrast", "link-in-text-block")  # axe's rules about them, but AAA's
+OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+_CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+
+
+class Complaints(list[str]):
+    """What a page asked of a network, printed to its console, or broke on."""
+
+
+OpenPage = Callable[..., tuple[Any, Complaints]]
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """A headless Chromium; skips where there is none."""
+    api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    path = next(filter(None, map(shutil.which, _CHROMIUM)), None)
+    if path is None:
+        pytest.skip("needs Chromium: apt-get install chromium")
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(chromium: Any) -> Iterator[OpenPage]:
+    """Opens a page as users do; returns it and its growing complaints.
+
+    A file is opened offline and may load nothing but itself, or `within`: what the addresses of
+    all that the page may load begin with.
+    """
+    contexts = []
+
+    def open_it(
+        page: Path | str, width: int = 1200, within: str | None = None
+    ) -> tuple[Any, Complaints]:
+        offline = isinstance(page, Path)
+        address = page.as_uri() if isinstance(page, Path) else page
+        context = chromium.new_context(viewport={"width": width, "height": 900}, offline=offline)
+        contexts.append(context)
+        shown, complaints = context.new_page(), Complaints()
+        allowed = ("data:", within or address)
+        shown.on("console", lambda message: complaints.append(message.text))
+        shown.on("pageerror", lambda error: complaints.append(str(error)))
+        shown.on(
+            "request",
+            lambda request: (
+                None if request.url.startswith(allowed) else complaints.append(request.url)
+            ),
+        )
+        shown.goto(address)
+        return shown, complaints
+
+    yield open_it
+    for context in contexts:
+        context.close()
+
+
+def violations(shown: Any, *rules: str, within: str | None = None) -> list[str]:
+    """Returns what axe finds wrong by some of its rules, or by all that it has turned on.
+
+    Args:
+      shown: the page.
+      *rules: of axe; none: all that it has turned on.
+      within: where it looks, a CSS selector; None: everywhere.
+    """
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe").Axe()
+    options = {"resultTypes": ["violations"]} | ({"runOnly": list(rules)} if rules else {})
+    found = axe.run(shown, context=within, options=options).response["violations"]
+    return [
+        f"{rule['id']}: {node['target']} {node.get('failureSummary')}"
+        for rule in found
+        for node in rule["nodes"]
+    ]

@@ -1,0 +1,44 @@
+"""The site as `make docs` builds it, in the environment that it has of its own."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.kit import command
+from tests.kit.browser import chromium, open_page  # noqa: F401 - fixtures
+from tests.kit.shared import made_once
+
+PYTHON = REPOSITORY / ".venv" / "docs" / "bin" / "python"
+
+Build = Callable[[Path, Path], "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="session")
+def build() -> Build:
+    """Builds the site of a clone into a folder."""
+    if not PYTHON.exists():
+        pytest.skip(f"no {PYTHON}: run make docs once")
+
+    def run(clone: Path, out: Path) -> subprocess.CompletedProcess[str]:
+        words = [PYTHON, clone / ".ci" / "site" / "build.py", out]
+        return subprocess.run(
+            words, capture_output=True, text=True, timeout=command.PATIENCE_S, cwd=out.parent
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def site(build: Build, shared_cache: Path) -> Path:
+    """The folder of the site, built once a run; read-only."""
+
+    def make(folder: Path) -> None:
+        built = build(REPOSITORY, folder / "docs")
+        assert (built.returncode, built.stderr) == (0, ""), built
+
+    return made_once(shared_cache / "site", make) / "docs"

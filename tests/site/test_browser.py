@@ -1,0 +1,92 @@
+"""The site in a real browser: quiet, searchable, on a phone, in both schemes, for everyone."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kit.browser import COLOURS, OVERFLOW, OpenPage, violations
+
+pytestmark = pytest.mark.browser
+
+SEARCH = "search.html?q=make_dataset"
+PAGES = ("index.html", "prepare.html", "api.html", SEARCH)
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    """The address of the site on a web server, with a slash at its end."""
+    handler = functools.partial(_Quiet, directory=str(site))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+@pytest.mark.parametrize("page", PAGES)
+def test_axe_finds_nothing_wrong_and_nothing_sticks_out(
+    address: str, open_page: OpenPage, page: str, width: int
+) -> None:
+    shown, complaints = open_page(address + page, width, within=address)
+    if page == SEARCH:
+        shown.locator("#search-results li").first.wait_for()
+
+    assert violations(shown) == []
+    assert shown.evaluate(OVERFLOW) <= 0
+    # Another scheme has other colours and nothing else.
+    shown.emulate_media(color_scheme="dark")
+    assert violations(shown, *COLOURS) == []
+    assert complaints == []
+
+
+def test_the_search_box_finds_a_function_by_its_name(address: str, open_page: OpenPage) -> None:
+    shown, complaints = open_page(address + "train.html", within=address)
+    shown.get_by_role("searchbox").or_(shown.get_by_label("Search")).first.fill("make_dataset")
+    shown.keyboard.press("Enter")
+    first = shown.locator("#search-results li a").first
+    first.wait_for()
+
+    assert "make_dataset" in first.text_content()
+    first.click()
+    shown.wait_for_url("**/api.html*#imagenet_prep.read.make_dataset")
+    entry = shown.locator("[id='imagenet_prep.read.make_dataset']")
+    assert entry.is_visible()
+    assert "batch_size" in entry.text_content()
+    assert complaints == []
+
+
+def test_the_site_is_read_and_searched_from_a_folder(site: Path, open_page: OpenPage) -> None:
+    shown, complaints = open_page(site / "index.html", within=site.as_uri())
+    shown.get_by_role("link", name="Prepare a data set").first.click()
+    shown.wait_for_url("**/prepare.html")
+    assert complaints == []
+
+    shown.goto((site / "search.html").as_uri() + "?q=make_dataset")
+    first = shown.locator("#search-results li a").first
+    first.wait_for()
+    assert "make_dataset" in first.text_content()
+
+
+def test_a_button_switches_between_light_and_dark(address: str, open_page: OpenPage) -> None:
+    shown, _ = open_page(address + "index.html", within=address)
+    background = "getComputedStyle(document.body).backgroundColor"
+    before = shown.evaluate(background)
+    button = shown.get_by_role("button", name="Toggle Light / Dark / Auto color theme").last
+    seen = set()
+    for _ in range(3):
+        button.click()
+        seen.add(shown.evaluate(background))
+
+    assert len(seen) == 2
+    assert before in seen

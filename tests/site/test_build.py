@@ -1,0 +1,107 @@
+"""The build is strict, and what it has built is whole and stands alone."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from urllib.parse import unquote
+
+from imagenet_prep.__main__ import VERBS
+from tests.conftest import REPOSITORY
+from tests.site.conftest import Build
+
+_LOADED = re.compile(
+    r"<(?:script|img|iframe|source|audio|video|embed|input)\b[^>]*?\ssrc=\"([^\"]+)\""
+    r"|<link\b[^>]*?\shref=\"([^\"]+)\"|<object\b[^>]*?\sdata=\"([^\"]+)\""
+)
+_STYLED = re.compile(r"url\(\s*['\"]?([^'\")]+)|@import\s+['\"]([^'\"]+)")
+
+
+def test_what_is_dead_and_a_page_that_nobody_finds_fail_the_build(
+    build: Build, tmp_path: Path
+) -> None:
+    clone = tmp_path / "clone"
+    shutil.copytree(REPOSITORY / "docs", clone / "docs")
+    shutil.copytree(REPOSITORY / ".ci" / "site", clone / ".ci" / "site")
+    for name in ("imagenet_prep", "pipelines", "examples", "benchmarks", "tests"):
+        (clone / name).symlink_to(REPOSITORY / name)
+    for path in REPOSITORY.glob("*.md"):
+        shutil.copy(path, clone)
+    with open(clone / "docs" / "train.md", "a") as page:
+        page.write(
+            "\n[a](nowhere.md) [b](diff.md#nowhere) [c](../examples/gone.py)\n"
+            "[d](api.md#imagenet_prep.read.make_nothing) ![e](gone.png)\n"
+        )
+    with open(clone / "docs" / "api.md", "a") as page:
+        page.write("\n```{eval-rst}\n.. autofunction:: imagenet_prep.read.of_nobody\n```\n")
+    (clone / "docs" / "lost.md").write_text("# Lost\n")
+
+    built = build(clone, tmp_path / "site")
+
+    assert built.returncode == 1, built
+    for fault in (
+        *("nowhere.md", "'nowhere'", "gone.py", "make_nothing", "gone.png", "of_nobody"),
+        "lost.md: WARNING: document isn't included in any toctree",
+    ):
+        assert fault in built.stderr, fault
+    assert built.stderr.count("WARNING") == 7, built.stderr
+
+
+def test_every_document_is_a_page_and_in_the_navigation(site: Path) -> None:
+    front = (site / "index.html").read_text("utf-8")
+    navigation = front.partition('<div class="sidebar-tree">')[2].partition("</aside>")[0]
+    linked = set(re.findall(r'href="([\w-]+)\.html"', navigation))
+    documents = {path.stem for path in (REPOSITORY / "docs").glob("*.md")}
+    projects = {"command-line", "changelog", "contributing", "security", "benchmarks"}
+
+    assert linked >= documents | projects
+    assert {name for name in linked if not (site / f"{name}.html").is_file()} == set()
+
+
+def test_the_front_page_is_the_readme(site: Path) -> None:
+    front = (site / "index.html").read_text("utf-8")
+    readme = (REPOSITORY / "README.md").read_text("utf-8")
+
+    headings = re.findall(r"^#+ (.+)$", readme, re.MULTILINE)
+    assert re.findall(r"<h[1-6]>(.+?)<a", front) == headings
+    assert 'src="_images/report.png"' in front
+
+
+def test_blocks_of_code_are_as_they_were_written(site: Path) -> None:
+    text = re.sub(r"<[^>]+>", "", (site / "pytorch.html").read_text("utf-8"))
+    page = (REPOSITORY / "docs" / "pytorch.md").read_text("utf-8")
+    blocks = re.findall(r"^```\w*\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+
+    assert blocks
+    unescaped = text.replace("&lt;", "<").replace("&gt;", ">").replace("&quot;", '"')
+    assert [each for each in blocks if each not in unescaped.replace("&#39;", "'")] == []
+
+
+def test_the_command_line_is_what_every_verb_says(site: Path) -> None:
+    page = (site / "command-line.html").read_text("utf-8")
+
+    assert re.findall(r"<h2>([\w-]+)<a", page) == list(VERBS)
+    assert page.count("usage: imagenet-prep") == len(VERBS) + 1
+    assert str(REPOSITORY) not in page
+
+
+def test_nothing_is_loaded_from_elsewhere_and_all_that_is_loaded_is_there(site: Path) -> None:
+    wrong = []
+    for path in [*site.rglob("*.html"), *site.rglob("*.css")]:
+        found = (_LOADED if path.suffix == ".html" else _STYLED).findall(path.read_text("utf-8"))
+        for groups in found:
+            (address,) = filter(None, groups)
+            place = unquote(address.partition("?")[0].partition("#")[0])
+            if not address.startswith(("data:", "#")) and not (path.parent / place).is_file():
+                wrong.append(f"{path.relative_to(site)}: {address}")
+
+    assert wrong == []
+
+
+def test_code_that_a_page_links_to_is_a_page(site: Path) -> None:
+    linked = re.findall(r'href="(examples/[^"]+)"', (site / "own-script.html").read_text("utf-8"))
+
+    assert "examples/single.py.html" in linked
+    code = (site / "examples" / "single.py.html").read_text("utf-8")
+    assert "make_dataset" in code

@@ -10,6 +10,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 LIBRARIES := /usr/lib/$(shell uname -m)-linux-gnu
 PYTEST_ARGS ?=
+QUICK := not (slow or tf or dali or horovod or mxnet or browser)
 
 # A change of any of these installs again; only then.
 KEY := $(shell cat .ci/test.lock .ci/demo.lock pyproject.toml setup.py imagenet_prep/codec/*.[ch] imagenet_prep/read/*.c | sha256sum | cut -c1-16)
@@ -33,7 +34,7 @@ GPU := $(VENV)/gpu
 GPU_KEY := $(GPU)/.installed-$(shell cat docker/prep.lock docker/train.lock pyproject.toml setup.py | sha256sum | cut -c1-16)
 GPU_ARGS ?=
 
-.PHONY: help demo docs release gpu test test-long mutants quick lint types imports format locks images-rehearsal picture debian flink flink-up flink-down clean
+.PHONY: help demo docs release gpu test test-long mutants newest oldest quick lint types imports format locks images-rehearsal picture debian flink flink-up flink-down clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 18
@@ -44,7 +45,7 @@ demo: $(DEMO) ## a miniature ILSVRC2012 all the way: build/demo
 docs: $(DOCS) ## the documents as a site: build/docs/index.html
 	@$(VENV)/docs/bin/python .ci/site/build.py build/docs
 
-test: lint types imports debian flink $(HOROVOD) $(AIRFLOW) $(MXNET) $(DOCS) ## everything that must pass; PYTEST_ARGS="-m flink" chooses tests
+test: lint types imports debian flink $(BIN)/actionlint $(HOROVOD) $(AIRFLOW) $(MXNET) $(DOCS) ## everything that must pass; PYTEST_ARGS="-m flink" chooses tests
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # To run the codec as other processors do: an emulator, and ARM's libc and libjpeg. To run batch jobs: Slurm.
@@ -72,8 +73,25 @@ picture: $(TEST) $(AIRFLOW) debian ## renew the documents' pictures, by the test
 	@$(BIN)/python -m pytest -q -m airflow -k picture tests/commands/airflow
 	@cp build/airflow/dag.svg docs/airflow.svg
 
+# By whatever Python there is, on whatever machine: pip takes the newest packages, where the locks do not fit.
+# Beam is left out of both: it allows no packages as new, or as old, as we do.
+newest: | $(BIN)/pip ## the quick tests with the newest packages that pyproject.toml allows; no frameworks
+	@$(BIN)/python -m venv --clear $(VENV)/newest
+	@$(VENV)/newest/bin/python -m pip install --quiet --upgrade pip
+	@$(VENV)/newest/bin/python -m pip install --quiet --group quick -e '.[demo,parquet,s3]'
+	@$(VENV)/newest/bin/python -m pytest -m "$(QUICK) and not beam" $(PYTEST_ARGS)
+
+oldest: | $(BIN)/pip ## the same with the oldest packages that it allows
+	@$(BIN)/python -m venv --clear $(VENV)/oldest
+	@$(VENV)/oldest/bin/python -m pip install --quiet uv
+	@$(VENV)/oldest/bin/uv pip compile --quiet --resolution lowest-direct --python $(VENV)/oldest/bin/python \
+	  --extra demo --extra parquet --extra s3 --output-file $(VENV)/oldest/requirements.txt pyproject.toml > /dev/null
+	@$(VENV)/oldest/bin/uv pip install --quiet --python $(VENV)/oldest/bin/python \
+	  --requirement $(VENV)/oldest/requirements.txt --group quick --editable .
+	@$(VENV)/oldest/bin/python -m pytest -m "$(QUICK) and not beam" $(PYTEST_ARGS)
+
 quick: lint ## lint and the tests of single rooms, without frameworks: a minute
-	@$(BIN)/python -m pytest -m "not (slow or tf or dali or horovod or mxnet or browser)" $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "$(QUICK)" $(PYTEST_ARGS)
 
 lint: $(TEST) ## ruff: rules and format
 	@$(BIN)/ruff check --quiet .
@@ -202,6 +220,11 @@ $(TRAINERS): $(TEST)
 	@$(BIN)/python -m venv --clear $(VENV)/trainers && \
 	  $(VENV)/trainers/bin/python -m pip install --quiet --no-deps --require-hashes -r .ci/trainers.lock && touch $@ || \
 	  { rm -rf $(VENV)/trainers; echo 'Going on without Model Garden and KerasCV: their tests will be skipped, see above why.' >&2; }
+
+# A program in Go, whose modules are pinned by their hashes. Without it the workflows are read by zizmor alone.
+$(BIN)/actionlint: .ci/actionlint/go.sum | $(BIN)/pip
+	@cd .ci/actionlint && GOBIN=$(abspath $(BIN)) GOFLAGS=-mod=readonly go install github.com/rhysd/actionlint/cmd/actionlint && \
+	  touch $(abspath $@) || echo 'Going on without actionlint: its test will be skipped, see above why.' >&2
 
 $(DOCS): | $(BIN)/pip
 	@echo "Installing .ci/docs.lock into $(VENV)/docs (once; 220 MB, some seconds)" >&2

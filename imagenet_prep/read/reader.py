@@ -208,7 +208,13 @@ class Reader:
     def _position(self, state: dict[str, Any]) -> Position:
         """Returns the position of a state; UsageError as for `restore`."""
         own = self.state()
-        for name in ("version", "dataset", "split", "seed", "window", "nodes", "copies", "choice"):
+        if state.get("version") != _STATE_VERSION:
+            raise UsageError(
+                f"the state has version {state.get('version')!r}, this reader knows "
+                f"{_STATE_VERSION}: another version of imagenet-prep has made it, and reads in "
+                "another order. Go on with that version, or start from epoch 0."
+            )
+        for name in ("dataset", "split", "seed", "window", "nodes", "copies", "choice"):
             if state.get(name) != own.get(name):
                 raise UsageError(
                     f"the state has {name} {state.get(name)!r}, this reader {own.get(name)!r}: the "

@@ -22,9 +22,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from imagenet_prep.core import records, terminal
+from imagenet_prep.core import canonical, records, terminal
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.errors import DataDamagedError, IncompleteError, StoreError
+from imagenet_prep.core.errors import DataDamagedError, IncompleteError, StoreError, UsageError
 from imagenet_prep.storage.folder import LocalStore
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]
@@ -34,6 +34,8 @@ _NAME = re.compile(r"checkpoint-([0-9]{8})\.npz")
 # Appended to the name of a damaged checkpoint. It is not used any more, and kept for inspection.
 _DAMAGED = ".damaged"
 _FACTS = "facts"
+# Of the form of a checkpoint; another number where an older program would go on wrongly.
+_VERSION = 1
 # A head has some kilobytes. Times beyond this no calendar has.
 _HEAD_BYTES, _LAST_TIME = 1 << 18, 1 << 40
 # How np.savez begins a member, and the text that follows: some hundred bytes that say what it is.
@@ -50,6 +52,7 @@ _PIECE_BYTES = 1 << 20
 class _Head:
     """The member of the file that is no variable."""
 
+    version: int
     step: int
     saved_at: float
     facts: Json
@@ -60,6 +63,7 @@ class Checkpoint(_Head):
     """One state of a run.
 
     Attributes:
+      version: of the form of the file.
       step: number of steps made.
       saved_at: seconds since 1970, UTC.
       facts: the numbers of the run and the state of the reader, as JSON.
@@ -89,7 +93,8 @@ def save(folder: Path, step: int, facts: Json, arrays: Arrays, *, keep: int) -> 
       IncompleteError: the disk is full; earlier checkpoints are kept.
       StoreError: anything else the system refuses.
     """
-    head = json.dumps({"step": step, "saved_at": time.time(), "facts": facts}).encode()
+    told = _Head(_VERSION, step, time.time(), facts)
+    head = json.dumps(vars(told)).encode()
     stream = io.BytesIO()
     # A zip without compression: every member has a CRC that reading checks.
     np.savez(stream, **{_FACTS: np.frombuffer(head, np.uint8)}, **arrays)  # type: ignore[arg-type]
@@ -144,6 +149,7 @@ def load_latest(
 
     Raises:
       DataDamagedError: there are checkpoints, and none is sound.
+      UsageError: another version of this program has written the last one.
     """
     there = steps(folder)
     damaged: list[Path] = []
@@ -182,13 +188,14 @@ def load(
 
     Raises:
       DataDamagedError: a byte is not what was written, or it is a link or a pipe.
+      UsageError: another version of this program has written it.
       StoreError: the system cannot read it.
     """
     try:
         with _opened(path) as stream, zipfile.ZipFile(stream) as file:
             members = {each.filename.removesuffix(".npy"): each for each in file.infolist()}
             read = _array(file, members.pop(_FACTS), most=_HEAD_BYTES).tobytes()
-            head = records.loads(_Head, read)
+            head = _head(path, read)
             if not 0 <= head.saved_at < _LAST_TIME:
                 raise ValueError("it was saved at a time that no calendar has")
             if head.step != step_of(path.name):
@@ -206,6 +213,18 @@ def load(
         raise DataDamagedError(f"{path}: damaged checkpoint ({error}).") from error
     except OSError as error:
         raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _head(path: Path, read: bytes) -> _Head:
+    content = canonical.loads(read)
+    found = content.get("version") if isinstance(content, dict) else None
+    if isinstance(found, int) and found != _VERSION:
+        raise UsageError(
+            f"{path}: another version of imagenet-prep has written this checkpoint (form {found}, "
+            f"this one knows {_VERSION}). Nothing was changed. Go on with that version, give "
+            "another --log-dir, or --clear-log to remove the run and begin anew."
+        )
+    return records.parse(_Head, content)
 
 
 class _InPieces(io.FileIO):

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.kit import command
 
 POOL = ("-m", "imagenet_prep.engine.pool")

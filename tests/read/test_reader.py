@@ -208,6 +208,16 @@ def test_the_state_of_another_order_is_refused(
     assert (reader.epoch, reader.state()["examples_read"]) == (0, 0)
 
 
+def test_the_state_of_another_version_of_the_program_says_which_to_use(
+    colours: Path, backend: str
+) -> None:
+    reader = open_set(colours, "train", 4, backend)
+    state = reader.state()
+
+    with pytest.raises(UsageError, match="knows 1: another version of imagenet-prep has made it"):
+        reader.restore(state | {"version": 2, "dataset": "f" * 64})
+
+
 def test_the_state_of_another_data_set_is_refused(
     colours: Path, scenes: Path, backend: str
 ) -> None:

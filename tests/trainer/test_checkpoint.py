@@ -157,8 +157,20 @@ def test_a_write_that_was_killed_leaves_nothing_that_counts(tmp_path: Path) -> N
     assert checkpoint.steps(tmp_path) == [1]
 
 
+def test_a_checkpoint_of_another_version_is_refused_and_left_alone(tmp_path: Path) -> None:
+    """It is not damaged, so it is not set aside for an older one of this version."""
+    save(tmp_path, 1)
+    later = archive(**whole(facts=head_of(HEAD | {"version": 2, "ranks": [1, 2]})))
+    (tmp_path / checkpoint.name(2)).write_bytes(later)
+
+    with pytest.raises(UsageError, match=r"00000002\.npz: another version .* \(form 2, this one"):
+        checkpoint.load_latest(tmp_path)
+    assert checkpoint.steps(tmp_path) == [1, 2]
+    assert (tmp_path / checkpoint.name(2)).read_bytes() == later
+
+
 SHAPES = [array.shape for array in ARRAYS.values()]
-HEAD = {"step": 2, "saved_at": 0.5, "facts": {"reader": {}}}
+HEAD = {"version": 1, "step": 2, "saved_at": 0.5, "facts": {"reader": {}}}
 
 
 def npy(data: bytes, descr: str = "|u1", shape: tuple[int, ...] | None = None) -> bytes:
@@ -213,7 +225,8 @@ def hostile() -> Iterator[tuple[str, bytes]]:
         "of another step": HEAD | {"step": 3},
         "of no step": HEAD | {"step": 10**30},
         "of no time": HEAD | {"saved_at": 1e300},
-        "without facts": {"step": 2, "saved_at": 0.5},
+        "without facts": {"version": 1, "step": 2, "saved_at": 0.5},
+        "of no version": {name: HEAD[name] for name in ("step", "saved_at", "facts")},
         "long": HEAD | {"facts": {"reader": "x" * (1 << 20)}},
     }.items():
         yield f"its head is {kind}", archive(**whole(facts=head_of(content)))

@@ -83,7 +83,7 @@ def test_all_layers_of_a_network_have_the_names_of_torchvision(tf: Any, tmp_path
         variables = (*network.trainable_variables, *network.non_trainable_weights)
         arrays = {each.path: each.numpy() for each in variables}
         facts = {"run": {"model": name}}
-        found = torchvision.tensors(checkpoint.Checkpoint(1, 0.0, facts, arrays))
+        found = torchvision.tensors(checkpoint.Checkpoint(1, 1, 0.0, facts, arrays))
         assert len(found) == tensors_of_it
         trained = [v.size for k, v in found.items() if "running" not in k and "num_b" not in k]
         assert sum(trained) == weights

@@ -1,0 +1,220 @@
+"""What a stranger finds in the repository: workflows, forms, hooks and how to cite it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import imagenet_prep
+from tests.conftest import REPOSITORY
+from tests.kit.command import PATIENCE_S
+
+GITHUB = REPOSITORY / ".github"
+WORKFLOWS = sorted(GITHUB.glob("workflows/*.yml"))
+
+
+def parsed(path: Path) -> dict[str, Any]:
+    found = yaml.safe_load(path.read_text("utf-8"))
+    assert isinstance(found, dict)
+    return found
+
+
+def beside_python(program: str, advice: str) -> Path:
+    """Returns a program of the environment of the tests; skips where it is not there."""
+    path = Path(sys.executable).with_name(program)
+    if not path.exists():
+        pytest.skip(f"no {program} beside this Python: {advice}")
+    return path
+
+
+def run(*argv: str | Path, cwd: Path = REPOSITORY, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        argv, cwd=cwd, env=os.environ | env, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+
+
+def step(name: str) -> str:
+    """Returns the script of a step of the release."""
+    jobs = parsed(GITHUB / "workflows" / "release.yml")["jobs"].values()
+    (found,) = [
+        each["run"] for job in jobs for each in job.get("steps", ()) if each.get("name") == name
+    ]
+    return str(found)
+
+
+def test_actionlint_finds_nothing() -> None:
+    actionlint = beside_python("actionlint", "make .venv/bin/actionlint; it needs Go")
+    done = run(actionlint, "-shellcheck=", "-pyflakes=", *WORKFLOWS)
+
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_zizmor_finds_nothing() -> None:
+    zizmor = beside_python("zizmor", "pip install zizmor")
+    done = run(zizmor, "--offline", "--persona=pedantic", "--no-progress", "--quiet", GITHUB)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_actions_are_pinned_by_commits_whose_versions_stand_beside_them() -> None:
+    """A tag can be moved to other code; and nobody can read a commit."""
+    used = [
+        line.strip(" -")
+        for path in WORKFLOWS
+        for line in path.read_text("utf-8").splitlines()
+        if line.strip(" -").startswith("uses:") and "uses: ./" not in line
+    ]
+    pinned = r"uses: [\w.-]+/[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+"
+
+    assert len(used) > 5
+    assert [line for line in used if not re.fullmatch(pinned, line)] == []
+
+
+def test_a_job_may_do_what_it_needs_and_nothing_else() -> None:
+    writes = {}
+    for path in WORKFLOWS:
+        workflow = parsed(path)
+        assert workflow["permissions"] == {}, path
+        for name, job in workflow["jobs"].items():
+            granted = job["permissions"]
+            writes[name] = sorted(each for each in granted if granted[each] == "write")
+
+    assert {name: each for name, each in writes.items() if each} == {
+        "attest": ["attestations", "id-token"],
+        "upload": ["id-token"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("tag", "changelog", "says"),
+    [
+        ("v1.2.3", "## 1.2.3, 2027-01-31", None),
+        ("v1.2.4", "## 1.2.4, 2027-01-31", "The tag is v1.2.4"),
+        ("1.2.3", "## 1.2.3, 2027-01-31", "The tag is 1.2.3"),
+        ("v1.2.3", "## 1.2.3, not published yet", "has no part '## 1.2.3, DATE'"),
+        ("v1.2.3", "## 1x2.3, 2027-01-31", "has no part '## 1.2.3, DATE'"),
+    ],
+)
+def test_a_tag_that_is_not_the_version_is_no_release(
+    tag: str, changelog: str, says: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "imagenet_prep").mkdir()
+    (tmp_path / "imagenet_prep" / "__init__.py").write_text('"""Ours."""\n__version__ = "1.2.3"\n')
+    (tmp_path / "CHANGELOG.md").write_text(f"# Changelog\n\n{changelog}\n")
+
+    script = step("The tag is the version")
+    done = run("bash", "-eo", "pipefail", "-c", script, cwd=tmp_path, GITHUB_REF_NAME=tag)
+
+    assert done.returncode == (says is not None)
+    assert (says or "") in done.stdout
+
+
+def test_the_version_of_the_package_is_read_by_the_release(repository: Path) -> None:
+    """The step finds the line of our own file: only the changelog may stop it."""
+    done = run(
+        *("bash", "-eo", "pipefail", "-c", step("The tag is the version")),
+        cwd=repository,
+        GITHUB_REF_NAME=f"v{imagenet_prep.__version__}",
+    )
+
+    assert "The tag is" not in done.stdout
+
+
+def test_two_builds_with_other_bytes_are_no_release(tmp_path: Path) -> None:
+    builds = [tmp_path / f"dist-ubuntu-{each}" for each in ("22.04", "24.04")]
+    for folder in builds:
+        folder.mkdir()
+        (folder / "a.whl").write_bytes(b"same")
+    script = ("bash", "-eo", "pipefail", "-c", step("Two machines made the same bytes"))
+
+    assert run(*script, cwd=tmp_path).returncode == 0
+    (builds[1] / "a.whl").write_bytes(b"other")
+    changed = run(*script, cwd=tmp_path)
+    (builds[1] / "a.whl").write_bytes(b"same")
+    (builds[1] / "b.tar.gz").write_bytes(b"more")
+    more = run(*script, cwd=tmp_path)
+
+    assert (changed.returncode, more.returncode) == (1, 1)
+    assert "a.whl" in changed.stdout
+    assert "b.tar.gz" in more.stdout
+
+
+def test_the_check_runs_the_one_check_on_every_python_and_machine() -> None:
+    job = parsed(GITHUB / "workflows" / "check.yml")["jobs"]["check"]
+
+    assert job["strategy"]["matrix"] == {
+        "python": ["3.11", "3.12", "3.13", "3.14"],
+        "machine": ["ubuntu-24.04", "ubuntu-24.04-arm"],
+    }
+    assert job["steps"][-1]["run"] == "bash .ci/run"
+
+
+@pytest.mark.parametrize(
+    ("python", "target"),
+    [("3 11 x86_64", "test"), ("3 11 aarch64", "newest"), ("3 14 x86_64", "newest"), ("", "test")],
+)
+def test_the_one_check_is_whole_where_the_lock_fits(
+    python: str, target: str, repository: Path, tmp_path: Path
+) -> None:
+    """Without any Python, `make test` is what says so."""
+    for name, prints in (("python3.11", f"echo '{python}'"), ("make", 'echo "make $*"')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{prints}\n")
+        (tmp_path / name).chmod(0o755)
+
+    done = run("bash", repository / ".ci" / "run", PATH=f"{tmp_path}:{os.environ['PATH']}")
+
+    assert (done.returncode, done.stdout) == (0, f"make {target}\n"), done.stderr
+
+
+@pytest.mark.parametrize("name", ["bug.yml", "wish.yml"])
+def test_a_form_has_what_the_host_demands(name: str) -> None:
+    form = parsed(GITHUB / "ISSUE_TEMPLATE" / name)
+    fields = [each for each in form["body"] if each["type"] != "markdown"]
+
+    assert {"name", "description", "body"} <= form.keys()
+    assert len({each["id"] for each in fields}) == len(fields)
+    assert all(each["attributes"]["label"] for each in fields)
+    assert {each["type"] for each in fields} <= {"textarea", "input", "dropdown", "checkboxes"}
+
+
+def test_the_form_of_a_bug_knows_the_exit_codes() -> None:
+    form = parsed(GITHUB / "ISSUE_TEMPLATE" / "bug.yml")
+    (options,) = [
+        each["attributes"]["options"] for each in form["body"] if each.get("id") == "exit-code"
+    ]
+    readme = (REPOSITORY / "README.md").read_text("utf-8")
+    documented = re.findall(r"^\| (\d+) \| ", readme, re.MULTILINE)
+    interrupted = {"130"}  # a wish of the user, no bug
+
+    assert set(documented) - interrupted == {
+        each.partition(":")[0] for each in options if each[0].isdigit()
+    }
+
+
+def test_hooks_run_what_the_makefile_runs() -> None:
+    makefile = (REPOSITORY / "Makefile").read_text("utf-8")
+    (repository,) = parsed(REPOSITORY / ".pre-commit-config.yaml")["repos"]
+    entries = [hook["entry"] for hook in repository["hooks"]]
+
+    assert repository["repo"] == "local"
+    assert "make lint" in entries
+    for entry in entries:
+        make, target = entry.split()
+        assert (make, f"\n{target}:" in makefile) == ("make", True)
+
+
+def test_a_citation_names_the_version_and_its_day() -> None:
+    cited = parsed(REPOSITORY / "CITATION.cff")
+    changelog = (REPOSITORY / "CHANGELOG.md").read_text("utf-8")
+    (version, day), *older = re.findall(r"^## (\S+), (.+)$", changelog, re.MULTILINE)
+
+    assert cited["version"] == imagenet_prep.__version__ == version
+    assert str(cited.get("date-released", "not published yet")) == day
+    assert [each for each in older if not re.fullmatch(r"\d{4}-\d\d-\d\d", each[1])] == []

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 # Our own limit is smaller, and is looked at before anything is decoded.
 Image.MAX_IMAGE_PIXELS = None
-_BICUBIC = Image.Resampling.BICUBIC
 
 # libjpeg-turbo's JPEG_MAX_DIMENSION.
 _MAX_SIDE = 65_500
@@ -312,29 +311,14 @@ def _encode(
     if max(height, width) > _MAX_SIDE:
         raise BadImageError("too_many_pixels", f"{width} x {height}, JPEG allows {_MAX_SIDE}")
     if pixels.shape[:2] != (height, width):
-        # Antialiased; Pillow's bicubic filter is of integers.
-        pixels = np.asarray(resampled(Image.fromarray(pixels), width, height, _BICUBIC))
+        # Antialiased; Pillow's bicubic filter is of integers. Left to choose, Pillow 13 begins with
+        # the columns of some portraits, which makes other bytes than rows first, as all before it.
+        rows = Image.fromarray(pixels).resize((width, len(pixels)), Image.Resampling.BICUBIC)
+        pixels = np.asarray(rows.resize((width, height), Image.Resampling.BICUBIC))
     if turn != orientation.UPRIGHT:
         pixels = np.ascontiguousarray(orientation.turned(pixels, turn))
     encoded: bytes = simplejpeg.encode_jpeg(pixels, policy.quality, "RGB", "420")
     return encoded
-
-
-def resampled(
-    image: Image.Image,
-    width: int,
-    height: int,
-    kernel: Image.Resampling,
-    box: tuple[float, float, float, float] | None = None,
-) -> Image.Image:
-    """Returns an image, or a box (left, top, right, bottom) of it, in another size.
-
-    Rows first, then columns, each rounded to bytes. Left to choose, Pillow 13 begins with columns
-    where that is less work, and makes other bytes than Pillow 12.
-    """
-    left, top, right, bottom = box or (0, 0, *image.size)
-    rows = image.resize((width, image.height), kernel, (left, 0, right, image.height))
-    return rows.resize((width, height), kernel, (0, top, width, bottom))
 
 
 def _check_pixels(height: int, width: int, policy: Policy) -> None:

@@ -21,9 +21,9 @@ from sphinx.cmd.build import main as sphinx
 REPOSITORY = Path(__file__).resolve().parents[2]
 # The pages of docs/, by what somebody wants to do. Sphinx refuses one that is in no group.
 GROUPS = {
-    "Start": "operations",
+    "Start": "start photographs exit-codes operations",
     "Prepare": "prepare download sizing bucket cluster existing amend",
-    "Check": "report diff duplicates",
+    "Check": "guarantees report diff duplicates",
     "Distribute": "replicate export",
     "Read and train": "reading train launch own-script pytorch trainers mxnet scaling",
     "Evaluate": "evaluation",

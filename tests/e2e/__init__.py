@@ -1,1 +1,1 @@
-"""Walks of people who use the program for the first time, with the README and nothing else."""
+"""Walks of people who use the program for the first time: the README, its pages, nothing else."""

@@ -18,12 +18,11 @@ from tests.kit.dataset import split_records
 
 pytestmark = pytest.mark.slow
 
-# The commands of the README, as they stand there.
+# The commands of the page, as they stand there.
 COMMANDS = [
     shlex.split(line, comments=True)[1:]
-    for line in (REPOSITORY / "README.md")
+    for line in (REPOSITORY / "docs" / "photographs.md")
     .read_text("utf-8")
-    .partition("## Your own photographs")[2]
     .split("```")[1]
     .splitlines()
     if line
@@ -51,7 +50,7 @@ def walk(tmp_path_factory: pytest.TempPathFactory) -> Walk:
 
 
 def typed(home: Path, verb: str, *flags: str) -> command.Finished:
-    """Runs the README's first command of a verb with these flags, and returns what it left."""
+    """Runs the page's first command of a verb with these flags, and returns what it left."""
     words = next(each for each in COMMANDS if each[0] == verb and {*flags} <= {*each})
     return command.run(*words, cwd=home, env={"CUDA_VISIBLE_DEVICES": ""})
 
@@ -152,7 +151,7 @@ def test_a_network_trains_is_judged_by_what_was_held_out_and_shows_its_mistakes(
     assert "mistake" in (walk.out / "report.html").read_text("utf-8").lower()
 
 
-def test_the_readme_needs_six_commands() -> None:
+def test_the_page_needs_six_commands() -> None:
     assert [words[0] for words in COMMANDS] == [
         *("prepare", "show", "verify", "train", "train", "report")
     ]

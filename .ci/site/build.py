@@ -42,7 +42,7 @@ MENDED = (
     (r'<p class="caption" role="heading">', r'<p class="caption" role="heading" aria-level="2">'),
     (r'<aside class="sidebar-drawer">', r'<aside class="sidebar-drawer" aria-label="Site">'),
     (r'<aside class="toc-drawer', r'<aside aria-label="Page" class="toc-drawer'),
-    (r'<div id="search-results">', r'<h1>Search</h1><div id="search-results">'),
+    (r'<div id="search-results">', r'<h1 class="visually-hidden">Search</h1><div id="search-results">'),
     # The parameters of a signature are a list of definitions without a term.
     (r"<dl>\n((?:<dd>.*</dd>\n)+)</dl>", r'<div class="parameters">\n\1</div>'),
     (r"<dd>(<em class=.sig-param.*)</dd>", r"<div>\1</div>"),

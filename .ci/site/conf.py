@@ -23,6 +23,7 @@ highlight_language = "text"
 
 myst_heading_anchors = 6  # the anchors of forges
 
+smartquotes = False  # text as it was written
 default_role = "literal"  # docstrings set code in single backticks, as the documents do
 napoleon_numpy_docstring = False
 autodoc_member_order = "bysource"

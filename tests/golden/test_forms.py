@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from imagenet_prep.read import make_dataset
-from tests.golden.sets import FOLDER
 from tests.kit import command
 
+FOLDER = Path(__file__).parent
 FORMS = sorted((FOLDER / "forms").glob("*.json"))
 Row = dict[str, str]
 

@@ -100,6 +100,12 @@ class Flink(Cluster):
     def _member(self) -> subprocess.Popen[bytes]:
         return self._of_flink("320m", "org.apache.flink.runtime.taskexecutor.TaskManagerRunner")
 
+    def _job_server(self, *args: str) -> subprocess.Popen[bytes]:
+        main = "org.apache.beam.runners.flink.FlinkJobServerDriver"
+        address = self.url.removeprefix("http://")
+        jar = str(self.job_server())
+        return self._java("448m", jar, _OPENS, main, "--flink-master", address, *args)
+
     def _options(self) -> list[str]:
         return [f"--flink_master={self.url}"]
 

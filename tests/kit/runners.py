@@ -90,6 +90,10 @@ class Cluster(abc.ABC):
     def _options(self) -> list[str]:
         """Returns the options that name the cluster."""
 
+    @abc.abstractmethod
+    def _job_server(self, *args: str) -> subprocess.Popen[bytes]:
+        """Starts Beam's job server for this cluster."""
+
     @classmethod
     def job_server(cls) -> Path:
         """Returns the jar of Beam's job server."""
@@ -139,10 +143,34 @@ class Cluster(abc.ABC):
 
     def options(self) -> list[str]:
         """Returns what goes after `--` on the command line."""
+        jar = f"--{self.NAME.lower()}_job_server_jar={self.job_server()}"
+        return [*self._options(), jar, *self._of_any_run()]
+
+    @contextlib.contextmanager
+    def served(self) -> Iterator[list[str]]:
+        """Yields options that name a job server which runs already, until this is left."""
+        (port,) = free_ports(1)
+        ports = ("--job-port", str(port), "--artifact-port", "0", "--expansion-port", "0")
+        artifacts = ("--artifacts-dir", str(self._folder / "tmp"))
+        server = self._job_server(*ports, *artifacts)
+
+        def ready() -> bool:
+            assert server.poll() is None, self.logs()
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", port)).close()
+                return True
+            return False
+
+        try:
+            command.wait_until(ready, "the job server listens")
+            yield [f"--job_endpoint=127.0.0.1:{port}", *self._of_any_run()]
+        finally:
+            _signal([server.pid], signal.SIGKILL)
+            server.wait(command.PATIENCE_S)
+
+    def _of_any_run(self) -> list[str]:
         return [
             f"--runner={self.NAME}Runner",
-            *self._options(),
-            f"--{self.NAME.lower()}_job_server_jar={self.job_server()}",
             "--environment_type=EXTERNAL",
             f"--environment_config=127.0.0.1:{self._pool}",
             # From one step to the next.
@@ -183,6 +211,7 @@ class Cluster(abc.ABC):
             _signal([*children_of(process.pid), process.pid], signal.SIGKILL)
         for process in processes:
             process.wait(command.PATIENCE_S)
+        shutil.rmtree(self._folder / "tmp")
 
     def _ready(self) -> bool:
         for process in [*self._others, *self.members]:
@@ -292,4 +321,5 @@ def _down(folder: Path) -> int:
                 for pid in [*children_of(int(line)), int(line)]:
                     os.kill(pid, signal.SIGTERM)
     (folder / "pids").unlink(missing_ok=True)
+    shutil.rmtree(folder / "tmp", ignore_errors=True)
     return 0

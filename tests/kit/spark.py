@@ -49,19 +49,28 @@ class Spark(Cluster):
         where = ("--work-dir", str(self._folder / "tmp"), "--webui-port", "0")
         return self._of_spark("worker.Worker", *size, *where, self._master)
 
+    def _job_server(self, *args: str) -> subprocess.Popen[bytes]:
+        main = "org.apache.beam.runners.spark.SparkJobServerDriver"
+        flags = [*_OPENS, *self._properties()]
+        jar = str(self.job_server())
+        return self._java("640m", jar, flags, main, "--spark-master-url", self._master, *args)
+
     def _options(self) -> list[str]:
-        properties = {
-            "spark.executor.memory": _EXECUTOR_MEMORY,
-            "spark.driver.host": "127.0.0.1",
-            "spark.local.dir": self._folder / "tmp",
-            # Its page of a job ends with the job.
-            "spark.ui.enabled": "false",
-        }
         return [
             f"--spark_master_url={self._master}",
             # The executors have the job server's jar: it need not be sent to them.
             f"--files_to_stage={self._folder / 'nothing.jar'}",
-            *(f"--job_server_jvm_properties=-D{name}={v}" for name, v in properties.items()),
+            *(f"--job_server_jvm_properties={each}" for each in self._properties()),
+        ]
+
+    def _properties(self) -> list[str]:
+        """Returns the settings of the driver, which is the job server."""
+        return [
+            f"-Dspark.executor.memory={_EXECUTOR_MEMORY}",
+            "-Dspark.driver.host=127.0.0.1",
+            f"-Dspark.local.dir={self._folder / 'tmp'}",
+            # Its page of a job ends with the job.
+            "-Dspark.ui.enabled=false",
         ]
 
     @property

@@ -115,6 +115,25 @@ def test_two_members_write_the_bytes_of_one_machine_and_show_how_far_they_are(
     assert len(workers(out)) == NUM_MEMBERS
 
 
+# In short: the endpoint at which nobody listens.
+@pytest.mark.long
+def test_a_job_server_that_runs_already_serves_run_after_run(
+    cluster: Cluster, reference: Reference, tmp_path: Path
+) -> None:
+    """What one of them interrupts it cancels, and the job server goes on."""
+    out = tmp_path / "out"
+    with cluster.served() as options:
+        argv = prepare(reference, out, "--", *options)
+        with command.started(*argv) as run:
+            command.wait_until(lambda: receipts(out) or run.ended, "the first shard")
+            run.send(signal.SIGINT)
+            result = run.finish()
+        assert result.code == 130, result
+        result = command.run(*argv)
+    assert result.code == 0, result
+    assert contents(out) == reference.contents
+
+
 @pytest.mark.long
 def test_a_killed_launchers_job_disturbs_nobody(
     cluster: Cluster, reference: Reference, tmp_path: Path

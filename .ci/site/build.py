@@ -37,6 +37,8 @@ API = "docs/api.md"
 MENDED = (
     # Who scrolls with the keys has to get there first.
     (r"<pre>", r'<pre tabindex="0">'),
+    (r'<div class="table-wrapper', r'<div tabindex="0" class="table-wrapper'),
+    (r'<th class="head"><p></p></th>', r"<td></td>"),
     (r'<p class="caption" role="heading">', r'<p class="caption" role="heading" aria-level="2">'),
     (r'<aside class="sidebar-drawer">', r'<aside class="sidebar-drawer" aria-label="Site">'),
     (r'<aside class="toc-drawer', r'<aside aria-label="Page" class="toc-drawer'),

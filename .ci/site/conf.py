@@ -26,7 +26,18 @@ myst_heading_anchors = 6  # the anchors of forges
 default_role = "literal"  # docstrings set code in single backticks, as the documents do
 napoleon_numpy_docstring = False
 autodoc_member_order = "bysource"
+autodoc_mock_imports = ["apache_beam"]  # not in the environment of the site
 maximum_signature_line_length = 80
 html_domain_indices = False
 # Names in signatures are of many packages. A name that a page links to must have its entry.
 nitpick_ignore_regex = [("py:(class|exc)", r".*")]
+
+
+def setup(app):
+    """Leaves out what Python says of a named tuple's fields: docstrings of classes say more."""
+    app.connect(
+        "autodoc-skip-member",
+        lambda _app, _what, _name, value, skip, _options: (
+            skip or type(value).__name__ == "_tuplegetter"
+        ),
+    )

@@ -34,7 +34,7 @@ GPU := $(VENV)/gpu
 GPU_KEY := $(GPU)/.installed-$(shell cat docker/prep.lock docker/train.lock pyproject.toml setup.py | sha256sum | cut -c1-16)
 GPU_ARGS ?=
 
-.PHONY: help demo docs release gpu test test-long mutants newest quick lint types imports format locks images-rehearsal picture debian flink flink-up flink-down clean
+.PHONY: help demo docs release gpu test test-long mutants newest oldest quick lint types imports format locks images-rehearsal picture debian flink flink-up flink-down clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 18
@@ -49,9 +49,10 @@ test: lint types imports debian flink $(BIN)/actionlint $(HOROVOD) $(AIRFLOW) $(
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # To run the codec as other processors do: an emulator, and ARM's libc and libjpeg. To run batch jobs: Slurm.
+# To install where nothing is: roots of Debian, and a release.
 test-long: LONG = qemu-aarch64-static:qemu-user-static /usr/aarch64-linux-gnu/lib/ld-linux-aarch64.so.1:libc6-arm64-cross \
-  slurmctld:slurm-wlm munged:munge
-test-long: debian flink $(TEST) $(HOROVOD) $(AIRFLOW) $(MXNET) $(LOADERS_HOROVOD) $(TRAINERS) $(ARM) ## the long forms of what `test` does in short: kills, faults, flipped bits
+  slurmctld:slurm-wlm munged:munge debootstrap:debootstrap
+test-long: debian flink $(TEST) $(RELEASE) $(HOROVOD) $(AIRFLOW) $(MXNET) $(LOADERS_HOROVOD) $(TRAINERS) $(ARM) ## the long forms of what `test` does in short: kills, faults, flipped bits
 	@$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 
 # BASE is the commit that changes are against; MUTANTS_ARGS the tests to choose from, if not all.
@@ -73,11 +74,21 @@ picture: $(TEST) $(AIRFLOW) debian ## renew the documents' pictures, by the test
 	@cp build/airflow/dag.svg docs/airflow.svg
 
 # By whatever Python there is, on whatever machine: pip takes the newest packages, where the locks do not fit.
+# Beam is left out of both: it allows no packages as new, or as old, as we do.
 newest: | $(BIN)/pip ## the quick tests with the newest packages that pyproject.toml allows; no frameworks
 	@$(BIN)/python -m venv --clear $(VENV)/newest
 	@$(VENV)/newest/bin/python -m pip install --quiet --upgrade pip
-	@$(VENV)/newest/bin/python -m pip install --quiet --group quick -e '.[beam,demo,parquet,report,s3]'
-	@$(VENV)/newest/bin/python -m pytest -m "$(QUICK)" $(PYTEST_ARGS)
+	@$(VENV)/newest/bin/python -m pip install --quiet --group quick -e '.[demo,parquet,s3]'
+	@$(VENV)/newest/bin/python -m pytest -m "$(QUICK) and not beam" $(PYTEST_ARGS)
+
+oldest: | $(BIN)/pip ## the same with the oldest packages that it allows
+	@$(BIN)/python -m venv --clear $(VENV)/oldest
+	@$(VENV)/oldest/bin/python -m pip install --quiet uv
+	@$(VENV)/oldest/bin/uv pip compile --quiet --resolution lowest-direct --python $(VENV)/oldest/bin/python \
+	  --extra demo --extra parquet --extra s3 --output-file $(VENV)/oldest/requirements.txt pyproject.toml > /dev/null
+	@$(VENV)/oldest/bin/uv pip install --quiet --python $(VENV)/oldest/bin/python \
+	  --requirement $(VENV)/oldest/requirements.txt --group quick --editable .
+	@$(VENV)/oldest/bin/python -m pytest -m "$(QUICK) and not beam" $(PYTEST_ARGS)
 
 quick: lint ## lint and the tests of single rooms, without frameworks: a minute
 	@$(BIN)/python -m pytest -m "$(QUICK)" $(PYTEST_ARGS)

@@ -31,6 +31,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from docker import debian
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 DOCKERFILE = REPOSITORY / "docker" / "Dockerfile"
 SCRATCH = REPOSITORY / "build" / "images"
@@ -153,12 +155,7 @@ def provide(base: str) -> None:
 
 def _make_debian(root: Path, version: str) -> None:
     suite = {"12": "bookworm"}[version.split(".")[0]]
-    listed = _output(
-        *("apt-get", "indextargets", "--format", "$(CODENAME) $(REPO_URI)"),
-        "Created-By: Packages",
-    )
-    mirror = next(line.split()[1] for line in listed.splitlines() if line.split()[0] == suite)
-    _output("debootstrap", "--variant=minbase", suite, root, mirror)
+    _output(*debian.bootstrap(root, suite))
 
 
 def _make_beam_sdk(root: Path, version: str) -> None:
@@ -389,14 +386,15 @@ def _same_bytes(one: Path, other: Path) -> None:
 
 def _package_clients() -> list[str]:
     """Returns volumes for the steps: how this machine's pip trusts what it reaches."""
-    found = []
-    authority = os.environ.get("PIP_CERT", "")
-    if authority:
-        settings = SCRATCH / "pip.conf"
-        settings.write_text("[global]\ncert = /etc/machine-ca.crt\n")
-        found = [f"--volume={settings}:/etc/pip.conf:ro"]
-        found += [f"--volume={authority}:/etc/machine-ca.crt:ro"]
-    return found
+    authority = debian.authority()
+    if authority is None:
+        return []
+    settings = SCRATCH / "pip.conf"
+    settings.write_text(debian.PIP_SETTINGS)
+    return [
+        f"--volume={settings}:/etc/pip.conf:ro",
+        f"--volume={authority}:{debian.AUTHORITY}:ro",
+    ]
 
 
 def _argv(*arguments: str | Path) -> list[str]:

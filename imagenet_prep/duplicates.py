@@ -147,8 +147,7 @@ def duplicates(config: Config) -> Json:
         "excluded": {split: len(keys) for split, keys in excluded.items()},
         "problems": problems,
     }
-    _write_page(out, groups, seen, result)
-    return result
+    return {**result, "page": _write_page(out, groups, seen, result)}
 
 
 def _counts(groups: Sequence[Group]) -> Json:
@@ -281,8 +280,8 @@ def _groups(seen: Pictures, found: Found, sides: Sequence[_Side]) -> list[Group]
     return sorted(groups, key=lambda group: rank(group[0]))
 
 
-def _write_page(out: Store, groups: Sequence[Group], seen: Pictures, result: Json) -> None:
-    """Writes the page, where the packages that make pages are installed."""
+def _write_page(out: Store, groups: Sequence[Group], seen: Pictures, result: Json) -> bool:
+    """Writes the page and returns True, where the packages that make pages are installed."""
     from imagenet_prep.matching import output
 
     try:
@@ -291,7 +290,7 @@ def _write_page(out: Store, groups: Sequence[Group], seen: Pictures, result: Jso
         terminal.say(
             f"no {output.PAGE}: jinja2 is not installed. Run: pip install 'imagenet-prep[report]'"
         )
-        return
+        return False
 
     def read(number: int) -> bytes:
         # An image of a damaged record is in a group if the table says that its bytes are another's.
@@ -301,6 +300,7 @@ def _write_page(out: Store, groups: Sequence[Group], seen: Pictures, result: Jso
 
     page = pages.page(groups, read, result, made_at=datetime.now(UTC))
     out.write(output.PAGE, page.encode("utf-8", "replace"))
+    return True
 
 
 def _print(result: Json, out: str) -> None:
@@ -321,7 +321,8 @@ def _print(result: Json, out: str) -> None:
     print(f"pictures with more than one label: {result['other_label']:,}")
     flat = result["not_judged"]
     print(f"images that show too little to be judged by more than equal pixels: {flat:,}")
-    print(f"{out}: pairs.csv, duplicates.html, and keys to leave out:", end=" ")
+    page = " duplicates.html," if result["page"] else ""
+    print(f"{out}: pairs.csv,{page} and keys to leave out:", end=" ")
     print(", ".join(f"exclude-{name}.txt ({n:,})" for name, n in result["excluded"].items()))
 
 

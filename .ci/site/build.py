@@ -19,18 +19,8 @@ from urllib.parse import unquote
 from sphinx.cmd.build import main as sphinx
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-# The pages of docs/, by what somebody wants to do. Sphinx refuses one that is in no group.
-GROUPS = {
-    "Start": "start photographs exit-codes operations",
-    "Prepare": "prepare download sizing bucket cluster existing amend",
-    "Check": "guarantees report diff duplicates",
-    "Distribute": "replicate export",
-    "Read and train": "reading train launch own-script pytorch trainers mxnet scaling",
-    "Evaluate": "evaluation",
-    "Operate": "airflow slurm ec2 sagemaker images",
-    "Reference": "api command-line data-format policy licence",
-    "Project": "architecture seeds benchmarks benchmarks-gpu contributing security changelog",
-}
+# The groups of pages, after the front page. Sphinx refuses a page that is in none.
+NAVIGATION = "\n" + Path(__file__).with_name("navigation.md").read_text("utf-8")
 # Documents that lie elsewhere, and their pages.
 ELSEWHERE = {
     "README.md": "index.md",
@@ -64,20 +54,13 @@ def pages() -> Iterator[tuple[str, str]]:
     for path in sorted((REPOSITORY / "docs").glob("*.md")):
         yield path.name, _linked(f"docs/{path.name}")
     for document, page in ELSEWHERE.items():
-        navigation = "".join(map(_group, GROUPS.items())) if page == "index.md" else ""
-        yield page, _linked(document) + navigation
+        yield page, _linked(document) + (NAVIGATION if page == "index.md" else "")
     for path in sorted((REPOSITORY / "examples").rglob("*")):
         if language := LANGUAGES.get(path.suffix):
             name = path.relative_to(REPOSITORY).as_posix()
             code = f"```{language}\n{path.read_text('utf-8')}```"
             yield f"{name}.md", f"---\norphan: true\n---\n# {name}\n\n{code}\n"
     yield "command-line.md", _command_line()
-
-
-def _group(named: tuple[str, str]) -> str:
-    caption, names = named
-    lines = "\n".join(names.split())
-    return f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{lines}\n```\n"
 
 
 def _linked(document: str) -> str:

@@ -311,9 +311,10 @@ def _encode(
     if max(height, width) > _MAX_SIDE:
         raise BadImageError("too_many_pixels", f"{width} x {height}, JPEG allows {_MAX_SIDE}")
     if pixels.shape[:2] != (height, width):
-        # Antialiased; Pillow's bicubic filter is of integers.
-        resized = Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC)
-        pixels = np.asarray(resized)
+        # Antialiased; Pillow's bicubic filter is of integers. Left to choose, Pillow 13 begins with
+        # the columns of some portraits, which makes other bytes than rows first, as all before it.
+        rows = Image.fromarray(pixels).resize((width, len(pixels)), Image.Resampling.BICUBIC)
+        pixels = np.asarray(rows.resize((width, height), Image.Resampling.BICUBIC))
     if turn != orientation.UPRIGHT:
         pixels = np.ascontiguousarray(orientation.turned(pixels, turn))
     encoded: bytes = simplejpeg.encode_jpeg(pixels, policy.quality, "RGB", "420")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
 from itertools import dropwhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +17,7 @@ from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.read.augment import Views, boxes_in, central_views, random_views
 from imagenet_prep.read.batch import DECODED
 from imagenet_prep.read.config import ReadConfig
+from imagenet_prep.read.names import Names
 from imagenet_prep.read.order import Order, Steps
 
 if TYPE_CHECKING:
@@ -94,6 +96,8 @@ class Feed:
         self.world = world
         self.config = config
         self.skipped: dict[int, str] = {}
+        # Keys by shard and record that the records of an amended set do not tell.
+        self._former: dict[int, dict[int, str]] = {}
         self._dense: npt.NDArray[np.int32] | None = None
         self.class_numbers = class_numbers
         if len(class_numbers) < len(records.wnids):
@@ -210,6 +214,24 @@ class Feed:
             {f: self._describe(f, images, numbers, heights, widths, views) for f in asked},
         )
 
+    @cached_property
+    def _names(self) -> Names:
+        return Names(self.records)
+
+    def _key(self, image: ImageExample, number: int) -> str:
+        """Returns the key of an image; one that was relabelled has the key of its former class."""
+        if not self.records.manifest.is_amended:
+            return self.records.key(image)
+        shard, record = self.records.place(number)
+        if shard not in self._former:
+            wnids = self.records.wnids
+            self._former[shard] = {
+                place: key
+                for place, (class_index, key, _) in enumerate(self._names.of(shard))
+                if not key.startswith(f"{wnids[class_index]}/")
+            }
+        return self._former[shard].get(record) or self.records.key(image)
+
     def _describe(
         self,
         field: str,
@@ -221,7 +243,8 @@ class Feed:
     ) -> npt.NDArray[Any]:
         """Returns a field that is not decoded; empty keys, -1 and zeros where there is no image."""
         if field == "key":
-            return np.array([self.records.key(i) if i else "" for i in images], np.str_)
+            named = zip(images, numbers.tolist(), strict=True)
+            return np.array([self._key(image, n) if image else "" for image, n in named], np.str_)
         if field == "number":
             return numbers
         if field != "boxes":

@@ -17,6 +17,7 @@ from PIL import Image
 from imagenet_prep.core.errors import UsageError
 
 _Rng = np.random.Generator
+_LANCZOS = Image.Resampling.LANCZOS
 
 IMAGENET_SIZE = (500, 375)  # (width, height): the most frequent size in ILSVRC2012
 _LARGE_SHARE, _HUGE_SHARE = 0.03, 0.004  # of plain images, at IMAGENET_SIZE only
@@ -119,7 +120,7 @@ class Camera:
             x = float(rng.random()) * (full.width - box_width)
             y = float(rng.random()) * (full.height - box_height)
             box = (x, y, x + box_width, y + box_height)
-            window = np.asarray(full.resize((width, height), Image.Resampling.LANCZOS, box=box))
+            window = np.asarray(_resampled(full, width, height, box))
         if rng.random() < 0.5:
             window = window[:, ::-1]
         dy, dx = rng.integers(640, size=2)
@@ -134,7 +135,7 @@ class Camera:
         scale = zoom * max(self._size) / min(photo.size)
         # Rounded up: every window of this size, portrait or landscape, must fit.
         size = (int(photo.width * scale) + 1, int(photo.height * scale) + 1)
-        return np.asarray(photo.resize(size, Image.Resampling.LANCZOS))
+        return np.asarray(_resampled(photo, *size))
 
 
 def _encode(pixels: NDArray[np.uint8], kind: str, rng: _Rng) -> bytes:
@@ -165,6 +166,18 @@ def _with_exif(jpeg: bytes, payload: bytes) -> bytes:
     stop = 4 + int.from_bytes(jpeg[4:6], "big")
     segment = b"Exif\x00\x00" + payload
     return jpeg[:stop] + b"\xff\xe1" + (len(segment) + 2).to_bytes(2, "big") + segment + jpeg[stop:]
+
+
+def _resampled(
+    image: Image.Image,
+    width: int,
+    height: int,
+    box: tuple[float, float, float, float] | None = None,
+) -> Image.Image:
+    """Returns a box of an image in another size: rows first, whichever Pillow would choose."""
+    left, top, right, bottom = box or (0, 0, *image.size)
+    rows = image.resize((width, image.height), _LANCZOS, (left, 0, right, image.height))
+    return rows.resize((width, height), _LANCZOS, (0, top, width, bottom))
 
 
 @functools.lru_cache(maxsize=len(FAMILIES) + 1)

@@ -253,6 +253,20 @@ def test_other_formats_are_shrunk_like_jpegs(kind: str) -> None:
     assert decoded(image.encoded).shape == (30, 40, 3)
 
 
+@pytest.mark.parametrize("size", [(102, 701), (17, 900), (375, 500), (500, 375)])
+def test_rows_are_shrunk_before_columns_whatever_pillow_prefers(size: tuple[int, int]) -> None:
+    """Pillow 13 begins with the columns of some portraits, which are other bytes then."""
+    pixels = np.random.default_rng(sum(size)).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
+    policy = Policy(16)
+    height, width = policy.resized(*pixels.shape[:2])
+    rows = Image.fromarray(pixels).resize((width, size[1]), Image.Resampling.BICUBIC)
+    expected = np.asarray(rows.resize((width, height), Image.Resampling.BICUBIC))
+
+    made = transform(saved(Image.fromarray(pixels), "PNG"), policy)
+
+    assert made.encoded == simplejpeg.encode_jpeg(expected, policy.quality, "RGB", "420")
+
+
 def test_16_bit_grey_is_scaled_and_not_clipped() -> None:
     found = decoded(transform(grey_16(), KEEP).encoded)
 

@@ -147,6 +147,15 @@ def test_every_page_is_in_the_index() -> None:
     }
 
 
+def test_every_page_is_in_one_group_of_the_site() -> None:
+    blocks = re.findall(r":caption: .+\n\n([^`]+)", read(Path(".ci/site/navigation.md")))
+    named = [line.split("<")[-1].rstrip(">") for block in blocks for line in block.splitlines()]
+    pages = {path.stem for path in GUIDE if path.parts[0] == "docs"}
+
+    assert sorted(named) == sorted(set(named))
+    assert pages - set(named) == set()
+
+
 def test_pages_that_code_names_exist() -> None:
     named = {
         (str(path), page)

@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.command import PATIENCE_S
-
-# What `make release` builds with.
-RELEASE_PYTHON = Path(".venv", "release", "bin", "python")
+from tests.kit.release import release, released
 
 
 def run(*argv: str | Path, cwd: Path) -> str:
@@ -65,17 +63,11 @@ def test_a_wheel_holds_one_package_and_its_libraries(repository: Path, tmp_path:
 
 
 @pytest.mark.long
-def test_a_commit_is_released_as_the_same_bytes_twice(repository: Path, tmp_path: Path) -> None:
-    python = repository / RELEASE_PYTHON
-    if not python.exists():
-        pytest.skip(f"no {RELEASE_PYTHON}: make release")
-    digests = []
-    for name in ("one", "two"):
-        clone = tmp_path / name
-        run("git", "clone", "--quiet", repository, clone, cwd=tmp_path)
-        run(clone / ".ci" / "release", python, cwd=clone)
-        files = sorted((clone / "dist").iterdir())
-        digests.append({file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files})
+def test_a_commit_is_released_as_the_same_bytes_twice(shared_cache: Path, tmp_path: Path) -> None:
+    digests = [
+        {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in dist.iterdir()}
+        for dist in (released(shared_cache), release(tmp_path / "again"))
+    ]
 
     assert digests[0] == digests[1]
     assert len(digests[0]) == 3

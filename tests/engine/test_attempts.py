@@ -131,6 +131,7 @@ def on_a_cluster(
     return run
 
 
+@pytest.mark.beam
 @pytest.mark.parametrize(
     "jobs",
     [
@@ -148,6 +149,7 @@ def test_jobs_go_on_as_long_as_they_get_on(
     assert [receipt.content.task for receipt in on_a_cluster(*jobs)] == ["a", "b", "c"]
 
 
+@pytest.mark.beam
 @pytest.mark.parametrize("first", [(1, None), (0, LOST)])
 def test_three_jobs_that_come_to_nothing_are_the_end(
     on_a_cluster: Callable[..., list[dict[str, Any]]], stage: Stage, first: Job
@@ -162,6 +164,7 @@ def test_three_jobs_that_come_to_nothing_are_the_end(
     assert len(on_a_cluster()) == 3
 
 
+@pytest.mark.beam
 @pytest.mark.parametrize(
     "error", [LOST, AbsentError("a receipt is gone: 404"), SourceError("the archive is damaged")]
 )
@@ -182,6 +185,7 @@ def test_a_run_ends_where_another_has_begun_and_leaves_that_one_alone(
     assert [other.held for other in others] == [True]
 
 
+@pytest.mark.beam
 def test_a_failure_ends_the_run(on_a_cluster: Callable[..., list[dict[str, Any]]]) -> None:
     with pytest.raises(SourceError, match="^the archive is damaged$"):
         on_a_cluster((1, SourceError("the archive is damaged")))

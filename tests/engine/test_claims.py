@@ -281,6 +281,7 @@ def test_a_failure_that_cannot_be_noted_is_raised_all_the_same(
         run_worker(stage, [Task("bad")])
 
 
+@pytest.mark.beam
 def test_a_claim_in_vain_because_the_lease_was_lost_says_so(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,6 +336,7 @@ def test_a_run_on_this_machine_ends_the_job_of_a_killed_one(
     assert not old.held
 
 
+@pytest.mark.beam
 def test_a_failure_on_a_cluster_names_the_host_only_where_its_users_alone_read(
     stage: Stage,
 ) -> None:

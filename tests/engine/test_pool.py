@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.kit import command
 
 POOL = ("-m", "imagenet_prep.engine.pool")
@@ -35,6 +37,7 @@ def listeners(port: int) -> list[str]:
     return found
 
 
+@pytest.mark.beam
 def test_a_pool_is_on_loopback_alone_and_ends_what_it_started(tmp_path: Path) -> None:
     import grpc
     from apache_beam.portability.api import beam_fn_api_pb2 as messages
@@ -82,6 +85,7 @@ def test_a_pool_is_on_loopback_alone_and_ends_what_it_started(tmp_path: Path) ->
     assert started["safe"] == "1"
 
 
+@pytest.mark.beam
 def test_a_port_that_is_taken_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

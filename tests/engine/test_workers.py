@@ -151,6 +151,7 @@ def test_threads_that_are_stuck_hold_up_nobody(stage: Stage, tmp_path: Path) -> 
     assert len(stage.receipts(["a", "b", "c"])) <= 2
 
 
+@pytest.mark.beam
 def test_options_of_beam_want_a_runner() -> None:
     assert Workers(beam_args=("--runner", "SparkRunner", "--parallelism=4")).remote
     with pytest.raises(UsageError, match=r"--parallelism=4: expected a --runner"):

@@ -9,7 +9,7 @@ from typing import Any
 
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.shards import plan
-from tests.golden import sets
+from tests.kit import command, golden_sets
 from tests.kit.codec import corpus
 
 PLAN = Path(__file__).with_name("plan_seed_42.json")
@@ -52,23 +52,19 @@ def golden_codecs() -> dict[str, dict[str, str]]:
     return {str(count): corpus.digests(count) for count in (corpus.FEW, corpus.ALL)}
 
 
-def golden_sets() -> dict[str, Any]:
+def digests_of_sets() -> dict[str, Any]:
     """Returns what the file of the sets' digests holds."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        mini = sets.miniature(folder)
-        shards = sets.shards(folder / "shards", mini)
-        _demand(sets.make(sets.SETS, folder, mini.root, shards))
-        return {name: sets.told(folder / name) for name in sets.SETS}
-
-
-def _demand(made: dict[str, Any]) -> None:
-    for name, result in made.items():
-        if result.code:
-            raise SystemExit(f"{name}: {result}")
+        mini = golden_sets.miniature(folder)
+        shards = golden_sets.shards(folder / "shards", mini)
+        for name, words in golden_sets.commands(folder, mini.root, shards).items():
+            if (result := command.run(*words)).code:
+                raise SystemExit(f"{name}: {result}")
+        return {name: golden_sets.told(folder / name) for name in golden_sets.SETS}
 
 
 if __name__ == "__main__":
     PLAN.write_text(json.dumps(content(), indent=1) + "\n")
     corpus.GOLDEN.write_text(json.dumps(golden_codecs(), indent=1) + "\n")
-    sets.DIGESTS.write_text(json.dumps(golden_sets(), indent=1) + "\n")
+    golden_sets.DIGESTS.write_text(json.dumps(digests_of_sets(), indent=1) + "\n")

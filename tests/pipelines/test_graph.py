@@ -31,6 +31,7 @@ from tests.kit.miniature import miniature_for_tests
 LOCAL = "--runner=apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 
 
+@pytest.mark.beam
 def test_what_a_runner_has_dropped_is_missed_before_images_are_dealt(
     shared_cache: Path, tmp_path: Path
 ) -> None:
@@ -67,6 +68,7 @@ class Both(Listed):
         return [member for piece in pieces for member in super(Both, self).index(piece)]
 
 
+@pytest.mark.beam
 def test_a_class_goes_on_as_the_name_of_its_list(tmp_path: Path) -> None:
     """Its lines would wait in a TaskManager's heap."""
     import apache_beam as beam
@@ -92,6 +94,7 @@ def test_a_class_goes_on_as_the_name_of_its_list(tmp_path: Path) -> None:
         assert_that(index["lists"], check)
 
 
+@pytest.mark.beam
 def test_what_is_sent_much_or_sends_much_on_gets_one_key_at_a_time() -> None:
     """Beam's runner for Flink does so for steps with state alone; memory holds all of others."""
     from apache_beam.transforms.userstate import is_stateful_dofn

@@ -18,6 +18,7 @@ class Stage:
         self.is_closed = True
 
 
+@pytest.mark.beam
 def test_progress_goes_from_stage_to_stage_and_waits_for_the_plan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -36,6 +37,7 @@ def test_progress_goes_from_stage_to_stage_and_waits_for_the_plan(
     assert write.is_closed
 
 
+@pytest.mark.beam
 def test_progress_that_is_ended_early_removes_its_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     from imagenet_prep.pipelines import submit
 

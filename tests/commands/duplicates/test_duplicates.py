@@ -6,12 +6,14 @@ import csv
 import io
 import json
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from PIL import Image, ImageOps
 
+from imagenet_prep import duplicates
 from imagenet_prep.dataset import manifest, naming
 from imagenet_prep.matching import hashes
 from imagenet_prep.preparation import pictures
@@ -166,6 +168,27 @@ def test_a_set_has_counts_lists_and_a_page(prepared: Path, tmp_path: Path) -> No
     page = (out / "duplicates.html").read_text()
     assert page.count("<img ") == 10
     assert page.index("bytes.jpg") < page.index("crop.jpg"), "other labels come first"
+
+
+def test_without_jinja2_no_page_is_promised(
+    prepared: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for module in ("reporting.duplicates", "reporting.render"):
+        monkeypatch.delitem(sys.modules, f"imagenet_prep.{module}", raising=False)
+    monkeypatch.delattr("imagenet_prep.reporting.duplicates", raising=False)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+
+    assert duplicates.run([str(prepared), "--out", str(tmp_path)]) == 0
+
+    said = capsys.readouterr()
+    assert "no duplicates.html: jinja2 is not installed" in said.err
+    assert "pip install 'imagenet-prep[report]'" in said.err
+    assert "duplicates.html" not in said.out
+    assert "pairs.csv" in said.out
+    assert not (tmp_path / "duplicates.html").exists()
 
 
 def test_the_lists_are_taken_by_prepare(source: Path, prepared: Path, tmp_path: Path) -> None:

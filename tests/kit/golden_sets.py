@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from imagenet_prep.core import canonical
-from tests.kit import command, foreign
+from tests.kit import foreign
 from tests.kit.dataset import SETTINGS, contents
 from tests.kit.miniature import Miniature, miniature_for_tests
 
-FOLDER = Path(__file__).parent
-DIGESTS = FOLDER / "sets.json"
+DIGESTS = Path(__file__).parents[1] / "golden" / "sets.json"
 
 # How each set is made, from the miniature's archives or from the same images as tensorflow's
 # slim writes them.
@@ -52,23 +50,19 @@ def shards(folder: Path, mini: Miniature, num_shards: int = 6) -> Path:
     return folder
 
 
-def make(
-    sets: Mapping[str, Sequence[str]], folder: Path, archives: Path, written: Path
-) -> dict[str, command.Finished]:
-    """Makes sets, each in the folder of its name; returns what came of the commands, by name.
+def commands(folder: Path, archives: Path, written: Path) -> dict[str, list[str]]:
+    """Returns the commands that make the sets, each in the folder of its name.
 
     Args:
-      sets: commands as above.
       folder: where they are made.
       archives: stands for ARCHIVES.
       written: stands for SHARDS.
     """
     names = {"ARCHIVES": str(archives), "SHARDS": str(written)}
-    commands = [
-        [{**names, "OUT": str(folder / name)}.get(word, word) for word in how]
-        for name, how in sets.items()
-    ]
-    return {name: command.run(*how) for name, how in zip(sets, commands, strict=True)}
+    return {
+        name: [{**names, "OUT": str(folder / name)}.get(word, word) for word in how]
+        for name, how in SETS.items()
+    }
 
 
 def told(out: Path, producer: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -33,16 +33,19 @@ ELSEWHERE = {
 # Files of examples/ that have a page, to which links lead.
 LANGUAGES = {".py": "python", ".sbatch": "bash"}
 API = "docs/api.md"
-# What axe finds in pages of Sphinx and of its theme, and what is there instead.
+# What axe, or a reader, finds in pages of Sphinx and of its theme, and what is there instead.
 MENDED = (
     # Who scrolls with the keys has to get there first.
     (r"<pre>", r'<pre tabindex="0">'),
+    (r'<div class="table-wrapper', r'<div tabindex="0" class="table-wrapper'),
+    (r'<th class="head"><p></p></th>', r"<td></td>"),
     (r'<p class="caption" role="heading">', r'<p class="caption" role="heading" aria-level="2">'),
     (r'<aside class="sidebar-drawer">', r'<aside class="sidebar-drawer" aria-label="Site">'),
     (r'<aside class="toc-drawer', r'<aside aria-label="Page" class="toc-drawer'),
-    (r'<div id="search-results">', r'<h1>Search</h1><div id="search-results">'),
+    (r'(?=<div id="search-results">)', r'<h1 class="visually-hidden">Search</h1>'),
     # The parameters of a signature are a list of definitions without a term.
     (r"<dl>\n((?:<dd>.*</dd>\n)+)</dl>", r'<div class="parameters">\n\1</div>'),
+    (r"(</strong>(?:</a>)?(?: \([^)\n]*\))?) -- ", "\\1: "),
     (r"<dd>(<em class=.sig-param.*)</dd>", r"<div>\1</div>"),
 )
 _FENCE = re.compile(r"\s*(`{3,}|~{3,})")

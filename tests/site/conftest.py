@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.kit import command
 from tests.kit.browser import chromium, open_page  # noqa: F401 - fixtures
 from tests.kit.shared import made_once
 
+SECRET = "open-sesame-7f3a"
 PYTHON = REPOSITORY / ".venv" / "docs" / "bin" / "python"
 
 Build = Callable[[Path, Path], "subprocess.CompletedProcess[str]"]
@@ -20,14 +22,19 @@ Build = Callable[[Path, Path], "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture(scope="session")
 def build() -> Build:
-    """Builds the site of a clone into a folder."""
+    """Builds the site of a clone into a folder, with a secret in the environment."""
     if not PYTHON.exists():
         pytest.skip(f"no {PYTHON}: run make docs once")
 
     def run(clone: Path, out: Path) -> subprocess.CompletedProcess[str]:
         words = [PYTHON, clone / ".ci" / "site" / "build.py", out]
         return subprocess.run(
-            words, capture_output=True, text=True, timeout=command.PATIENCE_S, cwd=out.parent
+            words,
+            capture_output=True,
+            text=True,
+            timeout=command.PATIENCE_S,
+            cwd=out.parent,
+            env={**os.environ, "SECRET": SECRET},
         )
 
     return run

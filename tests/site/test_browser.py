@@ -7,6 +7,7 @@ import http.server
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,12 @@ def address(site: Path) -> Iterator[str]:
         server.shutdown()
 
 
+def darken(shown: Any) -> None:
+    """Shows a page in the dark scheme, at once: its colours would change little by little."""
+    shown.add_style_tag(content="* { transition: none !important }")
+    shown.emulate_media(color_scheme="dark")
+
+
 @pytest.mark.parametrize("width", [390, 1200])
 @pytest.mark.parametrize("page", PAGES)
 def test_axe_finds_nothing_wrong_and_nothing_sticks_out(
@@ -45,7 +52,7 @@ def test_axe_finds_nothing_wrong_and_nothing_sticks_out(
     assert violations(shown) == []
     assert shown.evaluate(OVERFLOW) <= 0
     # Another scheme has other colours and nothing else.
-    shown.emulate_media(color_scheme="dark")
+    darken(shown)
     assert violations(shown, *COLOURS) == []
     assert complaints == []
 
@@ -63,6 +70,10 @@ def test_the_search_box_finds_a_function_by_its_name(address: str, open_page: Op
     entry = shown.locator("[id='imagenet_prep.read.make_dataset']")
     assert entry.is_visible()
     assert "batch_size" in entry.text_content()
+    # The entry that a link leads to is marked.
+    assert violations(shown, *COLOURS) == []
+    darken(shown)
+    assert violations(shown, *COLOURS) == []
     assert complaints == []
 
 

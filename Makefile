@@ -23,18 +23,18 @@ MXNET := $(VENV)/mxnet/.installed-$(shell cat docker/mxnet.lock $(RECIPE) | sha2
 LOADERS := $(VENV)/loaders/.installed-$(shell sha256sum < .ci/loaders.lock | cut -c1-16)
 LOADERS_HOROVOD := $(VENV)/loaders/.horovod-$(shell cat .ci/loaders.lock $(RECIPE) | sha256sum | cut -c1-16)
 TRAINERS := $(VENV)/trainers/.installed-$(shell sha256sum < .ci/trainers.lock | cut -c1-16)
-JARS := $(HOME)/.cache/imagenet-prep/flink
+JARS := $(HOME)/.cache/imagenet-prep/jars
 ARM := build/aarch64/.made-$(shell sha256sum < .ci/test.lock | cut -c1-16)
 DOCS := $(VENV)/docs/.installed-$(shell sha256sum < .ci/docs.lock | cut -c1-16)
 RELEASE := $(VENV)/release/.installed-$(shell sha256sum < .ci/release.lock | cut -c1-16)
-FLINK := $(JARS)/.made-$(shell cat .ci/flink .ci/flink.lock .ci/flink.sha256 .ci/flink.xml | sha256sum | cut -c1-16)
+MADE_JARS := $(JARS)/.made-$(shell cat .ci/jars .ci/jars.sha256 .ci/job-server.xml .ci/flink.lock | sha256sum | cut -c1-16)
 
 # What a host with a GPU needs: packages with CUDA, beside the .venv of the tests.
 GPU := $(VENV)/gpu
 GPU_KEY := $(GPU)/.installed-$(shell cat docker/prep.lock docker/train.lock pyproject.toml setup.py | sha256sum | cut -c1-16)
 GPU_ARGS ?=
 
-.PHONY: help demo docs release gpu test test-long mutants newest oldest quick lint types imports format locks images-rehearsal picture debian flink flink-up flink-down clean
+.PHONY: help demo docs release gpu test test-long mutants newest oldest quick lint types imports format locks images-rehearsal picture debian jars flink-up flink-down spark-up spark-down clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 18
@@ -45,14 +45,14 @@ demo: $(DEMO) ## a miniature ILSVRC2012 all the way: build/demo
 docs: $(DOCS) ## the documents as a site: build/docs/index.html
 	@$(VENV)/docs/bin/python .ci/site/build.py build/docs
 
-test: lint types imports debian flink $(BIN)/actionlint $(HOROVOD) $(AIRFLOW) $(MXNET) $(DOCS) ## everything that must pass; PYTEST_ARGS="-m flink" chooses tests
+test: lint types imports debian jars $(BIN)/actionlint $(HOROVOD) $(AIRFLOW) $(MXNET) $(DOCS) ## everything that must pass; PYTEST_ARGS="-m spark" chooses tests
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # To run the codec as other processors do: an emulator, and ARM's libc and libjpeg. To run batch jobs: Slurm.
 # To install where nothing is: roots of Debian, and a release.
 test-long: LONG = qemu-aarch64-static:qemu-user-static /usr/aarch64-linux-gnu/lib/ld-linux-aarch64.so.1:libc6-arm64-cross \
   slurmctld:slurm-wlm munged:munge debootstrap:debootstrap
-test-long: debian flink $(TEST) $(RELEASE) $(HOROVOD) $(AIRFLOW) $(MXNET) $(LOADERS_HOROVOD) $(TRAINERS) $(ARM) ## the long forms of what `test` does in short: kills, faults, flipped bits
+test-long: debian jars $(TEST) $(RELEASE) $(HOROVOD) $(AIRFLOW) $(MXNET) $(LOADERS_HOROVOD) $(TRAINERS) $(ARM) ## the long forms of what `test` does in short: kills, faults, flipped bits
 	@$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 
 # BASE is the commit that changes are against; MUTANTS_ARGS the tests to choose from, if not all.
@@ -166,16 +166,22 @@ debian: ## the programs that tests use, from Debian where root may install; else
 	fi; \
 	echo "Going on without$$missing: their tests will be skipped. On Debian: sudo apt-get install$$missing" >&2
 
-# Its tests are skipped without it, and say so.
-flink: $(TEST) ## Java, Flink and Beam's job server, where they can be had; else say so
-	@test -e $(FLINK) && command -v java > /dev/null && exit 0; \
-	{ .ci/flink $(BIN)/python $(JARS) && touch $(FLINK); } || echo 'Going on without Flink, see above why.' >&2
+# Their tests are skipped without them, and say so.
+jars: $(TEST) ## Java, Flink, Spark and Beam's job servers, where they can be had; else say so
+	@test -e $(MADE_JARS) && command -v java > /dev/null && exit 0; \
+	{ .ci/jars $(BIN)/python $(JARS) && touch $(MADE_JARS); } || echo 'Going on without Flink and Spark, see above why.' >&2
 
-flink-up: flink ## a Flink cluster on this machine, to rehearse with; says how to use it
+flink-up: jars ## a Flink cluster on this machine, to rehearse with; says how to use it
 	@$(BIN)/python -m tests.kit.flink up build/flink
 
 flink-down: ## end it
 	@$(BIN)/python -m tests.kit.flink down build/flink
+
+spark-up: jars ## a Spark cluster on this machine, likewise
+	@$(BIN)/python -m tests.kit.spark up build/spark
+
+spark-down: ## end it
+	@$(BIN)/python -m tests.kit.spark down build/spark
 
 # Pillow's wheel for ARM, of the same version and by the lock's hashes; nothing of it is installed.
 $(ARM): $(TEST)

@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks import graph, measure, write
 from imagenet_prep.storage import kept_lists
 from imagenet_prep.storage.store import Store, open_store
-from tests.kit import flink
+from tests.kit.flink import Flink
 
 HERE, CLUSTER = "this machine, 2 threads", "Flink, 2 TaskManagers"
 # At least so much of the local engine's rate, and of the rate with archives here.
@@ -72,7 +72,7 @@ def measure_one(source: Path, out: Path, shards: int, short_side: int, *more: st
 
 
 def compare(
-    cluster: flink.Cluster, out: Path, source: Path, shards: int, short_side: int, rounds: int
+    cluster: Flink, out: Path, source: Path, shards: int, short_side: int, rounds: int
 ) -> dict[str, list[Result]]:
     """Returns the runs of both, in turn."""
     fixed = source, out, shards, short_side
@@ -101,7 +101,7 @@ class ByS3:
 
 
 def measure_s3(
-    cluster: flink.Cluster, s3: write.OnS3, source: Path | str, shards: int, short_side: int
+    cluster: Flink, s3: write.OnS3, source: Path | str, shards: int, short_side: int
 ) -> ByS3:
     """Prepares once into the bucket and removes the result; lists of archives stay."""
     sets = _sets(s3)
@@ -120,13 +120,13 @@ def _sets(s3: write.OnS3) -> Store:
     return open_store(s3.address.rpartition("/")[0] + "/sets")
 
 
-def _of_workers(cluster: flink.Cluster) -> dict[int, float]:
+def _of_workers(cluster: Flink) -> dict[int, float]:
     """Returns the CPU seconds of each worker. They live for ten seconds after their job."""
     return {pid: graph.used_by(pid)[1] for pid in cluster.workers()}
 
 
 def compare_s3(
-    cluster: flink.Cluster, s3: write.OnS3, source: Path, shards: int, short_side: int, rounds: int
+    cluster: Flink, s3: write.OnS3, source: Path, shards: int, short_side: int, rounds: int
 ) -> dict[str, list[ByS3]]:
     """Returns the runs with archives here, and with archives in the bucket, in turn."""
 
@@ -190,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--scratch", type=Path, default=measure.SCRATCH)
     parser.add_argument("--json", type=Path, help="keep raw figures here")
     args = parser.parse_args(argv)
-    if lack := flink.lacking():
+    if lack := Flink.lacking():
         parser.error(lack)
     source = measure.corpus(args.scratch, args.images, tuple(args.size))
     fixed = source, args.shards, args.short_side, args.rounds
@@ -200,11 +200,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.s3:
             s3 = stack.enter_context(write.on_s3(source, args.scratch))
             os.environ.update(s3.environment)
-            cluster = stack.enter_context(flink.cluster(logs, s3.environment))
+            cluster = stack.enter_context(Flink.running(logs, s3.environment))
             results, check = compare_s3(cluster, s3, *fixed), ""
             text = render_s3(results)
         else:
-            cluster = stack.enter_context(flink.cluster(logs))
+            cluster = stack.enter_context(Flink.running(logs))
             results = compare(cluster, args.scratch / "flink-out", *fixed)
             text, check = render(results), "--check header, "
     width, height = args.size

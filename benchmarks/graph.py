@@ -30,7 +30,8 @@ from imagenet_prep.preparation.selection import Selection
 from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.source import IndexTask, Part, Stored
 from imagenet_prep.storage.folder import LocalStore
-from tests.kit import flink
+from tests.kit import runners
+from tests.kit.flink import Flink
 
 # ImageNet-21K's: so many images a class on average, and no more classes than that.
 _CLASS_IMAGES = 650
@@ -97,7 +98,7 @@ def execute(task: Sleep, stage: Stage[Sleep, Slept]) -> None:
     stage.publish(task, stage.make(task))
 
 
-def deal(made: flink.Cluster, out: Path, images: int) -> str:
+def deal(made: Flink, out: Path, images: int) -> str:
     """Lists and deals so many descriptors; returns the table's row."""
     # Beam would send all that it logs to stderr as well.
     logging.getLogger().addHandler(logging.NullHandler())
@@ -174,15 +175,15 @@ class Usage:
 
 
 @contextmanager
-def watched(made: flink.Cluster) -> Iterator[Usage]:
+def watched(made: Flink) -> Iterator[Usage]:
     """Yields what launcher, job server, TaskManagers and Python workers use, as it grows."""
     usage, ended = Usage(), threading.Event()
 
     def look() -> None:
         while not ended.wait(0.5):
-            beside = set(flink.children_of(os.getpid())).difference(made.pids())
-            managers = {f"TaskManager {i}": [p.pid] for i, p in enumerate(made.task_managers)}
-            others = set(made.pids()).difference(p.pid for p in made.task_managers)
+            beside = set(runners.children_of(os.getpid())).difference(made.pids())
+            managers = {f"TaskManager {i}": [p.pid] for i, p in enumerate(made.members)}
+            others = set(made.pids()).difference(p.pid for p in made.members)
             ours = {"launcher": [os.getpid()], "job server": [*beside]}
             theirs = {**managers, "JobManager and pool": [*others], "workers": made.workers()}
             usage.look(ours | theirs)
@@ -207,7 +208,7 @@ def used_by(pid: int) -> tuple[int, float]:
     return int(words[21]) * os.sysconf("SC_PAGE_SIZE"), seconds
 
 
-def slow(made: flink.Cluster, out: Path, tasks: int, *, claims: bool) -> tuple[float, list[int]]:
+def slow(made: Flink, out: Path, tasks: int, *, claims: bool) -> tuple[float, list[int]]:
     """Does so many tasks while one worker gets a quarter of its time.
 
     Returns:
@@ -248,13 +249,13 @@ def slow(made: flink.Cluster, out: Path, tasks: int, *, claims: bool) -> tuple[f
     return seconds, [count for _, count in of_workers.most_common()]
 
 
-def hold(made: flink.Cluster, ended: threading.Event) -> None:
+def hold(made: Flink, ended: threading.Event) -> None:
     """Stops one of two workers for three quarters of the time, once both are there.
 
     It stays slow when the other one has ended.
     """
     pids: list[int] = []
-    while len(pids) < flink.NUM_TASK_MANAGERS and not ended.wait(0.05):
+    while len(pids) < runners.NUM_MEMBERS and not ended.wait(0.05):
         pids = made.workers()
     while not ended.is_set():
         for number, seconds in ((signal.SIGSTOP, 0.3), (signal.SIGCONT, 0.1)):
@@ -281,9 +282,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     # So that nothing of the cluster stays.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
-    if lack := flink.lacking():
+    if lack := Flink.lacking():
         parser.error(lack)
-    with tempfile.TemporaryDirectory() as place, flink.cluster(Path(place) / "flink") as made:
+    with tempfile.TemporaryDirectory() as place, Flink.running(Path(place) / "flink") as made:
         out = Path(place) / "out"
         if args.what == "deal":
             measure.say(deal(made, out, args.images))

@@ -23,7 +23,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 _COMMANDS = ("benchmarks", "campaign", "commands", "golden", "hostile", "oracles", "site")
 # Rooms whose tests take minutes, each with servers or frameworks of its own.
 _MINUTES = (
-    *("commands/flink", "commands/airflow", "trainer"),
+    *("commands/cluster", "commands/airflow", "trainer"),
     *("commands/report", "launching", "benchmarks"),
 )
 

@@ -6,12 +6,13 @@ job of a killed launcher ends by itself and disturbs nobody.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import socket
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,8 @@ _HELD = "held"
 # A worker that does not see the lease for so long does not share the launcher's folder.
 _SEEN_WITHIN_S = 10.0
 _SEEN_POLL_S = 0.2
+# So many tasks of a worker have no receipt yet: one is made, one published, one waits for that.
+_IN_HAND = 3
 # Its own: whoever seeds `random` in a pipeline keeps their sequence.
 _chance = random.Random()
 # The jobs whose leases this process has seen.
@@ -88,11 +91,15 @@ class Lease:
             time.sleep(_SEEN_POLL_S)
         _seen.add(self.job)
 
-    def claimed(self, stage: Stage[Any, Any], tasks: Sequence[AnyTask]) -> Iterator[AnyTask]:
+    def claimed(
+        self, stage: Stage[Any, Any], tasks: Sequence[AnyTask]
+    ) -> Generator[AnyTask, None, None]:
         """Yields tasks that no other worker of this job has claimed, until none is left.
 
         Workers begin with the first tasks. One that meets another goes on elsewhere, further away
         each time, so it looks at the claims of the others a few times, and not for each task.
+        Closed before its end, it gives back what has no receipt: a runner that tries again after a
+        failure, as Spark does, is to meet the failure again.
 
         Raises:
           JobLostError: as `check`.
@@ -101,16 +108,24 @@ class Lease:
         if place := self.store.as_folder:
             place.make_folder(claims)
         left, spread = _without(tasks, self.store.names(claims)), 1
-        while left:
-            task = left.popleft()
-            self.check()
-            if self.store.take(f"{claims}/{task.name}"):
-                yield task
-                continue
-            # Each try may be a request, so claims are listed after one that was in vain.
-            left, spread = _without(left, self.store.names(claims)), 2 * spread
-            if left:
-                left.rotate(-_chance.randrange(min(spread, len(left))))
+        mine: deque[str] = deque(maxlen=_IN_HAND)
+        try:
+            while left:
+                task = left.popleft()
+                self.check()
+                if self.store.take(f"{claims}/{task.name}"):
+                    mine.append(task.name)
+                    yield task
+                    continue
+                # Each try may be a request, so claims are listed after one that was in vain.
+                left, spread = _without(left, self.store.names(claims)), 2 * spread
+                if left:
+                    left.rotate(-_chance.randrange(min(spread, len(left))))
+        except GeneratorExit:
+            with contextlib.suppress(errors.ImagenetPrepError):
+                failed = set(mine).difference(stage.receipts(mine))
+                self.store.remove(*(f"{claims}/{name}" for name in failed))
+            raise
 
 
 def _without(tasks: Iterable[AnyTask], names: Iterable[str]) -> deque[AnyTask]:

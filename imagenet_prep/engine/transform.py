@@ -72,8 +72,11 @@ class _Do(beam.DoFn):
     def process(self, _: Any, stage: Stage[Any, Any], tasks: Sequence[Any]) -> Iterator[Done]:
         if self._none_left:
             return
-        with reported(self._lease):
-            for each in done(stage, self._lease.claimed(stage, tasks)):
+        with (
+            reported(self._lease),
+            contextlib.closing(self._lease.claimed(stage, tasks)) as claimed,
+        ):
+            for each in done(stage, claimed):
                 if each.new:
                     _count(stage.name, each.receipt)
                 yield each

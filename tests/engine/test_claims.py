@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
@@ -113,6 +114,19 @@ def test_of_a_cluster_too_each_task_is_done_once(stage: Stage) -> None:
         ("c", False),
     ]
     assert set(stage.receipts("abc")) == {"a", "b", "c"}
+
+
+def test_a_runner_that_tries_a_failed_task_again_is_told_of_the_failure_again(stage: Stage) -> None:
+    """Spark does: a job that left the task alone the second time ended as if all were well."""
+    held = Lease.take_over(stage.store)
+    for _ in range(2):
+        with (
+            pytest.raises(SourceError, match="the archive is damaged"),
+            contextlib.closing(held.claimed(stage, [Task("a"), Task("bad"), Task("c")])) as mine,
+        ):
+            list(done(stage, mine))
+    # What was finished before the failure stays claimed.
+    assert [task.name for task in held.claimed(stage, TASKS)] == ["b", "c"]
 
 
 def test_two_workers_part_instead_of_listing_claims_for_each_task(

@@ -69,7 +69,7 @@ def make_folder(mini: Miniature, root: Path, *, truth: str, val: str = "val") ->
         shutil.copy(mini.root / labels.DEVKIT, root)
     elif truth == "devkit_folder":
         with tarfile.open(mini.root / labels.DEVKIT) as archive:
-            archive.extractall(root)
+            archive.extractall(root, filter="data")
     elif truth == "synsets":
         text = "".join(f"{wnid_of[key]}\n" for key in sorted(wnid_of))
         write(root / "imagenet_2012_validation_synset_labels.txt", text.encode())

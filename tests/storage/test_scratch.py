@@ -76,11 +76,11 @@ def test_a_folder_that_is_swept_away_before_it_is_locked_is_made_again(
 ) -> None:
     swept = []
 
-    def open_swept(path: Path, flags: int) -> int:
+    def open_swept(path: Path, flags: int, **others: int | None) -> int:
         if not swept:
             swept.append(path)
             Path(path).rmdir()
-        return real(path, flags)
+        return real(path, flags, **others)
 
     real = os.open
     monkeypatch.setattr(os, "open", open_swept)

@@ -197,7 +197,7 @@ def test_faults_of_the_network_and_the_server_change_nothing(
 def test_a_beam_job_from_bucket_to_bucket_makes_the_same_and_threads_go_on_from_there(
     s3: S3Server, reference: Reference, machine: Machine
 ) -> None:
-    """What Flink does in tests/commands/flink, on Beam's own runner."""
+    """What Flink and Spark do in tests/commands/cluster, on Beam's own runner."""
     client = s3.client()
     for path in reference.source.glob("ILSVRC2012*"):
         client.upload_file(str(path), BUCKET, f"archives/{path.name}")

@@ -7,12 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit import command, flink
+from tests.kit import command
 from tests.kit.dataset import Reference, contents
+from tests.kit.flink import Flink
 from tests.kit.miniature import Miniature, miniature_for_tests
+from tests.kit.runners import Cluster
 from tests.kit.s3_proxy import Proxy, proxied
 from tests.kit.s3_server import S3Server
+from tests.kit.spark import Spark
 
+FLINK = pytest.param("flink", marks=pytest.mark.flink)
+SPARK = pytest.param("spark", marks=pytest.mark.spark)
+SPARK_LONG = pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.long])
 SETTINGS = ("--train-shards", "60", "--validation-shards", "4", "--allow-subset")
 
 
@@ -24,19 +30,29 @@ def way(s3: S3Server) -> Iterator[Proxy]:
 
 
 @pytest.fixture(scope="session")
-def running(
-    tmp_path_factory: pytest.TempPathFactory, s3: S3Server, way: Proxy
-) -> Iterator[flink.Cluster]:
-    environment = {**s3.environment, "AWS_ENDPOINT_URL": way.url}
-    with flink.cluster(tmp_path_factory.mktemp("flink"), environment, flink.SHORT_LIVED) as made:
+def environment(s3: S3Server, way: Proxy) -> dict[str, str]:
+    """What workers see besides."""
+    return {**s3.environment, "AWS_ENDPOINT_URL": way.url}
+
+
+@pytest.fixture(scope="session")
+def flink(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Iterator[Flink]:
+    with Flink.running(tmp_path_factory.mktemp("flink"), environment, short_lived=True) as made:
         yield made
 
 
-@pytest.fixture
-def cluster(running: flink.Cluster) -> flink.Cluster:
-    """The cluster, with as many TaskManagers as it began with."""
-    running.complete()
-    return running
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Iterator[Spark]:
+    with Spark.running(tmp_path_factory.mktemp("spark"), environment, short_lived=True) as made:
+        yield made
+
+
+@pytest.fixture(params=[FLINK, SPARK])
+def cluster(request: pytest.FixtureRequest) -> Cluster:
+    """Each cluster, with as many members as it began with."""
+    made: Cluster = request.getfixturevalue(request.param)
+    made.complete()
+    return made
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""A real Flink cluster does what one machine does: same bytes, same errors, nothing left behind."""
+"""A cluster of Flink or Spark does what one machine does: same bytes and errors, nothing left."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ import pytest
 
 from benchmarks import flink as benchmark
 from benchmarks import measure
-from tests.commands.flink.conftest import SETTINGS
-from tests.kit import command, flink
+from tests.commands.cluster.conftest import FLINK, SETTINGS, SPARK_LONG
+from tests.kit import command
 from tests.kit.dataset import Reference, assert_nothing_half_visible, contents, receipts
+from tests.kit.flink import Flink
+from tests.kit.runners import NUM_MEMBERS, Cluster
 from tests.kit.s3_proxy import Proxy
 from tests.kit.s3_server import BUCKET, S3Server, key_of, objects, uploads
 
-pytestmark = [pytest.mark.flink, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 def prepare(reference: Reference, out: Path | str, *more: str) -> list[str]:
@@ -41,7 +43,7 @@ def workers(out: Path) -> set[str]:
 
 def message(said: str) -> str:
     """Returns what is on stderr besides how far the run is, which a busy machine shows more of."""
-    return re.sub(r"(?m)^([\w ]+: \d+/.* left|source: .*)\n", "", said)
+    return re.sub(r"(?m)^([\w ]+: [\d,]+ of .* left|source: .*)\n", "", said)
 
 
 @contextlib.contextmanager
@@ -72,7 +74,7 @@ def assert_two_have_written(
     shown = b"".join(seen).decode()
     assert result.code == 0, shown
     assert contents(out) == reference.contents
-    assert len(workers(out)) >= flink.NUM_TASK_MANAGERS
+    assert len(workers(out)) >= NUM_MEMBERS
     # The bar: how much is done, how long it takes still, images a second.
     assert re.search(r"write: +\d+%.*<\d+:\d\d.*images/s", shown), shown
     # Bad images met on a worker are listed with their keys.
@@ -80,18 +82,18 @@ def assert_two_have_written(
     assert not (out / ".work/jobs").exists()
 
 
-def test_what_a_killed_task_manager_had_in_hand_is_done_by_the_others(
-    cluster: flink.Cluster, reference: Reference, tmp_path: Path
+def test_what_a_killed_member_had_in_hand_is_done_by_the_others(
+    cluster: Cluster, reference: Reference, tmp_path: Path
 ) -> None:
     """The bytes are those of one machine, and the terminal shows how far the run is."""
     out = tmp_path / "out"
     argv = prepare(reference, out, "--", *cluster.options())
     with terminal() as (stderr, seen), command.started(*argv, stderr=stderr) as run:
         command.wait_until(
-            lambda: len(receipts(out)) > 4 and len(workers(out)) == flink.NUM_TASK_MANAGERS,
+            lambda: len(receipts(out)) > 4 and len(workers(out)) == NUM_MEMBERS,
             "some shards of both",
         )
-        os.kill(cluster.task_managers[0].pid, signal.SIGKILL)
+        cluster.kill_member()
         assert_nothing_half_visible(out, reference.contents)
         result = run.finish()
     assert_two_have_written(reference, out, result, seen)
@@ -102,20 +104,20 @@ def test_what_a_killed_task_manager_had_in_hand_is_done_by_the_others(
 
 # In short: the run above, of which one is killed.
 @pytest.mark.long
-def test_two_task_managers_write_the_bytes_of_one_machine_and_show_how_far_they_are(
-    cluster: flink.Cluster, reference: Reference, tmp_path: Path
+def test_two_members_write_the_bytes_of_one_machine_and_show_how_far_they_are(
+    cluster: Cluster, reference: Reference, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     argv = prepare(reference, out, "--", *cluster.options())
     with terminal() as (stderr, seen):
         result = command.run(*argv, stderr=stderr)
     assert_two_have_written(reference, out, result, seen)
-    assert len(workers(out)) == flink.NUM_TASK_MANAGERS
+    assert len(workers(out)) == NUM_MEMBERS
 
 
 @pytest.mark.long
 def test_a_killed_launchers_job_disturbs_nobody(
-    cluster: flink.Cluster, reference: Reference, tmp_path: Path
+    cluster: Cluster, reference: Reference, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     argv = prepare(reference, out, "--", *cluster.options())
@@ -131,7 +133,7 @@ def test_a_killed_launchers_job_disturbs_nobody(
 # In short: the kill above.
 @pytest.mark.long
 def test_ctrl_c_cancels_the_job_and_leaves_no_process(
-    cluster: flink.Cluster, reference: Reference, tmp_path: Path
+    cluster: Cluster, reference: Reference, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     before = set(cluster.jobs())
@@ -148,12 +150,14 @@ def test_ctrl_c_cancels_the_job_and_leaves_no_process(
     def states() -> set[str]:
         return {state for job, state in cluster.jobs().items() if job not in before}
 
-    command.wait_until(lambda: states() == {"CANCELED"}, "the job is cancelled")
+    command.wait_until(lambda: states() == {cluster.CANCELLED}, "the job is cancelled")
     assert_nothing_half_visible(out, reference.contents)
 
 
+# In short: on Spark, test_claims' task that failed.
+@pytest.mark.parametrize("cluster", [FLINK, SPARK_LONG], indirect=True)
 def test_a_workers_error_reaches_the_terminal_as_one_message_with_its_exit_code(
-    cluster: flink.Cluster, reference: Reference, tmp_path: Path
+    cluster: Cluster, reference: Reference, tmp_path: Path
 ) -> None:
     damaged = tmp_path / "damaged"
     shutil.copytree(reference.out, damaged, ignore=shutil.ignore_patterns(".work"))
@@ -170,7 +174,7 @@ def test_a_workers_error_reaches_the_terminal_as_one_message_with_its_exit_code(
 # In short: the damaged set above.
 @pytest.mark.long
 def test_a_bad_image_that_ends_the_run_is_one_message_with_its_exit_code(
-    cluster: flink.Cluster, reference: Reference, tmp_path: Path
+    cluster: Cluster, reference: Reference, tmp_path: Path
 ) -> None:
     more = ("--on-bad-image", "fail", "--", *cluster.options())
     result = command.run(*prepare(reference, tmp_path / "out", *more))
@@ -181,7 +185,7 @@ def test_a_bad_image_that_ends_the_run_is_one_message_with_its_exit_code(
 # In short: test_claims' worker that does not see the lease.
 @pytest.mark.long
 def test_an_output_that_workers_do_not_see_is_named(
-    cluster: flink.Cluster, reference: Reference, tmp_path: Path
+    cluster: Cluster, reference: Reference, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     out.mkdir()
@@ -200,7 +204,7 @@ def test_an_output_that_workers_do_not_see_is_named(
 # In short: the cluster that is not there.
 @pytest.mark.long
 def test_resize_and_verify_run_on_the_cluster_too(
-    cluster: flink.Cluster, reference: Reference, tmp_path: Path
+    cluster: Cluster, reference: Reference, tmp_path: Path
 ) -> None:
     flags = ("-s", "validation", "--size", "64")
     here, there = tmp_path / "here", tmp_path / "there"
@@ -221,8 +225,8 @@ def test_resize_and_verify_run_on_the_cluster_too(
 
 # In short: prepare/test_s3_out's job from bucket to bucket, and the kill above.
 @pytest.mark.long
-def test_from_bucket_to_bucket_a_killed_task_manager_and_a_tired_server_change_nothing(
-    cluster: flink.Cluster,
+def test_from_bucket_to_bucket_a_killed_member_and_a_tired_server_change_nothing(
+    cluster: Cluster,
     reference: Reference,
     s3: S3Server,
     prefix: str,
@@ -245,10 +249,8 @@ def test_from_bucket_to_bucket_a_killed_task_manager_and_a_tired_server_change_n
     environment = {**s3.environment, "AWS_ENDPOINT_URL": way.url, "TMPDIR": str(tmp_path)}
     way.left = 100
     with command.started(*argv, "--", *cluster.options(), env=environment) as run:
-        command.wait_until(
-            lambda: run.ended or len(writers()) == flink.NUM_TASK_MANAGERS, "shards of both"
-        )
-        os.kill(cluster.task_managers[0].pid, signal.SIGKILL)
+        command.wait_until(lambda: run.ended or len(writers()) == NUM_MEMBERS, "shards of both")
+        cluster.kill_member()
         result = run.finish()
     way.left = 0
 
@@ -285,7 +287,7 @@ def test_a_cluster_that_is_not_there_is_one_line(
 
 
 def test_a_client_without_java_is_told_so(
-    cluster: flink.Cluster, reference: Reference, tmp_path: Path
+    cluster: Cluster, reference: Reference, tmp_path: Path
 ) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -301,7 +303,8 @@ def test_a_client_without_java_is_told_so(
 
 
 @pytest.mark.long
-def test_the_benchmark_compares_the_same_work(cluster: flink.Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cluster", [FLINK], indirect=True)
+def test_the_benchmark_compares_the_same_work(cluster: Flink, tmp_path: Path) -> None:
     source = measure.corpus(tmp_path, 40, (96, 72))
     results = benchmark.compare(cluster, source, tmp_path / "out", 4, 48, 1)
     assert [run.images for runs in results.values() for run in runs] == [40, 40]

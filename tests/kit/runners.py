@@ -1,0 +1,295 @@
+"""A cluster of processes on loopback, of Flink or Spark, with a pool of Beam workers beside it.
+
+The tests start it for themselves. For people, `make flink-up` leaves one running in build/flink
+and `make flink-down` ends it; `make spark-up` and `make spark-down` likewise.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import pytest
+
+from tests.kit import command
+
+# The Makefile puts the jars of Flink, and Beam's job servers, here.
+JARS = Path.home() / ".cache/imagenet-prep/jars"
+NUM_MEMBERS = 2
+
+
+class Cluster(abc.ABC):
+    """A running cluster; `running` makes and ends one.
+
+    Attributes:
+      NAME: of the runner.
+      CANCELLED: the state of a job that was cancelled.
+      url: where it says how it is.
+      members: the processes that offer slots, one each.
+    """
+
+    NAME: ClassVar[str]
+    CANCELLED: ClassVar[str]
+
+    def __init__(
+        self,
+        folder: Path,
+        environment: dict[str, str] | None = None,
+        *,
+        short_lived: bool = False,
+    ) -> None:
+        """Prepares its settings; `start` starts.
+
+        Args:
+          folder: for settings and logs.
+          environment: variables that workers see besides, e.g. credentials.
+          short_lived: compile once and not again: cheaper for a JVM that lives for a minute, slower
+            for one that works for long.
+        """
+        self._folder = folder
+        self._environment = environment or {}
+        self._short_lived = short_lived
+        self._port, page, self._pool = free_ports(3)
+        self.url = f"http://127.0.0.1:{page}"
+        self._page = page
+        self._numbers = itertools.count()
+        self.members: list[subprocess.Popen[bytes]] = []
+        self._others: list[subprocess.Popen[bytes]] = []
+        (folder / "tmp").mkdir(parents=True, exist_ok=True)
+
+    @abc.abstractmethod
+    def jobs(self) -> dict[str, str]:
+        """Returns the state of every job by its id: RUNNING, FINISHED …"""
+
+    @abc.abstractmethod
+    def slots(self) -> int:
+        """Returns the slots of the members that are there."""
+
+    @abc.abstractmethod
+    def _leader(self) -> subprocess.Popen[bytes]:
+        """Starts the process that members report to."""
+
+    @abc.abstractmethod
+    def _member(self) -> subprocess.Popen[bytes]:
+        """Starts a process with a slot."""
+
+    @abc.abstractmethod
+    def _options(self) -> list[str]:
+        """Returns the options that name the cluster."""
+
+    @classmethod
+    def job_server(cls) -> Path:
+        """Returns the jar of Beam's job server."""
+        return JARS / f"{cls.NAME.lower()}-job-server.jar"
+
+    @classmethod
+    def lacking(cls) -> str | None:
+        """Returns why no cluster can be started here, or None."""
+        if shutil.which("java") is None:
+            return "no Java here: apt-get install openjdk-17-jre-headless"
+        if not cls.job_server().exists():
+            return f"no {cls.NAME} in {JARS}: make jars"
+        return None
+
+    @classmethod
+    @contextlib.contextmanager
+    def running(cls, *args: Any, **how: Any) -> Iterator[Self]:
+        """Yields a cluster; skips where Java or the jars lack. Arguments as for the class."""
+        if lack := cls.lacking():
+            pytest.skip(lack)
+        made = cls(*args, **how)
+        try:
+            made.start()
+            yield made
+        finally:
+            made.stop()
+
+    def start(self) -> None:
+        """Starts all processes and returns when every member has a slot to offer."""
+        self._others.append(self._leader())
+        environment = command.environment(**self._environment)
+        argv = [sys.executable, "-P", "-m", "imagenet_prep.engine.pool", f"--port={self._pool}"]
+        self._others.append(self._process("pool", argv, environment))
+        self.members += [self._member() for _ in range(NUM_MEMBERS)]
+        command.wait_until(self._ready, f"{self.NAME} answers; see {self._folder}/*.log")
+
+    def complete(self) -> None:
+        """Starts a member for each that has died, and waits until all its slots are there."""
+        alive = [each for each in self.members if each.poll() is None]
+        self.members = alive + [self._member() for _ in range(NUM_MEMBERS - len(alive))]
+        command.wait_until(self._ready, f"{self.NAME} has all its slots")
+
+    def kill_member(self) -> None:
+        """Kills one, with what it has started, as where a host is lost."""
+        pid = self.members[0].pid
+        _signal([*children_of(pid), pid], signal.SIGKILL)
+
+    def options(self) -> list[str]:
+        """Returns what goes after `--` on the command line."""
+        return [
+            f"--runner={self.NAME}Runner",
+            *self._options(),
+            f"--{self.NAME.lower()}_job_server_jar={self.job_server()}",
+            "--environment_type=EXTERNAL",
+            f"--environment_config=127.0.0.1:{self._pool}",
+            # From one step to the next.
+            "--environment_cache_millis=10000",
+            # Beam asks pip for a list of all packages, for the logs of its containers.
+            "--experiments=disable_logging_submission_environment",
+        ]
+
+    @contextlib.contextmanager
+    def stopped_workers(self) -> Iterator[None]:
+        """Holds the worker processes of running jobs where they are."""
+        pids = self.workers()
+        _signal(pids, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            _signal(pids, signal.SIGCONT)
+
+    def workers(self) -> list[int]:
+        """Returns the worker processes of running jobs."""
+        return children_of(self._others[1].pid)
+
+    def logs(self) -> str:
+        """Returns the end of every log."""
+        return "\n".join(
+            f"{path.name}:\n{path.read_text(errors='replace')[-3000:]}"
+            for path in sorted(self._folder.glob("*.log"))
+        )
+
+    def pids(self) -> list[int]:
+        """Returns the processes that `start` started."""
+        return [process.pid for process in [*self._others, *self.members]]
+
+    def stop(self) -> None:
+        """Ends everything that was started, and what that started, by pid."""
+        processes = [*self.members, *self._others]
+        for process in processes:
+            _signal([*children_of(process.pid), process.pid], signal.SIGKILL)
+        for process in processes:
+            process.wait(command.PATIENCE_S)
+
+    def _ready(self) -> bool:
+        for process in [*self._others, *self.members]:
+            if process.poll() is not None:
+                raise AssertionError(f"ended with {process.returncode}:\n{self.logs()}")
+        try:
+            with socket.create_connection(("127.0.0.1", self._pool), timeout=command.PATIENCE_S):
+                if self.slots() == NUM_MEMBERS:
+                    return True
+        except OSError:
+            pass
+        time.sleep(0.1)  # it has work of its own
+        return False
+
+    def _get(self, path: str) -> Any:
+        with urllib.request.urlopen(self.url + path, timeout=command.PATIENCE_S) as answer:
+            return json.load(answer)
+
+    def _java(
+        self, heap: str, jars: str, flags: list[str], main: str, *args: str, **more: str
+    ) -> subprocess.Popen[bytes]:
+        """Starts a class; `more` are variables of its environment."""
+        environment = command.environment(**more)
+        if not self._short_lived:
+            del environment["JDK_JAVA_OPTIONS"]
+        name = f"{main.rpartition('.')[2]}-{next(self._numbers)}"
+        argv = ["java", f"-Xmx{heap}", f"-Xms{heap}", *flags, "-cp", jars, main, *args]
+        return self._process(name, argv, environment)
+
+    def _process(
+        self, name: str, argv: list[str], environment: dict[str, str]
+    ) -> subprocess.Popen[bytes]:
+        with open(self._folder / f"{name}.log", "wb") as log:
+            return subprocess.Popen(
+                argv,
+                cwd=self._folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+
+def opens(*packages: str) -> list[str]:
+    """Returns the flags that let Java 17 look into its own packages."""
+    return [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in packages]
+
+
+def free_ports(count: int) -> list[int]:
+    """Returns ports at which nobody listens."""
+    with contextlib.ExitStack() as held:
+        probes = [held.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
+def children_of(pid: int) -> list[int]:
+    """Returns the children of all threads of a process."""
+    found = []
+    for thread in command.threads(pid):
+        with contextlib.suppress(OSError):
+            found += [int(child) for child in (thread / "children").read_text().split()]
+    return found
+
+
+def _signal(pids: list[int], signum: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signum)
+
+
+def main(kind: type[Cluster], verb: str, folder: str) -> int:
+    """Starts a cluster that outlives this process (`up`), or ends it; returns the exit code."""
+    where = Path(folder).absolute()
+    return _up(kind, where) if verb == "up" else _down(where)
+
+
+def _up(kind: type[Cluster], folder: Path) -> int:
+    if lack := kind.lacking():
+        print(lack, file=sys.stderr)
+        return 1
+    name = kind.NAME
+    if (folder / "pids").exists():
+        end = f"make {name.lower()}-down ends it"
+        print(f"{folder}/pids: a cluster is running; {end}", file=sys.stderr)
+        return 1
+    folder.mkdir(parents=True, exist_ok=True)
+    made = kind(folder)
+    try:
+        made.start()
+    except BaseException:
+        made.stop()
+        raise
+    (folder / "pids").write_text("".join(f"{pid}\n" for pid in made.pids()))
+    print(f"{name} is up, {NUM_MEMBERS} slots: {made.url}\n")
+    print("imagenet-prep prepare --source DIR --out DIR -- \\\n  " + " \\\n  ".join(made.options()))
+    return 0
+
+
+def _down(folder: Path) -> int:
+    """Ends it; a pid that has become another program's is left alone."""
+    for line in (folder / "pids").read_text().split() if (folder / "pids").exists() else []:
+        with contextlib.suppress(OSError):
+            if os.path.samefile(f"/proc/{line}/cwd", folder):
+                for pid in [*children_of(int(line)), int(line)]:
+                    os.kill(pid, signal.SIGTERM)
+    (folder / "pids").unlink(missing_ok=True)
+    return 0

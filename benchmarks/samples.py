@@ -177,7 +177,7 @@ def run(images: int, shards: int, at: Path) -> list[Result]:
 def ask(name: str, at: Path) -> Result:
     """Asks one question in this process."""
     import imagenet_prep.diff
-    import imagenet_prep.read.reader
+    import imagenet_prep.read
     import imagenet_prep.shards.difference  # noqa: F401 - loaded before the clock starts
 
     start = time.perf_counter()

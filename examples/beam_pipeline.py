@@ -12,10 +12,9 @@ import sys
 from typing import Any
 
 import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions
 
-from imagenet_prep.core.flags import parse
 from imagenet_prep.pipelines.graph import Archives, Commit, Deal, Index, Preparation, Shard
-from imagenet_prep.preparation.config import Config
 
 
 def tell(line: Any) -> None:
@@ -25,9 +24,8 @@ def tell(line: Any) -> None:
 
 def main(argv: list[str]) -> None:
     """Takes the flags of prepare, and Beam's options after --."""
-    config = parse(Config, argv, verb="prepare", description="", examples="")
-    preparation = Preparation.of(config)
-    options = beam.options.pipeline_options.PipelineOptions([*config.beam_args])
+    preparation = Preparation.of(argv)
+    options = PipelineOptions([*preparation.beam_args])
     with beam.Pipeline(options=options) as pipeline:
         index = pipeline | Archives(preparation) | Index(preparation)
         plan = index | Deal(preparation)

@@ -72,7 +72,7 @@ hvd.broadcast_variables(weights, root_rank=0)  # 6
 for epoch in range(flags.epochs):
     losses = [step(batch["images"], batch["class_index"]) for batch in train]
     loss = hvd.allreduce(tf.reduce_mean(losses), op=hvd.Average)  # 7
-    counted = sum(count(b["images"], b["class_index"], b["mask"]) for b in validation)
+    counted = tf.add_n([count(b["images"], b["class_index"], b["mask"]) for b in validation])
     right, seen = hvd.allreduce(counted, op=hvd.Sum)  # 7
     row = {"epoch": epoch, "loss": float(loss), "top1": float(right / seen), "images": int(seen)}
     if hvd.rank() == 0:  # 8

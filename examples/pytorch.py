@@ -95,7 +95,7 @@ while train.epoch < flags.epochs:
         if rank == 0 and step % flags.save_every == 0:
             save()
     counted = torch.zeros(2, device=device)
-    said = {}
+    said: dict[str, np.ndarray] = {}
     with torch.no_grad():
         for batch in validation:
             images, labels, mask = tensors(batch)
@@ -112,8 +112,8 @@ while train.epoch < flags.epochs:
         row = {"epoch": epoch, "loss": loss.item(), "top1": top1, "images": int(counted[1])}
         print(json.dumps(row), flush=True)
 if flags.labels is not None and train.epoch == flags.epochs:
-    parts = [None] * distributed.get_world_size() if rank == 0 else None
-    distributed.gather_object(said, parts)
+    parts: list[dict[str, np.ndarray]] = [{}] * distributed.get_world_size()
+    distributed.gather_object(said, parts if rank == 0 else None)
     if rank == 0:
         said = {key: scores for part in parts for key, scores in part.items()}
         table = score(np.stack([*said.values()]), flags.data_dir, labels=flags.labels, keys=[*said])

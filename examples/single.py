@@ -63,7 +63,7 @@ def count(images, labels, mask):
 for epoch in range(flags.epochs):
     losses = [step(batch["images"], batch["class_index"]) for batch in train]
     loss = tf.reduce_mean(losses)
-    counted = sum(count(b["images"], b["class_index"], b["mask"]) for b in validation)
+    counted = tf.add_n([count(b["images"], b["class_index"], b["mask"]) for b in validation])
     right, seen = counted
     row = {"epoch": epoch, "loss": float(loss), "top1": float(right / seen), "images": int(seen)}
     print(json.dumps(row), flush=True)

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from imagenet_prep.core.world import World
-from imagenet_prep.read import make_dataset
+from imagenet_prep.read import World, make_dataset
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--data-dir", required=True)
@@ -100,7 +99,7 @@ while train.epoch < flags.epochs:
         value, weights = step(weights, images, labels)
         if jax.process_index() == 0 and number % flags.save_every == 0:
             save()
-    right, seen = sum(count(weights, *arrays(batch)) for batch in validation)
+    right, seen = np.sum([count(weights, *arrays(batch)) for batch in validation], 0)
     if jax.process_index() == 0:
         save()
         row = {"epoch": epoch, "loss": float(value), "top1": float(right / seen)}

@@ -8,8 +8,7 @@ import json
 
 import keras
 
-from imagenet_prep.core.world import World
-from imagenet_prep.read import make_dataset
+from imagenet_prep.read import World, make_dataset
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--data-dir", required=True)

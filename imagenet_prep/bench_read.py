@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from imagenet_prep.core import program
 from imagenet_prep.core.canonical import Json
@@ -68,6 +68,11 @@ def measure(config: Config) -> Json:
 
     # TensorFlow's remarks on the machine are not the answer.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    decoded: dict[str, Any] = {
+        "backend": config.backend,
+        "device": config.device,
+        "framework": "dlpack" if config.backend == "dali" else None,
+    }
     reader = make_dataset(
         config.dataset,
         config.split,
@@ -75,10 +80,8 @@ def measure(config: Config) -> Json:
         config.image_size,
         training=True,
         world=_world(config.dataset),
-        backend=config.backend,
-        device=config.device,
-        framework="dlpack" if config.backend == "dali" else None,
         num_threads=config.threads,
+        **decoded,
     )
     wall, cpu, steps = _read(reader, config.seconds)
     images = steps * config.batch_size

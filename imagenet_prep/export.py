@@ -107,7 +107,7 @@ def export(config: Config) -> Json:
     from imagenet_prep.exporting import job
     from imagenet_prep.exporting.examples import Source
     from imagenet_prep.read.choice import Choice
-    from imagenet_prep.read.config import ReadConfig
+    from imagenet_prep.read.config import Wanted
     from imagenet_prep.storage import manifests
     from imagenet_prep.storage.store import open_store
 
@@ -116,19 +116,21 @@ def export(config: Config) -> Json:
     splits = [split for split in schema.SPLITS if split in (config.split or there)]
     with contextlib.closing(source):
         format, place, called = _format(config, source, splits)
-        reading = ReadConfig(
-            config.dataset,
-            splits[0],
-            1,
+        wanted = Wanted(
             classes=config.classes or None,
+            remap=False,
             keys=config.keys,
             exclude=config.exclude,
+            fraction=1.0,
+            fold=(0, 1),
+            others=False,
+            choice_seed=0,
         )
         done = job.run(
             job.Job(
                 source=source,
                 splits=splits,
-                choice=Choice(reading, source.split(splits[0]).wnids),
+                choice=Choice(wanted, source.split(splits[0]).wnids),
                 to=config.to,
                 format=format,
                 store=open_store(place),

@@ -6,7 +6,7 @@ import importlib.util
 import os
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from imagenet_prep.core import flags, program
 from imagenet_prep.core.errors import UsageError
@@ -69,12 +69,19 @@ def readers(config: Config) -> OpenReader:
     def open_reader(split: str, training: bool, world: World, is_set: bool = False) -> BatchReader:
         from imagenet_prep.evaluation.evaluated_set import opened
         from imagenet_prep.read import make_dataset
-        from imagenet_prep.read.config import DECODED
+        from imagenet_prep.read.batch import DECODED
 
         assert config.data_dir is not None
         assert config.image_size is not None
         tells = (config.predictions is not None or config.tabulates) and not training
         data_dir, split = (split, opened(split)[2]) if is_set else (config.data_dir, split)
+        made: dict[str, Any] = {
+            "backend": config.backend,
+            "recipe": "resnet" if config.recipe in ("v1.5", "article") else config.recipe,
+            "fields": (*DECODED, "key") if tells else DECODED,
+        }
+        if config.framework == "mxnet":
+            made |= {"framework": "numpy", "layout": "NCHW"}
         reader = make_dataset(
             data_dir,
             split,
@@ -83,16 +90,13 @@ def readers(config: Config) -> OpenReader:
             training=training,
             world=world,
             seed=config.seed,
-            backend=config.backend,
-            recipe="resnet" if config.recipe in ("v1.5", "article") else config.recipe,
-            **({"framework": "numpy", "layout": "NCHW"} if config.framework == "mxnet" else {}),
             fraction=config.fraction if training else 1.0,
             keys=config.keys if training else None,
             exclude=config.exclude if training else None,
             classes=config.classes,
             remap=config.remap,
             colour=training and recipe.increased_aug(config, world.size),
-            **({"fields": (*DECODED, "key")} if tells else {}),
+            **made,
         )
         if tells and schema.FILENAME in reader.manifest.lacks:
             raise UsageError(

@@ -4,7 +4,8 @@ Only descriptors and receipts go from step to step, never bytes of images. Every
 share lies beside the data set, in its folder or bucket. There each finished step has left its
 receipts, so the same graph may be submitted again at any time: it does what is left.
 
-Beam is imported here, so this module is imported only where a job is built or runs.
+Beam is imported here, so this module is imported only where a job is built or runs. In the clone,
+examples/beam_pipeline.py is a pipeline of one's own with these steps.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from apache_beam.pvalue import AsIter, AsSingleton
 from apache_beam.transforms.userstate import BagStateSpec
 
 from imagenet_prep.core import errors
+from imagenet_prep.core.flags import parse
 from imagenet_prep.dataset import schema
 from imagenet_prep.engine import Lease, Stage
 from imagenet_prep.engine.transform import Receipts, reported
@@ -28,16 +30,19 @@ from imagenet_prep.engine.workers import Done
 from imagenet_prep.preparation import box_lists
 from imagenet_prep.preparation.config import Config
 from imagenet_prep.preparation.dealing import Facts, Rank, ShardKey
-from imagenet_prep.preparation.job import Job, begin, commit, write_stage, write_tasks
+from imagenet_prep.preparation.job import Job
 from imagenet_prep.preparation.output import Output
 from imagenet_prep.preparation.planning import Census, ClassKey, Inventory, lines_by_class
 from imagenet_prep.preparation.selection import index_stage
 from imagenet_prep.preparation.shared_plan import BlockKey, SharedPlan, ShareKey, share_of, smallest
 from imagenet_prep.preparation.space import Forecast
 from imagenet_prep.preparation.tasks import Listed, member_list
+from imagenet_prep.preparation.writing import begin, commit, write_stage, write_tasks
 from imagenet_prep.sources.boxes import BoxTask
 from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage.store import Store, open_store
+
+__all__ = ["Archives", "Commit", "Deal", "Index", "Preparation", "Shard"]
 
 # The second output of dealing.
 _FACTS = "facts"
@@ -60,16 +65,26 @@ class Preparation:
     lease: Lease
 
     @classmethod
-    def of(cls, config: Config) -> Preparation:
+    def of(cls, flags: Sequence[str]) -> Preparation:
         """Returns what a pipeline of one's own needs; another run at that place loses its lease.
+
+        Args:
+          flags: of `imagenet-prep prepare`, word by word; Beam's options come behind "--". Wrong
+            ones end the process with exit code 2 and a message, as on a command line.
 
         Raises:
           ImagenetPrepError: what is needed is missing, unreadable or damaged, or the place holds
             another data set.
         """
+        config = parse(Config, flags, verb="prepare", description="", examples="")
         job, store = Job.of(config), open_store(config.out)
         Output(store, job.wanted).left()
         return cls(job, store, Lease.take_over(store))
+
+    @property
+    def beam_args(self) -> Sequence[str]:
+        """The options for Apache Beam, word by word, for its `PipelineOptions`."""
+        return self.job.workers.beam_args
 
     @cached_property
     def index(self) -> Stage[IndexTask, Listed]:

@@ -40,11 +40,12 @@ def prepare(config: Config) -> Json:
     """
     # Everything behind the flags costs a second to import: not for --help.
     from imagenet_prep.preparation.inventory import remove_unpacked, take_inventory
-    from imagenet_prep.preparation.job import Job, write
+    from imagenet_prep.preparation.job import Job
     from imagenet_prep.preparation.output import Output
     from imagenet_prep.preparation.preview import preview
     from imagenet_prep.preparation.shared_plan import remove_plans
     from imagenet_prep.preparation.space import Forecast
+    from imagenet_prep.preparation.writing import write
     from imagenet_prep.storage.store import open_store
 
     job = Job.of(config)

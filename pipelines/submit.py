@@ -12,8 +12,9 @@ from imagenet_prep import engine
 from imagenet_prep.core import errors
 from imagenet_prep.engine import Lease
 from imagenet_prep.pipelines.graph import Preparation, build
-from imagenet_prep.preparation.job import Job, announce_proven, write_tasks
+from imagenet_prep.preparation.job import Job
 from imagenet_prep.preparation.output import Output
+from imagenet_prep.preparation.writing import announce_proven, write_tasks
 from imagenet_prep.sources.source import Packed
 
 

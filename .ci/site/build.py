@@ -48,8 +48,12 @@ MENDED = (
     (r"(</strong>(?:</a>)?(?: \([^)\n]*\))?) -- ", "\\1: "),
     (r"<dd>(<em class=.sig-param.*)</dd>", r"<div>\1</div>"),
 )
-_FENCE = re.compile(r"\s*(`{3,}|~{3,})")
-_LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+# A block of code, or else a link; its text may have brackets, and go over lines.
+_CODE_OR_LINK = re.compile(
+    r"^ *(?P<fence>`{3,}|~{3,}).*?^ *(?P=fence)"
+    r"|(?P<image>!?)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<target>[^)\s]+)\)",
+    re.MULTILINE | re.DOTALL,
+)
 
 
 def pages() -> Iterator[tuple[str, str]]:
@@ -68,21 +72,16 @@ def pages() -> Iterator[tuple[str, str]]:
 
 def _linked(document: str) -> str:
     """Returns a document with its links as the site has them; blocks of code stay as they are."""
-    lines, fence = [], ""
-    for line in (REPOSITORY / document).read_text("utf-8").splitlines():
-        if found := _FENCE.match(line):
-            if not fence:
-                fence = found[1]
-            elif found[1].startswith(fence):
-                fence = ""
-        lines.append(line if fence else _LINK.sub(lambda link: _link(link, document), line))
-    return "\n".join(lines) + "\n"
+    text = (REPOSITORY / document).read_text("utf-8")
+    return _CODE_OR_LINK.sub(lambda found: _link(found, document), text)
 
 
 def _link(link: re.Match[str], document: str) -> str:
     """Returns a link to a page; what has none here keeps its text alone, if it exists."""
-    mark, text, target = link.groups()
-    name, _, anchor = target.partition("#")
+    if link["fence"]:
+        return link[0]
+    text = link["text"]
+    name, _, anchor = link["target"].partition("#")
     if not name or re.match(r"[a-z][a-z0-9+.-]*:", name):
         return link[0]
     path = posixpath.normpath(posixpath.join(posixpath.dirname(document), unquote(name)))
@@ -98,7 +97,7 @@ def _link(link: re.Match[str], document: str) -> str:
         path = path.removeprefix("docs/")
     else:
         return text
-    return f"{mark}[{text}]({path}{'#' * bool(anchor)}{anchor})"
+    return f"{link['image']}[{text}]({path}{'#' * bool(anchor)}{anchor})"
 
 
 def _command_line() -> str:
@@ -130,7 +129,8 @@ def build(site: Path) -> int:
         path = source / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, "utf-8")
-    for picture in (REPOSITORY / "docs").glob("*.[ps][nv]g"):
+    docs = REPOSITORY / "docs"
+    for picture in (*docs.glob("*.png"), *docs.glob("*.svg")):
         shutil.copy(picture, source)
     strict = ("--quiet", "--nitpicky", "--fail-on-warning")
     folders = ("--conf-dir", str(Path(__file__).parent), "--doctree-dir", str(source / ".doctrees"))

@@ -31,7 +31,18 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 autodoc_preserve_defaults = True  # os.environ, not what is in it while the site is built
 autodoc_member_order = "bysource"
+autodoc_mock_imports = ["apache_beam"]  # not in the environment of the site
 maximum_signature_line_length = 80
 html_domain_indices = False
 # Names in signatures are of many packages. A name that a page links to must have its entry.
 nitpick_ignore_regex = [("py:(class|exc)", r".*")]
+
+
+def setup(app):
+    """Leaves out what Python says of a named tuple's fields: docstrings of classes say more."""
+    app.connect(
+        "autodoc-skip-member",
+        lambda _app, _what, _name, value, skip, _options: (
+            skip or type(value).__name__ == "_tuplegetter"
+        ),
+    )

@@ -27,7 +27,11 @@ EXIT_UNREAD = 141
 
 
 class ImagenetPrepError(Exception):
-    """A failure explained in one message: what, on which object, what to do."""
+    """A failure explained in one message: what, on which object, what to do.
+
+    Attributes:
+      exit_code: of a command that fails in this way.
+    """
 
     exit_code = 1
 

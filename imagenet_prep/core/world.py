@@ -39,6 +39,16 @@ class World:
       size: number of processes.
       local_rank, local_size: the same among the processes of this host; by default all
         processes are on one host.
+
+    Raises:
+      ValueError: no process can have these numbers.
+
+    Example:
+      >>> from imagenet_prep.read import World
+      >>> World(rank=5, size=8, local_rank=1, local_size=4).cross_rank
+      1
+      >>> World.from_environment({"RANK": "1", "WORLD_SIZE": "2"})
+      World(rank=1, size=2, local_rank=1, local_size=2)
     """
 
     rank: int = 0
@@ -66,7 +76,15 @@ class World:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> World:
-        """Returns what the launcher says; one process where there was none."""
+        """Returns what the launcher says; one process where there was none.
+
+        Args:
+          environment: has the variables of `imagenet-prep launch`, Horovod, Open MPI, torchrun or
+            Slurm's srun.
+
+        Raises:
+          ValueError: the variables hold no numbers, or numbers of no process.
+        """
         rank, size = _first(environment, _RANK_AND_SIZE) or (0, 1)
         local = _first(environment, _LOCAL)
         if local is None and _first(environment, _RANK_AND_SIZE[:-1]) is None:

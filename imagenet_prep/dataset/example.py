@@ -43,7 +43,21 @@ class ImageExample(NamedTuple):
       stored_label: class index + label offset.
       wnid: WordNet id of the class.
       text: the class in words.
-      boxes: bounding boxes; each carries the image's label.
+      boxes: bounding boxes; each carries the image's label. `xmin`, `xmax`, `ymin` and `ymax` are
+        shares of the image's sides, from 0 to 1.
+
+    Example:
+      >>> import io
+      >>> from PIL import Image
+      >>> from imagenet_prep.read import make_dataset
+      >>> reader = make_dataset("/data/imagenet-480", "train", batch_size=8, backend="native")
+      >>> example = reader.example(0)
+      >>> image = Image.open(io.BytesIO(example.encoded))
+      >>> image.size == (example.width, example.height)
+      True
+      >>> class_index = example.stored_label - reader.manifest.label_offset
+      >>> reader.classes[class_index] == example.wnid
+      True
     """
 
     encoded: bytes

@@ -1,8 +1,10 @@
 """How good a network is on which set, by which labels: one table for every network.
 
-from imagenet_prep.evaluation import score
+For example::
 
-print(score(scores, "/data/imagenet-480", labels=["real.json"]))
+    from imagenet_prep.evaluation import score
+
+    print(score(scores, "/data/imagenet-480", labels=["real.json"]))
 """
 
 from imagenet_prep.evaluation.sheet import score

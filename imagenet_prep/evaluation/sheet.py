@@ -180,6 +180,18 @@ def score(
       UsageError: the predictions are not of these images and classes; or a list cannot be used, is
         of another set, or has its classes in another order.
       ImagenetPrepError: a file or the set cannot be read, or is damaged.
+
+    Example:
+      >>> import numpy as np
+      >>> from imagenet_prep.evaluation import score
+      >>> from imagenet_prep.read import make_dataset
+      >>> reader = make_dataset("/data/imagenet-480", "validation", batch_size=8,
+      ...                       backend="native", fields=("class_index", "mask"))
+      >>> labels = np.concatenate([each["class_index"][each["mask"]] for each in reader])
+      >>> perfect = np.eye(reader.num_classes)[labels]  # scores: [images, classes] floats
+      >>> table = score(perfect, "/data/imagenet-480")
+      >>> [(row.labels, row.top1) for row in table.rows if row.among == reader.num_classes]
+      [('dataset', 1.0)]
     """
     name = os.fspath(data_dir)
     sheet = Sheet([name], labels)

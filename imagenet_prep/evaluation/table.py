@@ -27,6 +27,12 @@ class Row:
       among: number of classes among which the network chose: of all, or of those of the set.
       mean: "images", or "classes" where top1 and top5 are means of the classes' shares.
       sha256: of the list; of the data set, the digest of its manifest.
+
+    Example:
+      >>> from imagenet_prep.evaluation import Row
+      >>> row = Row("/data/v2", "dataset", 10_000, 0.67, 0.88, 1000, 1000, "images", "d83e...")
+      >>> f"{row.top1:.1%} of {row.images:,} images"
+      '67.0% of 10,000 images'
     """
 
     set: str
@@ -51,6 +57,15 @@ class Table:
         (`unknown`), and the `first` of them.
       corruptions: of each set that is ImageNet-C, what `corruptions.errors` returns.
       notes: sentences on what the table cannot say.
+
+    Example:
+      >>> import json
+      >>> from imagenet_prep.evaluation import Table
+      >>> table = Table(rows=[], num_classes=1000, lists=[], corruptions={}, notes=[])
+      >>> print(table)
+      set  labels  images  classes  chosen among  top-1  top-5
+      >>> json.dumps(table.as_json())
+      '{"rows": [], "num_classes": 1000, "lists": [], "corruptions": {}, "notes": []}'
     """
 
     rows: Sequence[Row]

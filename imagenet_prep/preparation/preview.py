@@ -7,9 +7,10 @@ from typing import Any
 from imagenet_prep.core.errors import StoreError
 from imagenet_prep.dataset import ignored
 from imagenet_prep.preparation.inventory import take_inventory
-from imagenet_prep.preparation.job import Job, check_space
+from imagenet_prep.preparation.job import Job
 from imagenet_prep.preparation.output import Output
 from imagenet_prep.preparation.space import Forecast
+from imagenet_prep.preparation.writing import check_space
 from imagenet_prep.storage import scratch
 from imagenet_prep.storage.folder import LocalStore
 

@@ -10,7 +10,11 @@ For example::
             step(batch["images"], batch["class_index"])
 """
 
-from imagenet_prep.read.config import ReadConfig
-from imagenet_prep.read.reader import Reader, make_dataset, open_reader
+from imagenet_prep.core.world import World
+from imagenet_prep.dataset.example import ImageExample
+from imagenet_prep.read.batch import Batch
+from imagenet_prep.read.dataset import make_dataset
+from imagenet_prep.read.order import StepSampler
+from imagenet_prep.read.reader import Reader
 
-__all__ = ["ReadConfig", "Reader", "make_dataset", "open_reader"]
+__all__ = ["Batch", "ImageExample", "Reader", "StepSampler", "World", "make_dataset"]

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset.manifest import Split
-from imagenet_prep.read import native
+from imagenet_prep.read import batch, native
 from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.feed import EncodedBatch
 
@@ -22,7 +22,7 @@ class Backend(Protocol):
     """Decodes, crops and resizes images."""
 
     def batches(self, encoded: Iterator[EncodedBatch], steps: int) -> Iterator[Any]:
-        """Yields the images of each step, as `ReadConfig` describes them.
+        """Yields the images of each step, as `Batch` describes them.
 
         Args:
           encoded: the steps, in order. A backend takes some of them ahead.
@@ -62,7 +62,7 @@ def open_backend(config: ReadConfig, split: Split) -> Backend:
     return DaliBackend(config, (split.max_height, split.max_width))
 
 
-def choose_backend(config: ReadConfig) -> str:
+def choose_backend(config: ReadConfig) -> batch.Backend:
     """Returns "tfdata", "dali" or "native".
 
     Only "auto" looks for several packages: another one that is broken must not matter.
@@ -70,7 +70,7 @@ def choose_backend(config: ReadConfig) -> str:
     Raises:
       UsageError: the backend that was asked for is not installed.
     """
-    names: tuple[str, ...] = (config.backend,)
+    names: tuple[batch.Backend, ...] = (config.backend,)
     if config.backend == "auto":
         names = ("dali",) if config.device == "gpu" else ("tfdata", "dali", "native")
     for name in names:

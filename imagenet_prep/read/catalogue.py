@@ -12,9 +12,8 @@ from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.manifest import demand_samples
 from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.read.choice import class_indices
-from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.names import Names
-from imagenet_prep.read.reader import open_records
+from imagenet_prep.read.opening import open_records
 
 
 class Entry(NamedTuple):
@@ -40,7 +39,7 @@ class Catalogue:
 
     def __init__(self, data_dir: str, splits: Sequence[str]) -> None:
         """Opens the splits; raises as `make_dataset`, and UsageError where images have no names."""
-        self._splits = {split: open_records(ReadConfig(data_dir, split, 1)) for split in splits}
+        self._splits = {split: open_records(data_dir, split) for split in splits}
         if any(schema.FILENAME in each.manifest.lacks for each in self._splits.values()):
             raise UsageError(
                 f"{data_dir}: its records name no files, so its images have no keys. "

@@ -15,7 +15,7 @@ from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.keys import KeyList, read_list
 from imagenet_prep.dataset.samples import Head
-from imagenet_prep.read.config import ReadConfig
+from imagenet_prep.read.config import Wanted
 from imagenet_prep.read.names import Names
 from imagenet_prep.read.order import mix, stream
 
@@ -33,40 +33,40 @@ _BLOCK = 1 << 14
 class Choice:
     """Chooses the examples that fulfil all that the settings of a reader ask for."""
 
-    def __init__(self, config: ReadConfig, wnids: Sequence[str]) -> None:
+    def __init__(self, wanted: Wanted, wnids: Sequence[str]) -> None:
         """Looks classes up, and reads the lists of keys.
 
         Raises:
           UsageError: a list of keys cannot be read, or a class is not in the class list.
         """
-        self._config = config
-        self._classes = class_indices(() if config.classes is None else config.classes, wnids)
-        self._keys = None if config.keys is None else read_list(config.keys)
-        self._excluded = None if config.exclude is None else read_list(config.exclude)
+        self._wanted = wanted
+        self._classes = class_indices(() if wanted.classes is None else wanted.classes, wnids)
+        self._keys = None if wanted.keys is None else read_list(wanted.keys)
+        self._excluded = None if wanted.exclude is None else read_list(wanted.exclude)
         self._num_classes = len(wnids)
 
     @property
     def class_numbers(self) -> Sequence[int]:
         """The number in the class list of each class index of batches."""
-        return self._classes if self._config.remap else range(self._num_classes)
+        return self._classes if self._wanted.remap else range(self._num_classes)
 
     def asked(self) -> dict[str, Any]:
         """Returns what was asked for as JSON; lists as their digests; empty for everything."""
         asked: dict[str, Any] = {}
         if self._classes:
             asked["classes"] = canonical.digest(self._classes)
-        if self._config.remap:
+        if self._wanted.remap:
             asked["remap"] = True
         if self._keys is not None:
             asked["keys"] = self._keys.sha256
         if self._excluded is not None:
             asked["exclude"] = self._excluded.sha256
-        seed = {"choice_seed": self._config.choice_seed}
-        if self._config.fraction < 1:
-            asked |= {"fraction": self._config.fraction, **seed}
-        if self._config.fold[1] > 1:
-            asked |= {"fold": [*self._config.fold], **seed}
-        if self._config.others:
+        seed = {"choice_seed": self._wanted.choice_seed}
+        if self._wanted.fraction < 1:
+            asked |= {"fraction": self._wanted.fraction, **seed}
+        if self._wanted.fold[1] > 1:
+            asked |= {"fold": [*self._wanted.fold], **seed}
+        if self._wanted.others:
             asked["others"] = True
         return asked
 
@@ -110,13 +110,13 @@ class Choice:
         keys = [key for _, key, _ in heads]
         for each in lists:
             chosen &= each.has(keys) != (each.keys is self._excluded)
-        part, parts = self._config.fold
-        if self._config.fraction < 1 or parts > 1:
+        part, parts = self._wanted.fold
+        if self._wanted.fraction < 1 or parts > 1:
             hashed = np.fromiter(map(_hash, keys), np.uint64, len(keys))
-            uniform = mix(hashed ^ stream(self._config.choice_seed, _FRACTION))
-            chosen &= (uniform >> np.uint64(11)) * 2.0**-53 < self._config.fraction
-            dealt = mix(hashed ^ stream(self._config.choice_seed, _FOLD))
-            chosen &= (dealt % np.uint64(parts) == part) != self._config.others
+            uniform = mix(hashed ^ stream(self._wanted.choice_seed, _FRACTION))
+            chosen &= (uniform >> np.uint64(11)) * 2.0**-53 < self._wanted.fraction
+            dealt = mix(hashed ^ stream(self._wanted.choice_seed, _FOLD))
+            chosen &= (dealt % np.uint64(parts) == part) != self._wanted.others
         return chosen
 
 

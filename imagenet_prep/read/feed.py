@@ -15,7 +15,8 @@ from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.read.augment import Views, boxes_in, central_views, random_views
-from imagenet_prep.read.config import DECODED, ReadConfig
+from imagenet_prep.read.batch import DECODED
+from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.names import Names
 from imagenet_prep.read.order import Order, Steps
 

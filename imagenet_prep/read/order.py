@@ -179,6 +179,15 @@ class StepSampler:
 
     Every `for` over the DataLoader is one epoch, or the rest of the one that was restored; the
     next is the next epoch. One that is left before all steps are handed out is begun again.
+
+    Example:
+      >>> from imagenet_prep.read import make_dataset
+      >>> reader = make_dataset("/data/imagenet-480", "train", batch_size=8, backend="native")
+      >>> sampler = reader.sampler()
+      >>> epoch, examples_read = next(iter(sampler))  # what a worker is asked for
+      >>> batch = reader[epoch, examples_read]  # what the worker makes of it
+      >>> sampler.state_dict(1)["examples_read"]
+      8
     """
 
     def __init__(

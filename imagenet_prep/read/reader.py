@@ -1,60 +1,58 @@
-"""`make_dataset` and the `Reader` that it returns: batches, and a state to resume from."""
+"""The `Reader`: the batches of one rank, and a state to resume from."""
 
 from __future__ import annotations
 
 import copy
-import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
-from typing import Any
+from typing import Any, Generic, cast
 
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.core.terminal import counted
-from imagenet_prep.core.world import World
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.manifest import Manifest
-from imagenet_prep.dataset.schema import OBJECTNET
-from imagenet_prep.read.backend import (
-    Backend,
-    choose_backend,
-    open_backend,
-    refuse_contradictions,
-)
-from imagenet_prep.read.choice import Choice, Finder
+from imagenet_prep.read.backend import Backend, open_backend
+from imagenet_prep.read.batch import Array, Batch
+from imagenet_prep.read.choice import Finder
 from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.diagnosis import Diagnosis
-from imagenet_prep.read.feed import EncodedBatch, Feed
+from imagenet_prep.read.feed import EncodedBatch
 from imagenet_prep.read.frameworks import CONVERTERS
-from imagenet_prep.read.order import Order, Position, StepSampler
-from imagenet_prep.read.records import Records
+from imagenet_prep.read.opening import open_feed
+from imagenet_prep.read.order import Position, StepSampler
 
 _STATE_VERSION = 1
 
 
-class Reader:
+class Reader(Generic[Array]):
     """The batches of one rank. Iterating yields the rest of the current epoch, then the next.
 
-    A batch is a dict of `images` [batch, height, width, 3] (or [batch, 3, height, width]),
-    `class_index` [batch] int32 and `mask` [batch] bool: False where evaluation pads its last
-    step, and where a damaged record was skipped. `ReadConfig.fields` may ask for more:
-    `key` [batch] text, `number` [batch] int64 (-1 where the mask is False), `width` and `height`
-    [batch] int32 of the stored image in pixels, and `boxes` [batch, most, 4] float32: left, top,
-    right, bottom in pixels of `images`, zeros where an example has fewer boxes or one is not seen.
-    With several views, images and boxes are [batch, views, ...].
+    `make_dataset` returns it. Type checkers take `Reader[numpy.ndarray]` for one whose batches hold
+    NumPy's arrays, and `Reader` for one of any.
 
     Attributes:
       epoch: of the next batch, from 0.
       choice: what was chosen of the split, as JSON: what was asked for, lists as their digests, and
         the digest of the examples' numbers; empty for all of it.
+
+    Example:
+      >>> from imagenet_prep.read import make_dataset
+      >>> train = make_dataset("/data/imagenet-480", "train", batch_size=8, backend="native")
+      >>> batch = next(iter(train))
+      >>> state = train.state()  # JSON, for a checkpoint
+      >>> again = make_dataset("/data/imagenet-480", "train", batch_size=8, backend="native")
+      >>> again.restore(state)
+      >>> train.steps_per_epoch - again.steps_left
+      1
+      >>> example = train.example(0)  # as it is stored
+      >>> train.find(example.filename)
+      0
     """
 
-    def __init__(self, feed: Feed, choice: dict[str, Any]) -> None:
+    def __init__(self, config: ReadConfig) -> None:
         """Use make_dataset."""
-        self._feed = feed
-        self.choice = choice
+        self._feed, self.choice = open_feed(config)
         self.epoch = 0
         self._examples_read = 0
         self._process = os.getpid()
@@ -118,7 +116,7 @@ class Reader:
     def __len__(self) -> int:
         return self.steps_per_epoch
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[Batch[Array]]:
         """Yields the rest of the current epoch.
 
         Raises:
@@ -135,7 +133,7 @@ class Reader:
                 self._begin_epoch()
             yield batch
 
-    def _batches(self, epoch: int, start: int, count: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    def _batches(self, epoch: int, start: int, count: int) -> Iterator[tuple[int, Batch[Array]]]:
         """Yields `count` batches, each after the number of examples that are read with it."""
         while count:
             steps = self._feed.steps(start)
@@ -154,14 +152,15 @@ class Reader:
                 start = steps.after(step)
                 yield start, self._asked(images, encoded)
 
-    def _asked(self, images: Any, encoded: EncodedBatch) -> dict[str, Any]:
+    def _asked(self, images: Any, encoded: EncodedBatch) -> Batch[Array]:
         """Returns the fields that were asked for, as arrays of the framework."""
         config = self._feed.config
         convert = CONVERTERS[config.array_framework]
         other = {"class_index": encoded.class_index, "mask": encoded.mask, **encoded.details}
-        return {
+        arrays = {
             name: images if name == "images" else convert(other[name]) for name in config.fields
         }
+        return cast("Batch[Array]", arrays)
 
     def _begin_epoch(self) -> None:
         self.epoch += 1
@@ -255,7 +254,7 @@ class Reader:
             )
         return StepSampler(self._feed.steps, self._position, self.state())
 
-    def __getitem__(self, position: Position) -> dict[str, Any]:
+    def __getitem__(self, position: Position) -> Batch[Array]:
         """Returns the batch at a position that `sampler` gives; the reader's own stays.
 
         Raises:
@@ -292,7 +291,7 @@ class Reader:
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles are opened anew at the same position, with one thread by default."""
         config = replace(self._feed.config, num_threads=self._feed.config.num_threads or 1)
-        return open_reader, (config,), self.state()
+        return Reader, (config,), self.state()
 
     __setstate__ = restore
 
@@ -340,74 +339,3 @@ class Reader:
         """Closes the shards that this process has opened."""
         if self._process == os.getpid():
             self._feed.close()
-
-
-def make_dataset(
-    data_dir: str | os.PathLike[str],
-    split: str,
-    batch_size: int,
-    image_size: int = 224,
-    **options: Any,
-) -> Reader:
-    """Returns the batches of one rank of a prepared data set.
-
-    Labels, counts and shards come from the manifest. Every example comes exactly once an
-    epoch over all ranks; training leaves out what does not fill a step of all ranks
-    (`Reader.dropped_per_epoch`), evaluation pads its last step and masks the padding.
-
-    Args:
-      data_dir: folder of the data set, or its s3:// or http(s):// address.
-      split: "train" or "validation".
-      batch_size: examples a step and rank.
-      image_size: height and width of the images in pixels.
-      options: the other fields of `ReadConfig`, by name.
-
-    Raises:
-      UsageError: no manifest, an unknown choice, a backend that is not installed, or a part of
-        a partitioned set that other hosts than its own are to read.
-      DataDamagedError: shards are missing or cut.
-      StoreError: the system cannot read them, or the server refuses.
-      IncompleteError: the server fails again and again, or the disk is full.
-    """
-    return open_reader(ReadConfig(os.fspath(data_dir), split, batch_size, image_size, **options))
-
-
-def open_reader(config: ReadConfig) -> Reader:
-    """Returns what `make_dataset` returns, for a whole configuration; raises as `make_dataset`."""
-    world = config.world or World.from_environment()
-    config = replace(config, world=world, backend=choose_backend(config))
-    refuse_contradictions(config)
-    records = open_records(config)
-    if config.is_training and records.manifest.edition == OBJECTNET:
-        raise UsageError(
-            f"{config.data_dir}: {OBJECTNET}'s licence allows nobody to train or to tune on it: "
-            "it is for evaluation alone (training=False)."
-        )
-    records.placement.check_ranks(world, config.data_dir)
-    choice = Choice(config, records.wnids)
-    asked, chosen = choice.asked(), None
-    if asked:
-        chosen = choice.numbers(records)
-        # Ranks whose names differ, by a flipped bit, are refused each other's state.
-        asked["numbers"] = hashlib.sha256(chosen.tobytes()).hexdigest()
-    seed = config.seed if config.is_training else None
-    order = Order(records.examples_per_shard, seed, config.window, records.placement, chosen)
-    feed = Feed(records, order, world, config, choice.class_numbers)
-    if config.is_training and not feed.steps(0).count:
-        raise UsageError(
-            f"{config.split}: {counted(feed.order.num_examples, 'example')}, fewer than one step "
-            f"of {counted(world.size, 'rank')} with {config.batch_size} each. Choose a smaller "
-            "batch size."
-        )
-    return Reader(feed, asked)
-
-
-def open_records(config: ReadConfig) -> Records:
-    """Returns the records of the split; those of a remote set come through the node's cache."""
-    if not config.is_remote:
-        return Records(Path(config.data_dir).expanduser(), config.split)
-    from imagenet_prep.read.cache import NodeCache
-
-    limit = None if config.cache_gb is None else round(config.cache_gb * 1e9)
-    cache = NodeCache(config.data_dir, config.cache_folder, limit)
-    return Records(cache.root, config.split, cache)

@@ -35,6 +35,7 @@ from imagenet_prep.dataset.placement import WHOLE
 from imagenet_prep.read.fetch_ahead import Windows
 from imagenet_prep.read.gather import gather
 from imagenet_prep.read.held import HeldFile
+from imagenet_prep.read.index import most_bytes, parse
 from imagenet_prep.storage import open_files
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.os_errors import storage_errors
@@ -45,9 +46,6 @@ if TYPE_CHECKING:
     from imagenet_prep.read.cache import NodeCache
 
 
-# Numbers of this many digits fit 63 bits. A line has two numbers, a blank and a line end.
-_INDEX_DIGITS = 18
-_INDEX_LINE_BYTES = 2 * _INDEX_DIGITS + 2
 # Larger records are read alone. A damaged index may claim 256 MB for each record of a batch.
 _TOGETHER_BYTES = 16 << 20
 # The memory of so many batches is kept for the next ones.
@@ -361,39 +359,14 @@ class Records:
         """Returns [records, 2]: offset and size in bytes of each record of a shard."""
         index = self._places[self._first[shard] : self._first[shard + 1]]
         if shard not in self._indexed:
-            index[:] = self._read_index(shard)
+            index[:] = parse(self._index_bytes(shard), self.shards[shard], self.root)
             self._indexed.add(shard)
         return index
-
-    def _read_index(self, shard: int) -> npt.NDArray[np.int64]:
-        there = self.shards[shard]
-        name = naming.index_name(there.name)
-        try:
-            words = self._index_bytes(shard).split()
-            # numpy takes each word for what int() takes, which is more than digits.
-            odd = next((w for w in words if not w.isdigit() or len(w) > _INDEX_DIGITS), None)
-            if odd is not None:
-                raise ValueError(f"{odd[:32]!r} is not a byte offset")
-            numbers = np.array(words, np.int64)
-        except ValueError as error:
-            raise DataDamagedError(f"{self.root / name}: cannot be read: {error}") from error
-        index = numbers.reshape(-1, 2) if len(numbers) == 2 * there.examples else None
-        if index is not None and len(index):
-            stops = index.sum(axis=1)
-            starts = np.concatenate(([0], stops[:-1]))
-            payloads = index[:, 1] - tfrecord.FRAMING_BYTES
-            possible = ((payloads >= 0) & (payloads <= tfrecord.MAX_PAYLOAD_BYTES)).all()
-            if possible and (index[:, 0] == starts).all() and stops[-1] == there.num_bytes:
-                return index
-        raise DataDamagedError(
-            f"{self.root / name}: does not fit {there.name} with its {there.examples:,} records in "
-            f"{there.num_bytes:,} bytes. Run imagenet-prep verify {self.root}"
-        )
 
     def _index_bytes(self, shard: int) -> bytes:
         there = self.shards[shard]
         path = self.root / naming.index_name(there.name)
-        most = min(_INDEX_LINE_BYTES * there.examples, there.index_bytes) + 1
+        most = most_bytes(there)
         held = self._shard(shard)  # while it is held, a cache does not remove the index
         with storage_errors("read", path):
             try:

@@ -9,34 +9,19 @@ from typing import Any
 
 from imagenet_prep.core.flags import Place, Settings, flag
 from imagenet_prep.dataset.flag import data_set
+from imagenet_prep.trainer.choices import (
+    FRAMEWORKS,
+    GLUON_MODELS,
+    LEAST_CIFAR,
+    MXNET_HAS,
+    OPTIMIZERS,
+    RECIPES,
+    usual_recipe,
+)
 from imagenet_prep.trainer.schedule import KINDS, STEP_EPOCHS, WARMUP_START, numbers
 
-# MXNet has these models: those of Gluon's model zoo, and two small nets.
-GLUON_MODELS = (
-    *("resnet18", "resnet34", "resnet50-v1", "resnet101-v1", "resnet152-v1", "tiny", "mnist"),
-)
-# MXNet has these values of flags that have more with TensorFlow.
-_MXNET_HAS = {
-    "optimizer": ("sgd",),
-    "precision": ("float32", "float16"),
-    "backend": ("auto", "dali", "native"),
-}
-FRAMEWORKS = ("tensorflow", "mxnet")
 # Flags for one framework, and for one schedule.
 _TENSORFLOW, _STEPS = {"framework": ("tensorflow",)}, {"schedule": ("steps",)}
-OPTIMIZERS = ("sgd", "lars", "larc", "adam", "rmsprop")
-# The settings of each recipe that depend on neither ranks nor data set; the rest is in
-# trainer.recipe.
-_IMAGENET = {"model": "resnet50", "image_size": 224, "num_epochs": 90.0, "eval_every": 0.0}
-RECIPES: dict[str, dict[str, Any]] = {
-    "tutorial": _IMAGENET,
-    "v1.5": _IMAGENET,
-    "article": _IMAGENET | {"model": "resnet50-v1"},
-    "cifar10": {"model": "cifar", "image_size": 32, "num_epochs": 100.0, "eval_every": 1.0},
-    "mnist": {"model": "mnist", "image_size": 28, "num_epochs": 2.0, "eval_every": 0.0},
-}
-# The convolutions of model cifar leave nothing of images with a shorter side.
-_LEAST_CIFAR = 22
 
 
 @dataclass(frozen=True)
@@ -309,7 +294,7 @@ class Config(Settings):
         """Refuses values that are not allowed, and flags that would have no effect."""
         super().__post_init__()
         if not self.recipe:
-            object.__setattr__(self, "recipe", _usual_recipe(self.framework))
+            object.__setattr__(self, "recipe", usual_recipe(self.framework))
         if self.synthetic == (self.data_dir is not None):
             raise ValueError("give either --data-dir or --synthetic")
         if self.predictions is not None and not self.evaluate:
@@ -341,7 +326,7 @@ class Config(Settings):
                 f"--framework mxnet: Gluon has no {model}; --model is one of "
                 f"{', '.join(GLUON_MODELS)}"
             )
-        for name, has in _MXNET_HAS.items():
+        for name, has in MXNET_HAS.items():
             if (value := getattr(self, name)) not in (None, *has):
                 raise ValueError(
                     f"--{name} {value} is for --framework tensorflow alone; mxnet has "
@@ -362,8 +347,8 @@ class Config(Settings):
                 f"--warmup-epochs {warmup:g}: expected less than --num-epochs {whole:g}"
             )
         size = self.image_size or first["image_size"]
-        if (self.model or first["model"]) == "cifar" and size < _LEAST_CIFAR:
-            raise ValueError(f"--image-size {size}: model cifar needs at least {_LEAST_CIFAR}")
+        if (self.model or first["model"]) == "cifar" and size < LEAST_CIFAR:
+            raise ValueError(f"--image-size {size}: model cifar needs at least {LEAST_CIFAR}")
 
     def _check_schedule(self) -> None:
         steps, rates = self.decay_epochs, self.decay_rates
@@ -381,7 +366,7 @@ class Config(Settings):
     def changed(self) -> dict[str, Any]:
         """Returns the settings that are not what they are by default, by name."""
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        defaults["recipe"] = _usual_recipe(self.framework)
+        defaults["recipe"] = usual_recipe(self.framework)
         return {name: value for name, value in vars(self).items() if value != defaults[name]}
 
     @property
@@ -403,7 +388,3 @@ class Config(Settings):
     def decay_rates(self) -> tuple[float, ...]:
         """The rates of --lr-decay-lrs; empty where it is not given."""
         return numbers("--lr-decay-lrs", self.lr_decay_lrs)
-
-
-def _usual_recipe(framework: str) -> str:
-    return "article" if framework == "mxnet" else "v1.5"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -18,7 +18,7 @@ _NUM_EXAMPLES = schema.OFFICIAL_NUM_EXAMPLES[schema.TRAIN]
 _NUM_CLASSES = schema.OFFICIAL_NUM_CLASSES
 
 # `images` [batch, size, size, 3], `class_index` [batch] int32 and `mask` [batch] bool, by name.
-Batch = dict[str, Any]
+Batch = Mapping[str, Any]
 
 
 class BatchReader(Protocol):

@@ -48,7 +48,7 @@ class MxnetLearner:
     def hold(self, batch: Batch) -> Batch:
         """Returns arrays on the device."""
         images = batch["images"].transpose(0, 3, 1, 2)
-        return {name: self._array(each) for name, each in (batch | {"images": images}).items()}
+        return {name: self._array(each) for name, each in {**batch, "images": images}.items()}
 
     def _array(self, array: Any) -> Any:
         held = isinstance(array, mx.nd.NDArray)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.trainer.config import RECIPES, Config
+from imagenet_prep.trainer.choices import RECIPES
+from imagenet_prep.trainer.config import Config
 from imagenet_prep.trainer.schedule import STEP_EPOCHS, WARMUP_START, Schedule
 
 # With this many GPUs or more, the tutorial's runs used LARC: train_more_aug.sh, for 128 and 256.

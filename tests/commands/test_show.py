@@ -16,8 +16,7 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset.keys import read_list
 from imagenet_prep.dataset.manifest import Shard
 from imagenet_prep.read import catalogue
-from imagenet_prep.read.config import ReadConfig
-from imagenet_prep.read.reader import open_records
+from imagenet_prep.read.opening import open_records
 from imagenet_prep.read.records import Records
 from imagenet_prep.storage import tables
 from imagenet_prep.storage.store import Store
@@ -306,8 +305,8 @@ def test_what_a_set_has_not_is_refused(
 
 
 def test_a_set_without_names_says_so(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def nameless(config: ReadConfig) -> Records:
-        opened = open_records(config)
+    def nameless(data_dir: str, split: str) -> Records:
+        opened = open_records(data_dir, split)
         object.__setattr__(opened.manifest, "lacks", {"image/filename": "absent"})
         return opened
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 import tomllib
 from pathlib import Path
 from urllib.parse import unquote
@@ -12,8 +10,8 @@ from urllib.parse import unquote
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.kit.documents import read, tracked
 
-_SCRATCH = {".git", ".venv", "build", "__pycache__"}
 _FENCED = re.compile(r"^(`{3,}|~{3,}).*?^\1[`~]*$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(
     r"!?\[[^\]]*\]\(\s*<?([^)\s>]+)>?[^)]*\)|^\[[^\]]+\]:\s+<?(\S+?)>?\s*$", re.MULTILINE
@@ -34,32 +32,6 @@ _INSTALLED = re.compile(
 _INDEX_OPTION = re.compile(
     r"--(extra-)?index-url[ =]|--find-links[ =]|^\s*index-url\s*=", re.MULTILINE
 )
-
-
-def tracked(*suffixes: str) -> list[Path]:
-    """Returns the repository's own text files, relative to its root."""
-    git = shutil.which("git")
-    if git and (REPOSITORY / ".git").exists():
-        listed = subprocess.run(
-            [git, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-            cwd=REPOSITORY,
-            capture_output=True,
-            check=True,
-            text=True,
-        ).stdout.split("\0")
-        paths = [Path(name) for name in listed if name]
-    else:  # an unpacked source archive
-        found = (path.relative_to(REPOSITORY) for path in REPOSITORY.rglob("*"))
-        paths = [path for path in found if not _SCRATCH & set(path.parts)]
-    return sorted(
-        path
-        for path in paths
-        if (not suffixes or path.suffix in suffixes) and (REPOSITORY / path).is_file()
-    )
-
-
-def read(path: Path) -> str:
-    return (REPOSITORY / path).read_text("utf-8")
 
 
 def anchors(path: Path) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import warnings
 from collections.abc import Callable
@@ -15,7 +16,8 @@ from PIL import Image
 
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import naming
-from imagenet_prep.read import Reader, make_dataset
+from imagenet_prep.read import Batch, Reader, make_dataset
+from imagenet_prep.read.config import ReadConfig
 from tests.kit import faults
 from tests.kit.samples import add_tables
 from tests.kit.tfrecords import numbers_of, picture, plain, scene, write_set
@@ -75,12 +77,19 @@ def _written(root: Path, encode: Callable[[int], bytes]) -> Path:
     return root
 
 
+def asked(*args: Any, **options: Any) -> ReadConfig:
+    """Returns the settings that `make_dataset` makes of its arguments, whose defaults it has."""
+    bound = inspect.signature(make_dataset).bind(*args, **options)
+    bound.apply_defaults()
+    return ReadConfig(**bound.arguments)
+
+
 def open_set(root: Path, split: str, batch: int, backend: str, **more: Any) -> Reader:
     settings: dict[str, Any] = {"framework": "numpy", "dtype": "uint8", "world": World()}
     return make_dataset(root, split, batch, 16, backend=backend, **settings | more)
 
 
-def seen(batch: dict[str, Any]) -> list[int]:
+def seen(batch: Batch) -> list[int]:
     """Returns the examples of a batch by the colours shown, which must agree with its labels."""
     mask = batch["mask"]
     numbers = numbers_of(batch["images"][mask])
@@ -89,7 +98,7 @@ def seen(batch: dict[str, Any]) -> list[int]:
     return numbers
 
 
-def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
+def same(a: Batch, b: Batch) -> bool:
     return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
 
 

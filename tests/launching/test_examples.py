@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from imagenet_prep.read import ReadConfig, Reader
+from imagenet_prep.read import Reader
 from tests.conftest import REPOSITORY
 from tests.kit.command import PATIENCE_S, Finished, started
+from tests.kit.reading import asked
 from tests.kit.training import NUM_VALIDATION, horovod, shades
 
 __all__ = ["horovod", "shades"]
@@ -52,7 +53,7 @@ def test_the_examples_for_pytorch_ask_the_reader_for_what_it_has(name: str) -> N
     (made,) = [c for c in calls if isinstance(c.func, ast.Name) and c.func.id == "make_dataset"]
     chosen = {each.arg: ast.literal_eval(each.value) for each in made.keywords if each.arg}
 
-    assert ReadConfig("set", "train", 8, **chosen).backend == "native"
+    assert asked("set", "train", 8, **chosen).backend == "native"
     used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     assert {"state_dict", "load_state_dict"} <= used & set(dir(Reader))
 

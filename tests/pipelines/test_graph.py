@@ -42,8 +42,8 @@ def test_what_a_runner_has_dropped_is_missed_before_images_are_dealt(
     source = tmp_path / "source"
     shutil.copytree(made.root, source)
     make_box_archives(made, source)
-    config = Config(str(source), str(tmp_path / "out"), allow_subset=True, json=True)
-    ours = graph.Preparation.of(config)
+    flags = ["--source", str(source), "--out", str(tmp_path / "out"), "--allow-subset", "--json"]
+    ours = graph.Preparation.of(flags)
     selection = ours.job.selection
     assert selection.annotations is not None
     images = [ours.index.publish(task, ours.index.make(task)) for task in selection.index_tasks()]

@@ -33,7 +33,6 @@ from imagenet_prep.core.world import World
 from imagenet_prep.dataset import naming
 from imagenet_prep.read import cache
 from imagenet_prep.read.cache import NodeCache
-from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.feed import Feed
 from imagenet_prep.read.held import HeldFile, only_one
 from imagenet_prep.read.order import Order
@@ -41,7 +40,7 @@ from imagenet_prep.read.records import Records
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit.command import PATIENCE_S
 from tests.kit.http_server import SeededFaults, Server, serve
-from tests.kit.reading import NUM_TRAIN, TRAIN
+from tests.kit.reading import NUM_TRAIN, TRAIN, asked
 from tests.kit.s3_server import BUCKET, S3Server, key_of
 
 pytestmark = pytest.mark.slow  # servers or processes in each test
@@ -83,7 +82,7 @@ def open_feed(
     records = Records(copy.root, "train", copy)
     order = Order(records.examples_per_shard, more.get("seed", 3), window)
     on_bad_record = "skip" if more.get("skip") else "raise"
-    config = ReadConfig(address, "train", 4, seed=3, on_bad_record=on_bad_record)
+    config = asked(address, "train", 4, seed=3, on_bad_record=on_bad_record)
     return Feed(records, order, world or World(), config, range(len(records.wnids)))
 
 

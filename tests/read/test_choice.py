@@ -20,10 +20,10 @@ from imagenet_prep.dataset import manifest, naming
 from imagenet_prep.dataset.placement import Placement
 from imagenet_prep.read import Reader, make_dataset
 from imagenet_prep.read.choice import Choice
-from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.order import mix, stream
 from imagenet_prep.read.records import Records
 from tests.kit.http_server import serve
+from tests.kit.reading import asked as asked_for
 from tests.kit.samples import add_tables
 from tests.kit.tfrecords import picture, plain, wnid, write_set
 
@@ -351,15 +351,15 @@ def test_keys_that_nobody_has_are_named(pictures: Path, tmp_path: Path, option: 
 def test_parts_and_sets_without_names_are_refused(pictures: Path) -> None:
     records = Records(pictures, "train")
     records.placement = Placement(0, 2)
-    asked = ReadConfig(str(pictures), "train", 1, fraction=0.5)
+    half = asked_for(str(pictures), "train", 1, fraction=0.5)
     with pytest.raises(UsageError, match="is part 0 of 2, copies: 1: choose examples of a whole"):
-        Choice(asked, records.wnids).numbers(records)
+        Choice(half, records.wnids).numbers(records)
     nameless = Records(pictures, "train")
     object.__setattr__(nameless.manifest, "lacks", {"image/filename": "empty"})
     with pytest.raises(UsageError, match="its records name no files, so only classes can be"):
-        Choice(asked, nameless.wnids).numbers(nameless)
-    asked = replace(asked, fraction=1.0, classes=[1])
-    of_class = Choice(asked, nameless.wnids).numbers(nameless)
+        Choice(half, nameless.wnids).numbers(nameless)
+    one = replace(half, fraction=1.0, classes=[1])
+    of_class = Choice(one, nameless.wnids).numbers(nameless)
     assert of_class.tolist() == list(range(1, COUNT, 8))
 
 

@@ -14,7 +14,7 @@ from imagenet_prep.core.world import World
 from imagenet_prep.dataset.member import Boxes
 from imagenet_prep.read import Reader, make_dataset
 from imagenet_prep.read.augment import RECIPES, Views, boxes_in, random_views
-from imagenet_prep.read.config import FIELDS
+from imagenet_prep.read.batch import FIELDS
 from imagenet_prep.read.feed import MOST_BOXES
 from tests.kit.reading import NUM_TRAIN
 from tests.kit.tfrecords import jpeg, picture, wnid, write_set

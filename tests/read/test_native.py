@@ -25,12 +25,12 @@ from imagenet_prep.read.dlpack import Bfloat16
 from imagenet_prep.read.feed import EncodedBatch
 from tests.kit.codec import corpus
 from tests.kit.command import PATIENCE_S
-from tests.kit.reading import ODD
+from tests.kit.reading import ODD, asked
 
 
 def wanted(**more: Any) -> ReadConfig:
     settings: dict[str, Any] = {"dtype": "uint8", "antialias": True, "num_threads": 1}
-    return ReadConfig("nowhere", "train", 1, 24, backend="native", **settings | more)
+    return asked("nowhere", "train", 1, 24, backend="native", **settings | more)
 
 
 def shown(data: bytes, box: list[int], mirrored: bool = False, **more: Any) -> Any:

@@ -1,0 +1,32 @@
+"""The errors that readers, `score` and pipelines raise, for an `except` of your own.
+
+Each has one message: what failed, on which object, what was expected and found, what to do next.
+All are `ImagenetPrepError`.
+
+Example:
+  >>> from imagenet_prep.errors import ImagenetPrepError
+  >>> from imagenet_prep.read import make_dataset
+  >>> try:
+  ...     make_dataset("/data/nowhere", "train", batch_size=8)
+  ... except ImagenetPrepError as error:
+  ...     print(type(error).__name__, error.exit_code, error)
+  UsageError 2 /data/nowhere: there is no such folder
+"""
+
+from imagenet_prep.core.errors import (
+    BusyError,
+    DataDamagedError,
+    ImagenetPrepError,
+    IncompleteError,
+    StoreError,
+    UsageError,
+)
+
+__all__ = [
+    "BusyError",
+    "DataDamagedError",
+    "ImagenetPrepError",
+    "IncompleteError",
+    "StoreError",
+    "UsageError",
+]

@@ -1,0 +1,67 @@
+"""What a batch holds: its fields, and the words that choose how they are made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, get_args
+
+if TYPE_CHECKING:
+    # Whoever names no type of array means Any. Python has such defaults from 3.13 on.
+    from typing_extensions import TypeVar
+
+    Array = TypeVar("Array", default=Any)
+else:
+    from typing import TypeVar
+
+    Array = TypeVar("Array")
+
+Backend = Literal["auto", "tfdata", "dali", "native"]
+Device = Literal["cpu", "gpu"]
+Dtype = Literal["float32", "bfloat16", "float16", "uint8"]
+Field = Literal["images", "class_index", "mask", "key", "number", "boxes", "width", "height"]
+Framework = Literal["tensorflow", "numpy", "dlpack"]
+Layout = Literal["NHWC", "NCHW"]
+OnBadRecord = Literal["raise", "skip"]
+RecipeName = Literal["resnet", "tutorial", "cifar10", "mnist"]
+
+FIELDS: tuple[Field, ...] = get_args(Field)
+# The fields of every batch, unless `fields` names others.
+DECODED: tuple[Field, ...] = ("images", "class_index", "mask")
+
+
+class Batch(TypedDict, Generic[Array]):
+    """One step of one rank, as arrays of the framework: a dict of the fields that were asked for.
+
+    By default these are `images`, `class_index` and `mask`; `fields` of `make_dataset` names
+    others. With `views` larger than 1, `images` and `boxes` have an axis of so many views behind
+    that of the batch. Type checkers take `Batch[numpy.ndarray]` for one of NumPy's arrays, and
+    `Batch` for one of any.
+
+    Attributes:
+      images: [batch, height, width, 3] or, with layout="NCHW", [batch, 3, height, width]:
+        normalised floats of the type `dtype`, or uint8 from 0 to 255.
+      class_index: [batch] int32 from 0 to `Reader.num_classes` - 1; 0 where the mask is False.
+      mask: [batch] bool: False where evaluation pads its last step, and where a damaged record was
+        skipped.
+      key: [batch] text, e.g. n01440764/n01440764_10026.JPEG; empty where the mask is False.
+      number: [batch] int64, as `Reader.example` takes it; -1 where the mask is False.
+      boxes: [batch, most, 4] float32: left, top, right and bottom in pixels of `images`. Rows of
+        zeros are no boxes: an example has fewer, or one is not seen.
+      width, height: [batch] int32, pixels of the stored image; 0 where the mask is False.
+
+    Example:
+      >>> from imagenet_prep.read import make_dataset
+      >>> reader = make_dataset("/data/imagenet-480", "validation", batch_size=8,
+      ...                       backend="native", fields=("key", "boxes"))
+      >>> batch = next(iter(reader))
+      >>> list(batch), batch["key"].shape, batch["boxes"].shape[::2]
+      (['key', 'boxes'], (8,), (8, 4))
+    """
+
+    images: Array
+    class_index: Array
+    mask: Array
+    key: Array
+    number: Array
+    boxes: Array
+    width: Array
+    height: Array

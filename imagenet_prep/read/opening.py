@@ -1,0 +1,69 @@
+"""Opens what a reader reads: the records of a split, their choice and order, and their feed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from imagenet_prep.core.address import is_remote
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.terminal import counted
+from imagenet_prep.core.world import World
+from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.schema import OBJECTNET
+from imagenet_prep.read.backend import choose_backend, refuse_contradictions
+from imagenet_prep.read.choice import Choice
+from imagenet_prep.read.config import ReadConfig
+from imagenet_prep.read.feed import Feed
+from imagenet_prep.read.order import Order
+from imagenet_prep.read.records import Records
+
+
+def open_feed(config: ReadConfig) -> tuple[Feed, dict[str, Any]]:
+    """Returns what feeds a reader, and what `Reader.choice` says; raises as `make_dataset`."""
+    world = config.world or World.from_environment()
+    config = replace(config, world=world, backend=choose_backend(config))
+    refuse_contradictions(config)
+    records = open_records(config.data_dir, config.split, config.cache_dir, config.cache_gb)
+    if config.is_training and records.manifest.edition == OBJECTNET:
+        raise UsageError(
+            f"{config.data_dir}: {OBJECTNET}'s licence allows nobody to train or to tune on it: "
+            "it is for evaluation alone (training=False)."
+        )
+    records.placement.check_ranks(world, config.data_dir)
+    choice = Choice(config, records.wnids)
+    asked, chosen = choice.asked(), None
+    if asked:
+        chosen = choice.numbers(records)
+        # Ranks whose names differ, by a flipped bit, are refused each other's state.
+        asked["numbers"] = hashlib.sha256(chosen.tobytes()).hexdigest()
+    seed = config.seed if config.is_training else None
+    order = Order(records.examples_per_shard, seed, config.window, records.placement, chosen)
+    feed = Feed(records, order, world, config, choice.class_numbers)
+    if config.is_training and not feed.steps(0).count:
+        raise UsageError(
+            f"{config.split}: {counted(feed.order.num_examples, 'example')}, fewer than one step "
+            f"of {counted(world.size, 'rank')} with {config.batch_size} each. Choose a smaller "
+            "batch size."
+        )
+    return feed, asked
+
+
+def open_records(
+    data_dir: str,
+    split: str,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_gb: float | None = None,
+) -> Records:
+    """Returns the records of a split; those of a remote set come through the node's cache."""
+    if not is_remote(data_dir):
+        return Records(Path(data_dir).expanduser(), split)
+    from imagenet_prep.read.cache import NodeCache
+
+    folder = Path(cache_dir).expanduser() if cache_dir else naming.cache_folder()
+    limit = None if cache_gb is None else round(cache_gb * 1e9)
+    cache = NodeCache(data_dir, folder, limit)
+    return Records(cache.root, split, cache)

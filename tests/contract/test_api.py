@@ -1,0 +1,134 @@
+"""The public names: a page lists them, documents use no others, and their examples run."""
+
+from __future__ import annotations
+
+import dataclasses
+import doctest
+import importlib
+import inspect
+import re
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagenet_prep.core import world
+from imagenet_prep.evaluation import score
+from imagenet_prep.read import Batch, Reader, World, batch, make_dataset
+from imagenet_prep.read.augment import RECIPES
+from imagenet_prep.read.config import ReadConfig
+from tests.kit.documents import read, tracked
+from tests.kit.reading import scenes
+
+__all__ = ["scenes"]
+
+PUBLIC = {
+    name: importlib.import_module(name).__all__
+    for name in ("imagenet_prep.read", "imagenet_prep.evaluation", "imagenet_prep.errors")
+}
+NAMES = [f"{module}.{name}" for module, names in PUBLIC.items() for name in names]
+# In a script, a block of code or the cell of a notebook.
+_IMPORT = re.compile(r"from (imagenet_prep[\w.]*) import ([\w, ]+)")
+_PLACE = "/data/imagenet-480"
+
+
+def public(name: str) -> Any:
+    module, _, name = name.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def listed() -> dict[str, set[str]]:
+    """Returns the names of each module in the table of the page."""
+    found: dict[str, set[str]] = {}
+    module = ""
+    for line in read(Path("docs/api.md")).partition("## Types")[0].splitlines():
+        cells = line.split("|")
+        if len(cells) == 5 and "`" in cells[2]:
+            module = cells[1].strip(" `") or module
+            found.setdefault(module, set()).update(re.findall(r"`(\w+)`", cells[2]))
+    return found
+
+
+def test_the_page_lists_every_public_name() -> None:
+    pytest.importorskip("apache_beam", reason="Apache Beam is not installed")
+    graph = "imagenet_prep.pipelines.graph"
+    there = {**PUBLIC, graph: importlib.import_module(graph).__all__}
+
+    assert listed() == {
+        **{module: set(names) for module, names in there.items()},
+        "imagenet_prep": {"__version__"},
+    }
+
+
+def test_documents_and_examples_import_public_names_alone() -> None:
+    public_names = listed()
+    private, seen = [], set()
+    for path in tracked(".md", ".py", ".ipynb"):
+        if path.parts[0] in ("docs", "examples", "README.md"):
+            for module, names in _IMPORT.findall(read(path)):
+                for name in re.findall(r"\w+", names):
+                    seen.add((module, name))
+                    if name not in public_names.get(module, ()):
+                        private.append(f"{path}: {module}.{name}")
+
+    assert private == []
+    assert {("imagenet_prep.read", "make_dataset"), ("imagenet_prep.evaluation", "score")} <= seen
+
+
+def test_world_has_its_earlier_name_too() -> None:
+    assert world.World is World
+
+
+def test_the_options_are_those_of_the_settings() -> None:
+    """The signature alone has defaults, so it must not lack an option, nor have another type."""
+    hints = typing.get_type_hints(ReadConfig)
+    options = {**typing.get_type_hints(make_dataset), "data_dir": str}
+
+    assert options.pop("return") == Reader
+    assert options == hints
+    assert all(
+        field.default is field.default_factory is dataclasses.MISSING
+        for field in dataclasses.fields(ReadConfig)
+    )
+
+
+def test_words_for_types_are_those_that_are_understood() -> None:
+    assert typing.get_args(batch.RecipeName) == tuple(RECIPES)
+    assert tuple(Batch.__annotations__) == batch.FIELDS
+
+
+@pytest.mark.parametrize("function", [make_dataset, score], ids=lambda each: each.__name__)
+def test_every_argument_is_explained(function: Any) -> None:
+    text = inspect.getdoc(function) or ""
+    arguments = text.partition("Args:")[2].partition("Raises:")[0]
+    explained = re.findall(r"^  (\w+): ", arguments, re.MULTILINE)
+
+    assert explained == [*inspect.signature(function).parameters]
+    assert re.search(r"^Raises:$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_public_name_says_what_it_is(name: str) -> None:
+    """Python makes up the docstrings of dataclasses that have none: Row(set: str, ...)."""
+    text = inspect.getdoc(public(name)) or ""
+
+    assert re.match(r"[A-Z].*\.$", text.splitlines()[0]), text
+    if "errors" not in name:
+        assert "Example:" in text
+
+
+@pytest.mark.parametrize("name", [*NAMES, "imagenet_prep.errors"])
+def test_the_examples_run(name: str, scenes: Path) -> None:
+    what = importlib.import_module(name) if name == "imagenet_prep.errors" else public(name)
+    finder = doctest.DocTestFinder(recurse=inspect.isclass(what))
+    ran = []
+    for test in finder.find(what, name, module=False, globs={}):
+        for example in test.examples:
+            example.source = example.source.replace(_PLACE, str(scenes))
+        ran.append(test.examples)
+        failed: list[str] = []
+        doctest.DocTestRunner(verbose=False).run(test, out=failed.append)
+        assert not failed, "".join(failed)
+
+    assert any(ran) or issubclass(what, Exception)

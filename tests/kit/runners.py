@@ -211,7 +211,7 @@ class Cluster(abc.ABC):
             _signal([*children_of(process.pid), process.pid], signal.SIGKILL)
         for process in processes:
             process.wait(command.PATIENCE_S)
-        shutil.rmtree(self._folder / "tmp")
+        shutil.rmtree(self._folder / "tmp", ignore_errors=True)
 
     def _ready(self) -> bool:
         for process in [*self._others, *self.members]:

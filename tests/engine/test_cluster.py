@@ -63,6 +63,7 @@ def refused_endpoint(endpoint: str, log: Path) -> str:
     return refusal(log, "--runner=PortableRunner", f"--job_endpoint={endpoint}")
 
 
+@pytest.mark.beam
 @pytest.mark.parametrize(
     ("endpoint", "reason"),
     [("127.0.0.1:1", "UNAVAILABLE: .*Connection refused"), ("localhost:port", "UNAVAILABLE: .*")],
@@ -75,6 +76,7 @@ def test_an_endpoint_at_which_nobody_listens_is_named_at_once(
     assert re.fullmatch(rf"no job server answers at {endpoint} \({reason}\)\. Expected .*", said)
 
 
+@pytest.mark.beam
 def test_an_endpoint_that_accepts_and_says_nothing_is_given_up(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -85,6 +87,7 @@ def test_an_endpoint_that_accepts_and_says_nothing_is_given_up(
     assert f"no job server answers at {endpoint} (DEADLINE_EXCEEDED" in said
 
 
+@pytest.mark.beam
 def test_an_endpoint_of_another_service_is_named(tmp_path: Path) -> None:
     """The pool of workers listens beside the job server, and is easily taken for it."""
     import grpc
@@ -99,6 +102,7 @@ def test_an_endpoint_of_another_service_is_named(tmp_path: Path) -> None:
     assert f"no job server answers at {endpoint} (UNIMPLEMENTED" in said
 
 
+@pytest.mark.beam
 @pytest.mark.parametrize("masters", ["127.0.0.1:1", "127.0.0.1:1,[::1]:1", "localhost:port", "it"])
 def test_a_spark_master_that_is_not_there_is_named_at_once(masters: str, tmp_path: Path) -> None:
     """Spark alone looks for it for a minute, in each of three jobs."""

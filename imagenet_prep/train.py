@@ -6,6 +6,7 @@ import importlib.util
 import os
 from collections.abc import Mapping, Sequence
 from itertools import islice
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from imagenet_prep.core import flags, program
@@ -134,13 +135,18 @@ def _translated(argv: Sequence[str]) -> list[str]:
     return words
 
 
-def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> Config:
+def parse(
+    argv: Sequence[str],
+    environment: Mapping[str, str] = os.environ,
+    of_run: Mapping[str, Any] = MappingProxyType({}),
+) -> Config:
     """Returns what the verb is asked for; argparse ends the process on bad usage.
 
     Args:
       argv: flags, ours or those of the tutorial's script.
       environment: tells where data and model lie in a container of SageMaker, unless the flags
         do.
+      of_run: what is known of the run, by field, where the flags do not say it.
     """
     return flags.parse(
         Config,
@@ -149,13 +155,19 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> C
         description="Train a network on a prepared data set. Run again, it resumes. The flags of "
         "the AWS tutorial's\ntrain_imagenet_resnet_hvd.py work as they were typed.",
         examples=EXAMPLES,
-        fallback=_of_sagemaker(argv, environment),
+        fallback={**of_run, **_of_sagemaker(argv, environment)},
     )
 
 
 def run(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
-    train(parse(argv))
+    config = parse(argv)
+    if config.evaluate:
+        from imagenet_prep.trainer.comm import launched
+        from imagenet_prep.trainer.saved import settings_of
+
+        config = parse(argv, of_run=settings_of(config.log_dir, launched()))
+    train(config)
     return 0
 
 

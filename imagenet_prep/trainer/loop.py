@@ -201,17 +201,20 @@ class _Training:
         found = self._saved.restore(self._learner, self._plan)
         if found is None:
             return None, self._inputs.train.state()
+        place = found.facts["reader"]
         if self._config.evaluate:
-            # Any ranks and batch size do; epochs are those of the run that was.
+            # Any ranks, batch size, order and part of train do, of the same set; epochs are those
+            # of the run that was.
             batch = found.facts["run"]["global_batch"]
             self._plan = dataclasses.replace(self._plan, global_batch=batch)
+            place = self._inputs.train.state() | {"dataset": place.get("dataset")}
         rest = {
             "step": found.step,
             "saved_at": found.saved_at,
             "plateau": found.facts["plateau"],
             "name": checkpoint.name(found.step),
         }
-        return rest, found.facts["reader"]
+        return rest, place
 
     def _train(self) -> Score | None:
         """Makes the remaining steps, until asked to stop; returns the last evaluation."""

@@ -86,6 +86,7 @@ class Run:
       increased_aug: whether colours are changed at random.
       plateau_steps: steps between the evaluations by which schedule "plateau" goes; else 0.
       framework: what trains. By which way ranks communicate may change from launch to launch.
+      recipe: whose crops, means and deviations the network has learned from.
     """
 
     model: str
@@ -109,6 +110,7 @@ class Run:
     increased_aug: bool = False
     plateau_steps: int = 0
     framework: str = "tensorflow"
+    recipe: str = "v1.5"
 
     def epoch(self, step: int) -> float:
         """Returns how often every image was seen before a step, as the tutorial counts."""
@@ -119,17 +121,19 @@ class Run:
         return dataclasses.asdict(self)
 
 
-def difference(there: Json, run: Run, *, only_model: bool) -> str | None:
-    """Returns in what a run of a checkpoint, as JSON, differs from this one; None: in nothing.
+# What an evaluation needs of a run: the network, and the images that it was made for.
+_NETWORK = ("framework", "recipe", "model", "num_classes", "image_size")
+
+
+def difference(there: Json, run: Run) -> str | None:
+    """Returns the first thing in which a run of a checkpoint differs from this one, if any.
 
     Args:
-      there: `facts` of that run.
+      there: `facts` of that run, as JSON.
       run: this run.
-      only_model: whether everything but framework, model and its images may differ.
     """
     here: Json = json.loads(json.dumps(run.facts()))
-    model = ("framework", "model", "num_classes", "image_size")
-    for key in model if only_model else [*model, *here, *there]:
+    for key in (*_NETWORK, *here, *there):
         one, other = there.get(key), here.get(key)
         if one != other and isinstance(one, dict) and isinstance(other, dict):
             # The rate first: all else of a schedule follows from it, or from the number of steps.
@@ -139,6 +143,13 @@ def difference(there: Json, run: Run, *, only_model: bool) -> str | None:
         elif one != other:
             return _in_words(key, one, other)
     return None
+
+
+def other_network(there: Json, run: Run) -> str | None:
+    """Returns all that keeps this run from evaluating the network of another, as `difference`."""
+    here = run.facts()
+    pairs = [(key, there.get(key), here[key]) for key in _NETWORK]
+    return "; ".join(_in_words(*pair) for pair in pairs if pair[1] != pair[2]) or None
 
 
 # The words for numbers of a run that have other names in `Run` and `Schedule`.
@@ -249,6 +260,7 @@ def resolve(
         increased_aug=increased_aug(config, world_size),
         plateau_steps=eval_steps(config, steps_per_epoch) if decay.kind == "plateau" else 0,
         framework=config.framework,
+        recipe=config.recipe,
     )
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from imagenet_prep.core import records
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.errors import DataDamagedError, UsageError
+from imagenet_prep.core.world import World
 from imagenet_prep.storage import inside
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.os_errors import storage_errors
@@ -41,6 +42,48 @@ class _Facts:
     reader: Json
     plateau: _Plateau
     labels: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Network:
+    """What an evaluation takes from a run."""
+
+    framework: str
+    recipe: str
+    model: str
+    image_size: int
+    global_batch: int
+
+
+def settings_of(log_dir: str, world: World) -> Json:
+    """Returns the settings that an evaluation of a run takes from it, by field of `Config`.
+
+    They are those of its last sound checkpoint. There are none where ranks are on several hosts,
+    some of which may not have it: then all need the same flags.
+
+    Args:
+      log_dir: folder of the run.
+      world: of this process.
+    """
+    folder = Path(log_dir).expanduser()
+    if world.local_size < world.size or not folder.is_dir():
+        return {}
+    found: list[_Network] = []
+
+    def accept(facts: Json) -> None:
+        found.append(records.parse(_Network, records.parse(_Facts, facts).run, others=True))
+
+    for step in reversed(checkpoint.steps(folder)):
+        # Rank 0 says later what is damaged, and sets it aside.
+        with contextlib.suppress(DataDamagedError):
+            checkpoint.load(folder / checkpoint.name(step), [], accept)
+            break
+    if not found:
+        return {}
+    settings = dict(vars(found[-1]))
+    # Any batch does, but for one that is larger than the set.
+    batch = settings.pop("global_batch") // world.size
+    return settings | {"batch_size": max(1, min(Config.batch_size, batch))}
 
 
 class Saved:
@@ -141,13 +184,19 @@ class Saved:
             raise ValueError(f"global_batch {batch}")
         # A reader looks at the rest of its state itself; without a data set it has none.
         records.parse(int, found.reader.get("epoch", 0), "epoch")
-        if other := recipe.difference(there, plan, only_model=evaluates):
+        differs = recipe.other_network if evaluates else recipe.difference
+        if other := differs(there, plan):
             source = f" (from {self._config.mirror})" if self._config.mirror else ""
-            raise UsageError(
-                f"{self.folder}{source} holds a run with {other}. Give the same settings to "
-                "resume it, another --log-dir to keep it, or --clear-log to remove it and begin "
-                "anew."
+            remedy = (
+                "Give the same settings to resume it, another --log-dir to keep it, or --clear-log "
+                "to remove it and begin anew."
             )
+            if evaluates:
+                remedy = (
+                    "To evaluate it, leave these flags out: they are taken from the run. Where "
+                    "its ranks are on several hosts, or its mirror alone has it, give its own."
+                )
+            raise UsageError(f"{self.folder}{source} holds a run with {other}. {remedy}")
 
 
 def _is_half(facts: Json) -> bool:

@@ -117,19 +117,20 @@ def test_mxnets_recipe_is_the_articles() -> None:
     assert run.facts()["framework"] == "mxnet"
 
 
-@pytest.mark.parametrize("only_model", [True, False])
-def test_a_checkpoint_of_the_other_framework_is_refused_by_name(only_model: bool) -> None:
+def test_a_checkpoint_of_the_other_framework_is_refused_by_name() -> None:
     ours, mxnets = (
         recipe.resolve(Config(synthetic=True, model="tiny", framework=name), 1, 1_281_167, 1000)
         for name in ("tensorflow", "mxnet")
     )
 
-    assert recipe.difference(mxnets.facts(), ours, only_model=only_model) == (
-        "framework mxnet, this one has tensorflow"
+    mxnet, tensorflow = (
+        "framework mxnet, this one has tensorflow",
+        "framework tensorflow, this one has mxnet",
     )
-    assert recipe.difference(ours.facts(), mxnets, only_model=only_model) == (
-        "framework tensorflow, this one has mxnet"
-    )
+    assert recipe.difference(mxnets.facts(), ours) == mxnet
+    assert recipe.difference(ours.facts(), mxnets) == tensorflow
+    for there, here, said in ((mxnets, ours, mxnet), (ours, mxnets, tensorflow)):
+        assert (recipe.other_network(there.facts(), here) or "").startswith(f"{said}; recipe ")
 
 
 def test_another_learning_rate_is_said_in_words() -> None:
@@ -138,10 +139,8 @@ def test_another_learning_rate_is_said_in_words() -> None:
         for lr in (0.5, 0.25)
     )
 
-    assert recipe.difference(first.facts(), second, only_model=False) == (
-        "learning rate 0.5, this one has 0.25"
-    )
-    assert recipe.difference(first.facts(), second, only_model=True) is None
+    assert recipe.difference(first.facts(), second) == "learning rate 0.5, this one has 0.25"
+    assert recipe.other_network(first.facts(), second) is None
 
 
 def test_mxnet_has_no_optimizer_of_ours() -> None:

@@ -1,0 +1,104 @@
+"""What is taken from a run that is there already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagenet_prep import train as verb
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.world import World
+from imagenet_prep.trainer import checkpoint, loop
+from imagenet_prep.trainer.saved import settings_of
+from tests.kit.reading import colours
+from tests.kit.training import NUM_VALIDATION
+
+__all__ = ["colours"]
+
+Train = Callable[..., Any]
+Typed = Callable[..., Any]
+
+
+@pytest.fixture
+def train(train_by_numpy: Train) -> Train:
+    return train_by_numpy
+
+
+@pytest.fixture
+def typed(train: Train, shades: Path, monkeypatch: pytest.MonkeyPatch) -> Typed:
+    """Evaluates a run as its command line says; returns the config and the score."""
+
+    def run(log_dir: Path, *words: str) -> Any:
+        found: list[Any] = []
+
+        def evaluate(config: Any) -> None:
+            found.append((config, loop.train(config, verb.readers(config))))
+
+        monkeypatch.setattr(verb, "train", evaluate)
+        given = ("--data-dir", str(shades), "--log-dir", str(log_dir), "--backend", "native")
+        verb.run([*given, "--evaluate", *words])
+        return found[-1]
+
+    return run
+
+
+def test_an_evaluation_takes_the_network_and_its_images_from_the_run(
+    train: Train, typed: Typed, tmp_path: Path
+) -> None:
+    trained = train(tmp_path / "run", recipe="tutorial", fraction=0.8, seed=3)
+
+    config, score = typed(tmp_path / "run")
+
+    assert (config.framework, config.recipe, config.model) == ("mxnet", "tutorial", "tiny")
+    assert (config.image_size, config.batch_size) == (16, 8)
+    assert (score.examples, score.top1) == (NUM_VALIDATION, trained.top1)
+    config, score = typed(tmp_path / "run", "--batch-size", "5", "--model", "tiny")
+    assert (config.batch_size, score.top1) == (5, trained.top1)
+
+
+def test_flags_that_differ_from_the_run_are_refused_in_one_message(
+    train: Train, typed: Typed, tmp_path: Path
+) -> None:
+    train(tmp_path / "run")
+
+    flags = ("--model", "resnet18", "--image-size", "32", "--recipe", "tutorial")
+    with pytest.raises(UsageError) as refused:
+        typed(tmp_path / "run", *flags)
+
+    for said in (
+        *("recipe article, this one has tutorial", "model tiny, this one has resnet18"),
+        *("image size 16, this one has 32", "leave these flags out"),
+    ):
+        assert said in str(refused.value)
+
+
+def test_a_run_that_not_all_ranks_may_have_decides_nothing(train: Train, tmp_path: Path) -> None:
+    assert settings_of(str(tmp_path / "run"), World()) == {}
+    train(tmp_path / "run")
+
+    assert settings_of(str(tmp_path / "run"), World(0, 2))["batch_size"] == 4
+    assert settings_of(str(tmp_path / "run"), World(0, 4, 0, 2)) == {}
+
+
+def test_a_damaged_checkpoint_is_left_to_rank_0(train: Train, typed: Typed, tmp_path: Path) -> None:
+    train(tmp_path / "run", checkpoint_every=8)
+    last = checkpoint.steps(tmp_path / "run")[-1]
+    (tmp_path / "run" / checkpoint.name(last)).write_bytes(b"not a checkpoint")
+
+    assert settings_of(str(tmp_path / "run"), World())["model"] == "tiny"
+    assert (tmp_path / "run" / checkpoint.name(last)).exists()
+    config, _ = typed(tmp_path / "run")
+    assert config.image_size == 16
+    assert not (tmp_path / "run" / checkpoint.name(last)).exists()
+
+
+def test_the_set_of_the_run_is_asked_for_all_the_same(
+    train: Train, typed: Typed, colours: Path, tmp_path: Path
+) -> None:
+    train(tmp_path / "run")
+
+    with pytest.raises(UsageError, match="number of classes 4, this one has 71"):
+        typed(tmp_path / "run", "--data-dir", str(colours))

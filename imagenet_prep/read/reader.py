@@ -167,7 +167,10 @@ class Reader(Generic[Array]):
         self._examples_read = 0
 
     def encoded_batches(self) -> Iterator[EncodedBatch]:
-        """Yields an epoch's batches before they are decoded; the position of reading stays."""
+        """Yields an epoch's batches before they are decoded; the position of reading stays.
+
+        This is for `bench-read`: what such a batch holds may change in any version.
+        """
         return self._feed.batches(self.epoch, 0)
 
     def state(self) -> dict[str, Any]:

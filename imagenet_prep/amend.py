@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from imagenet_prep.core import program
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.flags import Place, WorkerFlags, flag, parse
-from imagenet_prep.core.terminal import human_bytes
+from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset.flag import data_set
 
 EXAMPLES = """\
@@ -116,7 +116,7 @@ def _render(summary: Json) -> str:
 
     of = summary["amended"]
     changed = (
-        f"{of['excluded']:,} images left out, {of['relabelled']:,} with another class, "
+        f"{counted(of['excluded'], 'image')} left out, {of['relabelled']:,} with another class, "
         f"{of['added']:,} added: {of['shards']:,} of {of['of_shards']:,} shards changed"
     )
     empty = [f"{split}: no image is left of {names}" for split, names in of["emptied"].items()]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,8 +49,10 @@ def test_a_receipt_tells_workers_apart_and_not_where_they_ran(tmp_path: Path) ->
 
     assert receipts["one"].worker == receipts["two"].worker
     written = "".join(path.read_text() for path in tmp_path.rglob("receipts/*.json"))
-    for word in (socket.gethostname(), str(os.getpid()), str(tmp_path)):
+    for word in (socket.gethostname(), str(tmp_path)):
         assert word not in written
+    # In a container it may have a single digit, as other numbers in receipts have.
+    assert not re.search(rf"\b{os.getpid()}\b", receipts["one"].worker)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import pytest
 from hypothesis.configuration import set_hypothesis_home_dir
 
 import tests.kit.start.sitecustomize  # noqa: F401 - as in the processes that tests start
+from tests.kit.browser import chromium, open_page  # noqa: F401 - one browser for all rooms
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 # Rooms of tests that run whole commands; the tests of other rooms call functions.

@@ -1,6 +1,6 @@
 """A headless Chromium that may ask nobody for anything, and axe, which looks at pages for everyone.
 
-Rooms that open pages import the fixtures into their conftest.
+The conftest of all tests has the fixtures: Playwright starts once in a process.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from tests.kit import command
-from tests.kit.browser import chromium, open_page  # noqa: F401 - fixtures
 from tests.kit.shared import made_once
 
 SECRET = "open-sesame-7f3a"

@@ -14,7 +14,6 @@ from imagenet_prep.bench_train import FIGURES, Measured, Run, figures
 from imagenet_prep.core import canonical
 from tests.conftest import REPOSITORY
 from tests.kit import command
-from tests.kit.browser import chromium, open_page  # noqa: F401 - fixtures
 from tests.kit.shared import made_once
 
 SCREENSHOTS = REPOSITORY / "build" / "report"

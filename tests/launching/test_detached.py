@@ -33,7 +33,8 @@ def work(under_way):
     print("checked", flush=True)
     under_way()
     try:
-        time.sleep(600)
+        while True:
+            time.sleep(0.05)
     except KeyboardInterrupt:
         time.sleep(0.3)
         raise errors.IncompleteError("step 7 is saved \\x1b[31m")

@@ -13,7 +13,7 @@ PYTEST_ARGS ?=
 QUICK := not (slow or tf or dali or horovod or mxnet or browser)
 
 # A change of any of these installs again; only then.
-KEY := $(shell cat .ci/test.lock .ci/demo.lock pyproject.toml setup.py imagenet_prep/codec/*.[ch] imagenet_prep/read/*.c | sha256sum | cut -c1-16)
+KEY := $(shell cat .ci/test.lock .ci/demo.lock pyproject.toml setup.py imagenet_prep/*/*.[ch] | sha256sum | cut -c1-16)
 TEST := $(VENV)/.installed-test-$(KEY)
 DEMO := $(VENV)/.installed-demo-$(KEY)
 RECIPE := imagenet_prep/install_horovod.py imagenet_prep/launching/horovod_source.py imagenet_prep/horovod*.lock

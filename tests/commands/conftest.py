@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit import command
-from tests.kit.dataset import SETTINGS, Reference, contents
+from tests.kit.dataset import SETTINGS, Reference
 from tests.kit.miniature import Miniature, miniature_for_tests
 
 
@@ -28,9 +27,7 @@ def many(shared_cache: Path) -> Miniature:
 def reference(mini: Miniature, tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """`mini` prepared with `SETTINGS`; read-only."""
     out = tmp_path_factory.mktemp("reference") / "out"
-    result = command.run("prepare", "--source", mini.root, "--out", out, *SETTINGS)
-    assert result.code == 0, result
-    return Reference(out, contents(out), mini.root)
+    return Reference.prepared(mini.root, out, *SETTINGS)
 
 
 @pytest.fixture

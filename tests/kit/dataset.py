@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from imagenet_prep.dataset import example, naming, tfrecord
+from tests.kit import command
 
 # Small and quick, and still several shards of every split.
 SETTINGS = (
@@ -99,3 +100,10 @@ class Reference(NamedTuple):
     out: Path
     contents: dict[str, bytes]
     source: Path
+
+    @classmethod
+    def prepared(cls, source: Path, out: Path, *settings: str) -> Reference:
+        """Returns what this machine makes of a source."""
+        result = command.run("prepare", "--source", source, "--out", out, *settings)
+        assert result.code == 0, result
+        return cls(out, contents(out), source)

@@ -156,10 +156,7 @@ class Cluster(abc.ABC):
 
         def ready() -> bool:
             assert server.poll() is None, self.logs()
-            with contextlib.suppress(OSError):
-                socket.create_connection(("127.0.0.1", port)).close()
-                return True
-            return False
+            return _listens(port)
 
         try:
             command.wait_until(ready, "the job server listens")
@@ -217,12 +214,9 @@ class Cluster(abc.ABC):
         for process in [*self._others, *self.members]:
             if process.poll() is not None:
                 raise AssertionError(f"ended with {process.returncode}:\n{self.logs()}")
-        try:
-            with socket.create_connection(("127.0.0.1", self._pool), timeout=command.PATIENCE_S):
-                if self.slots() == NUM_MEMBERS:
-                    return True
-        except OSError:
-            pass
+        with contextlib.suppress(OSError):
+            if _listens(self._pool) and self.slots() == NUM_MEMBERS:
+                return True
         time.sleep(0.1)  # it has work of its own
         return False
 
@@ -254,6 +248,16 @@ class Cluster(abc.ABC):
                 stderr=log,
                 start_new_session=True,
             )
+
+
+def _listens(port: int) -> bool:
+    """Returns whether somebody takes connections at a port of this machine."""
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection(("127.0.0.1", port), timeout=command.PATIENCE_S),
+    ):
+        return True
+    return False
 
 
 def opens(*packages: str) -> list[str]:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit import command
-from tests.kit.dataset import Reference, contents
+from tests.kit.dataset import Reference
 from tests.kit.flink import Flink
 from tests.kit.miniature import Miniature, miniature_for_tests
 from tests.kit.runners import Cluster
@@ -65,6 +64,4 @@ def many(shared_cache: Path) -> Miniature:
 def reference(many: Miniature, tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """What this machine makes of `many` without a cluster; read-only."""
     out = tmp_path_factory.mktemp("reference") / "out"
-    result = command.run("prepare", "--source", many.root, "--out", out, *SETTINGS)
-    assert result.code == 0, result
-    return Reference(out, contents(out), many.root)
+    return Reference.prepared(many.root, out, *SETTINGS)

@@ -146,11 +146,10 @@ def _format(config: Config, source: Source, splits: Sequence[str]) -> tuple[Form
     """Returns the format, the folder of the export, and what its files' names begin with there."""
     wnids = source.split(splits[0]).wnids
     if config.to == FOLDER:
-        from imagenet_prep.exporting.folder import Folder, takes_any_case
+        from imagenet_prep.exporting.folder import Folder
 
         labels = source.small_file(splits[0], naming.LABELS).decode()
-        any_case = not is_remote(config.out) and takes_any_case(Path(config.out).expanduser())
-        return Folder(wnids, labels, config.allow_empty_class, any_case), config.out, ""
+        return Folder(wnids, labels, config.allow_empty_class), config.out, ""
     if config.to == TFDS:
         from imagenet_prep.exporting.tfds import Tfds
 

@@ -22,6 +22,8 @@ _AT_ONCE, _PART_BYTES = 1 << 14, 1 << 20
 # A path on Linux has no more (PATH_MAX).
 MOST_KEY_BYTES = 4096
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+# A part of a path that is empty, . or ..; Windows separates parts by backslashes, too.
+_LEADS_OUT = re.compile(r"(?:\A|[/\\])\.{0,2}(?:[/\\]|\Z)")
 _MOST_SHOWN = 80
 WNID = re.compile(r"n\d{8}")
 VALIDATION_NAME = re.compile(r"^ILSVRC2012_val_(\d{8})\.[A-Za-z]+$")
@@ -66,10 +68,16 @@ def below_class(path: str, class_id: str) -> str:
     return path
 
 
-def problem(key: str) -> str | None:
-    """Returns what is wrong with a key: it stands in a line of a table of samples.
+def leads_out(key: str) -> bool:
+    """Returns whether a key, used as a path, may lead out of its folder."""
+    return _LEADS_OUT.search(key) is not None
 
-    Control characters would end the line, or move the cursor of whoever looks at it.
+
+def problem(key: str) -> str | None:
+    """Returns the reason why an image must not have this key, or None.
+
+    A key is in a line of a table of samples, and exports name files by it. Control characters would
+    end the line, or move the cursor of a terminal.
     """
     try:
         num_bytes = len(key.encode())
@@ -79,6 +87,8 @@ def problem(key: str) -> str | None:
         return f"its name has {num_bytes:,} bytes, expected {MOST_KEY_BYTES:,} at most"
     if not key or _CONTROL.search(key):
         return f"its name {key[:_MOST_SHOWN]!r} is empty or holds a control character"
+    if leads_out(key):
+        return f"its name {key[:_MOST_SHOWN]!r} has a part that is empty, . or .."
     return None
 
 

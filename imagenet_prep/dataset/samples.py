@@ -15,7 +15,7 @@ from json.encoder import encode_basestring as _quoted
 from typing import BinaryIO, NamedTuple
 
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.dataset.keys import MOST_KEY_BYTES
+from imagenet_prep.dataset.keys import MOST_KEY_BYTES, leads_out
 
 KEPT, SHRUNK, REPAIRED = "kept", "shrunk", "repaired"
 COLUMNS = (
@@ -26,8 +26,11 @@ HEADER = f"{COLUMNS}\r\n".encode()
 # A key may be quoted, where each of its bytes may be two; all other columns take less than this.
 MOST_LINE_BYTES = 2 * MOST_KEY_BYTES + 512
 
-# Keys have no control character, so that a line of the file is a row of the table.
-_KEY = rb'(?:([^\x00-\x1f\x7f",]+)|"((?:[^\x00-\x1f\x7f"]|"")+)")'
+# Keys have no control character, so that a line of the file is a row of the table. No part of a key
+# is empty, . or .., as `keys.leads_out` says; `_key` checks the parts of a quoted key.
+_PART = rb'(?!\.\.?[/\\,])[^\x00-\x1f\x7f",/\\]+'
+_KEY = rb'(?:(%b(?:[/\\]%b)*)|"((?:[^\x00-\x1f\x7f"]|"")+)")' % (_PART, _PART)
+_NO_LINE = "is no line of a table, or its key has a part that is empty, . or .."
 _COUNT, _NUMBER, _SHA256 = rb"([1-9][0-9]{0,17})", rb"(0|[1-9][0-9]{0,17})", rb"([0-9a-f]{64})"
 _IMAGE = rb",".join([_COUNT, _COUNT, _COUNT, _SHA256])
 _LINE = re.compile(
@@ -154,7 +157,7 @@ def heads(
         try:
             match = head(line)
             if match is None:
-                raise ValueError("is no line of a table")
+                raise ValueError(_NO_LINE)
             plain, quoted, digits, image = match.groups()
             if (class_index := int(digits)) >= num_classes:
                 _demand_class(class_index, num_classes)
@@ -198,7 +201,7 @@ def _sample(line: bytes) -> Sample:
     """Returns what a line says; raises ValueError with the end of a sentence about the line."""
     match = _LINE.fullmatch(line)
     if match is None:
-        raise ValueError("is no line of a table")
+        raise ValueError(_NO_LINE)
     plain, quoted, *others = match.groups()
     number, size, width, height, sha256, action, reason, *source = others
     sample = Sample(
@@ -227,6 +230,8 @@ def _key(plain: bytes | None, quoted: bytes) -> str:
         plain = quoted.replace(b'""', b'"')
         if not {*b',"'} & {*plain}:
             raise ValueError("has quotes that it does not need")
+        if leads_out(plain.decode()):
+            raise ValueError(_NO_LINE)
     if len(plain) > MOST_KEY_BYTES:
         raise ValueError(f"has a key of more than {MOST_KEY_BYTES:,} bytes")
     return plain.decode()

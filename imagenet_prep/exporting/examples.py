@@ -133,6 +133,8 @@ class Source:
                         f"{records.where(number)}: its image or its label is another than the "
                         f"table of samples says. To see all: imagenet-prep verify {self.root}"
                     )
+                if (why := keys.problem(key)) is not None:
+                    raise DataDamagedError(f"{records.where(number)}: {why}")
                 yield Example(number, key, class_index, records.wnids[class_index], data, digest)
 
 

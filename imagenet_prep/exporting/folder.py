@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import tempfile
+import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from imagenet_prep.core.errors import UsageError, some
+from imagenet_prep.core.errors import DataDamagedError, UsageError, some
 from imagenet_prep.dataset import keys, naming, schema
 from imagenet_prep.exporting.examples import Example, Part, Source, name_of
 from imagenet_prep.exporting.files import Piece
@@ -39,13 +38,11 @@ class Folder(Format):
       wnids: by class index.
       labels: the set's labels.txt.
       allow_empty_class: a class without an image in a split gets an empty folder there.
-      any_case: the place takes names for one that differ in their case alone.
     """
 
     wnids: tuple[str, ...]
     labels: str
     allow_empty_class: bool = False
-    any_case: bool = False
     file_an_image = True
 
     def refuse(self, source: Source, parts: Sequence[Part]) -> None:
@@ -58,6 +55,12 @@ class Folder(Format):
                 f"would give {len(moved):,} of {len(ordered):,} another label: {first} is class "
                 f"{self.wnids.index(first):,} here and would be {ordered.index(first):,}. Choose "
                 "another format."
+            )
+        folders = Counter(map(_folded, self.wnids))
+        if alike := [wnid for wnid in self.wnids if folders[_folded(wnid)] > 1]:
+            raise UsageError(
+                f"{source.root}: {some(alike)}: on a disk that ignores case or Unicode form, these "
+                "classes would be the same folder. Choose another format."
             )
         for split in dict.fromkeys(part.split for part in parts):
             chosen = np.concatenate([np.asarray(p.numbers) for p in parts if p.split == split])
@@ -72,9 +75,14 @@ class Folder(Format):
         heads = itertools.compress(Names(records), wanted)
         for place, (class_index, key, _) in enumerate(heads):
             there[class_index] = True
-            hashed[place] = hash(self._path(class_index, key))
+            hashed[place] = hash(_folded(f"{class_index}/{name_of(key)}"))
             if not _is_found(f"{self.wnids[class_index]}/{name_of(key)}"):
                 odd.append(key)
+        if leading_out := [key for key in odd if keys.leads_out(key)]:
+            raise DataDamagedError(
+                f"{where}: {some(leading_out)}: a key has a part that is empty, . or .., so its "
+                "file would be outside the export. Get the dataset again."
+            )
         if odd:
             raise UsageError(
                 f"{where}: ImageFolder would pass over {len(odd):,} images, or no file can be "
@@ -84,10 +92,12 @@ class Folder(Format):
         if len(values) < len(hashed):
             twice = {*values[counts > 1].tolist()}
             heads = itertools.compress(Names(records), wanted)
-            same = [key for index, key, _ in heads if hash(self._path(index, key)) in twice]
+            same = [
+                key for index, key, _ in heads if hash(_folded(f"{index}/{name_of(key)}")) in twice
+            ]
             raise UsageError(
-                f"{where}: these names would be one file there: {some(same)}. Choose a disk that "
-                "tells capital letters from small ones, another format, or --exclude one of them."
+                f"{where}: {some(same)}: on a disk that ignores case or Unicode form, these would "
+                "be the same file. --exclude all but one of them, or choose another format."
             )
         missing = np.flatnonzero(~there)
         if len(missing) and not self.allow_empty_class:
@@ -100,10 +110,6 @@ class Folder(Format):
                 "--allow-empty-class writes empty folders for them, which newer versions of "
                 "torchvision take: ImageFolder(..., allow_empty=True)."
             )
-
-    def _path(self, class_index: int, key: str) -> str:
-        path = f"{class_index}/{name_of(key)}"
-        return path.casefold() if self.any_case else path
 
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
         """Yields each image whole; before the first, folders of all classes where they are asked.
@@ -123,16 +129,9 @@ class Folder(Format):
         return {SYNSET_MAPPING: self.labels.encode()}
 
 
-def takes_any_case(folder: Path) -> bool:
-    """Returns whether names that differ in their case alone mean one file in a folder."""
-    while not folder.is_dir():
-        folder = folder.parent
-    with (
-        contextlib.suppress(OSError),  # where nothing can be written, nothing is
-        tempfile.TemporaryDirectory(prefix="Case", dir=folder) as made,
-    ):
-        return Path(made).with_name(Path(made).name.swapcase()).exists()
-    return False
+def _folded(name: str) -> str:
+    """Returns a name without case and Unicode form, which some file systems ignore."""
+    return unicodedata.normalize("NFD", unicodedata.normalize("NFD", name).casefold())
 
 
 def _is_found(path: str) -> bool:

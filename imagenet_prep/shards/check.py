@@ -204,9 +204,14 @@ def _check_records(
                     continue
                 try:
                     image, class_index = _check_example(record.payload, expectation, report)
-                    if rows is not None and class_index is not None:
-                        names = _keys_of(shard, image, expectation.wnids[class_index])
+                    if class_index is None:
+                        continue
+                    names = _keys_of(shard, image, expectation.wnids[class_index])
+                    if rows is not None:
                         rows.compare(record.number, image, names, class_index)
+                    elif schema.FILENAME not in expectation.missing_features:
+                        if (why := keys.problem(names[0])) is not None:
+                            raise DataDamagedError(why)
                 except (DataDamagedError, BadImageError) as error:
                     where = f"{shard.name}: record {record.number} at byte {record.offset:,}"
                     problems.add(f"{where}: {error}")

@@ -22,6 +22,22 @@ def test_only_validation_images_of_ilsvrc2012_have_keys_without_a_class() -> Non
     assert key_of("holdout", "cat", "1.png") == "cat/1.png"
 
 
+@pytest.mark.parametrize("key", ["..a", "a/.b", "a/...", "a/b..", "a b/ä", "a\\b", "a/.jpg"])
+def test_dots_within_a_name_are_no_problem(key: str) -> None:
+    assert keys.problem(key) is None
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("/a", "a/", ".", "..", "./a", "../a", "a/.", "a/..", "a/./b", "a/../b", "a//b", "/"),
+        *("\\a", "..\\a", "a/..\\b", "a\\..", "\\\\host\\a"),
+    ],
+)
+def test_a_key_that_leads_out_of_its_folder_is_a_problem(key: str) -> None:
+    assert "has a part that is empty, . or .." in str(keys.problem(key))
+
+
 def test_order_blank_lines_and_line_ends_do_not_matter(tmp_path: Path) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
     one.write_text("b/2 x.JPEG\na/1\n")

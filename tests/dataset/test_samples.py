@@ -95,6 +95,12 @@ LINE = ROW.line
         b'"n01440764/n01440764_1.JPEG"' + LINE[26:],
         b"n01440764/n01440764_1\xff.JPEG" + LINE[26:],
         b"n01440764/\x1b[2J" + LINE[26:],
+        *(
+            key + LINE[26:]
+            for key in (b"/a", b"a/", b".", b"..", b"a//b", b"a/..", b"./a", b"a/../b", b"\\\\h/a")
+        ),
+        b'"../,"' + LINE[26:],
+        b'"a/./"""' + LINE[26:],
         b'"a\r\n,"' + LINE[26:],
         b'a"b' + LINE[26:],
         b"x" * 4097 + LINE[26:],

@@ -1,0 +1,150 @@
+"""Keys that lead out of a folder: every verb that reads them refuses the dataset."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep import adopt, amend, diff, duplicates, export, resize, show, verify
+from imagenet_prep.core.errors import DataDamagedError, SourceError
+from imagenet_prep.dataset import example, manifest, naming, tfrecord
+from imagenet_prep.pipelines import prepare
+from tests.kit import layouts
+from tests.kit.samples import add_tables
+from tests.kit.tfrecords import plain
+
+FORMATS = ("folder", "webdataset", "parquet", "recordio", "tfds")
+SAID = "has a part that is empty, . or .."
+# The key of the first image, without the folder of its class.
+NAMES = (
+    "../../x.jpg",
+    "..",
+    "./x.jpg",
+    "a//x.jpg",
+    "/etc/x.jpg",
+    "a/",
+    "..\\x.jpg",
+    "a\\..\\,x.jpg",
+)
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of two classes with two images each, in one shard; read-only."""
+    source, out = (tmp_path_factory.mktemp("sound") / name for name in ("source", "set"))
+    for number, name in enumerate(("cats/a", "cats/b", "dogs/a", "dogs/b")):
+        layouts.write(source / f"{name}.jpg", plain(number))
+    flags = ("--splits", "train", "--train-shards", "1", "--json")
+    assert prepare.run(["--source", str(source), "--out", str(out), *flags]) == 0
+    return out
+
+
+def renamed(sound: Path, root: Path, name: str, *, tables: bool = True) -> Path:
+    """Returns a copy in which every file fits together, and the first record has this name."""
+    shutil.copytree(sound, root)
+    path = root / naming.MANIFEST
+    made = manifest.loads(path.read_bytes(), str(path))
+    (shard,) = made.splits["train"].shards
+    records, lines, start = b"", "", 0
+    with open(root / shard.name, "rb") as file:
+        for record in tfrecord.read_records(file, shard.name):
+            image = example.decode(record.payload)
+            image = image if record.number else image._replace(filename=name)
+            records += b"".join(tfrecord.frame_parts((example.encode(image), b"", b"")))
+            lines += tfrecord.index_line(start, len(records) - start)
+            start = len(records)
+    index = lines.encode()
+    (root / shard.name).write_bytes(records)
+    (root / naming.index_name(shard.name)).write_bytes(index)
+    sums = sha256(records).hexdigest(), sha256(index).hexdigest()
+    shard = dataclasses.replace(
+        shard, num_bytes=start, sha256=sums[0], index_bytes=len(index), index_sha256=sums[1]
+    )
+    if not tables:
+        shutil.rmtree(root / naming.SAMPLES)
+        shard = dataclasses.replace(shard, samples_bytes=None, samples_sha256=None)
+    split = dataclasses.replace(made.splits["train"], shards=[shard], num_bytes=start)
+    if not tables:
+        split = dataclasses.replace(split, samples_root=None)
+    path.write_bytes(dataclasses.replace(made, splits={"train": split}).dumps())
+    if tables:
+        add_tables(root)
+    return root
+
+
+@pytest.fixture(params=NAMES)
+def planted(request: pytest.FixtureRequest, sound: Path, tmp_path: Path) -> Iterator[Path]:
+    """A dataset whose first image has a key that leads out; nothing may appear next to it."""
+    home = tmp_path / "a" / "b"
+    home.mkdir(parents=True)
+    yield renamed(sound, home / "set", request.param)
+    found = {path.name for path in tmp_path.rglob("*")}
+    assert "x.jpg" not in found
+    assert "x" not in found
+
+
+def test_verify_finds_the_key_wherever_it_reads_tables(
+    planted: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for level in ("crc", "decode"):
+        with pytest.raises(DataDamagedError):
+            verify.run([str(planted), "--level", level])
+        assert SAID in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_no_format_is_written(planted: Path, to: str) -> None:
+    out = planted.with_name("out")
+    with pytest.raises(DataDamagedError, match=SAID):
+        export.run([str(planted), "--to", to, "--out", str(out)])
+
+
+def test_no_verb_that_makes_a_dataset_takes_the_key(planted: Path, sound: Path) -> None:
+    out, home = str(planted.with_name("out")), planted.parent
+    (home / "keys").write_text("dogs/a.jpg\n")
+    with pytest.raises(DataDamagedError, match=SAID):
+        amend.run([str(planted), "--exclude", str(home / "keys"), "--out", out])
+    with pytest.raises(DataDamagedError, match=SAID):
+        diff.run([str(planted), str(sound)])
+    with pytest.raises(DataDamagedError, match=SAID):
+        show.run([str(planted), "--key", "dogs/a.jpg"])
+    with pytest.raises(DataDamagedError, match=SAID):
+        duplicates.run([str(planted), "--out", out])
+    assert not list(home.glob("out/train*"))
+
+
+@pytest.mark.parametrize("name", ["../x.jpg", "a//x.jpg", "a/."])
+def test_sets_of_others_and_sets_without_tables_are_refused_too(
+    sound: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = renamed(sound, tmp_path / "set", name, tables=False)
+    with pytest.raises(DataDamagedError):
+        verify.run([str(root), "--level", "decode"])
+    assert SAID in capsys.readouterr().out
+    for to in FORMATS:
+        with pytest.raises(DataDamagedError, match=SAID):
+            export.run([str(root), "--to", to, "--out", str(tmp_path / to)])
+    (root / naming.MANIFEST).unlink()
+    with pytest.raises(DataDamagedError):
+        adopt.run([str(root), "--allow-subset"])
+    assert SAID in "".join(capsys.readouterr())
+    with pytest.raises(DataDamagedError, match=SAID):
+        resize.run(["-i", str(root), "-o", str(tmp_path / "out"), "--short-side", "16"])
+
+
+@pytest.mark.parametrize("name", ["a\\..\\b.jpg", "a\\\\b.jpg", "a\\.jpg\\..\\b.jpg"])
+def test_backslashes_that_lead_out_elsewhere_are_refused_in_a_source(
+    sound: Path, tmp_path: Path, name: str
+) -> None:
+    for number, path in enumerate(("cats/a.jpg", "dogs/b.jpg", f"cats/{name}")):
+        layouts.write(tmp_path / "train" / path, plain(number))
+    words = ["--source", str(tmp_path / "train"), "--out", str(tmp_path / "out")]
+    with pytest.raises(SourceError, match=SAID):
+        prepare.run(words)
+    with pytest.raises(SourceError, match=SAID):
+        amend.run([str(sound), "--add", str(tmp_path), "--out", str(tmp_path / "out")])

@@ -209,9 +209,11 @@ def _check_records(
                     names = _keys_of(shard, image, expectation.wnids[class_index])
                     if rows is not None:
                         rows.compare(record.number, image, names, class_index)
-                    elif schema.FILENAME not in expectation.missing_features:
-                        if (why := keys.problem(names[0])) is not None:
-                            raise DataDamagedError(why)
+                    elif (
+                        schema.FILENAME not in expectation.missing_features
+                        and (why := keys.problem(names[0])) is not None
+                    ):
+                        raise DataDamagedError(why)
                 except (DataDamagedError, BadImageError) as error:
                     where = f"{shard.name}: record {record.number} at byte {record.offset:,}"
                     problems.add(f"{where}: {error}")

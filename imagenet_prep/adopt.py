@@ -60,7 +60,6 @@ class Config(WorkerFlags):
         place=Place.FOLDER_OR_BUCKET,
         help="leave the shards where they are and make the data set here: from folder to folder of "
         "hard links, from or to s3:// of copies",
-        metavar="DIR|URL",
     )
     rewrite: bool = flag(
         False,

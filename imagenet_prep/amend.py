@@ -34,26 +34,26 @@ class Config(WorkerFlags):
         place=Place.FOLDER_OR_BUCKET,
         help="the set that is made: a folder on the same file system, or a prefix of the same "
         "server",
-        metavar="DIR|URL",
     )
     exclude: str | None = flag(
         None,
+        place=Place.FILE,
         help="leave out the images whose keys this file lists, one a line: "
         "n01440764/n01440764_10026.JPEG",
-        metavar="FILE",
     )
     relabel: str | None = flag(
         None,
+        place=Place.FILE,
         help="give other classes to the images that this CSV lists; its header is key,class, and a "
         "class is called as in labels.txt, or by its index",
         metavar="CSV",
     )
     add: str | None = flag(
         None,
+        place=Place.FOLDER,
         help="add the images in this folder of class folders, made as the set was made: "
         "train/CLASS/*.jpg, val/CLASS/*.jpg, or CLASS/*.jpg of train; on this machine, and "
         "unpacked: no tars, and no address",
-        metavar="DIR",
     )
     dry_run: bool = flag(False, help="print what would change; write nothing")
     json: bool = flag(False, help="print the result as JSON")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from imagenet_prep.core import program
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.flags import Settings, flag, parse
+from imagenet_prep.core.flags import Place, Settings, flag, parse
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import schema
@@ -35,7 +35,7 @@ _WARM_UP_STEPS = 5
 class Config(Settings):
     """Settings of one measurement; see the help of each flag."""
 
-    dataset: str = data_set(place=None, help="folder of the data set")
+    dataset: str = data_set(place=Place.ANYWHERE, help="folder of the data set")
     split: str = flag("train", choices=schema.SPLITS, help="the split that is read")
     backend: str = flag(
         "auto",

@@ -64,7 +64,7 @@ class Config(Settings):
         metavar="N,N",
     )
     hosts: str | None = flag(
-        None, help="the hosts file, as of launch; without it, this machine", metavar="FILE"
+        None, place=Place.FILE, help="the hosts file, as of launch; without it, this machine"
     )
     servers: int = flag(
         0, least=0, help="MXNet's parameter servers of each run, as of launch; 0: none"
@@ -77,7 +77,6 @@ class Config(Settings):
         "bench-train",
         place=Place.FOLDER,
         help=f"folder that gets {FIGURES}, which `report --training` shows, and {PICTURE}",
-        metavar="DIR",
     )
     json: bool = flag(False, help="print the figures as JSON")
     command: tuple[str, ...] = after_dashes("what every rank runs goes")

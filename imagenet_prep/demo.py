@@ -13,7 +13,7 @@ from pathlib import Path
 
 from imagenet_prep.core import children, program
 from imagenet_prep.core.errors import ImagenetPrepError
-from imagenet_prep.core.flags import Settings, flag, parse
+from imagenet_prep.core.flags import Place, Settings, flag, parse
 from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.dataset import naming
 from imagenet_prep.storage.folder import LocalStore
@@ -28,7 +28,10 @@ class Config(Settings):
     """Settings of the demo; see the help of each flag."""
 
     folder: str = flag(
-        "imagenet-prep-demo", help="folder for everything that is made", positional=True
+        "imagenet-prep-demo",
+        place=Place.FOLDER,
+        help="folder for everything that is made",
+        positional=True,
     )
     # With fewer there is no room for the miniature's damaged and unusual images.
     images: int = flag(400, least=40, help="images of the train split")

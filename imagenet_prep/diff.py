@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from imagenet_prep.core import program, terminal
+from imagenet_prep.core import program, regular_file, terminal
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.flags import Place, Settings, flag, parse
@@ -153,6 +153,7 @@ def _written(out: str | None) -> Iterator[Callable[[Difference], Any]]:
         yield lambda _: None
         return
     path = Path(out).expanduser()
+    regular_file.demand_own(path, "a list of differences", _COLUMNS.encode())
     partial = path.with_name(f".{path.name}.partial")
     with storage_errors("write", path), removed_on_failure(partial):
         partial.unlink(missing_ok=True)  # of a run that was killed

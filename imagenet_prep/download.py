@@ -57,9 +57,7 @@ DEAD_FLAGS = (
 class Config(Settings):
     """Settings of one download; see the help of each flag."""
 
-    into: str = flag(
-        place=Place.FOLDER, help="folder for the archives, made if absent", metavar="DIR"
-    )
+    into: str = flag(place=Place.FOLDER, help="folder for the archives, made if absent")
     what: tuple[str, ...] = flag(
         ("train", "validation", "devkit"),
         choices=tuple(ARCHIVES),

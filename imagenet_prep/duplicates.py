@@ -43,14 +43,12 @@ class Config(WorkerFlags):
     out: str = flag(
         place=Place.FOLDER,
         help="folder for pairs.csv, exclude-SPLIT.txt and duplicates.html; made if it is absent",
-        metavar="DIR",
     )
     dataset: str | None = data_set(None)
     source: str | None = flag(
         None,
         place=Place.FOLDER,
         help="look at images before they are prepared: a folder that prepare --source takes",
-        metavar="DIR",
     )
     splits: tuple[str, ...] = flag(
         schema.SPLITS,

@@ -45,7 +45,6 @@ class Config(WorkerFlags):
         place=Place.FOLDER_OR_BUCKET,
         help="an empty folder, made if absent, or s3://bucket/prefix; with --to torch a file; with "
         "--to recordio and one --split the beginning of the names of its files",
-        metavar="DIR|URL",
     )
     to: str = flag(
         RECORDIO,
@@ -71,14 +70,14 @@ class Config(WorkerFlags):
     )
     keys: str | None = flag(
         None,
+        place=Place.FILE,
         help="export the images alone whose keys this file lists, one a line",
-        metavar="FILE",
         only={"to": _OF_SETS},
     )
     exclude: str | None = flag(
         None,
+        place=Place.FILE,
         help="leave out the images whose keys this file lists, one a line",
-        metavar="FILE",
         only={"to": _OF_SETS},
     )
     allow_empty_class: bool = flag(

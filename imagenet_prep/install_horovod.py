@@ -126,7 +126,6 @@ class Config(Settings):
         place=Place.FOLDER,
         help="where wheels are kept, by versions of Python, framework, NCCL and MPI; only a wheel "
         "of yours or root's counts, to which nobody else may write",
-        metavar="DIR",
     )
 
     def __post_init__(self) -> None:

@@ -30,15 +30,12 @@ EXAMPLES = """\
 class Config(Settings):
     """Settings of one run; see the help of each flag."""
 
-    local_scratch_dir: str = flag(
-        place=Place.FOLDER, help="folder of the data set, made if absent", metavar="DIR"
-    )
+    local_scratch_dir: str = flag(place=Place.FOLDER, help="folder of the data set, made if absent")
     raw_data_dir: str | None = flag(
         None,
         place=Place.FOLDER,
         help="folder with the archives, or with train/, validation/ and synset_labels.txt "
         "(default: the archives are downloaded into DIR/.work/archives)",
-        metavar="DIR",
     )
     allow_subset: bool = flag(False, help="accept other numbers of images than those of ILSVRC2012")
     imagenet_username: str | None = flag(None, help="accepted, without effect", metavar="NAME")

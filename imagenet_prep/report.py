@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from imagenet_prep.core import program
+from imagenet_prep.core import program, regular_file
 from imagenet_prep.core.errors import DataDamagedError, ManifestError, StoreError, UsageError
 from imagenet_prep.core.flags import Place, Settings, absolute, flag, parse
 from imagenet_prep.core.terminal import counted, human_bytes
@@ -60,7 +60,6 @@ class Config(Settings):
         place=Place.FILE,
         help=f"file to write (default: DATASET/{naming.REPORT}; of one in s3:// "
         f"{naming.REPORT} here, where a browser can open it; with --compare {_COMPARISON})",
-        metavar="FILE",
     )
     level: str = flag(
         "manifest",
@@ -72,13 +71,13 @@ class Config(Settings):
         place=Place.FOLDER_OR_BUCKET,
         help="folder or s3://bucket/prefix of the archives, to show images before and after "
         "(default: where prepare or resize has read them, if you ran it on this machine)",
-        metavar="DIR|URL",
     )
     training: str | None = flag(
-        None, help="figures of bench-train to show as well: its bench-train.json", metavar="FILE"
+        None, place=Place.FILE, help="figures of bench-train to show as well: its bench-train.json"
     )
     predictions: str | None = flag(
         None,
+        place=Place.FILE,
         help="what a network says of each image, as `train --evaluate --predictions` writes it: "
         "show its surest mistakes, and which classes it takes for which",
         metavar="FILE.csv",
@@ -86,10 +85,10 @@ class Config(Settings):
     )
     labels: tuple[str, ...] = flag(
         (),
+        place=Place.FILE,
         help="show where this list of labels and those of the data set disagree: CSV with the "
         "header key,class, ReaL's real.json, or the several-label annotations; may be given "
         "several times",
-        metavar="FILE",
         without=("compare",),
     )
     seed: int = flag(0, help="decides which images are shown")
@@ -133,6 +132,8 @@ def report(config: Config) -> Path:
         folder.write(naming.REPORT, page)
         return Path(config.dataset).expanduser() / naming.REPORT
     out = Path(config.out or default).expanduser()
+    if config.out:
+        regular_file.demand_own(out, "a page", b"<!DOCTYPE html>")
     with storage_errors("write", out):
         if not config.out:
             # The current folder may be anybody's: a link of that name is replaced, not followed.

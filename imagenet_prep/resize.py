@@ -50,7 +50,6 @@ class Config(RunFlags):
         place=Place.FOLDER_OR_BUCKET,
         help="the data set: a folder, made if absent, or s3://bucket/prefix; a second run may add "
         "a split",
-        metavar="DIR|URL",
         aliases=("-o",),
     )
     splits: tuple[str, ...] = flag(
@@ -103,9 +102,9 @@ class Config(RunFlags):
     )
     exclude: str | None = flag(
         None,
+        place=Place.FILE,
         help="leave out the images whose keys this file lists, one a line: "
         "n01440764/n01440764_10026.JPEG",
-        metavar="FILE",
     )
     force: bool = flag(
         False,

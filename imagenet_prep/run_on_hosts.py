@@ -9,7 +9,7 @@ from pathlib import Path
 
 from imagenet_prep.core import program
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
-from imagenet_prep.core.flags import Settings, after_dashes, flag, parse
+from imagenet_prep.core.flags import Place, Settings, after_dashes, flag, parse
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.hosts import host_keys
 from imagenet_prep.hosts.hosts_file import Host, read_hosts
@@ -26,7 +26,9 @@ class Config(Settings):
     """Settings of one round; see the help of each flag."""
 
     hosts: str = flag(
-        help="the hosts file: on each line one host, as ADDRESS slots=N", positional=True
+        place=Place.FILE,
+        help="the hosts file: on each line one host, as ADDRESS slots=N",
+        positional=True,
     )
     timeout: float = flag(
         60.0,

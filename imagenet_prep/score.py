@@ -32,9 +32,9 @@ class Config(Settings):
     )
     labels: tuple[str, ...] = flag(
         (),
+        place=Place.FILE,
         help="count by these labels too: CSV with the header key,class, ReaL's real.json, or the "
         "several-label annotations; may be given several times",
-        metavar="FILE",
     )
     json: bool = flag(False, help="print the table as JSON")
 

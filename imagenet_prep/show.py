@@ -45,7 +45,7 @@ class Config(Settings):
         None, help="number of the record whose image is written to --out", metavar="RECORD"
     )
     out: str | None = flag(
-        None, help="the file to which --image or --key writes the image", metavar="FILE"
+        None, place=Place.FILE, help="the file to which --image or --key writes the image"
     )
     keys: bool = flag(
         False,
@@ -70,7 +70,6 @@ class Config(Settings):
         place=Place.FILE,
         help="tell whether the data set holds this image file, byte for byte as it is stored or as "
         "its source was, and where; exit code 1 if not",
-        metavar="FILE",
         without=("image", "keys", "key", "class_"),
     )
     splits: tuple[str, ...] | None = flag(
@@ -291,6 +290,7 @@ def _write_image(shard: str, number: int, out: Path) -> int:
 
 
 def _write(encoded: bytes, out: Path) -> None:
+    regular_file.demand_own(out, "an image like this one", encoded[:2])
     with storage_errors("write", out):
         out.write_bytes(encoded)
 

@@ -56,9 +56,30 @@ _NUMBER = {"type": "integer", "minimum": 0}
 # Options of Apache Beam name programs to start and hosts to send code to, so that whoever may
 # trigger a run could do anything on the worker. "1" allows them.
 _ALLOW_BEAM = "IMAGENET_PREP_AIRFLOW_ALLOW_BEAM"
-# Whoever may trigger a run may name files, which a command reads with the worker's rights. Those
-# that are read line by line lie in this folder; without it none may be named.
+# A command reads the files that parameters name with the worker's rights, so these are only taken
+# from this folder; without it none may be named.
 _FILES = "IMAGENET_PREP_AIRFLOW_FILES"
+# The flags that `prepare_flags` and `train_flags` may hold: switches, those with a value, and those
+# that name files to read. All others are refused, above all those that name files to write.
+# tests/contract/test_airflow.py compares these with the flags of the program.
+_ALLOWED = {
+    "prepare_flags": (
+        "allow-subset dry-run follow-links json keep-original no-boxes rehash report",
+        """check codec holdout holdout-per-class label-offset max-bad on-bad-image orientation
+        quality seed short-side source-kind splits subset-classes subset-per-class train-shards
+        validation-shards worker-kind workers""",
+        "exclude",
+    ),
+    "train_flags": (
+        """clear-log evaluate fp16-compression increased-aug jit local-ckpt nesterov no-evaluation
+        remap synthetic train-accuracy""",
+        """backend batch-size checkpoint-every classes comm display-every eval-every fraction
+        framework image-size keep label-smoothing loss-scale lr lr-decay-lrs lr-decay-steps model
+        momentum num-batches num-epochs optimizer plateau-factor plateau-patience precision
+        recipe schedule seed trust-coefficient warmup-epochs warmup-lr weight-decay""",
+        "also exclude keys labels",
+    ),
+}
 
 log = logging.getLogger("imagenet_prep")
 
@@ -106,7 +127,7 @@ PARAMS = {
     "workers": _set(0, "Images in work at a time; 0 is one a core.", **_NUMBER),
     "prepare_flags": _set(
         None,
-        "More flags of `imagenet-prep prepare`, one a line, e.g. --train-shards=256; "
+        "More flags of `imagenet-prep prepare`, one per line, e.g. --train-shards=256; "
         f"options for Apache Beam follow a line --, where the worker has {_ALLOW_BEAM}=1.",
         **_WORDS,
     ),
@@ -148,7 +169,7 @@ PARAMS = {
         **_FOLDER,
     ),
     "train_flags": _training(
-        None, "More flags of `imagenet-prep train`, one a line, e.g. --recipe=tutorial.", **_WORDS
+        None, "More flags of `imagenet-prep train`, one per line, e.g. --recipe=tutorial.", **_WORDS
     ),
 }
 
@@ -171,14 +192,15 @@ def prepare(params: dict[str, Any]) -> dict[str, Any]:
     names += ["allow_subset", "max_bad", "workers"]
     flags = _flags(**{name: params[name] for name in names})
     more = params["prepare_flags"] or []
-    if "--" in more and os.environ.get(_ALLOW_BEAM) != "1":
+    of_beam = more[more.index("--") :] if "--" in more else []
+    if of_beam and os.environ.get(_ALLOW_BEAM) != "1":
         raise AirflowFailException(
             "prepare_flags: -- begins options for Apache Beam, which may start any program on "
             f"the worker. Leave them out; or let an administrator set {_ALLOW_BEAM}=1 in the "
             "environment of the workers."
         )
-    _demand_allowed("prepare_flags", *_values("--exclude", more))
-    run("prepare", *flags, *more)
+    given = _given("prepare_flags", more[: len(more) - len(of_beam)])
+    run("prepare", *flags, *given, *of_beam)
     return _lineage(params)
 
 
@@ -232,9 +254,7 @@ def train(params: dict[str, Any]) -> dict[str, Any]:
     ranks, hosts = params["train_ranks"], params["train_hosts"] or None
     if not ranks:
         raise AirflowSkipException("train_ranks is 0: no training was asked for")
-    more = params["train_flags"] or []
-    for flag in ("--keys", "--exclude"):
-        _demand_allowed("train_flags", *_values(flag, more))
+    more = _given("train_flags", params["train_flags"] or [])
     if hosts is not None:
         _demand_allowed("train_hosts", hosts)
     command = ["train", *_flags(data_dir=params["out"], log_dir=params["log_dir"]), *more]
@@ -354,27 +374,44 @@ def _flags(**values: Any) -> list[str]:
     return flags
 
 
-def _values(flag: str, words: Sequence[str]) -> list[str]:
-    """Returns what words give to a flag, as --keys=FILE or as --keys and then FILE."""
-    found = []
-    for place, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        if name == flag:
-            found.append(value if equals else "".join(words[place + 1 : place + 2]))
-    return found
+def _given(parameter: str, words: Sequence[str]) -> list[str]:
+    """Returns the flags in a parameter, each as one word; --keys FILE becomes --keys=FILE.
+
+    Raises:
+      AirflowFailException: a run may not give one of them, or not for this file.
+    """
+    switches, values, files = map(str.split, _ALLOWED[parameter])
+    left, given = iter(words), []
+    for word in left:
+        flag, equals, value = word.partition("=")
+        name = flag.removeprefix("--").replace("_", "-")
+        is_switch = name in switches and not equals
+        if not flag.startswith("--") or not (is_switch or name in [*values, *files]):
+            raise AirflowFailException(
+                f"{parameter}: {flag}: a run may not give this, only "
+                f"{', '.join(f'--{each}' for each in sorted([*switches, *values, *files]))}. "
+                "Folders have parameters of their own."
+            )
+        if not is_switch and not equals:
+            value = next(left, "")
+        if name in files:
+            # A list of files stands in one word.
+            _demand_allowed(parameter, value, *value.split(","))
+        given.append(f"--{name}" if is_switch else f"--{name}={value}")
+    return given
 
 
 def _demand_allowed(parameter: str, *files: str) -> None:
-    """Raises AirflowFailException where a file lies elsewhere than the administrator has said."""
+    """Raises AirflowFailException if a file is not in the folder of the administrator."""
     folder = os.environ.get(_FILES)
     for file in files:
         # Links and .. are resolved first; a command would take ~ for the worker's home.
         there = Path(os.path.realpath(file)) if Path(file).is_absolute() else None
         if not folder or there is None or not there.is_relative_to(os.path.realpath(folder)):
             raise AirflowFailException(
-                f"{parameter}: {file}: hosts files and lists of keys are read from one folder "
-                f"alone, which an administrator names by {_FILES} in the environment of the "
-                f"workers. It is {folder or 'not set'}. Put the file there, and give its path."
+                f"{parameter}: {file}: a run may only name files in the folder that an "
+                f"administrator gives as {_FILES} in the environment of the workers. It is "
+                f"{folder or 'not set'}. Put the file there, and give its path."
             )
 
 

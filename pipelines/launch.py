@@ -19,7 +19,7 @@ from pathlib import Path
 
 from imagenet_prep.core import program
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.core.flags import Settings, absolute, after_dashes, flag, parse
+from imagenet_prep.core.flags import Place, Settings, absolute, after_dashes, flag, parse
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.hosts.hosts_file import Host, where_ranks_run
 from imagenet_prep.launching import detached, fit, mpi, variables, work
@@ -51,9 +51,9 @@ class Config(Settings):
     )
     hosts: str | None = flag(
         None,
+        place=Place.FILE,
         help="the hosts file: on each line one host, as ADDRESS slots=N; without it, all ranks run "
         "on this machine",
-        metavar="FILE",
     )
     servers: int = flag(
         0,
@@ -92,9 +92,9 @@ class Config(Settings):
     )
     timeline: str | None = flag(
         None,
+        place=Place.FILE,
         help="rank 0 writes here when each gradient was ready, sent, and reduced; for "
         "chrome://tracing",
-        metavar="FILE",
     )
     torus_allreduce: bool = flag(
         False,
@@ -103,8 +103,8 @@ class Config(Settings):
     )
     rank_logs: str | None = flag(
         None,
+        place=Place.FOLDER,
         help="also write all that each rank prints to rank-NUMBER.log in this folder of its host",
-        metavar="DIR",
     )
     env: tuple[str, ...] = flag(
         (),
@@ -135,15 +135,15 @@ class Config(Settings):
     )
     status: str | None = flag(
         None,
+        place=Place.FOLDER,
         help="print whether the launch that was detached with this folder still runs; exit code "
         "0 if so, and its own exit code when it has ended",
-        metavar="DIR",
     )
     stop: str | None = flag(
         None,
+        place=Place.FOLDER,
         help="let the launch that was detached with this folder save a checkpoint and end, and "
         "wait for its end",
-        metavar="DIR",
     )
     command: tuple[str, ...] = after_dashes("what every rank runs goes")
 

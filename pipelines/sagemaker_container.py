@@ -57,9 +57,7 @@ _POLL_S = 0.1
 class Config(Settings):
     """Settings of one container; see the help of each flag."""
 
-    root: str = flag(
-        "/opt/ml", place=Place.FOLDER, help="the folder that SageMaker fills", metavar="DIR"
-    )
+    root: str = flag("/opt/ml", place=Place.FOLDER, help="the folder that SageMaker fills")
     processes: int = flag(
         0, least=0, help="ranks on each host; 0: one for each GPU, or one without a GPU"
     )

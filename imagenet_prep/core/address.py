@@ -16,6 +16,7 @@ class Place(enum.Enum):
 
     FOLDER = "a folder of this machine; imagenet-prep replicate brings data sets from and to s3://"
     FILE = "a file of this machine"
+    RUN = "a path of this machine; --mirror s3://bucket/prefix keeps a copy of a run in a bucket"
     BUCKET = "s3://bucket/prefix"
     FOLDER_OR_BUCKET = "a folder or s3://bucket/prefix"
     FILE_OR_OBJECT = "a folder or file of this machine, or s3://bucket/key"
@@ -35,6 +36,7 @@ class Place(enum.Enum):
         allowed = {
             Place.FOLDER: not is_address,
             Place.FILE: not is_address,
+            Place.RUN: not is_address,
             Place.BUCKET: is_bucket,
             Place.ANYWHERE: True,
         }.get(self, is_bucket or not is_address)

@@ -23,7 +23,13 @@ from imagenet_prep.core.usage import AfterDashes, Parser, meant_by
 
 Config = TypeVar("Config")
 
-_METAVARS = {int: "N", float: "X"}
+_METAVARS: dict[Any, str] = {
+    int: "N",
+    float: "X",
+    Place.FILE: "FILE",
+    Place.FOLDER: "DIR",
+    Place.FOLDER_OR_BUCKET: "DIR|URL",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,7 +39,7 @@ class Flag:
     Attributes:
       help: one sentence; the default is added to it.
       choices: the only values allowed; of a tuple, the only words, at least one of them.
-      metavar: how the help calls the value; by default N for whole numbers and X for others.
+      metavar: how the help calls the value; the default depends on type and place.
       positional: given by place; and, if it has aliases, by each of these names as well.
       aliases: other spellings, e.g. ("-r", "--size").
       read: makes of what was typed what is meant.
@@ -41,7 +47,7 @@ class Flag:
       above: the number must be larger than this one.
       most: the largest number allowed.
       below: the number must be smaller than this one.
-      place: what the text must name.
+      place: what the text must name; every flag whose text is a path or an address has one.
       only: the values that other fields must have where this flag is given, by field.
       without: the fields whose flags must not be given together with this one.
     """
@@ -62,8 +68,9 @@ class Flag:
 
     def check(self, name: str, value: Any) -> None:
         """Raises ValueError where a value is not what was asked for; None is always right."""
-        if isinstance(value, str) and self.place is not None:
-            self.place.check(name, value)
+        if self.place is not None:
+            for text in value if isinstance(value, tuple) else filter(None, [value]):
+                self.place.check(name, text)
         elif isinstance(value, str) and self.choices is not None:
             if value not in self.choices:
                 one_of = "one of " * (len(self.choices) > 1)
@@ -243,7 +250,11 @@ class _CommandLine:
         else:
             is_tuple = typing.get_origin(base) is tuple
             choices = None if is_tuple else spec.choices
-            metavar = f"{{{','.join(choices)}}}" if choices else _METAVARS.get(base)
+            metavar = (
+                f"{{{','.join(choices)}}}"
+                if choices
+                else _METAVARS.get(base if spec.positional else spec.place or base)
+            )
             options["metavar"] = spec.metavar or metavar
             # Given several times, a list has all that was given.
             if is_tuple:

@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.core.errors import DataDamagedError, UsageError
 
 # Room for the manifest of 14 million images in 65,536 shards, which has 30 MB.
 MOST_BYTES = 64 << 20
@@ -83,3 +83,28 @@ def read_whole(file: BinaryIO, path: Path, most: int = MOST_BYTES) -> bytes:
             "did not write it so: get the file again."
         )
     return bytes(data)
+
+
+def demand_own(path: Path, kind: str, beginning: bytes, at: int = 0) -> None:
+    """Refuses to replace a regular file that the running command does not write.
+
+    Args:
+      path: an output that a user has named. An empty file may be replaced.
+      kind: how the message calls the files of the command.
+      beginning: bytes that each of these files has.
+      at: offset of these bytes.
+
+    Raises:
+      UsageError: another kind of file is there, or it cannot be read.
+    """
+    try:
+        if not path.is_file():
+            return
+        with open(path, "rb") as file:
+            head = file.read(at + len(beginning))
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+    if head and head[at:] != beginning:
+        raise UsageError(
+            f"{path}: is not {kind}, so it is not replaced. Name another file, or remove this one."
+        )

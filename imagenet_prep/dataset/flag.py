@@ -14,7 +14,7 @@ def data_set(
     default: Any = dataclasses.MISSING,
     *,
     help: str = "the data set: a folder, or s3://bucket/prefix",
-    place: Place | None = Place.FOLDER_OR_BUCKET,
+    place: Place = Place.FOLDER_OR_BUCKET,
     names: Sequence[str] = (),
 ) -> Any:
     """Returns a dataclass field for a data set that exists.
@@ -22,7 +22,7 @@ def data_set(
     Args:
       default: where none is given; without it, one must be.
       help: one sentence.
-      place: where it may lie; None: the verb looks itself.
+      place: where it may be.
       names: more names for it beside --data-dir; messages use the last one.
     """
     return flag(

@@ -102,6 +102,11 @@ def write(
         writer.writerow([each.key, each.class_index, *fields, *empty, *others])
 
 
+def demand_replaceable(path: Path) -> None:
+    """Raises UsageError if another kind of file is at the path for predictions."""
+    regular_file.demand_own(path, "a file of predictions", ",".join(HEADER).encode())
+
+
 def read(path: Path, num_classes: int | None = None) -> Iterator[Prediction]:
     """Yields the predictions of a file.
 

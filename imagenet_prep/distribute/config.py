@@ -39,7 +39,6 @@ class Config(Settings):
         place=Place.FOLDER_OR_BUCKET,
         help="of an amended set: where a replica of its parent lies beside the target, on every "
         "host the same folder; what both have in common is linked or copied there, not moved",
-        metavar="DIR|URL",
         without=("check", "dry_run"),
     )
     check: bool = flag(False, help="read every byte of the replicas and report; move nothing")
@@ -55,7 +54,10 @@ class Config(Settings):
         8, least=1, help="files moved at a time, to folders and S3", metavar="N"
     )
     python: str = flag(
-        sys.executable, help="on hosts: the Python that has imagenet-prep", metavar="PATH"
+        sys.executable,
+        place=Place.FILE,
+        help="on hosts: the Python that has imagenet-prep",
+        metavar="PATH",
     )
     wait: int = flag(
         60,

@@ -65,7 +65,6 @@ class Config(RunFlags):
     out: str = flag(
         place=Place.FOLDER_OR_BUCKET,
         help="the data set: a folder, made if absent, or s3://bucket/prefix",
-        metavar="DIR|URL",
     )
     source_kind: str = flag(
         "auto",
@@ -97,9 +96,9 @@ class Config(RunFlags):
     )
     exclude: str | None = flag(
         None,
+        place=Place.FILE,
         help="leave out the images whose keys this file lists, one a line: "
         "n01440764/n01440764_10026.JPEG. Their places stay empty, so only their shards change",
-        metavar="FILE",
     )
     train_shards: int | None = flag(
         None, least=1, help="shards of train (default: 1024, fewer for a subset)"

@@ -34,7 +34,7 @@ class Config(Settings):
     """
 
     data_dir: str | None = data_set(
-        None, place=None, help="the data set: a folder, s3:// or http(s)://"
+        None, place=Place.ANYWHERE, help="the data set: a folder, s3:// or http(s)://"
     )
     framework: str = flag(
         "tensorflow", choices=FRAMEWORKS, help="what trains; mxnet has an environment of its own"
@@ -85,6 +85,7 @@ class Config(Settings):
     )
     log_dir: str = flag(
         "imagenet_resnet",
+        place=Place.RUN,
         help="folder of checkpoints, log and TensorBoard's scalars; a run resumes from it",
     )
     clear_log: bool = flag(
@@ -99,6 +100,7 @@ class Config(Settings):
     )
     tensorboard_dir: str | None = flag(
         None,
+        place=Place.RUN,
         help="folder of TensorBoard's scalars (default: LOG_DIR/tensorboard)",
         metavar="DIR",
         only=_TENSORFLOW,
@@ -234,19 +236,21 @@ class Config(Settings):
     evaluate: bool = flag(False, help="evaluate the last checkpoint and end", aliases=("--eval",))
     predictions: str | None = flag(
         None,
+        place=Place.RUN,
         help="with --evaluate: write what the network says of each image, a line each: "
         "key,class_index,top1,p1,... to top5,p5. `report --predictions` shows it",
         metavar="FILE.csv",
     )
     labels: tuple[str, ...] = flag(
         (),
+        place=Place.FILE,
         help="the last evaluation counts by these labels too: CSV with the header key,class, "
         "ReaL's real.json, or the several-label annotations; may be given several times",
-        metavar="FILE",
         without=("synthetic", "no_evaluation", "classes"),
     )
     also: tuple[str, ...] = flag(
         (),
+        place=Place.ANYWHERE,
         help="the last evaluation is of this set too, which has the same class list; may be given "
         "several times, e.g. ImageNetV2, ImageNet-A and ImageNet-R",
         metavar="SET",
@@ -259,6 +263,7 @@ class Config(Settings):
     )
     export: str | None = flag(
         None,
+        place=Place.RUN,
         help="write the model here at the end: FILE.keras, or a folder for a SavedModel, or for "
         "the two files of Gluon",
         metavar="PATH",
@@ -271,10 +276,10 @@ class Config(Settings):
         help="train on this share of the images, chosen by their keys: 0.1 is a part of 0.2",
     )
     keys: str | None = flag(
-        None, help="train on the images whose keys this file lists, one a line", metavar="FILE"
+        None, place=Place.FILE, help="train on the images whose keys this file lists, one a line"
     )
     exclude: str | None = flag(
-        None, help="train on no image whose key this file lists, one a line", metavar="FILE"
+        None, place=Place.FILE, help="train on no image whose key this file lists, one a line"
     )
     classes: tuple[str, ...] | None = flag(
         None,
@@ -307,12 +312,6 @@ class Config(Settings):
             )
         if self.export is not None and Path(self.export).suffix not in ("", ".keras"):
             raise ValueError(f"--export {self.export}: expected FILE.keras, or a folder")
-        for name in ("log_dir", "tensorboard_dir", "export", "predictions"):
-            if "://" in (getattr(self, name) or ""):
-                raise ValueError(
-                    f"--{name.replace('_', '-')} {getattr(self, name)}: expected a folder of this "
-                    "machine; --mirror s3://bucket/prefix keeps a copy of all in a bucket"
-                )
         self._check_framework()
         self._check_length()
         self._check_schedule()

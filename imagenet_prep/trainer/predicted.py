@@ -88,8 +88,10 @@ class Predicted:
         """Writes the file, whole or not at all; `more` as for `predictions.write`.
 
         Raises:
+          UsageError: another kind of file is there.
           StoreError, IncompleteError: it cannot be written, or the disk is full.
         """
+        predictions.demand_replaceable(path)
         stream = io.StringIO()
         predictions.write(stream, self._found, more)
         with storage_errors("write", path):

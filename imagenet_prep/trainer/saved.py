@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from imagenet_prep.core import records
+from imagenet_prep.core import records, regular_file
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.core.world import World
+from imagenet_prep.dataset import predictions
 from imagenet_prep.storage import inside
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.os_errors import storage_errors
@@ -110,9 +111,14 @@ class Saved:
           plan: returns the numbers of this run, on a device that is fast at half precision or not.
 
         Raises:
-          UsageError: it is of another run, or there is none and one is to be evaluated.
+          UsageError: it is of another run, or there is none and one is to be evaluated; or a file
+            that the run would replace is of another kind.
           DataDamagedError: there are checkpoints, and none is sound.
         """
+        if self._config.predictions is not None:
+            predictions.demand_replaceable(Path(self._config.predictions).expanduser())
+        if self.export is not None:
+            regular_file.demand_own(self.export, "a model of Keras", b"PK")
         if self._config.clear_log:
             return
 

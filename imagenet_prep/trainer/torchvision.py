@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from imagenet_prep.core import regular_file
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.os_errors import storage_errors
@@ -90,6 +91,7 @@ def write(path: Path, named: Mapping[str, npt.NDArray[Any]], notes: Mapping[str,
     Raises:
       StoreError, IncompleteError: it cannot be written, or the disk is full.
     """
+    regular_file.demand_own(path, "a file of safetensors", b'{"__metadata__"', at=8)
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **notes}}
     place = 0
     for name, array in named.items():

@@ -11,7 +11,8 @@ import pytest
 from imagenet_prep import train as verb
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
-from imagenet_prep.trainer import checkpoint, loop
+from imagenet_prep.dataset import predictions
+from imagenet_prep.trainer import checkpoint, evaluation, loop
 from imagenet_prep.trainer.saved import settings_of
 from tests.kit.reading import colours
 from tests.kit.training import NUM_VALIDATION
@@ -102,3 +103,29 @@ def test_the_set_of_the_run_is_asked_for_all_the_same(
 
     with pytest.raises(UsageError, match="number of classes 4, this one has 71"):
         typed(tmp_path / "run", "--data-dir", str(colours))
+
+
+def test_a_file_that_is_no_output_of_train_is_refused_before_the_evaluation(
+    train: Train, typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(tmp_path / "run")
+    mine = tmp_path / ".bashrc"
+    mine.write_text("# mine\n")
+    monkeypatch.setattr(evaluation, "evaluate", None)
+    for flag, said in (
+        ("--predictions", "a file of predictions"),
+        ("--export", "a model of Keras"),
+    ):
+        with pytest.raises(UsageError, match=rf"bashrc: is not {said}, so it is not replaced"):
+            typed(tmp_path / "run", flag, str(mine))
+
+    assert mine.read_text() == "# mine\n"
+
+
+def test_predictions_replace_predictions(train: Train, typed: Typed, tmp_path: Path) -> None:
+    train(tmp_path / "run")
+    said = tmp_path / "said.csv"
+    said.write_text(f"{','.join(predictions.HEADER)}\na/1,0,1,1,,,,,,,,\n")
+    for _ in range(2):
+        typed(tmp_path / "run", "--predictions", str(said))
+        assert len(list(predictions.read(said))) == NUM_VALIDATION

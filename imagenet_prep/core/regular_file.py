@@ -17,6 +17,7 @@ from imagenet_prep.core.errors import DataDamagedError, UsageError
 # Room for the manifest of 14 million images in 65,536 shards, which has 30 MB.
 MOST_BYTES = 64 << 20
 _PIECE_BYTES = 1 << 16
+_KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
 
 
 def open_to_read(path: Path) -> int:
@@ -45,10 +46,29 @@ def demand_regular(descriptor: int, path: Path) -> None:
     """
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise DataDamagedError(
-            f"{path}: is a named pipe, a device or a socket, not a file. Nothing was read from it. "
-            "Remove it, and get the file again."
-        )
+        raise _no_file(path, mode)
+
+
+def refuse_other_kinds(path: Path) -> None:
+    """Raises DataDamagedError if a path leads to something that is not a regular file."""
+    try:
+        mode = path.stat().st_mode
+    except PermissionError:
+        return
+    except OSError:
+        if path.is_symlink():
+            raise _no_file(path, 0) from None
+    else:
+        if not stat.S_ISREG(mode):
+            raise _no_file(path, mode)
+
+
+def _no_file(path: Path, mode: int) -> DataDamagedError:
+    kind = _KINDS.get(stat.S_IFMT(mode), "a device") if mode else "a link that leads nowhere"
+    return DataDamagedError(
+        f"{path}: is {kind}, not a file. Nothing was read from it. Remove it, and get the file "
+        "again."
+    )
 
 
 def read(path: Path, most: int = MOST_BYTES) -> bytes:

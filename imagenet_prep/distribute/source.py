@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from imagenet_prep.core import regular_file
+from imagenet_prep.core.address import is_remote
 from imagenet_prep.core.errors import IncompleteError, StoreError, UsageError
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File
@@ -37,6 +39,8 @@ class Original:
           DataDamagedError: it is too large.
           IncompleteError, StoreError: the server does not answer, or refuses.
         """
+        if not is_remote(base):
+            regular_file.refuse_other_kinds(Path(base).expanduser() / naming.MANIFEST)
         self.base = base
         self._remote = open_remote(base, connections=connections, timeout_s=timeout_s)
         self._retries = retries

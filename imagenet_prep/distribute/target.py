@@ -37,6 +37,7 @@ class Target:
           ManifestError: it is damaged.
         """
         self.store = store
+        manifests.demand_file(store)
         self.manifest = manifest.loads(data, naming.MANIFEST)
         self.placement = placement
         self.files = placement.files(self.manifest)
@@ -83,6 +84,7 @@ class Target:
           UsageError: there is no replica, or in a place of another kind.
           ManifestError: its manifest is damaged.
         """
+        manifests.demand_file(parent)
         if parent.size(naming.MANIFEST) is None:
             raise UsageError(
                 f"--from-parent: {parent.where()} holds no {naming.MANIFEST}, so it is no replica. "

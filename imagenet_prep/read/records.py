@@ -82,6 +82,7 @@ class Records:
         path = root / naming.MANIFEST
         if cache is None and not root.is_dir():
             raise UsageError(f"{root}: there is no such folder")
+        regular_file.refuse_other_kinds(path)
         if not path.is_file():
             raise UsageError(
                 f"{root}: no {naming.MANIFEST}, so nothing says what its labels mean. Prepare the "

@@ -80,6 +80,7 @@ def find(store: Store) -> TfrecordSet:
     where = store.where()
     if (local := store.as_folder) and not local.root.is_dir():
         raise UsageError(f"{where}: no such folder")
+    manifests.demand_file(store)
     there = store.list_folder()
     files: dict[str, dict[tuple[str, int], dict[int, str]]] = {}
     stats: dict[str, Stat] = {}

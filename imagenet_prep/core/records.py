@@ -2,7 +2,8 @@
 
 A class says by its annotations what its fields hold: int, float, str, bool, None, Any, a list, a
 tuple, a dict, a Counter, another dataclass, a NamedTuple (a list in JSON), or a union of these.
-Whatever else the JSON holds is refused with the path of the field, and nothing long is repeated.
+Whatever else the JSON holds is refused with the path of the field. No message repeats a value or a
+name from the JSON, since a user may have named another file than was meant, such as a password's.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import functools
 import itertools
 import math
 import operator
-import reprlib
 import types
 import typing
 from collections import Counter
@@ -21,6 +21,7 @@ from typing import Any, NoReturn, TypeVar, cast
 
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import some
+from imagenet_prep.core.terminal import counted
 
 T = TypeVar("T")
 _Parser = Callable[[Any], Any]
@@ -31,8 +32,6 @@ _END = 1 << 63
 _MAX_DEPTH = 20
 # An index of a class, as text, fits into 64 bits with so many digits.
 _MAX_DIGITS = 18
-# A message names so many unknown fields, as `errors.some` does. Our own names are shorter.
-_NUM_SHOWN, _MAX_SHOWN = 5, 40
 
 
 class _MisfitError(ValueError):
@@ -125,9 +124,11 @@ def _of_dataclass(kind: Any) -> _Parser:
             _refuse("an object", content)
         if content.keys() != parsers.keys():
             if unknown := content.keys() - parsers.keys():
-                raise _MisfitError(f"unknown fields {_listed(unknown)}. Upgrade imagenet-prep")
+                raise _MisfitError(
+                    f"{counted(len(unknown), 'unknown field')}. Upgrade imagenet-prep"
+                )
             if lacking := needed - content.keys():
-                raise _MisfitError(f"missing fields {_listed(lacking)}")
+                raise _MisfitError(f"missing fields {some(sorted(lacking))}")
         names = list(content)
         made = _each([parsers[name] for name in names], content.values(), names.__getitem__)
         try:
@@ -157,7 +158,7 @@ def _of_dict(of_key: type, of_value: _Parser, make: Callable[..., Any]) -> _Pars
         keys = list(content)
 
         def place(number: int) -> str:
-            return f"[{reprlib.repr(keys[number])}]"
+            return f"entry {number + 1}"
 
         made = _each(itertools.repeat(of_value), content.values(), place)
         numbers = _each(itertools.repeat(_number), keys, place) if of_key is int else keys
@@ -204,6 +205,9 @@ def _is_flat(value: Any, levels: int = _MAX_DEPTH) -> bool:
     return levels > 0 and all(_is_flat(each, levels - 1) for each in inside)
 
 
+# How messages call a value of JSON.
+_KINDS: dict[type, str] = {bool: "true or false", list: "a list", dict: "an object", str: "a text"}
+_KINDS |= {int: "a number", float: "a number", types.NoneType: "null"}
 # For each annotation, how messages call its values, and the function that knows them.
 _SCALARS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
     int: ("a whole number of 64 bits", _is_int),
@@ -215,18 +219,8 @@ _SCALARS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
 }
 
 
-def _listed(names: Iterable[str]) -> str:
-    """Returns a few names; one that cannot be ours is shortened, and printed without effect."""
-    ordered = sorted(names)
-    shown = [
-        name if name.isidentifier() and len(name) < _MAX_SHOWN else reprlib.repr(name)
-        for name in ordered[:_NUM_SHOWN]
-    ]
-    return some([*shown, *ordered[_NUM_SHOWN:]])
-
-
 def _refuse(expected: str, content: Any) -> NoReturn:
-    got = reprlib.repr(content)
+    got = _KINDS[type(content)]
     if isinstance(content, dict | list):
-        got = f"{'a list' if isinstance(content, list) else 'an object'} of {len(content):,}"
+        got += f" of {len(content):,}"
     raise _MisfitError(f"expected {expected}, got {got}")

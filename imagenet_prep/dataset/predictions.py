@@ -138,9 +138,10 @@ def read(path: Path, num_classes: int | None = None) -> Iterator[Prediction]:
                     raise ValueError(f"{len(fields)} fields, expected {len(header)}")
                 yield _parsed(fields[: len(HEADER)], num_classes)
         except (ValueError, csv.Error) as error:
+            why = "no UTF-8" if isinstance(error, UnicodeDecodeError) else error
             raise DataDamagedError(
                 f"{path}: line {max(number, lines.line_num)} is not what imagenet-prep writes: "
-                f"{error}. Write it again by `imagenet-prep train --evaluate --predictions FILE`."
+                f"{why}. Write it again by `imagenet-prep train --evaluate --predictions FILE`."
             ) from None
 
 
@@ -163,8 +164,11 @@ def _parsed(fields: Sequence[str], num_classes: int | None) -> Prediction:
     if not key or not said:
         raise ValueError("no key, or no class")
     classes = tuple(_class_index(top, num_classes) for top, _ in said)
-    shares = tuple(float(share) for _, share in said)
-    if not all(0 <= share <= 1 and math.isfinite(share) for share in shares):
+    try:
+        shares = tuple(float(share) for _, share in said)
+    except ValueError:
+        shares = (math.nan,)
+    if not all(0 <= share <= 1 for share in shares):
         raise ValueError("a share is not from 0 to 1")
     return Prediction(key, _class_index(label, num_classes), classes, shares)
 
@@ -172,5 +176,5 @@ def _parsed(fields: Sequence[str], num_classes: int | None) -> Prediction:
 def _class_index(text: str, num_classes: int | None) -> int:
     number = int(text) if text.isdecimal() and len(text) < 10 else -1
     if number < 0 or (num_classes is not None and number >= num_classes):
-        raise ValueError(f"{text[:20]!r} is no class index")
+        raise ValueError("a class index is not one of the classes")
     return number

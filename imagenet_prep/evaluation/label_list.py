@@ -66,6 +66,10 @@ def read(path: str | os.PathLike[str]) -> LabelList:
         made = _of_json(canonical.loads(data, _MOST_VALUES)) if is_json else _of_csv(data)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{path}: is no list of labels: byte {error.start:,} is no UTF-8"
+        ) from None
     except (ValueError, csv.Error) as error:
         raise UsageError(
             f"{path}: is no list of labels: {error}. A list is CSV with the header key,class, "

@@ -324,8 +324,7 @@ def _read_mapping(path: Path) -> labels.ClassList:
     odd = [wnid for wnid, _ in rows if not keys.WNID.fullmatch(wnid)]
     if odd or not rows or len({wnid for wnid, _ in rows}) != len(rows):
         raise SourceError(
-            f"{path}: expected a line 'WNID words' for each class, once"
-            f"{f', got {odd[0]!r}' if odd else ''}. Get it again from Kaggle."
+            f"{path}: expected a line 'WNID words' for each class, once. Get it again from Kaggle."
         )
     classes = labels.ClassList(tuple(row[0] for row in rows), tuple(row[1].strip() for row in rows))
     return labels.official_classes() if classes.official else classes
@@ -351,8 +350,8 @@ def _class_indices(
     for number, (stem, wnid) in enumerate(rows, start=1):
         if wnid not in classes.index or stem in found:
             raise SourceError(
-                f"{path}: entry {number}: {stem} is {wnid!r}, expected one of "
-                f"{len(classes.wnids):,} classes, and each image once. Get the file again."
+                f"{path}: entry {number}: expected one of {len(classes.wnids):,} classes, and each "
+                "image once. Get the file again."
             )
         found[stem] = classes.index[wnid]
     return found

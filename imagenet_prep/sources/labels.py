@@ -175,8 +175,8 @@ def read_devkit(path: Location) -> Devkit:
         index = index_of_id.get(int(line)) if line.isdigit() and len(line) < _MAX_DIGITS else None
         if index is None:
             raise SourceError(
-                f"{path}: ground truth line {number}: {line[:32].decode(errors='replace')!r} is no "
-                f"ILSVRC2012_ID of a leaf synset in meta.mat. {_ADVICE}"
+                f"{path}: ground truth line {number}: expected the ILSVRC2012_ID of a leaf synset "
+                f"in meta.mat. {_ADVICE}"
             )
         labels.append(index)
     if classes.official:

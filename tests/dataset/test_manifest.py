@@ -219,7 +219,7 @@ def test_an_edited_value_is_refused_with_what_to_do() -> None:
 
 
 def test_an_unknown_field_is_named() -> None:
-    with pytest.raises(ManifestError, match=r"here: unknown fields colour\. Upgrade"):
+    with pytest.raises(ManifestError, match=r"here: 1 unknown field\. Upgrade"):
         manifest.loads(edited(colour=1), "here")
 
 

@@ -95,11 +95,11 @@ def test_the_published_file_is_known_by_its_sha256_and_another_one_is_said_to_be
         ('key,class\n"a\n', "unexpected end of data"),
         ("[[1],[2]]", "2 lists, expected one for each of 50,000"),
         ('[[1],["2"]]', r"\[1\]\[0\]: expected a whole number"),
-        ('{"a": 1}', "expected an object, got None"),
+        ('{"a": 1}', "expected an object, got null"),
         ('{"initial_annots": {"a": {"correct": "x"}}}', "expected a list"),
         ("[1", "Expecting"),
         ("[" * 100_000, "nested too deeply|an eighth as many lists"),
-        ("\x00\udcff", "can't decode"),
+        ("\x00\udcff", "byte 1 is no UTF-8"),
     ],
 )
 def test_what_is_no_list_is_refused_without_showing_it(

@@ -227,9 +227,7 @@ def test_an_unknown_field_deep_inside_is_named_with_its_place() -> None:
     content = json.loads(SMALL.dumps())
     content["splits"]["train"]["shards"][0]["colour"] = 1
 
-    with pytest.raises(
-        ManifestError, match=r"here: splits\['train'\]: shards\[0\]: unknown.*colour"
-    ):
+    with pytest.raises(ManifestError, match=r"here: splits: entry 1: shards\[0\]: 1 unknown field"):
         manifest.loads(signed(content), "here")
 
 
@@ -275,7 +273,7 @@ def test_a_missing_field_is_named(field: str) -> None:
         ({"classes": []}, "classes"),
         ({"sources": {}}, "sources"),
         ({"sources": [1]}, r"sources\[0\]"),
-        ({"quarantined": {"truncated": "1"}}, r"quarantined\['truncated'\]"),
+        ({"quarantined": {"truncated": "1"}}, "quarantined: entry 1"),
         ({"files": None}, "files"),
     ],
     ids=str,
@@ -373,7 +371,7 @@ def test_settings_nested_without_end_are_refused_not_copied_until_the_stack_is_f
     config: Any = 1
     for _ in range(60):
         config = {"a": [config]}
-    with pytest.raises(ManifestError, match=r"config\['a'\]: .*nested more than 20 deep"):
+    with pytest.raises(ManifestError, match=r"config: entry 1: .*nested more than 20 deep"):
         manifest.loads(edited(config=config), "dataset.json")
 
 

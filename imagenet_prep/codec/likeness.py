@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import io
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image
 
-from imagenet_prep.codec import memory, planes
-from imagenet_prep.core.errors import BadImageError
+from imagenet_prep.codec import opening, planes
 from imagenet_prep.dataset.jpeg import MAX_PIXELS
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    from PIL import Image
 
 # The names of likeness.h and likeness.c.
 CELLS, FREQUENCIES, WINDOW, SIXTEENTHS = 64, 256, 60, 16
@@ -46,23 +43,15 @@ def means(data: bytes, simd: str = "best") -> npt.NDArray[np.uint16]:
       UsageError: as for `planes.require`.
     """
     found = planes.means(data, MAX_PIXELS, simd)
-    return found if found is not None else means_of_pixels(_decoded(data), simd)
+    if found is not None:
+        return found
+    with opening.opened(data) as image:
+        luma = opening.pixels(image, _luma)
+    return means_of_pixels(luma, simd)
 
 
-def _decoded(data: bytes) -> npt.NDArray[np.uint8]:
-    """Returns the luma of what our decoders decline, as Pillow decodes it."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(data)) as opened:
-                if opened.width * opened.height > MAX_PIXELS:
-                    raise BadImageError("too_many_pixels", f"{opened.width} x {opened.height}")
-                with memory.room(memory.of_other(opened)):
-                    return np.asarray(opened.convert("RGB").convert("L"))
-    except BadImageError:
-        raise
-    except Exception as error:
-        raise BadImageError("not_decoded", str(error)) from error
+def _luma(image: Image.Image) -> Image.Image:
+    return image.convert("RGB").convert("L")
 
 
 def means_of_pixels(luma: npt.NDArray[np.uint8], simd: str = "best") -> npt.NDArray[np.uint16]:

@@ -6,7 +6,8 @@ images, and the heaviest image there may be. The estimates are peaks of `prepare
 images of 64 MP, the most that the codec takes, less what it needs by itself:
 
     JPEG    2 bytes for each coefficient, where several scans make them; of what is decoded, which
-            may be less than the image, 7 bytes a pixel: 3 of planes or RGB, and their resized copy
+            may be less than the image, 7 bytes a pixel: 3 of planes or RGB, and their resized copy;
+            8 where Pillow decodes it, as for others
     WebP    12 bytes a pixel: two canvases of libwebp, and the picture
     others  8 bytes a pixel: 4 of Pillow's, 3 of RGB, and rows on their way
     TIFF    8, or 4 and one whole tile, which may be larger than the image; strips count as a tile
@@ -32,31 +33,36 @@ LIGHT_BYTES = 128 << 20
 MOST_BYTES = 800_000_000
 
 _JPEG, _WEBP, _OTHER, _PILLOW = 7, 12, 8, 4  # bytes a pixel
-# No JPEG has more than four components.
-_COEFFICIENTS = 8
 _AT_ONCE = contextlib.nullcontext()
 
 
-def of_jpeg(frame: Frame | None, pixels: int, decoded: int) -> int:
+def of_jpeg(frame: Frame, decoded: int) -> int:
     """Returns an estimate in bytes.
 
     Args:
-      frame: what the markers say; None where only the decoder can tell.
-      pixels: of the image.
-      decoded: pixels that it is decoded to.
+      frame: what the markers say.
+      decoded: pixels that it is decoded to, if it can be scaled.
     """
-    coefficients = frame.coefficient_bytes if frame else _COEFFICIENTS * pixels
-    return coefficients + _JPEG * decoded
+    pixels = min(decoded, frame.height * frame.width)
+    if not frame.can_be_scaled:
+        pixels = frame.height * frame.width
+    return frame.coefficient_bytes + _JPEG * pixels
 
 
-def of_other(opened: Image.Image) -> int:
+def of_opened(opened: Image.Image, frame: Frame | None) -> int:
     """Returns an estimate in bytes for a file that Pillow has opened and not read.
+
+    Args:
+      opened: the image.
+      frame: what the markers say if it is a JPEG.
 
     Raises:
       BadImageError: it is more than MOST_BYTES, which only the tiles of a TIFF reach.
     """
     pixels = opened.width * opened.height
     estimate = (_WEBP if opened.format == "WEBP" else _OTHER) * pixels
+    if frame is not None:
+        return frame.coefficient_bytes + estimate
     if isinstance(opened, TiffImageFile):
         estimate = max(estimate, _PILLOW * pixels + _tile_bytes(opened))
     if estimate > MOST_BYTES:

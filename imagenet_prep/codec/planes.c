@@ -430,6 +430,8 @@ static void decode_by_libjpeg(workspace *w, const uint8_t *data, size_t size, co
   d->planes_out = 1;
   d->smooth_upsampling = 0; /* it would ask for rows of context, for an upsampling that never is */
   w->api.start_decompress(d);
+  /* Some frames cannot be scaled, and libjpeg then makes all of their pixels. */
+  if (d->min_block_side != (int)d->scale_num) give_up(w, DECLINED, "a frame that cannot be scaled");
   p->num_components = d->num_components;
   for (int i = 0; i < d->num_components; i++) {
     const component *c = &d->components[i];

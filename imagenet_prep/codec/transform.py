@@ -9,20 +9,17 @@ on the processor. All release the GIL.
 from __future__ import annotations
 
 import contextlib
-import io
-import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
 import simplejpeg
-from PIL import Image, UnidentifiedImageError
-from PIL.WebPImagePlugin import WebPImageFile
+from PIL import Image
 
-from imagenet_prep.codec import memory, planes
+from imagenet_prep.codec import memory, opening, planes
+from imagenet_prep.codec.opening import Header
 from imagenet_prep.codec.policy import CHECK_HEADER, PLANES, Policy
-from imagenet_prep.codec.probe import Probe, is_complete, probe
 from imagenet_prep.core.errors import BadImageError
-from imagenet_prep.dataset import formats, jpeg, orientation
+from imagenet_prep.dataset import jpeg, orientation
 from imagenet_prep.dataset.member import ENCODED_ANEW, MAX_IMAGE_BYTES, PreparedImage
 from imagenet_prep.dataset.orientation import APPLY, KEEP
 
@@ -30,9 +27,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Pixels = npt.NDArray[np.uint8]
-
-# Our own limit is smaller, and is looked at before anything is decoded.
-Image.MAX_IMAGE_PIXELS = None
 
 # libjpeg-turbo's JPEG_MAX_DIMENSION.
 _MAX_SIDE = 65_500
@@ -42,14 +36,10 @@ _MAX_SIDE = 65_500
 _RAW_QUALITY = 100
 RAW_ENCODING = f"JPEG 4:4:4 at quality {_RAW_QUALITY}"
 
-# Formats that turn up in image collections under a JPEG name. Listed, so that a stray file
-# cannot reach Pillow's more exotic decoders.
-_PILLOW_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")
-
 _WITH_EXIF = ("PNG", "WEBP")
 
-# Pixels whose colours are converted at a time.
-_BAND_PIXELS = 1 << 20
+_LOSSLESS = "lossless"
+_EOI = b"\xff\xd9"
 
 _RGB = ("YCbCr", "RGB")
 _PLANAR = ("YCbCr", "Gray")
@@ -85,28 +75,28 @@ def transform(data: bytes, policy: Policy) -> PreparedImage:
     """
     if len(data) > MAX_IMAGE_BYTES:
         raise BadImageError("too_many_bytes", f"more than {MAX_IMAGE_BYTES:,} bytes")
-    header = probe(data)
-    if header is None or policy.border:
-        return _from_other(data, policy)
-    _check_pixels(header.height, header.width, policy)
-    frame = jpeg.refuse_bombs(data, policy.max_pixels)
+    header = opening.header(data, policy.max_pixels)
+    if header is None or policy.border or header.frame.is_lossless:
+        return _from_other(data, policy, header)
     height, width = policy.resized(header.height, header.width)
     # The portable way halves the sides only as long as four times the target is left.
-    decoded = min(header.height * header.width, 64 * height * width)
-    with memory.room(memory.of_jpeg(frame, header.height * header.width, decoded)):
-        if policy.orientation != KEEP and (tags := orientation.of_jpeg(data, frame)) is not None:
+    with memory.room(memory.of_jpeg(header.frame, 64 * height * width)):
+        tags = None
+        if policy.orientation != KEEP:
+            tags = orientation.of_jpeg(data, header.frame)
+        if tags is not None:
             return _from_tagged(data, header, height, width, policy, tags)
         return _from_jpeg(data, header, height, width, policy)
 
 
 def _from_jpeg(
-    data: bytes, header: Probe, height: int, width: int, policy: Policy
+    data: bytes, header: Header, height: int, width: int, policy: Policy
 ) -> PreparedImage:
     """Returns a JPEG of this header at height x width pixels."""
     shrinks = (height, width) != (header.height, header.width)
     repair = None if header.colorspace in _RGB else header.colorspace.lower()
     if repair is None and not shrinks:
-        surplus = _prove(data, policy)
+        surplus = _prove(data, header.frame, policy)
         if surplus is None:
             return PreparedImage(data, height, width, resized=False, repair=None)
         repair = surplus
@@ -121,7 +111,7 @@ def _from_jpeg(
 
 
 def _from_tagged(
-    data: bytes, header: Probe, height: int, width: int, policy: Policy, tags: orientation.Tags
+    data: bytes, header: Header, height: int, width: int, policy: Policy, tags: orientation.Tags
 ) -> PreparedImage:
     """Returns a JPEG with EXIF orientation at height x width pixels, or turned from there."""
     turn = tags.turn if policy.orientation == APPLY else orientation.UPRIGHT
@@ -165,20 +155,21 @@ def encode_raw(pixels: Pixels) -> bytes:
     return encoded
 
 
-def _prove(data: bytes, policy: Policy) -> str | None:
+def _prove(data: bytes, frame: jpeg.Frame, policy: Policy) -> str | None:
     """Returns None for a sound JPEG, the reason where it can be repaired."""
     if policy.check == CHECK_HEADER:
-        if not is_complete(data):
+        # A thumbnail inside EXIF has end markers, too. Bytes behind the end marker are allowed.
+        if data.rfind(_EOI) < frame.first_scan:
             raise BadImageError("truncated", "no end-of-image marker behind the scan")
         return None
     try:
-        _read_through(data)
+        _read_through(data, frame)
     except ValueError as error:
         return _surplus_or_raise(error)
     return None
 
 
-def _read_through(data: bytes) -> None:
+def _read_through(data: bytes, frame: jpeg.Frame) -> None:
     """Decodes a JPEG from its first byte to its last; raises ValueError for any message.
 
     Our own decoder is asked first, and has nothing to say where it declines. Decoding grey at 1/8
@@ -187,24 +178,23 @@ def _read_through(data: bytes) -> None:
     """
     if planes.proves(data):
         return
-    simplejpeg.decode_jpeg(data, "GRAY", min_height=1, min_width=1, min_factor=8)
+    opening.decode_jpeg(data, frame, "GRAY", (1, 1, 8))
 
 
-def _decode(data: bytes, header: Probe, height: int, width: int) -> tuple[Pixels, str | None]:
+def _decode(data: bytes, header: Header, height: int, width: int) -> tuple[Pixels, str | None]:
     """Returns pixels [>= height, >= width, 3] uint8 RGB, and the reason if they were rescued.
 
     libjpeg halves the sides while decoding as long as 4 times the target is left. Nearer to
     it, its cut-off in 8 x 8 blocks shows: up to 3 dB worse than shrinking all pixels.
     """
-    size = {"min_height": 4 * height, "min_width": 4 * width, "min_factor": 2}
-    if (height, width) == (header.height, header.width):
-        size = {}
+    shrinks = (height, width) != (header.height, header.width)
+    at_least = (4 * height, 4 * width, 2) if shrinks else None
     try:
-        return simplejpeg.decode_jpeg(data, "RGB", **size), None
+        return opening.decode_jpeg(data, header.frame, "RGB", at_least), None
     except ValueError as error:
         surplus = _surplus_or_raise(error)
     try:
-        return simplejpeg.decode_jpeg(data, "RGB", strict=False, **size), surplus
+        return opening.decode_jpeg(data, header.frame, "RGB", at_least, strict=False), surplus
     except ValueError as error:
         raise BadImageError("undecodable", str(error)) from error
 
@@ -219,16 +209,27 @@ def _surplus_or_raise(error: ValueError) -> str:
     raise BadImageError("corrupt", message) from error
 
 
-def _from_other(data: bytes, policy: Policy) -> PreparedImage:
-    """Decodes what is not a JPEG with Pillow; the result counts as repaired."""
-    with contextlib.ExitStack() as room:
-        name, pixels, exif = _decode_other(data, policy, room)
+def _from_other(data: bytes, policy: Policy, header: Header | None) -> PreparedImage:
+    """Decodes with Pillow, at full size; the result counts as repaired."""
+    with contextlib.ExitStack() as turn_of_memory:
+        with opening.opened(data, policy.max_pixels, turn=turn_of_memory) as opened:
+            pixels = opening.pixels(opened, _as_rgb)
+            name = (opened.format or "other").lower()
+            # A PNG may have it behind its pixels. Of a TIFF the tag is a part of the format, and
+            # Pillow has obeyed it.
+            exif = opened.info.get("exif", b"") if opened.format in _WITH_EXIF else b""
+        del opened
         tags = None if policy.orientation == KEEP else orientation.of_exif(exif)
+        if header is not None and header.frame.is_lossless:
+            name = _LOSSLESS
+            if policy.orientation != KEEP:
+                tags = orientation.of_jpeg(data, header.frame)
         turn = tags.turn if tags and policy.orientation == APPLY else orientation.UPRIGHT
         before = pixels.shape[:2]
         if cut := policy.border:
             pixels = pixels[cut:-cut, cut:-cut]
-            _check_pixels(pixels.shape[0], pixels.shape[1], policy)
+            if not pixels.size:
+                raise BadImageError("undecodable", f"nothing is left within a border of {cut}")
         whole = pixels.shape[:2]
         height, width = policy.resized(*whole)
         encoded = _encode(pixels, height, width, policy, turn)
@@ -237,63 +238,8 @@ def _from_other(data: bytes, policy: Policy) -> PreparedImage:
     return _with_orientation(made, tags, turn) if tags else made
 
 
-def _decode_other(
-    data: bytes, policy: Policy, room: contextlib.ExitStack
-) -> tuple[str, Pixels, bytes]:
-    """Returns the format's name, pixels [height, width, 3] and EXIF, once there is `room`.
-
-    Of a TIFF the EXIF is empty: there the tag is a part of the format, and Pillow has obeyed it.
-    """
-    try:
-        with warnings.catch_warnings():
-            # Odd metadata and palettes make Pillow warn; the pixels decide, not the warning.
-            warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(data), formats=_PILLOW_FORMATS) as opened:
-                _check_pixels(opened.height, opened.width, policy)
-                room.enter_context(memory.room(memory.of_other(opened)))
-                picture = _first_frame(opened) if isinstance(opened, WebPImageFile) else opened
-                pixels = _as_rgb(picture)
-                # A PNG may have it behind its pixels.
-                exif = opened.info.get("exif", b"") if opened.format in _WITH_EXIF else b""
-                return (opened.format or "other").lower(), pixels, exif
-    except UnidentifiedImageError as error:
-        head = data[: formats.HEAD_BYTES]
-        raise BadImageError("unknown_format", formats.unreadable(head)) from error
-    except BadImageError:
-        raise
-    except Exception as error:
-        # Pillow's plugins raise whatever their format breaks on: OSError, SyntaxError,
-        # ValueError, struct.error, IndexError, DecompressionBombError...
-        raise BadImageError("undecodable", f"{type(error).__name__}: {error}") from error
-
-
-def _first_frame(opened: WebPImageFile) -> Image.Image:
-    """Returns the first picture of a WebP file, in the memory that it was made in.
-
-    When Pillow loads it, two canvases and two copies are in memory at once: 16 bytes a pixel.
-    """
-    made = opened._decoder.get_next()
-    opened._decoder = None  # this frees the canvases
-    if made is None:
-        raise ValueError("libwebp cannot decode its first frame")
-    return Image.frombuffer(opened.rawmode, opened.size, made[0], "raw", opened.rawmode, 0, 1)
-
-
-def _as_rgb(image: Image.Image) -> Pixels:
-    """Returns RGB pixels; 16-bit grey is scaled down, transparency lies over white.
-
-    In bands: what lies between would take a gigabyte at 64 MP.
-    """
-    whole = np.empty((image.height, image.width, 3), np.uint8)
-    rows = max(1, _BAND_PIXELS // max(image.width, 1))
-    for top in range(0, image.height, rows):
-        bottom = min(top + rows, image.height)
-        band = image.crop((0, top, image.width, bottom))
-        whole[top:bottom] = np.asarray(_band_as_rgb(band))
-    return whole
-
-
-def _band_as_rgb(image: Image.Image) -> Image.Image:
+def _as_rgb(image: Image.Image) -> Image.Image:
+    """Returns an image in RGB; 16-bit grey is scaled down, transparency lies over white."""
     if image.mode.startswith("I"):
         # Pillow clips 16-bit grey to 255 instead of scaling it.
         image = image.convert("I").point(lambda value: value / 256).convert("L")
@@ -321,34 +267,29 @@ def _encode(
     return encoded
 
 
-def _check_pixels(height: int, width: int, policy: Policy) -> None:
-    if height * width > policy.max_pixels:
-        raise BadImageError(
-            "too_many_pixels",
-            f"{width} x {height}, at most {policy.max_pixels:,} pixels",
-        )
-    if not height or not width:
-        raise BadImageError("undecodable", f"{width} x {height} pixels")
-
-
 def keep(data: bytes) -> PreparedImage:
     """Returns a JPEG as it is, whatever its colour space, with the size that it really has.
 
     Raises:
-      BadImageError: its header says that it is no JPEG, cannot be read, or claims more than may
-        be decoded.
+      BadImageError: its header says that it is no JPEG or a lossless one, cannot be read, or claims
+        more than may be decoded.
     """
-    header = probe(data)
-    jpeg.refuse_bombs(data)
+    header = opening.header(data)
     if header is None:
         raise BadImageError("unknown_format", f"not a JPEG: it starts with {data[:8]!r}")
+    _refuse_lossless(header)
     return PreparedImage(data, header.height, header.width, resized=False, repair=None)
 
 
 def is_rgb(encoded: bytes) -> bool:
     """Returns whether a JPEG's header says that it holds three colours."""
-    header = probe(encoded)
+    header = opening.header(encoded)
     return header is not None and header.colorspace in _RGB
+
+
+def _refuse_lossless(header: Header) -> None:
+    if header.frame.is_lossless:
+        raise BadImageError("undecodable", "lossless JPEG, which TensorFlow and DALI do not decode")
 
 
 def prove_stored(
@@ -368,15 +309,16 @@ def prove_stored(
       BadImageError: it is no RGB JPEG, does not decode, has another size, or claims more than may
         be decoded.
     """
-    header = probe(encoded)
-    frame = jpeg.refuse_bombs(encoded)
+    header = opening.header(encoded)
+    if header is not None:
+        _refuse_lossless(header)
     if header is None or not (any_colorspace or header.colorspace in _RGB):
         what = header.colorspace if header else "no JPEG"
         raise BadImageError("wrong_colorspace", f"is {what}, its record says RGB JPEG")
-    pixels = header.height * header.width
+    frame = header.frame
     try:
-        with memory.room(memory.of_jpeg(frame, pixels, pixels // 64)):
-            _read_through(encoded)
+        with memory.room(memory.of_jpeg(frame, header.height * header.width // 64)):
+            _read_through(encoded, frame)
     except ValueError as error:
         raise BadImageError("undecodable", str(error)) from error
     if not any_size and (header.height, header.width) != (height, width):

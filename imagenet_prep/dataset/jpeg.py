@@ -20,14 +20,20 @@ MAX_SCANS = 100
 # Comments and metadata, in pieces of 64 kB, come before the first scan; tables before each.
 _MAX_SEGMENTS = 10_000
 
-_SOI = b"\xff\xd8\xff"
+SOI = b"\xff\xd8\xff"
+_BITS = 8  # of a sample
 # As libjpeg looks for the next marker: past fill bytes, stuffed zeros and what is left over.
 # Restart markers have no content, and are many.
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 _SOS, _EOI, _SOI_MARKER = 0xDA, 0xD9, 0xD8
-# DHT, JPG and DAC lie between the frame headers.
-_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+# DHT, JPG and DAC lie between the frame headers. DHP is one for several frames.
+_SOF0, _SOF3, _DHP = 0xC0, 0xC3, 0xDE
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC} | {_DHP}
 _PROGRESSIVE = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
+# SOF0, SOF1 and SOF2: decoders make a smaller image of these, and only of these without doubt.
+_SCALED = frozenset({0xC0, 0xC1, 0xC2})
+# With SOF9 and SOF10, the same with arithmetic coding.
+_DECODED = _SCALED | {_SOF3, 0xC9, 0xCA}
 # Markers of a segment with a length.
 _SEGMENTS = frozenset(range(0xC0, 0xFF)) - frozenset(range(0xD0, 0xDA))
 
@@ -40,12 +46,26 @@ class Frame(NamedTuple):
       coefficient_bytes: that a decoder holds at once, since several scans make them; 0 where one
         scan makes block after block.
       first_scan: where the first scan begins; what describes the image lies before it.
+      marker: the second byte of the frame header's marker; 0 if there are several.
+      bits: per sample.
     """
 
     height: int
     width: int
     coefficient_bytes: int
     first_scan: int = 0
+    marker: int = _SOF0
+    bits: int = _BITS
+
+    @property
+    def can_be_scaled(self) -> bool:
+        """Whether a decoder may be asked for a smaller image than the header's."""
+        return self.marker in _SCALED and self.bits == _BITS
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether it is a lossless JPEG, which neither TensorFlow nor DALI decodes."""
+        return self.marker == _SOF3
 
 
 def refuse_bombs(data: bytes, max_pixels: int = MAX_PIXELS) -> Frame | None:
@@ -63,10 +83,10 @@ def refuse_bombs(data: bytes, max_pixels: int = MAX_PIXELS) -> Frame | None:
     Raises:
       BadImageError: "too_many_pixels" or "too_many_scans".
     """
-    if not data.startswith(_SOI):
+    if not data.startswith(SOI):
         return None
-    position, scans, components, progressive = 2, 0, 0, False
-    header = height = width = first_scan = 0
+    position, scans, components, progressive, is_alone = 2, 0, 0, False, False
+    header = height = width = first_scan = frame = 0
     try:
         for _ in range(_MAX_SEGMENTS):
             # Mostly it lies right here, and a search takes as long as all the rest.
@@ -87,18 +107,16 @@ def refuse_bombs(data: bytes, max_pixels: int = MAX_PIXELS) -> Frame | None:
             if marker in _FRAMES:
                 height = int.from_bytes(data[position + 3 : position + 5], "big")
                 width = int.from_bytes(data[position + 5 : position + 7], "big")
-                if height * width > max_pixels:
-                    raise BadImageError(
-                        "too_many_pixels", f"{width} x {height}, at most {max_pixels:,} pixels"
-                    )
+                refuse_pixels(height, width, max_pixels)
+                frame = 0 if header else marker
                 components, header = data[position + 7], position
                 progressive = marker in _PROGRESSIVE
             elif marker == _SOS:
                 scans += 1
                 first_scan = first_scan or position
-                if scans == 1 and not progressive and data[position + 2] >= components:
-                    # One scan is all.
-                    return Frame(height, width, 0, first_scan) if header else None
+                is_alone = scans == 1 and not progressive and data[position + 2] >= components
+                if is_alone:  # one scan is all
+                    break
                 if scans > MAX_SCANS:
                     _refuse_scans()
             position += data[position] << 8 | data[position + 1]
@@ -108,8 +126,23 @@ def refuse_bombs(data: bytes, max_pixels: int = MAX_PIXELS) -> Frame | None:
         pass  # it ends where a marker should be
     if not header:
         return None
-    coefficient_bytes = _coefficient_bytes(data, header, height * width)
-    return Frame(height, width, coefficient_bytes, first_scan or len(data))
+    coefficient_bytes = 0 if is_alone else _coefficient_bytes(data, header, height * width)
+    bits = data[header + 2]
+    return Frame(height, width, coefficient_bytes, first_scan or len(data), frame, bits)
+
+
+def refuse_unknown(frame: Frame) -> None:
+    """Raises BadImageError, "undecodable", for a kind of JPEG that no decoder here reads."""
+    if frame.marker not in _DECODED or frame.bits != _BITS:
+        kind = f"SOF{frame.marker - _SOF0}" if frame.marker else "several frame headers"
+        said = f"{kind}, {frame.bits} bits per sample: no decoder here reads such a JPEG"
+        raise BadImageError("undecodable", said)
+
+
+def refuse_pixels(height: int, width: int, max_pixels: int) -> None:
+    """Raises BadImageError, "too_many_pixels", for an image of more than `max_pixels`."""
+    if height * width > max_pixels:
+        raise BadImageError("too_many_pixels", f"{width} x {height}, at most {max_pixels:,} pixels")
 
 
 def segments(data: bytes, wanted: int, stop: int) -> Iterator[tuple[int, int]]:

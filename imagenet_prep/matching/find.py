@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import io
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-from PIL import Image
 
-from imagenet_prep.codec import likeness
+from imagenet_prep.codec import likeness, opening
 from imagenet_prep.core.errors import BadImageError, DataDamagedError
 from imagenet_prep.matching import proof
 from imagenet_prep.matching.groups import NEARLY, SAME_BYTES, SAME_PIXELS, Union
@@ -24,6 +21,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from imagenet_prep.matching.pictures import Pictures
+
+Looked = TypeVar("Looked")
 
 # Means that are kept of pictures that were decoded for a proof: 32 MB.
 _KEPT_MEANS = 4096
@@ -49,7 +48,7 @@ class Found:
         self._pictures, self._across, self._workers = pictures, across, workers
         self._other = pictures.of(lambda piece: piece.other)
         self._means = functools.lru_cache(_KEPT_MEANS)(
-            lambda number: likeness.means(pictures.read(number))
+            lambda number: self._read(number, likeness.means)
         )
         self._lock = threading.Lock()
         self.problems: set[str] = set()
@@ -120,12 +119,18 @@ class Found:
     def _pixels(self, number: int) -> object:
         """Returns the size of a picture and a digest of its pixels, as libjpeg makes them."""
         try:
-            data = io.BytesIO(self._pictures.read(number))
+            return self._read(number, _digest)
         except DataDamagedError as error:
             self._note(error)
             return number  # equal to no other
-        with warnings.catch_warnings(action="ignore"), Image.open(data) as opened:
-            return opened.size, hashlib.sha256(opened.convert("RGB").tobytes()).digest()
+
+    def _read(self, number: int, look: Callable[[bytes], Looked]) -> Looked:
+        """Returns what `look` makes of a picture; DataDamagedError where it does not decode."""
+        data = self._pictures.read(number)
+        try:
+            return look(data)
+        except BadImageError as error:
+            raise DataDamagedError(f"{self._pictures.where(number)}: {error}") from error
 
     def _searches(self) -> list[Search]:
         """Returns the joins that find all candidates."""
@@ -172,7 +177,7 @@ class Found:
             least = int(min(known.width[[*pair]].min(), known.height[[*pair]].min()))
             try:
                 one, other = map(self._means, pair)
-            except (DataDamagedError, BadImageError) as error:
+            except DataDamagedError as error:
                 self._note(error)
                 continue
             if proof.proven(one, other, mirrored, least):
@@ -183,6 +188,12 @@ class Found:
         """Notes what was damaged after it was hashed."""
         with self._lock:
             self.problems.add(str(error))
+
+
+def _digest(data: bytes) -> tuple[tuple[int, int], bytes]:
+    """Returns the size of an image and a digest of its pixels."""
+    with opening.opened(data) as image:
+        return image.size, hashlib.sha256(opening.pixels(image).data).digest()
 
 
 def equal_bytes(digests: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.uint32]]:

@@ -28,6 +28,10 @@ class Piece(Protocol):
     def other(self) -> bool:
         """Whether they are of the set that --against names."""
 
+    @property
+    def where(self) -> str:
+        """How messages call the piece."""
+
     def samples(self) -> Iterator[Sample]:
         """Yields the line of each picture, in order."""
 
@@ -133,6 +137,11 @@ class Pictures:
     def of(self, wanted: Callable[[Piece], bool]) -> npt.NDArray[np.bool_]:
         """Returns which pictures lie in pieces that are wanted."""
         return np.repeat([wanted(each) for each in self.pieces], np.diff(self.starts))
+
+    def where(self, number: int) -> str:
+        """Returns how messages call a picture."""
+        piece, at = self.place(number)
+        return f"{piece.where}: record {at}"
 
     def read(self, number: int) -> bytes:
         """Returns the image of a picture."""

@@ -12,15 +12,13 @@ import hashlib
 import io
 import itertools
 import shutil
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from PIL import Image
-
 from imagenet_prep import engine
+from imagenet_prep.codec import opening
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import BadImageError, DataDamagedError, UsageError
 from imagenet_prep.dataset import example, naming, samples, tfrecord
@@ -176,8 +174,7 @@ class SourcePiece:
                 with contextlib.suppress(GivenUpError):
                     problems.add(f"{self.task.part}: {member.key}: {error}")
                 continue
-            with warnings.catch_warnings(action="ignore"), Image.open(io.BytesIO(data)) as opened:
-                stored = (len(data), *opened.size, hashlib.sha256(data).hexdigest())
+            stored = (len(data), *opening.size(data), hashlib.sha256(data).hexdigest())
             line = Sample(member.key, member.class_index, *stored, samples.KEPT, "", *stored)
             yield Seen(next(numbers), row, line)
 

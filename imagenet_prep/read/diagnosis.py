@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from collections import deque
 from collections.abc import Iterator
 
-from PIL import Image
-
-from imagenet_prep.core.errors import DataDamagedError, ImagenetPrepError
+from imagenet_prep.codec import opening
+from imagenet_prep.core.errors import BadImageError, DataDamagedError, ImagenetPrepError
 from imagenet_prep.read.feed import EncodedBatch, Feed
 
 
@@ -68,8 +66,8 @@ class Diagnosis:
 def _problem(encoded: bytes) -> str | None:
     """Returns why a JPEG does not decode, or None."""
     try:
-        with Image.open(io.BytesIO(encoded), formats=("JPEG",)) as image:
+        with opening.opened(encoded, only=("JPEG",)) as image:
             image.load()
-    except Exception as error:  # noqa: BLE001 - Pillow raises many kinds for broken files
+    except BadImageError as error:
         return f"does not decode: {error}"
     return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import io
 import itertools
 import logging
 from collections import deque
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from imagenet_prep.codec import planes
+from imagenet_prep.codec import opening, planes
 from imagenet_prep.codec.libraries import UnavailableError
 from imagenet_prep.codec.planes import Look, Values
 from imagenet_prep.core.errors import UsageError
@@ -192,8 +191,8 @@ def _say_once(text: str) -> None:
 def _crop(data: bytes | memoryview, box: list[int]) -> Image.Image:
     """Returns a part of a JPEG in RGB; what lies outside of the picture is black."""
     top, left, height, width = box
-    with Image.open(io.BytesIO(data), formats=("JPEG",)) as image:
-        return image.convert("RGB").crop((left, top, left + width, top + height))
+    with opening.opened(bytes(data), only=("JPEG",)) as image:
+        return opening.rgb(image).crop((left, top, left + width, top + height))
 
 
 def interpolate(pixels: npt.NDArray[np.uint8], side: int) -> npt.NDArray[np.uint8]:

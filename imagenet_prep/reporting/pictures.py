@@ -5,14 +5,14 @@ from __future__ import annotations
 import base64
 import contextlib
 import io
-import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image, ImageFile, ImageOps
 
-from imagenet_prep.dataset import jpeg
+from imagenet_prep.codec import opening
+from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset.example import ImageExample
 
 if TYPE_CHECKING:
@@ -20,12 +20,7 @@ if TYPE_CHECKING:
 
     Pixels = npt.NDArray[np.uint8]
 
-# Ours is looked at before anything is decoded; Pillow's warns.
-Image.MAX_IMAGE_PIXELS = None
-
 _LANCZOS = Image.Resampling.LANCZOS
-# Those that the codec knows, so that no stray file reaches a more exotic decoder.
-_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")
 # A picture in a list has this side, in pixels, and this quality of WebP.
 _SIDE, _QUALITY = 176, 72
 # Pixels that are compared at a time.
@@ -39,19 +34,11 @@ def decode(data: bytes, smallest: int | None = None) -> Image.Image | None:
       data: the file's bytes.
       smallest: pixels that the sides may be halved down to while decoding a JPEG.
     """
-    # Odd metadata makes Pillow warn; whoever looks at the picture needs no such line.
-    with _truncated_allowed(), warnings.catch_warnings(action="ignore"):
-        try:
-            jpeg.refuse_bombs(data)
-            with Image.open(io.BytesIO(data), formats=_FORMATS) as opened:
-                # An image that was left out for its size is not decoded here either.
-                if opened.width * opened.height > jpeg.MAX_PIXELS:
-                    return None
-                if smallest is not None:
-                    opened.draft("RGB", (smallest, smallest))
-                return opened.convert("RGB")
-        except Exception:  # noqa: BLE001 - bad images are shown, too: plugins raise anything
-            return None
+    try:
+        with _truncated_allowed(), opening.opened(data, smallest=smallest) as opened:
+            return opening.rgb(opening.picture(opened))
+    except BadImageError:
+        return None
 
 
 def thumbnail(image: Image.Image, side: int, quality: int) -> str:

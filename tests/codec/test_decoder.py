@@ -11,12 +11,19 @@ import pytest
 import simplejpeg
 
 from imagenet_prep.codec import libraries, planes, transform
+from imagenet_prep.dataset import jpeg
 from tests.kit.codec import corpus, fuzz, mutations, native, variety
 from tests.kit.lengths import long_but
 
 pytestmark = pytest.mark.skipif(
     platform.machine() == "aarch64", reason="libjpeg decodes everything on ARM"
 )
+
+
+def frame_of(data: bytes) -> jpeg.Frame:
+    frame = jpeg.refuse_bombs(data)
+    assert frame is not None
+    return frame
 
 
 def built(folder: Path, compiler: tuple[str, ...]) -> Path:
@@ -96,7 +103,7 @@ def test_a_proof_asks_libjpeg_only_where_ours_declines(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(simplejpeg, "decode_jpeg", decode)
     for data in mutations.sources().values():
-        transform._read_through(data)
+        transform._read_through(data, frame_of(data))
 
     assert asked == [mutations.sources()[kind] for kind in ("progressive", "cmyk")]
 
@@ -135,6 +142,6 @@ def test_without_the_library_files_are_read_through_all_the_same(
     data = mutations.sources()["420"]
 
     assert not planes.proves(data)
-    transform._read_through(data)
+    transform._read_through(data, frame_of(data))
     with pytest.raises(ValueError, match="end of JPEG file"):
-        transform._read_through(data[:-100])
+        transform._read_through(data[:-100], frame_of(data))

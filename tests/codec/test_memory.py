@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from imagenet_prep.codec import memory, planes
+from imagenet_prep.codec import memory, opening, planes
 from imagenet_prep.codec import transform as codec
 from imagenet_prep.codec.policy import PLANES, PORTABLE, Policy
 from imagenet_prep.core import turns
@@ -60,7 +60,7 @@ JPEGS: dict[str, Callable[[], bytes]] = {
 def test_what_pillow_opens_takes_no_more_than_estimated(name: str) -> None:
     data = OTHERS[name]()
     with Image.open(io.BytesIO(data)) as opened:
-        estimate = memory.of_other(opened)
+        estimate = memory.of_opened(opened, None)
     assert estimate <= 12 * SIDE * SIDE
 
     with little_memory(estimate + REST):
@@ -91,12 +91,12 @@ def test_jpegs_take_no_more_than_estimated(
 
 def test_an_ordinary_photograph_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "turn", None)
-    for frame, pixels, decoded in (
-        (jpeg.Frame(375, 500, 0), 375 * 500, 375 * 500),
-        (jpeg.Frame(3000, 4000, 0), 12_000_000, 12_000_000),
-        (jpeg.Frame(6000, 8000, 0), 48_000_000, 64 * 480 * 480),
+    for frame, decoded in (
+        (jpeg.Frame(375, 500, 0), 375 * 500),
+        (jpeg.Frame(3000, 4000, 0), 12_000_000),
+        (jpeg.Frame(6000, 8000, 0), 64 * 480 * 480),
     ):
-        with memory.room(memory.of_jpeg(frame, pixels, decoded)):
+        with memory.room(memory.of_jpeg(frame, decoded)):
             pass
 
 
@@ -145,7 +145,7 @@ def test_a_webp_is_the_picture_that_pillow_makes_of_it(mode: str, options: dict[
     expected = np.asarray(Image.alpha_composite(ground, pixels).convert("RGB"))
 
     with Image.open(buffer) as again:
-        assert np.array_equal(codec._as_rgb(codec._first_frame(again)), expected)
+        assert np.array_equal(opening.pixels(again), expected)
 
 
 def test_a_damaged_webp_is_undecodable() -> None:

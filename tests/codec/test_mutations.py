@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import simplejpeg
 
+from imagenet_prep.codec import opening
 from imagenet_prep.codec.policy import Policy
-from imagenet_prep.codec.probe import probe
 from imagenet_prep.codec.transform import prove_stored, transform
 from imagenet_prep.core.errors import BadImageError
-from imagenet_prep.dataset.jpeg import refuse_bombs
 from imagenet_prep.dataset.member import PreparedImage
 from tests.kit.codec import mutations
 from tests.kit.lengths import long_but
@@ -72,8 +71,7 @@ def test_a_stored_image_is_sound_exactly_if_all_of_it_decodes(seed: int) -> None
     sound = 0
     for _, data in mutations.mutated(2000 + seed, 250):
         try:
-            refuse_bombs(data, MAX_PIXELS)
-            header = probe(data)
+            header = opening.header(data, MAX_PIXELS)
         except BadImageError:
             continue
         if header is None:

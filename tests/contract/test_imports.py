@@ -20,9 +20,10 @@ READERS = "TensorFlow, DALI and Horovod only where shards are read or trained on
 BOTO3 = "boto3 only in storage.s3 and pipelines.sagemaker_job"
 CODECS = "simplejpeg only in codec and testing.photographs, cv2 nowhere"
 CODEC = (
-    "the codec is called where images are made, proven or read; other stages are passed functions"
+    "the codec is called where images are made, verified, read or shown; "
+    "other stages are passed functions"
 )
-PROBE = "readers do without simplejpeg: not all environments of trainers have it"
+SIMPLEJPEG = "readers do without simplejpeg: not all environments of trainers have it"
 MINIATURE = "the miniature is imported by demo only"
 AIRFLOW = "Airflow only in pipelines.airflow_dag"
 AIRFLOW_ALONE = "the DAG imports nothing of ours: Airflow's environment does not have it"
@@ -99,8 +100,8 @@ VIOLATIONS = {
     "stage-imports-beam": Violation(
         "imagenet_prep/shards/intruder.py", "from apache_beam import io", BEAM
     ),
-    "reader-imports-probe": Violation(
-        "imagenet_prep/read/intruder.py", "import imagenet_prep.codec.probe", PROBE
+    "reader-imports-transform": Violation(
+        "imagenet_prep/read/intruder.py", "import imagenet_prep.codec.transform", SIMPLEJPEG
     ),
     "verb-imports-cluster": Violation(
         "imagenet_prep/show.py", "import imagenet_prep.engine.cluster", CLUSTER

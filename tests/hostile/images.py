@@ -6,7 +6,10 @@ import io
 import struct
 import zlib
 
+import numpy as np
 from PIL import Image
+
+from tests.kit.codec import frames
 
 SIDE = 65_500
 
@@ -77,6 +80,63 @@ def png_that_claims(width: int = SIDE, height: int = SIDE) -> bytes:
         struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
         for chunk in chunks
     )
+
+
+def gif_that_claims(width: int = SIDE, height: int = SIDE, *, screen: int | None = None) -> bytes:
+    """Returns a GIF of 43 bytes whose first picture, of no pixels, is to be disposed of.
+
+    Pillow makes the canvas for that while it opens the file. `screen` is the side of the screen,
+    if it is not that of the picture.
+    """
+    sides = (width, height) if screen is None else (screen, screen)
+    head = b"GIF89a" + struct.pack("<HHBBB", *sides, 0x80, 0, 0) + b"\0\0\0\xff\xff\xff"
+    disposed = b"\x21\xf9\x04" + bytes((2 << 2, 0, 0, 0, 0))
+    frame = b"," + struct.pack("<HHHHB", 0, 0, width, height, 0)
+    return head + disposed + frame + b"\x02\x02\x4c\x01\0;"
+
+
+def apng_that_claims(width: int = SIDE, height: int = SIDE, *, small_first: bool = False) -> bytes:
+    """Returns an animated PNG whose first picture, of no pixels, is to be disposed of.
+
+    Pillow makes the canvas for that while it opens the file, too. With `small_first`, a small
+    header stands before the true one.
+    """
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        crc = struct.pack(">I", zlib.crc32(kind + content))
+        return struct.pack(">I", len(content)) + kind + content + crc
+
+    def header(width: int, height: int) -> bytes:
+        return chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 6, 0, 0, 0))
+
+    frame = struct.pack(">IIIIIHHBB", 0, width, height, 0, 0, 1, 1, 1, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + (header(1, 1) if small_first else b"")
+        + header(width, height)
+        + chunk(b"acTL", struct.pack(">II", 2, 0))
+        + chunk(b"fcTL", frame)
+        + chunk(b"IDAT", zlib.compress(b""))
+        + chunk(b"IEND", b"")
+    )
+
+
+def webp_that_claims(side: int = 1 << 14) -> bytes:
+    """Returns a WebP of the largest canvas, without pixels."""
+    canvas = (side - 1).to_bytes(3, "little")
+    chunk = b"VP8X" + struct.pack("<II", 10, 2) + canvas + canvas
+    return b"RIFF" + struct.pack("<I", 4 + len(chunk)) + b"WEBP" + chunk
+
+
+def lossless_jpeg(side: int = 420, components: int = 3) -> bytes:
+    """Returns a sound lossless JPEG (SOF3), of which libjpeg-turbo makes no smaller image."""
+    pixels = np.random.default_rng(side).integers(0, 256, (side // 4, side // 4, components))
+    return frames.lossless(pixels.repeat(4, axis=0).repeat(4, axis=1))
+
+
+def eps() -> bytes:
+    """Returns an EPS, for which Pillow starts the program `gs` that it finds on PATH."""
+    return b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 300 200\n%%EndComments\nshowpage\n%%EOF\n"
 
 
 def tiff_in_a_tile(side: int, tile: int) -> bytes:

@@ -13,8 +13,9 @@ from PIL import Image
 _SIZE = (160, 120)
 
 
-def _photograph(rng: np.random.Generator) -> np.ndarray:
+def photograph(seed: int = 0) -> np.ndarray:
     """Returns [120, 160, 3] uint8: smooth shapes and grain, so that every coefficient is used."""
+    rng = np.random.default_rng(seed)
     small = rng.integers(0, 256, (8, 10, 3), dtype=np.uint8)
     smooth = np.asarray(Image.fromarray(small).resize(_SIZE, Image.Resampling.BICUBIC), np.int16)
     grain = rng.normal(0, 12, smooth.shape).astype(np.int16)
@@ -29,7 +30,7 @@ def _encoded(image: Image.Image, **options: object) -> bytes:
 
 def sources() -> dict[str, bytes]:
     """Returns sound JPEGs of every kind that codecs treat differently."""
-    pixels = _photograph(np.random.default_rng(0))
+    pixels = photograph()
     image = Image.fromarray(pixels)
     exif = Image.Exif()
     exif[0x0112] = 6

@@ -1,0 +1,243 @@
+"""The one place that opens images with Pillow or simplejpeg.
+
+The size comes from the header, before a decoder allocates memory by it. Neither library is asked
+for a smaller size than the header's unless the frame type is known to be scaled: for any other one,
+libjpeg-turbo may write the full image into the memory of the smaller one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+from PIL.WebPImagePlugin import WebPImageFile
+
+from imagenet_prep.codec import memory
+from imagenet_prep.core.errors import BadImageError
+from imagenet_prep.dataset import formats, jpeg
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from PIL.ImageFile import ImageFile
+
+    Pixels = npt.NDArray[np.uint8]
+
+# Listed, so that a file under a wrong name cannot reach Pillow's other decoders: that for EPS
+# starts Ghostscript.
+FORMATS = tuple(sorted(name.upper() for name in formats.READ))
+
+# Pixels that are converted at a time.
+_BAND_PIXELS = 1 << 20
+
+
+class Header(NamedTuple):
+    """The facts in a JPEG's header.
+
+    Attributes:
+      height, width: pixels.
+      colorspace: libjpeg's name: "YCbCr", "RGB", "Gray", "CMYK", "YCCK".
+      frame: its markers.
+    """
+
+    height: int
+    width: int
+    colorspace: str
+    frame: jpeg.Frame
+
+
+def header(data: bytes, max_pixels: int = jpeg.MAX_PIXELS) -> Header | None:
+    """Returns the header of a JPEG, None for any other format.
+
+    Raises:
+      BadImageError: "empty", "too_many_pixels", "too_many_scans", or "undecodable" for a broken
+        header and for a kind of JPEG that no decoder here reads.
+    """
+    import simplejpeg
+
+    if not data:
+        raise BadImageError("empty", "zero bytes")
+    frame = jpeg.refuse_bombs(data, max_pixels)
+    if not data.startswith(jpeg.SOI):
+        return None
+    if frame is not None:
+        jpeg.refuse_unknown(frame)
+    try:
+        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data, strict=False)
+    except (ValueError, KeyError) as error:
+        # KeyError: simplejpeg looks up colour spaces that a damaged header makes up.
+        raise BadImageError("undecodable", f"JPEG header: {error}") from error
+    if frame is None or (frame.height, frame.width) != (height, width):
+        raise BadImageError("undecodable", "JPEG header: its markers contradict each other")
+    return Header(height, width, colorspace, frame)
+
+
+def decode_jpeg(
+    data: bytes,
+    frame: jpeg.Frame,
+    colorspace: str,
+    at_least: tuple[int, int, int] | None = None,
+    *,
+    strict: bool = True,
+) -> Pixels:
+    """Returns the pixels [height, width, channels] of a JPEG, as libjpeg-turbo decodes it.
+
+    Args:
+      data: a JPEG.
+      frame: of its header.
+      colorspace: "RGB" or "GRAY".
+      at_least: height and width that must be left, and how many times smaller the result must be.
+        A frame that cannot be scaled is decoded at full size.
+      strict: fail on warnings, too.
+
+    Raises:
+      ValueError: libjpeg's message.
+    """
+    import simplejpeg
+
+    size = {}
+    if at_least is not None and frame.can_be_scaled:
+        size = dict(zip(("min_height", "min_width", "min_factor"), at_least, strict=True))
+    pixels: Pixels = simplejpeg.decode_jpeg(data, colorspace, strict=strict, **size)
+    return pixels
+
+
+@contextlib.contextmanager
+def opened(
+    data: bytes,
+    max_pixels: int = jpeg.MAX_PIXELS,
+    only: tuple[str, ...] = FORMATS,
+    *,
+    smallest: int | None = None,
+    turn: contextlib.ExitStack | None = None,
+) -> Iterator[ImageFile]:
+    """Opens an image with Pillow, and waits until it may be decoded.
+
+    Args:
+      data: the file.
+      max_pixels: that its header may claim.
+      only: names of formats.
+      smallest: pixels that the sides may be halved down to while decoding a JPEG.
+      turn: keeps the memory after the block; by default it is free again then.
+
+    Raises:
+      BadImageError: "unknown_format", "undecodable" for anything that Pillow raises in the block,
+        "too_many_pixels" or "too_many_scans".
+    """
+    try:
+        # Odd metadata and palettes make Pillow warn; the pixels decide, not the warning.
+        with warnings.catch_warnings(action="ignore"), contextlib.ExitStack() as ours:
+            image, frame = _open(data, max_pixels, only)
+            ours.enter_context(image)
+            if smallest is not None and frame is not None and frame.can_be_scaled:
+                image.draft("RGB", (smallest, smallest))
+            (turn or ours).enter_context(memory.room(memory.of_opened(image, frame)))
+            yield image
+    except UnidentifiedImageError as error:
+        head = data[: formats.HEAD_BYTES]
+        raise BadImageError("unknown_format", formats.unreadable(head)) from error
+    except Image.DecompressionBombError as error:
+        raise BadImageError("too_many_pixels", str(error)) from error
+    except BadImageError:
+        raise
+    except Exception as error:
+        # Pillow's plugins raise whatever their format breaks on: OSError, SyntaxError,
+        # ValueError, struct.error, IndexError...
+        raise BadImageError("undecodable", f"{type(error).__name__}: {error}") from error
+
+
+def _open(
+    data: bytes, max_pixels: int, only: tuple[str, ...]
+) -> tuple[ImageFile, jpeg.Frame | None]:
+    """Returns an image that was opened and not decoded, and the frame if it is a JPEG."""
+    frame = jpeg.refuse_bombs(data, max_pixels)
+    if frame is not None:
+        jpeg.refuse_unknown(frame)
+    for width, height in _canvases(data):
+        jpeg.refuse_pixels(height, width, max_pixels)
+    image = Image.open(io.BytesIO(data), formats=only)
+    jpeg.refuse_pixels(image.height, image.width, max_pixels)
+    if not image.height or not image.width:
+        raise BadImageError("undecodable", f"{image.width} x {image.height} pixels")
+    if frame is not None and image.size != (frame.width, frame.height):
+        raise BadImageError("undecodable", "JPEG header: its markers contradict each other")
+    return image, frame
+
+
+def _canvases(data: bytes) -> Iterator[tuple[int, int]]:
+    """Yields the widths and heights that Pillow allocates while it opens GIF, PNG and WebP."""
+
+    def number(at: int, size: int) -> int:
+        return int.from_bytes(data[at : at + size], "little")
+
+    if data.startswith(b"GIF8"):
+        yield number(6, 2), number(8, 2)
+    elif data.startswith(b"RIFF"):
+        if data[12:16] == b"VP8X":
+            yield number(24, 3) + 1, number(27, 3) + 1
+        elif data[12:16] == b"VP8L":
+            yield (number(21, 4) & 0x3FFF) + 1, (number(21, 4) >> 14 & 0x3FFF) + 1
+        else:
+            yield number(26, 2) & 0x3FFF, number(28, 2) & 0x3FFF
+    elif data.startswith(b"\x89PNG"):
+        at, kind = 8, b""
+        # Pillow believes the last of several headers.
+        while at < len(data) and kind not in (b"IDAT", b"fdAT"):
+            kind = data[at + 4 : at + 8]
+            if kind == b"IHDR":
+                yield (
+                    int.from_bytes(data[at + 8 : at + 12], "big"),
+                    int.from_bytes(data[at + 12 : at + 16], "big"),
+                )
+            at += 12 + int.from_bytes(data[at : at + 4], "big")
+
+
+def size(data: bytes) -> tuple[int, int]:
+    """Returns the width and height of an image that can be decoded."""
+    if frame := jpeg.refuse_bombs(data):
+        return frame.width, frame.height
+    with (
+        warnings.catch_warnings(action="ignore"),
+        _open(data, jpeg.MAX_PIXELS, FORMATS)[0] as image,
+    ):
+        return image.size
+
+
+def picture(image: ImageFile) -> Image.Image:
+    """Returns the first picture of an opened image, in the memory that it was made in.
+
+    When Pillow loads a WebP, two canvases and two copies are in memory at once: 16 bytes a pixel.
+    """
+    if not isinstance(image, WebPImageFile):
+        return image
+    made = image._decoder.get_next()
+    image._decoder = None  # this frees the canvases
+    if made is None:
+        raise ValueError("libwebp cannot decode its first frame")
+    return Image.frombuffer(image.rawmode, image.size, made[0], "raw", image.rawmode, 0, 1)
+
+
+def rgb(image: Image.Image) -> Image.Image:
+    """Returns an image in RGB, as Pillow converts it."""
+    return image.convert("RGB")
+
+
+def pixels(image: ImageFile, convert: Callable[[Image.Image], Image.Image] = rgb) -> Pixels:
+    """Returns the pixels [height, width, ...] of an opened image, converted band by band.
+
+    All of them at once would take a gigabyte at 64 MP.
+    """
+    shown, found = picture(image), None
+    rows = max(1, _BAND_PIXELS // shown.width)
+    for top in range(0, shown.height, rows):
+        bottom = min(top + rows, shown.height)
+        band = np.asarray(convert(shown.crop((0, top, shown.width, bottom))))
+        if found is None:
+            found = np.empty((shown.height, *band.shape[1:]), np.uint8)
+        found[top:bottom] = band
+    assert found is not None
+    return found

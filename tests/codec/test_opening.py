@@ -1,0 +1,256 @@
+"""Images from strangers: known formats only, sizes from the header, nothing scaled by guess."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import simplejpeg
+from PIL import Image
+
+from imagenet_prep.codec import likeness, opening, transform
+from imagenet_prep.codec.policy import PLANES, PORTABLE, Policy
+from imagenet_prep.core.errors import BadImageError
+from imagenet_prep.dataset import jpeg
+from imagenet_prep.matching import find, hashes
+from imagenet_prep.read import diagnosis, native
+from imagenet_prep.reporting import pictures
+from tests.hostile import images
+from tests.kit.bounds import little_memory
+from tests.kit.codec import frames, mutations
+
+LOSSLESS = {name: images.lossless_jpeg(420, count) for name, count in {"rgb": 3, "grey": 1}.items()}
+
+
+def shown(data: bytes) -> object:
+    image = pictures.decode(data, 52)
+    if image is None:
+        raise BadImageError("undecodable", "no picture")
+    return image
+
+
+def diagnosed(data: bytes) -> None:
+    if problem := diagnosis._problem(data):
+        raise BadImageError("undecodable", problem)
+
+
+CALLS: dict[str, Callable[[bytes], object]] = {
+    "prepare": lambda data: transform.transform(data, Policy(32)),
+    "prepare, portable": lambda data: transform.transform(data, Policy(32, codec=PORTABLE)),
+    "prepare, headers": lambda data: transform.transform(data, Policy(None, check="header")),
+    "prepare, border": lambda data: transform.transform(data, Policy(32, border=2)),
+    "adopt": transform.keep,
+    "verify": lambda data: transform.prove_stored(data, 1, 1, any_size=True, any_colorspace=True),
+    "hash": hashes.of,
+    "proof": likeness.means,
+    "equal pixels": find._digest,
+    "report": shown,
+    "reader": lambda data: native._crop(data, [0, 0, 8, 8]),
+    "diagnosis": diagnosed,
+}
+READERS = {"reader", "diagnosis", "adopt", "verify"}  # of these, only of JPEGs
+
+
+def saved(format_name: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(mutations.photograph()).save(buffer, format_name, **options)
+    return buffer.getvalue()
+
+
+FOREIGN = {
+    "eps": images.eps,
+    **{
+        name: lambda name=name: saved(name)
+        for name in ("PCX", "TGA", "JPEG2000", "AVIF", "ICO", "PPM", "SGI", "DDS", "IM", "PDF")
+    },
+}
+
+
+@pytest.fixture
+def ghostscript(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A `gs` on PATH that notes that it was started; returns the note."""
+    note = tmp_path / "started"
+    program = tmp_path / "gs"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {note}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    return note
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_formats_that_are_not_listed_are_refused_and_start_nothing(
+    call: str, ghostscript: Path
+) -> None:
+    for name, make in FOREIGN.items():
+        with pytest.raises(BadImageError) as caught:
+            CALLS[call](make())
+        assert caught.value.reason in {"unknown_format", "wrong_colorspace", "undecodable"}, name
+    assert not ghostscript.exists()
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        images.gif_that_claims(),
+        images.gif_that_claims(screen=1),
+        images.apng_that_claims(),
+        images.apng_that_claims(small_first=True),
+        images.webp_that_claims(),
+        images.png_that_claims(),
+        images.jpeg_that_claims(),
+        images.progressive_jpeg(jpeg.MAX_SCANS + 1),
+    ],
+    ids=["gif", "gif-frame", "apng", "apng-twice", "webp", "png", "jpeg", "scans"],
+)
+def test_nothing_is_allocated_for_a_size_that_is_only_claimed(call: str, bomb: bytes) -> None:
+    with little_memory(64 << 20), pytest.raises(BadImageError) as caught:
+        CALLS[call](bomb)
+    if call not in READERS | {"report"}:
+        assert caught.value.reason in {"too_many_pixels", "too_many_scans"}
+
+
+@pytest.mark.parametrize("codec", [PLANES, PORTABLE])
+@pytest.mark.parametrize("short_side", [None, 32])
+@pytest.mark.parametrize("check", ["decode", "header"])
+@pytest.mark.parametrize("kind", LOSSLESS)
+def test_a_lossless_jpeg_is_decoded_at_full_size_and_stored_encoded(
+    kind: str, check: str, short_side: int | None, codec: str
+) -> None:
+    policy = Policy(short_side, check=check, codec=codec)
+    made = transform.transform(LOSSLESS[kind], policy)
+
+    assert made.repair == "lossless"
+    side = short_side or 420
+    transform.prove_stored(made.encoded, side, side)
+    with Image.open(io.BytesIO(LOSSLESS[kind])) as opened:
+        truth = opened.convert("RGB").resize((side, side), Image.Resampling.BICUBIC)
+    got = simplejpeg.decode_jpeg(made.encoded, "RGB").astype(int)
+    assert abs(got - np.asarray(truth)).mean() < 40  # noise, at 4:2:0
+
+
+def test_a_lossless_jpeg_is_turned_as_its_exif_says() -> None:
+    pixels = np.zeros((40, 60, 3), np.uint8)
+    pixels[:, :10] = 255
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    content = exif.tobytes()
+    data = frames.lossless(pixels)
+    data = data[:2] + b"\xff\xe1" + (len(content) + 2).to_bytes(2, "big") + content + data[2:]
+
+    made = transform.transform(data, Policy(None, orientation="apply"))
+
+    got = simplejpeg.decode_jpeg(made.encoded, "RGB")
+    assert got.shape == (60, 40, 3)
+    assert got[:8].mean() > 200
+    assert got[20:].mean() < 50
+
+
+@pytest.mark.parametrize("look", ["hash", "proof", "equal pixels", "report", "reader"])
+@pytest.mark.parametrize("kind", LOSSLESS)
+def test_whoever_shows_a_lossless_jpeg_decodes_it_at_full_size(kind: str, look: str) -> None:
+    assert CALLS[look](LOSSLESS[kind]) is not None
+
+
+def test_a_lossless_jpeg_has_the_means_of_its_pixels() -> None:
+    pixels = np.asarray(Image.fromarray(mutations.photograph()).convert("L"))
+    found = likeness.means(frames.lossless(pixels[:, :, None]))
+    assert np.array_equal(found, likeness.means_of_pixels(pixels))
+
+
+@pytest.mark.parametrize("look", ["adopt", "verify"])
+@pytest.mark.parametrize("kind", LOSSLESS)
+def test_a_set_holds_no_lossless_jpeg(kind: str, look: str) -> None:
+    """TensorFlow and DALI do not decode it."""
+    with pytest.raises(BadImageError, match="undecodable: lossless"):
+        CALLS[look](LOSSLESS[kind])
+
+
+def doubtful() -> dict[str, bytes]:
+    """Returns files that are not surely of a frame type that can be scaled."""
+    found = {}
+    for name, data in frames.files().items():
+        try:
+            frame = jpeg.refuse_bombs(data)
+        except BadImageError:
+            continue
+        if frame is None or not frame.can_be_scaled:
+            found[name] = data
+    return found
+
+
+def test_only_baseline_extended_and_progressive_frames_are_asked_for_a_smaller_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Any other one may be written at full size into the memory of the smaller one."""
+
+    def refuse(*_: object, **options: object) -> None:
+        raise AssertionError(f"asked for another size: {options}")
+
+    decode = simplejpeg.decode_jpeg
+
+    def watched(data: bytes, colorspace: str, **options: Any) -> Any:
+        if options.keys() - {"strict"}:
+            refuse(**options)
+        return decode(data, colorspace, **options)
+
+    monkeypatch.setattr(simplejpeg, "decode_jpeg", watched)
+    monkeypatch.setattr("PIL.JpegImagePlugin.JpegImageFile.draft", refuse)
+    files = doubtful()
+    assert {"lossless rgb", "arithmetic rgb", "420, then c3", "grey as c3"} <= files.keys()
+    assert not {"420", "progressive", "420 as c1", "420, hidden c3"} & files.keys()
+    for data in files.values():
+        for call in ("prepare", "prepare, portable", "verify", "report"):
+            try:
+                CALLS[call](data)
+            except BadImageError:
+                continue
+
+
+@pytest.mark.parametrize("codec", [PLANES, PORTABLE])
+def test_arithmetic_coding_changes_no_pixel(codec: str) -> None:
+    """The same coefficients, decoded at full size or by our own decoder's rules."""
+    pixels = mutations.photograph()
+    for progressive in (False, True):
+        data = frames.arithmetic(pixels, progressive=progressive)
+        kept = transform.transform(data, Policy(None, codec=codec))
+        assert kept.encoded is data
+        shrunk = transform.transform(data, Policy(50, codec=codec))
+        plain = transform.transform(saved("JPEG", quality=85), Policy(50, codec=codec))
+        assert shrunk.encoded == plain.encoded
+
+
+@pytest.mark.parametrize("marker", [0xC5, 0xC6, 0xC7, 0xCB, 0xCD, 0xCE, 0xCF])
+def test_kinds_that_no_decoder_reads_are_named(marker: int) -> None:
+    data = frames.with_marker(mutations.sources()["420"], marker)
+    for call in ("prepare", "prepare, headers", "adopt", "verify", "hash", "reader"):
+        with pytest.raises(BadImageError, match=f"undecodable.*SOF{marker - 0xC0}, 8 bits"):
+            CALLS[call](data)
+
+
+@pytest.mark.parametrize("bits", [12, 16])
+def test_samples_of_more_than_8_bits_are_named(bits: int) -> None:
+    data = frames.lossless(np.zeros((8, 8, 1), np.uint16), bits=bits)
+    with pytest.raises(BadImageError, match=f"SOF3, {bits} bits per sample"):
+        transform.transform(data, Policy(None, check="header"))
+
+
+def test_several_frames_are_named() -> None:
+    for data in (
+        frames.hierarchical(mutations.sources()["420"]),
+        frames.with_two_frames(mutations.sources()["420"], 0xC3),
+    ):
+        with pytest.raises(BadImageError, match="undecodable: several frame headers"):
+            transform.transform(data, Policy(None))
+
+
+def test_the_digest_of_pixels_is_that_of_all_of_them() -> None:
+    data = saved("PNG")
+    size, digest = find._digest(data)
+    assert (size, digest) == ((160, 120), hashlib.sha256(mutations.photograph()).digest())
+    assert opening.size(data) == opening.size(saved("JPEG")) == size

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image
 
 from imagenet_prep.codec import libraries
 from tests.kit.codec import mutations
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
     Pixels = npt.NDArray[np.uint8]
 
 _FRAMES = (0xC0, 0xC1, 0xC2, 0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF)
+# The first of `files`: decoders take all but two of them.
+NUM_SOUND = 18
 _LOSSLESS, _DHP = 0xC3, 0xDE
 _WORD_BITS = 5
 
@@ -141,10 +142,10 @@ def _place(data: bytes) -> int:
     return at
 
 
-def files() -> dict[str, bytes]:
+def files(size: tuple[int, int] = (61, 43)) -> dict[str, bytes]:
     """Returns small JPEGs of every frame type, and of every doubt which one it is."""
-    found = dict(mutations.sources())
-    pixels = np.asarray(Image.fromarray(mutations.photograph()).resize((61, 43)))
+    found = dict(mutations.sources(size))
+    pixels = mutations.photograph(size)
     grey = pixels[:, :, :1]
     for name, of in {"rgb": pixels, "grey": grey}.items():
         found |= {

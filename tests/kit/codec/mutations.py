@@ -13,11 +13,11 @@ from PIL import Image
 _SIZE = (160, 120)
 
 
-def photograph(seed: int = 0) -> np.ndarray:
-    """Returns [120, 160, 3] uint8: smooth shapes and grain, so that every coefficient is used."""
-    rng = np.random.default_rng(seed)
+def photograph(size: tuple[int, int] = _SIZE) -> np.ndarray:
+    """Returns uint8 RGB pixels: smooth shapes and grain, so that every coefficient is used."""
+    rng = np.random.default_rng(0)
     small = rng.integers(0, 256, (8, 10, 3), dtype=np.uint8)
-    smooth = np.asarray(Image.fromarray(small).resize(_SIZE, Image.Resampling.BICUBIC), np.int16)
+    smooth = np.asarray(Image.fromarray(small).resize(size, Image.Resampling.BICUBIC), np.int16)
     grain = rng.normal(0, 12, smooth.shape).astype(np.int16)
     return np.clip(smooth + grain, 0, 255).astype(np.uint8)
 
@@ -28,9 +28,9 @@ def _encoded(image: Image.Image, **options: object) -> bytes:
     return buffer.getvalue()
 
 
-def sources() -> dict[str, bytes]:
+def sources(size: tuple[int, int] = _SIZE) -> dict[str, bytes]:
     """Returns sound JPEGs of every kind that codecs treat differently."""
-    pixels = photograph()
+    pixels = photograph(size)
     image = Image.fromarray(pixels)
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -56,7 +56,7 @@ def mutated(seed: int, count: int) -> Iterator[tuple[str, bytes]]:
     for _ in range(count):
         name = rng.choice(names)
         data = bytearray(sound[name])
-        how = rng.choice(_WAYS)
+        how = rng.choice(WAYS)
         how(data, rng, bytearray(sound[rng.choice(names)]))
         yield f"{name} {how.__name__}", bytes(data)
 
@@ -117,7 +117,7 @@ def append(data: bytearray, rng: random.Random, other: bytearray) -> None:
     data += rng.choice([bytes(100), rng.randbytes(100), other, other[: len(other) // 2]])
 
 
-_WAYS = (
+WAYS = (
     flip_bits,
     flip_header_bits,
     cut_end,

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import struct
 import warnings
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
@@ -31,27 +32,13 @@ if TYPE_CHECKING:
 # starts Ghostscript.
 FORMATS = tuple(sorted(name.upper() for name in formats.READ))
 
+_AT_LEAST = ("min_height", "min_width", "min_factor")
 # Pixels that are converted at a time.
 _BAND_PIXELS = 1 << 20
 
 
-class Header(NamedTuple):
-    """The facts in a JPEG's header.
-
-    Attributes:
-      height, width: pixels.
-      colorspace: libjpeg's name: "YCbCr", "RGB", "Gray", "CMYK", "YCCK".
-      frame: its markers.
-    """
-
-    height: int
-    width: int
-    colorspace: str
-    frame: jpeg.Frame
-
-
-def header(data: bytes, max_pixels: int = jpeg.MAX_PIXELS) -> Header | None:
-    """Returns the header of a JPEG, None for any other format.
+def header(data: bytes, max_pixels: int = jpeg.MAX_PIXELS) -> jpeg.Frame | None:
+    """Returns the header of a JPEG with its colour space, None for any other format.
 
     Raises:
       BadImageError: "empty", "too_many_pixels", "too_many_scans", or "undecodable" for a broken
@@ -61,19 +48,29 @@ def header(data: bytes, max_pixels: int = jpeg.MAX_PIXELS) -> Header | None:
 
     if not data:
         raise BadImageError("empty", "zero bytes")
-    frame = jpeg.refuse_bombs(data, max_pixels)
+    frame = _frame(data, max_pixels)
     if not data.startswith(jpeg.SOI):
         return None
-    if frame is not None:
-        jpeg.refuse_unknown(frame)
     try:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data, strict=False)
     except (ValueError, KeyError) as error:
         # KeyError: simplejpeg looks up colour spaces that a damaged header makes up.
         raise BadImageError("undecodable", f"JPEG header: {error}") from error
-    if frame is None or (frame.height, frame.width) != (height, width):
+    _refuse_other_size(frame, (width, height))
+    return frame._replace(colorspace=colorspace) if frame else None
+
+
+def _frame(data: bytes, max_pixels: int) -> jpeg.Frame | None:
+    """Returns the frame of a JPEG that may be decoded, None for any other format."""
+    frame = jpeg.refuse_bombs(data, max_pixels)
+    if frame is not None:
+        jpeg.refuse_unknown(frame)
+    return frame
+
+
+def _refuse_other_size(frame: jpeg.Frame | None, size: tuple[int, int]) -> None:
+    if frame is None or (frame.width, frame.height) != size:
         raise BadImageError("undecodable", "JPEG header: its markers contradict each other")
-    return Header(height, width, colorspace, frame)
 
 
 def decode_jpeg(
@@ -86,22 +83,15 @@ def decode_jpeg(
 ) -> Pixels:
     """Returns the pixels [height, width, channels] of a JPEG, as libjpeg-turbo decodes it.
 
-    Args:
-      data: a JPEG.
-      frame: of its header.
-      colorspace: "RGB" or "GRAY".
-      at_least: height and width that must be left, and how many times smaller the result must be.
-        A frame that cannot be scaled is decoded at full size.
-      strict: fail on warnings, too.
-
-    Raises:
-      ValueError: libjpeg's message.
+    With `at_least`, height, width and factor, the sides may be divided by this factor or more as
+    long as so much is left; a frame that cannot be scaled is decoded at full size. ValueError has
+    the message of libjpeg, of a warning as well if `strict`.
     """
     import simplejpeg
 
     size = {}
     if at_least is not None and frame.can_be_scaled:
-        size = dict(zip(("min_height", "min_width", "min_factor"), at_least, strict=True))
+        size = dict(zip(_AT_LEAST, at_least, strict=True))
     pixels: Pixels = simplejpeg.decode_jpeg(data, colorspace, strict=strict, **size)
     return pixels
 
@@ -122,17 +112,23 @@ def opened(
       max_pixels: that its header may claim.
       only: names of formats.
       smallest: pixels that the sides may be halved down to while decoding a JPEG.
-      turn: keeps the memory after the block; by default it is free again then.
+      turn: keeps the memory after the block; by default it counts as free again then.
 
     Raises:
-      BadImageError: "unknown_format", "undecodable" for anything that Pillow raises in the block,
-        "too_many_pixels" or "too_many_scans".
+      BadImageError: also for anything that Pillow raises in the block.
     """
     try:
         # Odd metadata and palettes make Pillow warn; the pixels decide, not the warning.
         with warnings.catch_warnings(action="ignore"), contextlib.ExitStack() as ours:
-            image, frame = _open(data, max_pixels, only)
-            ours.enter_context(image)
+            frame = _frame(data, max_pixels)
+            for width, height in _canvases(data):
+                jpeg.refuse_pixels(height, width, max_pixels)
+            image = ours.enter_context(Image.open(io.BytesIO(data), formats=only))
+            jpeg.refuse_pixels(image.height, image.width, max_pixels)
+            if not image.height or not image.width:
+                raise BadImageError("undecodable", f"{image.width} x {image.height} pixels")
+            if data.startswith(jpeg.SOI):
+                _refuse_other_size(frame, image.size)
             if smallest is not None and frame is not None and frame.can_be_scaled:
                 image.draft("RGB", (smallest, smallest))
             (turn or ours).enter_context(memory.room(memory.of_opened(image, frame)))
@@ -144,28 +140,8 @@ def opened(
         raise BadImageError("too_many_pixels", str(error)) from error
     except BadImageError:
         raise
-    except Exception as error:
-        # Pillow's plugins raise whatever their format breaks on: OSError, SyntaxError,
-        # ValueError, struct.error, IndexError...
+    except Exception as error:  # plugins raise whatever their format breaks on
         raise BadImageError("undecodable", f"{type(error).__name__}: {error}") from error
-
-
-def _open(
-    data: bytes, max_pixels: int, only: tuple[str, ...]
-) -> tuple[ImageFile, jpeg.Frame | None]:
-    """Returns an image that was opened and not decoded, and the frame if it is a JPEG."""
-    frame = jpeg.refuse_bombs(data, max_pixels)
-    if frame is not None:
-        jpeg.refuse_unknown(frame)
-    for width, height in _canvases(data):
-        jpeg.refuse_pixels(height, width, max_pixels)
-    image = Image.open(io.BytesIO(data), formats=only)
-    jpeg.refuse_pixels(image.height, image.width, max_pixels)
-    if not image.height or not image.width:
-        raise BadImageError("undecodable", f"{image.width} x {image.height} pixels")
-    if frame is not None and image.size != (frame.width, frame.height):
-        raise BadImageError("undecodable", "JPEG header: its markers contradict each other")
-    return image, frame
 
 
 def _canvases(data: bytes) -> Iterator[tuple[int, int]]:
@@ -184,27 +160,13 @@ def _canvases(data: bytes) -> Iterator[tuple[int, int]]:
         else:
             yield number(26, 2) & 0x3FFF, number(28, 2) & 0x3FFF
     elif data.startswith(b"\x89PNG"):
-        at, kind = 8, b""
+        at = 8
         # Pillow believes the last of several headers.
-        while at < len(data) and kind not in (b"IDAT", b"fdAT"):
-            kind = data[at + 4 : at + 8]
+        while (head := data[at : at + 16])[4:8] not in (b"", b"IDAT", b"fdAT"):
+            length, kind, width, height = struct.unpack(">I4sII", head.ljust(16, b"\0"))
             if kind == b"IHDR":
-                yield (
-                    int.from_bytes(data[at + 8 : at + 12], "big"),
-                    int.from_bytes(data[at + 12 : at + 16], "big"),
-                )
-            at += 12 + int.from_bytes(data[at : at + 4], "big")
-
-
-def size(data: bytes) -> tuple[int, int]:
-    """Returns the width and height of an image that can be decoded."""
-    if frame := jpeg.refuse_bombs(data):
-        return frame.width, frame.height
-    with (
-        warnings.catch_warnings(action="ignore"),
-        _open(data, jpeg.MAX_PIXELS, FORMATS)[0] as image,
-    ):
-        return image.size
+                yield width, height
+            at += 12 + length
 
 
 def picture(image: ImageFile) -> Image.Image:

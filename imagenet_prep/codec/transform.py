@@ -16,10 +16,10 @@ import simplejpeg
 from PIL import Image
 
 from imagenet_prep.codec import memory, opening, planes
-from imagenet_prep.codec.opening import Header
 from imagenet_prep.codec.policy import CHECK_HEADER, PLANES, Policy
 from imagenet_prep.core.errors import BadImageError
-from imagenet_prep.dataset import jpeg, orientation
+from imagenet_prep.dataset import orientation
+from imagenet_prep.dataset.jpeg import Frame
 from imagenet_prep.dataset.member import ENCODED_ANEW, MAX_IMAGE_BYTES, PreparedImage
 from imagenet_prep.dataset.orientation import APPLY, KEEP
 
@@ -38,7 +38,6 @@ RAW_ENCODING = f"JPEG 4:4:4 at quality {_RAW_QUALITY}"
 
 _WITH_EXIF = ("PNG", "WEBP")
 
-_LOSSLESS = "lossless"
 _EOI = b"\xff\xd9"
 
 _RGB = ("YCbCr", "RGB")
@@ -76,68 +75,52 @@ def transform(data: bytes, policy: Policy) -> PreparedImage:
     if len(data) > MAX_IMAGE_BYTES:
         raise BadImageError("too_many_bytes", f"more than {MAX_IMAGE_BYTES:,} bytes")
     header = opening.header(data, policy.max_pixels)
-    if header is None or policy.border or header.frame.is_lossless:
+    if header is None or policy.border or header.is_lossless:
         return _from_other(data, policy, header)
     height, width = policy.resized(header.height, header.width)
     # The portable way halves the sides only as long as four times the target is left.
-    with memory.room(memory.of_jpeg(header.frame, 64 * height * width)):
-        tags = None
-        if policy.orientation != KEEP:
-            tags = orientation.of_jpeg(data, header.frame)
-        if tags is not None:
-            return _from_tagged(data, header, height, width, policy, tags)
-        return _from_jpeg(data, header, height, width, policy)
+    with memory.room(memory.of_jpeg(header, 64 * height * width)):
+        tags = None if policy.orientation == KEEP else orientation.of_jpeg(data, header)
+        turn = tags.turn if tags and policy.orientation == APPLY else orientation.UPRIGHT
+        made = _from_jpeg(data, header, height, width, policy, turn)
+        if tags and made.encoded is data:
+            made = made._replace(encoded=orientation.neutral(data, tags))
+        return _with_orientation(made, tags, turn)
 
 
 def _from_jpeg(
-    data: bytes, header: Header, height: int, width: int, policy: Policy
+    data: bytes, header: Frame, height: int, width: int, policy: Policy, turn: int
 ) -> PreparedImage:
-    """Returns a JPEG of this header at height x width pixels."""
+    """Returns a JPEG of this header at height x width pixels, or turned from there."""
     shrinks = (height, width) != (header.height, header.width)
     repair = None if header.colorspace in _RGB else header.colorspace.lower()
-    if repair is None and not shrinks:
-        surplus = _prove(data, header.frame, policy)
-        if surplus is None:
+    if repair is None and not shrinks and turn == orientation.UPRIGHT:
+        repair = _prove(data, header, policy)
+        if repair is None:
             return PreparedImage(data, height, width, resized=False, repair=None)
-        repair = surplus
-    before = (header.height, header.width)
+    encoded = None
     if policy.codec == PLANES and header.colorspace in _PLANAR:
-        shrunk = planes.shrink(data, height, width, policy.quality, policy.max_pixels)
-        if shrunk is not None:
-            return PreparedImage(shrunk, height, width, shrinks, repair, before)
-    pixels, surplus = _decode(data, header, height, width)
-    encoded = _encode(pixels, height, width, policy)
-    return PreparedImage(encoded, height, width, shrinks, repair or surplus, before)
-
-
-def _from_tagged(
-    data: bytes, header: Header, height: int, width: int, policy: Policy, tags: orientation.Tags
-) -> PreparedImage:
-    """Returns a JPEG with EXIF orientation at height x width pixels, or turned from there."""
-    turn = tags.turn if policy.orientation == APPLY else orientation.UPRIGHT
-    if turn == orientation.UPRIGHT:
-        made = _from_jpeg(data, header, height, width, policy)
-        if made.encoded is data:
-            made = made._replace(encoded=orientation.neutral(data, tags))
-        return _with_orientation(made, tags, turn)
-    pixels, surplus = None, None
-    if policy.codec == PLANES and header.colorspace in _PLANAR:
-        pixels = np.empty((height, width, 3), np.uint8)
-        look = planes.Look(height, width, planes.BYTES, planes.BICUBIC)
-        if not look.decode(data, None, pixels):
-            pixels = None
-    if pixels is None:
+        if turn == orientation.UPRIGHT:
+            encoded = planes.shrink(data, height, width, policy.quality, policy.max_pixels)
+        else:
+            pixels = np.empty((height, width, 3), np.uint8)
+            look = planes.Look(height, width, planes.BYTES, planes.BICUBIC)
+            if look.decode(data, None, pixels):
+                encoded = _encode(pixels, height, width, policy, turn)
+    if encoded is None:
         pixels, surplus = _decode(data, header, height, width)
-    before = (header.height, header.width)
-    encoded = _encode(pixels, height, width, policy, turn)
-    repair = surplus if header.colorspace in _RGB else header.colorspace.lower()
+        encoded = _encode(pixels, height, width, policy, turn)
+        repair = repair or surplus
     size = orientation.turned_size(height, width, turn)
-    made = PreparedImage(encoded, *size, (height, width) != before, repair, before)
-    return _with_orientation(made, tags, turn)
+    return PreparedImage(encoded, *size, shrinks, repair, (header.height, header.width))
 
 
-def _with_orientation(image: PreparedImage, tags: orientation.Tags, turn: int) -> PreparedImage:
-    """Returns an image whose repair says what became of its EXIF orientation."""
+def _with_orientation(
+    image: PreparedImage, tags: orientation.Tags | None, turn: int
+) -> PreparedImage:
+    """Returns an image whose repair says what became of its EXIF orientation, if it had one."""
+    if tags is None:
+        return image
     detail = f"EXIF orientation {tags.value}: "
     if turn != orientation.UPRIGHT:
         detail += f"its pixels were turned by it; {ENCODED_ANEW}"
@@ -155,7 +138,7 @@ def encode_raw(pixels: Pixels) -> bytes:
     return encoded
 
 
-def _prove(data: bytes, frame: jpeg.Frame, policy: Policy) -> str | None:
+def _prove(data: bytes, frame: Frame, policy: Policy) -> str | None:
     """Returns None for a sound JPEG, the reason where it can be repaired."""
     if policy.check == CHECK_HEADER:
         # A thumbnail inside EXIF has end markers, too. Bytes behind the end marker are allowed.
@@ -169,7 +152,7 @@ def _prove(data: bytes, frame: jpeg.Frame, policy: Policy) -> str | None:
     return None
 
 
-def _read_through(data: bytes, frame: jpeg.Frame) -> None:
+def _read_through(data: bytes, frame: Frame) -> None:
     """Decodes a JPEG from its first byte to its last; raises ValueError for any message.
 
     Our own decoder is asked first, and has nothing to say where it declines. Decoding grey at 1/8
@@ -181,7 +164,7 @@ def _read_through(data: bytes, frame: jpeg.Frame) -> None:
     opening.decode_jpeg(data, frame, "GRAY", (1, 1, 8))
 
 
-def _decode(data: bytes, header: Header, height: int, width: int) -> tuple[Pixels, str | None]:
+def _decode(data: bytes, header: Frame, height: int, width: int) -> tuple[Pixels, str | None]:
     """Returns pixels [>= height, >= width, 3] uint8 RGB, and the reason if they were rescued.
 
     libjpeg halves the sides while decoding as long as 4 times the target is left. Nearer to
@@ -190,11 +173,11 @@ def _decode(data: bytes, header: Header, height: int, width: int) -> tuple[Pixel
     shrinks = (height, width) != (header.height, header.width)
     at_least = (4 * height, 4 * width, 2) if shrinks else None
     try:
-        return opening.decode_jpeg(data, header.frame, "RGB", at_least), None
+        return opening.decode_jpeg(data, header, "RGB", at_least), None
     except ValueError as error:
         surplus = _surplus_or_raise(error)
     try:
-        return opening.decode_jpeg(data, header.frame, "RGB", at_least, strict=False), surplus
+        return opening.decode_jpeg(data, header, "RGB", at_least, strict=False), surplus
     except ValueError as error:
         raise BadImageError("undecodable", str(error)) from error
 
@@ -209,7 +192,7 @@ def _surplus_or_raise(error: ValueError) -> str:
     raise BadImageError("corrupt", message) from error
 
 
-def _from_other(data: bytes, policy: Policy, header: Header | None) -> PreparedImage:
+def _from_other(data: bytes, policy: Policy, header: Frame | None) -> PreparedImage:
     """Decodes with Pillow, at full size; the result counts as repaired."""
     with contextlib.ExitStack() as turn_of_memory:
         with opening.opened(data, policy.max_pixels, turn=turn_of_memory) as opened:
@@ -219,11 +202,11 @@ def _from_other(data: bytes, policy: Policy, header: Header | None) -> PreparedI
             # Pillow has obeyed it.
             exif = opened.info.get("exif", b"") if opened.format in _WITH_EXIF else b""
         del opened
-        tags = None if policy.orientation == KEEP else orientation.of_exif(exif)
-        if header is not None and header.frame.is_lossless:
-            name = _LOSSLESS
-            if policy.orientation != KEEP:
-                tags = orientation.of_jpeg(data, header.frame)
+        tags = orientation.of_exif(exif)
+        if header is not None and header.is_lossless:
+            name, tags = "lossless", orientation.of_jpeg(data, header)
+        if policy.orientation == KEEP:
+            tags = None
         turn = tags.turn if tags and policy.orientation == APPLY else orientation.UPRIGHT
         before = pixels.shape[:2]
         if cut := policy.border:
@@ -235,7 +218,7 @@ def _from_other(data: bytes, policy: Policy, header: Header | None) -> PreparedI
         encoded = _encode(pixels, height, width, policy, turn)
     size = orientation.turned_size(height, width, turn)
     made = PreparedImage(encoded, *size, (height, width) != whole, name, before)
-    return _with_orientation(made, tags, turn) if tags else made
+    return _with_orientation(made, tags, turn)
 
 
 def _as_rgb(image: Image.Image) -> Image.Image:
@@ -274,10 +257,9 @@ def keep(data: bytes) -> PreparedImage:
       BadImageError: its header says that it is no JPEG or a lossless one, cannot be read, or claims
         more than may be decoded.
     """
-    header = opening.header(data)
+    header = _stored(data)
     if header is None:
         raise BadImageError("unknown_format", f"not a JPEG: it starts with {data[:8]!r}")
-    _refuse_lossless(header)
     return PreparedImage(data, header.height, header.width, resized=False, repair=None)
 
 
@@ -287,9 +269,12 @@ def is_rgb(encoded: bytes) -> bool:
     return header is not None and header.colorspace in _RGB
 
 
-def _refuse_lossless(header: Header) -> None:
-    if header.frame.is_lossless:
+def _stored(encoded: bytes) -> Frame | None:
+    """Returns the header of a JPEG that a dataset may hold, None for any other format."""
+    header = opening.header(encoded)
+    if header is not None and header.is_lossless:
         raise BadImageError("undecodable", "lossless JPEG, which TensorFlow and DALI do not decode")
+    return header
 
 
 def prove_stored(
@@ -309,19 +294,16 @@ def prove_stored(
       BadImageError: it is no RGB JPEG, does not decode, has another size, or claims more than may
         be decoded.
     """
-    header = opening.header(encoded)
-    if header is not None:
-        _refuse_lossless(header)
+    header = _stored(encoded)
     if header is None or not (any_colorspace or header.colorspace in _RGB):
         what = header.colorspace if header else "no JPEG"
         raise BadImageError("wrong_colorspace", f"is {what}, its record says RGB JPEG")
-    frame = header.frame
     try:
-        with memory.room(memory.of_jpeg(frame, header.height * header.width // 64)):
-            _read_through(encoded, frame)
+        with memory.room(memory.of_jpeg(header, header.height * header.width // 64)):
+            _read_through(encoded, header)
     except ValueError as error:
         raise BadImageError("undecodable", str(error)) from error
     if not any_size and (header.height, header.width) != (height, width):
         found = f"{header.width} x {header.height}"
         raise BadImageError("wrong_size", f"is {found}, its record says {width} x {height}")
-    return orientation.of_jpeg(encoded, frame) is not None
+    return orientation.of_jpeg(encoded, header) is not None

@@ -48,6 +48,7 @@ class Frame(NamedTuple):
       first_scan: where the first scan begins; what describes the image lies before it.
       marker: the second byte of the frame header's marker; 0 if there are several.
       bits: per sample.
+      colorspace: libjpeg's name, where it was asked: "YCbCr", "RGB", "Gray", "CMYK", "YCCK".
     """
 
     height: int
@@ -56,6 +57,7 @@ class Frame(NamedTuple):
     first_scan: int = 0
     marker: int = _SOF0
     bits: int = _BITS
+    colorspace: str = ""
 
     @property
     def can_be_scaled(self) -> bool:

@@ -7,7 +7,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from imagenet_prep.matching.pictures import Pictures
-
-Looked = TypeVar("Looked")
 
 # Means that are kept of pictures that were decoded for a proof: 32 MB.
 _KEPT_MEANS = 4096
@@ -124,13 +122,14 @@ class Found:
             self._note(error)
             return number  # equal to no other
 
-    def _read(self, number: int, look: Callable[[bytes], Looked]) -> Looked:
+    def _read(self, number: int, look: Callable[[bytes], Any]) -> Any:
         """Returns what `look` makes of a picture; DataDamagedError where it does not decode."""
         data = self._pictures.read(number)
         try:
             return look(data)
         except BadImageError as error:
-            raise DataDamagedError(f"{self._pictures.where(number)}: {error}") from error
+            piece, at = self._pictures.place(number)
+            raise DataDamagedError(f"{piece.where}: record {at}: {error}") from error
 
     def _searches(self) -> list[Search]:
         """Returns the joins that find all candidates."""

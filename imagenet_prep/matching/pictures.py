@@ -138,11 +138,6 @@ class Pictures:
         """Returns which pictures lie in pieces that are wanted."""
         return np.repeat([wanted(each) for each in self.pieces], np.diff(self.starts))
 
-    def where(self, number: int) -> str:
-        """Returns how messages call a picture."""
-        piece, at = self.place(number)
-        return f"{piece.where}: record {at}"
-
     def read(self, number: int) -> bytes:
         """Returns the image of a picture."""
         piece, at = self.place(number)

@@ -170,11 +170,13 @@ class SourcePiece:
             data = reader.read(member)
             try:
                 row = hashes.of(data)
+                with opening.opened(data) as opened:
+                    size = opened.size
             except BadImageError as error:
                 with contextlib.suppress(GivenUpError):
                     problems.add(f"{self.task.part}: {member.key}: {error}")
                 continue
-            stored = (len(data), *opening.size(data), hashlib.sha256(data).hexdigest())
+            stored = (len(data), *size, hashlib.sha256(data).hexdigest())
             line = Sample(member.key, member.class_index, *stored, samples.KEPT, "", *stored)
             yield Seen(next(numbers), row, line)
 

@@ -13,7 +13,7 @@ import pytest
 import simplejpeg
 from PIL import Image
 
-from imagenet_prep.codec import likeness, opening, transform
+from imagenet_prep.codec import likeness, transform
 from imagenet_prep.codec.policy import PLANES, PORTABLE, Policy
 from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset import jpeg
@@ -253,4 +253,3 @@ def test_the_digest_of_pixels_is_that_of_all_of_them() -> None:
     data = saved("PNG")
     size, digest = find._digest(data)
     assert (size, digest) == ((160, 120), hashlib.sha256(mutations.photograph()).digest())
-    assert opening.size(data) == opening.size(saved("JPEG")) == size

@@ -26,6 +26,9 @@ def hostile() -> Iterator[tuple[str, bytes]]:
     for kind, encoded in {
         "500 scans": images.progressive_jpeg(500),
         "65,500 squared": images.jpeg_that_claims(),
+        "lossless": images.lossless_jpeg(components=1),
+        "gif of 65,500 squared": images.gif_that_claims(),
+        "eps": images.eps(),
         "no image": b"x" * 100,
         "nothing": b"",
     }.items():

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from tests.hostile import images, sources
 from tests.hostile.arena import Arena
 from tests.hostile.sources import Write
+from tests.kit.codec import mutations
 from tests.kit.lengths import long_but
 from tests.kit.miniature import Miniature
 
@@ -15,6 +19,8 @@ FLAGS = (
     *("--allow-subset", "--workers", "1"),
 )
 
+
+SOUND = mutations.sources()["420"]
 
 # In `make test` each kind of source meets a quarter of what may be wrong with it.
 PARTS = 4
@@ -55,3 +61,35 @@ def test_two_workers_with_the_heaviest_images_stay_below_a_gigabyte(arena: Arena
 
     assert ended.code == 0, ended.err[-500:]
     assert ended.peak_bytes > 700_000_000, "images as heavy as any"
+
+
+@pytest.mark.slow
+def test_every_verb_that_decodes_a_source_withstands_its_images(
+    arena: Arena, tmp_path: Path
+) -> None:
+    """No signal, no gigabytes, and no other program for the EPS."""
+    started, folder = tmp_path / "started", arena.given / "source" / "train" / "n01440764"
+    (tmp_path / "gs").write_text(f"#!/bin/sh\necho >> {started}\n")
+    (tmp_path / "gs").chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    folder.mkdir(parents=True)
+    for name, make in (sources.PICTURES | {"sound": lambda: SOUND}).items():
+        (folder / f"{name.replace(' ', '_')}.jpg").write_bytes(make())
+    flags = ("--train-shards", "1", "--splits", "train", "--short-side", "24", "--no-boxes")
+    given = ("--source", "source")
+
+    ends = {
+        verb: arena.run(verb, *arguments, "--workers", "1", env=env)
+        for verb, arguments in {
+            "prepare": (*given, "--out", "out", "--allow-subset", *flags),
+            "duplicates": (*given, "--splits", "train", "--out", "found"),
+        }.items()
+    }
+    ends["report"] = arena.run("report", "out", *given, "--out", "page.html", env=env)
+
+    assert {verb: end.code for verb, end in ends.items()} == {
+        "prepare": 0,
+        "duplicates": 3,
+        "report": 0,
+    }, [(end.code, end.err[-500:]) for end in ends.values()]
+    assert not started.exists()

@@ -1,0 +1,81 @@
+"""One module opens images: what another one opened would lack its formats, bounds and turns."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+OPENS = "imagenet_prep/codec/opening.py"
+# It opens photographs of installed packages, for the demo, and nothing that a user is given.
+EXCEPTIONS = {"imagenet_prep/testing/photographs.py"}
+FORBIDDEN = {
+    *("PIL.Image.open", "PIL.Image.MAX_IMAGE_PIXELS", "PIL.ImageFile.Parser"),
+    *("simplejpeg.decode_jpeg", "simplejpeg.decode_jpeg_header"),
+}
+METHODS = {"draft"}  # whatever it is called on
+
+
+def openings(source: str) -> set[str]:
+    """Returns the names in a module, as they are imported, that open images."""
+    tree = ast.parse(source)
+    names: dict[str, str] = {}
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                first = alias.name.partition(".")[0]
+                names[alias.asname or first] = alias.name if alias.asname else first
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    found |= FORBIDDEN & {*names.values()}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            found |= {dotted(node, names)} & FORBIDDEN
+            found |= {node.attr} & METHODS
+    return found
+
+
+def dotted(node: ast.expr, names: dict[str, str]) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value, names)}.{node.attr}"
+    return names.get(node.id, node.id) if isinstance(node, ast.Name) else ""
+
+
+def test_no_other_module_opens_images(repository: Path) -> None:
+    found = {}
+    for package in ("imagenet_prep", "pipelines"):
+        for path in (repository / package).rglob("*.py"):
+            if names := openings(path.read_text("utf-8")):
+                found[str(path.relative_to(repository))] = names
+
+    unused = {"PIL.Image.MAX_IMAGE_PIXELS", "PIL.ImageFile.Parser"}
+    assert found.pop(OPENS) == FORBIDDEN - unused | METHODS
+    assert found.keys() == EXCEPTIONS, "call imagenet_prep.codec.opening instead"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from PIL import Image\nImage.open(x)",
+        "from PIL import Image as I\nwith I.open(x) as i: pass",
+        "import PIL.Image\nPIL.Image.open(x)",
+        "import PIL.Image as I\nf = I.open",
+        "from PIL.Image import open as look\nlook(x)",
+        "from PIL import Image\nImage.MAX_IMAGE_PIXELS = None",
+        "def f():\n    import simplejpeg\n    simplejpeg.decode_jpeg(x)",
+        "from simplejpeg import decode_jpeg_header",
+        "image.draft('RGB', (1, 1))",
+    ],
+)
+def test_the_search_sees_each_way_to_write_it(source: str) -> None:
+    assert openings(source)
+
+
+def test_the_search_leaves_others_alone() -> None:
+    assert not openings(
+        "import simplejpeg\nfrom PIL import Image\nfrom imagenet_prep.codec import opening\n"
+        "open(x)\nImage.new('L', (1, 1))\nsimplejpeg.encode_jpeg(x)\nopening.decode_jpeg(x)"
+    )

@@ -1,0 +1,82 @@
+"""Rows say which pictures may be one; what they claim of an image is believed by its bytes only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from imagenet_prep.dataset.samples import Sample
+from imagenet_prep.matching import hashes
+from imagenet_prep.matching.find import Found
+from imagenet_prep.matching.pictures import Columns, Pictures
+from tests.hostile import images
+from tests.kit.bounds import little_memory
+from tests.kit.codec import mutations
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Pictures in memory."""
+
+    files: list[bytes]
+    split: str = "train"
+    other: bool = False
+    where: str = "set/train-00000-of-00001"
+
+    def samples(self) -> Iterator[Sample]:
+        return iter(())
+
+    def read(self, number: int) -> bytes:
+        return self.files[number]
+
+
+def planted(files: list[bytes], folder: Path) -> Pictures:
+    """Returns pictures whose rows say that all are sound, and have the same means."""
+    num = len(files)
+    rows = np.zeros(num, hashes.ROW)
+    rows["means"], rows["sound"], rows["strong"], rows["rough"] = 12345, 1, 256, 4096
+    rows.tofile(folder / "rows")
+    sides = np.full(num, 64, np.uint32)
+    digests = np.random.default_rng(0).integers(0, 256, (num, 32), np.uint8)
+    table = Columns(np.zeros(num, np.uint32), sides, sides, digests)
+    return Pictures([Piece(files)], [table], [folder / "rows"], folder)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (images.png_that_claims(13_000, 13_000), "too_many_pixels"),
+        (images.gif_that_claims(), "too_many_pixels"),
+        (b"garbage", "unknown_format"),
+        (images.eps(), "unknown_format"),
+    ],
+    ids=["png", "gif", "garbage", "eps"],
+)
+def test_planted_rows_of_images_that_cannot_be_decoded_are_named(
+    data: bytes, reason: str, tmp_path: Path
+) -> None:
+    found = Found(planted([data, data + b"x"], tmp_path), across=False, workers=1)
+
+    with little_memory(96 << 20):
+        found.find(lambda _: None)
+
+    where = "set/train-00000-of-00001: record"
+    assert len(found.problems) == 2
+    assert all(f"{where} {n}: {reason}" in "".join(found.problems) for n in (0, 1))
+    assert not found.by_sight.joined().any() or found.by_sight.joined().tolist() == [0, 1]
+
+
+def test_planted_rows_of_different_pictures_join_nothing(tmp_path: Path) -> None:
+    sources = mutations.sources()
+    files = [sources["420"], sources["444"], sources["420"] + b"behind"]
+    found = Found(planted(files, tmp_path), across=False, workers=1)
+
+    found.find(lambda _: None)
+
+    assert not found.problems
+    assert found.kind(0, 2) == "same pixels"
+    assert found.by_pixels.joined().tolist() == [0, 1, 0]

@@ -37,24 +37,14 @@ _AT_ONCE = contextlib.nullcontext()
 
 
 def of_jpeg(frame: Frame, decoded: int) -> int:
-    """Returns an estimate in bytes.
-
-    Args:
-      frame: what the markers say.
-      decoded: pixels that it is decoded to, if it can be scaled.
-    """
-    pixels = min(decoded, frame.height * frame.width)
-    if not frame.can_be_scaled:
-        pixels = frame.height * frame.width
+    """Returns an estimate in bytes of a JPEG, decoded to so many pixels if it can be scaled."""
+    pixels = frame.height * frame.width
+    pixels = min(decoded, pixels) if frame.can_be_scaled else pixels
     return frame.coefficient_bytes + _JPEG * pixels
 
 
 def of_opened(opened: Image.Image, frame: Frame | None) -> int:
     """Returns an estimate in bytes for a file that Pillow has opened and not read.
-
-    Args:
-      opened: the image.
-      frame: what the markers say if it is a JPEG.
 
     Raises:
       BadImageError: it is more than MOST_BYTES, which only the tiles of a TIFF reach.

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 # starts Ghostscript.
 FORMATS = tuple(sorted(name.upper() for name in formats.READ))
 
-_AT_LEAST = ("min_height", "min_width", "min_factor")
 # Pixels that are converted at a time.
 _BAND_PIXELS = 1 << 20
 
@@ -40,9 +39,7 @@ _BAND_PIXELS = 1 << 20
 def header(data: bytes, max_pixels: int = jpeg.MAX_PIXELS) -> jpeg.Frame | None:
     """Returns the header of a JPEG with its colour space, None for any other format.
 
-    Raises:
-      BadImageError: "empty", "too_many_pixels", "too_many_scans", or "undecodable" for a broken
-        header and for a kind of JPEG that no decoder here reads.
+    BadImageError names a broken header, one that claims too much, and a kind that is not decoded.
     """
     import simplejpeg
 
@@ -74,24 +71,16 @@ def _refuse_other_size(frame: jpeg.Frame | None, size: tuple[int, int]) -> None:
 
 
 def decode_jpeg(
-    data: bytes,
-    frame: jpeg.Frame,
-    colorspace: str,
-    at_least: tuple[int, int, int] | None = None,
-    *,
-    strict: bool = True,
+    data: bytes, frame: jpeg.Frame, colorspace: str, *, strict: bool = True, **at_least: int
 ) -> Pixels:
-    """Returns the pixels [height, width, channels] of a JPEG, as libjpeg-turbo decodes it.
+    """Returns the pixels [height, width, channels] of a JPEG; ValueError has libjpeg's message.
 
-    With `at_least`, height, width and factor, the sides may be divided by this factor or more as
-    long as so much is left; a frame that cannot be scaled is decoded at full size. ValueError has
-    the message of libjpeg, of a warning as well if `strict`.
+    `at_least` is min_height, min_width and min_factor of simplejpeg. A frame that cannot be scaled
+    is decoded at full size.
     """
     import simplejpeg
 
-    size = {}
-    if at_least is not None and frame.can_be_scaled:
-        size = dict(zip(_AT_LEAST, at_least, strict=True))
+    size = at_least if frame.can_be_scaled else {}
     pixels: Pixels = simplejpeg.decode_jpeg(data, colorspace, strict=strict, **size)
     return pixels
 
@@ -107,15 +96,9 @@ def opened(
 ) -> Iterator[ImageFile]:
     """Opens an image with Pillow, and waits until it may be decoded.
 
-    Args:
-      data: the file.
-      max_pixels: that its header may claim.
-      only: names of formats.
-      smallest: pixels that the sides may be halved down to while decoding a JPEG.
-      turn: keeps the memory after the block; by default it counts as free again then.
-
-    Raises:
-      BadImageError: also for anything that Pillow raises in the block.
+    Anything that Pillow raises in the block becomes a BadImageError. The sides of a JPEG may be
+    halved while decoding, as long as `smallest` pixels are left. The memory counts as free after
+    the block, or when `turn` ends.
     """
     try:
         # Odd metadata and palettes make Pillow warn; the pixels decide, not the warning.
@@ -193,13 +176,11 @@ def pixels(image: ImageFile, convert: Callable[[Image.Image], Image.Image] = rgb
 
     All of them at once would take a gigabyte at 64 MP.
     """
-    shown, found = picture(image), None
+    shown = picture(image)
+    first = np.asarray(convert(shown.crop((0, 0, 1, 1))))
+    found = np.empty((shown.height, shown.width, *first.shape[2:]), np.uint8)
     rows = max(1, _BAND_PIXELS // shown.width)
     for top in range(0, shown.height, rows):
         bottom = min(top + rows, shown.height)
-        band = np.asarray(convert(shown.crop((0, top, shown.width, bottom))))
-        if found is None:
-            found = np.empty((shown.height, *band.shape[1:]), np.uint8)
-        found[top:bottom] = band
-    assert found is not None
+        found[top:bottom] = np.asarray(convert(shown.crop((0, top, shown.width, bottom))))
     return found

@@ -9,7 +9,7 @@ on the processor. All release the GIL.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import simplejpeg
@@ -161,7 +161,7 @@ def _read_through(data: bytes, frame: Frame) -> None:
     """
     if planes.proves(data):
         return
-    opening.decode_jpeg(data, frame, "GRAY", (1, 1, 8))
+    opening.decode_jpeg(data, frame, "GRAY", min_height=1, min_width=1, min_factor=8)
 
 
 def _decode(data: bytes, header: Frame, height: int, width: int) -> tuple[Pixels, str | None]:
@@ -170,14 +170,15 @@ def _decode(data: bytes, header: Frame, height: int, width: int) -> tuple[Pixels
     libjpeg halves the sides while decoding as long as 4 times the target is left. Nearer to
     it, its cut-off in 8 x 8 blocks shows: up to 3 dB worse than shrinking all pixels.
     """
-    shrinks = (height, width) != (header.height, header.width)
-    at_least = (4 * height, 4 * width, 2) if shrinks else None
+    size: dict[str, Any] = {"min_height": 4 * height, "min_width": 4 * width, "min_factor": 2}
+    if (height, width) == (header.height, header.width):
+        size = {}
     try:
-        return opening.decode_jpeg(data, header, "RGB", at_least), None
+        return opening.decode_jpeg(data, header, "RGB", **size), None
     except ValueError as error:
         surplus = _surplus_or_raise(error)
     try:
-        return opening.decode_jpeg(data, header, "RGB", at_least, strict=False), surplus
+        return opening.decode_jpeg(data, header, "RGB", strict=False, **size), surplus
     except ValueError as error:
         raise BadImageError("undecodable", str(error)) from error
 

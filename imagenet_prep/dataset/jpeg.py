@@ -141,10 +141,10 @@ def refuse_unknown(frame: Frame) -> None:
         raise BadImageError("undecodable", said)
 
 
-def refuse_pixels(height: int, width: int, max_pixels: int) -> None:
-    """Raises BadImageError, "too_many_pixels", for an image of more than `max_pixels`."""
-    if height * width > max_pixels:
-        raise BadImageError("too_many_pixels", f"{width} x {height}, at most {max_pixels:,} pixels")
+def refuse_pixels(height: int, width: int, most: int) -> None:
+    """Raises BadImageError, "too_many_pixels", for an image of more than `most`."""
+    if height * width > most:
+        raise BadImageError("too_many_pixels", f"{width} x {height}, at most {most:,} pixels")
 
 
 def segments(data: bytes, wanted: int, stop: int) -> Iterator[tuple[int, int]]:

@@ -66,7 +66,7 @@ FOREIGN = {
     "eps": images.eps,
     **{
         name: lambda name=name: saved(name)
-        for name in ("PCX", "TGA", "JPEG2000", "AVIF", "ICO", "PPM", "SGI", "DDS", "IM", "PDF")
+        for name in ("PCX", "TGA", "JPEG2000", "AVIF", "ICO", "PPM", "SGI", "DDS")
     },
 }
 

@@ -14,17 +14,24 @@ import mmap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.storage.os_errors import storage_errors
 
 _NUMBER_BYTES = 8
-# Entries that are sorted at once: those of a plan take 50 MB.
-RUN_ENTRIES = 250_000
+# Entries that are sorted at once, as far as they have no more bytes: those of a plan have 50 MB.
+RUN_ENTRIES, RUN_BYTES = 250_000, 64 << 20
 # Fewer entries are sorted before another worker has begun.
 _WORTH_A_RANGE = 25_000
+# Entries whose bytes are counted at once, which takes less time than one by one.
+_FEW = 100
 # So many keys of a run say where the entries of all runs are cut into ranges.
 _KEYS_OF_A_RUN = 64
 # No text in UTF-8 has this byte.
 _BEHIND_ALL = b"\xff"
+_TOO_MANY = (
+    "the tables of samples have a key that belongs to one image in thousands of lines: they are "
+    "damaged. Get the dataset again."
+)
 
 
 def write(folder: Path, name: str, entries: Iterable[bytes]) -> list[Path]:
@@ -37,12 +44,23 @@ def write(folder: Path, name: str, entries: Iterable[bytes]) -> list[Path]:
     """
     runs: list[Path] = []
     left = iter(entries)
-    while run := sorted(itertools.islice(left, RUN_ENTRIES)):
+    while run := _run(left):
+        run.sort()
         path = folder / f"{name}.run-{len(runs):04d}"
         with storage_errors("write", path), open(path, "wb") as file:
             file.writelines(run)
         runs.append(path)
     return runs
+
+
+def _run(left: Iterator[bytes]) -> list[bytes]:
+    """Returns the entries of the next run."""
+    run: list[bytes] = []
+    room = RUN_BYTES
+    while room > 0 and (few := [*itertools.islice(left, min(_FEW, RUN_ENTRIES - len(run)))]):
+        run += few
+        room -= sum(map(len, few))
+    return run
 
 
 def read(runs: Iterable[Path], start: int, stop: int) -> Iterator[tuple[int, list[bytes]]]:
@@ -68,17 +86,25 @@ def side_by_side(sides: Sequence[Sequence[Path]]) -> Iterator[list[list[bytes]]]
 
     Args:
       sides: of each, what `write` has returned; one file is open at a time.
+
+    Raises:
+      DataDamagedError: so many entries have one key that they are more than a range.
     """
     everything = [run for side in sides for run in side]
     keys = sorted(itertools.chain.from_iterable(map(_some_keys, everything)))
     starts = dict.fromkeys(everything, 0)
+    # A range has a piece of a run for each of its keys, and at most one more of every run.
+    most = (_KEYS_OF_A_RUN + len(everything)) * (RUN_BYTES // _KEYS_OF_A_RUN) * 9 // 8
     for stop in [*keys[_KEYS_OF_A_RUN::_KEYS_OF_A_RUN], _BEHIND_ALL]:
         found: list[list[bytes]] = []
+        left = most
         for side in sides:
             entries: list[bytes] = []
             for run in side:
                 with _mapped(run) as data:
                     end = _first(data, stop, starts[run])
+                    if (left := left - end + starts[run]) < 0:
+                        raise DataDamagedError(_TOO_MANY)
                     entries += data[starts[run] : end].splitlines(keepends=True)
                 starts[run] = end
             entries.sort()

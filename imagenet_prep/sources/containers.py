@@ -6,6 +6,7 @@ What it is, its first bytes say: ImageNetV2's archives are called .tar.gz, and s
 from __future__ import annotations
 
 import io
+import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,6 +24,9 @@ _LEAST_ALLOWANCE = 1 << 30
 _MOST_RATIO = 16
 # A request to a server brings so much of a zip, whose files are mostly read one after the other.
 _AHEAD_BYTES = 4 << 20
+# Of 250,000 images; in memory, short names take eight times that. The largest that is published
+# lists 50,000.
+_MOST_LIST_BYTES = 32 << 20
 # zipfile and the modules below it raise these for damage, passwords and unknown methods.
 _ZIP_ERRORS = (zipfile.BadZipFile, RuntimeError, NotImplementedError, ValueError)
 
@@ -55,10 +59,9 @@ def contents(path: Location, most: Callable[[str], int]) -> Iterator[tuple[str, 
 def _in_zip(
     path: Location, allowance: Allowance, most: Callable[[str], int]
 ) -> Iterator[tuple[str, int, bytes]]:
-    opened: Any = open_to_read(path)
-    if isinstance(path, RemotePath):
-        opened = io.BufferedReader(_Seekable(path), _AHEAD_BYTES)
-    with opened, zipfile.ZipFile(opened) as archive:
+    raw: Any = _Seekable(path) if isinstance(path, RemotePath) else open_to_read(path)
+    with _Zip(raw, _AHEAD_BYTES) as opened, zipfile.ZipFile(opened) as archive:
+        opened.most = sys.maxsize
         for info in (info for info in archive.infolist() if not info.is_dir()):
             data, wanted = b"", most(info.filename)
             if wanted:
@@ -67,6 +70,19 @@ def _in_zip(
                     data = member.read(wanted + 1)[:wanted]
                 allowance.take(len(data), path.name)
             yield info.filename, info.file_size, data
+
+
+class _Zip(io.BufferedReader):
+    """A zip as zipfile reads it, which reads the list of its files at once, however long it is."""
+
+    most = _MOST_LIST_BYTES
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is not None and size > self.most:
+            raise zipfile.BadZipFile(
+                f"its list of files has {size:,} bytes, expected {self.most:,} at most"
+            )
+        return super().read(size)
 
 
 class _Seekable(io.RawIOBase):

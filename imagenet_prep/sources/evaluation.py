@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -39,6 +39,8 @@ _LOOKED_AT = 64
 _FEW_FOLDERS = 20
 # Each file of ObjectNet's mapping has less.
 _MAPPING_BYTES = 1 << 20
+# ImageNet-C has 95,000 folders, whose names have 3 MB.
+_FOLDERS_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -196,12 +198,13 @@ def find(root: Location, splits: Sequence[str], *, follow_links: bool) -> Folder
 
 def _folder(place: Path, inside: Path | None) -> Folder:
     found, name = listing.below(place, inside, by_content=False), _called(place)
-    images = {f"{name}/{path}": size for path, size, _ in found.images}
+    in_folder = Counter(f"{name}/{path}".rpartition("/")[0] for path, *_ in found.images)
     lists = {each: place / each for each in MAPPING if (place / each).is_file()}
     mapping = {each: source.read_list(path).encode() for each, path in lists.items()}
-    meant = layout_of([name], images, mapping)
+    sample = f"{name}/{found.images[0][0]}" if found.images else ""
+    meant = layout_of([name], sample, in_folder, mapping)
     part = source.folder_part(name, [("", found.images)])
-    part = _with_ignored(part, found.ignored, images, meant)
+    part = _with_ignored(part, found.ignored, in_folder, meant)
     classes, task = (
         labels.official_classes(),
         IndexTask(schema.TEST, schema.TEST, name, archive=place.name),
@@ -212,21 +215,32 @@ def _folder(place: Path, inside: Path | None) -> Folder:
 
 
 def _archives(archives: dict[str, Location]) -> Archives:
-    images: dict[str, dict[str, int]] = {name: {} for name in archives}
+    num_bytes: Counter[str] = Counter()
+    in_folder: dict[str, Counter[str]] = {name: Counter() for name in archives}
     ignored: dict[str, Counter[str]] = {name: Counter() for name in archives}
     mapping: dict[str, bytes] = {}
+    sample, left = "", _FOLDERS_BYTES
     for name, archive in archives.items():
         files = containers.contents(archive, lambda path: _MAPPING_BYTES * bool(mapped(path)))
         for path, size, data in files:
-            if listing.is_called_an_image(path):
-                images[name][path] = size
-                continue
-            ignored[name][ending(path)] += 1
-            mapping |= dict.fromkeys(mapped(path), data)
-    every = {path: size for of_one in images.values() for path, size in of_one.items()}
-    meant = layout_of([*archives], every, mapping)
+            known, kind = in_folder[name], path.rpartition("/")[0]
+            if not listing.is_called_an_image(path):
+                known, kind = ignored[name], ending(path)
+                mapping |= dict.fromkeys(mapped(path), data)
+            else:
+                sample = sample or path
+                num_bytes[name] += size
+            left -= len(kind) * (kind not in known)
+            if left < 0:
+                raise SourceError(
+                    f"{archive}: the names of its folders have more than {_FOLDERS_BYTES:,} bytes. "
+                    "No set that is published has so many: get the original archive."
+                )
+            known[kind] += 1
+    every = sum(in_folder.values(), Counter())
+    meant = layout_of([*archives], sample, every, mapping)
     parts = (
-        _with_ignored(source.file_part(archive), ignored[name], images[name], meant)
+        _with_ignored(source.file_part(archive), ignored[name], in_folder[name], meant)
         for name, archive in archives.items()
     )
     tasks = (
@@ -234,15 +248,17 @@ def _archives(archives: dict[str, Location]) -> Archives:
     )
     return Archives(
         *(labels.official_classes(), tuple(parts), archives),
-        {name: sum(of_one.values()) for name, of_one in images.items()},
+        num_bytes,
         evaluation=meant,
         tasks=tuple(tasks),
     )
 
 
 def _with_ignored(
-    part: source.Part, ignored: Counter[str], images: Iterable[str], meant: Layout
+    part: source.Part, ignored: Counter[str], in_folder: Counter[str], meant: Layout
 ) -> source.Part:
     """Returns a part with what is ignored in it: most of ObjectNet's objects are of no class."""
-    ignored["of other objects"] += sum(meant.place(path, path) is None for path in images)
+    ignored["of other objects"] += sum(
+        number for path, number in in_folder.items() if meant.place(f"{path}/*", path) is None
+    )
     return part._replace(ignored=tuple(most_frequent(+ignored).items()))

@@ -8,12 +8,12 @@ What could mean two things is refused.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from imagenet_prep.core import records
 from imagenet_prep.core.errors import SourceError, some
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import schema
@@ -32,6 +32,8 @@ FOLDERS, OBJECTS, NUMBERS, WORDS = MAPPING = (
     "mappings/pytorch_to_imagenet_2012_id.json",
     "mappings/imagenet_to_label_2012_v2",
 )
+# ObjectNet has 313 folders. Their number, and that of the classes of each, bound the memory.
+_MOST_OBJECTS = 1000
 
 
 @dataclass(frozen=True)
@@ -96,19 +98,21 @@ class Layout:
         return {wnids[each[0]]: [wnids[index] for index in sorted(each)] for each in several}
 
 
-def layout_of(names: Sequence[str], images: Iterable[str], mapping: Mapping[str, bytes]) -> Layout:
+def layout_of(
+    names: Sequence[str], sample: str, in_folder: Counter[str], mapping: Mapping[str, bytes]
+) -> Layout:
     """Returns what the folders of a set mean.
 
     Args:
       names: of the archives or folders that it lies in.
-      images: their paths.
+      sample: the path of its first image; "" if there is none.
+      in_folder: the number of images in each folder.
       mapping: the files of ObjectNet's mapping, by name.
 
     Raises:
       SourceError: it is no set that is known, or could be two, or a folder is no class.
     """
-    where, sample = names[0], next(iter(images), "")
-    in_folder = Counter(path.rpartition("/")[0] for path in images)
+    where = names[0]
     folders = {path.rpartition("/")[2] for path in in_folder}
     if not sample:
         raise SourceError(f"{where}: holds no image. Get it again.")
@@ -191,22 +195,27 @@ def _objects(files: Mapping[str, bytes], where: str) -> Mapping[str, Sequence[in
     try:
         index_of = {words: index for index, words in enumerate(labels.official_classes().words)}
         if NUMBERS in files and WORDS in files:
-            lines = [line.strip() for line in files[WORDS].decode().splitlines()]
-            numbers = json.loads(files[NUMBERS]).items()
-            index_of = {lines[int(number)]: int(index) for index, number in numbers}
-        words_of = json.loads(files[OBJECTS])
+            lines = dict(enumerate(map(str.strip, files[WORDS].decode().splitlines())))
+            numbers = records.loads(dict[int, int], files[NUMBERS])
+            index_of = {lines[number]: index for index, number in numbers.items()}
+        words_of = records.loads(dict[str, str], files[OBJECTS])
+        folders = records.loads(dict[str, str], files[FOLDERS])
+        if (
+            most := max([len(folders), *(w.count(";") for w in words_of.values())])
+        ) > _MOST_OBJECTS:
+            raise ValueError(f"{most:,} folders or classes, expected at most {_MOST_OBJECTS:,}")
         found = {
             folder: [index_of[each.strip()] for each in words_of.get(name, "").split(";") if each]
-            for folder, name in json.loads(files[FOLDERS]).items()
+            for folder, name in folders.items()
         }
         uses = Counter(index for indices in found.values() for index in indices)
         for indices in found.values():
             indices.sort(key=uses.__getitem__)  # the label is a class that no other object has
             if indices and (uses[indices[0]] > 1 or not 0 <= min(indices) <= max(indices) < 1000):
                 raise ValueError("two objects are of the same class, or a class is none of ours")
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError) as error:
         raise SourceError(
-            f"{where}: ObjectNet's mapping cannot be read: {type(error).__name__}: {error}. Get "
-            "its folder mappings/ again."
+            f"{where}: ObjectNet's mapping cannot be read: {type(error).__name__}: {error!s:.200}. "
+            "Get its folder mappings/ again."
         ) from error
     return found

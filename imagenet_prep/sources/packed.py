@@ -17,6 +17,8 @@ from imagenet_prep.storage.remote_path import Location, open_to_read
 UNPACKING_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)
 # Python's gzip reads the zeros behind a packed file one by one, however many there are.
 _MAX_PADDING_BYTES = 1 << 20
+# The file names its dictionary, which may have 4 GB. That of xz -9 takes 65 MB.
+_MOST_XZ_BYTES, _PIECE_BYTES = 128 << 20, 1 << 16
 
 
 class _Padded:
@@ -38,9 +40,45 @@ def gunzip(file: BinaryIO) -> io.BufferedIOBase:
     return gzip.GzipFile(fileobj=cast(Any, _Padded(file)), mode="rb")
 
 
+class _Xz(io.RawIOBase):
+    """A file that is packed by xz: LZMAFile takes as much memory as the file asks for."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._unpacker = file, self._begun()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = b""
+        try:
+            while not data and (packed := self._packed()) is not None:
+                data = self._unpacker.decompress(packed, len(buffer))
+        except lzma.LZMAError as error:
+            raise lzma.LZMAError(f"{error} (xz -9 and below can be unpacked)") from error
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _packed(self) -> bytes | None:
+        """Returns the bytes that are unpacked next; None at the end."""
+        packed = b""
+        if self._unpacker.eof:
+            packed, self._unpacker = self._unpacker.unused_data, self._begun()
+            while not (packed := packed.lstrip(b"\0")):  # streams may have zeros behind them
+                if not (packed := self._file.read(_PIECE_BYTES)):
+                    return None
+        elif self._unpacker.needs_input and not (packed := self._file.read(_PIECE_BYTES)):
+            raise EOFError("ends before its end")
+        return packed
+
+    @staticmethod
+    def _begun() -> lzma.LZMADecompressor:
+        return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MOST_XZ_BYTES)
+
+
 _PACKERS: dict[bytes, Callable[..., Any]] = {
     b"\x1f\x8b": gunzip,
-    b"\xfd7zXZ": lzma.open,
+    b"\xfd7zXZ": lambda file: io.BufferedReader(_Xz(file)),
     b"BZh": bz2.open,
 }
 

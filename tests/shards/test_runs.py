@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.core.errors import IncompleteError
+from imagenet_prep.core.errors import DataDamagedError, IncompleteError
 from imagenet_prep.shards import runs
 
 
@@ -82,3 +82,27 @@ def test_sides_come_sorted_and_no_key_is_cut(
         assert not here & seen
         seen |= here
     assert len(ranges) > num // 200
+
+
+def test_long_entries_make_short_runs_and_ranges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "RUN_BYTES", 1 << 20)
+    monkeypatch.setattr(runs, "_FEW", 10)
+    entries = [b"%05d%b\0%d\n" % (n * 7919 % 2000, b"x" * 4096, n) for n in range(2000)]
+    files = runs.write(tmp_path, "a", iter(entries))
+    ranges = list(runs.side_by_side([files]))
+
+    assert max(path.stat().st_size for path in files) < (1 << 20) + 10 * 5000
+    assert [line for (of_range,) in ranges for line in of_range] == sorted(entries)
+    assert max(sum(map(len, of_range)) for (of_range,) in ranges) < 2 << 20
+
+
+def test_a_key_of_more_entries_than_memory_holds_is_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "RUN_BYTES", 1 << 16)
+    sides = [runs.write(tmp_path, n, (b"a\0%08d\n" % i for i in range(20_000))) for n in "ab"]
+
+    with pytest.raises(DataDamagedError, match="thousands of lines"):
+        list(runs.side_by_side(sides))

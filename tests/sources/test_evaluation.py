@@ -18,7 +18,7 @@ import pytest
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.keys import CORRUPTIONS
-from imagenet_prep.sources import detect, editions, shard_files
+from imagenet_prep.sources import containers, detect, editions, evaluation, shard_files
 from imagenet_prep.sources.source import Packed, Source, Stored
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.remote_path import Location, RemotePath, Site
@@ -277,6 +277,57 @@ def test_a_mapping_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(SourceError, match="ObjectNet's mapping cannot be read: KeyError: 'no such"):
         found(put(made.files, tmp_path, "objectnet-1.0", "zip"))
+
+
+@pytest.mark.parametrize("container", ["folder", "zip"])
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("objectnet_to_imagenet_1k.json", b"[" * 100_000, "nested too deeply"),
+        ("folder_to_objectnet_label.json", b'{"a":' * 100_000, "nested too deeply"),
+        ("pytorch_to_imagenet_2012_id.json", b'{"0": 1e999}', "expected a whole number"),
+        ("pytorch_to_imagenet_2012_id.json", b'{"0": -1}', "KeyError: -1"),
+        ("objectnet_to_imagenet_1k.json", b'{"Alarm clock": 5}', "expected text, got 5"),
+        ("objectnet_to_imagenet_1k.json", b'{"X": "%b"}' % (b"a;" * 1001), "1,001 folders or"),
+        ("objectnet_to_imagenet_1k.json", b'{"Alarm clock": "%b"}' % (b"a" * 9000), "'a{100,199}."),
+        (
+            "folder_to_objectnet_label.json",
+            json.dumps({str(number): "X" for number in range(1001)}).encode(),
+            "1,001 folders or",
+        ),
+    ],
+)
+def test_a_mapping_of_a_stranger_is_bounded(
+    name: str, content: bytes, problem: str, container: str, tmp_path: Path
+) -> None:
+    made = evaluation_sets.objectnet()
+    made.files[f"objectnet-1.0/mappings/{name}"] = content
+
+    with pytest.raises(SourceError, match=problem):
+        found(put(made.files, tmp_path, "objectnet-1.0", container))
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_the_list_of_a_zip_has_few_bytes(
+    remote: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = put(by_wnid("imagenet-a", {WNIDS[3]: 50}).files, tmp_path, "imagenet-a", "zip")
+    monkeypatch.setattr(containers._Zip, "most", 3000)
+    with serve({archive.name: archive.read_bytes()}) as server:
+        place = RemotePath(Site(server.url), archive.name) if remote else archive
+        with pytest.raises(SourceError, match=r"list of files has \d,\d+ bytes, expected 3,000"):
+            found(place)
+
+
+def test_the_names_of_the_folders_of_an_archive_have_few_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {f"imagenet-a/{number:04d}{'x' * 100}/a.jpg": b"" for number in range(50)}
+    archive = put(files, tmp_path, "imagenet-a", "tar.gz")
+    monkeypatch.setattr(evaluation, "_FOLDERS_BYTES", 5000)
+
+    with pytest.raises(SourceError, match="folders have more than 5,000 bytes"):
+        found(archive)
 
 
 @pytest.mark.parametrize("container", ["tar", "tar.gz", "zip"])

@@ -6,6 +6,8 @@ import bz2
 import gzip
 import lzma
 import os
+import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,5 +45,43 @@ def test_gigabytes_of_zeros_behind_it_are_not_read_one_by_one(tmp_path: Path) ->
     with (
         packed.unpacked(tmp_path / "file") as stream,
         pytest.raises(OSError, match=r"behind the packed bytes are more than 1,048,576 zeros"),
+    ):
+        stream.read()
+
+
+def with_dictionary(data: bytes, exponent: int) -> bytes:
+    """Returns a file of xz whose header asks for another dictionary; its CRC fits."""
+    changed = bytearray(data)
+    end = 12 + (data[12] + 1) * 4 - 4
+    changed[data.index(b"\x21\x01", 12, end) + 2] = exponent
+    changed[end : end + 4] = struct.pack("<I", zlib.crc32(changed[12:end]))
+    return bytes(changed)
+
+
+def test_xz_gets_no_more_memory_than_xz_takes_at_its_best(tmp_path: Path) -> None:
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 9}]
+    data = lzma.compress(b"content" * 1000, filters=filters)
+    (tmp_path / "best").write_bytes(data + bytes(4) + data + bytes(8))
+    (tmp_path / "gigabyte").write_bytes(with_dictionary(data, 36))
+
+    with packed.unpacked(tmp_path / "best") as stream:
+        assert stream.read() == b"content" * 2000
+    with (
+        packed.unpacked(tmp_path / "gigabyte") as stream,
+        pytest.raises(packed.UNPACKING_ERRORS, match=r"limit exceeded \(xz -9 and below"),
+    ):
+        stream.read()
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda d: d[:-9], lambda d: d[:90] + b"?" + d[91:]], ids=["cut", "changed"]
+)
+def test_xz_that_is_damaged_is_an_error(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    data = lzma.compress(os.urandom(100_000))
+    (tmp_path / "file").write_bytes(damage(data))
+
+    with (
+        packed.unpacked(tmp_path / "file") as stream,
+        pytest.raises(packed.UNPACKING_ERRORS),
     ):
         stream.read()

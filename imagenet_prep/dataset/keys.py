@@ -14,9 +14,10 @@ from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError, some
 from imagenet_prep.dataset import schema
 
-# Room for millions of keys. The list may be a pipe, as the shell makes for <(…), or a device, which
-# has no end.
-_MOST_BYTES = 64 << 20
+# Room for 2 million keys of ImageNet; even a short one takes 200 bytes of memory. The list may be a
+# pipe, as the shell makes for <(…), or a device, which has no end.
+_MOST_BYTES, MOST_LINES = 64 << 20, 1 << 21
+_ENDS = (b"\n", b"\r")
 # So many keys become one text, and so many bytes are read as one.
 _AT_ONCE, _PART_BYTES = 1 << 14, 1 << 20
 # A path on Linux has no more (PATH_MAX).
@@ -186,4 +187,6 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
         raise UsageError(f"{path}: the list of keys cannot be read: {error.strerror}") from error
     if len(data) > _MOST_BYTES:
         raise UsageError(f"{path}: the list of keys has more than {_MOST_BYTES:,} bytes")
+    if max(map(data.count, _ENDS)) > MOST_LINES:
+        raise UsageError(f"{path}: the list of keys has more than {MOST_LINES:,} lines")
     return data

@@ -27,7 +27,7 @@ PUBLISHED = {
         "several labels 3.0.0 as published"
     ),
 }
-# The largest that is published has 200 MB.
+# The largest that is published has 200 MB, and takes more memory than the list of a stranger may.
 _MOST_BYTES, _MOST_VALUES = 256 << 20, 1 << 26
 _NUM_VALIDATION = schema.OFFICIAL_NUM_EXAMPLES[schema.VALIDATION]
 
@@ -62,8 +62,12 @@ def read(path: str | os.PathLike[str]) -> LabelList:
     file = Path(path).expanduser()
     try:
         data = regular_file.read(file, _MOST_BYTES)
+        sha256 = hashlib.sha256(data).hexdigest()
+        if len(data) > regular_file.MOST_BYTES and sha256 not in PUBLISHED:
+            raise ValueError(f"more than {regular_file.MOST_BYTES:,} bytes, and not as published")
+        most = _MOST_VALUES if sha256 in PUBLISHED else canonical.MOST_VALUES
         is_json = data.lstrip()[:1] in (b"[", b"{")
-        made = _of_json(canonical.loads(data, _MOST_VALUES)) if is_json else _of_csv(data)
+        made = _of_json(canonical.loads(data, most)) if is_json else _of_csv(data)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -75,7 +79,6 @@ def read(path: str | os.PathLike[str]) -> LabelList:
             f"{path}: is no list of labels: {error}. A list is CSV with the header key,class, "
             "ReaL's JSON, or the JSON of the several-label annotations."
         ) from None
-    sha256 = hashlib.sha256(data).hexdigest()
     another = f"{made.form}, another file than the published one" if is_json else made.form
     return made._replace(name=file.name, sha256=sha256, form=PUBLISHED.get(sha256, another))
 
@@ -83,6 +86,9 @@ def read(path: str | os.PathLike[str]) -> LabelList:
 def _of_csv(data: bytes) -> LabelList:
     """Returns the list; ValueError names a line, and shows nothing of it."""
     found: dict[str, tuple[str, ...]] = {}
+    left = canonical.MOST_VALUES
+    if max(map(data.count, (b"\n", b"\r", b","))) > keys.MOST_LINES:
+        raise ValueError(f"more than {keys.MOST_LINES:,} lines")
     lines = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True)
     if next(lines, None) != ["key", "class"]:
         raise ValueError("line 1 is not its header")
@@ -94,6 +100,8 @@ def _of_csv(data: bytes) -> LabelList:
         key = keys.key_of(schema.VALIDATION, folder, name) if slash else folder
         if found.setdefault(key, classes := tuple(fields[1].split())) is not classes:
             raise ValueError(f"line {lines.line_num:,} has the key of an earlier line")
+        if (left := left - len(classes)) < 0:
+            raise ValueError(f"more than {canonical.MOST_VALUES:,} classes")
     return LabelList(found)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from imagenet_prep.core import regular_file
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.matching import hashes
 
@@ -15,6 +18,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from imagenet_prep.dataset.samples import Sample
+
+_ROWS_AT_ONCE = 1 << 14  # 18 MB
 
 
 class Piece(Protocol):
@@ -56,10 +61,30 @@ class Columns(NamedTuple):
 
 def columns(samples: Iterable[Sample]) -> Columns:
     """Returns what the search needs of a table."""
-    rows = [(each.class_index, each.width, each.height, each.sha256) for each in samples]
-    numbers = np.array([each[:3] for each in rows], np.int64).reshape(-1, 3)
-    digests = np.frombuffer(bytes.fromhex("".join(each[3] for each in rows)), np.uint8)
-    return Columns._make((*np.ascontiguousarray(numbers.T), digests.reshape(-1, 32)))
+    numbers, digests = array("q"), bytearray()
+    for each in samples:
+        numbers.extend((each.class_index, each.width, each.height))
+        digests += bytes.fromhex(each.sha256)
+    table = np.frombuffer(numbers, np.int64).reshape(-1, 3)
+    sha256 = np.frombuffer(digests, np.uint8).reshape(-1, 32)
+    return Columns._make((*np.ascontiguousarray(table.T), sha256))
+
+
+def _read(path: Path, num: int) -> Iterator[npt.NDArray[Any]]:
+    """Yields the rows of so many images, some at a time.
+
+    An image that could not be read has a row of zeros; the last ones may have no row.
+    """
+    with open(regular_file.open_to_read(path), "rb") as file:
+        if (size := os.fstat(file.fileno()).st_size) > num * hashes.ROW.itemsize:
+            raise DataDamagedError(
+                f"{path}: {size:,} bytes of rows of {num:,} images. Remove that file, then run the "
+                "same command again."
+            )
+        for start in range(0, max(num, 1), _ROWS_AT_ONCE):
+            kept = np.zeros(min(num - start, _ROWS_AT_ONCE), hashes.ROW)
+            file.readinto(kept.view(np.uint8).data)
+            yield kept
 
 
 class Pictures:
@@ -97,21 +122,13 @@ class Pictures:
         found, others, counts = [], [], [0]
         with open(scratch / "whole", "wb") as whole, open(scratch / "window", "wb") as window:
             for table, path in zip(tables, rows, strict=True):
-                read = np.fromfile(path, hashes.ROW)
-                # An image that could not be read has a row of zeros; the last ones may have no row.
-                kept = np.zeros(len(table.width), hashes.ROW)
-                if len(read) > len(kept):
-                    raise DataDamagedError(
-                        f"{path}: {len(read):,} rows of {len(kept):,} images. Remove that file, "
-                        "then run the same command again."
-                    )
-                kept[: len(read)] = read
                 found.append(table)
-                shown = (hashes.judged(kept), hashes.may_be_judged(kept))
-                others.append((kept["sound"] > 0, *shown, kept["means"].copy()))
-                counts.append(len(kept))
-                whole.write(kept["whole"].tobytes())
-                window.write(kept["window"].tobytes())
+                counts.append(len(table.width))
+                for kept in _read(path, len(table.width)):
+                    shown = (hashes.judged(kept), hashes.may_be_judged(kept))
+                    others.append((kept["sound"] > 0, *shown, kept["means"].copy()))
+                    whole.write(kept["whole"].tobytes())
+                    window.write(kept["window"].tobytes())
         self.starts = np.cumsum(counts)
         self.known = Columns._make(np.concatenate(each) for each in zip(*found, strict=True))
         self.sound, self.judged, self.may_be_judged, self.means = (

@@ -11,7 +11,6 @@ import functools
 import hashlib
 import io
 import itertools
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +36,7 @@ _STAGE = "hashes"
 # As `Stage.folder` says.
 FOLDER = f"{naming.WORK}/{_STAGE}-{hashes.DEFINITION[:16]}"
 _MAX_LINE_BYTES = 64
+_PART_BYTES = 1 << 20
 _MOST_TABLE_BYTES = 1 << 30
 
 
@@ -255,9 +255,11 @@ def rows_of(kept: Store, pieces: Sequence[AnyPiece], scratch: Path) -> list[Path
         if (folder := kept.as_folder) is not None:
             paths.append(folder.path(name))
             continue
-        path = scratch / f"{piece.name}.rows"
+        assert isinstance(piece, ShardPiece)  # the rows of a source are in a folder
+        path, left = scratch / f"{piece.name}.rows", piece.shard.examples * hashes.ROW.itemsize + 1
         with kept.opened(name) as opened, open(path, "wb") as file:
-            shutil.copyfileobj(opened, file)
+            while part := opened.read(min(left, _PART_BYTES)):
+                left -= file.write(part)
         paths.append(path)
     return paths
 

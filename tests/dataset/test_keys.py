@@ -79,6 +79,16 @@ def test_a_list_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         read_list("/dev/zero")
 
 
+@pytest.mark.parametrize("end", ["\n", "\r"])
+def test_a_list_of_too_many_lines_is_refused(
+    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys, "MOST_LINES", 5)
+    (tmp_path / "keys").write_text(f"a/1{end}" * 6)
+    with pytest.raises(UsageError, match="keys: the list of keys has more than 5 lines"):
+        read_list(tmp_path / "keys")
+
+
 def test_no_message_repeats_a_line_of_what_is_no_list(tmp_path: Path) -> None:
     path = tmp_path / "airflow.cfg"
     path.write_text("[core]\na/1\n\nsql_alchemy_conn = postgresql://u:hunter2@db/airflow\n")

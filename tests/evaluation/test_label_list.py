@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from imagenet_prep.core import regular_file
 from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.evaluation import label_list
 from tests.kit.evaluated import labels_of_validation, write_real
@@ -100,6 +101,14 @@ def test_the_published_file_is_known_by_its_sha256_and_another_one_is_said_to_be
         ("[1", "Expecting"),
         ("[" * 100_000, "nested too deeply|an eighth as many lists"),
         ("\x00\udcff", "byte 1 is no UTF-8"),
+        ("key,class\n" + "\n" * (1 << 21), "more than 2,097,152 lines"),
+        ("key,class\n" + "\r" * (1 << 22), "more than 2,097,152 lines"),
+        ("key,class\n" + "," * (1 << 21), "more than 2,097,152 lines"),
+        (
+            "key,class\n" + "".join(f"{n}," + "0 " * 60_000 + "\n" for n in range(67)),
+            "more than 4,000,000 classes",
+        ),
+        ("[" + "[]," * 600_000 + "[]]", "an eighth as many lists"),
     ],
 )
 def test_what_is_no_list_is_refused_without_showing_it(
@@ -109,6 +118,14 @@ def test_what_is_no_list_is_refused_without_showing_it(
     path.write_bytes(content.encode("utf-8", "surrogateescape"))
     with pytest.raises(UsageError, match=f"list: is no list of labels: .*{why}"):
         label_list.read(path)
+
+
+def test_only_a_published_list_may_be_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(regular_file, "MOST_BYTES", 1000)
+    with pytest.raises(UsageError, match="more than 1,000 bytes, and not as published"):
+        label_list.read(written(tmp_path / "own.csv", "key,class\n" + "a,0\n" * 1000))
 
 
 def test_pipes_and_absent_files_are_refused(tmp_path: Path) -> None:

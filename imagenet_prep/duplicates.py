@@ -142,6 +142,7 @@ def duplicates(config: Config) -> Json:
         "images": len(seen),
         **_counts(groups),
         "not_judged": int((seen.sound & ~seen.judged).sum()),
+        "crowded": int(found.crowded.sum()),
         "excluded": {split: len(keys) for split, keys in excluded.items()},
         "problems": problems,
     }
@@ -319,6 +320,8 @@ def _print(result: Json, out: str) -> None:
     print(f"pictures with more than one label: {result['other_label']:,}")
     flat = result["not_judged"]
     print(f"images that show too little to be judged by more than equal pixels: {flat:,}")
+    if crowded := result["crowded"]:
+        print(f"images that resemble too many others to be judged against all of them: {crowded:,}")
     page = " duplicates.html," if result["page"] else ""
     print(f"{out}: pairs.csv,{page} and keys to leave out:", end=" ")
     print(", ".join(f"exclude-{name}.txt ({n:,})" for name, n in result["excluded"].items()))

@@ -15,7 +15,7 @@ from imagenet_prep.codec import likeness, opening
 from imagenet_prep.core.errors import BadImageError, DataDamagedError
 from imagenet_prep.matching import proof
 from imagenet_prep.matching.groups import NEARLY, SAME_BYTES, SAME_PIXELS, Union
-from imagenet_prep.matching.search import WHOLE_RADII, WINDOW_RADII, Search, Side
+from imagenet_prep.matching.search import WHOLE_RADII, WINDOW_RADII, Pairs, Search, Side
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 # Means that are kept of pictures that were decoded for a proof: 32 MB.
 _KEPT_MEANS = 4096
-_PROOFS_AT_ONCE = 1 << 14
+_LOOKS_AT_ONCE, _PROOFS_AT_ONCE = 1 << 14, 1 << 8
+# An image is compared with others until this is spent: a first look at a pair that is not the same
+# picture costs 1, a proof 10. Else as many look-alikes as a stranger likes would all be compared.
+_MOST_COST, _PROOF_COST = 500, 10
 
 
 class Found:
@@ -51,6 +54,7 @@ class Found:
         self._lock = threading.Lock()
         self.problems: set[str] = set()
         num = len(pictures)
+        self._cost = np.zeros(num, np.int64)
         self.by_bytes, self.by_pixels, self.by_sight = Union(num), Union(num), Union(num)
 
     def find(self, tick: Callable[[str], None]) -> None:
@@ -69,7 +73,7 @@ class Found:
             for number, each in enumerate(searches := self._searches(), start=1):
                 said = f"search {number} of {len(searches)}"
                 say = functools.partial(tick, said)
-                for left, right in each.candidates(pool, self._workers, say):
+                for left, right in each.candidates(pool, self._workers, say, self._is_open):
                     self._prove(pool, left, right, each.mirror is not None)
 
     def kind(self, one: int, other: int) -> str:
@@ -153,35 +157,70 @@ class Found:
         mirrored: bool,
     ) -> None:
         """Proves candidates that are not known to be one yet."""
-        judged = self._pictures.judged
-        for at in range(0, len(left), _PROOFS_AT_ONCE):
-            one, other = left[at : at + _PROOFS_AT_ONCE], right[at : at + _PROOFS_AT_ONCE]
-            new = self.by_sight.first(one) != self.by_sight.first(other)
-            new &= judged[one] | judged[other]
-            parts = np.array_split(np.flatnonzero(new), self._workers)
-            jobs = [pool.submit(self._proven, one[p], other[p], mirrored) for p in parts]
-            for job in jobs:
-                for pair in job.result():
+        for at in range(0, len(left), _LOOKS_AT_ONCE):
+            looks = left[at : at + _LOOKS_AT_ONCE], right[at : at + _LOOKS_AT_ONCE]
+            likely = self._tried(pool, looks, functools.partial(self._likely, mirrored=mirrored), 1)
+            for start in range(0, len(likely[0]), _PROOFS_AT_ONCE):
+                one, other = (each[start : start + _PROOFS_AT_ONCE] for each in likely)
+                prove = functools.partial(self._proven, mirrored=mirrored)
+                proven = self._tried(pool, (one, other), prove, _PROOF_COST)
+                for pair in zip(*(each.tolist() for each in proven), strict=True):
                     self.by_sight.join(*pair)
 
-    def _proven(
-        self, left: npt.NDArray[np.uint32], right: npt.NDArray[np.uint32], mirrored: bool
-    ) -> list[tuple[int, int]]:
-        """Returns which candidates are one: first by small pictures, then by the images."""
+    def _is_open(
+        self, left: npt.NDArray[np.uint32], right: npt.NDArray[np.uint32]
+    ) -> npt.NDArray[np.bool_]:
+        """Returns which pairs may still turn out to be the same picture."""
+        judged = self._pictures.judged
+        is_open = self.by_sight.first(left) != self.by_sight.first(right)
+        is_open &= judged[left] | judged[right]
+        is_open &= np.maximum(self._cost[left], self._cost[right]) < _MOST_COST
+        return np.asarray(is_open)
+
+    @property
+    def crowded(self) -> npt.NDArray[np.bool_]:
+        """Which pictures resemble so many others that not all of these were compared with them."""
+        return self._cost >= _MOST_COST
+
+    def _tried(
+        self,
+        pool: futures.Executor,
+        pairs: Pairs,
+        attempt: Callable[[npt.NDArray[np.uint32], npt.NDArray[np.uint32]], npt.NDArray[np.bool_]],
+        cost: int,
+    ) -> Pairs:
+        """Returns the open pairs for which an attempt succeeds; the others cost their pictures."""
+        is_open = self._is_open(*pairs)
+        parts = np.array_split(np.flatnonzero(is_open), self._workers)
+        jobs = [pool.submit(attempt, pairs[0][part], pairs[1][part]) for part in parts]
+        succeeded = np.zeros(len(is_open), bool)
+        succeeded[is_open] = np.concatenate([job.result() for job in jobs])
+        for side in pairs:
+            np.add.at(self._cost, side[is_open & ~succeeded], cost)
+        return pairs[0][succeeded], pairs[1][succeeded]
+
+    def _likely(
+        self, left: npt.NDArray[np.uint32], right: npt.NDArray[np.uint32], *, mirrored: bool
+    ) -> npt.NDArray[np.bool_]:
+        """Returns which candidates may be the same picture, by their small pictures."""
         with self._lock:
             small = self._pictures.small(left), self._pictures.small(right)
-        likely = proof.likely(*small, mirrored)
-        known, found = self._pictures.known, []
-        for pair in zip(left[likely].tolist(), right[likely].tolist(), strict=True):
+        return proof.likely(*small, mirrored)
+
+    def _proven(
+        self, left: npt.NDArray[np.uint32], right: npt.NDArray[np.uint32], *, mirrored: bool
+    ) -> npt.NDArray[np.bool_]:
+        """Returns which candidates are the same picture, by their images."""
+        known, proven = self._pictures.known, np.zeros(len(left), bool)
+        for number, pair in enumerate(zip(left.tolist(), right.tolist(), strict=True)):
             least = int(min(known.width[[*pair]].min(), known.height[[*pair]].min()))
             try:
                 one, other = map(self._means, pair)
             except DataDamagedError as error:
                 self._note(error)
                 continue
-            if proof.proven(one, other, mirrored, least):
-                found.append(pair)
-        return found
+            proven[number] = proof.proven(one, other, mirrored, least)
+        return proven
 
     def _note(self, error: Exception) -> None:
         """Notes what was damaged after it was hashed."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,7 @@ _BANDS = 4
 _ROOM = 1 << 18  # pairs that a worker holds
 _RANGES = 256  # parts of a band, dealt out to the workers
 _MEMBERS, _END = 14, 11  # of `join` in matching.c, and which one says where to stop
+_NONE = (np.empty((0, 2), np.uint32), True)
 Pairs = tuple["npt.NDArray[np.uint32]", "npt.NDArray[np.uint32]"]
 
 
@@ -82,42 +83,52 @@ class Search(NamedTuple):
     mirror: npt.NDArray[np.uint64] | None
 
     def candidates(
-        self, pool: futures.Executor, workers: int, tick: Callable[[], None] = lambda: None
+        self,
+        pool: futures.Executor,
+        workers: int,
+        tick: Callable[[], None] = lambda: None,
+        wanted: Callable[[npt.NDArray[np.uint32], npt.NDArray[np.uint32]], Any] | None = None,
     ) -> Iterator[Pairs]:
-        """Yields all pairs, each once and in some order.
+        """Yields all pairs, each once, in an order that does not depend on the workers.
 
         Args:
           pool: whose threads join.
           workers: how many.
           tick: is called from time to time.
+          wanted: returns which pairs are wanted, of the left and the right pictures.
         """
         for band in range(_BANDS):
-            yield from self._of_band(band, pool, workers, tick)
+            for found in self._of_band(band, pool, workers):
+                tick()
+                left, right = found.T
+                if wanted is not None:
+                    left, right = found[wanted(left, right)].T
+                pairs = self._confirmed(left, right)
+                if len(pairs[0]):
+                    yield pairs
 
     def _of_band(
-        self, band: int, pool: futures.Executor, workers: int, tick: Callable[[], None]
-    ) -> Iterator[Pairs]:
+        self, band: int, pool: futures.Executor, workers: int
+    ) -> Iterator[npt.NDArray[np.uint32]]:
         """Yields what a band finds first, and then lets go of what it has sorted."""
         left = self.left.sorted_by(band)
         right = left if self.left is self.right else self.right.sorted_by(band)
-        joins = (self._join(left, right, band, each, workers) for each in range(workers))
-        running = {pool.submit(next, join, None): join for join in joins}
-        while running:
-            done, _ = futures.wait(running, return_when=futures.FIRST_COMPLETED)
-            for each in done:
-                join = running.pop(each)
-                tick()
-                if (pairs := each.result()) is None:
-                    continue
-                found = self._confirmed(pairs[:, 0], pairs[:, 1])
-                running[pool.submit(next, join, None)] = join
-                if len(found[0]):
-                    yield found
+        joins = [self._join(left, right, band, each, workers) for each in range(workers)]
+        running = [pool.submit(next, join, _NONE) for join in joins]
+        for at in range(_RANGES):
+            worker, is_last = at % workers, False
+            while not is_last:
+                pairs, is_last = running[worker].result()
+                yield pairs
+                running[worker] = pool.submit(next, joins[worker], _NONE)
 
     def _join(
         self, left: Sorted, right: Sorted, band: int, worker: int, workers: int
-    ) -> Iterator[npt.NDArray[np.uint32]]:
-        """Yields the pairs of a worker's part of the buckets; each array until the next one."""
+    ) -> Iterator[tuple[npt.NDArray[np.uint32], bool]]:
+        """Yields the pairs of a worker's ranges, and whether these are the last of a range.
+
+        An array is valid until the next one is asked for.
+        """
         pairs = np.empty((max(_ROOM, int(np.diff(right.start).max())), 2), np.uint32)
         # `join` and `place` of matching.c.
         job = np.zeros(_MEMBERS, np.uint64)
@@ -133,12 +144,14 @@ class Search(NamedTuple):
                 found = kernels.library().matching_join(
                     job.ctypes.data, place.ctypes.data, kernels.best()
                 )
-                yield pairs[:found]
+                yield pairs[:found], place[0] >= bounds[at + 1]
 
     def _confirmed(self, left: npt.NDArray[np.uint32], right: npt.NDArray[np.uint32]) -> Pairs:
-        """Returns those pairs of which all bits are near."""
+        """Returns those pairs of which all bits are near, the nearest first."""
         differing = hashes.rows_of(self.left.bits, left) ^ hashes.rows_of(self.right.bits, right)
         if self.mirror is not None:
             differing ^= self.mirror
-        near = np.bitwise_count(differing).sum(axis=1) <= self.radii.all
+        distance = np.bitwise_count(differing).sum(axis=1)
+        order = np.argsort(distance, kind="stable")
+        near = order[: int((distance <= self.radii.all).sum())]
         return left[near], right[near]

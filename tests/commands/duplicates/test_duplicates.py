@@ -5,17 +5,19 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
 from imagenet_prep import duplicates
 from imagenet_prep.dataset import manifest, naming
-from imagenet_prep.matching import hashes
+from imagenet_prep.matching import find, hashes, proof
 from imagenet_prep.preparation import pictures
 from imagenet_prep.storage.bucket import BucketStore
 from tests.kit import command
@@ -286,6 +288,88 @@ def test_rows_that_somebody_else_wrote_hide_nothing_but_themselves(
 
     assert result.code == 0, result
     assert found(tmp_path / "two") <= EXPECTED
+
+
+def test_more_rows_than_images_are_refused_unread(copied: Path, tmp_path: Path) -> None:
+    """A sparse file has gigabytes of them in no room."""
+    assert command.run("duplicates", copied, "--out", tmp_path / "one").code == 0
+    receipt = receipts(copied, "hashes")[0]
+    content = json.loads(receipt.read_text())
+    content["outputs"][0]["num_bytes"] = 6 << 30
+    receipt.write_text(json.dumps(content, sort_keys=True, separators=(",", ":")))
+    os.truncate(copied / content["outputs"][0]["name"], 6 << 30)
+
+    result = command.run("duplicates", copied, "--out", tmp_path / "two")
+
+    assert result.code == 3, result
+    assert "6,442,450,944 bytes of rows of" in result.err
+
+
+def look_alikes(root: Path, num: int) -> Path:
+    """A folder of images of one coarse picture, each with its own noise."""
+    rng = np.random.default_rng(1)
+    coarse = Image.fromarray(rng.integers(0, 255, (20, 20), np.uint8)).resize((64, 64))
+    for number in range(num):
+        noisy = np.asarray(coarse) * 0.6 + 50 + rng.normal(0, 25, (64, 64))
+        path = root / "ab"[number % 2] / f"{number:03d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(jpeg(Image.fromarray(noisy.clip(0, 255).astype(np.uint8))))
+    return root
+
+
+@pytest.mark.parametrize("workers", ["1", "3"])
+def test_look_alikes_cost_each_a_bounded_number_of_proofs(
+    workers: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    proofs = []
+    monkeypatch.setattr(proof, "proven", lambda *each: proofs.append(each))
+    monkeypatch.setattr(find, "_MOST_COST", 3 * find._PROOF_COST)
+    monkeypatch.setattr(find, "_PROOFS_AT_ONCE", 4)
+    words = ["--source", str(look_alikes(tmp_path / "source", 40)), "--splits", "train", "--json"]
+
+    assert duplicates.run([*words, "--out", str(tmp_path / "out"), "--workers", workers]) == 0
+
+    assert len(proofs) < 40 * 4 < 40 * 39 / 2
+    crowded = json.loads(capsys.readouterr().out)["crowded"]
+    assert crowded > 30
+    page = (tmp_path / "out" / "duplicates.html").read_text()
+    assert f"<dd>{crowded}<small>they resemble too many others" in page
+
+
+def test_a_source_of_look_alikes_says_how_many_were_not_judged_against_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(find, "_MOST_COST", 1)
+    source = look_alikes(tmp_path / "source", 2)
+    words = ["--source", str(source), "--splits", "train", "--out", str(tmp_path / "out")]
+    assert duplicates.run([*words, "--workers", "1"]) == 0
+    assert "resemble too many others to be judged against all of them: 2" in capsys.readouterr().out
+
+
+def test_all_copies_of_one_picture_are_found_however_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    proofs = []
+    proven = proof.proven
+    monkeypatch.setattr(proof, "proven", lambda *each: proofs.append(each) or proven(*each))
+    monkeypatch.setattr(find, "_MOST_COST", find._PROOF_COST)
+    monkeypatch.setattr(find, "_PROOFS_AT_ONCE", 16)
+    picture = Image.open(io.BytesIO(corpus.photographs(1)[0])).convert("RGB")
+    for number in range(60):
+        path = tmp_path / "source" / "ab"[number % 2] / f"{number:03d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        copy = picture.resize((160 - number % 7, 120 - number // 7))
+        path.write_bytes(jpeg(copy, 60 + number % 30))
+    words = ["--source", str(tmp_path / "source"), "--splits", "train", "--json"]
+
+    assert duplicates.run([*words, "--out", str(tmp_path / "out"), "--workers", "1"]) == 0
+
+    said = json.loads(capsys.readouterr().out)
+    assert (said["groups"], said["excluded"], said["crowded"]) == (1, {"train": 59}, 0)
+    assert len(proofs) < 60 * 59 / 4
 
 
 @pytest.mark.parametrize("hashed", [False, True])

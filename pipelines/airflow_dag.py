@@ -423,8 +423,11 @@ def _lineage(params: dict[str, Any]) -> dict[str, Any]:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_MANIFEST_BYTES:
             raise AirflowFailException(f"{path} is no manifest of imagenet-prep. Run verify on it.")
-        content = json.loads(file.read(_MOST_MANIFEST_BYTES))
-    return {"dataset": params["out"], "digest": content["digest"]}
+        try:
+            digest = json.loads(file.read(_MOST_MANIFEST_BYTES))["digest"]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            raise AirflowFailException(f"{path} is no manifest of imagenet-prep.") from None
+    return {"dataset": params["out"], "digest": digest}
 
 
 def _is_older(page: Path, *sources: Path) -> bool:

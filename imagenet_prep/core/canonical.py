@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from typing import Any, NoReturn
 
 # An object of JSON that a command prints, or whose fields another program decides.
@@ -60,8 +61,8 @@ def loads(data: bytes | bytearray | str, most_values: int | None = MOST_VALUES) 
       most_values: that it may hold; of lists and objects an eighth of that. None: any number.
 
     Raises:
-      ValueError: it is not UTF-8 or not JSON, holds NaN or Infinity, an integer of more than
-        4,300 digits, or more values, or is nested more deeply than Python can follow.
+      ValueError: it is not UTF-8 or not JSON, holds NaN, Infinity or a number as large, an integer
+        of more than 4,300 digits, or more values, or is nested more deeply than Python can follow.
     """
     text = data if isinstance(data, str) else data.decode()
     if most_values is not None and len(text) > most_values // 8:
@@ -79,5 +80,11 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
 
 
+def _finite(text: str) -> float:
+    if math.isinf(number := float(text)):
+        raise ValueError("a number is larger than any of 64 bits")
+    return number
+
+
 # json.loads would make a decoder for every call, as above.
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)

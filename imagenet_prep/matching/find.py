@@ -109,7 +109,7 @@ class Found:
         """Yields the pictures of other bytes and equal pixels; each candidate is decoded once."""
         wanted = self._first_of(self.by_bytes) & self._pictures.sound
         numbers = np.flatnonzero(wanted).astype(np.uint32)
-        for run in _runs(self._pictures.means[numbers]):
+        for run in _runs(self._pictures.means[numbers, None]):
             if self._is_wanted(same := numbers[run]):
                 yield from _split(same, [self._pixels(number) for number in same.tolist()])
 
@@ -236,14 +236,16 @@ def _digest(data: bytes) -> tuple[tuple[int, int], bytes]:
 
 def equal_bytes(digests: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.uint32]]:
     """Yields the pictures of equal sha256, of [n, 32]."""
-    for run in _runs(digests[:, :8].copy().view(np.uint64)[:, 0]):
-        yield from _split(run, [digests[number].tobytes() for number in run.tolist()])
+    words = digests.view(np.uint64)
+    for run in _runs(words[:, :1]):
+        # Digests that somebody made up may begin alike.
+        yield from (run[same] for same in _runs(words[run]))
 
 
 def _runs(values: npt.NDArray[np.uint64]) -> Iterator[npt.NDArray[np.uint32]]:
-    """Yields the places of each value that comes more than once."""
-    order = np.argsort(values, kind="stable")
-    same = values[order][1:] == values[order][:-1]
+    """Yields the places of each row, of [n, words], that comes more than once."""
+    order = np.lexsort(values.T)
+    same = (values[order[1:]] == values[order[:-1]]).all(axis=1)
     edges = np.flatnonzero(np.diff(np.concatenate([[0], same.view(np.int8), [0]])))
     for begin, end in edges.reshape(-1, 2).tolist():
         yield order[begin : end + 1].astype(np.uint32)

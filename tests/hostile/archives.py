@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import lzma
 import struct
 import zlib
 
@@ -163,3 +164,22 @@ class Bytes:
     def read(self, _archive: str, offset: int, size: int) -> bytes:
         self._file.seek(offset)
         return self._file.read(size)
+
+
+def xz_with_dictionary(data: bytes, exponent: int) -> bytes:
+    """Returns bytes packed by xz, whose header asks for a dictionary: 36 is one of a gigabyte."""
+    packed = bytearray(lzma.compress(data, preset=0))
+    end = 12 + (packed[12] + 1) * 4 - 4
+    packed[packed.index(b"\x21\x01", 12, end) + 2] = exponent
+    packed[end : end + 4] = struct.pack("<I", zlib.crc32(packed[12:end]))
+    return bytes(packed)
+
+
+def zip_of_empty_files(num: int, name: bytes = b"a") -> bytes:
+    """Returns a zip whose list names an empty file again and again."""
+    head = (0x02014B50, 20, 20, 0, 0, 0, 0, 0, 0, 0, len(name), 0, 0, 0, 0, 0, 0)
+    files = (struct.pack("<IHHHHHHIIIHHHHHII", *head) + name) * num
+    end = struct.pack("<IQHHIIQQQQ", 0x06064B50, 44, 45, 45, 0, 0, num, num, len(files), 4)
+    end += struct.pack("<IIQI", 0x07064B50, 0, 4 + len(files), 1)
+    ones = (0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF)
+    return b"PK\3\4" + files + end + struct.pack("<IHHHHIIH", 0x06054B50, 0, 0, *ones, 0)

@@ -6,14 +6,13 @@ import bz2
 import gzip
 import lzma
 import os
-import struct
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from imagenet_prep.sources import packed
+from tests.hostile import archives
 
 
 @pytest.mark.parametrize(
@@ -49,20 +48,11 @@ def test_gigabytes_of_zeros_behind_it_are_not_read_one_by_one(tmp_path: Path) ->
         stream.read()
 
 
-def with_dictionary(data: bytes, exponent: int) -> bytes:
-    """Returns a file of xz whose header asks for another dictionary; its CRC fits."""
-    changed = bytearray(data)
-    end = 12 + (data[12] + 1) * 4 - 4
-    changed[data.index(b"\x21\x01", 12, end) + 2] = exponent
-    changed[end : end + 4] = struct.pack("<I", zlib.crc32(changed[12:end]))
-    return bytes(changed)
-
-
 def test_xz_gets_no_more_memory_than_xz_takes_at_its_best(tmp_path: Path) -> None:
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 9}]
     data = lzma.compress(b"content" * 1000, filters=filters)
     (tmp_path / "best").write_bytes(data + bytes(4) + data + bytes(8))
-    (tmp_path / "gigabyte").write_bytes(with_dictionary(data, 36))
+    (tmp_path / "gigabyte").write_bytes(archives.xz_with_dictionary(b"content", 36))
 
     with packed.unpacked(tmp_path / "best") as stream:
         assert stream.read() == b"content" * 2000

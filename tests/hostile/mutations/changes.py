@@ -128,7 +128,7 @@ _EXTREME_BYTES = (
     *(struct.pack("<Q", 1 << 40), struct.pack(">I", 1 << 31), b"7" * 11, b"\x80" + b"\xff" * 11),
 )
 OBEYED = "\x1b[2J\x1b]0;owned\x07\x9b2J\r\x08"
-_MARK = "@deep-6b1f@"
+_MARK, _HUGE = "@deep-6b1f@", "@huge-6b1f@"
 
 
 def _leaves(tree: Tree, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
@@ -178,7 +178,8 @@ def _with_digest(tree: Tree) -> bytes:
 
 
 def _deepened(data: bytes, rng: random.Random) -> bytes:
-    """Puts lists in lists where the mark is; of a manifest, its digest then does not fit."""
+    """Puts text of JSON that json.dumps does not write where marks are; digests then do not fit."""
+    data = data.replace(json.dumps(_HUGE).encode(), b"1e999")
     mark = json.dumps(_MARK).encode()
     if mark not in data:
         return data
@@ -224,7 +225,7 @@ def _without(tree: Tree, rng: random.Random) -> Tree:
 
 
 _JSON_EDITS: dict[str, Edit] = {
-    "huge number": _replaced(lambda _, rng: rng.choice(NUMBERS), int),
+    "huge number": _replaced(lambda _, rng: rng.choice((*NUMBERS, _HUGE)), int),
     "wrong type": _replaced(lambda _, rng: rng.choice(TYPES), object),
     "deep": _replaced(lambda *_: _MARK, object),
     "repeated": _replaced(_repeated_value, list),
@@ -378,6 +379,38 @@ def _extreme(data: bytes, form: str, _: Victim, rng: random.Random) -> bytes:
     return rng.choice(_EXTREMES.get(form, _EXTREMES["bytes"]))(data)
 
 
+def _with_a_large_dictionary(data: bytes) -> bytes:
+    """Returns a tar that xz packs; zeros behind it would fill the dictionary."""
+    return archives.xz_with_dictionary(data + bytes(600 << 20), 36)
+
+
+def _with_many_long_names(data: bytes) -> bytes:
+    """Returns a packed tar of empty images whose names are as long as a path may be."""
+    long = archives.tar_header("././@LongLink", 4000, b"L")
+    names = (b"fog/1/%08d" % number + b"a" * 3900 for number in range(20_000))
+    empty = archives.tar_header("a", 0)
+    return gzip.compress(b"".join(long + name.ljust(4096, b"\0") + empty for name in names), 1)
+
+
+def _with_a_product_of_objects(data: bytes) -> bytes:
+    """Returns ObjectNet's zip, in which each of many folders is an object of many classes."""
+    folders = json.dumps({f"{number:x}": "X" for number in range(40_000)}).encode()
+    objects = json.dumps({"X": "tench, Tinca tinca;" * 40_000}).encode()
+    instead = {"folder_to_objectnet_label.json": folders, "objectnet_to_imagenet_1k.json": objects}
+    parts = formats.parts("zip", data)
+    return formats.CONTAINERS["zip"].join(
+        [part._replace(data=instead.get(part.name.split("/")[-1], part.data)) for part in parts]
+    )
+
+
+def _with_long_keys(data: bytes) -> bytes:
+    """Returns a table of samples whose last line comes again and again, with other long keys."""
+    *lines, last = data.splitlines(keepends=True) or [b"key,class\r\n"]
+    key, _, rest = last.partition(b",")
+    long = (b"%b%05d%b,%b" % (key, number, b"\\" * 4000, rest) for number in range(14_000))
+    return b"".join([*lines, *long])
+
+
 _EXTREMES: dict[str, list[Callable[[bytes], bytes]]] = {
     "tar": [
         lambda _: archives.tar_with_a_pax_size_of_many_digits(),
@@ -387,6 +420,14 @@ _EXTREMES: dict[str, list[Callable[[bytes], bytes]]] = {
         lambda _: archives.tar_of_odd_octal_size(),
         lambda data: data + data,
         lambda _: archives.tar(archives.tar_header("n01440764.tar", b"\x80" + b"\xff" * 11)),
+        _with_a_large_dictionary,
+        _with_many_long_names,
+    ],
+    "zip": [
+        lambda _: archives.zip_of_empty_files(2_000_000),
+        lambda _: archives.zip_of_empty_files(350_000),
+        lambda _: archives.zip_of_empty_files(8_000, b"objectnet-1.0/images/" + b"a" * 1_900),
+        _with_a_product_of_objects,
     ],
     "tar.gz": [
         lambda _: archives.devkit_that_unpacks_to(3 << 30),
@@ -442,6 +483,8 @@ _EXTREMES: dict[str, list[Callable[[bytes], bytes]]] = {
         lambda data: data + b"a " * (_MOST_JSON_BYTES // 2),
         lambda data: data + b"0 0\n" * (_MOST_JSON_BYTES // 4),
         lambda data: data + b"x" * _MOST_JSON_BYTES,
+        lambda data: data + b"".join(b"%x\n" % number for number in range(4_000_000)),
+        lambda data: data + b"".join(b"%x,1\n" % number for number in range(4_000_000)),
     ],
     "bytes": [
         lambda data: data * 2,
@@ -453,7 +496,7 @@ _EXTREMES: dict[str, list[Callable[[bytes], bytes]]] = {
 
 _EXTREMES["manifest"] = _EXTREMES["json"]
 _EXTREMES["jsonl"] = [*_EXTREMES["json"], *_EXTREMES["lines"]]
-_EXTREMES["csv"] = _EXTREMES["lines"]
+_EXTREMES["csv"] = [*_EXTREMES["lines"], *[_with_long_keys] * 3]
 
 
 def _filled(data: bytes, before: bytes, unit: bytes, after: bytes) -> bytes:

@@ -123,9 +123,12 @@ def _records(data: bytes) -> list[Part]:
 
 def _zip_parts(data: bytes) -> list[Part]:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        return [
-            Part(n, "json" if "facts" in n else "npy", archive.read(n)) for n in archive.namelist()
-        ]
+        return [Part(n, of(n), archive.read(n)) for n in archive.namelist()]
+
+
+def _npz_parts(data: bytes) -> list[Part]:
+    kinds = ("npy", "json")
+    return [part._replace(format=kinds["facts" in part.name]) for part in _zip_parts(data)]
 
 
 def _zip_join(members: Sequence[Part]) -> bytes:
@@ -206,6 +209,8 @@ _ENDINGS = {
     "-ubyte.gz": "idx.gz",
     "-ubyte": "idx",
     ".npz": "npz",
+    ".zip": "zip",
+    "_label_2012_v2": "lines",
     ".mat": "mat",
     ".rec": "rec",
     ".parquet": "parquet",
@@ -216,6 +221,7 @@ _ENDINGS = {
     ".png": "image",
     ".gif": "image",
     ".bmp": "image",
+    ".rows": "bytes",
     ".webp": "image",
     ".tiff": "image",
 }
@@ -228,6 +234,7 @@ CONTAINERS = {
     "idx.gz": _packed("idx"),
     "tfrecord": Container(_records, lambda members: b"".join(framed(m.data) for m in members)),
     "example": Container(_fields, _message),
-    "npz": Container(_zip_parts, _zip_join),
+    "npz": Container(_npz_parts, _zip_join),
+    "zip": Container(_zip_parts, _zip_join),
     "npy": Container(_npy_parts, _npy_join),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 import random
 import shutil
@@ -237,6 +238,8 @@ class Room:
             mutation = "fifo"
         victim = changes.Victim(path, formats.of(path.name), self.arena.root, self._others)
         done = changes.apply(mutation, victim, rng)
+        if kind == "hashes" and path.is_file() and rng.random() < _STATED_CHANCE:
+            done += _receive(path)
         if kind in _STATED and rng.random() < _STATED_CHANCE:
             done += _state(path)
         return done
@@ -266,6 +269,16 @@ class Room:
         return self._warm[needs]
 
 
+def _receive(path: Path) -> str:
+    """Has the receipt of hashes state their file as it is now; says so."""
+    receipt = path.parent / "receipts" / f"{path.stem}.json"
+    content = json.loads(receipt.read_bytes())
+    for output in content["outputs"]:
+        output["num_bytes"] = path.stat().st_size
+    receipt.write_text(json.dumps(content, sort_keys=True, separators=(",", ":")))
+    return ", as its receipt says"
+
+
 def _state(path: Path) -> str:
     """Has the manifest state a file as it is now, where that is a small one; says so."""
     beside = path.parent.name if path.parent.name in naming.BESIDE else ""
@@ -285,6 +298,11 @@ def _state(path: Path) -> str:
             for split in content["splits"].values():
                 for shard in split["shards"]:
                     if shard["name"] == path.name.removesuffix(".csv"):
+                        if beside == naming.SAMPLES:
+                            more = path.read_bytes().count(b"\n") - 1 - shard["examples"]
+                            shard["examples"] += more
+                            split["examples"] += more
+                            split["examples_per_class"][0] += more
                         shard[f"{beside}_sha256" if beside else "sha256"] = digest
                         shard[f"{beside}_bytes" if beside else "num_bytes"] = size
                 split["num_bytes"] = sum(shard["num_bytes"] for shard in split["shards"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import lzma
 import shutil
 import socket
 from collections.abc import Callable, Mapping
@@ -14,13 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from PIL import Image
 
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import naming, predictions
 from imagenet_prep.launching import detached
+from imagenet_prep.sources.evaluation_layout import MAPPING
 from tests.hostile import archives
 from tests.hostile.arena import Arena
-from tests.kit import foreign, layouts
+from tests.kit import evaluation_sets, foreign, layouts
 from tests.kit.http_server import Server
 from tests.kit.miniature import Miniature
 from tests.kit.tfrecords import picture, plain, write_set
@@ -118,6 +121,13 @@ def _set(stage: Stage) -> None:
     left, relabelled = (line.split(",")[0] for line in table[1:3])
     (given / "left.txt").write_text(f"{left}\n")
     (given / "relabels.csv").write_text(f"key,class\n{relabelled},0\n")
+    rows = [line.split(",")[:2] for line in table[1:]]
+    said = "".join(f"{key},{index},{index},0.9{',' * 8}\n" for key, index in rows)
+    (given / "said.csv").write_text(f"{','.join(predictions.HEADER)}\n{said}")
+    listed = "".join(f"{key},{index}\n" for key, index in rows)
+    (given / "labels.csv").write_text(f"key,class\n{listed}")
+    right = {key: {"correct": [index]} for key, index in rows}
+    (given / "labels.json").write_text(json.dumps({"initial_annots": right}))
 
 
 _OF_SET = {
@@ -163,6 +173,9 @@ _SETS = Scene(
         "hashes": "out/.work/hashes-*/*.rows",
         "receipt of hashes": "out/.work/hashes-*/receipts/*",
         "found pairs": "found/*",
+        "predictions": "said.csv",
+        "list of labels": "labels.csv",
+        "list of labels in JSON": "labels.json",
     },
     {
         "verify manifest": Verb(("verify", "out", "--level", "manifest", *_ONE), _PARTS),
@@ -204,6 +217,13 @@ _SETS = Scene(
         "amend": Verb(_AMEND, (*_PARTS, "list of what leaves", "new labels")),
         "amend dry run": Verb((*_AMEND, "--dry-run"), ("list of what leaves", "new labels")),
         "diff": Verb(("diff", "out", "other"), ("manifest", "class list", "table")),
+        "score": Verb(
+            ("score", "said.csv", "out", "--labels", "labels.csv", "--labels", "labels.json"),
+            (
+                *("manifest", "class list", "table"),
+                *("predictions", "list of labels", "list of labels in JSON"),
+            ),
+        ),
         "read": Verb(("out",), _PARTS, _READ),
         "read keys": Verb(
             ("out", "keys.txt"), (*_PARTS, "list of keys"), "tests.hostile.readers:read_keys"
@@ -395,6 +415,38 @@ def _source(
             **verbs,
         },
     )
+
+
+_EVALUATED = Verb(("prepare", "--source", "source", "--out", "out", "--allow-subset", *_ONE))
+_EVALUATED_DRY = Verb((*_EVALUATED.words, "--dry-run"))
+
+
+def _evaluated(kinds: dict[str, str], make: Callable[[Path], object]) -> Scene:
+    """Returns a set that networks are evaluated on."""
+    return Scene(
+        lambda stage: make(stage.arena.given / "source"),
+        {kind: f"source/{pattern}" for kind, pattern in kinds.items()},
+        {"prepare": _EVALUATED, "prepare dry run": _EVALUATED_DRY},
+    )
+
+
+def _imagenet_c(root: Path) -> None:
+    """Two archives, which two workers unpack at once."""
+    for name, corruption in (("blur", "defocus_blur"), ("noise", "shot_noise")):
+        made = evaluation_sets.corrupted([(corruption, 1)], range(3), each=2)
+        plain_tar = evaluation_sets.put(made.files, root, name, "tar")
+        plain_tar.write_bytes(lzma.compress(plain_tar.read_bytes(), preset=9))
+
+
+def _look_alikes(root: Path) -> None:
+    """Images of one coarse picture, each with its own noise."""
+    rng = np.random.default_rng(1)
+    coarse = Image.fromarray(rng.integers(0, 255, (20, 20), np.uint8)).resize((64, 64))
+    for number in range(450):
+        noisy = np.asarray(coarse) * 0.6 + 50 + rng.normal(0, 25, (64, 64))
+        path = root / "ab"[number % 2] / f"{number:03d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(path, quality=92)
 
 
 _OLD = Verb(
@@ -592,6 +644,25 @@ SCENES: dict[str, Scene] = {
     "mnist": _source(
         lambda stage: layouts.make_mnist(stage.arena.given / "source"),
         {"packed images": "*images*", "packed labels": "*labels*"},
+    ),
+    "objectnet": _evaluated(
+        {
+            **{path.split("/")[-1]: f"objectnet-1.0/{path}" for path in MAPPING},
+            "image": "objectnet-1.0/images/*/*",
+        },
+        lambda root: evaluation_sets.put(evaluation_sets.objectnet().files, root, "", "folder"),
+    ),
+    "objectnet zip": _evaluated(
+        {"zip": "*.zip"},
+        lambda root: evaluation_sets.put(
+            evaluation_sets.objectnet().files, root, "objectnet-1.0", "zip"
+        ),
+    ),
+    "imagenet-c": _evaluated({"archive": "*.tar"}, _imagenet_c),
+    "look-alikes": Scene(
+        lambda stage: _look_alikes(stage.arena.given / "source"),
+        {"image": "source/*/*"},
+        {"duplicates": Verb(_DUPLICATES)},
     ),
     "mnist unpacked": _source(
         lambda stage: layouts.make_mnist(stage.arena.given / "source", packed=False),

@@ -54,8 +54,18 @@ def test_what_json_cannot_say_is_refused(value: float) -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"NaN", b"[Infinity]", b"9" * 5000, b"[" * 100_000, b'{"a":' * 100_000, b"\xff", b""],
-    ids=["nan", "infinity", "digits", "lists", "objects", "not UTF-8", "empty"],
+    [
+        b"NaN",
+        b"[Infinity]",
+        b"1e999",
+        b'{"a": [-1e400]}',
+        b"9" * 5000,
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b"\xff",
+        b"",
+    ],
+    ids=["nan", "infinity", "large", "small", "digits", "lists", "objects", "not UTF-8", "empty"],
 )
 def test_json_that_cannot_be_read_is_a_value_error(data: bytes) -> None:
     with pytest.raises(ValueError, match="."):

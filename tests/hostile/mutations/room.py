@@ -301,6 +301,7 @@ def _state(path: Path) -> str:
                         if beside == naming.SAMPLES:
                             more = path.read_bytes().count(b"\n") - 1 - shard["examples"]
                             shard["examples"] += more
+                            shard["num_bytes"] += max(0, more) << 10
                             split["examples"] += more
                             split["examples_per_class"][0] += more
                         shard[f"{beside}_sha256" if beside else "sha256"] = digest

@@ -63,10 +63,11 @@ class _Xz(io.RawIOBase):
         """Returns the bytes that are unpacked next; None at the end."""
         packed = b""
         if self._unpacker.eof:
-            packed, self._unpacker = self._unpacker.unused_data, self._begun()
+            packed = self._unpacker.unused_data
             while not (packed := packed.lstrip(b"\0")):  # streams may have zeros behind them
                 if not (packed := self._file.read(_PIECE_BYTES)):
                     return None
+            self._unpacker = self._begun()
         elif self._unpacker.needs_input and not (packed := self._file.read(_PIECE_BYTES)):
             raise EOFError("ends before its end")
         return packed

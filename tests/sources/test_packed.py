@@ -56,6 +56,7 @@ def test_xz_gets_no_more_memory_than_xz_takes_at_its_best(tmp_path: Path) -> Non
 
     with packed.unpacked(tmp_path / "best") as stream:
         assert stream.read() == b"content" * 2000
+        assert stream.read(1) == b""
     with (
         packed.unpacked(tmp_path / "gigabyte") as stream,
         pytest.raises(packed.UNPACKING_ERRORS, match=r"limit exceeded \(xz -9 and below"),

@@ -214,8 +214,11 @@ def _objects(files: Mapping[str, bytes], where: str) -> Mapping[str, Sequence[in
             if indices and (uses[indices[0]] > 1 or not 0 <= min(indices) <= max(indices) < 1000):
                 raise ValueError("two objects are of the same class, or a class is none of ours")
     except (ValueError, LookupError) as error:
+        # The text of a LookupError is the name that was looked up.
+        why = "a name or a number is not in its other files"
+        if isinstance(error, ValueError):
+            why = str(error)
         raise SourceError(
-            f"{where}: ObjectNet's mapping cannot be read: {type(error).__name__}: {error!s:.200}. "
-            "Get its folder mappings/ again."
+            f"{where}: ObjectNet's mapping cannot be read: {why}. Get its folder mappings/ again."
         ) from error
     return found

@@ -287,12 +287,14 @@ class Bench:
 
     def _note_md5(self) -> None:
         """Notes the archive's md5 as `download` does, so that prepare need not read it for that."""
-        from imagenet_prep.storage import proven
+        from imagenet_prep.storage.folder import LocalStore
+        from imagenet_prep.storage.ledger import MOST_ARCHIVES, NOTES, Ledger, verified_md5
 
         with self.archive.open("rb") as file:
             md5 = hashlib.file_digest(file, "md5").hexdigest()
-            proven.note(self.archive, md5, os.fstat(file.fileno()))
-        if proven.find(self.archive) != md5:
+            ledger = Ledger(LocalStore(self.archive.parent), NOTES, MOST_ARCHIVES)
+            ledger.add({self.archive.name: os.fstat(file.fileno())}, md5=md5)
+        if verified_md5(self.archive) != md5:
             raise RuntimeError(f"{self.archive}: its md5 could not be noted beside it")
 
     def _empty(self, cold: bool = False) -> Path:

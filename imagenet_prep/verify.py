@@ -6,6 +6,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from imagenet_prep.dataset.placement import Placement
     from imagenet_prep.engine import Result
     from imagenet_prep.shards.check import Expectation
+    from imagenet_prep.storage.ledger import Ledger
     from imagenet_prep.storage.store import Store
 
 EXAMPLES = """\
@@ -80,8 +82,8 @@ def verify(config: Config) -> Json:
       UsageError: there is no data set.
     """
     from imagenet_prep.dataset import placement
-    from imagenet_prep.shards import proof
     from imagenet_prep.storage import manifests
+    from imagenet_prep.storage.ledger import Ledger
     from imagenet_prep.storage.store import open_store
 
     store = open_store(config.dataset)
@@ -92,11 +94,13 @@ def verify(config: Config) -> Json:
     shards = [shard for split in manifest.splits for shard in part.shards(manifest, split)]
     damaged = _check_small_files(store, manifest)
     problems = [*damaged.values(), *_check_strangers(store, {shard.name for shard in shards}, part)]
-    before, since, oriented = "", None, None
+    ledger, before, since, oriented = None, {}, None, None
     if config.if_changed and folder:
-        files = [file for shard in shards for file in shard.files]
-        before = proof.fingerprint(folder, manifest.digest, files)
-        since = proof.proven(folder, config.level, before)
+        names = [file.name for shard in shards for file in shard.files]
+        ledger = Ledger(folder, naming.VERIFIED, len(names), trusts_owner=True)
+        since = _unchanged_since(ledger, names, config.level, manifest.digest)
+        # The statuses from before reading: whatever is written meanwhile is not verified.
+        before = {name: folder.path(name).stat() for name in folder.sizes(names)}
     if since is None:
         expectation = _expectation(store, manifest, config.level, naming.LABELS not in damaged)
         receipts = _check_shards(config, store, expectation, shards)
@@ -109,9 +113,9 @@ def verify(config: Config) -> Json:
                 problems += _check_class_counts(manifest, receipts)
             if config.level != schema.LEVEL_MANIFEST and manifest.has_samples:
                 problems += _check_roots(store, manifest)
-        if config.if_changed and folder and not problems:
-            # The fingerprint taken before reading: what was written meanwhile is not proven.
-            proof.keep(folder, config.level, before)
+        if ledger and not problems:
+            utc = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            ledger.add(before, level=config.level, manifest=manifest.digest, utc=utc)
     return {
         "dataset": store.where(),
         "digest": manifest.digest,
@@ -125,6 +129,17 @@ def verify(config: Config) -> Json:
         "has_samples": manifest.has_samples,
         "problems": problems,
     }
+
+
+def _unchanged_since(ledger: Ledger, names: Sequence[str], level: str, digest: str) -> str | None:
+    """Returns when (UTC) all files were verified at `level` or a higher one; None if not all."""
+    enough = list(schema.LEVELS)[list(schema.LEVELS).index(level) :]
+    times = []
+    for name in names:
+        match ledger.find(name):
+            case {"level": noted, "manifest": str(of), "utc": str(utc)} if noted in enough:
+                times += [utc] if of == digest else []
+    return min(times) if len(times) == len(names) > 0 else None
 
 
 def _check_shards(
@@ -320,7 +335,8 @@ def run(argv: Sequence[str]) -> int:
                 "they show them; prepare and resize --orientation set it right"
             )
         if result["unchanged_since"]:
-            print(f"nothing was touched since it was proven at {result['unchanged_since']}")
+            since = terminal.printable(result["unchanged_since"])
+            print(f"nothing was touched since it was proven at {since}")
     return 0
 
 

@@ -20,8 +20,8 @@ TFDS_FILES = (TFDS_FEATURES, TFDS_INFO, TFDS_LABELS)
 WORK = ".work"
 # A line for each place that `replicate` has proven a replica at, for `report`.
 REPLICAS = f"{WORK}/replicas.jsonl"
-# The file in which `verify --if-changed` notes what it has proven.
-PROOF = f"{WORK}/proof.json"
+# The ledger of the shards that `verify --if-changed` has verified.
+VERIFIED = f"{WORK}/verified.jsonl"
 REPORT = "report.html"
 # `export` writes at the end of its run which images it has exported.
 EXPORT = "export.json"

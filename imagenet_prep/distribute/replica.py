@@ -1,8 +1,8 @@
 """A replica in a folder: what it lacks, files coming in, the manifest last.
 
-A file gets its name when its sha256 is the manifest's. What was proven is noted in
-`.work/replica-<digest>.jsonl` with size and time, so that a later run need not read it
-again; a file that nobody proved, or that was touched since, is read.
+A file gets its name when its sha256 is the manifest's. Verified files are noted in
+`.work/replica-<digest>.jsonl`, so that a later run does not read them again. A file that was
+not verified, or was touched since, is read.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ class Replica(Target):
         self._ledger = Ledger(
             self.store,
             f"{naming.WORK}/replica-{self.manifest.digest[:16]}.jsonl",
-            self.names,
+            len(self.files),
+            trusts_owner=True,
         )
+        self._sha256 = {file.name: file.sha256 for file in self.files}
         # Whoever only looks writes no notes.
         self._locked = False
 
@@ -92,12 +94,12 @@ class Replica(Target):
         if sha256 != file.sha256:
             return Problem(f"{file.name}: sha256 {sha256}, expected {file.sha256}")
         if self._locked:
-            self._ledger.add(file.name, status)
+            self._ledger.add({file.name: status}, sha256=sha256)
         return None
 
     def is_proven(self, file: File) -> bool:
-        """Whether the ledger says that a file is right, and it has not been touched since."""
-        return self._ledger.find(file.name, self.store.path(file.name)) is not None
+        """Returns whether a file was verified here and not touched since."""
+        return self._is_noted(file.name)
 
     def arriving(self) -> set[str]:
         """Returns the names of files that are growing here."""
@@ -111,13 +113,12 @@ class Replica(Target):
         }
 
     def reload(self) -> list[str]:
-        """Reads what another process has noted since; returns the files that this proves.
+        """Reads the notes of another process since; returns the names of the verified files."""
+        return [name for name in self._ledger.reload() if self._is_noted(name)]
 
-        Raises:
-          StoreError: it cannot be read.
-        """
-        new = self._ledger.reload()
-        return [name for name in new if self._ledger.find(name, self.store.path(name))]
+    def _is_noted(self, name: str) -> bool:
+        note = self._ledger.find(name) or {}
+        return name in self._sha256 and note.get("sha256") == self._sha256[name]
 
     def manifest_problem(self) -> Problem | None:
         """As for `Target`; also says what is wrong with what says which part this is."""
@@ -189,7 +190,7 @@ class Replica(Target):
             self.store, file, temporary, file.name, _DAMAGED, start=start, kept=kept
         ) as arriving:
             yield arriving
-        self._ledger.add(file.name, arriving.status)
+        self._ledger.add({file.name: arriving.status}, sha256=file.sha256)
 
     def put(self, file: File, chunks: Callable[[], Iterable[bytes]]) -> None:
         """Leaves a file, proven, synced and named; raises as `incoming`.

@@ -25,10 +25,9 @@ from imagenet_prep.core.errors import SourceError, StoreError
 from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.dataset import naming
 from imagenet_prep.sources.published import Archive
-from imagenet_prep.storage import proven
 from imagenet_prep.storage.fetch import Hasher, fetch
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.ledger import Ledger
+from imagenet_prep.storage.ledger import MOST_ARCHIVES, NOTES, Ledger
 from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.storage.remote import Remote, Stat
 from imagenet_prep.storage.retry import RetryBudget, with_retries
@@ -90,13 +89,8 @@ class Archives:
     quiet: bool
 
     def __post_init__(self) -> None:
-        """Reads what earlier runs have proven; writes nothing.
-
-        Raises:
-          StoreError: `.work` of the folder, or the ledger in it, is a link.
-        """
-        names = {archive.name for archive in self.archives}
-        self._proofs = Ledger(self.store, f"{naming.WORK}/archives.jsonl", names)
+        """Reads which files earlier runs have verified; writes nothing."""
+        self._ledger = Ledger(self.store, NOTES, MOST_ARCHIVES)
         self._fetched_bytes: dict[Archive, int] = {}
 
     def foresee(self) -> list[Json]:
@@ -130,7 +124,7 @@ class Archives:
         if is_whole:
             self.store.settle()
         with contextlib.nullcontext() if is_whole else self.store.lock():
-            self._proofs.reload()
+            self._ledger.reload()
             there = [archive for archive in self.archives if self._path(archive).exists()]
             self._prove_there(there)
             stats = {a: self._stat(a) for a in self.archives if a not in there}
@@ -144,7 +138,7 @@ class Archives:
             {
                 "name": archive.name,
                 "bytes": self.store.size(archive.name),
-                "md5": (md5 := self._md5(archive, self._path(archive))),
+                "md5": (md5 := self._md5(archive.name)),
                 "official": md5 == archive.md5,
                 "fetched_bytes": self._fetched_bytes.get(archive, 0),
             }
@@ -171,10 +165,10 @@ class Archives:
             )
         return stat
 
-    def _md5(self, archive: Archive, path: Path) -> str | None:
-        """Returns the md5 of a file that was proven and has not been touched since."""
-        match self._proofs.find(archive.name, path):
-            case {"md5": str(md5), "num_bytes": size} if size == path.stat().st_size:
+    def _md5(self, name: str) -> str | None:
+        """Returns the md5 of a file that was verified and not touched since."""
+        match self._ledger.find(name):
+            case {"md5": str(md5)}:
                 return md5
         return None
 
@@ -184,7 +178,7 @@ class Archives:
 
     def _prove_there(self, archives: Sequence[Archive]) -> None:
         """Proves archives that are there, once; a wrong one is left for the user to remove."""
-        new = [archive for archive in archives if self._md5(archive, self._path(archive)) is None]
+        new = [archive for archive in archives if self._md5(archive.name) is None]
         for archive in new:
             path = self._path(archive)
             size = path.stat().st_size
@@ -195,18 +189,15 @@ class Archives:
                     "download. Remove it, then run the same command again."
                 )
         # The status is from before the file is read. All are read at the same time.
-        read = {a: (self._path(a).stat(), Hasher(self._path(a))) for a in new}
-        self._prove(read)
-        for archive, (status, _) in read.items():
-            self._note(archive, status)
+        self._prove({a.name: (self._path(a).stat(), Hasher(self._path(a))) for a in new})
         for archive in archives:
-            self._refuse_other(archive, self._path(archive), "remove it and run this again")
+            self._refuse_other(archive, archive.name, "remove it and run this again")
 
     def _keep_what_is_valid(self, archive: Archive, stat: Stat) -> None:
         """Drops what earlier runs fetched of another file, or of one that was proven wrong."""
         self.store.size(_partial(archive))  # no link
         partial = self.store.path(_partial(archive))
-        md5 = self._md5(archive, partial)
+        md5 = self._md5(_partial(archive))
         wrong = md5 is not None and not self._accepts(archive, md5)
         same = self.store.path(self._fetch_stage(archive, stat).folder).is_dir()
         if wrong or not same or not partial.exists() or partial.stat().st_size != stat.size:
@@ -234,12 +225,15 @@ class Archives:
     def _bring(self, archive: Archive, stat: Stat) -> None:
         """Fetches, proves and publishes one archive."""
         partial = self.store.path(_partial(archive))
-        if self._md5(archive, partial) is None:
+        if self._md5(_partial(archive)) is None:
             hasher = self._fetch(archive, stat)
-            self._prove({archive: (partial.stat(), hasher)})
-        self._refuse_other(archive, partial, "run this again to fetch it anew")
-        self.store.publish(partial, archive.name)
-        self._note(archive, self._path(archive).stat())
+            self._prove({_partial(archive): (partial.stat(), hasher)})
+        self._refuse_other(archive, _partial(archive), "run this again to fetch it from its start")
+        with open(partial, "rb") as verified:
+            md5 = self._md5(_partial(archive))
+            self.store.publish(partial, archive.name)
+            # The new name has changed the file's ctime.
+            self._ledger.add({archive.name: os.fstat(verified.fileno())}, md5=md5)
         self._forget_receipts(archive)
 
     def _fetch(self, archive: Archive, stat: Stat) -> Hasher:
@@ -290,26 +284,21 @@ class Archives:
         size = task.stop - task.start
         return engine.Result(Fetched(task.start, size, budget.failures))
 
-    def _prove(self, files: dict[Archive, tuple[os.stat_result, Hasher]]) -> None:
-        """Notes the md5 of whole files, and the status that each had."""
+    def _prove(self, files: dict[str, tuple[os.stat_result, Hasher]]) -> None:
+        """Notes the md5 of complete files, for the status that each had; also for `prepare`."""
         with contextlib.closing(engine.Progress("md5", len(files), 0, quiet=self.quiet)) as bar:
-            for archive, (status, hasher) in files.items():
-                size = status.st_size
-                self._proofs.add(archive.name, status, num_bytes=size, md5=hasher.hexdigest())
-                bar.add(size)
+            for name, (status, hasher) in files.items():
+                self._ledger.add({name: status}, md5=hasher.hexdigest())
+                bar.add(status.st_size)
 
-    def _refuse_other(self, archive: Archive, path: Path, remedy: str) -> None:
-        md5 = self._md5(archive, path)
+    def _refuse_other(self, archive: Archive, name: str, remedy: str) -> None:
+        md5 = self._md5(name)
         if not self._accepts(archive, md5):
             raise SourceError(
-                f"{path}: md5 {md5}, the official archive has {archive.md5}: damaged, or another "
-                f"archive. Either {remedy}, or accept it as it is with --allow-other."
+                f"{self.store.path(name)}: md5 {md5}, the official archive has {archive.md5}: "
+                f"damaged, or another archive. Either {remedy}, or accept it as it is with "
+                "--allow-other."
             )
-
-    def _note(self, archive: Archive, status: os.stat_result) -> None:
-        """Tells `prepare` the md5, so that it need not read the archive for it."""
-        if md5 := self._md5(archive, self._path(archive)):
-            proven.note(self._path(archive), md5, status)
 
     def _forget_receipts(self, archive: Archive) -> None:
         for folder in self.store.path(naming.WORK).glob(f"fetch-{archive.name}-*"):

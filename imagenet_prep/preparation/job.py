@@ -23,7 +23,7 @@ from imagenet_prep.sources.editions import OBJECTNET
 from imagenet_prep.sources.folder import Folder
 from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.source import Part, Pixels
-from imagenet_prep.storage import kept_lists, proven, remote_path
+from imagenet_prep.storage import kept_lists, ledger, remote_path
 from imagenet_prep.storage.kept_lists import KeptLists
 from imagenet_prep.storage.origins import Origin
 
@@ -175,7 +175,9 @@ def _proven_md5(policy: Policy, parts: Sequence[Part]) -> dict[str, str]:
     """Returns the md5, by name, of files that `download` has proven and nobody touched since."""
     if policy.check == CHECK_HEADER:
         return {}
-    found = {part.name: proven.find(part.path) for part in parts if isinstance(part.path, Path)}
+    found = {
+        part.name: ledger.verified_md5(part.path) for part in parts if isinstance(part.path, Path)
+    }
     return {name: md5 for name, md5 in found.items() if md5 is not None}
 
 

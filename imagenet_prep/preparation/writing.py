@@ -31,7 +31,7 @@ from imagenet_prep.preparation.tasks import (
 )
 from imagenet_prep.shards.commit import split_of
 from imagenet_prep.shards.writer import WrittenShard
-from imagenet_prep.storage import proven
+from imagenet_prep.storage import ledger
 from imagenet_prep.storage.remote_archives import open_archives
 from imagenet_prep.storage.store import Store
 
@@ -165,7 +165,7 @@ def commit(
     # The members of a proven archive have its md5 if it is still the file that was proven.
     for part in job.selection.parts:
         proof = job.proven_md5.get(part.name)
-        if proof and isinstance(part.path, Path) and proven.find(part.path) != proof:
+        if proof and isinstance(part.path, Path) and ledger.verified_md5(part.path) != proof:
             raise SourceError(
                 f"{part.path}: was touched while it was read, so its proven md5 counts no more. "
                 "Run the same command again: the file is then read for its md5."

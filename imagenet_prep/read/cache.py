@@ -1,8 +1,12 @@
 """A data set that lies elsewhere, fetched shard by shard into a folder that a node's ranks share.
 
-Shards come in the order in which they will be read, a window ahead of the reader. Each is
-proven by its sha256 before it gets its name. It is fetched once a node: the rank that has the lock
-of its name fetches it, and the others wait for the file.
+Shards come in the order in which they will be read, a window ahead of the reader. The sha256 of
+each is verified before it gets its name. It is fetched once a node: the rank that has the lock of
+its name fetches it, and the others wait for the file.
+
+Other users may share the folder above, and anyone can compute the name of a dataset's part of it.
+So that part must be this user's, and a file in it is used once its sha256 was verified: when it
+was fetched, or by reading it once. A ledger tells the ranks that come later.
 
 Each rank holds the shards that it reads now or next open, under a shared lock. A rank that makes
 room removes only the shards of which it gets an exclusive lock, so none that another rank reads.
@@ -12,26 +16,30 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
+import stat
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from imagenet_prep.core.errors import DataDamagedError, UsageError
+from imagenet_prep.core.errors import DataDamagedError, StoreError, UsageError
 from imagenet_prep.core.regular_file import MOST_BYTES
 from imagenet_prep.dataset import manifest, naming
 from imagenet_prep.dataset.manifest import File, Shard
-from imagenet_prep.read import cached
 from imagenet_prep.read.fetch_ahead import THREADS, FetchAhead, Windows, bytes_of, together
 from imagenet_prep.read.held import HeldFile, only_one
+from imagenet_prep.storage import inside
 from imagenet_prep.storage.fetch import bring, whole
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
+from imagenet_prep.storage.ledger import NOTES, Identity, Ledger
 from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.storage.retry import RetryBudget
 from imagenet_prep.storage.store import open_remote
 
+_FOLDERS = (naming.WORK, TEMPORARY, *naming.BESIDE)
 _REMEDY = "Check the source (imagenet-prep replicate --check), and put that file there again."
 _RETRIES = 20
 _TIMEOUT_S = 60.0
@@ -55,7 +63,9 @@ class _Copy:
         self.root = folder / facts.digest[:16]
         self._store = LocalStore(self.root)
         self._all_shards = [shard for split in facts.splits.values() for shard in split.shards]
-        cached.take_folder(self._store)
+        _take_folder(self._store)
+        files = [file for shard in self._all_shards for file in shard.files]
+        self._ledger = Ledger(self._store, NOTES, len(files) + 1)
         labels = next(file for file in facts.files if file.name == naming.LABELS)
         if labels.num_bytes > MOST_BYTES:
             raise DataDamagedError(
@@ -91,14 +101,35 @@ class _Copy:
 
     def _bring(self, files: Sequence[File], near: Callable[[], set[str]]) -> None:
         """Leaves files in `root`, proven. The caller has locked their name in the folder."""
-        missing = [file for file in files if not cached.is_proven(self._store, file)]
+        missing = [file for file in files if not self._is_verified(file)]
         if missing:
             self._make_room(missing, near)
         for file in missing:
             name, budget = _temporary(file.name), self._budget(file.name)
-            bring(self._remote, file, self._store, name, budget, _REMEDY, reserved=True)
-            with contextlib.suppress(OSError):
-                cached.note(self._store, file, (self.root / file.name).lstat())
+            status = bring(self._remote, file, self._store, name, budget, _REMEDY, reserved=True)
+            self._ledger.add({file.name: status}, sha256=file.sha256)
+
+    def _is_verified(self, file: File) -> bool:
+        """Returns whether a file is there with its bytes; reads it if the ledger has no note."""
+        flags = os.O_RDONLY | os.O_NONBLOCK
+        with (
+            contextlib.suppress(FileNotFoundError, NotADirectoryError),
+            open(inside.open_inside(self.root, file.name, flags), "rb") as opened,
+        ):
+            status = os.fstat(opened.fileno())
+            if not (stat.S_ISREG(status.st_mode) and inside.is_only_ours(status)):
+                return False
+            if status.st_size != file.num_bytes:
+                return False
+            self._ledger.reload()
+            if (self._ledger.find(file.name) or {}).get("sha256") == file.sha256:
+                return True
+            sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
+            is_same = Identity.of(os.fstat(opened.fileno())) == Identity.of(status)
+            if sha256 == file.sha256 and is_same:
+                self._ledger.add({file.name: status}, sha256=sha256)
+                return True
+        return False
 
     def _make_room(self, files: Sequence[File], near: Callable[[], set[str]]) -> None:
         """Removes what nobody reads, as far as needed, and makes temporary files of full size.
@@ -205,6 +236,32 @@ class NodeCache(FetchAhead):
         """Ends the fetching as `stop` does, and the wait for a server; what is there stays."""
         self._copy.ended.set()
         self.stop()
+
+
+def _take_folder(store: LocalStore) -> None:
+    """Makes the folder of a dataset, so that no one else can write there.
+
+    Raises:
+      StoreError: it is another user's, or a link.
+    """
+    with storage_errors("create", store.root):
+        store.root.mkdir(parents=True, exist_ok=True)
+        if store.root.is_symlink():
+            raise inside.refusal(store.root)
+    for name in _FOLDERS:
+        store.make_folder(name)
+    for name in ("", *_FOLDERS):
+        path = store.path(name)
+        with storage_errors("open", path), inside.folder_inside(store.root, name) as place:
+            status = os.fstat(place)
+            if status.st_uid not in (os.geteuid(), 0):
+                raise StoreError(
+                    f"{path} belongs to another user (number {status.st_uid}), who may change what "
+                    "this reader relies on. Let cache_dir, or IMAGENET_PREP_CACHE, name a folder "
+                    "of your own."
+                )
+            if status.st_mode & 0o022:
+                os.fchmod(place, stat.S_IMODE(status.st_mode) & ~0o022)
 
 
 def _temporary(name: str) -> str:

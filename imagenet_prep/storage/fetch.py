@@ -122,8 +122,8 @@ def bring(
     remedy: str,
     *,
     reserved: bool = False,
-) -> None:
-    """Leaves a remote file in a folder under the same name, proven.
+) -> os.stat_result:
+    """Leaves a remote file in a folder under the same name, verified; returns its status.
 
     Args:
       remote, budget: where it is, and the failed attempts allowed.
@@ -136,6 +136,7 @@ def bring(
     with incoming(store, file, temporary, where, remedy, reserved=reserved) as arriving:
         for chunk in contents(remote, file, budget, remedy):
             arriving.append(chunk)
+    return arriving.status
 
 
 class _Chunks(io.RawIOBase):

@@ -72,7 +72,9 @@ def incoming(
                     f"{where}: sha256 {arriving.sha256} arrived, expected {file.sha256}. {remedy}"
                 )
             arriving.sync()
-        store.publish(path, file.name)
+            store.publish(path, file.name)
+            # The new name has changed the file's ctime.
+            arriving.status = os.fstat(opened.fileno())
     except BaseException as error:
         if not isinstance(error, kept):
             with contextlib.suppress(OSError):  # the error that is on its way tells more
@@ -84,7 +86,7 @@ class Incoming:
     """A file that is arriving.
 
     Attributes:
-      status: what the system knows of it, once it is synced.
+      status: of the file, once it has its name.
     """
 
     status: os.stat_result
@@ -145,5 +147,3 @@ class Incoming:
                 # The system tells an error once: the last sync in the background may have met it.
                 self._syncing.result()
             os.fsync(self._file.fileno())
-            self.status = os.fstat(self._file.fileno())
-            self._file.close()

@@ -1,48 +1,83 @@
-"""What was proven of the files of a folder, in a file of lines that survives a kill."""
+"""The files of a folder that were verified, noted in a file of lines that survives a kill.
+
+A note is valid for the very file that was verified, see `Identity`. So a copied folder brings no
+valid notes along, and a file that was written, replaced or renamed since is read again.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Container, Iterator
+import re
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 from imagenet_prep.core import canonical, regular_file
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.errors import DataDamagedError, ImagenetPrepError
+from imagenet_prep.core.errors import ImagenetPrepError
+from imagenet_prep.dataset import naming
+from imagenet_prep.storage import inside
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.os_errors import storage_errors
 
-# Ours have less than 300.
+# The ledger of `download` and of a reader's cache.
+NOTES = f"{naming.WORK}/proven.jsonl"
+# A longer line was not written by this program: its lines have less than 600 bytes.
 _MAX_LINE_BYTES = 1 << 16
-# Room for the largest data set, proven eight times.
-_MAX_BYTES = regular_file.MOST_BYTES
+_USUAL_LINE_BYTES = 1 << 10
+# A ledger is rewritten if it has more than twice as many lines as files, and these.
+_SPARE_LINES = 64
+# The number of archives in one folder, and what `download` puts together in it.
+MOST_ARCHIVES = 1000
+_MD5 = re.compile(r"[0-9a-f]{32}")
+
+
+class Identity(NamedTuple):
+    """Changes if a file is written, replaced, renamed or linked; no program can set its ctime."""
+
+    num_bytes: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Self:
+        """Returns the identity of the file that has this status."""
+        return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 
 class Journal:
-    """One file below a folder: reads its new lines, and appends. For one thread at a time."""
+    """One file of lines below a folder: reads its new lines, and appends. For one thread.
 
-    def __init__(self, root: Path, name: str) -> None:
-        """Begins at the start of the file; nothing is read or made.
+    Attributes:
+      num_lines: the number of lines read, with those that are not JSON.
+      status: of the file that the last lines were read from.
+    """
+
+    status: os.stat_result
+
+    def __init__(self, root: Path, name: str, most_bytes: int = regular_file.MOST_BYTES) -> None:
+        """Starts at the beginning of the file, but reads nothing yet.
 
         Args:
           root: the folder, which may be missing.
           name: of the file, relative to the folder.
+          most_bytes: lines of a larger file are skipped: this program did not write them.
         """
-        self._store, self._name = LocalStore(root), name
-        self._inode = 0
-        self._offset = 0
+        self._store, self._name, self._most = LocalStore(root), name, most_bytes
+        self._inode = self._offset = self.num_lines = 0
 
     def news(self) -> Iterator[Any]:
         """Yields the lines that were added since the last call, in order.
 
-        A line that is incomplete, too long or not JSON is skipped. If another file has replaced
-        this one, that is read from its start.
+        A line that is incomplete, too long or not JSON is skipped. If a different file has
+        replaced this one, it is read from its beginning.
 
         Raises:
-          DataDamagedError: it is too large.
-          StoreError: it cannot be read, or is a link.
+          StoreError: the file cannot be read, or is a link.
         """
         with storage_errors("read", self._store.path(self._name)):
             try:
@@ -50,16 +85,14 @@ class Journal:
             except (FileNotFoundError, NotADirectoryError):
                 return
             with os.fdopen(descriptor, "rb") as file:
-                status = os.fstat(descriptor)
-                if status.st_ino != self._inode or status.st_size < self._offset:
-                    self._inode, self._offset = status.st_ino, 0
-                if status.st_size == self._offset:
+                self.status = os.fstat(descriptor)
+                inode, size = self.status.st_ino, self.status.st_size
+                if inode != self._inode or size < self._offset:
+                    self._inode, self._offset, self.num_lines = inode, 0, 0
+                if size - self._offset > self._most:
+                    self._offset, self.num_lines = size, sys.maxsize
+                if size == self._offset:
                     return
-                if status.st_size > _MAX_BYTES:
-                    raise DataDamagedError(
-                        f"{self._store.path(self._name)}: has {status.st_size:,} bytes, expected "
-                        f"{_MAX_BYTES:,} at most. Remove it: what it says was proven is read again."
-                    )
                 file.seek(self._offset)
                 is_rest = False
                 while line := file.readline(_MAX_LINE_BYTES):
@@ -67,6 +100,7 @@ class Journal:
                     if not is_end and len(line) < _MAX_LINE_BYTES:
                         return  # the rest of the line is not yet written, or never will be
                     self._offset += len(line)
+                    self.num_lines += is_end
                     if is_end and not is_rest and line != b"\n":
                         try:
                             entry = canonical.loads(line)
@@ -75,89 +109,127 @@ class Journal:
                         yield entry
                     is_rest = not is_end
 
-    def add(self, entry: Any) -> None:
-        """Appends one line.
+    def add(self, *entries: Any) -> None:
+        """Appends a line per entry.
 
         Raises:
-          StoreError: it is a link.
-          OSError: it cannot be written.
+          StoreError: the file is a link.
+          OSError: the file cannot be written.
         """
         self._store.make_folder(self._name.rpartition("/")[0])
         descriptor = self._store.open(self._name, os.O_CREAT | os.O_RDWR | os.O_APPEND)
-        try:
-            line = canonical.dumps(entry) + b"\n"
+        with os.fdopen(descriptor, "ab") as file:
             size = os.fstat(descriptor).st_size
-            # If a crash has cut off the last line, the new one begins on its own line.
+            # If a crash has cut off the last line, the new one starts on its own line.
             if size and os.pread(descriptor, 1, size - 1) != b"\n":
-                line = b"\n" + line
-            os.write(descriptor, line)
-        finally:
-            os.close(descriptor)
+                file.write(b"\n")
+            file.write(_lines(entries))
+
+    def rewrite(self, entries: Iterable[Any]) -> None:
+        """Replaces the file by one that has these entries only; raises as `LocalStore.write`."""
+        self._store.write(self._name, _lines(entries))
 
 
 class Ledger:
-    """Proofs, one a line: a file's name, its time when it was proven, and what was found.
+    """One line per verified file: its name, its identity when it was verified, and the result.
 
-    Several processes may read what one writes, while it grows. What was written by another hand
-    proves nothing: a line counts only for a known name, and while the file has that very time.
+    Several threads and processes may use one ledger at the same time. A note that is lost costs
+    reading one file again.
     """
 
-    def __init__(self, store: LocalStore, name: str, files: Container[str]) -> None:
-        """Reads what is there.
+    def __init__(
+        self, store: LocalStore, name: str, num_files: int, *, trusts_owner: bool = False
+    ) -> None:
+        """Reads the notes.
 
         Args:
           store: the folder.
-          name: of the ledger, relative to it.
-          files: names that it may speak of.
-
-        Raises:
-          StoreError: it cannot be read, or is a link.
+          name: of the ledger, relative to the folder.
+          num_files: the most files that it has notes of. A file much larger than that many notes
+            is ignored, and rewritten with the next note.
+          trusts_owner: whether the owner of the folder may have written it. Otherwise, only this
+            user and root may.
         """
-        self._journal = Journal(store.root, name)
-        self._files = files
-        self._proofs: dict[str, Json] = {}
+        self._store, self._trusts_owner = store, trusts_owner
+        most = (2 * num_files + _SPARE_LINES) * _USUAL_LINE_BYTES
+        self._journal = Journal(store.root, name, most)
+        self._notes: dict[str, Json] = {}
+        self._lock = threading.RLock()
         self.reload()
 
     def reload(self) -> list[str]:
-        """Reads what was added since; returns the names that it speaks of.
+        """Reads the lines that were added since; returns the names of their files.
 
-        Raises:
-          StoreError: it cannot be read.
+        A ledger that cannot be read, is a link, or could have been written by someone else is
+        ignored, and the next note replaces it.
         """
-        new = []
-        for entry in self._journal.news():
-            match entry:
-                case {"name": str(name), "mtime_ns": time_ns} if name in self._files:
-                    if type(time_ns) is int:
-                        self._proofs[name] = entry
-                        new.append(name)
+        new: list[str] = []
+        is_trusted = False
+        with self._lock:
+            try:
+                for entry in self._journal.news():
+                    is_trusted = is_trusted or self._is_trusted(self._journal.status)
+                    match entry:
+                        case {"name": str(name)} if is_trusted:
+                            self._notes[name] = entry
+                            new.append(name)
+                    if not is_trusted:
+                        self._journal.num_lines = sys.maxsize
+            except (OSError, ImagenetPrepError):
+                self._journal.num_lines = sys.maxsize
         return new
 
-    def find(self, name: str, path: Path) -> Json | None:
-        """Returns what was proven of a file, or None where it was touched since, or never proven.
-
-        Args:
-          name: as it was added.
-          path: where the file is now.
-        """
-        proof = self._proofs.get(name)
-        try:
-            untouched = proof is not None and proof["mtime_ns"] == path.stat().st_mtime_ns
-        except OSError:
-            return None
-        return proof if untouched else None
-
-    def add(self, name: str, status: os.stat_result, **found: Any) -> None:
-        """Notes that a file is proven.
-
-        A note that is lost costs reading the file once more, and a folder that may only be read
-        can still be checked: so where it cannot be written, only this object knows it.
-
-        Args:
-          name: of the file.
-          status: of it, from before it was read, since whatever is written meanwhile is unproven.
-          **found: what was found, as JSON.
-        """
-        self._proofs[name] = {"name": name, "mtime_ns": status.st_mtime_ns, **found}
+    def find(self, name: str) -> Json | None:
+        """Returns the note of a file; None if it was touched since, or there is no note."""
+        note = self._notes.get(name, {})
+        noted = [note.get(field) for field in Identity._fields]
         with contextlib.suppress(OSError, ImagenetPrepError):
-            self._journal.add(self._proofs[name])
+            status = self._store.path(name).stat()
+            if all(type(value) is int for value in noted) and Identity.of(status) == (*noted,):
+                return note
+        return None
+
+    def add(self, files: Mapping[str, os.stat_result], **found: Any) -> None:
+        """Notes that files are verified.
+
+        If the notes cannot be written, as in a folder that is read-only, only this object knows
+        them.
+
+        Args:
+          files: the status of each file by name, from before the file was read: whatever is
+            written afterwards is not verified.
+          **found: the result, as JSON, the same for all of them.
+        """
+        new = {
+            name: {"name": name, **Identity.of(status)._asdict(), **found}
+            for name, status in files.items()
+        }
+        with self._lock, contextlib.suppress(OSError, ImagenetPrepError):
+            self.reload()
+            self._notes |= new
+            if self._journal.num_lines + len(new) > 2 * len(self._notes) + _SPARE_LINES:
+                self._journal.rewrite(self._notes.values())
+            else:
+                self._journal.add(*new.values())
+
+    def _is_trusted(self, status: os.stat_result) -> bool:
+        """Returns whether no one else can have written a ledger of this status."""
+        return inside.is_only_ours(status) or (
+            self._trusts_owner
+            and status.st_uid == self._store.root.stat().st_uid
+            and not status.st_mode & 0o022
+        )
+
+
+def verified_md5(path: Path) -> str | None:
+    """Returns the md5 of an archive that `download` has verified; None if it must be read."""
+    with contextlib.suppress(OSError, ImagenetPrepError):
+        ledger = Ledger(LocalStore(path.parent), NOTES, MOST_ARCHIVES)
+        match ledger.find(path.name):
+            case {"md5": str(md5)} if _MD5.fullmatch(md5):
+                return md5
+    return None
+
+
+def _lines(entries: Iterable[Any]) -> bytes:
+    return b"".join(canonical.dumps(entry) + b"\n" for entry in entries)

@@ -28,6 +28,7 @@ from imagenet_prep.storage import inside
 from imagenet_prep.storage.bucket import BucketStore
 from imagenet_prep.storage.fetch import as_file
 from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.ledger import Identity
 from imagenet_prep.storage.remote import CHUNK_BYTES, UnavailableError
 from imagenet_prep.storage.retry import RetryBudget, with_retries
 from imagenet_prep.trainer import checkpoint
@@ -69,9 +70,9 @@ class Mirror:
             self._base, connections=1, timeout_s=_TIMEOUT_S, retries=0, remedy=""
         )
         self._folder, self._scalars, self._export = folder, scalars, export
-        # Size and time of the local files that were uploaded. Only objects that are listed here
-        # are ever removed, when their local file is gone.
-        self._uploaded: dict[str, tuple[int, int]] = {}
+        # Of the local files that were uploaded. Only objects that are listed here are ever
+        # removed, when their local file is gone.
+        self._uploaded: dict[str, Identity] = {}
         self._asked, self._closing = threading.Event(), threading.Event()
         self._in_trouble = False
         self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
@@ -121,7 +122,7 @@ class Mirror:
         absent = [
             name
             for name, (root, file) in self._files()
-            if self._uploaded.get(name) != _state(inside.stat_inside(root, file))
+            if self._uploaded.get(name) != Identity.of(inside.stat_inside(root, file))
         ]
         if absent:
             names = ", ".join(absent[:4])
@@ -166,7 +167,7 @@ class Mirror:
             with open(folder.open(name, os.O_RDONLY), "rb") as opened:
                 sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
                 if found.sha256 == sha256:
-                    self._uploaded[name] = _state(os.fstat(opened.fileno()))
+                    self._uploaded[name] = Identity.of(os.fstat(opened.fileno()))
 
     def _run(self) -> None:
         while not self._closing.is_set():
@@ -203,11 +204,11 @@ class Mirror:
         for name, (root, file) in here:
             try:
                 with open(LocalStore(root).open(file, os.O_RDONLY), "rb") as opened:
-                    state = _state(os.fstat(opened.fileno()))
+                    state = Identity.of(os.fstat(opened.fileno()))
                     if self._uploaded.get(name) == state:
                         continue
                     # Whatever is written after `state` was taken makes the file differ from it.
-                    self._put(name, opened, state[0])
+                    self._put(name, opened, state.num_bytes)
             except FileNotFoundError:  # a later checkpoint has taken its place
                 continue
             self._uploaded[name] = state
@@ -242,7 +243,3 @@ def _is_own(root: Path, name: str) -> bool:
         return stat.S_ISREG(inside.stat_inside(root, name).st_mode)
     except (OSError, StoreError):
         return False
-
-
-def _state(status: os.stat_result) -> tuple[int, int]:
-    return status.st_size, status.st_mtime_ns

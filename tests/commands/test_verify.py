@@ -453,7 +453,7 @@ def test_what_was_touched_since_it_was_proven_is_read_again(prepared: Path, leve
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"level": "all"}', None])
 def test_a_proof_of_a_foreign_hand_proves_nothing(prepared: Path, content: bytes | None) -> None:
-    proof = prepared / ".work" / "proof.json"
+    proof = prepared / ".work" / "verified.jsonl"
     if content is None:
         proof.mkdir(parents=True)
     else:

@@ -11,8 +11,8 @@ from imagenet_prep.dataset import naming
 
 # Below `.work`, of whichever verb; what lies in a stage's folder comes from the stage itself.
 FILES = (
-    *("lock", "run.json", "adopt.json", "origin.json", "proof.json", "replicas.jsonl"),
-    *("archives.jsonl", "ILSVRC2012_img_val.tar.partial", "incoming/train-00000-of-00002"),
+    *("lock", "run.json", "adopt.json", "origin.json", "verified.jsonl", "replicas.jsonl"),
+    *("proven.jsonl", "ILSVRC2012_img_val.tar.partial", "incoming/train-00000-of-00002"),
     *("incoming/index/train-00000-of-00002",),
 )
 FOLDERS = ("temporary", "incoming", "incoming/index", "plan", "unpacked", "archives", "locks")

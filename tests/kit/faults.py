@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.ledger import Ledger
+
 
 def flip_bit(path: Path, position: int, bit: int = 0) -> None:
     """Inverts one bit of a file in place; its size stays."""
@@ -19,6 +22,16 @@ def flip_bit(path: Path, position: int, bit: int = 0) -> None:
         byte = file.read(1)[0]
         file.seek(position)
         file.write(bytes([byte ^ 1 << bit]))
+
+
+def rot(replica: Path, name: str, position: int) -> None:
+    """Inverts one bit as a disk does: neither the file's times nor its notes tell."""
+    (notes,) = replica.glob(".work/replica-*.jsonl")
+    ledger = Ledger(LocalStore(replica), str(notes.relative_to(replica)), 10_000)
+    note = ledger.find(name)
+    assert note is not None
+    flip_bit(replica / name, position)
+    ledger.add({name: (replica / name).stat()}, sha256=note["sha256"])
 
 
 def cut(path: Path, num_bytes: int) -> None:

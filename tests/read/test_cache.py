@@ -599,13 +599,13 @@ def test_a_file_is_read_once_to_prove_it_and_then_the_note_counts(
     first_shard(server, tmp_path)
     assert hashed == []
 
-    shutil.rmtree(root / ".work" / "proven")
+    (root / ".work" / "proven.jsonl").unlink()
     del server.requests[:]
     first_shard(server, tmp_path)
     assert len(hashed) == 3  # class list, index and shard
-    (root / ".work" / "proven" / SHARDS[0]).chmod(0o666)
+    (root / ".work" / "proven.jsonl").chmod(0o666)
     first_shard(server, tmp_path)
-    assert len(hashed) == 4
+    assert len(hashed) == 6
     assert server.reads(f"/{SHARDS[0]}") == []
 
 

@@ -15,6 +15,7 @@ from imagenet_prep import download
 from imagenet_prep.core.errors import BusyError, SourceError, StoreError, UsageError
 from imagenet_prep.sources import published
 from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.ledger import Identity
 from tests.commands.download.conftest import (
     DEVKIT,
     FILES,
@@ -215,7 +216,7 @@ def test_archives_that_came_by_another_way_are_proven_without_a_server(
     flags = arguments(tmp_path, "http://127.0.0.1:9")
     assert download.run(flags) == 0
     assert "nothing was left to fetch" in capsys.readouterr().out
-    proven = (tmp_path / ".work" / "archives.jsonl").read_text().splitlines()
+    proven = (tmp_path / ".work" / "proven.jsonl").read_text().splitlines()
     assert sorted(json.loads(line)["name"] for line in proven) == sorted(FILES)
     stamp = everything(tmp_path)
     assert download.run(flags) == 0
@@ -228,15 +229,18 @@ def test_archives_that_came_by_another_way_are_proven_without_a_server(
         download.run(flags)
 
 
-@pytest.mark.parametrize("line", [{}, {"md5": 5}, {"md5": "0" * 32, "num_bytes": 1}])
+@pytest.mark.parametrize(
+    "line", [{}, {"num_bytes": len(FILES[DEVKIT]), "md5": 5}, {"md5": "0" * 32}]
+)
 def test_a_line_of_the_ledger_that_is_not_ours_proves_nothing(
     tmp_path: Path, official: Official, line: dict[str, object]
 ) -> None:
     official()
     (tmp_path / DEVKIT).write_bytes(FILES[DEVKIT])
-    planted = {"name": DEVKIT, "mtime_ns": (tmp_path / DEVKIT).stat().st_mtime_ns, **line}
+    identity = Identity.of((tmp_path / DEVKIT).stat())._asdict()
+    planted = {"name": DEVKIT, **identity, "num_bytes": 1, **line}
     (tmp_path / ".work").mkdir()
-    (tmp_path / ".work" / "archives.jsonl").write_text(json.dumps(planted) + "\n")
+    (tmp_path / ".work" / "proven.jsonl").write_text(json.dumps(planted) + "\n")
 
     assert download.run(arguments(tmp_path, "http://127.0.0.1:9", "--what", "devkit")) == 0
 
@@ -386,4 +390,4 @@ def test_receipts_name_no_address(tmp_path: Path) -> None:
 
     assert receipts
     assert server.url not in json.dumps(receipts)
-    assert server.url not in (tmp_path / ".work" / "archives.jsonl").read_text()
+    assert server.url not in (tmp_path / ".work" / "proven.jsonl").read_text()

@@ -17,7 +17,7 @@ from imagenet_prep import download
 from imagenet_prep.core.errors import SourceError
 from imagenet_prep.preparation.config import Config
 from imagenet_prep.preparation.job import Job
-from imagenet_prep.storage import proven
+from imagenet_prep.storage.ledger import NOTES, verified_md5
 from tests.kit import command
 from tests.kit.dataset import SETTINGS, Reference, contents, receipts
 
@@ -66,16 +66,17 @@ def test_archives_that_lay_there_are_noted_where_download_proves_them(
     reference: Reference, source: Path, tmp_path: Path
 ) -> None:
     flags = ["--into", str(source), "--base-url", str(reference.source), "--allow-other", "--json"]
-    assert proven.find(source / TRAIN) is None
+    assert verified_md5(source / TRAIN) is None
 
     assert download.run(flags) == 0
-    assert proven.find(source / TRAIN) == md5_of(source / TRAIN)
+    assert verified_md5(source / TRAIN) == md5_of(source / TRAIN)
 
-    # Its receipt knows only size and mtime, so the second run proves nothing anew.
+    # A different file with the same bytes and the same mtime is read again.
     shutil.copy2(source / TRAIN, tmp_path / "copy")
     (tmp_path / "copy").replace(source / TRAIN)
+    assert verified_md5(source / TRAIN) is None
     assert download.run(flags) == 0
-    assert proven.find(source / TRAIN) is None
+    assert verified_md5(source / TRAIN) == md5_of(source / TRAIN)
 
 
 def md5_of(path: Path) -> str:
@@ -92,11 +93,11 @@ def replace(path: Path) -> None:
 
 
 def spoil_note(path: Path) -> None:
-    (path.parent / proven.NOTES).write_bytes(b'{"name":"' + path.name.encode() + b'","md5":1}\n')
+    (path.parent / NOTES).write_bytes(b'{"name":"' + path.name.encode() + b'","md5":1}\n')
 
 
 def link_note(path: Path) -> None:
-    notes = path.parent / proven.NOTES
+    notes = path.parent / NOTES
     notes.rename(path.parent / "elsewhere")
     notes.symlink_to(path.parent / "elsewhere")
 

@@ -150,12 +150,12 @@ def test_notes_of_no_run_are_refused_in_a_sentence(
 
 def test_a_planted_proof_is_replaced_and_not_written_through(home: Path, planted: Path) -> None:
     (planted / naming.WORK).mkdir(exist_ok=True)
-    (planted / naming.PROOF).symlink_to(home / ".bashrc")
+    (planted / naming.VERIFIED).symlink_to(home / ".bashrc")
     before = unchanged(home, planted)
     config = Verify(str(planted), level="manifest", if_changed=True, json=True)
 
     assert not verify(config)["problems"]
-    assert not (planted / naming.PROOF).is_symlink()
+    assert not (planted / naming.VERIFIED).is_symlink()
     assert verify(config)["unchanged_since"]
     assert unchanged(home, planted) == before
 

@@ -45,10 +45,7 @@ def test_a_second_run_moves_only_what_a_host_lacks(hosts: Hosts, dataset: Path) 
 
 def test_a_flipped_bit_on_one_host_is_found_and_mended(hosts: Hosts, dataset: Path) -> None:
     hosts.run(dataset)
-    damaged = hosts.replica("10.0.0.2") / SHARD
-    status = damaged.stat()
-    faults.flip_bit(damaged, 100)
-    shutil.os.utime(damaged, ns=(status.st_atime_ns, status.st_mtime_ns))
+    faults.rot(hosts.replica("10.0.0.2"), SHARD, 100)
     checked = hosts.run(dataset, "--check")
 
     assert checked.code == 3
@@ -61,10 +58,7 @@ def test_a_flipped_bit_on_one_host_is_found_and_mended(hosts: Hosts, dataset: Pa
 
 def test_a_host_does_not_pass_on_what_rotted_on_its_disk(hosts: Hosts, dataset: Path) -> None:
     hosts.run(dataset)
-    damaged = hosts.replica("10.0.0.2") / SHARD
-    status = damaged.stat()
-    faults.flip_bit(damaged, 100)
-    shutil.os.utime(damaged, ns=(status.st_atime_ns, status.st_mtime_ns))
+    faults.rot(hosts.replica("10.0.0.2"), SHARD, 100)
     shutil.rmtree(hosts.replica("node-3"))
     result = hosts.run(dataset)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -60,9 +59,7 @@ def test_damage_of_a_part_is_named_and_mended(hosts: Hosts, dataset: Path) -> No
     assert hosts.run(dataset, *PARTITION).code == 0
     replica = hosts.replica("10.0.0.2")
     (name, *_) = sorted(shard_names(contents(replica)))
-    status = (replica / name).stat()
-    faults.flip_bit(replica / name, 100)
-    shutil.os.utime(replica / name, ns=(status.st_atime_ns, status.st_mtime_ns))
+    faults.rot(replica, name, 100)
     (hosts.replica("node-3") / naming.PLACEMENT).unlink()
     checked = hosts.run(dataset, *PARTITION, "--check")
 

@@ -142,7 +142,7 @@ _OF_SET = {
     "table": "out/samples/*",
     "run.json": "out/.work/run.json",
     "note of the source": "cache/origins/*",
-    "proof.json": "out/.work/proof.json",
+    "verified.jsonl": "out/.work/proof.json",
     "replicas.jsonl": "out/.work/replicas.jsonl",
     "receipt of a shard": "out/.work/write-*/receipts/*-of-*.json",
     "receipt of an archive": "out/.work/write-*/receipts/md5-*.json",
@@ -182,7 +182,7 @@ _SETS = Scene(
         "verify": Verb(("verify", "out", *_ONE), _PARTS),
         "verify decode": Verb(("verify", "out", "--level", "decode", "--json", *_ONE), _PARTS),
         "verify if changed": Verb(
-            ("verify", "out", "--if-changed", *_ONE), (*_PARTS, "proof.json")
+            ("verify", "out", "--if-changed", *_ONE), (*_PARTS, "verified.jsonl")
         ),
         "report": Verb(("report", "out", *_ONE), _NOTED),
         "report with source": Verb(
@@ -692,7 +692,6 @@ SCENES: dict[str, Scene] = {
         _fetched,
         {
             "archive": "source/*train.tar",
-            "archives.jsonl": "into/.work/archives.jsonl",
             "proven.jsonl": "into/.work/proven.jsonl",
             "archive that is there": "into/*val.tar",
         },
@@ -711,7 +710,7 @@ SCENES: dict[str, Scene] = {
                     *_FEW,
                     *_ONE,
                 ),
-                ("proven.jsonl", "archives.jsonl", "archive that is there"),
+                ("proven.jsonl", "archive that is there"),
             ),
         },
     ),

@@ -16,6 +16,8 @@ from imagenet_prep.core.errors import DataDamagedError, UsageError
 
 # Room for the manifest of 14 million images in 65,536 shards, which has 30 MB.
 MOST_BYTES = 64 << 20
+# Room for a list with a line per image of a class, a shard or a part: 1 kB for a million of them.
+MOST_LIST_BYTES = 1 << 30
 _PIECE_BYTES = 1 << 16
 _KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
 

@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from imagenet_prep.core import canonical, errors, records
+from imagenet_prep.core.regular_file import MOST_LIST_BYTES
 from imagenet_prep.dataset import naming
 from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
 from imagenet_prep.storage.store import Store
 
 # 900 characters of a message, at most 4 bytes each, and a task's name.
 _RESERVE_BYTES = 4096
+# A receipt has nine values for each image that was left out or repaired.
+_MOST_VALUES = 4 * canonical.MOST_VALUES
 # Others may read a bucket with receipts: workers have a random name, not that of their host.
 _PROCESS = uuid.uuid4().hex[:12]
 
@@ -167,7 +170,8 @@ class Stage(Generic[AnyTask, AnyContent]):
         return f"{self.folder}/receipts/{task}.json"
 
     def _sound(self, tasks: Sequence[str]) -> dict[str, Receipt[AnyContent]]:
-        texts = self.store.read_each(map(self._receipt, tasks))
+        # The receipt of a shard lists its images that were left out or repaired.
+        texts = self.store.read_each(map(self._receipt, tasks), MOST_LIST_BYTES)
         receipts = {
             task: receipt
             for task, text in zip(tasks, texts, strict=True)
@@ -186,7 +190,7 @@ class Stage(Generic[AnyTask, AnyContent]):
     def _parse(self, text: bytes) -> Receipt[AnyContent] | None:
         """Returns a receipt, or None if `make` cannot have made it."""
         try:
-            whole = canonical.loads(text)
+            whole = canonical.loads(text, _MOST_VALUES)
             work = records.parse(_Work, whole, others=True)
             rest = {name: whole[name] for name in whole.keys() - vars(work)}
             for output in work.outputs:

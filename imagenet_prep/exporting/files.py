@@ -130,9 +130,11 @@ class Tree:
         """
         for each in sums:
             if self._folder.size(each) is not None:
-                lines = self._folder.read(each).decode().splitlines()
-                places = (self._place(line.partition("  ")[2]) for line in lines)
-                if not all(Path(self._folder.root, place).is_file() for place in places):
+                with self._folder.opened(each) as lines:
+                    names = (line.decode().rstrip("\n").partition("  ")[2] for line in lines)
+                    places = (Path(self._folder.root, self._place(name)) for name in names)
+                    is_complete = all(place.is_file() for place in places)
+                if not is_complete:
                     self._folder.remove(each)
 
     def show(self) -> None:

@@ -13,6 +13,7 @@ from imagenet_prep import engine
 from imagenet_prep.core import canonical
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError, some
+from imagenet_prep.core.regular_file import MOST_LIST_BYTES
 from imagenet_prep.dataset import naming
 from imagenet_prep.exporting import files
 from imagenet_prep.exporting.examples import Numbers, Part, Source
@@ -173,7 +174,7 @@ def run(job: Job) -> Json:
         written: dict[str, list[Written]] = {}
         for part, receipt in zip(parts, receipts, strict=True):
             written.setdefault(part.split, []).append(receipt.content)
-        lines = store.read_each(map(work.sums, parts))
+        lines = store.read_each(map(work.sums, parts), MOST_LIST_BYTES)
         for name, data in job.format.beside(written).items():
             store.write(name, data)
             line = files.sum_line(name, hashlib.sha256(data).hexdigest())

@@ -8,6 +8,7 @@ from functools import partial
 
 from imagenet_prep import engine
 from imagenet_prep.core import canonical
+from imagenet_prep.core.regular_file import MOST_LIST_BYTES
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.member import Boxes
@@ -48,7 +49,7 @@ class BoxLookup:
         # Every class of validation asks for the same list.
         if self._last[0] != name:
             found = self._store.size(name) is not None
-            lines = self._store.read(name) if found else b""
+            lines = self._store.read(name, most=MOST_LIST_BYTES) if found else b""
             self._last = name, boxes.parse(lines, self._store.where(name))
         return self._last[1]
 

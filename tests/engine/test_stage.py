@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,16 @@ def test_a_receipt_of_no_run_is_none(stage: Stage, receipt: bytes) -> None:
 
     assert stage.receipts(["a"]) == {}
     assert run(stage, "a")[0].content.task == "a"
+
+
+def test_the_receipt_of_a_shard_that_lists_very_many_images_is_read(stage: Stage) -> None:
+    (receipt,) = run(stage, "a")
+    long = dataclasses.replace(receipt, content=Made("a" * (65 << 20)))
+    stage.store.write(f"{stage.folder}/receipts/a.json", long.dumps())
+    found = stage.receipt("a")
+
+    assert found is not None
+    assert len(found.content.task) == 65 << 20
 
 
 def test_a_task_whose_name_leads_outside_is_not_done(stage: Stage) -> None:

@@ -13,9 +13,11 @@ import pytest
 from imagenet_prep import export
 from imagenet_prep.core.errors import DataDamagedError, StoreError, UsageError
 from imagenet_prep.dataset import recordio, tfrecord
+from imagenet_prep.exporting import files as exported_files
 from imagenet_prep.pipelines import prepare
 from imagenet_prep.read.records import Records
 from imagenet_prep.sources.labels import official_classes
+from imagenet_prep.storage.folder import LocalStore
 from tests.commands.export.conftest import FLAGS, exported
 from tests.kit import command, faults, foreign, layouts
 from tests.kit.dataset import all_files, contents, shard_names
@@ -283,3 +285,14 @@ def test_dali_sees_every_example_with_its_label(prepared: Path, tmp_path: Path) 
         image = records.read(number)
         assert np.ravel(np.array(found[number])).tolist() == [image.stored_label - 1]
         assert np.array(images[number]).tobytes() == bytes(image.encoded)
+
+
+def test_a_part_whose_list_of_sums_is_very_long_is_checked(tmp_path: Path) -> None:
+    folder = LocalStore(tmp_path)
+    lost, here = b"0" * 64 + b"  train/lost\n", b"0" * 64 + b"  here\n"
+    folder.write("sums/lost", here + lost * (1 + (65 << 20) // len(lost)))
+    folder.write("sums/here", here)
+    folder.write("made/here", b"")
+    exported_files.Tree(folder, "made").forget_lost(["sums/lost", "sums/here", "sums/none"])
+
+    assert folder.names("sums") == ["here"]

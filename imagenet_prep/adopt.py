@@ -188,7 +188,7 @@ def _refusal(config: Config, found: TfrecordSet, seen: ExistingSet) -> ImagenetP
             f"{where}: not the whole of ILSVRC2012: {'; '.join(counts)}. Get the missing "
             "part, or pass --allow-subset if this is what you want."
         )
-    if schema.ENCODED in seen.missing_features and not config.rewrite:
+    if schema.ENCODED in seen.lacks and not config.rewrite:
         return UsageError(
             f"{where}: the records have TensorFlow Datasets' keys, which readers of the slim "
             "schema do not know. Give --rewrite --out DIR: the images stay byte for byte."
@@ -215,7 +215,7 @@ def _findings(found: TfrecordSet, seen: ExistingSet) -> list[str]:
         f"labels: {labelling.offset} ... {last_label}, class index + {labelling.offset}"
     )
     findings += [f"counts: {problem}" for problem in seen.count_problems]
-    if schema.ENCODED in seen.missing_features:
+    if schema.ENCODED in seen.lacks:
         findings.append("records: TensorFlow Datasets' keys, not those of the slim schema")
     else:
         findings += [
@@ -248,7 +248,7 @@ def _summary(config: Config, found: TfrecordSet, seen: ExistingSet, made: Manife
         },
         "findings": _findings(found, seen),
         "problems": seen.problems,
-        "lacks": seen.missing_features if made is None else made.lacks,
+        "lacks": seen.lacks if made is None else made.lacks,
         "renames": [] if config.rewrite else adoption.moves(found),
     }
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from imagenet_prep.dataset.manifest import Manifest, Shard
     from imagenet_prep.dataset.placement import Placement
     from imagenet_prep.engine import Result
-    from imagenet_prep.shards.check import Expectation
+    from imagenet_prep.shards.check import Expectation, Report
     from imagenet_prep.storage.ledger import Ledger
     from imagenet_prep.storage.store import Store
 
@@ -60,17 +60,6 @@ class Config(WorkerFlags):
         super().__post_init__()
         if self.if_changed and "://" in self.dataset:
             raise ValueError("--if-changed: the data set must be a folder")
-
-
-@dataclass(frozen=True)
-class _Checked:
-    """What the receipt of a shard says: see `shards.check.Report`."""
-
-    shard: str
-    examples: int
-    problems: list[str]
-    examples_per_class: Counter[int]
-    oriented: int
 
 
 def verify(config: Config) -> Json:
@@ -144,9 +133,10 @@ def _unchanged_since(ledger: Ledger, names: Sequence[str], level: str, digest: s
 
 def _check_shards(
     config: Config, store: Store, expectation: Expectation, shards: Sequence[Shard]
-) -> list[_Checked]:
-    """Reads the shards; returns what was found in each."""
+) -> list[Report]:
+    """Reads the shards; returns the result of each."""
     from imagenet_prep import engine
+    from imagenet_prep.shards.check import Report
     from imagenet_prep.storage import scratch
     from imagenet_prep.storage.folder import LocalStore
 
@@ -155,7 +145,7 @@ def _check_shards(
         # Receipts go beside the data only where other machines must see them.
         place: Store = store if workers.remote else LocalStore(kept.enter_context(scratch.place()))
         work = functools.partial(_check_shard, expectation)
-        stage = engine.Stage("verify", uuid.uuid4().hex, place, work, _Checked)
+        stage = engine.Stage("verify", uuid.uuid4().hex, place, work, Report)
         images = sum(shard.examples for shard in shards)
         receipts = engine.run(
             stage, shards, workers, title="verify", images=images, quiet=config.json
@@ -165,13 +155,12 @@ def _check_shards(
     return [receipt.content for receipt in receipts]
 
 
-def _check_shard(expectation: Expectation, shard: Shard) -> Result[_Checked]:
-    """Proves a shard on a worker; returns problems and class counts as the receipt."""
+def _check_shard(expectation: Expectation, shard: Shard) -> Result[Report]:
+    """Returns the report on a shard as its receipt."""
     from imagenet_prep.engine import Result
     from imagenet_prep.shards.check import check_shard
 
-    report = check_shard(shard, expectation)
-    return Result(_Checked(shard.name, shard.examples, **vars(report)))
+    return Result(check_shard(shard, expectation))
 
 
 def _mend(manifest: Manifest) -> str:
@@ -210,7 +199,7 @@ def _expectation(
             any_size=schema.HEIGHT in manifest.lacks or schema.WIDTH in manifest.lacks,
             any_colorspace=schema.COLORSPACE in manifest.lacks,
         ),
-        missing_features=manifest.lacks,
+        lacks=manifest.lacks,
         is_amended=manifest.is_amended,
     )
 
@@ -251,7 +240,7 @@ def _check_strangers(store: Store, known: set[str], part: Placement) -> list[str
     ]
 
 
-def _check_class_counts(manifest: Manifest, receipts: Sequence[_Checked]) -> list[str]:
+def _check_class_counts(manifest: Manifest, receipts: Sequence[Report]) -> list[str]:
     problems = []
     for name, split in manifest.splits.items():
         shards = {shard.name for shard in split.shards}

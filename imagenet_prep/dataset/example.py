@@ -121,21 +121,19 @@ def encode_parts(example: ImageExample) -> tuple[bytes, bytes, bytes]:
     return FIELD_1 + varint(size) + before, encoded, behind
 
 
-def decode(
-    payload: bytes | memoryview, missing_features: Mapping[str, str] = NOTHING
-) -> ImageExample:
+def decode(payload: bytes | memoryview, lacks: Mapping[str, str] = NOTHING) -> ImageExample:
     """Returns the example in `payload`, checked against the schema.
 
     Args:
       payload: of one record.
-      missing_features: what the manifest says that records of this set do not hold, by key:
+      lacks: what the manifest says that records of this set do not hold, by key:
         an "absent" one reads as empty or 0, and no constant is held against the schema.
 
     Raises:
       DataDamagedError: not a tf.train.Example, or a key is missing, of another type,
         or does not hold exactly one value where the schema has one.
     """
-    return _as_encoded(payload) or _checked(protobuf.parse(payload), missing_features)
+    return _as_encoded(payload) or _checked(protobuf.parse(payload), lacks)
 
 
 def _as_encoded(payload: bytes | memoryview) -> ImageExample | None:
@@ -243,7 +241,7 @@ def relabelled(payload: bytes, stored_label: int, wnid: str, text: str) -> bytes
 def decode_without_image(
     read: Callable[[int, int], bytes],
     size: int,
-    missing_features: Mapping[str, str] = NOTHING,
+    lacks: Mapping[str, str] = NOTHING,
 ) -> ImageExample:
     """Returns an example as `decode` does, but the bytes of its image are neither read nor there.
 
@@ -252,10 +250,10 @@ def decode_without_image(
     Args:
       read: returns bytes of the payload, by offset and size.
       size: of the payload, bytes; below 0, as a damaged index may say, there is none.
-      missing_features: as for `decode`.
+      lacks: as for `decode`.
     """
     features = protobuf.parse(_without_image(read, size))
-    return _checked(features | {schema.ENCODED: (b"",)}, missing_features)
+    return _checked(features | {schema.ENCODED: (b"",)}, lacks)
 
 
 def _without_image(read: Callable[[int, int], bytes], size: int) -> bytes:
@@ -274,9 +272,9 @@ def _without_image(read: Callable[[int, int], bytes], size: int) -> bytes:
     return read(0, size)
 
 
-def _checked(features: dict[str, Value], missing_features: Mapping[str, str]) -> ImageExample:
-    for key in missing_features:
-        if missing_features[key] == ABSENT:
+def _checked(features: dict[str, Value], lacks: Mapping[str, str]) -> ImageExample:
+    for key in lacks:
+        if lacks[key] == ABSENT:
             features.setdefault(key, _absent(key, features))
     if features.keys() != schema.TYPES.keys():
         if missing := [key for key in schema.ALL_KEYS if key not in features]:
@@ -289,7 +287,7 @@ def _checked(features: dict[str, Value], missing_features: Mapping[str, str]) ->
                 kind = protobuf.KINDS[schema.TYPES[key]]
                 raise DataDamagedError(f"{key} is not a {kind} list")
     for key, expected in CONSTANTS.items():
-        if key in missing_features:
+        if key in lacks:
             continue
         if (found := protobuf.one(features, key, schema.TYPES[key])) != expected:
             raise DataDamagedError(f"{key} is {found!r}, expected {expected!r}")

@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Iterator
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TypeVar
 
 import crc32c
 
-from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.core.errors import BadImageError, DataDamagedError
 
+T = TypeVar("T")
 _INDEX_LINE = re.compile(r"[0-9]{1,20} [0-9]{1,20}\s*", re.ASCII)
 _LENGTH = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
@@ -138,3 +139,33 @@ def read_records(
             yield Record(number, offset, payload)
         offset += length + FRAMING_BYTES
         number += 1
+
+
+def check_records(
+    stream: BinaryIO,
+    name: str,
+    look: Callable[[Record], T],
+    on_damage: Callable[[DataDamagedError], None],
+    *,
+    after_damage: bool,
+) -> Iterator[tuple[Record, T | None]]:
+    """Yields each record of an open shard and the result of `look`; None if it is damaged.
+
+    Args:
+      stream, name: as for `read_records`.
+      look: raises DataDamagedError or BadImageError for a damaged record.
+      on_damage: is given the error, which names shard, record and byte offset.
+      after_damage: whether a record with a wrong CRC goes to `on_damage`, too, instead of ending
+        the iteration by its error.
+
+    Raises:
+      DataDamagedError: as for `read_records`.
+    """
+    for record in read_records(stream, name, on_damage if after_damage else None):
+        found = None
+        try:
+            found = look(record)
+        except (BadImageError, DataDamagedError) as error:
+            where = f"{name}: record {record.number} at byte {record.offset:,}"
+            on_damage(DataDamagedError(f"{where}: {error}"))
+        yield record, found

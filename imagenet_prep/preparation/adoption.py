@@ -17,12 +17,13 @@ from imagenet_prep import engine
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import DataDamagedError, StoreError, UsageError, some
 from imagenet_prep.dataset import naming
-from imagenet_prep.dataset.manifest import Split
+from imagenet_prep.dataset.manifest import File
 from imagenet_prep.dataset.settings import ADOPT, Settings
-from imagenet_prep.preparation.existing_set import CheckedShard, ExistingSet, identity
+from imagenet_prep.preparation.draft import Draft
+from imagenet_prep.preparation.existing_set import ExistingSet, identity
 from imagenet_prep.preparation.output import Output
-from imagenet_prep.preparation.standing import Wanted
-from imagenet_prep.shards.commit import with_root
+from imagenet_prep.preparation.standing import BEGUN, Adoption, Begun, Wanted
+from imagenet_prep.shards.commit import split_of, with_root
 from imagenet_prep.sources import shard_files
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
 from imagenet_prep.storage import inside, manifests, notes
@@ -32,22 +33,9 @@ from imagenet_prep.storage.large_file import LargeFile
 from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
 from imagenet_prep.storage.store import Store
 
-# Written before the first change: the renames that a run after a kill has to finish.
-_BEGUN = f"{naming.WORK}/adopt.json"
+# Where 0.1.0 noted an `Adoption`.
+_BEGUN_BEFORE = f"{naming.WORK}/adopt.json"
 _SMALL_FILES = (naming.LABELS, naming.QUARANTINE, *naming.TFDS_FILES)
-
-
-@dataclass(frozen=True)
-class _Begun:
-    """What adopt was about to do in a folder.
-
-    Attributes:
-      renames: (name now, name then), in an order that frees each name.
-      shards: (name, sha256) of each.
-    """
-
-    renames: list[tuple[str, str]]
-    shards: list[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -63,9 +51,9 @@ def finish_renames(store: LocalStore) -> None:
       BusyError: another run is at work here.
       StoreError: the system refuses.
     """
-    if store.size(_BEGUN) is not None:
+    if begun := _begun(store)[1]:
         with store.lock():
-            _rename(store, _begun(store).renames)
+            _rename(store, begun.renames)
 
 
 def complete(
@@ -93,15 +81,17 @@ def complete(
       StoreError, IncompleteError: the system refuses, or the disk is full.
     """
     shards = [(each.shard, each.sha256) for split in seen.shards.values() for each in split]
-    if store.size(_BEGUN) is None:
+    note, begun = _begun(store)
+    if begun is None:
         _refuse_obstacles(store, found, seen, in_place=in_place)
-        begun = _Begun(moves(found) if in_place else [], shards)
-        store.write(_BEGUN, canonical.dumps(begun))
-    elif _begun(store).shards != shards:
+        adoption, wanted = Adoption(moves(found) if in_place else [], shards), _wanted(seen)
+        begun_here = Begun(wanted.settings.config, wanted.libraries, adoption)
+        store.write(note, canonical.dumps(begun_here))
+    elif begun.shards != shards:
         raise UsageError(
             f"{store.where()}: another set was adopted here, or its shards were replaced since. "
-            f"Choose an empty --out; or, to begin anew, remove {_BEGUN} and what adopt made: "
-            f"{', '.join(f'{folder}/' for folder in naming.BESIDE)}, {', '.join(_SMALL_FILES)}."
+            f"Choose an empty --out; or, to start from scratch, remove {note} and the files of "
+            f"adopt: {', '.join([*(f'{folder}/' for folder in naming.BESIDE), *_SMALL_FILES])}."
         )
     if in_place:
         _rename(store.local, moves(found))
@@ -114,10 +104,7 @@ def complete(
         bring = partial(_bring, source=found.store, store=store)
         stage = engine.Stage(ADOPT, identity(checked), store, bring, _Brought)
         engine.run(stage, checked, workers, title=ADOPT, quiet=quiet)
-    for split in seen.shards.values():
-        for each in split:
-            store.write(naming.index_name(each.shard), each.index)
-    _publish_tables(store, seen)
+    _publish(store, seen, with_index=True)
     _commit(store, seen)
 
 
@@ -132,7 +119,7 @@ def add_tables(store: Store, seen: ExistingSet) -> None:
       DataDamagedError: a table is not the one that was made.
       StoreError, IncompleteError: the system refuses, or the disk is full.
     """
-    _publish_tables(store, seen)
+    _publish(store, seen, with_index=False)
     there = manifests.read(store)
     splits = {}
     for name, split in there.splits.items():
@@ -147,17 +134,19 @@ def add_tables(store: Store, seen: ExistingSet) -> None:
     store.write(naming.MANIFEST, finished.dumps())
 
 
-def _publish_tables(store: Store, seen: ExistingSet) -> None:
-    """Gives the tables that the check made their names; raises as `add_tables`."""
-    for each in (each for split in seen.shards.values() for each in split):
-        made = f"{seen.tables}/{each.shard}.csv"
-        table = store.read(made, most=each.samples_bytes)
-        if hashlib.sha256(table).hexdigest() != each.samples_sha256:
-            raise DataDamagedError(
-                f"{store.where(made)}: is not the table that was made. Remove {naming.WORK} of the "
-                "set, then run the same command again."
-            )
-        store.write(naming.samples_name(each.shard), table)
+def _publish(store: Store, seen: ExistingSet, *, with_index: bool) -> None:
+    """Gives their names to the tables, and the indexes, that the check made."""
+    shards = [each.entry for split in seen.shards.values() for each in split]
+    for shard in shards:
+        for file in shard.files[0 if with_index else 1 : 2]:
+            made = f"{seen.tables}/{file.name}"
+            data = store.read(made, most=file.num_bytes)
+            if hashlib.sha256(data).hexdigest() != file.sha256:
+                raise DataDamagedError(
+                    f"{store.where(made)}: is not the file that was made. Remove {naming.WORK} of "
+                    "the set, then run the same command again."
+                )
+            store.write(file.name, data)
 
 
 def moves(found: TfrecordSet) -> list[tuple[str, str]]:
@@ -170,17 +159,22 @@ def moves(found: TfrecordSet) -> list[tuple[str, str]]:
     ]
 
 
-def _begun(store: Store) -> _Begun:
-    """Returns what an earlier run was about to do here; DataDamagedError if adopt never does it.
+def _begun(store: Store) -> tuple[str, Adoption | None]:
+    """Returns the name of the note of an adoption here, and the adoption if one has begun.
 
-    The folder may come from elsewhere, and its `.work` with it.
+    The folder, and its `.work` with it, may come from elsewhere: DataDamagedError if adopt never
+    writes such a note.
     """
-    begun = notes.read(store, _BEGUN, _Begun)
-    names = {name for name, _ in begun.shards}
-    for before, after in begun.renames:
+    note, begun = BEGUN, None
+    if store.size(BEGUN) is not None:
+        begun = notes.read(store, BEGUN, Begun).adoption
+    if begun is None and store.size(_BEGUN_BEFORE) is not None:
+        note, begun = _BEGUN_BEFORE, notes.read(store, _BEGUN_BEFORE, Adoption)
+    names = {name for name, _ in begun.shards} if begun else set()
+    for before, after in begun.renames if begun else ():
         if after not in names or not shard_files.becomes(before, after):
-            raise notes.damaged(store, _BEGUN, f"adopt would never rename {before!r} to {after!r}")
-    return begun
+            raise notes.damaged(store, note, f"adopt would never rename {before!r} to {after!r}")
+    return note, begun
 
 
 def _rename(store: LocalStore, renames: Sequence[Sequence[str]]) -> None:
@@ -258,17 +252,13 @@ def _refuse_obstacles(
     folders = {path.rpartition("/")[0] for path in shards} - {""}
     ours = shards | folders if in_place else set()
     strangers = [name for name in _SMALL_FILES if store.size(name) is not None]
-    index = {each.shard: each.index for split in seen.shards.values() for each in split}
+    made = [f for split in seen.shards.values() for each in split for f in each.entry.files[:2]]
+    expected = {file.name: file for file in made}
     strangers += [
-        naming.index_name(name)
-        for name in store.names(naming.INDEX)
-        if name not in index or store.read(naming.index_name(name)) != index[name]
-    ]
-    tables = {f"{each.shard}.csv": each for split in seen.shards.values() for each in split}
-    strangers += [
-        f"{naming.SAMPLES}/{name}"
-        for name in store.names(naming.SAMPLES)
-        if name not in tables or not _is(store, f"{naming.SAMPLES}/{name}", tables[name])
+        f"{folder}/{name}"
+        for folder in naming.BESIDE
+        for name in store.names(folder)
+        if not _is_there(store, expected.get(f"{folder}/{name}"))
     ]
     strangers += [
         name for name in store.list_folder() if naming.looks_like_shard(name) and name not in ours
@@ -294,41 +284,34 @@ def _refuse_obstacles(
         )
 
 
-def _is(store: Store, name: str, shard: CheckedShard) -> bool:
-    """Returns whether a file is the table of a shard."""
-    if store.size(name) != shard.samples_bytes:
+def _is_there(store: Store, file: File | None) -> bool:
+    if file is None or store.size(file.name) != file.num_bytes:
         return False
-    table = store.read(name, most=shard.samples_bytes)
-    return hashlib.sha256(table).hexdigest() == shard.samples_sha256
+    data = store.read(file.name, most=file.num_bytes)
+    return hashlib.sha256(data).hexdigest() == file.sha256
 
 
-def _commit(store: Store, seen: ExistingSet) -> None:
-    classes = seen.labelling.classes
-    splits = {
-        split: Split(
-            examples=sum(seen.examples_per_class[split]),
-            num_bytes=sum(each.num_bytes for each in shards),
-            examples_per_class=seen.examples_per_class[split],
-            resized=0,
-            max_height=max(each.max_height for each in shards),
-            max_width=max(each.max_width for each in shards),
-            shards=[each.entry for each in shards],
-        )
-        for split, shards in seen.shards.items()
-    }
-    wanted = Wanted(
-        Settings(ADOPT, {split: {} for split in splits}),
+def _wanted(seen: ExistingSet) -> Wanted:
+    return Wanted(
+        Settings(ADOPT, {split: {} for split in seen.shards}),
         libraries={},
         label_offset=seen.labelling.offset,
         subset=bool(seen.count_problems),
     )
-    # Nobody knows what the shards were made from, so the manifest names no sources.
-    Output(store, wanted).commit(
-        splits,
-        classes,
-        missing_features=seen.missing_features,
+
+
+def _commit(store: Store, seen: ExistingSet) -> None:
+    # The sources of the shards are unknown, so the manifest names none.
+    draft = Draft(
+        splits={
+            split: split_of(shards, seen.examples_per_class[split])
+            for split, shards in seen.shards.items()
+        },
+        classes=seen.labelling.classes,
+        lacks=seen.lacks,
         plan_digest=canonical.digest(
-            [shard.sha256 for split in splits.values() for shard in split.shards]
+            [shard.sha256 for shards in seen.shards.values() for shard in shards]
         ),
         edition=seen.edition,
     )
+    Output(store, _wanted(seen)).commit(draft)

@@ -30,6 +30,7 @@ from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.dataset.settings import ADOPT, AMEND, Amendment, Listed, Settings
 from imagenet_prep.preparation.amended_shard import AmendWork
 from imagenet_prep.preparation.changes import Request, ShardChange, changes_of
+from imagenet_prep.preparation.draft import Draft
 from imagenet_prep.preparation.output import Output
 from imagenet_prep.preparation.selection import refuse_source_as_output
 from imagenet_prep.preparation.standing import Wanted
@@ -295,16 +296,16 @@ def _commit(job: Job, output: Output, written: Mapping[str, WrittenShard]) -> No
     }
     listed = io.BytesIO(small_file(job.store, there, naming.QUARANTINE))
     before = (records.loads(Incident, line) for line in listed)
-    output.commit(
-        splits,
-        job.classes,
+    draft = Draft(
+        splits=splits,
+        classes=job.classes,
         incidents=[*(each for each in before if each.key not in changed), *incidents],
         sources=there.sources,
-        missing_features=there.lacks,
+        lacks=there.lacks,
         plan_digest=canonical.digest([s.sha256 for each in splits.values() for s in each.shards]),
-        edition=there.edition,
-        answers=there.answers,
+        parent=there,
     )
+    output.commit(draft)
 
 
 def _split(store: Store, shards: list[Shard], num_classes: int) -> Split:

@@ -10,21 +10,20 @@ import contextlib
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
 
 from imagenet_prep import engine
 from imagenet_prep.codec.transform import is_rgb, keep
 from imagenet_prep.core import canonical
-from imagenet_prep.core.errors import BadImageError, DataDamagedError
+from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import example, naming, schema, tfrecord
 from imagenet_prep.dataset.keys import VALIDATION_NAME
-from imagenet_prep.dataset.manifest import Shard
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.dataset.problems import GivenUpError, Problems
 from imagenet_prep.dataset.samples import KEPT, Sample, Table
 from imagenet_prep.shards.commit import num_per_class
+from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources import editions, tfrecords
 from imagenet_prep.sources.labelling import Labelling, LabelUse, labelling_of
 from imagenet_prep.sources.labels import ClassList, check_validation
@@ -47,59 +46,17 @@ class _ListedLabels:
     examples: int
 
 
-@dataclass
-class CheckedShard:
-    """What was found in a shard; what a manifest says of it, where there are no problems.
+@dataclass(frozen=True, kw_only=True)
+class CheckedShard(WrittenShard):
+    """The receipt of a shard that was checked: the shard is described as if it had been written.
 
     Attributes:
-      shard: its name in a data set.
-      examples, num_bytes: records, and bytes of the file.
-      sha256: of the file; "" where there are problems.
-      record_bytes: sizes of the records, with what frames them.
-      num_per_class: records by class index.
-      validation: class index by the number in the name of a validation image.
-      not_rgb: images that are grey or CMYK.
-      max_height, max_width: the largest sides, in pixels.
       lacks: how many records lack a key, by key and kind.
-      samples_bytes, samples_sha256: of its table.
       problems: a sentence each.
     """
 
-    shard: str
-    num_bytes: int
-    examples: int
-    sha256: str
-    samples_bytes: int
-    samples_sha256: str
-    record_bytes: list[int]
-    num_per_class: dict[int, int]
-    validation: dict[int, int]
-    not_rgb: int
-    max_height: int
-    max_width: int
     lacks: dict[str, Counter[str]]
     problems: list[str]
-
-    @property
-    def entry(self) -> Shard:
-        """What a manifest says of the shard."""
-        return Shard(
-            self.shard,
-            self.examples,
-            self.num_bytes,
-            self.sha256,
-            len(self.index),
-            hashlib.sha256(self.index).hexdigest(),
-            self.samples_bytes,
-            self.samples_sha256,
-        )
-
-    @property
-    def index(self) -> bytes:
-        """The content of the shard's index."""
-        ends = accumulate(self.record_bytes, initial=0)
-        lines = map(tfrecord.index_line, ends, self.record_bytes)
-        return "".join(lines).encode()
 
 
 def _list_labels(shard: ShardFile, *, store: Store) -> engine.Result[_ListedLabels]:
@@ -113,87 +70,98 @@ def _list_labels(shard: ShardFile, *, store: Store) -> engine.Result[_ListedLabe
 def _check_shard(
     shard: ShardFile, *, store: Store, out: Store, tables: str, labelling: Labelling
 ) -> engine.Result[CheckedShard]:
-    """Returns what a manifest says about a shard, its record sizes, problems and gaps; its table.
+    """Returns the description of a shard, its problems and gaps; its index and its table.
 
     Args:
       shard: to read.
-      store: where it lies.
-      out: where its table goes.
-      tables: the folder of the tables there.
-      labelling: what its labels mean.
+      store: where it is.
+      out: where index and table go.
+      tables: the folder there that holds both as a dataset does.
+      labelling: the meaning of its labels.
     """
-    counts: Counter[int] = Counter()
-    report = CheckedShard(
+    found, lines, sha256, problems = _Found(), list[str](), hashlib.sha256(), Problems()
+
+    def look(record: tfrecord.Record) -> Sample:
+        entry = tfrecords.parse(record.payload)
+        found.examples += 1
+        member = tfrecords.member(shard, record, entry, labelling)
+        count_member(member, found.num_per_class, found.validation)
+        return _checked(record.payload, entry, member, found)
+
+    table_path, index_path = out.temporary(), out.temporary()
+    with removed_on_failure(table_path, index_path), storage_errors("write", table_path):
+        with new_file(table_path) as file, contextlib.suppress(GivenUpError):
+            table = Table(file)
+            for record, sample in tfrecords.check(store, shard, look, problems.add, [sha256]):
+                size = len(record.payload) + tfrecord.FRAMING_BYTES
+                lines.append(tfrecord.index_line(record.offset, size))
+                table.append(sample)
+        index = "".join(lines).encode()
+        with new_file(index_path) as file:
+            file.write(index)
+    checked = CheckedShard(
         shard=shard.name,
         num_bytes=shard.num_bytes,
-        examples=0,
-        sha256="",
-        samples_bytes=0,
-        samples_sha256="",
-        record_bytes=[],
-        num_per_class=counts,
-        validation={},
-        not_rgb=0,
-        max_height=0,
-        max_width=0,
-        lacks=defaultdict(Counter),
-        problems=[],
+        sha256="" if problems else sha256.hexdigest(),
+        index_bytes=len(index),
+        index_sha256=hashlib.sha256(index).hexdigest(),
+        samples_bytes=table.num_bytes,
+        samples_sha256=table.sha256,
+        source_bytes=0,
+        resized=0,
+        transform_s=0.0,
+        incidents=[],
+        origins=[],
+        problems=problems.listed(shard.file),
+        **vars(found),
     )
-    sha256, problems = hashlib.sha256(), Problems()
-    temporary = out.temporary()
-    with (
-        removed_on_failure(temporary),
-        storage_errors("write", temporary),
-        new_file(temporary) as file,
-        contextlib.suppress(GivenUpError),
-    ):
-        table = Table(file)
-        for record, entry in tfrecords.entries(store, shard, problems.add, [sha256]):
-            report.record_bytes.append(len(record.payload) + tfrecord.FRAMING_BYTES)
-            try:
-                member = tfrecords.member(shard, record, entry, labelling)
-                count_member(member, counts, report.validation)
-            except DataDamagedError as error:
-                problems.add(error)
-                continue
-            try:
-                table.append(_checked(record.payload, entry, member, report))
-            except (BadImageError, DataDamagedError) as error:
-                problems.add(f"{tfrecords.where(shard, record)}: {error}")
-    report.problems = problems.listed(shard.file)
-    report.examples = len(report.record_bytes)
-    report.sha256 = "" if problems else sha256.hexdigest()
-    report.samples_bytes, report.samples_sha256 = table.num_bytes, table.sha256
-    output = engine.Output(temporary, f"{tables}/{shard.name}.csv", table.sha256)
-    return engine.Result(report, (output,))
+    index_name, table_name = naming.beside(shard.name)
+    outputs = (
+        engine.Output(index_path, f"{tables}/{index_name}", checked.index_sha256),
+        engine.Output(table_path, f"{tables}/{table_name}", checked.samples_sha256),
+    )
+    return engine.Result(checked, outputs)
 
 
-def _checked(payload: bytes, entry: Entry, member: Member, report: CheckedShard) -> Sample:
-    """Adds what one record lacks; returns its line of the table.
+@dataclass
+class _Found:
+    """The counts of a shard while it is read; see `CheckedShard`."""
 
-    Nobody knows what the image was made from, so it is its own source.
+    examples: int = 0
+    num_per_class: Counter[int] = field(default_factory=Counter)
+    validation: dict[int, int] = field(default_factory=dict)
+    not_rgb: int = 0
+    max_height: int = 0
+    max_width: int = 0
+    lacks: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+
+
+def _checked(payload: bytes, entry: Entry, member: Member, found: _Found) -> Sample:
+    """Counts what one record lacks; returns its line of the table.
+
+    The source of the image is unknown, so it is its own source.
 
     Raises:
       BadImageError, DataDamagedError: the record is damaged.
     """
     features = entry.features
     image = keep(entry.encoded)
-    report.max_height = max(report.max_height, image.height)
-    report.max_width = max(report.max_width, image.width)
-    missing_features = {key: example.ABSENT for key in schema.ALL_KEYS if key not in features}
+    found.max_height = max(found.max_height, image.height)
+    found.max_width = max(found.max_width, image.width)
+    lacks = {key: example.ABSENT for key in schema.ALL_KEYS if key not in features}
     true = example.CONSTANTS | {schema.HEIGHT: image.height, schema.WIDTH: image.width}
     for key in true:
         if key in features and features[key] != (true[key],):
-            missing_features[key] = example.WRONG
+            lacks[key] = example.WRONG
     if not is_rgb(entry.encoded):
-        report.not_rgb += 1
-        missing_features.setdefault(schema.COLORSPACE, example.WRONG)
+        found.not_rgb += 1
+        lacks.setdefault(schema.COLORSPACE, example.WRONG)
     if features.get(schema.TEXT) == (b"",):
-        missing_features[schema.TEXT] = example.EMPTY
+        lacks[schema.TEXT] = example.EMPTY
     if schema.ENCODED in features:
-        example.decode(payload, missing_features)
-    for key, kind in missing_features.items():
-        report.lacks[key][kind] += 1
+        example.decode(payload, lacks)
+    for key, kind in lacks.items():
+        found.lacks[key][kind] += 1
     digest = hashlib.sha256(entry.encoded).hexdigest()
     stored = len(entry.encoded), image.width, image.height, digest
     return Sample(member.key, member.class_index, *stored, KEPT, "", *stored)
@@ -272,7 +240,7 @@ class ExistingSet:
       labelling: what its labels mean.
       shards: what was found in its shards, by split, in order.
       problems: one sentence each; empty if the set can be adopted.
-      tables: the folder of the tables that were made.
+      tables: the folder of the indexes and tables that were made.
     """
 
     labelling: Labelling
@@ -281,7 +249,7 @@ class ExistingSet:
     tables: str
 
     @property
-    def missing_features(self) -> dict[str, str]:
+    def lacks(self) -> dict[str, str]:
         """Keys that are missing, wrong or empty in some records; the worst of all records."""
         return {
             key: next(kind for kind in _WORST_FIRST if kind in kinds)

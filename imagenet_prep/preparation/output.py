@@ -7,29 +7,24 @@ may add another. At any moment, the manifest names the finished splits.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import imagenet_prep
 from imagenet_prep.core import canonical, records
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.dataset import manifest, naming, schema, settings
-from imagenet_prep.dataset.manifest import Manifest, Source, Split
+from imagenet_prep.dataset import naming, settings
+from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.dataset.member import QUARANTINED, Incident
 from imagenet_prep.dataset.settings import Settings
 from imagenet_prep.engine import Receipt
 from imagenet_prep.preparation import standing
+from imagenet_prep.preparation.draft import Draft
 from imagenet_prep.preparation.standing import Begun, Decision, Wanted
 from imagenet_prep.shards.commit import publish, refuse_too_many
 from imagenet_prep.shards.summary import summarise
 from imagenet_prep.shards.writer import WrittenShard
-from imagenet_prep.sources import editions
-from imagenet_prep.sources.labels import ClassList
-from imagenet_prep.sources.shard_files import split_of
 from imagenet_prep.sources.tfrecords import listed_classes
 from imagenet_prep.storage import manifests, origins
 from imagenet_prep.storage.store import Store
@@ -112,83 +107,33 @@ class Output:
             if receipt.start_s >= self._start:
                 self._new.append(shard)
 
-    def commit(
-        self,
-        splits: dict[str, Split],
-        classes: ClassList,
-        *,
-        incidents: Sequence[Incident] = (),
-        sources: Sequence[Source] = (),
-        missing_features: dict[str, str] | None = None,
-        plan_digest: str | None = None,
-        edition: str | None = None,
-        answers: dict[str, list[str]] | None = None,
-        dropped: str = "",
-    ) -> None:
-        """Publishes a manifest of these splits and of those that were there before.
+    def commit(self, draft: Draft, *, dropped: str = "") -> None:
+        """Publishes a manifest of a draft's splits and of those that were there before.
 
         Args:
-          splits: complete ones to add or replace.
-          classes, incidents, sources, missing_features: for the manifest and small files.
-          plan_digest: None for the digest of the sources.
-          edition: of ImageNet, "" for none that has a name; None to work it out from the sources.
-          answers: for the manifest.
+          draft: the splits to add or replace.
           dropped: a split to leave out of the manifest.
 
         Raises:
           IncompleteError: the disk is full, or a published file is gone.
         """
         wanted, there = self._wanted, self.committed()
-        made = {split: self._splits[split] for split in splits}
-        libraries, missing_features = wanted.libraries, missing_features or {}
-        if there and (kept := set(there.splits) - {*splits, dropped}):
-            splits = splits | {split: there.splits[split] for split in kept}
+        made, libraries = {split: self._splits[split] for split in draft.splits}, wanted.libraries
+        if there and (kept := set(there.splits) - {*draft.splits, dropped}):
+            draft = draft.with_kept(there, kept, self._listed_incidents())
             libraries = there.producer.libraries | (libraries if made else {})
             made |= {split: settings.parse(there.config).splits[split] for split in kept}
-            missing_features = there.lacks | missing_features
-            incidents = [*incidents, *self._listed_incidents(kept)]
-            before = (source for source in there.sources if split_of(source.name) in kept)
-            sources = sorted([*sources, *before], key=_place)
-        if plan_digest is None:
-            plan_digest = canonical.digest([[s.name, s.num_bytes, s.md5] for s in sources])
-        if (subset := wanted.subset) is None:
-            edition, subset = _identified(edition, classes, splits, sources)
-        config = Settings(wanted.settings.verb, made).config
-        draft = Manifest(
-            schema_version=manifest.SCHEMA_VERSION,
-            producer=manifest.Producer("imagenet-prep", imagenet_prep.__version__, libraries),
-            config=config,
-            config_digest=canonical.digest(config),
-            plan_digest=plan_digest,
-            label_offset=wanted.label_offset,
-            subset=subset,
-            classes=manifest.Classes(len(classes.wnids), classes.digest, classes.official),
-            sources=[*sources],
-            splits={
-                name: _with_wnids(splits[name], classes) if name == schema.TEST else splits[name]
-                for name in schema.SPLITS
-                if name in splits
-            },
-            quarantined={},
-            repaired={},
-            files=[],
-            lacks=missing_features,
-            edition=edition or "",
-            answers=answers or {},
-        )
-        labels = classes.render()
         self._finished = publish(
-            self.store, draft, incidents=incidents, labels_file=labels, name=wanted.name
+            self.store,
+            draft.manifest(wanted, Settings(wanted.settings.verb, made).config, libraries),
+            incidents=draft.incidents,
+            labels_file=draft.classes.render(),
+            name=wanted.name,
         )
 
-    def _listed_incidents(self, splits: set[str]) -> list[Incident]:
-        """Returns the lines of quarantine.jsonl that belong to these splits.
-
-        A run that was killed before its manifest may have left lines of its own there.
-        """
+    def _listed_incidents(self) -> Iterator[Incident]:
         lines = io.BytesIO(self.store.read(naming.QUARANTINE))
-        listed = (records.loads(Incident, line) for line in lines)
-        return [incident for incident in listed if split_of(incident.archive) in splits]
+        return (records.loads(Incident, line) for line in lines)
 
     def committed(self) -> Manifest | None:
         """Returns the manifest that is here, if one is."""
@@ -210,7 +155,7 @@ class Output:
         store, there = self.store, self.committed()
         if there is not None and split in there.splits:
             if len(there.splits) > 1:
-                self.commit({}, listed_classes(store, there), dropped=split)
+                self.commit(Draft(splits={}, classes=listed_classes(store, there)), dropped=split)
             else:
                 store.remove(naming.MANIFEST)
         shards = [
@@ -223,28 +168,3 @@ class Output:
         for name in store.list_folder(naming.WORK):
             if name.startswith(f"{self._wanted.settings.verb}-{split}-"):
                 store.remove_tree(f"{naming.WORK}/{name}")
-
-
-def _place(source: Source) -> tuple[int, str]:
-    return schema.SPLITS.index(split_of(source.name)), source.name
-
-
-def _with_wnids(split: Split, classes: ClassList) -> Split:
-    """Returns the split of an evaluation set with the classes that occur."""
-    counts = zip(classes.wnids, split.examples_per_class, strict=True)
-    return dataclasses.replace(split, wnids=[wnid for wnid, count in counts if count])
-
-
-def _identified(
-    edition: str | None, classes: ClassList, splits: dict[str, Split], sources: Sequence[Source]
-) -> tuple[str, bool]:
-    """Returns the edition, and whether images of ILSVRC2012 are missing.
-
-    What counts are the images before any was left out, as far as sources count them.
-    """
-    members = Counter(dict.fromkeys(splits, 0))
-    for source in sources:
-        members[split_of(source.name)] += source.members
-    totals = {split: members[split] or splits[split].examples for split in splits}
-    whole = "" if edition == "" else editions.recognised(classes, totals)
-    return edition or whole, not whole and not editions.ILSVRC2012.is_it(classes, totals)

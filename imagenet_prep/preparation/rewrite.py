@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from imagenet_prep import engine
@@ -28,6 +28,7 @@ from imagenet_prep.dataset.settings import (
     Settings,
 )
 from imagenet_prep.preparation import changes
+from imagenet_prep.preparation.draft import Draft
 from imagenet_prep.preparation.existing_set import (
     check_validation_labels,
     count_member,
@@ -48,23 +49,6 @@ from imagenet_prep.storage.store import Store, same_place
 _LISTED = "the list of --exclude has its key"
 
 
-@dataclass(frozen=True, kw_only=True)
-class RewrittenShard(WrittenShard):
-    """What the receipt of a rewritten shard says.
-
-    Attributes:
-      num_per_class: images by class index.
-      validation: class index by the number in the name of a validation image.
-      not_rgb: images that are kept although they are not RGB.
-      source: the shard that was read.
-    """
-
-    num_per_class: dict[int, int]
-    validation: dict[int, int]
-    not_rgb: int
-    source: Source
-
-
 @dataclass(frozen=True)
 class RewriteWork:
     """Writes a shard from one of another set, which is read once; picklable.
@@ -83,7 +67,7 @@ class RewriteWork:
     count_colorspaces: bool
     excluded: Mapping[str, frozenset[str]]
 
-    def __call__(self, shard: ShardFile) -> engine.Result[RewrittenShard]:
+    def __call__(self, shard: ShardFile) -> engine.Result[WrittenShard]:
         """Returns what is written, and the three files of the shard."""
         md5 = hashlib.md5(usedforsecurity=False)
         counts: Counter[int] = Counter()
@@ -104,8 +88,9 @@ class RewriteWork:
 
         written, outputs = self.write(shard.name, images())
         source = Source(shard.file, shard.num_bytes, md5.hexdigest(), counts.total())
-        content = RewrittenShard(
-            **vars(written) | {"incidents": [*written.incidents, *left_out]},
+        content = replace(
+            written,
+            incidents=[*written.incidents, *left_out],
             num_per_class=counts,
             validation=validation,
             not_rgb=not_rgb,
@@ -297,7 +282,7 @@ def _write(job: Job, store: Store, output: Output, split: str, labelling: Labell
             identity(shards),
         ]
     )
-    stage = engine.Stage(f"{RESIZE}-{split}", digest, store, work, RewrittenShard)
+    stage = engine.Stage(f"{RESIZE}-{split}", digest, store, work, WrittenShard)
     there = job.found.manifest
     receipts = engine.run(
         stage,
@@ -314,16 +299,16 @@ def _write(job: Job, store: Store, output: Output, split: str, labelling: Labell
         check_validation_labels((each.validation for each in written), classes, job.found.store)
     counts = num_per_class([each.num_per_class for each in written], len(classes.wnids))
     not_rgb = any(each.not_rgb for each in written)
-    output.commit(
-        {split: split_of(written, counts)},
-        classes,
+    draft = Draft(
+        splits={split: split_of(written, counts)},
+        classes=classes,
         incidents=[incident for each in written for incident in each.incidents],
-        sources=[each.source for each in written],
-        missing_features={schema.COLORSPACE: example.WRONG} if not_rgb else {},
+        sources=[each.source for each in written if each.source],
+        lacks={schema.COLORSPACE: example.WRONG} if not_rgb else {},
         # A set without an edition is none by its counts: its images may have been chosen.
-        edition=there.edition if there else None,
-        answers=there.answers if there else None,
+        parent=there,
     )
+    output.commit(draft)
 
 
 def _is_kept_without_rgb(data: bytes) -> bool:

@@ -56,16 +56,31 @@ class Wanted:
 
 
 @dataclass(frozen=True)
+class Adoption:
+    """The shards that adopt was about to take over.
+
+    Attributes:
+      renames: (name now, name then), in an order that frees each name.
+      shards: (name, sha256) of each.
+    """
+
+    renames: list[tuple[str, str]]
+    shards: list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
 class Begun:
-    """What run.json says of the run that began this place.
+    """The content of run.json: the run that began this place.
 
     Attributes:
       config: the settings of its splits, as in a manifest.
       libraries: as in `Wanted`.
+      adoption: written before the first change of adopt, for a run after a kill to finish.
     """
 
     config: settings.Config
     libraries: dict[str, str]
+    adoption: Adoption | None = None
 
 
 @dataclass(frozen=True)

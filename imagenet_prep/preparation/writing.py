@@ -16,6 +16,7 @@ from imagenet_prep.dataset.manifest import Source
 from imagenet_prep.dataset.member import Incident, parse_members
 from imagenet_prep.dataset.settings import EXCLUDED
 from imagenet_prep.engine import Stage
+from imagenet_prep.preparation.draft import Draft
 from imagenet_prep.preparation.job import Job
 from imagenet_prep.preparation.output import Output
 from imagenet_prep.preparation.planning import Inventory
@@ -173,12 +174,13 @@ def commit(
     read = {each.archive: each.md5 for each in made if isinstance(each, HashedArchive)}
     md5 = {**job.proven_md5, **inventory.md5, **read}
     shards = {each.shard: each for each in made if isinstance(each, WrittenShard)}
-    output.commit(
-        {
+    evaluation = job.selection.source.evaluation
+    draft = Draft(
+        splits={
             split.split: split_of([shards[n] for n in split.shard_names], split.num_per_class)
             for split in inventory.plans
         },
-        job.selection.source.classes,
+        classes=job.selection.source.classes,
         incidents=[
             *(incident for shard in shards.values() for incident in shard.incidents),
             *(
@@ -198,5 +200,6 @@ def commit(
         ],
         plan_digest=canonical.digest([split.digest for split in inventory.plans]),
         edition=inventory.edition,
-        answers=evaluation.answers if (evaluation := job.selection.source.evaluation) else None,
+        answers=evaluation.answers if evaluation else {},
     )
+    output.commit(draft)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
-from imagenet_prep.core.errors import BadImageError, DataDamagedError
+from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import example, jpeg, keys, samples, schema, tfrecord
 from imagenet_prep.dataset.example import ImageExample
-from imagenet_prep.dataset.manifest import Shard
+from imagenet_prep.dataset.manifest import File, Shard
 from imagenet_prep.dataset.problems import GivenUpError, Problems
 from imagenet_prep.storage.fetch import as_file
 from imagenet_prep.storage.remote import CHUNK_BYTES
@@ -37,7 +37,7 @@ class Expectation:
       most_bytes: of the largest shard; of a longer file, the rest is not read.
       prove_image: decodes (encoded, height, width), and returns whether decoders may show the
         image turned; raises BadImageError.
-      missing_features: keys that records lack or hold wrong, as the manifest says.
+      lacks: keys that records lack or hold wrong, as the manifest says.
       is_amended: images keep their keys when they get another class, so that the class in a key may
         be another than the record's.
     """
@@ -49,20 +49,23 @@ class Expectation:
     name_of_sha256: dict[str, str]
     most_bytes: int
     prove_image: Callable[[bytes, int, int], bool]
-    missing_features: Mapping[str, str] = field(default_factory=dict)
+    lacks: Mapping[str, str] = field(default_factory=dict)
     is_amended: bool = False
 
 
 @dataclass
 class Report:
-    """What was found in one shard.
+    """The result of the check of one shard.
 
     Attributes:
+      shard, examples: as in the manifest.
       problems: one sentence each, naming shard, record and byte offset; empty if sound.
       examples_per_class: by class index; only at level "decode".
       oriented: images with an EXIF orientation that is not 1; only at level "decode".
     """
 
+    shard: str
+    examples: int
     problems: list[str] = field(default_factory=list)
     examples_per_class: Counter[int] = field(default_factory=Counter)
     oriented: int = 0
@@ -70,7 +73,7 @@ class Report:
 
 def check_shard(shard: Shard, expectation: Expectation) -> Report:
     """Returns all that is wrong with a shard and with what lies beside it."""
-    report = Report()
+    report = Report(shard.name, shard.examples)
     sizes = expectation.store.sizes(file.name for file in shard.files)
     for file in reversed(shard.files):
         if (size := sizes.get(file.name)) is None:
@@ -79,38 +82,40 @@ def check_shard(shard: Shard, expectation: Expectation) -> Report:
             report.problems.append(f"{file.name}: {size:,} bytes, expected {file.num_bytes:,}")
     if expectation.level == schema.LEVEL_MANIFEST or len(sizes) < len(shard.files):
         return report
-    index, table = shard.index, shard.samples
+    store = expectation.store
     try:
         with contextlib.ExitStack() as opened:
-            lines = _IndexLines(
-                opened.enter_context(expectation.store.opened(index.name)), index.num_bytes
-            )
+            index = _Index(shard.index, opened.enter_context(store.opened(shard.index.name)))
             rows = None
-            if table is not None:
-                rows = _Rows(
-                    opened.enter_context(expectation.store.opened(table.name)),
-                    table.num_bytes,
-                    any_class=expectation.is_amended,
-                )
-            _check_records(shard, expectation, report, lines, rows)
-            if (problem := lines.problem(index.sha256)) is not None:
-                report.problems.append(f"{index.name}: {problem}")
-            if table and rows and (problem := rows.problem(table.sha256)) is not None:
-                report.problems.append(f"{table.name}: {problem}")
+            if (table := shard.samples) is not None:
+                stream = opened.enter_context(store.opened(table.name))
+                rows = _Rows(table, stream, any_class=expectation.is_amended)
+            _check_records(shard, expectation, report, index, rows)
+            for beside in filter(None, (index, rows)):
+                report.problems += beside.problems()
     except OSError as error:
         report.problems.append(f"{shard.name}: cannot be read: {error.strerror}")
     return report
 
 
-class _IndexLines:
-    """The index of a shard, read beside it: a shard may have more records than memory holds."""
+class _Beside:
+    """A file next to a shard, read with it: a shard may have more records than memory holds."""
 
-    def __init__(self, opened: BinaryIO, most: int) -> None:
-        self._digest = hashlib.sha256()
-        self._chunks = _hashed(opened, self._digest, most)
+    def __init__(self, file: File, opened: BinaryIO) -> None:
+        self._file, self._digest = file, hashlib.sha256()
+        self._chunks = _hashed(opened, self._digest, file.num_bytes)
         self._lines = as_file(self._chunks)
         self._other = ""
 
+    def problems(self) -> list[str]:
+        """Returns the first difference from the shard, if the sha256 is not the manifest's."""
+        collections.deque(self._chunks, maxlen=0)
+        found, expected = self._digest.hexdigest(), self._file.sha256
+        said = self._other or f"sha256 {found}, expected {expected}"
+        return [] if found == expected else [f"{self._file.name}: {said}"]
+
+
+class _Index(_Beside):
     def compare(self, number: int, expected: str) -> None:
         """Compares the next line with what it must be, up to the first that is another."""
         if self._other:
@@ -124,34 +129,18 @@ class _IndexLines:
             except DataDamagedError as error:
                 self._other = f"record {number}: {error}, {said}"
 
-    def problem(self, sha256: str) -> str | None:
-        """Returns what is wrong with an index that must have this sha256."""
-        collections.deque(self._chunks, maxlen=0)
-        if (found := self._digest.hexdigest()) == sha256:
-            return None
-        return self._other or f"sha256 {found}, expected {sha256}"
 
+class _Rows(_Beside):
+    """The table of a shard. Its lines are compared at level "decode" only."""
 
-class _Rows:
-    """The table of a shard, read beside it. Its lines are compared at level "decode" alone."""
-
-    def __init__(self, opened: BinaryIO, most: int, *, any_class: bool) -> None:
+    def __init__(self, file: File, opened: BinaryIO, *, any_class: bool) -> None:
+        super().__init__(file, opened)
         self._any_class = any_class
-        self._digest = hashlib.sha256()
-        self._chunks = _hashed(opened, self._digest, most)
-        self._rows = samples.parse(samples.read_lines(as_file(self._chunks)), "its table")
+        self._rows = samples.parse(samples.read_lines(self._lines), "its table")
         self._next = 0
-        self._other = ""
 
     def compare(self, number: int, found: ImageExample, names: Sequence[str], index: int) -> None:
-        """Compares a line with its record, up to the first that is another.
-
-        Args:
-          number: of the record.
-          found: what the record says; its sides are true.
-          names: the keys that it may have.
-          index: of its class.
-        """
+        """Compares a line with its record, which may have these keys, up to a difference."""
         if self._other:
             return
         try:
@@ -171,52 +160,49 @@ class _Rows:
         others = (name.partition("/")[2] for name in names)
         return key in names or (self._any_class and below != "" and below in others)
 
-    def problem(self, sha256: str) -> str | None:
-        """Returns what is wrong with a table that must have this sha256."""
-        collections.deque(self._chunks, maxlen=0)
-        if self._other or (found := self._digest.hexdigest()) == sha256:
-            return self._other or None
-        return f"sha256 {found}, expected {sha256}"
+    def problems(self) -> list[str]:
+        """As for `_Beside`, or any difference that was found."""
+        found = [f"{self._file.name}: {self._other}"]
+        return found if self._other else super().problems()
 
 
 def _check_records(
     shard: Shard,
     expectation: Expectation,
     report: Report,
-    index: _IndexLines,
+    index: _Index,
     rows: _Rows | None,
 ) -> None:
     """Reads a shard once, and its files beside it, up to the first damage or many problems."""
-    problems, records = Problems(), 0
-    damage = ""
+    problems, records, damage = Problems(), 0, ""
     digest = hashlib.sha256()
+
+    def look(record: tfrecord.Record) -> None:
+        if expectation.level == schema.LEVEL_DECODE:
+            image, class_index = _check_example(record.payload, expectation, report)
+            if class_index is None:
+                return
+            names = _keys_of(shard, image, expectation.wnids[class_index])
+            if rows is not None:
+                rows.compare(record.number, image, names, class_index)
+            elif (
+                schema.FILENAME not in expectation.lacks
+                and (why := keys.problem(names[0])) is not None
+            ):
+                raise DataDamagedError(why)
+
     with expectation.store.opened(shard.name) as opened:
         chunks = _hashed(opened, digest, expectation.most_bytes)
         try:
-            for record in tfrecord.read_records(as_file(chunks), shard.name):
+            for record, _ in tfrecord.check_records(
+                as_file(chunks), shard.name, look, problems.add, after_damage=False
+            ):
                 size = len(record.payload) + tfrecord.FRAMING_BYTES
                 index.compare(record.number, tfrecord.index_line(record.offset, size))
                 if records == shard.examples:
                     damage = f"{shard.name}: more than {records:,} records"
                     break
                 records += 1
-                if expectation.level != schema.LEVEL_DECODE:
-                    continue
-                try:
-                    image, class_index = _check_example(record.payload, expectation, report)
-                    if class_index is None:
-                        continue
-                    names = _keys_of(shard, image, expectation.wnids[class_index])
-                    if rows is not None:
-                        rows.compare(record.number, image, names, class_index)
-                    elif (
-                        schema.FILENAME not in expectation.missing_features
-                        and (why := keys.problem(names[0])) is not None
-                    ):
-                        raise DataDamagedError(why)
-                except (DataDamagedError, BadImageError) as error:
-                    where = f"{shard.name}: record {record.number} at byte {record.offset:,}"
-                    problems.add(f"{where}: {error}")
         except GivenUpError:
             records = shard.examples  # as far as anybody has counted
         except DataDamagedError as error:
@@ -257,17 +243,10 @@ def _keys_of(shard: Shard, image: ImageExample, class_id: str) -> tuple[str, str
 def _check_example(
     payload: bytes, expectation: Expectation, report: Report
 ) -> tuple[ImageExample, int | None]:
-    """Proves an example, and counts it by its class, unless the class list is damaged.
-
-    Returns:
-      The example, with the sides that its image has; its class, or None without a class list.
-
-    Raises:
-      DataDamagedError, BadImageError: its features, its image or its label are wrong.
-    """
-    image = example.decode(payload, expectation.missing_features)
+    """Verifies an example, and counts it by its class; returns both, None without a class list."""
+    image = example.decode(payload, expectation.lacks)
     report.oriented += expectation.prove_image(image.encoded, image.height, image.width)
-    missing = expectation.missing_features
+    missing = expectation.lacks
     if schema.HEIGHT in missing or schema.WIDTH in missing:
         frame = jpeg.refuse_bombs(image.encoded)
         assert frame is not None  # the image was proven

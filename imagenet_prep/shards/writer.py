@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import NamedTuple
 from imagenet_prep.core import records
 from imagenet_prep.core.errors import BadImageError, DataDamagedError
 from imagenet_prep.dataset import example, samples, tfrecord
-from imagenet_prep.dataset.manifest import Shard
+from imagenet_prep.dataset.manifest import Shard, Source
 from imagenet_prep.dataset.member import (
     QUARANTINED,
     REPAIRED,
@@ -47,6 +48,10 @@ class WrittenShard:
       transform_s: seconds that the codec took.
       incidents: images that were left out or changed.
       origins: of some images.
+      num_per_class, validation: of a shard that existed before: its images by class index; the
+        class index by the number in the name of a validation image.
+      not_rgb: images of it that are kept although they are not RGB.
+      source: the file that it was made from.
     """
 
     shard: str
@@ -64,6 +69,10 @@ class WrittenShard:
     transform_s: float
     incidents: list[Incident]
     origins: list[Origin]
+    num_per_class: Counter[int] = field(default_factory=Counter)
+    validation: dict[int, int] = field(default_factory=dict)
+    not_rgb: int = 0
+    source: Source | None = None
 
     @property
     def entry(self) -> Shard:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from imagenet_prep.core.errors import DataDamagedError, StoreError
 from imagenet_prep.dataset import (
@@ -44,6 +44,7 @@ _FIRST_BYTES = 64
 _GZIP = b"\x1f\x8b"
 
 OnDamage = Callable[[DataDamagedError], None]
+T = TypeVar("T")
 
 
 class Entry(NamedTuple):
@@ -72,15 +73,27 @@ class Entry(NamedTuple):
 def entries(
     store: Store, shard: ShardFile, on_damage: OnDamage | None = None, hashes: Sequence[Any] = ()
 ) -> Iterator[tuple[tfrecord.Record, Entry]]:
-    """Yields (record, what it says) in the order of the records, each proven by both CRCs.
+    """Yields (record, its content) in the order of the records; arguments as for `check`."""
+    return check(store, shard, lambda record: parse(record.payload), on_damage, hashes)
 
-    The shard is read once; where a manifest says its sha256, that is proven on the way.
+
+def check(
+    store: Store,
+    shard: ShardFile,
+    look: Callable[[tfrecord.Record], T],
+    on_damage: OnDamage | None = None,
+    hashes: Sequence[Any] = (),
+) -> Iterator[tuple[tfrecord.Record, T]]:
+    """Yields (record, result of `look`) in the order of the records, verified by both CRCs.
+
+    The shard is read once. If a manifest has its sha256, that is verified, too.
 
     Args:
-      store: where the shard lies.
+      store: where the shard is.
       shard: to read.
-      on_damage: is given what is wrong with a record, which is then left out; without it the
-        first error is raised.
+      look: as for `tfrecord.check_records`.
+      on_damage: is given the error of each damaged record, which is skipped; without it the first
+        error is raised.
       hashes: of hashlib; at the end they have been given all bytes of the shard.
 
     Raises:
@@ -103,14 +116,11 @@ def entries(
     try:
         with store.opened(shard.path, shard.stat) as opened:
             chunks = hashed(opened, [*hashes, sha256] if shard.sha256 else hashes)
-            for record in tfrecord.read_records(as_file(chunks), name, report):
+            records = tfrecord.check_records(as_file(chunks), name, look, report, after_damage=True)
+            for record, found in records:
                 seen += 1
-                try:
-                    entry = parse(record.payload)
-                except DataDamagedError as error:
-                    report(DataDamagedError(f"{where(shard, record)}: {error}"))
-                else:
-                    yield record, entry
+                if found is not None:
+                    yield record, found
     except DataDamagedError as error:
         if not seen and store.read(shard.path, 0, len(_GZIP)) == _GZIP:
             error = DataDamagedError(f"{error}. It is compressed by gzip: unpack it first")
@@ -184,15 +194,15 @@ def parse(payload: bytes) -> Entry:
 def read(
     store: Store, shard: ShardFile, labelling: Labelling, hashes: Sequence[Any] = ()
 ) -> Iterator[tuple[Member, bytes]]:
-    """Yields (member, its encoded bytes) in the order of the records; arguments as for `entries`.
+    """Yields (member, its encoded bytes) in the order of the records; raises as `check`."""
 
-    Raises:
-      DataDamagedError: names shard, record and byte offset.
-      IncompleteError, StoreError: as for `entries`.
-    """
+    def look(record: tfrecord.Record) -> tuple[Member, bytes]:
+        entry = parse(record.payload)
+        return member(shard, record, entry, labelling), entry.encoded
+
     try:
-        for record, entry in entries(store, shard, hashes=hashes):
-            yield member(shard, record, entry, labelling), entry.encoded
+        for _, found in check(store, shard, look, hashes=hashes):
+            yield found
     except DataDamagedError as error:
         raise DataDamagedError(
             f"{error}. The shard is damaged, or of another set: fetch it again. "
@@ -206,13 +216,10 @@ def member(shard: ShardFile, record: tfrecord.Record, entry: Entry, labelling: L
     Raises:
       DataDamagedError: its label contradicts its class.
     """
-    try:
-        index = labelling.class_index(entry.name, entry.label)
-    except DataDamagedError as error:
-        raise DataDamagedError(f"{where(shard, record)}: {error}") from error
+    index = labelling.class_index(entry.name, entry.label)
     key = keys.key_of(shard.split, labelling.classes.wnids[index], entry.filename)
     if (problem := keys.problem(key)) is not None:
-        raise DataDamagedError(f"{where(shard, record)}: {problem}")
+        raise DataDamagedError(problem)
     start = record.offset + tfrecord.HEAD_BYTES + _find(record.payload, entry.encoded)
     return Member(key, shard.file, start, len(entry.encoded), index, entry.boxes)
 

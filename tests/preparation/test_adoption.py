@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from imagenet_prep.core import canonical
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError, StoreError, UsageError
 from imagenet_prep.dataset import manifest, naming
 from imagenet_prep.engine import Workers
@@ -22,9 +24,10 @@ from tests.kit.dataset import all_files
 from tests.kit.faults import failing
 from tests.kit.foreign_sets import few_images
 
+VERSIONS = pytest.mark.parametrize("version", ["0.1.0", "this"])
 THREADS = Workers(1, "threads")
 NAMES = ["train-00000-of-00002", "train-00001-of-00002", "validation-00000-of-00001"]
-BEGUN = ".work/adopt.json"
+BEGUN, BEGUN_BEFORE = ".work/run.json", ".work/adopt.json"
 
 
 def write(root: Path, **how: Any) -> LocalStore:
@@ -40,6 +43,18 @@ def adopt(source: LocalStore, store: LocalStore | None = None) -> None:
     into = store or source
     seen = check_existing_set(found, into, THREADS, quiet=True)
     adoption.complete(into, found, seen, THREADS, in_place=store is None, quiet=True)
+
+
+def note(store: LocalStore, adoption: Json, version: str) -> None:
+    """Notes an adoption as this version does, or as 0.1.0 did."""
+    if version == "0.1.0":
+        store.write(BEGUN_BEFORE, canonical.dumps(adoption))
+        store.remove(BEGUN)
+    else:
+        config = {"verb": "adopt", "splits": {"train": {}, "validation": {}}}
+        store.write(
+            BEGUN, canonical.dumps({"config": config, "libraries": {}, "adoption": adoption})
+        )
 
 
 def shards_of(root: Path) -> list[str]:
@@ -152,9 +167,10 @@ def test_shards_of_a_linked_folder_are_not_moved(tmp_path: Path) -> None:
     assert len(list((tmp_path / "elsewhere").iterdir())) == 2
 
 
+@VERSIONS
 @pytest.mark.parametrize("after", [0, 1, 2])
 def test_renames_that_broke_off_are_finished_by_the_next_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int, version: str
 ) -> None:
     whole = write(tmp_path / "whole", first=1)
     adopt(whole)
@@ -171,6 +187,7 @@ def test_renames_that_broke_off_are_finished_by_the_next_run(
         patch.setattr(LocalStore, "rename", break_off)
         with pytest.raises(StoreError):
             adopt(store)
+    note(store, json.loads(store.read(BEGUN))["adoption"], version)
     adoption.finish_renames(store)
 
     assert shards_of(store.root) == NAMES
@@ -178,11 +195,12 @@ def test_renames_that_broke_off_are_finished_by_the_next_run(
     assert store.read(naming.MANIFEST) == whole.read(naming.MANIFEST)
 
 
-def test_a_name_that_a_crash_has_left_twice_is_left_once(tmp_path: Path) -> None:
+@VERSIONS
+def test_a_name_that_a_crash_has_left_twice_is_left_once(tmp_path: Path, version: str) -> None:
     store = write(tmp_path / "set", below=True)
     (store.root / NAMES[2]).hardlink_to(store.root / "validation" / NAMES[2])
     begun = {"renames": [[f"validation/{NAMES[2]}", NAMES[2]]], "shards": [[NAMES[2], "sha"]]}
-    store.write(BEGUN, json.dumps(begun).encode())
+    note(store, begun, version)
     adoption.finish_renames(store)
 
     assert (store.root / NAMES[2]).is_file()
@@ -197,6 +215,7 @@ def test_where_nothing_was_begun_nothing_is_finished(tmp_path: Path) -> None:
     assert all_files(store.root) == before
 
 
+@VERSIONS
 @pytest.mark.parametrize(
     ("change", "match"),
     [
@@ -211,12 +230,12 @@ def test_where_nothing_was_begun_nothing_is_finished(tmp_path: Path) -> None:
     ids=str,
 )
 def test_notes_of_what_adopt_never_does_are_damage_and_move_nothing(
-    tmp_path: Path, change: dict[str, Any], match: str
+    tmp_path: Path, change: dict[str, Any], match: str, version: str
 ) -> None:
     (tmp_path / "outside").write_text("mine")
     store = write(tmp_path / "set", first=1)
     begun = {"renames": [], "shards": [[name, "sha"] for name in NAMES]} | change
-    store.write(BEGUN, json.dumps(begun).encode())
+    note(store, begun, version)
     before = all_files(tmp_path)
 
     with pytest.raises(DataDamagedError, match=match):
@@ -224,12 +243,21 @@ def test_notes_of_what_adopt_never_does_are_damage_and_move_nothing(
     assert {k: v for k, v in all_files(tmp_path).items() if "lock" not in k} == before
 
 
-def test_another_set_is_not_mixed_into_one_that_was_begun(tmp_path: Path) -> None:
+@VERSIONS
+def test_another_set_is_not_mixed_into_one_that_was_begun(tmp_path: Path, version: str) -> None:
     out = LocalStore(tmp_path / "out")
     adopt(write(tmp_path / "one"), out)
+    note(out, json.loads(out.read(BEGUN))["adoption"], version)
     other = write(tmp_path / "other")
     name = other.root / NAMES[0]
     name.write_bytes((other.root / NAMES[0]).read_bytes() * 2)
 
-    with pytest.raises(UsageError, match="another set was adopted here"):
+    with pytest.raises(UsageError, match="another set was adopted here") as refused:
         adopt(other, out)
+    # The remedy works.
+    assert (BEGUN_BEFORE if version == "0.1.0" else BEGUN) in str(refused.value)
+    out.remove(BEGUN, BEGUN_BEFORE, *(name for name in out.names("") if name not in NAMES))
+    for folder in naming.BESIDE:
+        out.remove_tree(folder)
+    out.remove(*NAMES)
+    adopt(other, out)

@@ -46,7 +46,7 @@ def check(root: Path) -> ExistingSet:
 def test_a_sound_set_has_no_problem_and_lacks_nothing(tmp_path: Path) -> None:
     seen = check(write(tmp_path / "set"))
 
-    assert (seen.problems, seen.missing_features, seen.not_rgb) == ([], {}, 0)
+    assert (seen.problems, seen.lacks, seen.not_rgb) == ([], {}, 0)
     assert (seen.examples, seen.labelling.offset) == (8, 1)
     assert seen.labelling.classes == official_classes()
     assert list(seen.shards) == ["train", "validation"]
@@ -77,7 +77,7 @@ def test_what_readers_can_do_without_is_missing_and_no_problem(
 ) -> None:
     seen = check(write(tmp_path / "set", change))
 
-    assert (seen.problems, seen.missing_features) == ([], missing)
+    assert (seen.problems, seen.lacks) == ([], missing)
 
 
 def test_of_what_records_lack_the_worst_counts(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_of_what_records_lack_the_worst_counts(tmp_path: Path) -> None:
 
     seen = check(write(tmp_path / "set", change))
 
-    assert seen.missing_features == {"image/height": example.ABSENT}
+    assert seen.lacks == {"image/height": example.ABSENT}
     assert seen.lack_counts == {"image/height": {example.WRONG: 6, example.ABSENT: 2}}
 
 
@@ -103,7 +103,7 @@ def test_a_grey_image_is_counted_and_its_colour_space_is_wrong(tmp_path: Path) -
     seen = check(write(tmp_path / "set", lambda image, f: f | (grey if image.key == first else {})))
 
     assert (seen.problems, seen.not_rgb) == ([], 1)
-    assert seen.missing_features == {"image/colorspace": example.WRONG}
+    assert seen.lacks == {"image/colorspace": example.WRONG}
 
 
 def test_a_damaged_record_is_a_problem_and_its_shard_has_no_digest(tmp_path: Path) -> None:

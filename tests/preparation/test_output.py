@@ -15,6 +15,7 @@ from imagenet_prep.dataset import manifest, naming, settings
 from imagenet_prep.dataset.manifest import Manifest, Shard, Source, Split
 from imagenet_prep.dataset.member import Incident
 from imagenet_prep.dataset.settings import Settings
+from imagenet_prep.preparation.draft import Draft
 from imagenet_prep.preparation.output import Output
 from imagenet_prep.preparation.standing import Wanted
 from imagenet_prep.shards.commit import publish
@@ -50,12 +51,13 @@ def make(root: Path, wanted: Wanted, left: list[str] | None = None) -> list[str]
         output.begin(found)
         for split in found if left is None else left:
             bad = Incident(split, name(split), 0, 1, 0, "quarantined", "odd", "")
-            output.commit(
-                {split: write(store, split)},
-                CLASSES,
+            draft = Draft(
+                splits={split: write(store, split)},
+                classes=CLASSES,
                 incidents=[bad],
                 sources=[Source(name(split), 5, None, 1)],
             )
+            output.commit(draft)
     return found
 
 
@@ -100,9 +102,8 @@ def test_a_source_that_has_no_edition_gets_none_by_its_counts(
     output = Output(LocalStore(tmp_path), resized("train"))
     output.begin(output.left())
     split = write(output.store.local, "train")
-    output.commit(
-        {"train": split}, CLASSES, sources=[Source(name("train"), 5, None, 1)], edition=""
-    )
+    sources = [Source(name("train"), 5, None, 1)]
+    output.commit(Draft(splits={"train": split}, classes=CLASSES, sources=sources, edition=""))
     there = load(tmp_path)
     assert (there.edition, there.subset) == ("", True)
 

@@ -13,6 +13,7 @@ from imagenet_prep.dataset import manifest, naming
 from imagenet_prep.dataset.manifest import Manifest, Shard, Source, Split
 from imagenet_prep.dataset.settings import Settings
 from imagenet_prep.preparation import standing
+from imagenet_prep.preparation.draft import Draft
 from imagenet_prep.preparation.output import Output
 from imagenet_prep.preparation.standing import Begun, Decision, Standing, Wanted
 from imagenet_prep.sources.labels import ClassList
@@ -199,7 +200,7 @@ def run(store: Any) -> int:
         split = committed("train").splits["train"]
         for file in split.shards[0].files:
             store.folder.write(file.name, b"x" * file.num_bytes)
-        output.commit({"train": split}, ClassList(("n1",), ("a",)))
+        output.commit(Draft(splits={"train": split}, classes=ClassList(("n1",), ("a",))))
         output.end()
     return store.calls.total()
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import BadImageError, DataDamagedError, IncompleteError, StoreError
 from imagenet_prep.dataset import example, tfrecord
 from imagenet_prep.dataset.member import Boxes, Incident, Member, PreparedImage
@@ -85,7 +86,7 @@ def test_records_come_in_the_order_of_the_members(tmp_path: Path) -> None:
 
 
 def test_the_receipt_is_the_truth_about_all_files(tmp_path: Path) -> None:
-    receipt = vars(write(tmp_path))
+    receipt = canonical.fields(write(tmp_path))
     shard, index, table = ((tmp_path / n).read_bytes() for n in ("shard", "index", "samples"))
     lengths = [len(read(member)) for member in MEMBERS]
 

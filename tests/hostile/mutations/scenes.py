@@ -571,9 +571,9 @@ SCENES: dict[str, Scene] = {
         _FOREIGN_KINDS,
         {name: _FOREIGN_VERBS[name] for name in ("adopt", "adopt rewrite", "resize")},
     ),
-    "adopted": _later("adopt.json", "adopt", "foreign", "--allow-subset", *_ONE),
+    "adopted": _later("run.json", "adopt", "foreign", "--allow-subset", *_ONE),
     "adopted elsewhere": _later(
-        "adopt.json", "adopt", "foreign", "--out", "out", "--allow-subset", *_ONE
+        "run.json", "adopt", "foreign", "--out", "out", "--allow-subset", *_ONE
     ),
     "rewritten": _later("run.json", *_REWRITE),
     "resized": _later("run.json", *_RESIZE, *_ONE),

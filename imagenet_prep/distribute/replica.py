@@ -8,8 +8,6 @@ not verified, or was touched since, is read.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -72,7 +70,7 @@ class Replica(Target):
 
         Args:
           file: one of `files`.
-          prove: read every byte even of what was proven before.
+          prove: read every byte even if the file was verified before.
 
         Raises:
           StoreError: it cannot be read.
@@ -83,18 +81,10 @@ class Replica(Target):
             return Problem(f"{file.name}: missing", is_missing=True)
         if size != file.num_bytes:
             return Problem(f"{file.name}: {size:,} bytes, expected {file.num_bytes:,}")
-        if not prove and self.is_proven(file):
-            return None
-        with (
-            storage_errors("read", path),
-            open(regular_file.open_to_read(path), "rb") as opened,
-        ):
-            status = os.fstat(opened.fileno())
-            sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
+        with storage_errors("read", path), open(regular_file.open_to_read(path), "rb") as opened:
+            sha256 = self._ledger.sha256(file.name, opened, again=prove, noted=self._locked)
         if sha256 != file.sha256:
             return Problem(f"{file.name}: sha256 {sha256}, expected {file.sha256}")
-        if self._locked:
-            self._ledger.add({file.name: status}, sha256=sha256)
         return None
 
     def is_proven(self, file: File) -> bool:

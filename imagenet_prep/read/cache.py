@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import os
 import stat
 import threading
@@ -34,7 +33,7 @@ from imagenet_prep.read.held import HeldFile, only_one
 from imagenet_prep.storage import inside
 from imagenet_prep.storage.fetch import bring, whole
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
-from imagenet_prep.storage.ledger import NOTES, Identity, Ledger
+from imagenet_prep.storage.ledger import NOTES, Ledger
 from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.storage.retry import RetryBudget
 from imagenet_prep.storage.store import open_remote
@@ -122,13 +121,7 @@ class _Copy:
             if status.st_size != file.num_bytes:
                 return False
             self._ledger.reload()
-            if (self._ledger.find(file.name) or {}).get("sha256") == file.sha256:
-                return True
-            sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
-            is_same = Identity.of(os.fstat(opened.fileno())) == Identity.of(status)
-            if sha256 == file.sha256 and is_same:
-                self._ledger.add({file.name: status}, sha256=sha256)
-                return True
+            return self._ledger.sha256(file.name, opened) == file.sha256
         return False
 
     def _make_room(self, files: Sequence[File], near: Callable[[], set[str]]) -> None:

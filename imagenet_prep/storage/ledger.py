@@ -7,11 +7,13 @@ valid notes along, and a file that was written, replaced or renamed since is rea
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -179,15 +181,28 @@ class Ledger:
                 self._journal.num_lines = sys.maxsize
         return new
 
-    def find(self, name: str) -> Json | None:
-        """Returns the note of a file; None if it was touched since, or there is no note."""
+    def find(self, name: str, status: os.stat_result | None = None) -> Json | None:
+        """Returns the note of a file, of this status; None without one, or if it was touched."""
         note = self._notes.get(name, {})
         noted = [note.get(field) for field in Identity._fields]
         with contextlib.suppress(OSError, ImagenetPrepError):
-            status = self._store.path(name).stat()
+            status = status or self._store.path(name).stat()
             if all(type(value) is int for value in noted) and Identity.of(status) == (*noted,):
                 return note
         return None
+
+    def sha256(
+        self, name: str, opened: BufferedReader, *, again: bool = False, noted: bool = True
+    ) -> str:
+        """Returns the sha256 of an open file: from its note or, `again`, by reading and noting."""
+        status = os.fstat(opened.fileno())
+        note = None if again else self.find(name, status)
+        if note and isinstance(known := note.get("sha256"), str):
+            return known
+        found = hashlib.file_digest(opened, "sha256").hexdigest()
+        if noted:
+            self.add({name: status}, sha256=found)
+        return found
 
     def add(self, files: Mapping[str, os.stat_result], **found: Any) -> None:
         """Notes that files are verified.

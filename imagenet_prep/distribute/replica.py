@@ -71,9 +71,6 @@ class Replica(Target):
         Args:
           file: one of `files`.
           prove: read every byte even if the file was verified before.
-
-        Raises:
-          StoreError: it cannot be read.
         """
         path = self.store.path(file.name)
         size = self.store.size(file.name)
@@ -123,11 +120,7 @@ class Replica(Target):
         return None
 
     def check_space(self, lacking: list[File]) -> None:
-        """Refuses what does not fit.
-
-        Raises:
-          StoreError: how much is free, and how much is needed.
-        """
+        """Refuses what does not fit."""
         # A damaged file stays until its successor is proven.
         needed = sum(file.num_bytes for file in lacking) + _SPARE_BYTES
         free = self.store.free_bytes()
@@ -170,10 +163,6 @@ class Replica(Target):
         """Yields where a file's bytes go; on leaving it is proven, synced, named and noted.
 
         Raises as `storage.incoming`.
-
-        Args:
-          file: one of `files`.
-          start, kept: as for `storage.incoming`.
         """
         temporary = incoming_name(file.name)
         with incoming(
@@ -183,12 +172,7 @@ class Replica(Target):
         self._ledger.add({file.name: arriving.status}, sha256=file.sha256)
 
     def put(self, file: File, chunks: Callable[[], Iterable[bytes]]) -> None:
-        """Leaves a file, proven, synced and named; raises as `incoming`.
-
-        Args:
-          file: one of `files`.
-          chunks: begins to read its bytes.
-        """
+        """Leaves a file, proven, synced and named; raises as `incoming`."""
         with self.incoming(file) as arriving:
             for chunk in chunks():
                 arriving.append(chunk)

@@ -44,13 +44,7 @@ class _Brought:
 
 
 def finish_renames(store: LocalStore) -> None:
-    """Finishes the renames that a killed run had begun in this folder, if there was one.
-
-    Raises:
-      DataDamagedError: what it noted is not what adopt does.
-      BusyError: another run is at work here.
-      StoreError: the system refuses.
-    """
+    """Finishes the renames that a killed run had begun in this folder, if there was one."""
     if begun := _begun(store)[1]:
         with store.lock():
             _rename(store, begun.renames)
@@ -74,11 +68,6 @@ def complete(
       workers: how much runs at once.
       in_place: whether the shards are renamed where they are, or linked or copied elsewhere.
       quiet: show no progress.
-
-    Raises:
-      UsageError: something is in the way, or another set was begun here.
-      DataDamagedError: what an earlier run noted is not what adopt does, or a shard has changed.
-      StoreError, IncompleteError: the system refuses, or the disk is full.
     """
     shards = [(each.shard, each.sha256) for split in seen.shards.values() for each in split]
     note, begun = _begun(store)
@@ -109,16 +98,7 @@ def complete(
 
 
 def add_tables(store: Store, seen: ExistingSet) -> None:
-    """Adds tables of samples to a finished data set of ours that has none.
-
-    Args:
-      store: the data set, locked by this run.
-      seen: what was found in it: no problem.
-
-    Raises:
-      DataDamagedError: a table is not the one that was made.
-      StoreError, IncompleteError: the system refuses, or the disk is full.
-    """
+    """Adds tables of samples to a finished data set of ours that has none."""
     _publish(store, seen, with_index=False)
     there = manifests.read(store)
     splits = {}

@@ -94,11 +94,7 @@ class Archives:
         self._fetched_bytes: dict[Archive, int] = {}
 
     def foresee(self) -> list[Json]:
-        """Returns name and size of each archive, and whether it is there; writes nothing.
-
-        Raises:
-          ImagenetPrepError: as for `bring`.
-        """
+        """Returns name and size of each archive, and whether it is there; writes nothing."""
         sizes = {archive: self.store.size(archive.name) for archive in self.archives}
         return [
             {

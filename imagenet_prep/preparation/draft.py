@@ -46,12 +46,9 @@ class Draft:
     def with_kept(
         self, there: Manifest, kept: Collection[str], listed: Iterable[Incident]
     ) -> Draft:
-        """Returns this draft with other splits of the same dataset.
+        """Returns this draft with the splits that stay of the same dataset, and their incidents.
 
-        Args:
-          there: the manifest of the dataset.
-          kept: those of its splits that stay.
-          listed: its quarantine.jsonl, in which a killed run may have left lines.
+        A killed run may have left incidents of other splits in the list.
         """
         before = (source for source in there.sources if split_of(source.name) in kept)
         return dataclasses.replace(
@@ -63,12 +60,7 @@ class Draft:
         )
 
     def manifest(self, wanted: Wanted, config: Config, libraries: dict[str, str]) -> Manifest:
-        """Returns the manifest of the dataset, for `shards.commit.publish` to complete.
-
-        Args:
-          wanted: the request.
-          config, libraries: of all splits.
-        """
+        """Returns the manifest of the dataset, for `shards.commit.publish` to complete."""
         plan_digest, classes, parent = self.plan_digest, self.classes, self.parent
         if plan_digest is None:
             plan_digest = canonical.digest([[s.name, s.num_bytes, s.md5] for s in self.sources])

@@ -59,6 +59,31 @@ class CheckedShard(WrittenShard):
     problems: list[str]
 
 
+@dataclass
+class Counts:
+    """The counts of a shard while it is read; see `WrittenShard`."""
+
+    num_per_class: Counter[int] = field(default_factory=Counter)
+    validation: dict[int, int] = field(default_factory=dict)
+    not_rgb: int = 0
+
+    def add(self, member: Member) -> None:
+        """Counts a member by class, and notes the class of a validation image."""
+        self.num_per_class[member.class_index] += 1
+        if match := VALIDATION_NAME.match(member.key):
+            self.validation[int(match[1])] = member.class_index
+
+
+@dataclass
+class _Found(Counts):
+    """The same with what the check counts; see `CheckedShard`."""
+
+    examples: int = 0
+    max_height: int = 0
+    max_width: int = 0
+    lacks: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+
+
 def _list_labels(shard: ShardFile, *, store: Store) -> engine.Result[_ListedLabels]:
     """Lists the classes and labels of a shard, if only the whole set shows what they mean."""
     damage = Problems()
@@ -70,22 +95,14 @@ def _list_labels(shard: ShardFile, *, store: Store) -> engine.Result[_ListedLabe
 def _check_shard(
     shard: ShardFile, *, store: Store, out: Store, tables: str, labelling: Labelling
 ) -> engine.Result[CheckedShard]:
-    """Returns the description of a shard, its problems and gaps; its index and its table.
-
-    Args:
-      shard: to read.
-      store: where it is.
-      out: where index and table go.
-      tables: the folder there that holds both as a dataset does.
-      labelling: the meaning of its labels.
-    """
+    """Returns the description of a shard, its problems and gaps; its index and its table."""
     found, lines, sha256, problems = _Found(), list[str](), hashlib.sha256(), Problems()
 
     def look(record: tfrecord.Record) -> Sample:
         entry = tfrecords.parse(record.payload)
         found.examples += 1
         member = tfrecords.member(shard, record, entry, labelling)
-        count_member(member, found.num_per_class, found.validation)
+        found.add(member)
         return _checked(record.payload, entry, member, found)
 
     table_path, index_path = out.temporary(), out.temporary()
@@ -123,26 +140,10 @@ def _check_shard(
     return engine.Result(checked, outputs)
 
 
-@dataclass
-class _Found:
-    """The counts of a shard while it is read; see `CheckedShard`."""
-
-    examples: int = 0
-    num_per_class: Counter[int] = field(default_factory=Counter)
-    validation: dict[int, int] = field(default_factory=dict)
-    not_rgb: int = 0
-    max_height: int = 0
-    max_width: int = 0
-    lacks: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-
-
 def _checked(payload: bytes, entry: Entry, member: Member, found: _Found) -> Sample:
     """Counts what one record lacks; returns its line of the table.
 
     The source of the image is unknown, so it is its own source.
-
-    Raises:
-      BadImageError, DataDamagedError: the record is damaged.
     """
     features = entry.features
     image = keep(entry.encoded)
@@ -184,9 +185,6 @@ def settle_labels(
       workers: how much runs at once.
       known: a class list to prefer if it fits.
       quiet: show no progress.
-
-    Raises:
-      DataDamagedError: the labels contradict each other, or records are damaged.
     """
     labelling = tfrecords.known_labelling(found, splits)
     if labelling is not None:
@@ -208,26 +206,10 @@ def identity(shards: Sequence[ShardFile]) -> str:
     return canonical.digest([[s.name, *s.stat[:2]] for s in shards])
 
 
-def count_member(member: Member, num_per_class: Counter[int], validation: dict[int, int]) -> None:
-    """Counts a member by class; of a validation image, notes the class by number in its name."""
-    num_per_class[member.class_index] += 1
-    if match := VALIDATION_NAME.match(member.key):
-        validation[int(match[1])] = member.class_index
-
-
 def check_validation_labels(
     of_each: Iterable[Mapping[int, int]], classes: ClassList, store: Store
 ) -> None:
-    """Compares the 50,000 validation labels with the known ones, if all are there.
-
-    Args:
-      of_each: of each shard, the class index by the number in the name of a validation image.
-      classes: the class list.
-      store: where the shards lie.
-
-    Raises:
-      SourceError: they differ.
-    """
+    """Compares the 50,000 validation labels with the known ones, if all are there."""
     noted = {number: index for each in of_each for number, index in each.items()}
     check_validation(classes, noted, store.where())
 
@@ -319,9 +301,6 @@ def check_existing_set(
         has read.
       workers: how much runs at once.
       quiet: show no progress.
-
-    Raises:
-      DataDamagedError: its labels contradict each other.
     """
     splits = tuple(found.splits)
     labelling = settle_labels(found, splits, store, workers, quiet=quiet)

@@ -61,11 +61,7 @@ class Job:
 
     @classmethod
     def of(cls, config: Config) -> Job:
-        """Returns the job that a command line asks for.
-
-        Raises:
-          ImagenetPrepError: what is needed is missing, unreadable or damaged.
-        """
+        """Returns the job that a command line asks for."""
         config = _splits_there(config)
         policy = Policy(
             None if config.keep_original else config.short_side,

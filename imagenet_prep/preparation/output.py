@@ -31,11 +31,7 @@ from imagenet_prep.storage.store import Store
 
 
 class Output:
-    """The folder or prefix that runs fill.
-
-    Attributes:
-      store: where it is.
-    """
+    """The folder or prefix that runs fill."""
 
     def __init__(self, store: Store, wanted: Wanted) -> None:
         self.store = store
@@ -55,12 +51,7 @@ class Output:
             yield
 
     def left(self) -> list[str]:
-        """Looks at the place anew; returns the wanted splits that are not yet there and complete.
-
-        Raises:
-          UsageError, DataDamagedError: as for `standing.decide`.
-          ImagenetPrepError: the place cannot be read.
-        """
+        """Looks at the place again; returns the wanted splits that are not complete there."""
         return self._look().left
 
     def begin(self, left: Sequence[str]) -> None:
@@ -68,9 +59,6 @@ class Output:
 
         Args:
           left: the splits that will be written. What --force replaces of them is removed.
-
-        Raises:
-          UsageError: another run took it since `left` looked.
         """
         decision = self._seen or self._look()
         made = dict(decision.made)
@@ -113,9 +101,6 @@ class Output:
         Args:
           draft: the splits to add or replace.
           dropped: a split to leave out of the manifest.
-
-        Raises:
-          IncompleteError: the disk is full, or a published file is gone.
         """
         wanted, there = self._wanted, self.committed()
         made, libraries = {split: self._splits[split] for split in draft.splits}, wanted.libraries

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -30,8 +29,8 @@ from imagenet_prep.dataset.settings import (
 from imagenet_prep.preparation import changes
 from imagenet_prep.preparation.draft import Draft
 from imagenet_prep.preparation.existing_set import (
+    Counts,
     check_validation_labels,
-    count_member,
     identity,
     settle_labels,
 )
@@ -70,33 +69,26 @@ class RewriteWork:
     def __call__(self, shard: ShardFile) -> engine.Result[WrittenShard]:
         """Returns what is written, and the three files of the shard."""
         md5 = hashlib.md5(usedforsecurity=False)
-        counts: Counter[int] = Counter()
-        validation: dict[int, int] = {}
-        not_rgb = 0
+        counts = Counts()
         excluded = self.excluded.get(shard.name, frozenset())
         left_out: list[Incident] = []
 
         def images() -> Iterator[tuple[Member, bytes]]:
-            nonlocal not_rgb
             for member, data in tfrecords.read(self.store, shard, self.labelling, [md5]):
                 if member.key in excluded:
                     left_out.append(Incident(*member[:5], EXCLUDED, "listed", _LISTED))
                     continue
-                count_member(member, counts, validation)
-                not_rgb += self.count_colorspaces and _is_kept_without_rgb(data)
+                counts.add(member)
+                counts.not_rgb += self.count_colorspaces and _is_kept_without_rgb(data)
                 yield member, data
 
         written, outputs = self.write(shard.name, images())
-        source = Source(shard.file, shard.num_bytes, md5.hexdigest(), counts.total())
-        content = replace(
-            written,
-            incidents=[*written.incidents, *left_out],
-            num_per_class=counts,
-            validation=validation,
-            not_rgb=not_rgb,
-            source=source,
+        images_read = counts.num_per_class.total()
+        source = Source(shard.file, shard.num_bytes, md5.hexdigest(), images_read)
+        incidents = [*written.incidents, *left_out]
+        return engine.Result(
+            replace(written, incidents=incidents, source=source, **vars(counts)), outputs
         )
-        return engine.Result(content, outputs)
 
 
 @dataclass(frozen=True)
@@ -186,11 +178,7 @@ class Job:
 
 
 def run(job: Job, store: Store) -> Json:
-    """Writes the splits that are not finished into a store and returns the summary.
-
-    Raises:
-      ImagenetPrepError: the class says with which exit code the command ends.
-    """
+    """Writes the splits that are not finished into a store and returns the summary."""
     source = job.found.store
     folders = {shard.path.rpartition("/")[0] for s in job.splits for shard in job.found.splits[s]}
     if any(same_place(store.where(), source.where(folder)) for folder in {"", *folders}):

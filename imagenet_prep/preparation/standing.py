@@ -119,12 +119,7 @@ class Decision(NamedTuple):
 
 
 def look(store: Store, wanted: Wanted) -> Standing:
-    """Asks a store what it holds.
-
-    Raises:
-      DataDamagedError: manifest or run.json is not what this program writes.
-      ImagenetPrepError: it cannot be read.
-    """
+    """Asks a store what it holds."""
     # A listing fails if there is no such bucket; a request for the manifest would not.
     names = tuple(store.list_folder())
     there = manifests.read(store) if naming.MANIFEST in names else None

@@ -38,13 +38,7 @@ from imagenet_prep.storage.store import Store
 
 
 def write(job: Job, inventory: Inventory, forecast: Forecast, output: Output) -> None:
-    """Writes the shards that are missing, then commits the whole, on this machine.
-
-    Raises:
-      StoreError: too little space; nothing was written.
-      SourceError: a proven archive is not the official one, or was touched while it was read.
-      ImagenetPrepError: as for `engine.run` and `Output.commit`.
-    """
+    """Writes the shards that are missing, then commits the whole, on this machine."""
     announce_proven(job)
     begin(job, inventory, forecast, output)
     stage = write_stage(job, inventory, output.store, output.store.local)
@@ -55,22 +49,13 @@ def write(job: Job, inventory: Inventory, forecast: Forecast, output: Output) ->
 
 
 def begin(job: Job, inventory: Inventory, forecast: Forecast, output: Output) -> None:
-    """Takes the place for this run, once there is a plan.
-
-    Raises:
-      StoreError: too little space; nothing was written.
-      UsageError: another run took the place.
-    """
+    """Takes the place for this run, once there is a plan."""
     check_space(job, inventory, forecast, output.store)
     output.begin([split.split for split in inventory.plans])
 
 
 def check_space(job: Job, inventory: Inventory, forecast: Forecast, store: Store) -> None:
-    """Makes sure that what is left to be written fits on the disk.
-
-    Raises:
-      StoreError: too little space.
-    """
+    """Makes sure that what is left to be written fits on the disk."""
     shards = {name for split in inventory.plans for name in split.shard_names}
     done = write_stage(job, inventory, store, forecast.plans).receipts(shards)
     forecast.check_shards(inventory.plans, shards - done.keys())
@@ -80,9 +65,6 @@ def write_tasks(job: Job, inventory: Inventory) -> list[HashTask | ShardTask]:
     """Returns all tasks of the stage that writes, those that take longest first.
 
     With --check header, no archive is hashed.
-
-    Raises:
-      SourceError: an archive that was hashed while it was listed is not the official one.
     """
     shards = [ShardTask(name) for split in inventory.plans for name in split.shard_names]
     if job.policy.check == CHECK_HEADER:
@@ -111,13 +93,7 @@ def announce_proven(job: Job) -> None:
 def write_stage(
     job: Job, inventory: Inventory, store: Store, plans: Store
 ) -> Stage[HashTask | ShardTask, WrittenShard | HashedArchive]:
-    """Returns the stage that writes shards and hashes archives.
-
-    Args:
-      job, inventory: what is to be written.
-      store: where it goes.
-      plans: where the plan files lie: beside the data set, or on this machine alone.
-    """
+    """Returns the stage that writes shards, from plan files in `plans`, and hashes archives."""
     selection, wanted = job.selection, job.wanted
     classes = selection.source.classes
     archives = {part.name: part.path for part in selection.parts if part.path is not None}
@@ -157,12 +133,7 @@ def commit(
     output: Output,
     made: Sequence[WrittenShard | HashedArchive],
 ) -> None:
-    """Publishes the manifest, from what the receipts of all tasks say.
-
-    Raises:
-      SourceError: a proven archive was touched while it was read.
-      ImagenetPrepError: as for `Output.commit`.
-    """
+    """Publishes the manifest, from what the receipts of all tasks say."""
     # The members of a proven archive have its md5 if it is still the file that was proven.
     for part in job.selection.parts:
         proof = job.proven_md5.get(part.name)

@@ -76,12 +76,7 @@ class _Copy:
         self._store.write(naming.MANIFEST, content)
 
     def fetch(self, shard: Shard, near: Callable[[], set[str]]) -> HeldFile:
-        """Returns a shard, open under a shared lock, once it and its index are in `root`.
-
-        Args:
-          shard: one of the data set.
-          near: returns the names of the shards that must not be removed to make room.
-        """
+        """Returns a shard, open under a shared lock, once it and its index are in `root`."""
         path = self.root / shard.name
         with storage_errors("fetch", path), only_one(self._store, shard.name):
             self._bring(together(shard), near)
@@ -125,11 +120,8 @@ class _Copy:
         return False
 
     def _make_room(self, files: Sequence[File], near: Callable[[], set[str]]) -> None:
-        """Removes what nobody reads, as far as needed, and makes temporary files of full size.
-
-        Only one thread of a node does this at a time, so that files which others are about to fetch
-        count too.
-        """
+        """Removes shards that no one reads, as needed, and makes temporary files of full size."""
+        # Only one thread of a node at a time: files that others are about to fetch count, too.
         with only_one(self._store, "room"):
             if self._limit is not None:
                 most = self._limit - sum(file.num_bytes for file in files)
@@ -206,11 +198,7 @@ class NodeCache(FetchAhead):
         super().__init__(self._copy.fetch)
 
     def follow(self, windows: Windows) -> None:
-        """As for `FetchAhead`.
-
-        Raises:
-          UsageError: two windows at once are more than the limit.
-        """
+        """As for `FetchAhead`."""
         most = windows.most_bytes()
         if self._limit is not None and most > self._limit:
             raise UsageError(
@@ -232,11 +220,7 @@ class NodeCache(FetchAhead):
 
 
 def _take_folder(store: LocalStore) -> None:
-    """Makes the folder of a dataset, so that no one else can write there.
-
-    Raises:
-      StoreError: it is another user's, or a link.
-    """
+    """Makes the folder of a dataset, so that no one else can write there."""
     with storage_errors("create", store.root):
         store.root.mkdir(parents=True, exist_ok=True)
         if store.root.is_symlink():

@@ -122,10 +122,6 @@ def write_shard(
       label_offset: added to the class index.
       fail_on_bad_image: raise instead of leaving a bad image out.
       shard_path, index_path, samples_path: temporary files to create; removed on failure.
-
-    Raises:
-      DataDamagedError: a bad image with `fail_on_bad_image`, or no good image at all.
-      IncompleteError: the disk is full.
     """
     paths = shard_path, index_path, samples_path
     with removed_on_failure(*paths), storage_errors("write", shard_path):

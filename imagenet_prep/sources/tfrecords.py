@@ -148,11 +148,7 @@ def where(shard: ShardFile, record: tfrecord.Record) -> str:
 
 
 def parse(payload: bytes) -> Entry:
-    """Returns what a record says.
-
-    Raises:
-      DataDamagedError: not a tf.train.Example, or its keys are no known writer's.
-    """
+    """Returns what a record says."""
     features = protobuf.parse(payload)
     if features.keys() == _TFDS_KEYS:
         filename = protobuf.text(features, tfds_record.NAME)
@@ -211,11 +207,7 @@ def read(
 
 
 def member(shard: ShardFile, record: tfrecord.Record, entry: Entry, labelling: Labelling) -> Member:
-    """Returns a record as a source image; its byte range is the image's in the shard.
-
-    Raises:
-      DataDamagedError: its label contradicts its class.
-    """
+    """Returns a record as a source image; its byte range is the image's in the shard."""
     index = labelling.class_index(entry.name, entry.label)
     key = keys.key_of(shard.split, labelling.classes.wnids[index], entry.filename)
     if (problem := keys.problem(key)) is not None:
@@ -242,10 +234,6 @@ def known_labelling(found: TfrecordSet, splits: Sequence[str]) -> Labelling | No
     shard of its splits agree with the official class list: a class's place in a shorter
     list differs the more, the later it stands. Reading then holds every record against it.
     Of any other set that TensorFlow Datasets has written, its list of labels says it.
-
-    Raises:
-      ManifestError: labels.txt is not what the manifest says.
-      SourceError: the list of TFDS has a name twice.
     """
     if found.manifest is not None:
         return Labelling(listed_classes(found.store, found.manifest), found.manifest.label_offset)
@@ -277,13 +265,7 @@ def _listed_labels(found: TfrecordSet, uses: Sequence[LabelUse]) -> Labelling | 
 
 
 def label_uses(store: Store, shard: ShardFile, damage: Problems) -> list[LabelUse]:
-    """Returns each pair of class and label in a shard, how often, and where first.
-
-    Args:
-      store: where the shard lies.
-      shard: to read, up to where it is given up.
-      damage: is given what is wrong with records.
-    """
+    """Returns each pair of class and label in a shard, how often, and where first."""
     counts: dict[tuple[str, int], LabelUse] = {}
     with contextlib.suppress(GivenUpError):
         for record, entry in entries(store, shard, damage.add):
@@ -296,11 +278,7 @@ def label_uses(store: Store, shard: ShardFile, damage: Problems) -> list[LabelUs
 
 
 def listed_classes(store: Store, there: manifest.Manifest) -> ClassList:
-    """Returns the class list of a data set of ours.
-
-    Raises:
-      ManifestError: labels.txt is not what the manifest says.
-    """
+    """Returns the class list of a data set of ours."""
     rows = class_list.parse(small_file(store, there, naming.LABELS), store.where(naming.LABELS))
     return ClassList(tuple(wnid for wnid, _ in rows), tuple(words for _, words in rows))
 

@@ -83,11 +83,7 @@ def fetch(
 
 
 def whole(remote: Remote, name: str, budget: RetryBudget) -> bytes:
-    """Returns a small remote file.
-
-    Raises:
-      DataDamagedError: it has more than `MOST_BYTES`.
-    """
+    """Returns a small remote file."""
     stat = with_retries(lambda: remote.stat(name), budget)
     if stat.size > MOST_BYTES:
         raise DataDamagedError(
@@ -128,9 +124,6 @@ def bring(
     Args:
       remote, budget: where it is, and the failed attempts allowed.
       file, store, temporary, remedy, reserved: as for `incoming`.
-
-    Raises:
-      DataDamagedError: it is another file; nothing stays of it.
     """
     where = remote.where(file.name)
     with incoming(store, file, temporary, where, remedy, reserved=reserved) as arriving:
@@ -182,11 +175,7 @@ class Hasher:
         self._ranges.put((start, start + num_bytes))
 
     def hexdigest(self) -> str:
-        """Returns the md5 once every range was noted.
-
-        Raises:
-          StoreError: the file cannot be read.
-        """
+        """Returns the md5 once every range was noted."""
         with storage_errors("read", self.path):
             return self._md5.result()
 

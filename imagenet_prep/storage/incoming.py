@@ -92,11 +92,7 @@ class Incoming:
     status: os.stat_result
 
     def __init__(self, path: Path, file: FileIO, syncer: ThreadPoolExecutor, start: int) -> None:
-        """Takes the first `start` bytes of a file as if they had just come.
-
-        Raises:
-          StoreError: the disk fails.
-        """
+        """Takes the first `start` bytes of a file as if they had just come."""
         self._path = path
         self._file = file
         self._hash = hashlib.sha256()
@@ -115,12 +111,7 @@ class Incoming:
         return self._hash.hexdigest()
 
     def append(self, part: bytes | memoryview) -> None:
-        """Writes bytes at its end.
-
-        Raises:
-          IncompleteError: the disk is full.
-          StoreError: the disk fails.
-        """
+        """Writes bytes at its end."""
         with storage_errors("write", self._path), memoryview(part) as view:
             written = 0
             while written < len(view):
@@ -137,11 +128,7 @@ class Incoming:
                 self._unsynced_bytes = 0
 
     def sync(self) -> None:
-        """Leaves on the disk what has arrived; nothing can be appended any more.
-
-        Raises:
-          IncompleteError, StoreError: as for `append`, now or at an earlier call.
-        """
+        """Leaves on the disk what has arrived; nothing can be appended any more."""
         with storage_errors("write", self._path):
             if self._syncing is not None:
                 # The system tells an error once: the last sync in the background may have met it.

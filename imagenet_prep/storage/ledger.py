@@ -77,9 +77,6 @@ class Journal:
 
         A line that is incomplete, too long or not JSON is skipped. If a different file has
         replaced this one, it is read from its beginning.
-
-        Raises:
-          StoreError: the file cannot be read, or is a link.
         """
         with storage_errors("read", self._store.path(self._name)):
             try:
@@ -112,12 +109,7 @@ class Journal:
                     is_rest = not is_end
 
     def add(self, *entries: Any) -> None:
-        """Appends a line per entry.
-
-        Raises:
-          StoreError: the file is a link.
-          OSError: the file cannot be written.
-        """
+        """Appends a line per entry; raises StoreError or OSError if it cannot."""
         self._store.make_folder(self._name.rpartition("/")[0])
         descriptor = self._store.open(self._name, os.O_CREAT | os.O_RDWR | os.O_APPEND)
         with os.fdopen(descriptor, "ab") as file:
@@ -205,15 +197,10 @@ class Ledger:
         return found
 
     def add(self, files: Mapping[str, os.stat_result], **found: Any) -> None:
-        """Notes that files are verified.
+        """Notes that files are verified, with the result, the same for all of them.
 
-        If the notes cannot be written, as in a folder that is read-only, only this object knows
-        them.
-
-        Args:
-          files: the status of each file by name, from before the file was read: whatever is
-            written afterwards is not verified.
-          **found: the result, as JSON, the same for all of them.
+        The status of each, by name, is from before it was read: whatever is written afterwards is
+        not verified. In a folder that is read-only, only this object knows the notes.
         """
         new = {
             name: {"name": name, **Identity.of(status)._asdict(), **found}
@@ -221,6 +208,7 @@ class Ledger:
         }
         with self._lock, contextlib.suppress(OSError, ImagenetPrepError):
             self.reload()
+            new = {name: note for name, note in new.items() if self._notes.get(name) != note}
             self._notes |= new
             if self._journal.num_lines + len(new) > 2 * len(self._notes) + _SPARE_LINES:
                 self._journal.rewrite(self._notes.values())

@@ -126,7 +126,7 @@ def decode(payload: bytes | memoryview, lacks: Mapping[str, str] = NOTHING) -> I
 
     Args:
       payload: of one record.
-      lacks: what the manifest says that records of this set do not hold, by key:
+      lacks: as in the manifest, the kind of each key that records of this dataset do not hold:
         an "absent" one reads as empty or 0, and no constant is held against the schema.
 
     Raises:

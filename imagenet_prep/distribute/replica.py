@@ -120,7 +120,7 @@ class Replica(Target):
         return None
 
     def check_space(self, lacking: list[File]) -> None:
-        """Refuses what does not fit."""
+        """Refuses files that do not fit on the disk."""
         # A damaged file stays until its successor is proven.
         needed = sum(file.num_bytes for file in lacking) + _SPARE_BYTES
         free = self.store.free_bytes()
@@ -172,7 +172,7 @@ class Replica(Target):
         self._ledger.add({file.name: arriving.status}, sha256=file.sha256)
 
     def put(self, file: File, chunks: Callable[[], Iterable[bytes]]) -> None:
-        """Leaves a file, proven, synced and named; raises as `incoming`."""
+        """Brings a file, verified, synced and named; raises as `incoming`."""
         with self.incoming(file) as arriving:
             for chunk in chunks():
                 arriving.append(chunk)

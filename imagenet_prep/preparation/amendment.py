@@ -127,7 +127,7 @@ class Job:
         )
 
     def transform_of(self, split: str) -> Callable[[bytes], PreparedImage]:
-        """Returns what makes a new image as the others of a split were made."""
+        """Returns the transform that makes new images like the others of a split."""
         try:
             made = settings.parse(self.base)
             of_split = records.parse(_Made, made.splits.get(split, {}), others=True)
@@ -192,7 +192,7 @@ def refuse(store: Store, there: Manifest, out: Store) -> None:
 
 
 def run(job: Job, store: Store) -> Json:
-    """Makes the other set, or what is left of it, and returns the summary."""
+    """Makes the amended dataset, or the rest of it, and returns the summary."""
     if job.request.add:
         source = job.request.add.source
         refuse_source_as_output(store.where(), str(source.root), source)

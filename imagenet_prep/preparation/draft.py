@@ -21,12 +21,12 @@ from imagenet_prep.sources.shard_files import split_of
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """The splits that a run adds to a dataset, or replaces, and what is known of their images.
+    """The splits that a run adds to a dataset, or replaces, and the facts about their images.
 
     Attributes:
       splits: complete ones; `Manifest` describes them.
       classes: of the dataset.
-      incidents: images of these splits that were left out or changed.
+      incidents: images of these splits that were quarantined, excluded or repaired.
       sources, lacks, answers: as in `Manifest`.
       plan_digest: None for the digest of the sources.
       edition: of ImageNet, "" for none that has a name; None to work it out from the sources.

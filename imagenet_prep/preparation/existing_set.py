@@ -76,7 +76,7 @@ class Counts:
 
 @dataclass
 class _Found(Counts):
-    """The same with what the check counts; see `CheckedShard`."""
+    """The same, and the facts that only the check counts; see `CheckedShard`."""
 
     examples: int = 0
     max_height: int = 0

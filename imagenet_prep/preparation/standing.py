@@ -119,7 +119,7 @@ class Decision(NamedTuple):
 
 
 def look(store: Store, wanted: Wanted) -> Standing:
-    """Asks a store what it holds."""
+    """Returns the content of a store."""
     # A listing fails if there is no such bucket; a request for the manifest would not.
     names = tuple(store.list_folder())
     there = manifests.read(store) if naming.MANIFEST in names else None

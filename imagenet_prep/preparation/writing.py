@@ -38,7 +38,7 @@ from imagenet_prep.storage.store import Store
 
 
 def write(job: Job, inventory: Inventory, forecast: Forecast, output: Output) -> None:
-    """Writes the shards that are missing, then commits the whole, on this machine."""
+    """Writes the shards that are missing, then commits the dataset, on this machine."""
     announce_proven(job)
     begin(job, inventory, forecast, output)
     stage = write_stage(job, inventory, output.store, output.store.local)
@@ -55,7 +55,7 @@ def begin(job: Job, inventory: Inventory, forecast: Forecast, output: Output) ->
 
 
 def check_space(job: Job, inventory: Inventory, forecast: Forecast, store: Store) -> None:
-    """Makes sure that what is left to be written fits on the disk."""
+    """Refuses a run whose missing shards do not fit on the disk."""
     shards = {name for split in inventory.plans for name in split.shard_names}
     done = write_stage(job, inventory, store, forecast.plans).receipts(shards)
     forecast.check_shards(inventory.plans, shards - done.keys())
@@ -133,7 +133,7 @@ def commit(
     output: Output,
     made: Sequence[WrittenShard | HashedArchive],
 ) -> None:
-    """Publishes the manifest, from what the receipts of all tasks say."""
+    """Publishes the manifest, from the receipts of all tasks."""
     # The members of a proven archive have its md5 if it is still the file that was proven.
     for part in job.selection.parts:
         proof = job.proven_md5.get(part.name)

@@ -148,7 +148,7 @@ def where(shard: ShardFile, record: tfrecord.Record) -> str:
 
 
 def parse(payload: bytes) -> Entry:
-    """Returns what a record says."""
+    """Returns the content of a record."""
     features = protobuf.parse(payload)
     if features.keys() == _TFDS_KEYS:
         filename = protobuf.text(features, tfds_record.NAME)

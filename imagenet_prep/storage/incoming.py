@@ -128,7 +128,7 @@ class Incoming:
                 self._unsynced_bytes = 0
 
     def sync(self) -> None:
-        """Leaves on the disk what has arrived; nothing can be appended any more."""
+        """Syncs the bytes that have arrived; nothing can be appended any more."""
         with storage_errors("write", self._path):
             if self._syncing is not None:
                 # The system tells an error once: the last sync in the background may have met it.

@@ -32,7 +32,7 @@ _MAX_LINE_BYTES = 1 << 16
 _USUAL_LINE_BYTES = 1 << 10
 # A ledger is rewritten if it has more than twice as many lines as files, and these.
 _SPARE_LINES = 64
-# The number of archives in one folder, and what `download` puts together in it.
+# The most archives in one folder, with those that `download` has not finished.
 MOST_ARCHIVES = 1000
 _MD5 = re.compile(r"[0-9a-f]{32}")
 

@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 
 from benchmarks import measure
 from imagenet_prep import engine
+from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.engine import Lease, Stage, cluster
 from imagenet_prep.preparation.job import Job
 from imagenet_prep.preparation.selection import Selection
-from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.source import IndexTask, Part, Stored
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit import runners

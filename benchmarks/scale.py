@@ -19,8 +19,8 @@ from PIL import Image
 
 from benchmarks import measure
 from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.editions import FALL11
 from imagenet_prep.sources import ilsvrc, labels
-from imagenet_prep.sources.editions import FALL11
 from imagenet_prep.testing.miniature import Synset, make_devkit
 
 NUM_TRAIN = schema.OFFICIAL_NUM_EXAMPLES[schema.TRAIN]

@@ -53,7 +53,8 @@ class Config(WorkerFlags):
     """Settings of one run; see the help of each flag."""
 
     folder: str = data_set(
-        help="folder or s3://bucket/prefix with TFRecord shards, flat or in train/ and validation/"
+        place=Place.FOLDER_OR_BUCKET,
+        help="folder or s3://bucket/prefix with TFRecord shards, flat or in train/ and validation/",
     )
     out: str | None = flag(
         None,
@@ -95,8 +96,9 @@ def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
     from imagenet_prep.preparation import adoption, rewrite
     from imagenet_prep.preparation.existing_set import check_existing_set
     from imagenet_prep.sources import shard_files
-    from imagenet_prep.storage import manifests, scratch
+    from imagenet_prep.storage import scratch
     from imagenet_prep.storage.folder import LocalStore
+    from imagenet_prep.storage.opened import Dataset
     from imagenet_prep.storage.store import open_store, same_place
 
     source = open_store(config.folder)
@@ -134,7 +136,7 @@ def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
             quiet=config.json,
         )
         rewrite.run(job, store)
-    made = None if refusal else manifests.load(store)
+    made = None if refusal else Dataset.at(store).manifest
     return _summary(config, found, seen, made), refusal
 
 
@@ -144,10 +146,10 @@ def _completed(config: Config, store: Store) -> Json:
     from imagenet_prep.preparation import adoption
     from imagenet_prep.preparation.existing_set import check_existing_set
     from imagenet_prep.sources import shard_files
-    from imagenet_prep.storage import manifests
+    from imagenet_prep.storage.opened import Dataset, open_dataset
 
     store.local.settle()
-    there = manifests.load(store)
+    there = open_dataset(store).manifest
     added = not there.has_samples
     if added:
         with store.lock():
@@ -167,7 +169,7 @@ def _completed(config: Config, store: Store) -> Json:
             adoption.add_tables(store, seen)
     return {
         "folder": store.where(),
-        "already": manifests.load(store).digest,
+        "already": Dataset.at(store).manifest.digest,
         "tables": "added" if added else "there",
     }
 

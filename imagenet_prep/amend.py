@@ -28,7 +28,8 @@ class Config(WorkerFlags):
     """Settings of one run; see the help of each flag."""
 
     dataset: str = data_set(
-        help="the set that is changed: a folder, or s3://bucket/prefix; it stays as it is"
+        place=Place.FOLDER_OR_BUCKET,
+        help="the set that is changed: a folder, or s3://bucket/prefix; it stays as it is",
     )
     out: str = flag(
         place=Place.FOLDER_OR_BUCKET,
@@ -75,21 +76,19 @@ def amend(config: Config) -> Json:
     from imagenet_prep.dataset import keys
     from imagenet_prep.engine import Workers
     from imagenet_prep.preparation import amendment, changes
-    from imagenet_prep.sources.tfrecords import listed_classes
-    from imagenet_prep.storage import manifests
+    from imagenet_prep.storage.opened import open_dataset
     from imagenet_prep.storage.store import open_store
 
-    store, out = open_store(config.dataset), open_store(config.out)
-    there = manifests.load(store)
-    amendment.refuse(store, there, out)
-    classes = listed_classes(store, there)
+    dataset, out = open_dataset(config.dataset), open_store(config.out)
+    amendment.refuse(dataset, out)
+    classes, splits = dataset.classes, dataset.manifest.splits
     request = changes.Request(
         keys.read_list(config.exclude) if config.exclude else None,
         changes.read_relabels(config.relabel, classes) if config.relabel else None,
-        changes.read_additions(config.add, classes, there.splits) if config.add else None,
+        changes.read_additions(config.add, classes, splits) if config.add else None,
     )
     workers = Workers(config.workers, config.worker_kind)
-    job = amendment.Job(store, there, classes, request, workers, quiet=config.json)
+    job = amendment.Job(dataset, request, workers, quiet=config.json)
     return amendment.preview(job, out) if config.dry_run else amendment.run(job, out)
 
 

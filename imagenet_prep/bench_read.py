@@ -8,12 +8,11 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from imagenet_prep.core import program
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.flags import Place, Settings, flag, parse
+from imagenet_prep.core.flags import Settings, flag, parse
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import schema
@@ -35,7 +34,7 @@ _WARM_UP_STEPS = 5
 class Config(Settings):
     """Settings of one measurement; see the help of each flag."""
 
-    dataset: str = data_set(place=Place.ANYWHERE, help="folder of the data set")
+    dataset: str = data_set()
     split: str = flag("train", choices=schema.SPLITS, help="the split that is read")
     backend: str = flag(
         "auto",
@@ -105,14 +104,9 @@ def measure(config: Config) -> Json:
 
 def _world(dataset: str) -> World:
     """Returns this host alone; of a partitioned set, as one of those that read it."""
-    from imagenet_prep.dataset import placement
-    from imagenet_prep.storage.folder import LocalStore
-    from imagenet_prep.storage.manifests import load
+    from imagenet_prep.storage.opened import open_dataset
 
-    if "://" in dataset:
-        return World()
-    store = LocalStore(Path(dataset).expanduser())
-    part = placement.load(store.root, load(store))
+    part = open_dataset(dataset, parts=True).placement
     return World(part.node, part.nodes, 0, 1)
 
 

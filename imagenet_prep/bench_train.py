@@ -224,14 +224,13 @@ def bench(config: Config) -> list[Row]:
       UsageError: flags of train, the hosts file, no data set.
       ImagenetPrepError: a run failed; its own message stands above.
     """
-    from imagenet_prep.storage.manifests import load
-    from imagenet_prep.storage.store import open_store
+    from imagenet_prep.storage.opened import open_dataset
 
     asked = train.parse(config.command[1:])
     examples = None
     if asked.data_dir is not None:
         asked = with_absolute(asked, "data_dir")
-        splits = load(open_store(str(asked.data_dir))).splits
+        splits = open_dataset(str(asked.data_dir), parts=True).manifest.splits
         if schema.TRAIN not in splits:
             raise errors.UsageError(f"{asked.data_dir}: there is no split {schema.TRAIN}")
         examples = splits[schema.TRAIN].examples

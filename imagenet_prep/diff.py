@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from imagenet_prep.core import program, regular_file, terminal
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.core.flags import Place, Settings, flag, parse
 from imagenet_prep.dataset.flag import without_manifest
 
 if TYPE_CHECKING:
     from imagenet_prep.dataset.difference import Difference
-    from imagenet_prep.shards.difference import Side
+    from imagenet_prep.storage.opened import Dataset
 
 EXAMPLES = """\
   imagenet-prep diff /data/imagenet-480 /data/imagenet-256
@@ -68,6 +68,10 @@ class Config(Settings):
         help="write all differences to this CSV file, one line a key",
         metavar="CSV",
     )
+    prove: bool = flag(
+        False,
+        help="read all tables of both sets, and compute the roots that their manifests only claim",
+    )
     exit_code: bool = flag(False, help="end with 1 if anything differs, and with 0 otherwise")
     json: bool = flag(False, help="print the counts as JSON")
 
@@ -81,10 +85,15 @@ def diff(config: Config) -> Json:
       IncompleteError: a data set is not finished, the disk is full, or a server is silent.
       StoreError: a file cannot be read or written, or a server refuses.
     """
-    from imagenet_prep.shards.difference import differences, splits_that_differ
+    from imagenet_prep.shards.difference import common_tables, differences, splits_that_differ
+    from imagenet_prep.shards.samples_root import wrong_roots
+    from imagenet_prep.storage.opened import open_dataset
 
-    a, b = opened(config.a), opened(config.b)
+    a, b = open_dataset(config.a), open_dataset(config.b)
     splits = splits_that_differ(a, b)
+    for side in (a, b) if config.prove else ():
+        if wrong := wrong_roots(side):
+            raise DataDamagedError(f"{side.where}: {'; '.join(wrong)}. Run imagenet-prep verify.")
     counts: dict[str, Counter[str]] = {
         split: Counter() for split in {**a.manifest.splits, **b.manifest.splits}
     }
@@ -99,17 +108,21 @@ def diff(config: Config) -> Json:
                 if len(keys := first[difference.split][kind]) < _FIRST_KEYS:
                     keys.append(difference.key)
             write(difference)
-    same_classes = a.manifest.classes.digest == b.manifest.classes.digest
+    trusted = () if config.prove else splits
+    same_classes = a.classes.wnids == b.classes.wnids
     total = sum(counts.values(), Counter())
     return {
         "a": _facts(a),
         "b": _facts(b),
         "equal": same_classes and not total,
         "same_classes": same_classes,
+        "proven": config.prove,
         **{kind: total[kind] for kind in _WORDS},
         "splits": {
             split: {
                 "equal": not of_split,
+                # Both manifests say that these are equal, so their samples were not compared.
+                "trusted_tables": len(common_tables(a, b, split)) if split in trusted else 0,
                 **{kind: of_split[kind] for kind in _WORDS},
                 "first_keys": first[split],
             }
@@ -118,27 +131,11 @@ def diff(config: Config) -> Json:
     }
 
 
-def opened(dataset: str) -> Side:
-    """Returns a data set that is to be compared; raises as `diff`."""
-    from imagenet_prep.dataset import placement
-    from imagenet_prep.shards.difference import Side
-    from imagenet_prep.storage import manifests
-    from imagenet_prep.storage.store import open_readable
-
-    place = open_readable(dataset)
-    manifest = manifests.load(place)
-    if (folder := place.as_folder) is not None:
-        part = placement.load(folder.root, manifest)
-        if part.nodes > 1:
-            raise UsageError(f"{place.where()} is {part}: compare whole sets.")
-    return Side(place, manifest)
-
-
-def _facts(side: Side) -> Json:
+def _facts(dataset: Dataset) -> Json:
     return {
-        "dataset": side.place.where(),
-        "digest": side.manifest.digest,
-        "examples": sum(split.examples for split in side.manifest.splits.values()),
+        "dataset": dataset.where,
+        "digest": dataset.manifest.digest,
+        "examples": sum(split.examples for split in dataset.manifest.splits.values()),
     }
 
 
@@ -182,13 +179,20 @@ def _text(found: Json) -> Iterator[str]:
         yield "their class lists differ, so labels are compared by the ids of the classes"
     for split, of_split in found["splits"].items():
         if of_split["equal"]:
-            yield f"{split}: equal: the same images, with the same labels and bytes"
+            proven = ": the same images, with the same labels and bytes"
+            claimed = " by the roots that both manifests claim; --prove computes them"
+            yield f"{split}: equal{proven if found['proven'] else claimed}"
             continue
         yield f"{split}:"
         for kind, keys in of_split["first_keys"].items():
             if count := of_split[kind]:
                 shown = [*map(terminal.printable, keys[:_SHOWN_KEYS]), "..."]
                 yield f"  {_WORDS[kind]:<11} {count:>12,}  {', '.join(shown[:count])}"
+        if tables := of_split["trusted_tables"]:
+            yield (
+                f"  equal by both manifests: {terminal.counted(tables, 'table')} of samples, not "
+                "compared; --prove reads them"
+            )
 
 
 def run(argv: Sequence[str]) -> int:

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from imagenet_prep.core import program, terminal
+from imagenet_prep.core.address import is_remote
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import BusyError, DataDamagedError, ImagenetPrepError, UsageError
 from imagenet_prep.core.flags import Place, WorkerFlags, flag, parse
-from imagenet_prep.dataset import naming, schema
+from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.flag import data_set
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Config(WorkerFlags):
     )
     against: str | None = flag(
         None,
-        place=Place.FOLDER_OR_BUCKET,
+        place=Place.ANYWHERE,
         help="find only what the set has of another one, or of a split of it: OTHER:validation",
         metavar="OTHER[:SPLIT]",
     )
@@ -211,18 +212,17 @@ def _against(config: Config, out: Store) -> list[_Side]:
 
 def _set(place: str, split: str | None, wanted: Sequence[str], out: Store, *, other: bool) -> _Side:
     """Returns a set as a side."""
-    from imagenet_prep.dataset import class_list
     from imagenet_prep.preparation import pictures
-    from imagenet_prep.storage import manifests
+    from imagenet_prep.storage.opened import open_dataset
     from imagenet_prep.storage.store import open_store
 
-    store = open_store(place)
-    manifest = manifests.load(store)
-    splits = [each for each in manifest.splits if each in wanted] if split is None else [split]
-    pieces = pictures.of_set(store, manifest, splits, other=other)
-    labels = store.read(naming.LABELS)
-    wnids = [wnid for wnid, _ in class_list.parse(labels, store.where(naming.LABELS))]
-    return _Side(store.where(), pieces, store if _takes_notes(store) else out, wnids)
+    dataset = open_dataset(place)
+    there = dataset.manifest.splits
+    splits = [each for each in there if each in wanted] if split is None else [split]
+    pieces = pictures.of_set(dataset, splits, other=other)
+    kept = None if is_remote(place) and not place.startswith("s3://") else open_store(place)
+    kept = kept if kept and _takes_notes(kept) else out
+    return _Side(dataset.where, pieces, kept, list(dataset.classes.wnids))
 
 
 def _takes_notes(store: Store) -> bool:

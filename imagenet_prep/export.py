@@ -14,12 +14,12 @@ from imagenet_prep.core.address import is_remote
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.flags import Place, WorkerFlags, flag, parse
 from imagenet_prep.core.terminal import counted, human_bytes
-from imagenet_prep.dataset import naming, schema
+from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.flag import data_set
 
 if TYPE_CHECKING:
-    from imagenet_prep.exporting.examples import Source
     from imagenet_prep.exporting.format import Format
+    from imagenet_prep.storage.opened import Dataset
 
 EXAMPLES = """\
   imagenet-prep export /data/imagenet-480 --to folder --out /data/folders
@@ -38,8 +38,8 @@ class Config(WorkerFlags):
     """Settings of one export; see the help of each flag."""
 
     dataset: str = data_set(
-        place=Place.FOLDER,
-        help="folder of the data set; with --to torch that of a run, its --log-dir",
+        help="the dataset: a folder, s3:// or http(s)://; with --to torch the folder of a run, its "
+        "--log-dir",
     )
     out: str = flag(
         place=Place.FOLDER_OR_BUCKET,
@@ -90,6 +90,8 @@ class Config(WorkerFlags):
     def __post_init__(self) -> None:
         """Refuses places that cannot hold what is asked for."""
         super().__post_init__()
+        if is_remote(self.dataset) and self.to == TORCH:
+            raise ValueError(f"{self.dataset}: --to torch reads the folder of a run")
         if is_remote(self.out) and self.to == TORCH:
             raise ValueError(f"--out {self.out}: --to torch writes a file of this machine")
         if is_remote(self.out) and self.allow_empty_class:
@@ -107,14 +109,13 @@ def export(config: Config) -> Json:
     from imagenet_prep.exporting.examples import Source
     from imagenet_prep.read.choice import Choice
     from imagenet_prep.read.config import Wanted
-    from imagenet_prep.storage import manifests
     from imagenet_prep.storage.store import open_store
 
-    source = Source(Path(config.dataset).expanduser())
-    there = manifests.load(open_store(config.dataset)).splits
+    source = Source(config.dataset)
+    there = source.dataset.manifest.splits
     splits = [split for split in schema.SPLITS if split in (config.split or there)]
     with contextlib.closing(source):
-        format, place, called = _format(config, source, splits)
+        format, place, called = _format(config, source.dataset)
         wanted = Wanted(
             classes=config.classes or None,
             remap=False,
@@ -129,7 +130,7 @@ def export(config: Config) -> Json:
             job.Job(
                 source=source,
                 splits=splits,
-                choice=Choice(wanted, source.split(splits[0]).wnids),
+                choice=Choice(wanted, source.dataset.classes.wnids),
                 to=config.to,
                 format=format,
                 store=open_store(place),
@@ -141,18 +142,18 @@ def export(config: Config) -> Json:
     return {"out": config.out, "place": place, **done}
 
 
-def _format(config: Config, source: Source, splits: Sequence[str]) -> tuple[Format, str, str]:
+def _format(config: Config, dataset: Dataset) -> tuple[Format, str, str]:
     """Returns the format, the folder of the export, and what its files' names begin with there."""
-    wnids = source.split(splits[0]).wnids
+    wnids = dataset.classes.wnids
     if config.to == FOLDER:
         from imagenet_prep.exporting.folder import Folder
 
-        labels = source.small_file(splits[0], naming.LABELS).decode()
+        labels = dataset.classes.render().decode()
         return Folder(wnids, labels, config.allow_empty_class), config.out, ""
     if config.to == TFDS:
         from imagenet_prep.exporting.tfds import Tfds
 
-        builder = Tfds.of(source, splits[0])
+        builder = Tfds.of(dataset)
         return builder, f"{config.out.rstrip('/')}/{builder.name}/{builder.version}", ""
     if config.to == WEBDATASET:
         from imagenet_prep.exporting.webdataset import WebDataset

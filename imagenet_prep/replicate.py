@@ -23,7 +23,6 @@ from imagenet_prep.core.errors import (
 )
 from imagenet_prep.core.flags import parse
 from imagenet_prep.core.terminal import counted, human_bytes
-from imagenet_prep.dataset import manifest, naming, placement
 from imagenet_prep.dataset.manifest import File, Manifest, Problem
 from imagenet_prep.dataset.placement import Placement
 from imagenet_prep.distribute.config import Config
@@ -59,6 +58,8 @@ def replicate(config: Config) -> Json:
       BusyError: another run writes there.
     """
     from imagenet_prep.distribute.source import Original
+    from imagenet_prep.storage.opened import Dataset
+    from imagenet_prep.storage.store import open_readable
 
     start = time.monotonic()
     source = Original(
@@ -68,13 +69,9 @@ def replicate(config: Config) -> Json:
         retries=config.retries,
         bytes_per_s=config.bandwidth_limit * _MB,
     )
-    there = manifest.loads(source.data, f"{config.dataset}/{naming.MANIFEST}")
-    if "://" not in config.dataset:
-        part = placement.load(Path(config.dataset).expanduser(), there)
-        if part.nodes > 1:
-            raise UsageError(
-                f"{config.dataset} is {part}. Replicate from where the whole data set is."
-            )
+    dataset = Dataset(open_readable(config.dataset), source.data)
+    dataset.demand_complete()
+    there, _ = dataset.manifest, dataset.classes
     replicas = _to_hosts(config, source, there) if config.to_hosts else [_to_one(config, source)]
     if not config.check and not config.dry_run:
         whole = [replica["where"] for replica in replicas if "error" not in replica]

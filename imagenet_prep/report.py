@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from imagenet_prep.reporting.disagreements import Disagreements
     from imagenet_prep.reporting.facts import Facts
     from imagenet_prep.reporting.mistakes import Mistakes
-    from imagenet_prep.storage.store import Store
+    from imagenet_prep.storage.store import Readable
 
     _Images = Callable[[Sequence[str]], Iterator[ImageExample | None]]
 
@@ -48,7 +48,7 @@ class Config(Settings):
     dataset: str = data_set()
     other: str | None = flag(
         None,
-        place=Place.FOLDER_OR_BUCKET,
+        place=Place.ANYWHERE,
         help="the other data set, with --compare",
         positional=True,
         metavar="OTHER",
@@ -114,14 +114,14 @@ def report(config: Config) -> Path:
       StoreError: the page cannot be written, or a server refuses.
     """
     from imagenet_prep.storage.os_errors import storage_errors
-    from imagenet_prep.storage.store import open_store
+    from imagenet_prep.storage.store import open_readable
 
     require_packages()
     # Pages name the whole path.
-    store = open_store(absolute(config.dataset))
+    store = open_readable(absolute(config.dataset))
     folder, default = store.as_folder, naming.REPORT
     if config.other is not None:
-        content = _comparison(config, store, open_store(absolute(config.other)))
+        content = _comparison(config, store, open_readable(absolute(config.other)))
         folder, default = None, _COMPARISON
     else:
         content = _page(config, store)
@@ -167,7 +167,7 @@ def _refuse_folder_of_others(config: Config) -> None:
         )
 
 
-def _page(config: Config, store: Store) -> str:
+def _page(config: Config, store: Readable) -> str:
     from imagenet_prep.reporting import page, sample, training
 
     made_at = datetime.now(UTC)
@@ -179,7 +179,7 @@ def _page(config: Config, store: Store) -> str:
         return page.broken(store.where(), str(error), made_at)
     tiles = sample.draw(facts, config.seed)
     incidents = sample.incidents(facts)
-    look = _look(config, facts)
+    look = _look(facts)
     mistakes = _mistakes(config, facts, *look) if config.predictions is not None else None
     disagreements = _disagreements(config, facts, *look) if config.labels else None
     if facts.problems:
@@ -198,11 +198,10 @@ def _page(config: Config, store: Store) -> str:
     )
 
 
-def _look(config: Config, facts: Facts) -> tuple[Callable[[int], str], _Images]:
+def _look(facts: Facts) -> tuple[Callable[[int], str], _Images]:
     """Returns what names class indices, and what finds images, split by split."""
     from imagenet_prep.read.catalogue import Catalogue, Entry
 
-    place = absolute(config.dataset)
     # Evaluations are of validation or holdout; of train, whose names take longest, at last.
     order = [split for split in reversed(schema.SPLITS) if split in facts.manifest.splits]
 
@@ -210,7 +209,7 @@ def _look(config: Config, facts: Facts) -> tuple[Callable[[int], str], _Images]:
         found: dict[str, tuple[Catalogue, Entry]] = {}
         for split in order:
             if left := {*keys} - found.keys():
-                catalogue = Catalogue(place, (split,))
+                catalogue = Catalogue(facts.dataset, (split,))
                 found |= {key: (catalogue, of[0]) for key, of in catalogue.find(left).items()}
         for key in keys:
             try:
@@ -264,15 +263,15 @@ def _disagreements(
     return disagreements.find(there.keys, said, sheet.lists, words, images_of)
 
 
-def _comparison(config: Config, store: Store, other: Store) -> str:
+def _comparison(config: Config, store: Readable, other: Readable) -> str:
     from imagenet_prep.reporting import page
     from imagenet_prep.reporting.compare import compare
-    from imagenet_prep.shards.difference import Side, differences, splits_that_differ
+    from imagenet_prep.shards.difference import differences, splits_that_differ
 
     assert config.other is not None
     facts = _facts(config, config.dataset, store)
     facts_of_other = _facts(config, config.other, other)
-    sides = Side(store, facts.manifest), Side(other, facts_of_other.manifest)
+    sides = facts.dataset, facts_of_other.dataset
     splits = splits_that_differ(*sides)
     found = compare(
         facts, facts_of_other, differences(*sides, splits) if splits else (), config.seed
@@ -280,17 +279,18 @@ def _comparison(config: Config, store: Store, other: Store) -> str:
     return page.comparison(found, seed=config.seed, made_at=datetime.now(UTC))
 
 
-def _facts(config: Config, dataset: str, store: Store) -> Facts:
+def _facts(config: Config, dataset: str, store: Readable) -> Facts:
     from imagenet_prep import verify
     from imagenet_prep.reporting import facts
-    from imagenet_prep.storage import manifests
+    from imagenet_prep.storage.opened import open_dataset
     from imagenet_prep.storage.store import open_store
 
     checked = verify.verify(
         verify.Config(dataset=dataset, level=config.level, workers=config.workers)
     )
     source = open_store(config.source) if config.source else None
-    return facts.gather(store, manifests.load(store), checked["problems"], source)
+    opened = open_dataset(store, parts=True, check=False)
+    return facts.gather(opened, checked["problems"], source)
 
 
 def run(argv: Sequence[str]) -> int:

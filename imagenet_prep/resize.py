@@ -43,6 +43,7 @@ class Config(RunFlags):
     """Settings of one run; see the help of each flag."""
 
     input_dir: str = data_set(
+        place=Place.FOLDER_OR_BUCKET,
         help="folder or s3://bucket/prefix with TFRecord shards, flat or in train/ and validation/",
         names=("-i", "--input-dir"),
     )

@@ -27,9 +27,7 @@ class Config(Settings):
         positional=True,
         metavar="PREDICTIONS.csv",
     )
-    dataset: str = data_set(
-        place=Place.ANYWHERE, help="the data set: a folder, s3:// or http(s)://"
-    )
+    dataset: str = data_set()
     labels: tuple[str, ...] = flag(
         (),
         place=Place.FILE,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from imagenet_prep.core import program, regular_file, terminal
+from imagenet_prep.core.address import is_remote
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError, UsageError, some
 from imagenet_prep.core.flags import Place, Settings, flag, parse
@@ -38,7 +39,7 @@ class Config(Settings):
 
     dataset: str = data_set(
         place=Place.FILE_OR_OBJECT,
-        help="a data set, or one TFRecord file; a path, or s3://bucket/prefix",
+        help="a dataset, or one TFRecord file; a path, s3:// or http(s)://",
     )
     limit: int | None = flag(None, least=0, help="show only the first N records or images")
     image: int | None = flag(
@@ -128,11 +129,11 @@ def records(shard: str) -> Iterator[Json]:
 
 
 def _opened(shard: str) -> contextlib.AbstractContextManager[BinaryIO]:
-    if shard.startswith("s3://"):
-        from imagenet_prep.storage.bucket import BucketStore
+    if is_remote(shard):
+        from imagenet_prep.storage.store import open_readable
 
         base, _, name = shard.rpartition("/")
-        return BucketStore(base).opened(name)
+        return open_readable(base).opened(name)
     try:
         return open(regular_file.open_to_read(Path(shard).expanduser()), "rb")
     except OSError as error:
@@ -151,8 +152,8 @@ def run(argv: Sequence[str]) -> int:
     )
     if config.finds_images:
         return _show_images(config)
-    if (manifest := _manifest_of(config.dataset)) is not None:
-        return _show_set(config, manifest)
+    if _is_set(config.dataset):
+        return _show_set(config)
     if config.image is not None and config.out is not None:
         return _write_image(config.dataset, config.image, Path(config.out))
     for row in itertools.islice(records(config.dataset), config.limit):
@@ -164,30 +165,26 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _manifest_of(place: str) -> str | None:
-    """Returns where the manifest of the data set at a place lies; None: it is one file."""
+def _is_set(place: str) -> bool:
+    """Returns whether a place holds a dataset; if not, it is one file."""
     from imagenet_prep.dataset import naming
-    from imagenet_prep.storage.store import open_store
+    from imagenet_prep.storage.store import open_readable
 
-    if "://" not in place:
-        path = Path(place).expanduser()
-        return str(path / naming.MANIFEST) if path.is_dir() else None
-    store = open_store(place)
-    return store.where(naming.MANIFEST) if store.size(naming.MANIFEST) is not None else None
+    if not is_remote(place):
+        return Path(place).expanduser().is_dir()
+    return open_readable(place).size(naming.MANIFEST) is not None
 
 
-def _show_set(config: Config, path: str) -> int:
+def _show_set(config: Config) -> int:
+    from imagenet_prep.dataset import naming
     from imagenet_prep.shards import summary
-    from imagenet_prep.sources.tfrecords import listed_classes
-    from imagenet_prep.storage import manifests
-    from imagenet_prep.storage.store import open_store
+    from imagenet_prep.storage.opened import open_dataset
 
     if config.image is not None or config.limit is not None:
         raise UsageError(f"{config.dataset} is a data set: --image and --limit are for one shard")
-    store = open_store(config.dataset)
-    manifest = manifests.load(store)
-    first_class = listed_classes(store, manifest).wnids[0]
-    found = summary.of_set(path, manifest)
+    dataset = open_dataset(config.dataset, parts=True)
+    manifest, first_class = dataset.manifest, dataset.classes.wnids[0]
+    found = summary.of_set(dataset.store.where(naming.MANIFEST), manifest)
     if config.json:
         print(json.dumps({**found, "first_class": first_class}, indent=1))
     else:
@@ -198,15 +195,15 @@ def _show_set(config: Config, path: str) -> int:
 def _show_images(config: Config) -> int:
     """Shows keys, or images, of a data set."""
     from imagenet_prep.read.catalogue import Catalogue
-    from imagenet_prep.storage import manifests
-    from imagenet_prep.storage.store import open_store
+    from imagenet_prep.storage.opened import open_dataset
 
-    there = manifests.load(open_store(config.dataset)).splits
+    dataset = open_dataset(config.dataset, parts=True)
+    there = dataset.manifest.splits
     if absent := set(config.splits or ()) - there.keys():
         raise UsageError(
             f"{config.dataset}: no split {some(sorted(absent))}; there are: {', '.join(there)}"
         )
-    catalogue = Catalogue(config.dataset, config.splits or tuple(there))
+    catalogue = Catalogue(dataset, config.splits or tuple(there))
     if config.image_file is not None:
         return _show_file(config, catalogue, Path(config.image_file).expanduser())
     if config.key is None:

@@ -75,7 +75,7 @@ def readers(config: Config) -> OpenReader:
         assert config.data_dir is not None
         assert config.image_size is not None
         tells = (config.predictions is not None or config.tabulates) and not training
-        data_dir, split = (split, opened(split)[2]) if is_set else (config.data_dir, split)
+        data_dir, split = (split, opened(split)[1]) if is_set else (config.data_dir, split)
         made: dict[str, Any] = {
             "backend": config.backend,
             "recipe": "resnet" if config.recipe in ("v1.5", "article") else config.recipe,

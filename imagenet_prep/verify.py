@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from imagenet_prep.core import program, terminal
+from imagenet_prep.core.address import is_remote
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.core.flags import WorkerFlags, after_dashes, flag, parse, with_absolute
@@ -22,10 +23,10 @@ from imagenet_prep.dataset.flag import data_set
 
 if TYPE_CHECKING:
     from imagenet_prep.dataset.manifest import Manifest, Shard
-    from imagenet_prep.dataset.placement import Placement
     from imagenet_prep.engine import Result
     from imagenet_prep.shards.check import Expectation, Report
     from imagenet_prep.storage.ledger import Ledger
+    from imagenet_prep.storage.opened import Dataset
     from imagenet_prep.storage.store import Store
 
 EXAMPLES = """\
@@ -33,7 +34,8 @@ EXAMPLES = """\
   imagenet-prep verify /data/imagenet-480 --level decode --workers 16
   imagenet-prep verify /data/imagenet-480 --level manifest --json
   imagenet-prep verify /data/imagenet-480 --if-changed    # on schedule
-  imagenet-prep verify s3://bucket/imagenet-480"""
+  imagenet-prep verify s3://bucket/imagenet-480
+  imagenet-prep verify https://host/imagenet-480"""
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,10 @@ class Config(WorkerFlags):
     def __post_init__(self) -> None:
         """Refuses impossible numbers."""
         super().__post_init__()
-        if self.if_changed and "://" in self.dataset:
+        if self.if_changed and is_remote(self.dataset):
             raise ValueError("--if-changed: the data set must be a folder")
+        if self.beam_args and self.dataset.startswith(("http://", "https://")):
+            raise ValueError("options for Apache Beam: receipts cannot be put on a web server")
 
 
 def verify(config: Config) -> Json:
@@ -70,19 +74,18 @@ def verify(config: Config) -> Json:
       IncompleteError: there is none yet, but unfinished work.
       UsageError: there is no data set.
     """
-    from imagenet_prep.dataset import placement
-    from imagenet_prep.storage import manifests
+    from imagenet_prep.shards.samples_root import wrong_roots
     from imagenet_prep.storage.ledger import Ledger
-    from imagenet_prep.storage.store import open_store
+    from imagenet_prep.storage.opened import open_dataset
 
-    store = open_store(config.dataset)
-    folder = store.as_folder
-    manifest = manifests.load(store)
-    # Only folders of hosts hold less.
-    part = placement.load(folder.root, manifest) if folder else placement.WHOLE
-    shards = [shard for split in manifest.splits for shard in part.shards(manifest, split)]
-    damaged = _check_small_files(store, manifest)
-    problems = [*damaged.values(), *_check_strangers(store, {shard.name for shard in shards}, part)]
+    dataset = open_dataset(config.dataset, parts=True, check=False)
+    store, manifest, part = dataset.store, dataset.manifest, dataset.placement
+    folder, is_web = store.as_folder, config.dataset.startswith(("http://", "https://"))
+    shards = [shard for split in manifest.splits for shard in dataset.shards(split)]
+    damaged = _check_small_files(dataset)
+    problems = [*damaged.values(), *_check_strangers(dataset, {shard.name for shard in shards})]
+    untrue = [] if damaged else dataset.untrue()
+    problems += untrue
     ledger, before, since, oriented = None, {}, None, None
     if config.if_changed and folder:
         names = [file.name for shard in shards for file in shard.files]
@@ -91,17 +94,19 @@ def verify(config: Config) -> Json:
         # The statuses from before reading: whatever is written meanwhile is not verified.
         before = {name: folder.path(name).stat() for name in folder.sizes(names)}
     if since is None:
-        expectation = _expectation(store, manifest, config.level, naming.LABELS not in damaged)
-        receipts = _check_shards(config, store, expectation, shards)
-        problems += [problem for receipt in receipts for problem in receipt.problems]
-        if config.level == schema.LEVEL_DECODE:
+        decodes = config.level == schema.LEVEL_DECODE
+        labels_are_sound = naming.LABELS not in damaged and not untrue
+        expectation = _expectation(dataset, config.level, decodes and labels_are_sound)
+        receipts = _check_shards(config, expectation, shards)
+        in_shards = [problem for receipt in receipts for problem in receipt.problems]
+        if decodes:
             oriented = sum(receipt.oriented for receipt in receipts)
         # A part of the set need not hold all images of a class, so counts are not compared.
-        if part.nodes == 1 and not problems:
-            if config.level == schema.LEVEL_DECODE:
-                problems += _check_class_counts(manifest, receipts)
-            if config.level != schema.LEVEL_MANIFEST and manifest.has_samples:
-                problems += _check_roots(store, manifest)
+        if part.nodes == 1 and not in_shards and decodes and labels_are_sound:
+            in_shards += _check_class_counts(manifest, receipts)
+        if not in_shards and config.level != schema.LEVEL_MANIFEST and manifest.has_samples:
+            in_shards += wrong_roots(dataset)
+        problems += in_shards
         if ledger and not problems:
             utc = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             ledger.add(before, level=config.level, manifest=manifest.digest, utc=utc)
@@ -113,6 +118,7 @@ def verify(config: Config) -> Json:
         "shards": len(shards),
         "examples": sum(shard.examples for shard in shards),
         "part": str(part) if part.nodes > 1 else None,
+        **({"strangers": "not checked"} if is_web else {}),
         "excluded": settings.num_excluded(manifest.config),
         "oriented": oriented,
         "has_samples": manifest.has_samples,
@@ -132,18 +138,23 @@ def _unchanged_since(ledger: Ledger, names: Sequence[str], level: str, digest: s
 
 
 def _check_shards(
-    config: Config, store: Store, expectation: Expectation, shards: Sequence[Shard]
+    config: Config, expectation: Expectation, shards: Sequence[Shard]
 ) -> list[Report]:
     """Reads the shards; returns the result of each."""
     from imagenet_prep import engine
     from imagenet_prep.shards.check import Report
     from imagenet_prep.storage import scratch
     from imagenet_prep.storage.folder import LocalStore
+    from imagenet_prep.storage.store import open_store
 
     workers = engine.Workers(config.workers, config.worker_kind, config.beam_args)
     with contextlib.ExitStack() as kept:
         # Receipts go beside the data only where other machines must see them.
-        place: Store = store if workers.remote else LocalStore(kept.enter_context(scratch.place()))
+        place: Store = (
+            open_store(config.dataset)
+            if workers.remote
+            else LocalStore(kept.enter_context(scratch.place()))
+        )
         work = functools.partial(_check_shard, expectation)
         stage = engine.Stage("verify", uuid.uuid4().hex, place, work, Report)
         images = sum(shard.examples for shard in shards)
@@ -175,22 +186,16 @@ def _mend(manifest: Manifest) -> str:
     return "Fetch what is damaged from where the set came from."
 
 
-def _expectation(
-    store: Store, manifest: Manifest, level: str, labels_are_sound: bool
-) -> Expectation:
+def _expectation(dataset: Dataset, level: str, checks_labels: bool) -> Expectation:
     from imagenet_prep.codec.transform import prove_stored
-    from imagenet_prep.dataset import class_list
     from imagenet_prep.shards.check import Expectation
 
-    wnids: list[str] = []
-    if level == "decode" and labels_are_sound:
-        labels = store.read(naming.LABELS)
-        wnids = [wnid for wnid, _ in class_list.parse(labels, store.where(naming.LABELS))]
+    manifest = dataset.manifest
     shards = [shard for split in manifest.splits.values() for shard in split.shards]
     return Expectation(
-        store=store,
+        store=dataset.store,
         level=level,
-        wnids=wnids,
+        wnids=dataset.labels.wnids if checks_labels else (),
         label_offset=manifest.label_offset,
         name_of_sha256={shard.sha256: shard.name for shard in shards},
         most_bytes=max(shard.num_bytes for shard in shards),
@@ -204,12 +209,12 @@ def _expectation(
     )
 
 
-def _check_small_files(store: Store, manifest: Manifest) -> dict[str, str]:
+def _check_small_files(dataset: Dataset) -> dict[str, str]:
     """Returns what is wrong, by the file's name."""
     from imagenet_prep.storage.fetch import hashed
 
-    problems = {}
-    for file in manifest.files:
+    problems, store = {}, dataset.store
+    for file in dataset.manifest.files:
         if (size := store.size(file.name)) is None:
             problems[file.name] = f"{file.name}: missing"
         elif size != file.num_bytes:
@@ -223,8 +228,9 @@ def _check_small_files(store: Store, manifest: Manifest) -> dict[str, str]:
     return problems
 
 
-def _check_strangers(store: Store, known: set[str], part: Placement) -> list[str]:
+def _check_strangers(dataset: Dataset, known: set[str]) -> list[str]:
     """Readers glob train* and valid*: a file too many would be read as data."""
+    store, part = dataset.store, dataset.placement
     listed = "the manifest" if part.nodes == 1 else str(part)
     problems = [
         f"{name}: not in {listed}, but readers would take it for a shard"
@@ -257,22 +263,6 @@ def _check_class_counts(manifest: Manifest, receipts: Sequence[Report]) -> list[
     return problems
 
 
-def _check_roots(store: Store, manifest: Manifest) -> list[str]:
-    """Returns which splits have another root than the manifest says, though their tables fit."""
-    from imagenet_prep.shards.samples_root import root_of
-
-    try:
-        roots = {name: root_of(store, split) for name, split in manifest.splits.items()}
-    except DataDamagedError as error:
-        return [str(error)]
-    return [
-        f"{name}: the root of its tables of samples is {roots[name]}, the manifest says "
-        f"{split.samples_root}"
-        for name, split in manifest.splits.items()
-        if roots[name] != split.samples_root
-    ]
-
-
 def run(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
     config = parse(
@@ -296,15 +286,15 @@ def run(argv: Sequence[str]) -> int:
     if result["part"]:
         what += f" ({result['part']})"
     if problems:
-        from imagenet_prep.storage import manifests
-        from imagenet_prep.storage.store import open_store
+        from imagenet_prep.storage.opened import open_dataset
 
+        made = open_dataset(config.dataset, parts=True, check=False).manifest
         raise DataDamagedError(
             f"{counted(len(problems), 'problem')} in {what} of {config.dataset}, listed above. "
             + (
                 "Run the replicate command that made it, with --repair."
                 if result["part"]
-                else _mend(manifests.load(open_store(config.dataset)))
+                else _mend(made)
             )
         )
     if not config.json:
@@ -323,6 +313,8 @@ def run(argv: Sequence[str]) -> int:
                 f"EXIF orientation: {oriented} with a tag that is not 1, so decoders differ in how "
                 "they show them; prepare and resize --orientation set it right"
             )
+        if "strangers" in result:
+            print("not checked: files that no manifest names, since a web server lists none")
         if result["unchanged_since"]:
             since = terminal.printable(result["unchanged_since"])
             print(f"nothing was touched since it was proven at {since}")

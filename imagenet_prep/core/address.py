@@ -19,7 +19,7 @@ class Place(enum.Enum):
     RUN = "a path of this machine; --mirror s3://bucket/prefix keeps a copy of a run in a bucket"
     BUCKET = "s3://bucket/prefix"
     FOLDER_OR_BUCKET = "a folder or s3://bucket/prefix"
-    FILE_OR_OBJECT = "a folder or file of this machine, or s3://bucket/key"
+    FILE_OR_OBJECT = "a folder or file of this machine, http(s)://... or s3://bucket/key"
     ANYWHERE = "a folder, http(s)://... or s3://bucket/prefix"
 
     def check(self, name: str, text: str) -> None:
@@ -39,6 +39,7 @@ class Place(enum.Enum):
             Place.RUN: not is_address,
             Place.BUCKET: is_bucket,
             Place.ANYWHERE: True,
+            Place.FILE_OR_OBJECT: True,
         }.get(self, is_bucket or not is_address)
         try:
             refuse_login(text)

@@ -1,9 +1,12 @@
-"""labels.txt: the classes of a data set, one a line, each WNID with the class in words."""
+"""The classes of a dataset: `labels.txt`, one class per line, its WNID and then its words."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 from imagenet_prep.core.errors import DataDamagedError
 
@@ -12,14 +15,55 @@ MOST_CLASSES = 1 << 20
 # The most characters of a class's id, and of its words. ImageNet's longest words have 130.
 # Messages repeat both.
 MOST_CHARACTERS = 4096
+# The digest of ILSVRC2012's 1000 sorted WNIDs.
+OFFICIAL_DIGEST = "70002b0ff5de60a3a17a82dbfcff291931f96225ddf941ad2e182fc39e183d15"
 
 
-def parse(data: bytes, where: str) -> list[tuple[str, str]]:
-    """Returns (WNID, words) of each class, in the order of the class indices.
+@dataclass(frozen=True)
+class ClassList:
+    """The classes of a dataset; ILSVRC2012's are sorted by WNID.
 
-    Args:
-      data: the bytes of labels.txt.
-      where: how errors call it.
+    Attributes:
+      wnids: WordNet ids, or other names without blanks; the position is the class index.
+      words: the same classes in words.
+    """
+
+    wnids: tuple[str, ...]
+    words: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        """Refuses names that do not fit into a line of labels.txt."""
+        demand_short(itertools.chain(self.wnids, self.words), "the source")
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Class index by WNID."""
+        return {wnid: i for i, wnid in enumerate(self.wnids)}
+
+    @cached_property
+    def digest(self) -> str:
+        """The sha256 of the WNIDs, one per line."""
+        return digest_of(self.wnids)
+
+    @property
+    def official(self) -> bool:
+        """Whether these are ILSVRC2012's 1000 classes."""
+        return self.digest == OFFICIAL_DIGEST
+
+    def render(self) -> bytes:
+        """Returns labels.txt: WNID, a space, words, one class per line in class-index order."""
+        return "".join(
+            f"{wnid} {words}\n" for wnid, words in zip(self.wnids, self.words, strict=True)
+        ).encode()
+
+
+def digest_of(wnids: Sequence[str]) -> str:
+    """Returns the sha256 of some WNIDs, one per line."""
+    return hashlib.sha256("".join(f"{wnid}\n" for wnid in wnids).encode()).hexdigest()
+
+
+def parse(data: bytes, where: str) -> ClassList:
+    """Returns the classes in the bytes of labels.txt, which errors call `where`.
 
     Raises:
       DataDamagedError: it is not UTF-8, or has too many lines, or too long ones.
@@ -36,9 +80,9 @@ def parse(data: bytes, where: str) -> list[tuple[str, str]]:
         raise DataDamagedError(
             f"{where}: not UTF-8 ({error}). Get the file again from where the data set was made."
         ) from None
-    found = [(wnid, words) for wnid, _, words in rows]
-    demand_short(itertools.chain.from_iterable(found), where)
-    return found
+    wnids, words = tuple(wnid for wnid, *_ in rows), tuple(words for *_, words in rows)
+    demand_short(itertools.chain(wnids, words), where)
+    return ClassList(wnids, words)
 
 
 def demand_short(texts: Iterable[str], where: str) -> None:

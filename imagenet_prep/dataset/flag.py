@@ -13,8 +13,8 @@ from imagenet_prep.dataset import naming
 def data_set(
     default: Any = dataclasses.MISSING,
     *,
-    help: str = "the data set: a folder, or s3://bucket/prefix",
-    place: Place = Place.FOLDER_OR_BUCKET,
+    help: str = "the dataset: a folder, s3:// or http(s)://",
+    place: Place = Place.ANYWHERE,
     names: Sequence[str] = (),
 ) -> Any:
     """Returns a dataclass field for a data set that exists.

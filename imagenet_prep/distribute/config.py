@@ -18,7 +18,9 @@ _HOSTS = "hosts:"
 class Config(Settings):
     """Settings of one run; see the help of each flag."""
 
-    dataset: str = data_set()
+    dataset: str = data_set(
+        place=Place.FOLDER_OR_BUCKET, help="the data set: a folder, or s3://bucket/prefix"
+    )
     to: str = flag(
         place=Place.FOLDER_OR_BUCKET,
         help="where to: a folder, s3://bucket/prefix, or hosts:HOSTSFILE:PATH, the same PATH on "

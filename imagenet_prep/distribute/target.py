@@ -10,7 +10,7 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import manifest, naming
 from imagenet_prep.dataset.manifest import File, Problem
 from imagenet_prep.dataset.placement import WHOLE, Placement
-from imagenet_prep.storage import manifests
+from imagenet_prep.storage.opened import Dataset, demand_file
 
 if TYPE_CHECKING:
     # This module imports libraries for servers, which hosts do not need.
@@ -37,7 +37,7 @@ class Target:
           ManifestError: it is damaged.
         """
         self.store = store
-        manifests.demand_file(store)
+        demand_file(store)
         self.manifest = manifest.loads(data, naming.MANIFEST)
         self.placement = placement
         self.files = placement.files(self.manifest)
@@ -84,13 +84,13 @@ class Target:
           UsageError: there is no replica, or in a place of another kind.
           ManifestError: its manifest is damaged.
         """
-        manifests.demand_file(parent)
+        demand_file(parent)
         if parent.size(naming.MANIFEST) is None:
             raise UsageError(
                 f"--from-parent: {parent.where()} holds no {naming.MANIFEST}, so it is no replica. "
                 "Without --from-parent, all files are moved."
             )
-        there = manifests.read(parent)
+        there = Dataset.at(parent).manifest
         known = {(file.name, file.sha256) for file in there.files_of(there.splits)}
         files = [file for file in lacking if (file.name, file.sha256) in known]
         sizes = parent.sizes(file.name for file in files)

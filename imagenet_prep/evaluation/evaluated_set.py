@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +11,9 @@ import numpy.typing as npt
 from imagenet_prep.core.errors import UsageError, some
 from imagenet_prep.core.flags import absolute
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset import class_list, naming, placement, samples, schema
-from imagenet_prep.dataset.manifest import Manifest
+from imagenet_prep.dataset import schema
 from imagenet_prep.evaluation.label_list import LabelList
-from imagenet_prep.storage import manifests, tables
-from imagenet_prep.storage.small_file import small_file
-from imagenet_prep.storage.store import Readable, open_readable
+from imagenet_prep.storage.opened import Dataset, open_dataset
 
 Integers = npt.NDArray[np.int64]
 # The first of these that a set has is evaluated.
@@ -47,20 +43,17 @@ class EvaluatedSet:
           ImagenetPrepError: it cannot be read, or is damaged.
         """
         self.name = name
-        place, self.manifest, split = opened(name)
-        listed = small_file(place, self.manifest, naming.LABELS)
-        rows = class_list.parse(listed, place.where(naming.LABELS))
-        self.num_classes = len(rows)
+        dataset, split = opened(name)
+        self.manifest, wnids = dataset.manifest, dataset.classes.wnids
+        self.num_classes = len(wnids)
         # A class may be called by a number: its name counts first.
-        self._index = {str(number): number for number in range(len(rows))}
-        self._index |= {wnid: number for number, (wnid, _) in enumerate(rows)}
-        parse = partial(samples.heads, num_classes=len(rows))
-        each = tables.each(parse, place, self.manifest.splits[split].shards)
-        heads = list(itertools.chain.from_iterable(each))
+        self._index = {str(number): number for number in range(len(wnids))}
+        self._index |= dataset.classes.index
+        heads = list(itertools.chain.from_iterable(dataset.heads(dataset.shards(split))))
         self.keys = [key for _, key, _ in heads]
         self.number_of = {key: number for number, key in enumerate(self.keys)}
         self.class_index = np.array([class_index for class_index, *_ in heads], np.int64)
-        self.present = self.manifest.present(split, [wnid for wnid, _ in rows])
+        self.present = self.manifest.present(split, wnids)
 
     @property
     def pairs(self) -> Integers:
@@ -144,27 +137,20 @@ class EvaluatedSet:
         return np.array([number_of[key] for key in self.keys], np.int64)
 
 
-def opened(name: str) -> tuple[Readable, Manifest, str]:
-    """Returns where a data set lies, its manifest, and the split that is evaluated.
-
-    Raises as `EvaluatedSet`.
-    """
-    place = open_readable(absolute(name))
-    made = manifests.load(place)
-    folder = place.as_folder
-    part = placement.load(folder.root, made) if folder else placement.WHOLE
-    split = next((each for each in SPLITS if each in made.splits), None)
-    if made.edition == "imagenet-o":
+def opened(name: str) -> tuple[Dataset, str]:
+    """Returns a dataset and the split that is evaluated; raises as `EvaluatedSet`."""
+    dataset = open_dataset(absolute(name))
+    there = dataset.manifest
+    split = next((each for each in SPLITS if each in there.splits), None)
+    if there.edition == "imagenet-o":
         raise UsageError(
             f"{name} is ImageNet-O: its images are of none of the classes, so no prediction is "
             "right. It is for scores of how unusual an image is."
         )
-    if split is None or not made.has_samples or part.nodes > 1:
-        raise UsageError(
-            f"{name}: expected a whole set with one of the splits {', '.join(SPLITS)}, and tables "
-            "of samples, which imagenet-prep adopt writes"
-        )
-    return place, made, split
+    if split is None:
+        raise UsageError(f"{name}: expected one of the splits {', '.join(SPLITS)}")
+    dataset.demand_samples()
+    return dataset, split
 
 
 def _pairs(values: Integers) -> int:

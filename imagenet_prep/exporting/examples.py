@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,11 +12,10 @@ import numpy.typing as npt
 
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import keys
+from imagenet_prep.read.opening import open_records
 from imagenet_prep.read.records import Records
 from imagenet_prep.shards.digests import sha256
-from imagenet_prep.storage import tables
-from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.small_file import small_file
+from imagenet_prep.storage.opened import Dataset, open_dataset
 
 # Numbers of examples, sorted.
 Numbers = range | npt.NDArray[np.int64]
@@ -79,26 +78,26 @@ class Source:
     """The set that is exported; picklable, so that each worker process opens it for itself.
 
     Attributes:
-      root: its folder.
+      root: its address.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: str) -> None:
         self.root = root
         self._opened: dict[str, Records] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Source, (self.root,)
 
+    @cached_property
+    def dataset(self) -> Dataset:
+        """The dataset; raises as `open_dataset`."""
+        return open_dataset(self.root)
+
     def split(self, name: str) -> Records:
         """Returns a split; raises as `Records`."""
         if name not in self._opened:
-            self._opened[name] = Records(self.root, name)
+            self._opened[name] = open_records(self.dataset, name)
         return self._opened[name]
-
-    def small_file(self, split: str, name: str) -> bytes:
-        """Returns a file beside the shards; raises ManifestError where it is another."""
-        store = LocalStore(self.root)
-        return small_file(store, self.split(split).manifest, name)
 
     def close(self) -> None:
         """Closes its shards."""
@@ -140,11 +139,10 @@ class Source:
 
 def _named(records: Records, numbers: Numbers) -> Iterator[tuple[str, int, str]]:
     """Yields key, class index and sha256 of some examples, from tables that are proven."""
-    store = LocalStore(records.root)
     for shard, group in itertools.groupby(map(int, numbers), lambda n: records.place(n)[0]):
         # To its end, where it is proven.
-        there, num_classes = records.shards[shard], len(records.wnids)
-        table = list(tables.heads(store, there, num_classes, images=True))
+        (heads,) = records.dataset.heads([records.shards[shard]], images=True)
+        table = list(heads)
         first = records.numbers_of(shard).start
         for number in group:
             class_index, key, image = table[number - first]

@@ -68,7 +68,7 @@ class Folder(Format):
 
     def _refuse_names(self, records: Records, chosen: npt.NDArray[np.int64]) -> None:
         """Refuses, of one split, classes that are not there and names that would be lost."""
-        where, wanted = f"{records.split} of {records.root}", np.zeros(len(records), bool)
+        where, wanted = f"{records.split} of {records.dataset.where}", np.zeros(len(records), bool)
         wanted[chosen] = True
         there, hashed = np.zeros(len(self.wnids), bool), np.empty(len(chosen), np.int64)
         odd = []

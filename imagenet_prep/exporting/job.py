@@ -97,8 +97,6 @@ class Job:
           ImagenetPrepError: as for `Choice.of_each`.
         """
         splits = [self.source.split(split) for split in self.splits]
-        if (placement := splits[0].placement).nodes > 1:
-            raise UsageError(f"{self.source.root} is {placement}: export needs the whole set.")
         chosen: list[Numbers] = [range(len(records)) for records in splits]
         if self.choice.asked():
             chosen = [*self.choice.of_each(splits)]
@@ -119,7 +117,7 @@ class Job:
 
     @property
     def _dataset(self) -> str:
-        return self.source.split(self.splits[0]).manifest.digest
+        return self.source.dataset.manifest.digest
 
     def receipt(self, written: Mapping[str, Sequence[Written]], sums: str, sha256: str) -> Json:
         """Returns what export.json says.

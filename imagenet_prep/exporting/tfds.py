@@ -7,13 +7,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from imagenet_prep.core import canonical
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.dataset import naming, tfds_record, tfrecord
-from imagenet_prep.exporting.examples import Example, Part, Source
+from imagenet_prep.dataset import naming, tfds, tfds_record, tfrecord
+from imagenet_prep.exporting.examples import Example, Part
 from imagenet_prep.exporting.files import Piece
 from imagenet_prep.exporting.format import Format, Written
-from imagenet_prep.shards import tfds
+from imagenet_prep.storage.opened import Dataset
 
 # tensorflow_datasets/datasets/imagenet2012/imagenet2012_dataset_builder.py
 _VERSION = "5.1.0"
@@ -33,22 +32,14 @@ class Tfds(Format):
     wnids: tuple[str, ...]
 
     @classmethod
-    def of(cls, source: Source, split: str) -> Tfds:
-        """Returns the format of a set.
-
-        Args:
-          source: the set.
-          split: one of its splits.
-
-        Raises:
-          ManifestError: its dataset_info.json is not what the manifest says.
-        """
-        records = source.split(split)
-        if records.manifest.classes.official and not records.manifest.edition:
-            return cls(tfds.IMAGENET, _VERSION, records.wnids)
-        info = canonical.loads(source.small_file(split, naming.TFDS_INFO))
+    def of(cls, dataset: Dataset) -> Tfds:
+        """Returns the format of a dataset."""
+        there, wnids = dataset.manifest, dataset.classes.wnids
+        if there.classes.official and not there.edition:
+            return cls(tfds.IMAGENET, _VERSION, wnids)
+        info = dataset.tfds_info
         name, version = (re.sub(r"[^\w.]", "_", str(info[key])) for key in ("name", "version"))
-        return cls(name, version, records.wnids)
+        return cls(name, version, wnids)
 
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
         """Yields the records of a file."""

@@ -30,7 +30,6 @@ from typing import Any
 
 from imagenet_prep.core import records, regular_file, signals, terminal
 from imagenet_prep.core.errors import ImagenetPrepError
-from imagenet_prep.dataset import manifest, naming, placement
 from imagenet_prep.dataset.placement import WHOLE, Placement
 from imagenet_prep.hosts.channel import Channel, Frame
 from imagenet_prep.hosts.messages import (
@@ -45,6 +44,7 @@ from imagenet_prep.hosts.messages import (
 from imagenet_prep.hosts.process import Tail
 from imagenet_prep.launching.pipes import Pipes
 from imagenet_prep.launching.ranks import MARK, Rank, Ranks
+from imagenet_prep.storage.opened import open_dataset
 
 PACKAGES = (
     *("imagenet-prep", "tensorflow", "tensorflow-cpu", "keras", "mxnet", "torch"),
@@ -199,11 +199,10 @@ def _dataset(data_dir: str) -> tuple[str, Placement, str]:
     root = Path(data_dir).expanduser()
     part = WHOLE
     try:
-        path = root / naming.MANIFEST
-        facts = manifest.loads(regular_file.read(path), str(path))
-        part = placement.load(root, facts)
+        dataset = open_dataset(data_dir, parts=True)
+        facts, part = dataset.manifest, dataset.placement
         for split in facts.splits:
-            for shard in part.shards(facts, split):
+            for shard in dataset.shards(split):
                 size = (root / shard.name).stat().st_size
                 if size != shard.num_bytes:
                     found = f"{root / shard.name} has {size:,} bytes"

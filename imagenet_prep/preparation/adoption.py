@@ -26,10 +26,11 @@ from imagenet_prep.preparation.standing import BEGUN, Adoption, Begun, Wanted
 from imagenet_prep.shards.commit import split_of, with_root
 from imagenet_prep.sources import shard_files
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
-from imagenet_prep.storage import inside, manifests, notes
+from imagenet_prep.storage import inside, notes
 from imagenet_prep.storage.fetch import hashed
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.large_file import LargeFile
+from imagenet_prep.storage.opened import Dataset
 from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
 from imagenet_prep.storage.store import Store
 
@@ -98,9 +99,9 @@ def complete(
 
 
 def add_tables(store: Store, seen: ExistingSet) -> None:
-    """Adds tables of samples to a finished data set of ours that has none."""
+    """Adds tables of samples to a finished dataset of ours that has none."""
     _publish(store, seen, with_index=False)
-    there = manifests.read(store)
+    there = Dataset.at(store).manifest
     splits = {}
     for name, split in there.splits.items():
         made = zip(split.shards, seen.shards[name], strict=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from imagenet_prep import engine
 from imagenet_prep.core.errors import DataDamagedError, StoreError
 from imagenet_prep.dataset import example, tfrecord
+from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.member import Incident, Member
 from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.dataset.settings import EXCLUDED
@@ -16,12 +17,11 @@ from imagenet_prep.preparation.changes import ShardChange
 from imagenet_prep.preparation.tasks import WriteWork
 from imagenet_prep.shards import plan
 from imagenet_prep.shards.writer import Stored, WrittenShard
-from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.member_reader import MemberReader
 from imagenet_prep.sources.shard_files import split_of
 from imagenet_prep.storage import tables
 from imagenet_prep.storage.fetch import as_file, hashed
-from imagenet_prep.storage.store import Store
+from imagenet_prep.storage.store import Readable
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class AmendWork:
       sha256: of their files, by archive.
     """
 
-    parent: Store
+    parent: Readable
     lacks: Mapping[str, str]
     label_offset: int
     classes: ClassList

@@ -22,8 +22,9 @@ from imagenet_prep.core import canonical, records
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError, ManifestError, UsageError, some
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset import naming, placement, samples, settings
-from imagenet_prep.dataset.manifest import Manifest, Shard, Split, demand_samples
+from imagenet_prep.dataset import naming, samples, settings, tfds
+from imagenet_prep.dataset.class_list import ClassList
+from imagenet_prep.dataset.manifest import Manifest, Shard, Split
 from imagenet_prep.dataset.member import Incident, PreparedImage
 from imagenet_prep.dataset.orientation import KEEP, RULES
 from imagenet_prep.dataset.samples import Sample
@@ -35,12 +36,10 @@ from imagenet_prep.preparation.output import Output
 from imagenet_prep.preparation.selection import refuse_source_as_output
 from imagenet_prep.preparation.standing import Wanted
 from imagenet_prep.preparation.tasks import WriteWork
-from imagenet_prep.shards import tfds
 from imagenet_prep.shards.samples_root import samples_root
 from imagenet_prep.shards.writer import WrittenShard
-from imagenet_prep.sources.labels import ClassList
-from imagenet_prep.storage import manifests, tables
-from imagenet_prep.storage.small_file import small_file
+from imagenet_prep.storage import tables
+from imagenet_prep.storage.opened import Dataset
 from imagenet_prep.storage.store import Store, same_place
 
 
@@ -66,19 +65,26 @@ class Job:
     """One request, resolved.
 
     Attributes:
-      store, there: the set that is changed, and its manifest.
-      classes: of the set.
+      dataset: the set that is changed.
       request: what is to change.
       workers: how much runs at once.
       quiet: show no progress.
     """
 
-    store: Store
-    there: Manifest
-    classes: ClassList
+    dataset: Dataset
     request: Request
     workers: engine.Workers
     quiet: bool = False
+
+    @property
+    def there(self) -> Manifest:
+        """The manifest of the set."""
+        return self.dataset.manifest
+
+    @property
+    def classes(self) -> ClassList:
+        """The classes of the set."""
+        return self.dataset.classes
 
     @cached_property
     def steps(self) -> list[Amendment]:
@@ -108,14 +114,13 @@ class Job:
     @cached_property
     def changes(self) -> list[ShardChange]:
         """The shards that change; raises as `changes_of`."""
-        return changes_of(self.request, self.store, self.there, self.seed)
+        return changes_of(self.request, self.dataset, self.seed)
 
     @cached_property
     def wanted(self) -> Wanted:
         """The data set to make."""
         splits = list(self.there.splits)
         config = {"verb": AMEND, "splits": splits, "amendments": self.steps, "base": self.base}
-        info = canonical.loads(small_file(self.store, self.there, naming.TFDS_INFO))
         return Wanted(
             # As it is read again.
             Settings(AMEND, dict.fromkeys(splits, canonical.loads(canonical.dumps(config)))),
@@ -123,7 +128,7 @@ class Job:
             label_offset=self.there.label_offset,
             # Its counts or its labels are none that were published.
             subset=True,
-            name=tfds.name_of(info),
+            name=tfds.name_of(self.dataset.tfds_info),
         )
 
     def transform_of(self, split: str) -> Callable[[bytes], PreparedImage]:
@@ -138,7 +143,7 @@ class Job:
             return keep
         if codec not in CODECS.values():
             raise UsageError(
-                f"{self.store.where()}: its images were made by the codec {codec}, which this "
+                f"{self.dataset.where}: its images were made by the codec {codec}, which this "
                 "program has not, so --add cannot make others alike."
             )
         policy = Policy(
@@ -153,18 +158,19 @@ class Job:
         return partial(transform, policy=policy)
 
 
-def refuse(store: Store, there: Manifest, out: Store) -> None:
+def refuse(dataset: Dataset, out: Store) -> None:
     """Refuses what cannot be amended, before anything is written.
 
     Args:
-      store, there: the set, and its manifest.
+      dataset: the set.
       out: where the other set is to be made.
 
     Raises:
-      UsageError: the set has no tables, or is a part of one; or the other cannot lie there.
+      UsageError: the set has no tables, or the other cannot lie there.
       DataDamagedError: a file of the set is missing, or has another size.
     """
-    where, folder = store.where(), store.as_folder
+    store, there, where = dataset.store, dataset.manifest, dataset.where
+    folder = store.as_folder
     if (folder is None) != (out.as_folder is None):
         raise UsageError(
             f"--out {out.where()}: {where} is amended where it lies, into another "
@@ -179,9 +185,7 @@ def refuse(store: Store, there: Manifest, out: Store) -> None:
             f"--out {out.where()} lies in the set itself, which stays as it is. Choose a place "
             "beside it."
         )
-    if folder and (part := placement.load(folder.root, there)).nodes > 1:
-        raise UsageError(f"{where} is {part}. Amend the whole set where it lies.")
-    demand_samples(there, where)
+    dataset.demand_samples()
     files = there.files_of(there.splits)
     sizes = store.sizes(file.name for file in files)
     if wrong := [file.name for file in files if sizes.get(file.name) != file.num_bytes]:
@@ -203,7 +207,7 @@ def run(job: Job, store: Store) -> Json:
                 output.begin(left)
                 _write(job, changes, output)
     summary = output.end()
-    made = manifests.read(store)
+    made = Dataset.at(store).manifest
     emptied = {
         split: some(names) for split in made.splits if (names := [*_emptied(job, made, split)])
     }
@@ -251,7 +255,7 @@ def _write(job: Job, changes: Sequence[ShardChange], output: Output) -> None:
         for split in job.there.splits
     }
     work = AmendWork(
-        job.store,
+        job.dataset.store,
         job.there.lacks,
         job.there.label_offset,
         job.classes,
@@ -268,7 +272,7 @@ def _write(job: Job, changes: Sequence[ShardChange], output: Output) -> None:
     written = {receipt.content.shard: receipt.content for receipt in receipts}
     shards = [shard for split in job.there.splits.values() for shard in split.shards]
     others = [shard for shard in shards if shard.name not in written]
-    store.take_over(job.store, [file for shard in others for file in shard.files])
+    store.take_over(job.dataset.store, [file for shard in others for file in shard.files])
     _commit(job, output, written)
 
 
@@ -286,7 +290,7 @@ def _commit(job: Job, output: Output, written: Mapping[str, WrittenShard]) -> No
     changed = {incident.key for incident in incidents} | {
         key for of_split in job.request.new.values() for key in of_split
     }
-    listed = io.BytesIO(small_file(job.store, there, naming.QUARANTINE))
+    listed = io.BytesIO(job.dataset.small_file(naming.QUARANTINE))
     before = (records.loads(Incident, line) for line in listed)
     draft = Draft(
         splits=splits,
@@ -317,7 +321,7 @@ def _split(store: Store, shards: list[Shard], num_classes: int) -> Split:
             height, width = max(height, sample.height), max(width, sample.width)
             yield sample
 
-    root = samples_root(counted())
+    root = samples_root(counted(), store.where())
     return Split(
         examples=per_class.total(),
         num_bytes=sum(shard.num_bytes for shard in shards),
@@ -338,5 +342,5 @@ def _parsed(job: Job, parse: Callable[[settings.Config], Any]) -> Any:
 
 
 def _not_ours(job: Job, error: ValueError) -> ManifestError:
-    where = job.store.where(naming.MANIFEST)
+    where = job.dataset.store.where(naming.MANIFEST)
     return ManifestError(f"{where}: its config was not written by this program: {error}")

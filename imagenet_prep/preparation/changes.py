@@ -13,17 +13,16 @@ from typing import NamedTuple
 
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import UsageError, some
-from imagenet_prep.dataset import keys, samples, schema
+from imagenet_prep.dataset import keys, schema
+from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.keys import KeyList
-from imagenet_prep.dataset.manifest import Manifest, Shard, Split
+from imagenet_prep.dataset.manifest import Shard, Split
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.dataset.settings import Listed
 from imagenet_prep.shards import plan
 from imagenet_prep.sources import folder, layout
-from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.member_reader import MemberReader
-from imagenet_prep.storage import tables
-from imagenet_prep.storage.store import Store
+from imagenet_prep.storage.opened import Dataset
 
 _HEADER = ["key", "class"]
 
@@ -233,12 +232,12 @@ def read_additions(where: str, classes: ClassList, splits: Collection[str]) -> A
     )
 
 
-def changes_of(request: Request, store: Store, there: Manifest, seed: int) -> list[ShardChange]:
+def changes_of(request: Request, dataset: Dataset, seed: int) -> list[ShardChange]:
     """Returns the shards that change, in the order of their names.
 
     Args:
       request: what is to change.
-      store, there: the set, and its manifest.
+      dataset: the set.
       seed: decides which shards new images come into.
 
     Raises:
@@ -248,8 +247,8 @@ def changes_of(request: Request, store: Store, there: Manifest, seed: int) -> li
     """
     changes: list[ShardChange] = []
     split_of: dict[str, str] = {}
-    for name, split in there.splits.items():
-        of_split = list(_changes_in(request, name, split, store, seed))
+    for name, split in dataset.manifest.splits.items():
+        of_split = list(_changes_in(request, name, split, dataset, seed))
         named = {key for each in of_split for key in each.named}
         for listed in request.lists:
             listed.refuse_ambiguous(named & split_of.keys() & listed.keys.keys())
@@ -257,7 +256,7 @@ def changes_of(request: Request, store: Store, there: Manifest, seed: int) -> li
         changes += [each.change for each in of_split if any(each.change[1:])]
     for listed in request.lists:
         unknown = [line for key, line in listed.keys.items() if key not in split_of]
-        _refuse(listed.path, unknown, f"a key that no image of {store.where()} has")
+        _refuse(listed.path, unknown, f"a key that no image of {dataset.where} has")
     return changes
 
 
@@ -269,7 +268,7 @@ class _Found(NamedTuple):
 
 
 def _changes_in(
-    request: Request, name: str, split: Split, store: Store, seed: int
+    request: Request, name: str, split: Split, dataset: Dataset, seed: int
 ) -> Iterable[_Found]:
     left_out = request.exclude.keys if request.exclude else {}
     class_of = request.relabel.class_of if request.relabel else {}
@@ -280,7 +279,7 @@ def _changes_in(
         number = plan.keyed_hash(seed, "add", member.key) % len(split.shards)
         coming.setdefault(number, []).append(member)
     taken, emptied = [], []
-    found = tables.each(samples.heads, store, split.shards)
+    found = dataset.heads(split.shards)
     for number, (shard, heads) in enumerate(zip(split.shards, found, strict=True)):
         named = {key: class_index for class_index, key, _ in heads if key in wanted}
         taken += [key for key in named if key in new]

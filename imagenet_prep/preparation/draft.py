@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 
 import imagenet_prep
 from imagenet_prep.core import canonical
-from imagenet_prep.dataset import manifest, schema
+from imagenet_prep.dataset import editions, manifest, schema
+from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.manifest import Manifest, Source, Split
 from imagenet_prep.dataset.member import Incident
 from imagenet_prep.dataset.settings import Config
 from imagenet_prep.preparation.standing import Wanted
-from imagenet_prep.sources import editions
-from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.shard_files import split_of
 
 

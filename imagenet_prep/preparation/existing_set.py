@@ -17,16 +17,17 @@ from imagenet_prep import engine
 from imagenet_prep.codec.transform import is_rgb, keep
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.dataset import example, naming, schema, tfrecord
+from imagenet_prep.dataset import editions, example, naming, schema, tfrecord
+from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.keys import VALIDATION_NAME
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.dataset.problems import GivenUpError, Problems
 from imagenet_prep.dataset.samples import KEPT, Sample, Table
 from imagenet_prep.shards.commit import num_per_class
 from imagenet_prep.shards.writer import WrittenShard
-from imagenet_prep.sources import editions, tfrecords
+from imagenet_prep.sources import tfrecords
 from imagenet_prep.sources.labelling import Labelling, LabelUse, labelling_of
-from imagenet_prep.sources.labels import ClassList, check_validation
+from imagenet_prep.sources.labels import check_validation
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
 from imagenet_prep.sources.tfrecords import Entry
 from imagenet_prep.storage.new_file import new_file

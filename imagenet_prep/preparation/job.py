@@ -12,6 +12,8 @@ from imagenet_prep.codec.transform import RAW_ENCODING, encode_raw, require
 from imagenet_prep.core import address
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import keys, schema
+from imagenet_prep.dataset.class_list import ClassList
+from imagenet_prep.dataset.editions import OBJECTNET
 from imagenet_prep.dataset.orientation import APPLY, KEEP
 from imagenet_prep.dataset.settings import EXCLUDED, ORIENTATION, PREPARE, Settings
 from imagenet_prep.engine import PROCESSES, Workers
@@ -19,9 +21,7 @@ from imagenet_prep.preparation.config import Config
 from imagenet_prep.preparation.selection import Selection, refuse_source_as_output
 from imagenet_prep.preparation.standing import Wanted
 from imagenet_prep.sources import boxes, detect, layout
-from imagenet_prep.sources.editions import OBJECTNET
 from imagenet_prep.sources.folder import Folder
-from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.source import Part, Pixels
 from imagenet_prep.storage import kept_lists, ledger, remote_path
 from imagenet_prep.storage.kept_lists import KeptLists

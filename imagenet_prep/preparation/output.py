@@ -25,8 +25,8 @@ from imagenet_prep.preparation.standing import Begun, Decision, Wanted
 from imagenet_prep.shards.commit import publish, refuse_too_many
 from imagenet_prep.shards.summary import summarise
 from imagenet_prep.shards.writer import WrittenShard
-from imagenet_prep.sources.tfrecords import listed_classes
-from imagenet_prep.storage import manifests, origins
+from imagenet_prep.storage import origins
+from imagenet_prep.storage.opened import Dataset
 from imagenet_prep.storage.store import Store
 
 
@@ -112,7 +112,7 @@ class Output:
             self.store,
             draft.manifest(wanted, Settings(wanted.settings.verb, made).config, libraries),
             incidents=draft.incidents,
-            labels_file=draft.classes.render(),
+            classes=draft.classes,
             name=wanted.name,
         )
 
@@ -125,11 +125,11 @@ class Output:
         # A listing fails if there is no such bucket; a request for the manifest would not.
         if naming.MANIFEST not in self.store.list_folder():
             return None
-        return manifests.read(self.store)
+        return Dataset.at(self.store).manifest
 
     def end(self) -> Json:
         """Notes for `report` where the source of the finished set lies; returns the summary."""
-        finished = self._finished or manifests.read(self.store)
+        finished = self._finished or Dataset.at(self.store).manifest
         if self._wanted.origin is not None:
             origins.note(finished.digest, self._wanted.origin)
         path = self.store.where(naming.MANIFEST)
@@ -140,7 +140,7 @@ class Output:
         store, there = self.store, self.committed()
         if there is not None and split in there.splits:
             if len(there.splits) > 1:
-                self.commit(Draft(splits={}, classes=listed_classes(store, there)), dropped=split)
+                self.commit(Draft(splits={}, classes=Dataset.at(store).classes), dropped=split)
             else:
                 store.remove(naming.MANIFEST)
         shards = [

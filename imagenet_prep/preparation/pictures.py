@@ -21,7 +21,7 @@ from imagenet_prep.codec import opening
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import BadImageError, DataDamagedError, UsageError
 from imagenet_prep.dataset import example, naming, samples, tfrecord
-from imagenet_prep.dataset.manifest import Manifest, Shard, demand_samples
+from imagenet_prep.dataset.manifest import Shard
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.dataset.problems import GivenUpError, Problems
 from imagenet_prep.dataset.samples import Sample
@@ -29,8 +29,9 @@ from imagenet_prep.matching import hashes
 from imagenet_prep.sources.source import IndexTask, Stored
 from imagenet_prep.storage import tables
 from imagenet_prep.storage.new_file import new_file
+from imagenet_prep.storage.opened import Dataset
 from imagenet_prep.storage.os_errors import removed_on_failure
-from imagenet_prep.storage.store import Store
+from imagenet_prep.storage.store import Readable, Store
 
 _STAGE = "hashes"
 # As `Stage.folder` says.
@@ -58,7 +59,7 @@ class Seen(NamedTuple):
 class ShardPiece:
     """A shard of a set; see `matching.pictures.Piece`."""
 
-    store: Store
+    store: Readable
     shard: Shard
     split: str
     lacks: dict[str, str]
@@ -201,24 +202,21 @@ class Hashed:
     problems: list[str]
 
 
-def of_set(
-    store: Store, manifest: Manifest, splits: Sequence[str], *, other: bool = False
-) -> list[AnyPiece]:
+def of_set(dataset: Dataset, splits: Sequence[str], *, other: bool = False) -> list[AnyPiece]:
     """Returns the pieces of a set.
 
     Raises:
       UsageError: it has no such split, or no tables.
     """
     for split in splits:
-        if split not in manifest.splits:
-            raise UsageError(
-                f"{store.where()}: has no split {split!r}, only {', '.join(manifest.splits)}"
-            )
-    demand_samples(manifest, store.where())
+        if split not in dataset.manifest.splits:
+            there = ", ".join(dataset.manifest.splits)
+            raise UsageError(f"{dataset.where}: has no split {split!r}, only {there}")
+    dataset.demand_samples()
     return [
-        ShardPiece(store, shard, split, manifest.lacks, other)
+        ShardPiece(dataset.store, shard, split, dataset.manifest.lacks, other)
         for split in splits
-        for shard in manifest.splits[split].shards
+        for shard in dataset.shards(split)
     ]
 
 

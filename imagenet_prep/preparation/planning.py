@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import BinaryIO, NamedTuple
 
 from imagenet_prep.core.errors import SourceError, UsageError
+from imagenet_prep.dataset import editions
 from imagenet_prep.dataset.member import Member, damaged_list, dump_member, parse_members
 from imagenet_prep.preparation.box_lists import BoxLookup
 from imagenet_prep.preparation.dealing import (
@@ -33,7 +34,6 @@ from imagenet_prep.preparation.selection import Selection
 from imagenet_prep.preparation.tasks import Listed
 from imagenet_prep.shards.commit import num_per_class
 from imagenet_prep.shards.plan import SplitPlan
-from imagenet_prep.sources import editions
 from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage.store import Store
 

@@ -42,6 +42,7 @@ from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources import tfrecords
 from imagenet_prep.sources.labelling import Labelling, are_wnids
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
+from imagenet_prep.storage.opened import Dataset
 from imagenet_prep.storage.origins import Origin
 from imagenet_prep.storage.store import Store, same_place
 
@@ -130,10 +131,9 @@ class Job:
         """
         if self.exclude is None:
             return {}
-        store = self.found.store
-        there = demand_samples(self.found.manifest, store.where())
-        request = changes.Request(self.exclude)
-        found = changes.changes_of(request, store, there, seed=0)
+        demand_samples(self.found.manifest, self.found.store.where())
+        assert self.found.dataset
+        found = changes.changes_of(changes.Request(self.exclude), self.found.dataset, seed=0)
         return {change.name: change.excluded for change in found}
 
     def num_excluded(self, split: str) -> int:
@@ -225,7 +225,7 @@ def _labelling(job: Job, store: Store, output: Output, left: Sequence[str]) -> L
     there = output.committed()
     known = None
     if there and set(there.splits) - set(left):
-        known = tfrecords.listed_classes(store, there)
+        known = Dataset.at(store).classes
     labelling = job.labelling or settle_labels(
         job.found, left, store, job.workers, known=known, quiet=job.quiet
     )

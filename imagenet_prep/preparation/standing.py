@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from imagenet_prep.core.errors import UsageError, some
-from imagenet_prep.dataset import naming, schema, settings
+from imagenet_prep.dataset import naming, schema, settings, tfds
 from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.dataset.settings import Settings
-from imagenet_prep.shards import tfds
 from imagenet_prep.shards.commit import check_finished
-from imagenet_prep.storage import manifests, notes
+from imagenet_prep.storage import notes
+from imagenet_prep.storage.opened import Dataset
 from imagenet_prep.storage.origins import Origin
 from imagenet_prep.storage.store import Store
 
@@ -36,7 +36,7 @@ class Wanted:
       libraries: what makes the bytes of images: {"codec": name}, empty if all are kept.
       label_offset: stored label = class index + this.
       subset: whether images of ILSVRC2012 are missing; None to work it out from the sources.
-      name: of the data set, for `shards.tfds`.
+      name: of the data set, for `dataset.tfds`.
       source_sizes: bytes by name of the sources that a finished set must have; empty if the
         settings identify the source.
       allowed_bad_images: 0 stops at the first, None never.
@@ -122,7 +122,7 @@ def look(store: Store, wanted: Wanted) -> Standing:
     """Returns the content of a store."""
     # A listing fails if there is no such bucket; a request for the manifest would not.
     names = tuple(store.list_folder())
-    there = manifests.read(store) if naming.MANIFEST in names else None
+    there = Dataset.at(store).manifest if naming.MANIFEST in names else None
     begun = None
     if naming.WORK in names and store.size(BEGUN) is not None:
         begun = notes.read(store, BEGUN, Begun)

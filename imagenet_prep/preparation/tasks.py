@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from imagenet_prep.core.errors import SourceError
 from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.member import Member, PreparedImage, dump_member, parse_members
 from imagenet_prep.engine import Output, Result
 from imagenet_prep.shards import plan, writer
-from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.member_reader import MemberReader
 from imagenet_prep.sources.source import IndexTask, Packed, Source, Stored, sorted_by_key
 from imagenet_prep.storage.archive import ArchiveReader

@@ -24,16 +24,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from imagenet_prep.core.errors import DataDamagedError, StoreError, UsageError
-from imagenet_prep.core.regular_file import MOST_BYTES
-from imagenet_prep.dataset import manifest, naming
+from imagenet_prep.core.errors import StoreError, UsageError
+from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File, Shard
 from imagenet_prep.read.fetch_ahead import THREADS, FetchAhead, Windows, bytes_of, together
 from imagenet_prep.read.held import HeldFile, only_one
 from imagenet_prep.storage import inside
-from imagenet_prep.storage.fetch import bring, whole
+from imagenet_prep.storage.fetch import bring
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
 from imagenet_prep.storage.ledger import NOTES, Ledger
+from imagenet_prep.storage.opened import Dataset
 from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.storage.retry import RetryBudget
 from imagenet_prep.storage.store import open_remote
@@ -52,28 +52,18 @@ class _Copy:
       ended: once set, fetches that fail are not tried again.
     """
 
-    def __init__(self, address: str, folder: Path, limit_bytes: int | None) -> None:
-        """Fetches the manifest and the class list; see `NodeCache`."""
-        self._remote = open_remote(address, connections=THREADS, timeout_s=_TIMEOUT_S)
+    def __init__(self, dataset: Dataset, folder: Path, limit_bytes: int | None) -> None:
+        """Takes its folder; see `NodeCache`."""
+        self._remote = open_remote(dataset.where, connections=THREADS, timeout_s=_TIMEOUT_S)
         self._limit = limit_bytes
         self.ended = threading.Event()
-        content = whole(self._remote, naming.MANIFEST, self._budget(naming.MANIFEST))
-        facts = manifest.loads(content, self._remote.where(naming.MANIFEST))
-        self.root = folder / facts.digest[:16]
+        splits = dataset.manifest.splits.values()
+        self.root = folder / dataset.manifest.digest[:16]
         self._store = LocalStore(self.root)
-        self._all_shards = [shard for split in facts.splits.values() for shard in split.shards]
+        self._all_shards = [shard for split in splits for shard in split.shards]
         _take_folder(self._store)
         files = [file for shard in self._all_shards for file in shard.files]
-        self._ledger = Ledger(self._store, NOTES, len(files) + 1)
-        labels = next(file for file in facts.files if file.name == naming.LABELS)
-        if labels.num_bytes > MOST_BYTES:
-            raise DataDamagedError(
-                f"{self._remote.where(labels.name)}: has {labels.num_bytes:,} bytes, expected "
-                f"{MOST_BYTES:,} at most. Get the data set from where it was made."
-            )
-        with storage_errors("fetch", self.root / labels.name), only_one(self._store, labels.name):
-            self._bring([labels], set)
-        self._store.write(naming.MANIFEST, content)
+        self._ledger = Ledger(self._store, NOTES, len(files))
 
     def fetch(self, shard: Shard, near: Callable[[], set[str]]) -> HeldFile:
         """Returns a shard, open under a shared lock, once it and its index are in `root`."""
@@ -176,24 +166,22 @@ class NodeCache(FetchAhead):
       root: folder of the copy; laid out like the data set itself.
     """
 
-    def __init__(self, address: str, folder: Path, limit_bytes: int | None) -> None:
-        """Fetches the manifest and the class list; shards come when `follow` names them.
+    def __init__(self, dataset: Dataset, folder: Path, limit_bytes: int | None) -> None:
+        """Fetches nothing yet; shards come when `follow` names them.
 
         Args:
-          address: http(s):// or s3:// of the data set.
+          dataset: on a server.
           folder: on this node; each data set gets its own below it.
           limit_bytes: what the shards may take, and as much more as readers of this node hold at
             that moment; None for as much as the disk holds.
 
         Raises:
-          DataDamagedError: what lies there is no manifest of ours, or too large.
-          StoreError: the server refuses, or the data set's part of the folder is another user's.
-          IncompleteError: the server fails again and again, or the disk is full.
+          StoreError: the data set's part of the folder is another user's.
         """
         self._limit = limit_bytes
         # It does not refer to this object. So connections are closed at once when the last thread
         # ends after the reader was dropped.
-        self._copy = _Copy(address, folder, limit_bytes)
+        self._copy = _Copy(dataset, folder, limit_bytes)
         self.root = self._copy.root
         super().__init__(self._copy.fetch)
 

@@ -9,11 +9,11 @@ from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.example import ImageExample
-from imagenet_prep.dataset.manifest import demand_samples
 from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.read.choice import class_indices
 from imagenet_prep.read.names import Names
 from imagenet_prep.read.opening import open_records
+from imagenet_prep.storage.opened import Dataset
 
 
 class Entry(NamedTuple):
@@ -37,12 +37,13 @@ class Entry(NamedTuple):
 class Catalogue:
     """Some splits of a data set, on this machine or elsewhere."""
 
-    def __init__(self, data_dir: str, splits: Sequence[str]) -> None:
-        """Opens the splits; raises as `make_dataset`, and UsageError where images have no names."""
-        self._splits = {split: open_records(data_dir, split) for split in splits}
-        if any(schema.FILENAME in each.manifest.lacks for each in self._splits.values()):
+    def __init__(self, dataset: Dataset, splits: Sequence[str]) -> None:
+        """Opens the splits; raises as `Records`, and UsageError if images have no names."""
+        self._dataset = dataset
+        self._splits = {split: open_records(dataset, split) for split in splits}
+        if schema.FILENAME in dataset.manifest.lacks:
             raise UsageError(
-                f"{data_dir}: its records name no files, so its images have no keys. "
+                f"{dataset.where}: its records name no files, so its images have no keys. "
                 "`imagenet-prep show SHARD` shows them by number."
             )
 
@@ -75,8 +76,8 @@ class Catalogue:
           UsageError: the set has no tables of samples.
           ImagenetPrepError: as for `Names.of`.
         """
+        self._dataset.demand_samples()
         for split, records in self._splits.items():
-            demand_samples(records.manifest, str(records.root))
             names = Names(records)
             for shard in records.placement.held(records.examples_per_shard):
                 for number, sample in names.having(shard, sha256):

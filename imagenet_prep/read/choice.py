@@ -82,7 +82,7 @@ class Choice:
           UsageError: nothing is chosen, a class or key is unknown, or the set has no names.
           ImagenetPrepError: as for `Names.of`.
         """
-        where = f"{' and '.join(records.split for records in splits)} of {splits[0].root}"
+        where = f"{' and '.join(records.split for records in splits)} of {splits[0].dataset.where}"
         lists = [_Listed(keys) for keys in (self._keys, self._excluded) if keys is not None]
         chosen = [np.flatnonzero(self._chosen(records, lists)) for records in splits]
         for each in lists:
@@ -92,9 +92,8 @@ class Choice:
         return chosen
 
     def _chosen(self, records: Records, lists: Sequence[_Listed]) -> npt.NDArray[np.bool_]:
-        where = f"{records.split} of {records.root}"
-        if records.placement.nodes > 1:
-            raise UsageError(f"{where} is {records.placement}: choose examples of a whole set")
+        where = f"{records.split} of {records.dataset.where}"
+        records.dataset.demand_complete()
         if schema.FILENAME in records.manifest.lacks and self.asked().keys() - {"classes", "remap"}:
             raise UsageError(f"{where}: its records name no files, so only classes can be chosen")
         heads, parts = iter(Names(records)), []

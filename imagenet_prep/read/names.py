@@ -30,8 +30,9 @@ class Names:
             records.bring_samples()
         else:
             logging.getLogger(__name__).warning(
-                f"{records.root} has no tables of samples, so each record is looked into for its "
-                "key. imagenet-prep adopt writes tables, and leaves the images as they are."
+                f"{records.dataset.where} has no tables of samples, so each record is "
+                "looked into for its key. imagenet-prep adopt writes tables, and leaves the "
+                "images as they are."
             )
 
     def of(self, shard: int) -> Iterable[Head]:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from imagenet_prep.core.address import is_remote
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.core.world import World
@@ -20,6 +19,7 @@ from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.feed import Feed
 from imagenet_prep.read.order import Order
 from imagenet_prep.read.records import Records
+from imagenet_prep.storage.opened import Dataset, open_dataset
 
 
 def open_feed(config: ReadConfig) -> tuple[Feed, dict[str, Any]]:
@@ -27,7 +27,8 @@ def open_feed(config: ReadConfig) -> tuple[Feed, dict[str, Any]]:
     world = config.world or World.from_environment()
     config = replace(config, world=world, backend=choose_backend(config))
     refuse_contradictions(config)
-    records = open_records(config.data_dir, config.split, config.cache_dir, config.cache_gb)
+    dataset = open_dataset(config.data_dir, parts=True)
+    records = open_records(dataset, config.split, config.cache_dir, config.cache_gb)
     if config.is_training and records.manifest.edition == OBJECTNET:
         raise UsageError(
             f"{config.data_dir}: {OBJECTNET}'s licence allows nobody to train or to tune on it: "
@@ -53,17 +54,16 @@ def open_feed(config: ReadConfig) -> tuple[Feed, dict[str, Any]]:
 
 
 def open_records(
-    data_dir: str,
+    dataset: Dataset,
     split: str,
     cache_dir: str | os.PathLike[str] | None = None,
     cache_gb: float | None = None,
 ) -> Records:
-    """Returns the records of a split; those of a remote set come through the node's cache."""
-    if not is_remote(data_dir):
-        return Records(Path(data_dir).expanduser(), split)
+    """Returns the records of a split; those of a remote dataset come through the node's cache."""
+    if dataset.store.as_folder is not None:
+        return Records(dataset, split)
     from imagenet_prep.read.cache import NodeCache
 
     folder = Path(cache_dir).expanduser() if cache_dir else naming.cache_folder()
     limit = None if cache_gb is None else round(cache_gb * 1e9)
-    cache = NodeCache(data_dir, folder, limit)
-    return Records(cache.root, split, cache)
+    return Records(dataset, split, NodeCache(dataset, folder, limit))

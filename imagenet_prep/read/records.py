@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import hashlib
 import itertools
 import os
 import threading
@@ -20,24 +19,14 @@ from imagenet_prep.core import regular_file
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import BadImageError, DataDamagedError, StoreError, UsageError
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset import (
-    class_list,
-    example,
-    jpeg,
-    keys,
-    manifest,
-    naming,
-    placement,
-    schema,
-    tfrecord,
-)
-from imagenet_prep.dataset.placement import WHOLE
+from imagenet_prep.dataset import example, jpeg, keys, naming, schema, tfrecord
 from imagenet_prep.read.fetch_ahead import Windows
 from imagenet_prep.read.gather import gather
 from imagenet_prep.read.held import HeldFile
 from imagenet_prep.read.index import most_bytes, parse
 from imagenet_prep.storage import open_files
 from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.opened import Dataset
 from imagenet_prep.storage.os_errors import storage_errors
 
 if TYPE_CHECKING:
@@ -58,7 +47,9 @@ class Records:
     Safe for threads.
 
     Attributes:
+      dataset: that they are of.
       manifest: of the data set.
+      root: the folder that holds the shards, or some of them.
       split: "train" or "validation".
       wnids: WNIDs by class index.
       shards: of the split.
@@ -66,32 +57,23 @@ class Records:
       placement: which of the shards are here.
     """
 
-    def __init__(self, root: Path, split: str, cache: NodeCache | None = None) -> None:
-        """Opens a split: reads the manifest and compares the size of every shard here with it.
+    def __init__(self, dataset: Dataset, split: str, cache: NodeCache | None = None) -> None:
+        """Opens a split, and compares the size of every shard here with the manifest.
 
         Args:
-          root: folder of the data set.
+          dataset: in a folder, or elsewhere.
           split: "train" or "validation".
-          cache: brings the shards into `root` one by one, where they lie elsewhere.
+          cache: brings the shards of a dataset elsewhere into a folder, one by one.
 
         Raises:
-          UsageError: no manifest, or no such split.
+          UsageError: there is no such split.
           DataDamagedError: shards or their indexes are missing or cut; all are named.
           StoreError: the system cannot read them.
         """
-        path = root / naming.MANIFEST
-        if cache is None and not root.is_dir():
-            raise UsageError(f"{root}: there is no such folder")
-        regular_file.refuse_other_kinds(path)
-        if not path.is_file():
-            raise UsageError(
-                f"{root}: no {naming.MANIFEST}, so nothing says what its labels mean. Prepare the "
-                "data set with imagenet-prep prepare, or, for TFRecords that are there already: "
-                f"imagenet-prep adopt {root}"
-            )
-        with storage_errors("read", path):
-            content = regular_file.read(path)
-        self.manifest = manifest.loads(content, str(path))
+        self.dataset, self.manifest = dataset, dataset.manifest
+        folder = cache or dataset.store.as_folder
+        assert folder is not None
+        self.root = root = folder.root
         if split not in self.manifest.splits:
             problem = f"no split {split!r}; there are: {', '.join(self.manifest.splits)}"
             if self.manifest.evaluates:
@@ -99,26 +81,15 @@ class Records:
                     f". {self.manifest.edition or 'This'} is a set to evaluate on: train on "
                     "another one, then evaluate on this one by imagenet-prep train --evaluate"
                 )
-            raise UsageError(f"{root}: {problem}")
-        self.root = root
+            raise UsageError(f"{dataset.where}: {problem}")
         self.split = split
         self._cache = cache
         self.shards = self.manifest.splits[split].shards
-        self.placement = WHOLE if cache is not None else placement.load(root, self.manifest)
+        self.placement = dataset.placement
         self.examples_per_shard = tuple(shard.examples for shard in self.shards)
         self._first = list(itertools.accumulate(self.examples_per_shard, initial=0))
         self._starts = np.array(self._first)
-        path = root / naming.LABELS
-        with storage_errors("read", path):
-            classes = class_list.parse(regular_file.read(path), str(path))
-        self.wnids = tuple(wnid for wnid, _ in classes)
-        found = hashlib.sha256("".join(f"{wnid}\n" for wnid in self.wnids).encode()).hexdigest()
-        if found != self.manifest.classes.digest:
-            raise DataDamagedError(
-                f"{path}: another class list than the manifest's: it has {len(classes):,}, "
-                f"expected {self.manifest.classes.count:,}. Copy the file again from where the "
-                "data set was made."
-            )
+        self.wnids = dataset.classes.wnids
         if cache is None:
             self._check_sizes()
         self._lock = threading.Lock()

@@ -6,7 +6,6 @@ error: the page shows it as a problem. Only receipts that name a shard of this d
 
 from __future__ import annotations
 
-import hashlib
 import io
 import itertools
 import re
@@ -19,15 +18,16 @@ from typing import NamedTuple, TypeVar
 
 from imagenet_prep.core import canonical, records
 from imagenet_prep.core.errors import DataDamagedError, StoreError
-from imagenet_prep.dataset import class_list, measures, naming, placement, samples
+from imagenet_prep.dataset import measures, naming
 from imagenet_prep.dataset.manifest import Manifest, Shard
 from imagenet_prep.dataset.measures import Measured
 from imagenet_prep.dataset.member import Incident, Origin
 from imagenet_prep.dataset.placement import Placement
-from imagenet_prep.storage import origins, tables
+from imagenet_prep.storage import origins
 from imagenet_prep.storage.ahead import ahead
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.store import Store
+from imagenet_prep.storage.opened import Dataset
+from imagenet_prep.storage.store import Readable
 
 # A receipt has some hundred kB. In memory, JSON takes up to twenty times its size.
 _MAX_JSON_BYTES = 16 << 20
@@ -100,9 +100,7 @@ class Facts:
     """What is known of one data set.
 
     Attributes:
-      store: where it lies.
-      manifest: its manifest.
-      part: which of its shards lie here.
+      dataset: the set; nothing of it is verified.
       classes: by class index.
       incidents: lines of quarantine.jsonl.
       problems: one sentence for each thing that is wrong.
@@ -116,9 +114,7 @@ class Facts:
       replicas: the last line of naming.REPLICAS about each place.
     """
 
-    store: Store
-    manifest: Manifest
-    part: Placement
+    dataset: Dataset
     classes: list[ClassName]
     incidents: list[Incident]
     problems: list[str]
@@ -127,9 +123,24 @@ class Facts:
     num_classes: dict[str, int] = field(default_factory=dict)
     tasks: list[Task] = field(default_factory=list)
     seconds_of: dict[str, float] = field(default_factory=dict)
-    source: Store | None = None
+    source: Readable | None = None
     source_files: dict[str, str] = field(default_factory=dict)
     replicas: list[Replica] = field(default_factory=list)
+
+    @property
+    def store(self) -> Readable:
+        """Where it is."""
+        return self.dataset.store
+
+    @property
+    def manifest(self) -> Manifest:
+        """Its manifest."""
+        return self.dataset.manifest
+
+    @property
+    def part(self) -> Placement:
+        """The part of its shards that is here."""
+        return self.dataset.placement
 
     @property
     def name(self) -> str:
@@ -157,8 +168,7 @@ class Facts:
     @property
     def shards(self) -> list[Shard]:
         """The shards that lie here, of all splits."""
-        splits = self.manifest.splits
-        return [shard for split in splits for shard in self.part.shards(self.manifest, split)]
+        return [shard for split in self.manifest.splits for shard in self.dataset.shards(split)]
 
     @property
     def num_shards(self) -> int:
@@ -198,24 +208,18 @@ class Facts:
         return data if len(data) == size else None
 
 
-def gather(
-    store: Store, manifest: Manifest, problems: list[str], source: Store | None = None
-) -> Facts:
-    """Returns the facts of the data set in `store`.
+def gather(dataset: Dataset, problems: list[str], source: Readable | None = None) -> Facts:
+    """Returns the facts of a dataset.
 
     Args:
-      store: where it lies.
-      manifest: its manifest, proven.
+      dataset: its manifest is proven, and nothing else needs to be.
       problems: what a check has found.
       source: where the archives lie; None for where runs of this user have read them.
     """
-    folder = store.as_folder
+    store = dataset.store
     facts = Facts(
-        store=store,
-        manifest=manifest,
-        # Only folders of hosts hold less.
-        part=placement.load(folder.root, manifest) if folder else placement.WHOLE,
-        classes=_classes(store, manifest),
+        dataset,
+        classes=_classes(dataset),
         incidents=list(filter(_is_shown, _lines(store, naming.QUARANTINE, Incident))),
         problems=list(problems),
         # The last line about each place counts.
@@ -223,7 +227,7 @@ def gather(
     )
     if source is not None:
         facts.source = source
-    elif (origin := origins.find(manifest.digest)) is not None:
+    elif (origin := origins.find(dataset.manifest.digest)) is not None:
         facts.source = LocalStore(Path(origin.root))
         facts.source_files = origin.files
     _read_receipts(facts)
@@ -270,7 +274,7 @@ def _read_receipts(facts: Facts) -> None:
 def _read_tables(facts: Facts) -> None:
     """Measures all images by the tables of samples; a table that is damaged is a problem."""
     shards = [shard for shard in facts.shards if shard.samples]
-    for shard, rows in zip(shards, tables.each(samples.parse, facts.store, shards), strict=True):
+    for shard, rows in zip(shards, facts.dataset.rows(shards), strict=True):
         try:
             found = measures.of(rows)
         except (DataDamagedError, StoreError) as error:
@@ -297,7 +301,7 @@ def _makes_sense(receipt: _Receipt) -> bool:
     )
 
 
-def _receipts(store: Store) -> Iterator[tuple[str, _Receipt]]:
+def _receipts(store: Readable) -> Iterator[tuple[str, _Receipt]]:
     """Yields (name of its stage's folder, receipt) in the order of their paths.
 
     A receipt that makes no sense is left out. The data set itself is not damaged then: only a plot
@@ -325,20 +329,13 @@ def _unless_refused(listing: Callable[[str], list[str]], folder: str) -> list[st
         return []
 
 
-def _classes(store: Store, manifest: Manifest) -> list[ClassName]:
-    """Returns the classes of the list that the manifest states; none where there is another file.
-
-    The page then says so, where it shows what verify has found. The file may be a link to anything.
-    """
-    data = _bytes(store, naming.LABELS, _MAX_LIST_BYTES)
-    stated = {file.sha256 for file in manifest.files if file.name == naming.LABELS}
-    if hashlib.sha256(data).hexdigest() not in stated:
-        return []
+def _classes(dataset: Dataset) -> list[ClassName]:
+    """Returns the classes; none if the list is damaged, which the check has found as well."""
     try:
-        rows = class_list.parse(data, naming.LABELS)
-    except DataDamagedError:
+        classes = dataset.labels
+    except (DataDamagedError, StoreError):
         return []
-    return [ClassName(*row) for row in rows]
+    return [ClassName(*row) for row in zip(classes.wnids, classes.words, strict=True)]
 
 
 def _is_shown(incident: Incident) -> bool:
@@ -346,7 +343,7 @@ def _is_shown(incident: Incident) -> bool:
     return all(0 <= number < _MAX_COUNT for number in numbers)
 
 
-def _lines(store: Store, name: str, kind: type[Item]) -> Iterator[Item]:
+def _lines(store: Readable, name: str, kind: type[Item]) -> Iterator[Item]:
     """Yields the lines of a list that are records of this kind."""
     lines = io.BytesIO(_bytes(store, name, _MAX_LIST_BYTES))
     for line in itertools.islice(lines, _MAX_LINES):
@@ -364,7 +361,7 @@ def _parsed(kind: type[Item], data: bytes) -> Item | None:
     return None
 
 
-def _bytes(store: Store, name: str, most: int) -> bytes:
+def _bytes(store: Readable, name: str, most: int) -> bytes:
     """Returns up to `most` bytes of a file; b"" for a pipe, a link in .work or a missing file."""
     try:
         return store.read(name, 0, most)

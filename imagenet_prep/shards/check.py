@@ -18,7 +18,7 @@ from imagenet_prep.dataset.manifest import File, Shard
 from imagenet_prep.dataset.problems import GivenUpError, Problems
 from imagenet_prep.storage.fetch import as_file
 from imagenet_prep.storage.remote import CHUNK_BYTES
-from imagenet_prep.storage.store import Store
+from imagenet_prep.storage.store import Readable
 
 # A line of an index has two numbers of up to 20 digits. A longer line is damaged.
 _MAX_LINE_BYTES = 64
@@ -42,7 +42,7 @@ class Expectation:
         be another than the record's.
     """
 
-    store: Store
+    store: Readable
     level: str
     wnids: Sequence[str]
     label_offset: int

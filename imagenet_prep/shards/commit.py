@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.dataset import class_list, naming
-from imagenet_prep.dataset.example import ABSENT
+from imagenet_prep.dataset import naming, tfds
+from imagenet_prep.dataset.claims import tfds_files
+from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.manifest import File, Manifest, Split
 from imagenet_prep.dataset.member import QUARANTINED, REPAIRED, Incident
-from imagenet_prep.shards import tfds
 from imagenet_prep.shards.samples_root import root_of
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.storage.store import Store
@@ -27,7 +27,7 @@ def publish(
     draft: Manifest,
     *,
     incidents: Iterable[Incident],
-    labels_file: bytes,
+    classes: ClassList,
     name: str = tfds.IMAGENET,
 ) -> Manifest:
     """Publishes the small files and then dataset.json; returns the manifest.
@@ -37,24 +37,19 @@ def publish(
       draft: the manifest; its quarantined, repaired and files are filled in here, and the roots
         of splits.
       incidents: lines of quarantine.jsonl, of all splits, in any order.
-      labels_file: content of labels.txt.
-      name: of the data set, for `shards.tfds`.
+      classes: for labels.txt.
+      name: of the data set, for `dataset.tfds`.
 
     Raises:
       IncompleteError: the disk is full, or a published file is gone. Then there is no manifest.
       DataDamagedError: nor where a table of samples is not what was published.
     """
-    missing, offset = draft.lacks, draft.label_offset
-    wnids = [wnid for wnid, _ in class_list.parse(labels_file, naming.LABELS)]
     splits = {name: with_root(store, split) for name, split in draft.splits.items()}
     incidents = sorted(incidents, key=lambda incident: incident.key)
     contents = {
-        naming.LABELS: labels_file,
+        naming.LABELS: classes.render(),
+        **tfds_files(draft, classes),
         naming.QUARANTINE: b"".join(canonical.dumps(incident) + b"\n" for incident in incidents),
-        naming.TFDS_FEATURES: tfds.features(
-            len(wnids) + offset, [key for key in missing if missing[key] == ABSENT]
-        ),
-        naming.TFDS_LABELS: tfds.label_names(wnids, offset),
         naming.TFDS_INFO: tfds.dataset_info(
             name, {name: split.shards for name, split in splits.items()}, draft.subset
         ),

@@ -1,25 +1,22 @@
 """What differs between two data sets, image by image, from their tables of samples alone.
 
-Sets with equal roots are equal, and no table is read. Of others, tables that both have are passed
-over; so a set is compared with one that was made of it in no time. The samples of all other tables
-are sorted on the disk, a side each, and held against each other a range of keys at a time.
+If the roots and sizes that both manifests state are equal, no table is read. Of other sets, tables
+that both have are passed over; so a set is compared with one that was made of it in no time. The
+samples of all other tables are sorted on the disk, a side each, and held against each other a range
+of keys at a time.
 """
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+import itertools
+from collections.abc import Collection, Iterator, Sequence
 
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.dataset import class_list, naming, samples, schema
-from imagenet_prep.dataset.difference import Difference, Stored
-from imagenet_prep.dataset.manifest import Manifest, Shard, demand_samples
+from imagenet_prep.dataset import naming, schema
+from imagenet_prep.dataset.difference import ONLY_IN_A, ONLY_IN_B, Difference, Stored
 from imagenet_prep.shards import runs
-from imagenet_prep.storage import scratch, tables
-from imagenet_prep.storage.small_file import small_file
-from imagenet_prep.storage.store import Readable
+from imagenet_prep.storage import scratch
+from imagenet_prep.storage.opened import Dataset
 
 # An entry of a run is a key, a byte of 0, what is compared (class, bytes, width, height, sha256), a
 # byte of 0, the number of the shard and that of the record, and the end of the line.
@@ -27,53 +24,39 @@ _SHARD_DIGITS, _RECORD_DIGITS = 5, 9
 _PLACE = _SHARD_DIGITS + _RECORD_DIGITS + 1
 
 
-@dataclass(frozen=True)
-class Side:
-    """One of the two data sets.
-
-    Attributes:
-      place: where it lies.
-      manifest: its manifest.
-    """
-
-    place: Readable
-    manifest: Manifest
-
-    def wnids(self) -> list[str]:
-        """Returns the ids of its classes, by class index.
-
-        Raises:
-          ManifestError: labels.txt is not the one that the manifest names.
-        """
-        content = small_file(self.place, self.manifest, naming.LABELS)
-        return [wnid for wnid, _ in class_list.parse(content, self.place.where(naming.LABELS))]
-
-    def shards(self, split: str) -> Sequence[Shard]:
-        """Returns the shards of a split; none where it has no such split."""
-        return self.manifest.splits[split].shards if split in self.manifest.splits else ()
+# The keys of one set only that are looked for in the tables that both have, at a time.
+_MOST_KEYS = 1 << 20
 
 
-def splits_that_differ(a: Side, b: Side) -> list[str]:
-    """Returns the splits whose images or labels are not the same, by their roots alone.
+def splits_that_differ(a: Dataset, b: Dataset) -> list[str]:
+    """Returns the splits whose images or labels are not the same, by both manifests alone.
 
     Raises:
       UsageError: a set has no tables.
     """
     for side in (a, b):
-        demand_samples(side.manifest, side.place.where())
-    roots = [
-        {split: each.samples_root for split, each in side.manifest.splits.items()}
+        side.demand_samples()
+    stated = [
+        {name: (split.samples_root, split.examples) for name, split in side.manifest.splits.items()}
         for side in (a, b)
     ]
-    same_classes = a.manifest.classes.digest == b.manifest.classes.digest
+    same_classes = a.classes.wnids == b.classes.wnids
     return [
         split
         for split in schema.SPLITS
-        if roots[0].get(split) != roots[1].get(split) or (split in roots[0] and not same_classes)
+        if stated[0].get(split) != stated[1].get(split) or (split in stated[0] and not same_classes)
     ]
 
 
-def differences(a: Side, b: Side, splits: Sequence[str]) -> Iterator[Difference]:
+def common_tables(a: Dataset, b: Dataset, split: str) -> frozenset[str]:
+    """Returns the sha256 of the tables of a split that both sets have, and that mean the same."""
+    if a.classes.wnids != b.classes.wnids:
+        return frozenset()
+    of_a, of_b = ({each.samples_sha256 for each in side.shards(split)} for side in (a, b))
+    return frozenset(of_a & of_b)
+
+
+def differences(a: Dataset, b: Dataset, splits: Sequence[str]) -> Iterator[Difference]:
     """Yields the images that are not the same, split by split, in the order of their keys.
 
     Args:
@@ -81,36 +64,61 @@ def differences(a: Side, b: Side, splits: Sequence[str]) -> Iterator[Difference]
       splits: as `splits_that_differ` returned them.
 
     Raises:
-      DataDamagedError: a table, or a class list, is not what a run of this program wrote.
+      DataDamagedError: a table is not what a run of this program wrote, or has a key twice.
       StoreError, IncompleteError: it cannot be read, or the disk below TMPDIR is full.
     """
-    sides, wnids = (a, b), (a.wnids(), b.wnids())
-    classes = sorted({*wnids[0], *wnids[1]})
+    sides, same_classes = (a, b), a.classes.wnids == b.classes.wnids
+    classes = sorted({*a.classes.wnids, *b.classes.wnids})
     number_of = {wnid: number for number, wnid in enumerate(classes)}
-    labels = [[number_of[wnid] for wnid in each] for each in wnids]
+    labels = [[number_of[wnid] for wnid in side.classes.wnids] for side in sides]
     for split in splits:
-        common: set[str] = set()
-        if wnids[0] == wnids[1]:
-            of_a, of_b = ({one.samples_sha256 for one in side.shards(split)} for side in sides)
-            common = of_a & of_b
+        common = common_tables(a, b, split)
         with scratch.place() as folder:
             files = [
                 runs.write(folder, name, _entries(side, split, of_side, common))
                 for name, side, of_side in zip("ab", sides, labels, strict=True)
             ]
             found = False
+            # A key of one set only may yet be in a table that both have, and so twice in this set.
+            alone: tuple[set[str], set[str]] = (set(), set())
             for entries in runs.side_by_side(files):
                 for difference in _between(split, sides, classes, entries):
                     found = True
+                    for side, keys, kind in zip(sides, alone, (ONLY_IN_A, ONLY_IN_B), strict=True):
+                        if common and difference.kinds == [kind]:
+                            keys.add(difference.key)
+                            if len(keys) == _MOST_KEYS:
+                                _refuse_twice(side, split, keys, common)
+                                keys.clear()
                     yield difference
-        if not found and wnids[0] == wnids[1]:
+            for side, keys in zip(sides, alone, strict=True):
+                _refuse_twice(side, split, keys, common)
+        if not found and same_classes:
             raise DataDamagedError(
-                f"{a.place.where()} and {b.place.where()}: the roots of {split} differ, and no "
-                "image does. One of the manifests is wrong: run imagenet-prep verify on both."
+                f"{a.where} and {b.where}: the roots of {split} differ, and no image "
+                "does. One of the manifests is wrong: run imagenet-prep verify on both."
             )
 
 
-def _entries(side: Side, split: str, labels: Sequence[int], common: set[str]) -> Iterator[bytes]:
+def _refuse_twice(side: Dataset, split: str, keys: set[str], common: Collection[str]) -> None:
+    """Raises DataDamagedError if one of some keys is also in a table that both sets have."""
+    shards = [shard for shard in side.shards(split) if keys and shard.samples_sha256 in common]
+    for shard, heads in zip(shards, side.heads(shards), strict=True):
+        for record, (_, key, _) in enumerate(heads):
+            if key in keys:
+                raise _twice(side, split, shard.name, record)
+
+
+def _twice(side: Dataset, split: str, shard: str, record: int) -> DataDamagedError:
+    return DataDamagedError(
+        f"{side.store.where(naming.samples_name(shard))}: line {record + 2:,} has a key that is in "
+        f"another line of {split} as well. Run imagenet-prep verify."
+    )
+
+
+def _entries(
+    side: Dataset, split: str, labels: Sequence[int], common: Collection[str]
+) -> Iterator[bytes]:
     """Yields a line for each sample: key, what is compared, and where it lies.
 
     Args:
@@ -123,8 +131,7 @@ def _entries(side: Side, split: str, labels: Sequence[int], common: set[str]) ->
         for number, shard in enumerate(side.shards(split))
         if shard.samples_sha256 not in common
     ]
-    parse = partial(samples.heads, num_classes=len(labels), images=True)
-    found = tables.each(parse, side.place, (shard for _, shard in shards))
+    found = side.heads((shard for _, shard in shards), images=True)
     for (number, _), heads in zip(shards, found, strict=True):
         for record, (index, key, image) in enumerate(heads):
             place = number, record
@@ -133,29 +140,35 @@ def _entries(side: Side, split: str, labels: Sequence[int], common: set[str]) ->
 
 def _between(
     split: str,
-    sides: tuple[Side, Side],
+    sides: tuple[Dataset, Dataset],
     classes: Sequence[str],
     entries: Sequence[list[bytes]],
 ) -> Iterator[Difference]:
     """Yields the differences between the sorted entries of some keys."""
-    places = [{entry[:-_PLACE]: entry[-_PLACE:] for entry in each} for each in entries]
-    differing = places[0].keys() ^ places[1].keys()
-    found: dict[bytes, list[Stored | None]] = {}
-    for entry in sorted(differing):
-        key, compared, _ = entry.split(b"\0")
-        label, _, width, height, sha256 = compared.decode().split(",")
-        at = int(entry not in places[0])
-        place = places[at][entry]
-        shard = sides[at].shards(split)[int(place[:_SHARD_DIGITS])].name
-        record = int(place[_SHARD_DIGITS:])
-        after = bisect.bisect_right(entries[at], entry + place)
-        beside = entries[at][max(after - 2, 0) : after + 1]
-        if sum(each.startswith(key + b"\0") for each in beside) > 1:
-            raise DataDamagedError(
-                f"{sides[at].place.where(naming.samples_name(shard))}: line {record + 2:,} has a "
-                f"key that is in another line of {split} as well. Run imagenet-prep verify."
-            )
-        of_key = found.setdefault(key, [None, None])
-        of_key[at] = Stored(classes[int(label)], int(width), int(height), sha256, shard, record)
-    for key, (a, b) in found.items():
-        yield Difference(split, key.decode(), a, b)
+
+    def place(at: int, entry: bytes) -> tuple[str, int]:
+        where = entry[-_PLACE:]
+        shard = sides[at].manifest.splits[split].shards[int(where[:_SHARD_DIGITS])]
+        return shard.name, int(where[_SHARD_DIGITS:])
+
+    rests = [dict(entry.split(b"\0", 1) for entry in of_side) for of_side in entries]
+    for at, (side, of_side) in enumerate(zip(sides, entries, strict=True)):
+        if len(rests[at]) < len(of_side):
+            keys = (entry.partition(b"\0")[0] for entry in of_side)
+            pairs = zip(itertools.pairwise(keys), of_side[1:], strict=True)
+            second = next(entry for (one, other), entry in pairs if one == other)
+            raise _twice(side, split, *place(at, second))
+    of_a, of_b = rests
+    differing = [
+        key for key, rest in of_a.items() if of_b.get(key, b"")[:-_PLACE] != rest[:-_PLACE]
+    ]
+    for key in sorted(itertools.chain(differing, of_b.keys() - of_a.keys())):
+        stored: list[Stored | None] = []
+        for at, rest in enumerate(each.get(key) for each in rests):
+            if rest is None:
+                stored.append(None)
+                continue
+            label, _, width, height, sha256 = rest[: -_PLACE - 1].decode().split(",")
+            one = classes[int(label)], int(width), int(height), sha256, *place(at, rest)
+            stored.append(Stored(*one))
+        yield Difference(split, key.decode(), *stored)

@@ -7,43 +7,82 @@ sorted on the disk, since 14 million of them do not fit into memory.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 
+from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import merkle, samples
 from imagenet_prep.dataset.manifest import Split
 from imagenet_prep.dataset.samples import Head, Sample
 from imagenet_prep.shards import runs
 from imagenet_prep.storage import scratch, tables
-from imagenet_prep.storage.store import Store
+from imagenet_prep.storage.opened import Dataset
+from imagenet_prep.storage.store import Readable
 
 
-def root_of(store: Store, split: Split) -> str:
+def wrong_roots(dataset: Dataset) -> list[str]:
+    """Returns what is wrong with the samples of each split that are here, though tables fit.
+
+    Of one node's part of a partitioned set, only keys can be compared.
+    """
+    problems = []
+    for name, split in dataset.manifest.splits.items():
+        try:
+            root = root_of(dataset.store, replace(split, shards=dataset.shards(name)))
+        except DataDamagedError as error:
+            problems.append(str(error))
+            continue
+        if dataset.placement.nodes == 1 and root != split.samples_root:
+            problems.append(
+                f"{name}: the root of its tables of samples is {root}, the manifest says "
+                f"{split.samples_root}"
+            )
+    return problems
+
+
+def root_of(store: Readable, split: Split) -> str:
     """Returns the root of a split whose tables lie in a store, each proven.
 
     Raises:
-      DataDamagedError: a table is not what the manifest says.
+      DataDamagedError: a table is not what the manifest says, or a key is there twice.
       StoreError: it cannot be read.
       IncompleteError: the disk for temporary files is full.
     """
     parse = partial(samples.heads, images=True)
-    return _root(itertools.chain.from_iterable(tables.each(parse, store, split.shards)))
+    heads = itertools.chain.from_iterable(tables.each(parse, store, split.shards))
+    return _root(heads, store.where())
 
 
-def samples_root(rows: Iterable[Sample]) -> str:
+def samples_root(rows: Iterable[Sample], where: str = "") -> str:
     """Returns the root of a split in hex.
 
     Args:
       rows: of all its shards, in any order; read once.
+      where: how errors call the set; if it is given, a key must not be there twice.
 
     Raises:
       IncompleteError: the disk is full: sorted samples are put below TMPDIR, 150 bytes each.
     """
-    return _root(row.head for row in rows)
+    return _root((row.head for row in rows), where)
 
 
-def _root(heads: Iterable[Head]) -> str:
+def _root(heads: Iterable[Head], where: str) -> str:
     with scratch.place() as folder:
         files = runs.write(folder, "samples", map(samples.entry, heads))
         lines = (line for (of_range,) in runs.side_by_side([files]) for line in of_range)
-        return merkle.root(line[line.index(b"\0") + 1 : -1] for line in lines)
+        return merkle.root(_leaves(lines, where))
+
+
+def _leaves(lines: Iterable[bytes], where: str) -> Iterator[bytes]:
+    """Yields what the tree is over, from sorted entries."""
+    before = None
+    for line in lines:
+        key, _, leaf = line.partition(b"\0")
+        if key == before and where:
+            raise DataDamagedError(
+                f"{where}: the key {key.decode()} is in the tables of one split twice, so it "
+                "names no image. Make the set again from where it came from."
+            )
+        before = key
+        yield leaf[:-1]

@@ -14,8 +14,8 @@ from typing import Any
 
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.editions import Edition
 from imagenet_prep.sources import labels, pickles, published, source, tar
-from imagenet_prep.sources.editions import Edition
 from imagenet_prep.sources.scan import scan
 from imagenet_prep.sources.source import Encode, IndexTask, PackedImage
 

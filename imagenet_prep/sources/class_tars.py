@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from imagenet_prep.core.errors import SourceError, UsageError
-from imagenet_prep.dataset import schema
-from imagenet_prep.sources import editions, ilsvrc, labels, lemmas, source
-from imagenet_prep.sources.editions import FALL11, WINTER21
+from imagenet_prep.dataset import editions, schema
+from imagenet_prep.dataset.class_list import ClassList
+from imagenet_prep.dataset.editions import FALL11, WINTER21
+from imagenet_prep.sources import ilsvrc, labels, lemmas, source
 from imagenet_prep.sources.ilsvrc import CLASS_TAR
-from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.scan import File
 from imagenet_prep.storage.os_errors import demand_disk
 from imagenet_prep.storage.remote_archives import open_archives

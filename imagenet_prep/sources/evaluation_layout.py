@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from imagenet_prep.core import records
 from imagenet_prep.core.errors import SourceError, some
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset import schema
+from imagenet_prep.dataset import editions, schema
+from imagenet_prep.dataset.editions import Edition
 from imagenet_prep.dataset.keys import CORRUPTIONS, WNID
-from imagenet_prep.sources import editions, labels
-from imagenet_prep.sources.editions import Edition
+from imagenet_prep.sources import labels
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,2}")
 # More numbers than a set of one's own has for classes.

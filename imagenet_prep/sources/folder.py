@@ -19,10 +19,11 @@ from typing import ClassVar
 
 from imagenet_prep.core.errors import SourceError, UsageError, some
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset import keys, naming, schema
+from imagenet_prep.dataset import editions, keys, naming, schema
+from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.ignored import ending, in_words, most_frequent
 from imagenet_prep.dataset.member import MAX_IMAGE_BYTES, Member
-from imagenet_prep.sources import editions, labels, layout, lemmas, listing, source
+from imagenet_prep.sources import labels, layout, lemmas, listing, source
 from imagenet_prep.sources.scan import File, hidden_files, subfolders
 from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage.archive import Range
@@ -215,7 +216,7 @@ def find(root: Path, splits: Sequence[str], *, follow_links: bool = False) -> Fo
     return Folder(classes, tuple(parts), base, truth, inside, is_own, tasks=tuple(tasks))
 
 
-def is_imagenet(classes: labels.ClassList, folders: Iterable[str]) -> bool:
+def is_imagenet(classes: ClassList, folders: Iterable[str]) -> bool:
     """Returns whether class folders hold images of ImageNet, whole or not."""
     names = {path.rpartition("/")[2] for path in folders}
     editions_called = (editions.called(name, len(classes.wnids)) for name in names)
@@ -242,7 +243,7 @@ def _first(folders: Sequence[Path], *names: str) -> Path | None:
 
 
 def _validation(
-    devkit: labels.Devkit | None, beside: Sequence[Path], classes: labels.ClassList, root: Path
+    devkit: labels.Devkit | None, beside: Sequence[Path], classes: ClassList, root: Path
 ) -> dict[str, int]:
     """Returns the class index by stem of the validation images, from the first list there is."""
     if devkit is not None:
@@ -261,7 +262,7 @@ def _validation(
     )
 
 
-def _classes_of(base: Path, folders: dict[str, str]) -> labels.ClassList:
+def _classes_of(base: Path, folders: dict[str, str]) -> ClassList:
     """Returns the official class list, or one of the folders' names."""
     first = folders.get(schema.TRAIN) or folders[schema.VALIDATION]
     names = subfolders(base / first)
@@ -282,7 +283,7 @@ def _classes_of(base: Path, folders: dict[str, str]) -> labels.ClassList:
     return labels.classes_called(names, str(base / first))
 
 
-def _class_folders(folder: Path, classes: labels.ClassList) -> dict[int, str]:
+def _class_folders(folder: Path, classes: ClassList) -> dict[int, str]:
     """Returns the names of the class folders there are by class index, in that order."""
     found = {}
     for name in subfolders(folder):
@@ -318,7 +319,7 @@ def _beside_classes(folder: Path, *, by_content: bool) -> Counter[str]:
     return ignored
 
 
-def _read_mapping(path: Path) -> labels.ClassList:
+def _read_mapping(path: Path) -> ClassList:
     lines = source.read_list(path).splitlines()
     rows = sorted(line.partition(" ")[::2] for line in lines if line.strip())
     odd = [wnid for wnid, _ in rows if not keys.WNID.fullmatch(wnid)]
@@ -326,7 +327,7 @@ def _read_mapping(path: Path) -> labels.ClassList:
         raise SourceError(
             f"{path}: expected a line 'WNID words' for each class, once. Get it again from Kaggle."
         )
-    classes = labels.ClassList(tuple(row[0] for row in rows), tuple(row[1].strip() for row in rows))
+    classes = ClassList(tuple(row[0] for row in rows), tuple(row[1].strip() for row in rows))
     return labels.official_classes() if classes.official else classes
 
 
@@ -344,7 +345,7 @@ def _read_solution(path: Path) -> list[tuple[str, str]]:
 
 
 def _class_indices(
-    rows: Sequence[tuple[str, str]], classes: labels.ClassList, path: Path
+    rows: Sequence[tuple[str, str]], classes: ClassList, path: Path
 ) -> dict[str, int]:
     found: dict[str, int] = {}
     for number, (stem, wnid) in enumerate(rows, start=1):

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset import keys, schema
+from imagenet_prep.dataset import editions, keys, schema
+from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.keys import VALIDATION_NAME
 from imagenet_prep.dataset.member import Member
-from imagenet_prep.sources import editions, labels, published, source, tar
-from imagenet_prep.sources.labels import ClassList
+from imagenet_prep.sources import labels, published, source, tar
 from imagenet_prep.sources.member_reader import MemberReader, TarReader
 from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage.archive import ArchiveReader, Range

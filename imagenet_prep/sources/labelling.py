@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.keys import WNID
-from imagenet_prep.sources.labels import ClassList, official_classes
+from imagenet_prep.sources.labels import official_classes
 
 # There may be as many contradicting labels as records.
 _MAX_EXAMPLES_IN_MESSAGE = 5

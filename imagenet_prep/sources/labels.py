@@ -8,18 +8,17 @@ result is compared with known answers.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import itertools
 import struct
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from importlib import resources
 
 from imagenet_prep.core.errors import SourceError
-from imagenet_prep.dataset import class_list, schema
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.class_list import ClassList, digest_of
 from imagenet_prep.sources import mat, published, tar
 from imagenet_prep.storage.remote_path import Location
 
@@ -36,8 +35,6 @@ _MAX_DIGITS = 10
 _NO_META = (ValueError, LookupError, TypeError, OverflowError, struct.error, zlib.error)
 
 
-# sha256 of ILSVRC2012's 1000 sorted WNIDs, one a line.
-OFFICIAL_DIGEST = "70002b0ff5de60a3a17a82dbfcff291931f96225ddf941ad2e182fc39e183d15"
 # sha256 of the 50,000 validation WNIDs in the order of their file names, one a line.
 OFFICIAL_VALIDATION_DIGEST = "313fc3f23c864dde9183c9a368809065765dd1b657a6904fded44e3e46d34604"
 # The first ten of them. In ILSVRC2012_ID order the first would be class 489, not 65.
@@ -53,44 +50,6 @@ CANARIES = (
     "n03794056",
     "n02328150",
 )
-
-
-@dataclass(frozen=True)
-class ClassList:
-    """The classes of a data set; ILSVRC2012's are sorted by WNID.
-
-    Attributes:
-      wnids: WordNet ids, or other names without blanks; the position is the class index.
-      words: the same classes in words.
-    """
-
-    wnids: tuple[str, ...]
-    words: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        """Refuses what labels.txt cannot hold."""
-        class_list.demand_short(itertools.chain(self.wnids, self.words), "the source")
-
-    @cached_property
-    def index(self) -> dict[str, int]:
-        """Class index by WNID."""
-        return {wnid: i for i, wnid in enumerate(self.wnids)}
-
-    @cached_property
-    def digest(self) -> str:
-        """The sha256 of the WNIDs, one a line."""
-        return _digest(self.wnids)
-
-    @property
-    def official(self) -> bool:
-        """Whether these are ILSVRC2012's 1000 classes."""
-        return self.digest == OFFICIAL_DIGEST
-
-    def render(self) -> bytes:
-        """Returns labels.txt: WNID, a space, words, one class a line in class-index order."""
-        return "".join(
-            f"{wnid} {words}\n" for wnid, words in zip(self.wnids, self.words, strict=True)
-        ).encode()
 
 
 @dataclass(frozen=True)
@@ -196,17 +155,13 @@ def check_canaries(wnids: Sequence[str], path: Location | str) -> None:
                 f"{path}: ILSVRC2012_val_{number:08d}.JPEG would get {found}, it is {expected}. "
                 f"The labels are in another order than the file names. {_ADVICE}"
             )
-    if _digest(wnids) != OFFICIAL_VALIDATION_DIGEST:
+    if digest_of(wnids) != OFFICIAL_VALIDATION_DIGEST:
         raise SourceError(
             f"{path}: the {len(wnids):,} validation labels are not ILSVRC2012's 50,000. {_ADVICE}"
         )
 
 
 _ADVICE = f"Use the original {DEVKIT} (md5 {published.DEVKIT.md5})."
-
-
-def _digest(wnids: Sequence[str]) -> str:
-    return hashlib.sha256("".join(f"{wnid}\n" for wnid in wnids).encode()).hexdigest()
 
 
 def _leaf_synsets(path: Location, meta: bytes) -> list[tuple[int, str, str]]:

@@ -16,8 +16,8 @@ from pathlib import Path
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.editions import Edition
 from imagenet_prep.sources import labels, packed, source
-from imagenet_prep.sources.editions import Edition
 from imagenet_prep.sources.source import Encode, IndexTask, PackedImage
 
 _PREFIX = {schema.TRAIN: "train", schema.VALIDATION: "t10k"}

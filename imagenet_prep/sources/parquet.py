@@ -20,6 +20,7 @@ from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import SourceError, UsageError, some
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import keys, schema
+from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.sources import labels, pages, source
 from imagenet_prep.sources.source import IndexTask, PackedImage
 from imagenet_prep.storage.os_errors import demand_disk
@@ -229,7 +230,7 @@ def _base(image: dict[str, Any]) -> str:
     return str(image["path"] or "").rpartition("/")[2]
 
 
-def _classes(path: Path) -> labels.ClassList:
+def _classes(path: Path) -> ClassList:
     """Returns the official list where the names of images prove it, else the schema's names.
 
     The proof: the path of each of the first rows carries a WNID, and its place among

@@ -18,9 +18,9 @@ import numpy as np
 from imagenet_prep.core.errors import DataDamagedError, SourceError, UsageError
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import recordio, schema
+from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import labels, source
-from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.scan import refuse_link_out
 from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage.archive import ArchiveReader

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from imagenet_prep.core.errors import SourceError, UsageError, some
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset import manifest, naming, schema
-from imagenet_prep.storage import manifests
+from imagenet_prep.dataset import naming, schema
+from imagenet_prep.dataset.manifest import Manifest
+from imagenet_prep.storage.opened import Dataset, demand_file, open_dataset
 from imagenet_prep.storage.remote import Stat
 from imagenet_prep.storage.store import Store
 
@@ -60,12 +61,17 @@ class TfrecordSet:
     Attributes:
       store: where they lie.
       splits: shards by split, in order, none missing.
-      manifest: of the set, where this program made it.
+      dataset: the set, if this program made it.
     """
 
     store: Store
     splits: dict[str, tuple[ShardFile, ...]]
-    manifest: manifest.Manifest | None
+    dataset: Dataset | None
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """The manifest of the set, if this program made it."""
+        return self.dataset.manifest if self.dataset else None
 
 
 def find(store: Store) -> TfrecordSet:
@@ -75,12 +81,12 @@ def find(store: Store) -> TfrecordSet:
       UsageError: there is none.
       IncompleteError, StoreError: a server does not answer, or refuses.
       SourceError: shards are missing, or shards of two sets lie there.
-      ManifestError: its dataset.json is damaged.
+      ManifestError: its dataset.json is damaged, or not true.
     """
     where = store.where()
     if (local := store.as_folder) and not local.root.is_dir():
         raise UsageError(f"{where}: no such folder")
-    manifests.demand_file(store)
+    demand_file(store)
     there = store.list_folder()
     files: dict[str, dict[tuple[str, int], dict[int, str]]] = {}
     stats: dict[str, Stat] = {}
@@ -97,12 +103,10 @@ def find(store: Store) -> TfrecordSet:
             "train-00000-of-01024 (or from 00001, or imagenet2012-train.tfrecord-00000-of-01024), "
             "flat or in train/ and validation/."
         )
-    known: manifest.Manifest | None = None
-    sha256: dict[str, str] = {}
-    if naming.MANIFEST in stats:
-        known = manifests.read(store)
-        sha256 = {shard.name: shard.sha256 for s in known.splits.values() for shard in s.shards}
-    if len(files) > 1 and not (known and known.evaluates):
+    known = open_dataset(store) if naming.MANIFEST in stats else None
+    stated = known.manifest.splits.values() if known else ()
+    sha256 = {shard.name: shard.sha256 for split in stated for shard in split.shards}
+    if len(files) > 1 and not (known and known.manifest.evaluates):
         files.pop(schema.TEST, None)  # other programs call images so that have no labels
     splits = {
         split: tuple(

@@ -15,12 +15,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from imagenet_prep.core.errors import ImagenetPrepError, SourceError
-from imagenet_prep.dataset import keys
+from imagenet_prep.dataset import editions, keys
+from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.keys import WNID
 from imagenet_prep.dataset.member import Member
-from imagenet_prep.sources import editions
 from imagenet_prep.sources.evaluation_layout import Layout
-from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.member_reader import MemberReader
 from imagenet_prep.sources.scan import File, refuse_link_out
 from imagenet_prep.storage.archive import RangeReader
@@ -113,7 +112,7 @@ class Source(ABC):
 
     @property
     def name(self) -> str:
-        """What the data set is called; `shards.tfds` makes TFDS's name of it."""
+        """What the data set is called; `dataset.tfds` makes TFDS's name of it."""
         if self.evaluation is not None:
             return re.sub(r"\W", "_", self.evaluation.edition.name)
         return "imagenet2012" if self.is_ilsvrc else self.other_name

@@ -18,10 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from imagenet_prep.core.errors import DataDamagedError, StoreError
 from imagenet_prep.dataset import (
-    class_list,
     keys,
-    manifest,
-    naming,
     protobuf,
     schema,
     tfds_record,
@@ -31,10 +28,9 @@ from imagenet_prep.dataset.member import NO_BOXES, Boxes, Member
 from imagenet_prep.dataset.problems import GivenUpError, Problems
 from imagenet_prep.dataset.protobuf import Value
 from imagenet_prep.sources.labelling import Labelling, LabelUse
-from imagenet_prep.sources.labels import ClassList, classes_called, official_classes
+from imagenet_prep.sources.labels import classes_called, official_classes
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
 from imagenet_prep.storage.fetch import as_file, hashed
-from imagenet_prep.storage.small_file import small_file
 from imagenet_prep.storage.store import Store
 
 _TFDS_KEYS = {tfds_record.IMAGE, tfds_record.LABEL, tfds_record.NAME}
@@ -235,8 +231,8 @@ def known_labelling(found: TfrecordSet, splits: Sequence[str]) -> Labelling | No
     list differs the more, the later it stands. Reading then holds every record against it.
     Of any other set that TensorFlow Datasets has written, its list of labels says it.
     """
-    if found.manifest is not None:
-        return Labelling(listed_classes(found.store, found.manifest), found.manifest.label_offset)
+    if found.dataset is not None:
+        return Labelling(found.dataset.classes, found.dataset.manifest.label_offset)
     shards = dict.fromkeys(
         shard for s in splits for shard in (found.splits[s][0], found.splits[s][-1])
     )
@@ -275,12 +271,6 @@ def label_uses(store: Store, shard: ShardFile, damage: Problems) -> list[LabelUs
                 use = LabelUse(entry.name, entry.text, entry.label, 0, where(shard, record))
             counts[key] = use._replace(examples=use.examples + 1)
     return list(counts.values())
-
-
-def listed_classes(store: Store, there: manifest.Manifest) -> ClassList:
-    """Returns the class list of a data set of ours."""
-    rows = class_list.parse(small_file(store, there, naming.LABELS), store.where(naming.LABELS))
-    return ClassList(tuple(wnid for wnid, _ in rows), tuple(words for _, words in rows))
 
 
 def _boxes(features: dict[str, Value]) -> Boxes:

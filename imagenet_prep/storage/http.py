@@ -37,6 +37,10 @@ _HEAD_BYTES = 512
 _MOST_REQUESTS = 10
 
 
+class _EmptyError(StoreError):
+    """A file has no first byte."""
+
+
 class Http:
     """Files below an address, as `Remote`; safe for threads."""
 
@@ -53,7 +57,10 @@ class Http:
     def stat(self, name: str) -> Stat:
         """As for `Remote`."""
         # Not HEAD: servers that sign addresses refuse it, and a login page shows in the body.
-        with self._get(name, {"Range": f"bytes=0-{_HEAD_BYTES - 1}"}) as response:
+        with (
+            contextlib.suppress(_EmptyError),
+            self._get(name, {"Range": f"bytes=0-{_HEAD_BYTES - 1}"}) as response,
+        ):
             ranges = response.status_code == 206
             size = _total_size(response)
             if size is None:
@@ -65,6 +72,7 @@ class Http:
             if head.lstrip().lower().startswith((b"<!doctype", b"<html")):
                 _refuse_web_page(self.where(name), response)
             return Stat(size, _validator(response.headers), ranges)
+        return Stat(0, "", ranges=False)
 
     def read(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
         """As for `Remote`."""
@@ -196,7 +204,7 @@ def _check_status(where: str, response: requests.Response) -> None:
             "that holds the archives under their own names."
         )
     if status == 416 and response.headers.get("Content-Range", "").endswith("*/0"):
-        raise StoreError(f"{where}: the file is empty. Use another mirror.")
+        raise _EmptyError(f"{where}: the file is empty.")
     if status in (412, 416):
         changed(where)
     raise StoreError(

@@ -26,41 +26,7 @@ if TYPE_CHECKING:
 
 
 class Readable(Protocol):
-    """Where a data set lies that is only read: files by names relative to it; safe for threads."""
-
-    @property
-    def as_folder(self) -> LocalStore | None:
-        """The folder that it is; None where it is none."""
-
-    def where(self, name: str = "") -> str:
-        """Returns how messages call the data set, or a file of it."""
-
-    def size(self, name: str) -> int | None:
-        """Returns the bytes of a file, or None where there is none."""
-
-    def list_folder(self) -> list[str]:
-        """Returns the sorted names of files and folders in it."""
-
-    def read(self, name: str) -> bytes:
-        """Returns a whole small file.
-
-        Raises:
-          DataDamagedError: it has more than `regular_file.MOST_BYTES`, or is no regular file.
-        """
-
-    def opened(self, name: str) -> contextlib.AbstractContextManager[BinaryIO]:
-        """Yields a file to be read once, from its start."""
-
-
-class Store(Protocol):
-    """Where a data set lies: files that are whole or not there, by names relative to it.
-
-    Picklable, and safe for threads, processes and machines.
-    """
-
-    @property
-    def local(self) -> LocalStore:
-        """What the processes of this machine share while they work on this data set."""
+    """A dataset that is only read: files by names relative to it; picklable, safe for threads."""
 
     @property
     def as_folder(self) -> LocalStore | None:
@@ -77,9 +43,6 @@ class Store(Protocol):
 
     def names(self, folder: str) -> list[str]:
         """Returns the sorted names of the files directly in `folder`."""
-
-    def stats(self, folder: str) -> dict[str, Stat]:
-        """Returns the files directly in `folder` by name, each as it is now."""
 
     def list_folder(self, folder: str = "") -> list[str]:
         """Returns the sorted names of files and folders in `folder`."""
@@ -107,6 +70,20 @@ class Store(Protocol):
           name: of the file.
           stat: the file that `stats` saw; if it is another one by now, IncompleteError is raised.
         """
+
+
+class Store(Readable, Protocol):
+    """Where a data set lies: files that are whole or not there, by names relative to it.
+
+    Picklable, and safe for threads, processes and machines.
+    """
+
+    @property
+    def local(self) -> LocalStore:
+        """What the processes of this machine share while they work on this data set."""
+
+    def stats(self, folder: str) -> dict[str, Stat]:
+        """Returns the files directly in `folder` by name, each as it is now."""
 
     def read_each(self, names: Iterable[str], most: int = MOST_BYTES) -> Iterator[bytes]:
         """Yields whole small files, in order; `most` as for `read`."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import BinaryIO
+from collections.abc import Iterable, Iterator
+from typing import Any, BinaryIO
 
-from imagenet_prep.storage.fetch import as_file, stream, whole
+from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.core.regular_file import MOST_BYTES
+from imagenet_prep.storage.fetch import as_file, stream
 from imagenet_prep.storage.http import Http
-from imagenet_prep.storage.remote import AbsentError
+from imagenet_prep.storage.remote import AbsentError, Stat
 from imagenet_prep.storage.retry import RetryBudget, with_retries
 
 _TIMEOUT_S = 60.0
@@ -16,7 +18,7 @@ _RETRIES = 20
 
 
 class WebFolder:
-    """A folder of a web server, as `Readable`.
+    """A folder of a web server, as `Readable`. Its files cannot be listed.
 
     What asks the server raises IncompleteError where it fails too often, and StoreError where it
     refuses.
@@ -26,6 +28,9 @@ class WebFolder:
         """Begins; nothing is asked of the server."""
         self._base = base.rstrip("/")
         self._http = Http(self._base, _TIMEOUT_S)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WebFolder, (self._base,)
 
     @property
     def as_folder(self) -> None:
@@ -38,25 +43,44 @@ class WebFolder:
     def size(self, name: str) -> int | None:
         """As for `Readable`."""
         try:
-            return with_retries(lambda: self._http.stat(name), self._budget(name)).size
+            return self._stat(name).size
         except AbsentError:
             return None
 
-    def list_folder(self) -> list[str]:
+    def sizes(self, names: Iterable[str]) -> dict[str, int]:
+        """As for `Readable`."""
+        return {name: size for name in names if (size := self.size(name)) is not None}
+
+    def names(self, _folder: str) -> list[str]:
         """As for `Readable`; empty, since a web server cannot be listed."""
         return []
 
-    def read(self, name: str) -> bytes:
+    def list_folder(self, _folder: str = "") -> list[str]:
+        """As for `Readable`; empty, since a web server cannot be listed."""
+        return []
+
+    def read(
+        self, name: str, offset: int = 0, size: int | None = None, most: int = MOST_BYTES
+    ) -> bytes:
         """As for `Readable`."""
-        return whole(self._http, name, self._budget(name))
+        stat = self._stat(name)
+        if size is None and stat.size > most:
+            raise DataDamagedError(
+                f"{self.where(name)}: has {stat.size:,} bytes, expected {most:,} at most. This "
+                "program did not write it so: put the file there again."
+            )
+        stop = stat.size if size is None else min(offset + size, stat.size)
+        return b"".join(stream(self._http, name, stat, self._budget(name), offset, stop))
 
     @contextlib.contextmanager
-    def opened(self, name: str) -> Iterator[BinaryIO]:
+    def opened(self, name: str, stat: Stat | None = None) -> Iterator[BinaryIO]:
         """As for `Readable`."""
-        budget = self._budget(name)
-        stat = with_retries(lambda: self._http.stat(name), budget)
-        with contextlib.closing(stream(self._http, name, stat, budget)) as chunks:
+        stat = stat or self._stat(name)
+        with contextlib.closing(stream(self._http, name, stat, self._budget(name))) as chunks:
             yield as_file(chunks)
+
+    def _stat(self, name: str) -> Stat:
+        return with_retries(lambda: self._http.stat(name), self._budget(name))
 
     def _budget(self, name: str) -> RetryBudget:
         remedy = "Run the same command again later."

@@ -20,8 +20,8 @@ import pytest
 from benchmarks import codec, download, measure, read, replicate, scale, write
 from benchmarks.delay import delayed
 from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.editions import ILSVRC2012
 from imagenet_prep.sources import ilsvrc, labels
-from imagenet_prep.sources.editions import ILSVRC2012
 from tests.kit.command import wait_until
 from tests.kit.http_server import serve
 

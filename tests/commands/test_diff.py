@@ -67,9 +67,10 @@ def test_equal_images_are_equal_in_any_layout(one: Path, tmp_path: Path) -> None
     result = command.run("diff", one, again, "--exit-code")
 
     assert (result.code, result.err) == (0, "")
-    assert "train: equal: the same images, with the same labels and bytes\n" in result.out
+    assert "train: equal by the roots that both manifests claim; --prove computes" in result.out
     found = command.run("diff", one, again, "--json").json
     assert found["equal"] is found["same_classes"] is True
+    assert found["proven"] is False
     assert [found[kind] for kind in KINDS] == [0] * 5
 
 
@@ -121,7 +122,7 @@ def test_people_read_counts_and_first_keys(one: Path, other: Path) -> None:
     assert f"A: {one}, 32 images\nB: {other}, 32 images\ntrain:\n" in result.out
     assert f"  only in A              2  {key(12)}, {key(7)}\n" in result.out
     assert "other label" not in result.out
-    assert "validation: equal" in result.out
+    assert "validation: equal by the roots" in result.out
 
 
 def test_labels_are_compared_by_the_ids_of_classes(one: Path, tmp_path: Path) -> None:
@@ -134,7 +135,12 @@ def test_labels_are_compared_by_the_ids_of_classes(one: Path, tmp_path: Path) ->
     ids = "".join(f"{wnid(index)}\n" for index in range(CLASSES + 1)).encode()
     classes = replace(there.classes, count=CLASSES + 1, digest=hashlib.sha256(ids).hexdigest())
     file = manifest.File(naming.LABELS, len(labels), hashlib.sha256(labels).hexdigest())
-    (other / naming.MANIFEST).write_bytes(replace(there, classes=classes, files=[file]).dumps())
+    splits = {
+        name: replace(split, examples_per_class=[*split.examples_per_class, 0])
+        for name, split in there.splits.items()
+    }
+    made = replace(there, classes=classes, files=[file], splits=splits)
+    (other / naming.MANIFEST).write_bytes(made.dumps())
     result = command.run("diff", one, other, "--json", "--exit-code")
 
     assert result.code == 1
@@ -264,3 +270,83 @@ def test_roots_that_differ_where_nothing_does_are_damage(one: Path, tmp_path: Pa
 
     assert result.code == 3
     assert "the roots of train differ, and no image does" in result.err
+
+
+def copied(root: Path, source: Path, number: int, line: int, times: int = 1) -> Path:
+    """Copies a set; one table of train then has a line of its own, or of another table, again."""
+    shutil.copytree(source, root)
+    other = (root / "samples/train-00001-of-00003.csv").read_bytes().splitlines(keepends=True)
+    there = manifest.loads((root / naming.MANIFEST).read_bytes(), "")
+    train = there.splits["train"]
+    own = (root / naming.samples_name(train.shards[number].name)).read_bytes()
+    row = own.splitlines(keepends=True)[line] if line else other[1]
+    edit(root, lambda data: data + row * times, number)
+    there = manifest.loads((root / naming.MANIFEST).read_bytes(), "")
+    train = there.splits["train"]
+    shards = [*train.shards]
+    shards[number] = replace(shards[number], examples=shards[number].examples + times)
+    counts = [*train.examples_per_class]
+    counts[int(row.split(b",")[1])] += times
+    train = replace(
+        train, shards=shards, examples=train.examples + times, examples_per_class=counts
+    )
+    splits = {**there.splits, "train": train}
+    (root / naming.MANIFEST).write_bytes(replace(there, splits=splits).dumps())
+    return root
+
+
+def claim_root_of(root: Path, other: Path) -> None:
+    """Lets the manifest of a set name the root of another one's train."""
+    there, honest = (manifest.loads((r / naming.MANIFEST).read_bytes(), "") for r in (root, other))
+    train = replace(there.splits["train"], samples_root=honest.splits["train"].samples_root)
+    splits = {**there.splits, "train": train}
+    (root / naming.MANIFEST).write_bytes(replace(there, splits=splits).dumps())
+
+
+@pytest.mark.parametrize("line", [1, 0], ids=["own", "of a table that both have"])
+@pytest.mark.parametrize("claims", [False, True])
+def test_a_key_that_is_there_twice_is_damage_though_it_differs_in_nothing(
+    one: Path, tmp_path: Path, line: int, claims: bool
+) -> None:
+    root = copied(tmp_path / "set", one, 0, line, times=3)
+    if claims:
+        claim_root_of(root, one)
+    for sides in ((one, root), (root, one)):
+        result = command.run("diff", *sides)
+        assert (result.code, result.out) == (3, ""), result
+        assert "has a key that is in another line of train as well" in result.err
+
+
+def test_a_root_that_is_only_claimed_is_computed_by_prove(one: Path, tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    shutil.copytree(one, root)
+    edit(root, lambda data: data.replace(b"image_0.JPEG,0,", b"image_0.JPEG,4,"))
+    claim_root_of(root, one)
+    result = command.run("diff", one, root, "--exit-code")
+    assert (result.code, result.err) == (0, "")
+    assert "train: equal by the roots that both manifests claim; --prove computes" in result.out
+
+    result = command.run("diff", one, root, "--prove")
+    assert (result.code, result.out) == (3, "")
+    assert f"{root}: train: the root of its tables of samples is" in result.err
+
+
+def test_prove_reads_all_tables(one: Path, other: Path, tmp_path: Path) -> None:
+    result = command.run("diff", one, one, "--prove")
+    assert (result.code, result.err) == (0, "")
+    assert "train: equal: the same images, with the same labels and bytes\n" in result.out
+    found = command.run("diff", one, other, "--prove", "--json").json
+    assert (found["proven"], found["only_in_a"]) == (True, 2)
+    gone = tmp_path / "gone"
+    shutil.copytree(one, gone)
+    (gone / "samples/validation-00000-of-00001.csv").unlink()
+    assert command.run("diff", gone, other, "--prove").code != 0
+
+
+def test_tables_that_were_not_compared_are_counted(one: Path, tmp_path: Path) -> None:
+    child = tmp_path / "child"
+    shutil.copytree(one, child)
+    edit(child, lambda data: data.replace(b"image_1.JPEG,1,", b"image_1.JPEG,3,"), number=1)
+    result = command.run("diff", one, child)
+    assert "  equal by both manifests: 2 tables of samples, not compared; --prove" in result.out
+    assert command.run("diff", one, child, "--json").json["splits"]["train"]["trusted_tables"] == 2

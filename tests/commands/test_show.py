@@ -16,9 +16,8 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset.keys import read_list
 from imagenet_prep.dataset.manifest import Shard
 from imagenet_prep.read import catalogue
-from imagenet_prep.read.opening import open_records
-from imagenet_prep.read.records import Records
 from imagenet_prep.storage import tables
+from imagenet_prep.storage.opened import open_dataset
 from imagenet_prep.storage.store import Store
 from tests.kit import command
 from tests.kit.dataset import Reference, everything, records
@@ -304,15 +303,11 @@ def test_what_a_set_has_not_is_refused(
     assert said in result.err
 
 
-def test_a_set_without_names_says_so(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def nameless(data_dir: str, split: str) -> Records:
-        opened = open_records(data_dir, split)
-        object.__setattr__(opened.manifest, "lacks", {"image/filename": "absent"})
-        return opened
-
-    monkeypatch.setattr(catalogue, "open_records", nameless)
+def test_a_set_without_names_says_so(prepared: Path) -> None:
+    nameless = open_dataset(str(prepared))
+    object.__setattr__(nameless.manifest, "lacks", {"image/filename": "absent"})
     with pytest.raises(UsageError, match="its records name no files, so its images have no keys"):
-        catalogue.Catalogue(str(prepared), ("train",))
+        catalogue.Catalogue(nameless, ("train",))
 
 
 def test_tables_are_read_once_for_many_keys(
@@ -326,7 +321,7 @@ def test_tables_are_read_once_for_many_keys(
 
     tables_heads = tables.heads
     monkeypatch.setattr(tables, "heads", heads)
-    there = catalogue.Catalogue(str(prepared), ("train", "validation"))
+    there = catalogue.Catalogue(open_dataset(str(prepared)), ("train", "validation"))
     every = {entry.key: entry for entry in there.entries()}
     read.clear()
 

@@ -4,17 +4,15 @@ import pytest
 
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import class_list
+from imagenet_prep.dataset.class_list import ClassList
 from tests.kit.bounds import little_memory
 
 
 def test_each_line_is_a_class_and_its_words() -> None:
     data = "n01 tench, Tinca tinca\nn02\nn03 Wölfe\n".encode()
-    assert class_list.parse(data, "labels.txt") == [
-        ("n01", "tench, Tinca tinca"),
-        ("n02", ""),
-        ("n03", "Wölfe"),
-    ]
-    assert class_list.parse(b"", "labels.txt") == []
+    found = class_list.parse(data, "labels.txt")
+    assert found == ClassList(("n01", "n02", "n03"), ("tench, Tinca tinca", "", "Wölfe"))
+    assert class_list.parse(b"", "labels.txt") == ClassList((), ())
 
 
 def test_what_is_no_class_list_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +35,8 @@ def test_more_lines_than_there_are_classes_are_refused_and_not_kept(end: bytes) 
 def test_what_ends_a_line_of_text_alone_ends_no_class(separator: str) -> None:
     data = f"n01 a{separator}b\nn02 c\n".encode()
 
-    assert class_list.parse(data, "labels.txt") == [("n01", f"a{separator}b"), ("n02", "c")]
+    found = class_list.parse(data, "labels.txt")
+    assert found == ClassList(("n01", "n02"), (f"a{separator}b", "c"))
 
 
 @pytest.mark.parametrize("line", ["a" * 5000, "n01 " + "a" * 5000], ids=["id", "words"])

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import example, protobuf, schema
+from imagenet_prep.dataset.editions import FALL11
 from imagenet_prep.dataset.example import Boxes, ImageExample
-from imagenet_prep.sources.editions import FALL11
 
 relative = st.floats(0, 1, width=32)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

@@ -67,7 +67,7 @@ def write_names(
         subset=True,
         classes=Classes(num_classes, digest, num_classes == 1000),
         sources=[],
-        splits={split: Split(len(heads), 0, counts, 0, 1, 1, shards, "root")},
+        splits={split: Split(len(heads), 64 * len(heads), counts, 0, 1, 1, shards, "root")},
         quarantined={},
         repaired={},
         files=[File(naming.LABELS, len(labels), _sha256(labels))],

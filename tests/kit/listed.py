@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.keys import KeyList
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.engine import Workers
 from imagenet_prep.preparation.selection import Selection
-from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.source import IndexTask, Part, Stored
 
 CLASSES = ClassList(("n00000001", "n00000002", "n00000003"), ("one", "two", "three"))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from imagenet_prep.core import canonical
 from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.manifest import (
     SCHEMA_VERSION,
     Classes,
@@ -18,6 +19,8 @@ from imagenet_prep.dataset.manifest import (
 )
 from imagenet_prep.shards import commit
 from imagenet_prep.storage.folder import LocalStore
+
+CLASSES = ClassList(("n00000001",), ("thing",))
 
 
 def make_dataset(
@@ -53,11 +56,11 @@ def make_dataset(
         plan_digest="",
         label_offset=1,
         subset=True,
-        classes=Classes(1, "", False),
+        classes=Classes(1, CLASSES.digest, False),
         sources=[],
         splits={"train": split},
         quarantined={},
         repaired={},
         files=[],
     )
-    return commit.publish(store, draft, incidents=[], labels_file=b"n00000001 thing\n")
+    return commit.publish(store, draft, incidents=[], classes=CLASSES)

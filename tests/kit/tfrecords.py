@@ -107,7 +107,10 @@ def write_set(
         subset=True,
         classes=Classes(num_classes, _sha256("".join(f"{n}\n" for n in wnids).encode()), False),
         sources=[],
-        splits={name: _write_split(root, name, shards) for name, shards in splits.items()},
+        splits={
+            name: _write_split(root, name, shards, num_classes, label_offset)
+            for name, shards in splits.items()
+        },
         quarantined={},
         repaired={},
         files=[File(naming.LABELS, len(labels), _sha256(labels))],
@@ -121,7 +124,13 @@ def framed(payload: bytes) -> bytes:
     return b"".join(tfrecord.frame_parts((b"", payload, b"")))
 
 
-def _write_split(root: Path, split: str, shards: Sequence[Sequence[ImageExample]]) -> Split:
+def _write_split(
+    root: Path,
+    split: str,
+    shards: Sequence[Sequence[ImageExample]],
+    num_classes: int,
+    label_offset: int,
+) -> Split:
     written = []
     for number, examples in enumerate(shards):
         name = naming.shard_name(split, number, len(shards))
@@ -136,10 +145,15 @@ def _write_split(root: Path, split: str, shards: Sequence[Sequence[ImageExample]
             Shard(name, len(examples), len(data), _sha256(data), len(index), _sha256(index))
         )
     everything = [one for examples in shards for one in examples]
+    counts = [0] * num_classes
+    for one in everything:
+        index = one.stored_label - label_offset
+        # A label without a class counts all the same: a manifest never contradicts itself.
+        counts[index if 0 <= index < num_classes else 0] += 1
     return Split(
         examples=len(everything),
         num_bytes=sum(shard.num_bytes for shard in written),
-        examples_per_class=[],
+        examples_per_class=counts,
         resized=0,
         max_height=max(one.height for one in everything),
         max_width=max(one.width for one in everything),

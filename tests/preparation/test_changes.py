@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.keys import KeyList
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.dataset.samples import Sample
@@ -17,7 +18,6 @@ from imagenet_prep.preparation.amended_shard import AmendWork
 from imagenet_prep.preparation.changes import Relabels, Request, ShardChange, read_relabels
 from imagenet_prep.shards import plan
 from imagenet_prep.shards.writer import Stored
-from imagenet_prep.sources.labels import ClassList
 from tests.kit.samples import kept
 
 

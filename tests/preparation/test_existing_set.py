@@ -12,11 +12,12 @@ from PIL import Image
 
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import example, problems
+from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.engine import Workers
 from imagenet_prep.preparation import existing_set
 from imagenet_prep.preparation.existing_set import ExistingSet, check_existing_set, settle_labels
 from imagenet_prep.sources import shard_files
-from imagenet_prep.sources.labels import ClassList, official_classes
+from imagenet_prep.sources.labels import official_classes
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit import faults, foreign
 from tests.kit.foreign_sets import few_images

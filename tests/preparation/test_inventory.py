@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from imagenet_prep.core.errors import IncompleteError, SourceError, UsageError
+from imagenet_prep.dataset import editions
+from imagenet_prep.dataset.editions import Edition
 from imagenet_prep.dataset.member import Member, parse_members
 from imagenet_prep.engine import Stage, Workers
 from imagenet_prep.preparation import inventory as inventories
@@ -20,8 +22,7 @@ from imagenet_prep.preparation.inventory import remove_unpacked, take_inventory
 from imagenet_prep.preparation.selection import Selection
 from imagenet_prep.preparation.tasks import PLAN_FOLDER, UNPACKED, plan_name
 from imagenet_prep.shards import plan, runs
-from imagenet_prep.sources import class_tars, editions, parquet, recordio
-from imagenet_prep.sources.editions import Edition
+from imagenet_prep.sources import class_tars, parquet, recordio
 from imagenet_prep.sources.source import IndexTask, Part, Source
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit import layouts

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, UsageError
-from imagenet_prep.dataset import manifest, naming, settings
+from imagenet_prep.dataset import editions, manifest, naming, settings
+from imagenet_prep.dataset.class_list import ClassList
+from imagenet_prep.dataset.editions import Edition
 from imagenet_prep.dataset.manifest import Manifest, Shard, Source, Split
 from imagenet_prep.dataset.member import Incident
 from imagenet_prep.dataset.settings import Settings
@@ -19,9 +21,6 @@ from imagenet_prep.preparation.draft import Draft
 from imagenet_prep.preparation.output import Output
 from imagenet_prep.preparation.standing import Wanted
 from imagenet_prep.shards.commit import publish
-from imagenet_prep.sources import editions
-from imagenet_prep.sources.editions import Edition
-from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.storage import origins
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
 from imagenet_prep.storage.origins import Origin

@@ -15,6 +15,7 @@ import pytest
 from imagenet_prep.codec.transform import keep
 from imagenet_prep.core.errors import IncompleteError, SourceError
 from imagenet_prep.dataset import example, tfrecord
+from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.member import Member, dump_member
 from imagenet_prep.preparation.tasks import (
     HashedArchive,
@@ -26,7 +27,6 @@ from imagenet_prep.preparation.tasks import (
     planned_images,
     write_or_hash,
 )
-from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.member_reader import MemberReader
 from imagenet_prep.sources.source import IndexTask, Packed, PackedImage
 from imagenet_prep.storage.archive import ArchiveReader

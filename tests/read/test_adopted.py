@@ -11,6 +11,7 @@ from imagenet_prep.core.world import World
 from imagenet_prep.read.feed import Feed
 from imagenet_prep.read.order import Order
 from imagenet_prep.read.records import Records
+from imagenet_prep.storage.opened import open_dataset
 from tests.kit import command, foreign
 from tests.kit.foreign_sets import ForeignSet, foreign_set, mini, stored
 from tests.kit.reading import asked
@@ -27,7 +28,7 @@ def test_an_adopted_set_reads_with_true_sizes_and_classes(
     argv = ("adopt", str(there.root), "--out", str(root), "--allow-subset")
     adopted = command.run(*argv)
     assert adopted.code == 0, adopted
-    records = Records(root, "train")
+    records = Records(open_dataset(str(root)), "train")
     truth = [image for shard in there.placed["train"] for image in shard]
 
     assert len(records) == len(truth)

@@ -9,6 +9,7 @@ import pytest
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import jpeg, naming
 from imagenet_prep.read.records import Records
+from imagenet_prep.storage.opened import open_dataset
 from tests.hostile import images
 from tests.hostile.indexes import LINES
 from tests.kit.bounds import little_memory
@@ -17,7 +18,7 @@ from tests.kit.tfrecords import picture, plain, write_set
 
 def opened(root: Path, *encoded: bytes) -> Records:
     write_set(root, {"train": [[picture(n, e) for n, e in enumerate(encoded)]]}, num_classes=4)
-    return Records(root, "train")
+    return Records(open_dataset(str(root)), "train")
 
 
 @pytest.mark.parametrize("line", LINES)

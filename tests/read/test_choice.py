@@ -22,6 +22,7 @@ from imagenet_prep.read import Reader, make_dataset
 from imagenet_prep.read.choice import Choice
 from imagenet_prep.read.order import mix, stream
 from imagenet_prep.read.records import Records
+from imagenet_prep.storage.opened import open_dataset
 from tests.kit.http_server import serve
 from tests.kit.reading import asked as asked_for
 from tests.kit.samples import add_tables
@@ -349,12 +350,12 @@ def test_keys_that_nobody_has_are_named(pictures: Path, tmp_path: Path, option: 
 
 
 def test_parts_and_sets_without_names_are_refused(pictures: Path) -> None:
-    records = Records(pictures, "train")
-    records.placement = Placement(0, 2)
+    records = Records(open_dataset(str(pictures)), "train")
+    object.__setattr__(records.dataset, "placement", Placement(0, 2))
     half = asked_for(str(pictures), "train", 1, fraction=0.5)
-    with pytest.raises(UsageError, match="is part 0 of 2, copies: 1: choose examples of a whole"):
+    with pytest.raises(UsageError, match="is part 0 of 2, copies: 1, and this needs the complete"):
         Choice(half, records.wnids).numbers(records)
-    nameless = Records(pictures, "train")
+    nameless = Records(open_dataset(str(pictures)), "train")
     object.__setattr__(nameless.manifest, "lacks", {"image/filename": "empty"})
     with pytest.raises(UsageError, match="its records name no files, so only classes can be"):
         Choice(half, nameless.wnids).numbers(nameless)

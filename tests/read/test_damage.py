@@ -333,6 +333,7 @@ def test_sizes_that_are_not_the_pictures_own_are_never_shown_wrongly(
 
 def test_a_set_without_a_manifest_is_sent_to_adopt(damaged: Path) -> None:
     (damaged / naming.MANIFEST).unlink()
+    shutil.rmtree(damaged / naming.WORK, ignore_errors=True)
 
     with pytest.raises(UsageError, match=f"imagenet-prep adopt {re.escape(str(damaged))}"):
         make_dataset(damaged, "train", 4)

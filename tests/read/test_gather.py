@@ -23,6 +23,7 @@ from imagenet_prep.dataset.member import NO_BOXES, Boxes
 from imagenet_prep.read import gather, make_dataset
 from imagenet_prep.read.dlpack import Lease
 from imagenet_prep.read.records import Records
+from imagenet_prep.storage.opened import open_dataset
 from tests.kit.bounds import little_memory
 from tests.kit.codec import native
 from tests.kit.tfrecords import framed, picture, plain, write_set
@@ -98,7 +99,7 @@ def test_what_has_to_be_looked_at_longer_is_left_to_read(tmp_path: Path, encoded
 def test_memory_is_used_again_once_no_image_of_its_batch_is_left(tmp_path: Path) -> None:
     pictures = [picture(number, plain(number)) for number in range(6)]
     write_set(tmp_path / "set", {"train": [pictures]}, num_classes=6)
-    records = Records(tmp_path / "set", "train")
+    records = Records(open_dataset(str(tmp_path / "set")), "train")
 
     def address(image: ImageExample | None) -> int:
         assert image is not None
@@ -172,7 +173,7 @@ def test_with_right_crcs_nothing_is_found_that_the_parser_refuses(
 def test_damage_is_left_to_read_which_names_it(tmp_path: Path) -> None:
     wrong = picture(2, JPEG)._replace(wnid="n00000001")
     write_set(tmp_path / "set", {"train": [[picture(0, JPEG), wrong]]}, num_classes=3)
-    records = Records(tmp_path / "set", "train")
+    records = Records(open_dataset(str(tmp_path / "set")), "train")
 
     first, second = records.read_many([0, 1])
 
@@ -184,7 +185,7 @@ def test_damage_is_left_to_read_which_names_it(tmp_path: Path) -> None:
 
 def test_a_batch_of_huge_claims_takes_no_memory(tmp_path: Path) -> None:
     write_set(tmp_path / "set", {"train": [[picture(n, JPEG) for n in range(9)]]}, num_classes=9)
-    records = Records(tmp_path / "set", "train")
+    records = Records(open_dataset(str(tmp_path / "set")), "train")
     assert None not in records.read_many(range(9))
 
     records._places[:8, 1] = tfrecord.MAX_PAYLOAD_BYTES  # as an index of a sparse file
@@ -210,7 +211,7 @@ def test_where_it_was_not_compiled_batches_are_the_same(
 ) -> None:
     expected = batches(colours)
     request.getfixturevalue("not_compiled")
-    assert Records(colours, "train").read_many([0, 1]) == [None, None]
+    assert Records(open_dataset(str(colours)), "train").read_many([0, 1]) == [None, None]
 
     for one, other in zip(batches(colours), expected, strict=True):
         assert all(np.array_equal(one[name], other[name]) for name in expected[0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import importlib
 import json
@@ -20,6 +19,7 @@ from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.reporting import facts, sample
 from imagenet_prep.reporting.facts import Facts
 from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.opened import Dataset
 from tests.hostile.indexes import LINES
 from tests.kit.bounds import little_memory
 from tests.kit.samples import add_tables
@@ -43,7 +43,7 @@ def plots() -> ModuleType:
 
 def gathered(small: tuple[Path, Manifest]) -> Facts:
     root, made = small
-    return facts.gather(LocalStore(root), made, [])
+    return facts.gather(Dataset(LocalStore(root), made.dumps()), [])
 
 
 def receipt(made: Any, **changes: Any) -> dict[str, Any]:
@@ -298,11 +298,11 @@ def test_the_largest_and_smallest_figures_are_plotted(
 
 
 def test_a_dollar_in_a_name_is_a_dollar(small: tuple[Path, Manifest], plots: ModuleType) -> None:
-    root, made = small
-    split = made.splits["train"]
+    split = small[1].splits["train"]
     name = r"$\frac{a}{$ $\undefined$ <script>"
-    odd = dataclasses.replace(made, splits={name: split})
-    (per_class, *_) = plots.of(facts.gather(LocalStore(root), odd, []))
+    found = gathered(small)
+    object.__setattr__(found.manifest, "splits", {name: split})
+    (per_class, *_) = plots.of(found)
 
     assert r"$\frac{a}{$ $\undefined$" in per_class.svg
     assert "<script>" not in per_class.svg

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.errors import SourceError, UsageError
-from imagenet_prep.dataset import schema
+from imagenet_prep.dataset import editions, schema
 from imagenet_prep.dataset.keys import CORRUPTIONS
-from imagenet_prep.sources import containers, detect, editions, evaluation, shard_files
+from imagenet_prep.sources import containers, detect, evaluation, shard_files
 from imagenet_prep.sources.source import Packed, Source, Stored
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.remote_path import Location, RemotePath, Site

@@ -13,10 +13,10 @@ import pytest
 
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.class_list import ClassList
+from imagenet_prep.dataset.editions import ILSVRC2012
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import ilsvrc, labels
-from imagenet_prep.sources.editions import ILSVRC2012
-from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.storage.archive import ArchiveReader
 from tests.kit.miniature import (
     Miniature,

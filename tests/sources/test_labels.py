@@ -12,8 +12,9 @@ import pytest
 import scipy.io
 
 from imagenet_prep.core.errors import DataDamagedError, SourceError
+from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.sources import labels
-from imagenet_prep.sources.labels import CANARIES, ClassList
+from imagenet_prep.sources.labels import CANARIES
 from tests.kit.miniature import Miniature, Synset, make_devkit
 
 ORIGINAL = "md5 fa75699e90414af021442c21a62c3abf"

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagenet_prep.core.errors import DataDamagedError, SourceError, UsageError
+from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.problems import Problems
 from imagenet_prep.sources import shard_files, tfrecords
 from imagenet_prep.sources.labelling import Labelling, LabelUse, labelling_of
-from imagenet_prep.sources.labels import ClassList, official_classes
+from imagenet_prep.sources.labels import official_classes
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit import foreign
 

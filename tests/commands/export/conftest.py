@@ -11,6 +11,7 @@ from imagenet_prep import export
 from imagenet_prep.pipelines import prepare
 from imagenet_prep.read.records import Records
 from imagenet_prep.sources.labels import official_classes
+from imagenet_prep.storage.opened import open_dataset
 from tests.kit import layouts
 from tests.kit.miniature import Miniature, miniature_for_tests
 from tests.kit.tfrecords import plain
@@ -68,7 +69,7 @@ def roots(data: Path) -> dict[str, str]:
 
 def truth(data: Path, split: str) -> dict[str, tuple[int, bytes]]:
     """Returns class index and image of each example of a split, by the name of its file."""
-    records = Records(data, split)
+    records = Records(open_dataset(str(data)), split)
     images = map(records.read, range(len(records)))
     offset = records.manifest.label_offset
     return {each.filename: (each.stored_label - offset, bytes(each.encoded)) for each in images}

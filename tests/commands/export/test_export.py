@@ -18,6 +18,7 @@ from imagenet_prep.pipelines import prepare
 from imagenet_prep.read.records import Records
 from imagenet_prep.sources.labels import official_classes
 from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.opened import open_dataset
 from tests.commands.export.conftest import FLAGS, exported
 from tests.kit import command, faults, foreign, layouts
 from tests.kit.dataset import all_files, contents, shard_names
@@ -32,7 +33,7 @@ def test_every_example_is_there_with_its_label_and_its_place(
     path = exported(prepared, tmp_path / "deep" / "train")
     assert "40 examples of train" in capsys.readouterr().out
 
-    records = Records(prepared, "train")
+    records = Records(open_dataset(str(prepared)), "train")
     offset = 0
     framed = []
     index = path.with_suffix(".idx").read_text().splitlines()
@@ -270,7 +271,7 @@ def test_dali_sees_every_example_with_its_label(prepared: Path, tmp_path: Path) 
     from nvidia.dali import fn, pipeline_def
 
     path = exported(prepared, tmp_path / "train")
-    records = Records(prepared, "train")
+    records = Records(open_dataset(str(prepared)), "train")
 
     @pipeline_def(batch_size=len(records), num_threads=1, device_id=None)
     def read() -> Any:

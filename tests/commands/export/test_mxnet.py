@@ -12,6 +12,7 @@ import pytest
 
 from imagenet_prep.dataset import recordio
 from imagenet_prep.read.records import Records
+from imagenet_prep.storage.opened import open_dataset
 from tests.commands.export.conftest import exported
 from tests.kit import layouts
 from tests.kit.command import PATIENCE_S, started
@@ -36,7 +37,7 @@ class Image(NamedTuple):
 @pytest.fixture(scope="module")
 def images(prepared: Path) -> list[Image]:
     """The examples of the train split, in their order."""
-    records = Records(prepared, "train")
+    records = Records(open_dataset(str(prepared)), "train")
     read = [records.read(number) for number in range(len(records))]
     return [
         Image(

@@ -11,7 +11,7 @@ import pytest
 from imagenet_prep.dataset import naming
 from imagenet_prep.reporting import facts
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.manifests import load
+from imagenet_prep.storage.opened import open_dataset
 from tests.kit import command, faults
 from tests.kit.dataset import assert_nothing_half_visible, contents, everything, stamps
 from tests.kit.replicas import make_dataset
@@ -207,10 +207,10 @@ def test_the_data_set_keeps_where_whole_replicas_are(dataset: Path, tmp_path: Pa
     assert not (dataset / ".work" / "replicas.jsonl").exists()
     for name in ("one", "two", "one"):
         assert replicate(dataset, "--to", tmp_path / name).code == 0
-    known = facts.gather(LocalStore(dataset), load(LocalStore(dataset)), []).replicas
+    known = facts.gather(open_dataset(str(dataset)), []).replicas
 
     assert [replica.where for replica in known] == [str(tmp_path / n) for n in ("one", "two")]
-    assert {replica.digest for replica in known} == {load(LocalStore(dataset)).digest}
+    assert {replica.digest for replica in known} == {open_dataset(str(dataset)).manifest.digest}
     for replica in known:
         assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", replica.when)
 

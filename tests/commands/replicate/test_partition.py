@@ -8,8 +8,7 @@ import pytest
 
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.placement import Placement
-from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.manifests import load
+from imagenet_prep.storage.opened import open_dataset
 from tests.kit import command, faults
 from tests.kit.dataset import contents, shard_names
 from tests.kit.fake_hosts import Hosts
@@ -21,7 +20,7 @@ PARTITION = ("--mode", "partition")
 
 def part(dataset: Path, placement: Placement) -> dict[str, bytes]:
     """Returns every byte that a host with a part must hold."""
-    manifest = load(LocalStore(dataset))
+    manifest = open_dataset(str(dataset)).manifest
     names = {naming.MANIFEST, *(file.name for file in placement.files(manifest))}
     expected = {name: data for name, data in contents(dataset).items() if name in names}
     return {**expected, naming.PLACEMENT: placement.dumps(manifest.digest)}

@@ -16,8 +16,7 @@ from PIL.PngImagePlugin import PngInfo
 from imagenet_prep import report
 from imagenet_prep.dataset.member import Incident
 from imagenet_prep.reporting import facts, sample
-from imagenet_prep.storage import manifests
-from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.opened import open_dataset
 from tests.commands.report.conftest import SCREENSHOTS, Demo, without_plots
 from tests.kit import command
 from tests.kit.browser import COLOURS, OVERFLOW, OpenPage, violations
@@ -223,7 +222,7 @@ def test_no_text_of_a_data_set_becomes_markup(
 ) -> None:
     from imagenet_prep.reporting import page  # matplotlib, which few tests need
 
-    known = facts.gather(LocalStore(small.out), manifests.load(LocalStore(small.out)), [EVIL])
+    known = facts.gather(open_dataset(str(small.out)), [EVIL])
     tiles = [
         dataclasses.replace(
             tile,

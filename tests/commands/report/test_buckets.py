@@ -16,9 +16,9 @@ from imagenet_prep.preparation import rewrite
 from imagenet_prep.reporting import facts, sample
 from imagenet_prep.reporting.facts import Facts
 from imagenet_prep.sources import shard_files
-from imagenet_prep.storage import manifests
 from imagenet_prep.storage.bucket import BucketStore
 from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.opened import open_dataset
 from imagenet_prep.storage.store import Store
 from tests.kit.s3_proxy import proxied
 from tests.kit.s3_server import S3Server
@@ -41,7 +41,7 @@ def both(prefix: str, tmp_path: Path) -> tuple[LocalStore, BucketStore]:
 
 
 def gathered(store: Store, source: Store | None) -> Facts:
-    return facts.gather(store, manifests.load(store), [], source)
+    return facts.gather(open_dataset(store), [], source)
 
 
 def test_facts_and_pictures_of_a_bucket_are_those_of_a_folder(

@@ -12,9 +12,8 @@ import pytest
 from PIL import Image
 
 from imagenet_prep.reporting import facts, pictures
-from imagenet_prep.shards.difference import Side, differences, splits_that_differ
-from imagenet_prep.storage import manifests
-from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.shards.difference import differences, splits_that_differ
+from imagenet_prep.storage.opened import open_dataset
 from tests.commands.report.conftest import Demo
 from tests.kit import command
 
@@ -34,9 +33,8 @@ def prepared(small: Demo, out: Path, *flags: str) -> Path:
 def compared(one: Path, other: Path) -> Comparison:
     from imagenet_prep.reporting.compare import compare  # SciPy, which no other test needs
 
-    stores = [LocalStore(root) for root in (one, other)]
-    both = [facts.gather(store, manifests.load(store), []) for store in stores]
-    sides = [Side(each.store, each.manifest) for each in both]
+    sides = [open_dataset(str(root)) for root in (one, other)]
+    both = [facts.gather(side, []) for side in sides]
     splits = splits_that_differ(*sides)
     return compare(*both, differences(*sides, splits) if splits else (), seed=0)
 

@@ -20,7 +20,7 @@ from imagenet_prep.dataset import naming, predictions
 from imagenet_prep.pipelines import prepare
 from imagenet_prep.reporting import facts, sample
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.manifests import load
+from imagenet_prep.storage.opened import open_dataset
 from tests.commands.report.conftest import Demo
 from tests.hostile import manifests
 from tests.kit import command
@@ -411,7 +411,7 @@ def incident_pictures(copy: Path, source: Path | None) -> list[bool]:
     """Returns of each image that was left out whether the page shows it."""
     store = LocalStore(copy)
     at = None if source is None else LocalStore(source)
-    found = facts.gather(store, load(store), [], at)
+    found = facts.gather(open_dataset(store), [], at)
     return [each.picture is not None for each in sample.incidents(found)]
 
 

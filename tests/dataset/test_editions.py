@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.sources import editions, folder, labels
-from imagenet_prep.sources.editions import FACE_BLURRED, FALL11, WINTER21, WINTER21_P, Edition
-from imagenet_prep.sources.labels import ClassList
+from imagenet_prep.dataset import editions
+from imagenet_prep.dataset.class_list import ClassList
+from imagenet_prep.dataset.editions import FACE_BLURRED, FALL11, WINTER21, WINTER21_P, Edition
+from imagenet_prep.sources import folder, labels
 from tests.kit.layouts import write
 
 OFFICIAL = labels.official_classes()

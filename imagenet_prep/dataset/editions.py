@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from imagenet_prep.core.errors import some
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import schema
-from imagenet_prep.sources.labels import ClassList
+from imagenet_prep.dataset.class_list import ClassList
 
 _TRAIN, _VALIDATION, _TEST = schema.TRAIN, schema.VALIDATION, schema.TEST
 
@@ -54,7 +54,7 @@ class Edition:
           classes: the class list.
           num_per_class: images by class index.
         """
-        if not self._has(classes):
+        if not self.has(classes):
             other = f"is not {self.name}'s"
             if not self.is_ilsvrc:
                 other = f"{self.name} has {self.num_classes:,}"
@@ -80,11 +80,12 @@ class Edition:
 
     def is_it(self, classes: ClassList, totals: Mapping[str, int]) -> bool:
         """Returns whether splits with so many images are splits of this edition."""
-        return self._has(classes) and all(
+        return self.has(classes) and all(
             self.examples.get(split) == total for split, total in totals.items()
         )
 
-    def _has(self, classes: ClassList) -> bool:
+    def has(self, classes: ClassList) -> bool:
+        """Returns whether a class list can be this edition's."""
         return classes.official if self.is_ilsvrc else len(classes.wnids) == self.num_classes
 
 
@@ -137,6 +138,7 @@ EVALUATION = tuple(
         classes,
         {_TEST: images} if images else {},
         {_TEST: (each, each)} if each else {},
+        is_ilsvrc=True,
         names=(name, *others),
         digest=digest,
     )
@@ -179,6 +181,11 @@ def recognised(classes: ClassList, totals: Mapping[str, int], names: Sequence[st
         if sure and totals and edition.is_it(classes, totals):
             return edition.name
     return ""
+
+
+def named(name: str) -> Edition | None:
+    """Returns the edition that a manifest calls so; None if none is."""
+    return next((edition for edition in (*_OTHERS, *EVALUATION) if edition.name == name), None)
 
 
 def called(name: str, num_classes: int) -> Edition | None:

@@ -48,7 +48,13 @@ def name_of(info: Json) -> str:
     return str(info["name"]).removesuffix(_SUBSET).removesuffix(_OURS)
 
 
-def dataset_info(name: str, splits: dict[str, Sequence[Shard]], subset: bool) -> bytes:
+def lengths(info: Json) -> list[object]:
+    """Returns the part of a dataset_info.json by which TFDS finds the examples of a split."""
+    splits = {s["name"]: (s["filepathTemplate"], s["shardLengths"]) for s in info["splits"]}
+    return [info["name"], info["fileFormat"], splits]
+
+
+def dataset_info(name: str, splits: Mapping[str, Sequence[Shard]], subset: bool) -> bytes:
     """Returns dataset_info.json for shards in the order of their names."""
     title = "ILSVRC2012" if name == IMAGENET else name
     return _render(

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from imagenet_prep.shards import tfds
+from imagenet_prep.dataset import tfds
 
 
 @pytest.mark.parametrize("name", ["imagenet2012", "cifar10", "mnist", "images"])

@@ -1,0 +1,185 @@
+"""Opens a dataset in a folder, in a bucket or on a web server: the one place that says what it is.
+
+Whatever is read of it is verified against its manifest first, and the manifest against the class
+list. So all verbs and readers accept the same datasets, and mean the same by a label.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+
+from imagenet_prep.core import canonical, regular_file
+from imagenet_prep.core.errors import DataDamagedError, IncompleteError, ManifestError, UsageError
+from imagenet_prep.dataset import claims, class_list, manifest, naming, placement, samples, tfds
+from imagenet_prep.dataset.class_list import ClassList
+from imagenet_prep.dataset.manifest import Manifest, Shard, demand_samples
+from imagenet_prep.dataset.placement import Placement
+from imagenet_prep.dataset.samples import Head, Sample
+from imagenet_prep.storage import tables
+from imagenet_prep.storage.store import Readable, open_readable
+
+_REMEDY = "Get the dataset again from where it was made."
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A finished dataset of this program.
+
+    Every attribute raises ManifestError, or DataDamagedError, if it is not as the manifest says;
+    and StoreError or IncompleteError if it cannot be read.
+
+    Attributes:
+      store: where it is.
+      data: the bytes of its manifest.
+    """
+
+    store: Readable
+    data: bytes = field(repr=False)
+
+    @classmethod
+    def at(cls, store: Readable) -> Dataset:
+        """Returns the finished dataset in a store; nothing of it is verified yet."""
+        demand_file(store)
+        return cls(store, store.read(naming.MANIFEST))
+
+    @property
+    def where(self) -> str:
+        """How messages call it."""
+        return self.store.where()
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """The manifest, verified by its own digest."""
+        return manifest.loads(self.data, self.store.where(naming.MANIFEST))
+
+    @cached_property
+    def placement(self) -> Placement:
+        """The part of the dataset that is here; only folders of hosts hold less than all."""
+        folder = self.store.as_folder
+        return placement.load(folder.root, self.manifest) if folder else placement.WHOLE
+
+    @cached_property
+    def classes(self) -> ClassList:
+        """The class list, which is what the manifest says of it."""
+        for said in claims.untrue(self.manifest, self.labels):
+            raise ManifestError(f"{self.where}: {said}. {_REMEDY}")
+        return self.labels
+
+    @cached_property
+    def labels(self) -> ClassList:
+        """The classes in labels.txt, before the manifest's claims are compared with them."""
+        return class_list.parse(self.small_file(naming.LABELS), self.store.where(naming.LABELS))
+
+    @cached_property
+    def tfds_info(self) -> dict[str, object]:
+        """The content of dataset_info.json, by which TensorFlow Datasets finds shards."""
+        shards = {name: split.shards for name, split in self.manifest.splits.items()}
+        try:
+            info: dict[str, object] = canonical.loads(self.small_file(naming.TFDS_INFO))
+            made = tfds.dataset_info(tfds.name_of(info), shards, self.manifest.subset)
+            if tfds.lengths(info) == tfds.lengths(canonical.loads(made)):
+                return info
+        except (ValueError, LookupError, TypeError):
+            pass
+        raise ManifestError(
+            f"{self.store.where(naming.TFDS_INFO)}: differs from {naming.MANIFEST}. {_REMEDY}"
+        )
+
+    def untrue(self) -> list[str]:
+        """Returns everything that the manifest says and that the small files disprove."""
+        found: list[str] = []
+        try:
+            found += (f"{said}. {_REMEDY}" for said in claims.untrue(self.manifest, self.labels))
+            if any(file.name == naming.TFDS_INFO for file in self.manifest.files):
+                _ = self.tfds_info
+        except DataDamagedError as error:
+            found.append(str(error))
+        return found
+
+    def small_file(self, name: str) -> bytes:
+        """Returns a file next to the shards."""
+        expected = next((file for file in self.manifest.files if file.name == name), None)
+        is_there = expected and self.store.size(name) == expected.num_bytes
+        data = self.store.read(name) if is_there else b""
+        if expected is None or hashlib.sha256(data).hexdigest() != expected.sha256:
+            raise ManifestError(
+                f"{self.store.where(name)}: missing, or not what {naming.MANIFEST} says. Fetch it "
+                "again."
+            )
+        return data
+
+    def shards(self, split: str) -> list[Shard]:
+        """Returns the shards of a split that are here; none if there is no such split."""
+        if split not in self.manifest.splits:
+            return []
+        return self.placement.shards(self.manifest, split)
+
+    def demand_complete(self) -> None:
+        """Raises UsageError if only one node's part of the dataset is here."""
+        if self.placement.nodes > 1:
+            raise UsageError(
+                f"{self.where} is {self.placement}, and this needs the complete dataset. Use it "
+                "where all its shards are."
+            )
+
+    def demand_samples(self) -> None:
+        """Raises UsageError if there are no tables of samples."""
+        demand_samples(self.manifest, self.where)
+
+    def heads(self, shards: Iterable[Shard], *, images: bool = False) -> Iterator[Iterator[Head]]:
+        """Yields the beginnings of the lines of each table, see `samples.heads`, `tables.each`."""
+        num_classes = self.manifest.classes.count
+        parse = partial(samples.heads, num_classes=num_classes, images=images)
+        return tables.each(parse, self.store, shards)
+
+    def rows(self, shards: Iterable[Shard]) -> Iterator[Iterator[Sample]]:
+        """Yields the samples of each shard in the order of its records; as `tables.each`."""
+        parse = partial(samples.parse, num_classes=self.manifest.classes.count)
+        return tables.each(parse, self.store, shards)
+
+
+def demand_file(store: Readable) -> None:
+    """Raises DataDamagedError if a folder has something that is not a file as its manifest."""
+    if (folder := store.as_folder) is not None:
+        regular_file.refuse_other_kinds(folder.path(naming.MANIFEST))
+
+
+def open_dataset(place: str | Readable, *, parts: bool = False, check: bool = True) -> Dataset:
+    """Returns the dataset at a place that a user has named.
+
+    Args:
+      place: a folder, s3://bucket/prefix or http(s)://…, or what one of these was opened as.
+      parts: whether one node's part of a partitioned dataset will do.
+      check: compare the class list and the counts with the manifest now.
+
+    Raises:
+      UsageError: there is no dataset, or only a part of one.
+      IncompleteError: it is being written, or its writer was interrupted.
+      ManifestError: its manifest is damaged, or says what is not true.
+      DataDamagedError: its manifest is not a file.
+    """
+    store = open_readable(place) if isinstance(place, str) else place
+    where = store.where()
+    demand_file(store)
+    if store.size(naming.MANIFEST) is None:
+        if store.as_folder is not None and not store.as_folder.root.is_dir():
+            raise UsageError(f"{where}: there is no such folder")
+        if naming.WORK in store.list_folder():
+            raise IncompleteError(
+                f"{where}: no {naming.MANIFEST} yet: what was writing here has not finished. "
+                "Run the same command again to resume."
+            )
+        raise UsageError(
+            f"{where}: no {naming.MANIFEST}: not a data set of imagenet-prep. imagenet-prep "
+            "prepare makes one of images. If TFRecords of another program are there: "
+            f"imagenet-prep adopt {where}"
+        )
+    found = Dataset.at(store)
+    if not parts:
+        found.demand_complete()
+    if check:
+        _ = found.classes
+    return found

@@ -6,7 +6,6 @@ import dataclasses
 import importlib.util
 import itertools
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -32,7 +31,7 @@ from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import schema
 from imagenet_prep.hosts import process
 from imagenet_prep.hosts.hosts_file import where_ranks_run
-from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.new_file import complete_file
 from imagenet_prep.trainer.config import Config as TrainConfig
 
 if TYPE_CHECKING:
@@ -293,18 +292,15 @@ def _run(
 def _keep(out: Path, config: Config, rows: list[Row]) -> None:
     """Writes the figures, and the picture where matplotlib is there."""
     what = {"command": config.command, "steps": config.steps, "price": config.price, "rows": rows}
-    figures = LocalStore(out).open(FIGURES, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    with open(figures, "w", encoding="utf-8") as file:
-        file.write(json.dumps(what, indent=1, default=canonical.fields) + "\n")
+    with complete_file(out / FIGURES) as file:
+        file.write(json.dumps(what, indent=1, default=canonical.fields).encode() + b"\n")
     if importlib.util.find_spec("matplotlib") is None:
         print(f"no {PICTURE}: pip install 'imagenet-prep[report]'", file=sys.stderr)
         return
     from imagenet_prep.reporting import plots
 
-    # Whatever has the picture's name, a link even, is replaced and not written to.
-    partial = out / f".{uuid.uuid4().hex}.png"
-    plots.save_training(rows, partial)
-    partial.replace(out / PICTURE)
+    with complete_file(out / PICTURE) as file:
+        plots.save_training(rows, file)
 
 
 def run(argv: Sequence[str]) -> int:

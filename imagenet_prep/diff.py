@@ -142,25 +142,19 @@ def _facts(dataset: Dataset) -> Json:
 @contextlib.contextmanager
 def _written(out: str | None) -> Iterator[Callable[[Difference], Any]]:
     """Yields what takes each difference; the file gets its name once all are in it."""
-    from imagenet_prep.storage.folder import LocalStore
-    from imagenet_prep.storage.new_file import new_file
-    from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
+    from imagenet_prep.storage.new_file import complete_file
 
     if out is None:
         yield lambda _: None
         return
     path = Path(out).expanduser()
     regular_file.demand_own(path, "a list of differences", _COLUMNS.encode())
-    partial = path.with_name(f".{path.name}.partial")
-    with storage_errors("write", path), removed_on_failure(partial):
-        partial.unlink(missing_ok=True)  # of a run that was killed
-        with new_file(partial) as file:
-            text = io.TextIOWrapper(file, "utf-8", newline="")
-            lines = csv.writer(text)
-            lines.writerow(_COLUMNS.split(","))
-            yield lambda difference: lines.writerow(_row(difference))
-            text.detach()
-    LocalStore(path.parent).publish(partial, path.name)
+    with complete_file(path) as file:
+        text = io.TextIOWrapper(file, "utf-8", newline="")
+        lines = csv.writer(text)
+        lines.writerow(_COLUMNS.split(","))
+        yield lambda difference: lines.writerow(_row(difference))
+        text.detach()
 
 
 def _row(difference: Difference) -> list[Any]:

@@ -113,33 +113,24 @@ def report(config: Config) -> Path:
       IncompleteError: the data set is not finished; the disk is full; or a server is silent.
       StoreError: the page cannot be written, or a server refuses.
     """
-    from imagenet_prep.storage.os_errors import storage_errors
+    from imagenet_prep.storage.new_file import complete_file
     from imagenet_prep.storage.store import open_readable
 
     require_packages()
     # Pages name the whole path.
     store = open_readable(absolute(config.dataset))
-    folder, default = store.as_folder, naming.REPORT
+    default = Path(config.dataset if store.as_folder else "", naming.REPORT)
     if config.other is not None:
         content = _comparison(config, store, open_readable(absolute(config.other)))
-        folder, default = None, _COMPARISON
+        default = Path(_COMPARISON)
     else:
         content = _page(config, store)
-    # A path may be no text; a page always is.
-    page = content.encode("utf-8", "replace")
-    if folder and not config.out:
-        # Whole or not at all, as everything there: who finds a page need not make it again.
-        folder.write(naming.REPORT, page)
-        return Path(config.dataset).expanduser() / naming.REPORT
     out = Path(config.out or default).expanduser()
     if config.out:
         regular_file.demand_own(out, "a page", b"<!DOCTYPE html>")
-    with storage_errors("write", out):
-        if not config.out:
-            # The current folder may be anybody's: a link of that name is replaced, not followed.
-            out.unlink(missing_ok=True)
-        with open(out, "wb" if config.out else "xb") as file:
-            file.write(page)
+    with complete_file(out) as file:
+        # A path may be no text; a page always is.
+        file.write(content.encode("utf-8", "replace"))
     return out
 
 
@@ -283,12 +274,12 @@ def _facts(config: Config, dataset: str, store: Readable) -> Facts:
     from imagenet_prep import verify
     from imagenet_prep.reporting import facts
     from imagenet_prep.storage.opened import open_dataset
-    from imagenet_prep.storage.store import open_store
+    from imagenet_prep.storage.store import open_readable
 
     checked = verify.verify(
         verify.Config(dataset=dataset, level=config.level, workers=config.workers)
     )
-    source = open_store(config.source) if config.source else None
+    source = open_readable(config.source) if config.source else None
     opened = open_dataset(store, parts=True, check=False)
     return facts.gather(opened, checked["problems"], source)
 

@@ -17,7 +17,7 @@ from imagenet_prep.core.errors import DataDamagedError, UsageError, some
 from imagenet_prep.core.flags import Place, Settings, flag, parse
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.flag import data_set
-from imagenet_prep.storage.os_errors import storage_errors
+from imagenet_prep.storage.new_file import complete_file
 
 if TYPE_CHECKING:
     from imagenet_prep.read.catalogue import Catalogue
@@ -288,8 +288,8 @@ def _write_image(shard: str, number: int, out: Path) -> int:
 
 def _write(encoded: bytes, out: Path) -> None:
     regular_file.demand_own(out, "an image like this one", encoded[:2])
-    with storage_errors("write", out):
-        out.write_bytes(encoded)
+    with complete_file(out) as file:
+        file.write(encoded)
 
 
 if __name__ == "__main__":

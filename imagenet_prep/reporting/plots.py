@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import matplotlib as mpl
 import numpy as np
@@ -112,12 +111,12 @@ def training(rows: Sequence[Row]) -> Plot:
         return _plot("Images/s over ranks", says, figure)
 
 
-def save_training(rows: Sequence[Row], path: Path) -> None:
+def save_training(rows: Sequence[Row], file: BinaryIO) -> None:
     """Writes the same plot as a PNG."""
     with _defaults():
         figure = Figure(figsize=(7, 4.4), layout="constrained")
         _draw_training(rows, figure.subplots(), ("C0", "C1", "0.5"))
-        figure.savefig(path, dpi=160)
+        figure.savefig(file, format="png", dpi=160)
 
 
 @contextlib.contextmanager

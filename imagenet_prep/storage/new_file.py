@@ -8,10 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import glob
 import os
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+from imagenet_prep.core import regular_file
+from imagenet_prep.core.errors import ImagenetPrepError, StoreError, UsageError
+from imagenet_prep.storage.inside import sync_folder
+from imagenet_prep.storage.lock import try_lock
+from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
 
 
 @contextlib.contextmanager
@@ -25,6 +33,46 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
         yield file
         file.flush()
         os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def complete_file(path: Path) -> Iterator[BinaryIO]:
+    """Yields a new file that gets the name `path` when it is left; until then, an older file stays.
+
+    A link of that name is replaced, and not followed. Every process locks the file that it writes,
+    so the unlocked ones are left by killed runs, and are removed here.
+
+    Raises:
+      UsageError: `path` is a folder, a pipe or a device.
+      IncompleteError, StoreError: the disk is full or fails.
+    """
+    with storage_errors("write", path):
+        if path.exists() and not path.is_file():
+            raise UsageError(f"{path}: is a folder, a pipe or a device. Choose the name of a file.")
+        for left in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
+            with (
+                contextlib.suppress(OSError, ImagenetPrepError),
+                open(regular_file.open_to_read(left), "rb") as opened,
+            ):
+                if try_lock(opened.fileno(), left):
+                    left.unlink()
+        while True:
+            partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
+            with removed_on_failure(partial):
+                with new_file(partial) as file:
+                    if not _is_held(file.fileno(), partial):
+                        continue
+                    yield file
+                partial.replace(path)
+            sync_folder(path.parent)
+            return
+
+
+def _is_held(descriptor: int, partial: Path) -> bool:
+    """Returns whether a new file is still there, and no other process will remove it."""
+    with contextlib.suppress(StoreError):  # Where no file can be locked, none is removed.
+        return try_lock(descriptor, partial) and os.fstat(descriptor).st_nlink > 0
+    return True
 
 
 def sync(path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.dataset import predictions
 from imagenet_prep.dataset.predictions import Prediction, five, top
-from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.new_file import complete_file
 from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.trainer.comm import Comm
 from imagenet_prep.trainer.feed import Batch
@@ -96,7 +96,8 @@ class Predicted:
         predictions.write(stream, self._found, more)
         with storage_errors("write", path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        LocalStore(path.parent).write(path.name, stream.getvalue().encode())
+        with complete_file(path) as file:
+            file.write(stream.getvalue().encode())
 
 
 def _texts(keys: Any) -> list[Any]:

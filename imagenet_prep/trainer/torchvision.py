@@ -15,7 +15,7 @@ import numpy as np
 
 from imagenet_prep.core import regular_file
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.new_file import complete_file
 from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.trainer import checkpoint
 from imagenet_prep.trainer.checkpoint import Checkpoint
@@ -109,5 +109,6 @@ def write(path: Path, named: Mapping[str, npt.NDArray[Any]], notes: Mapping[str,
     )
     with storage_errors("write", path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    LocalStore(path.parent).write(path.name, content)
+    with complete_file(path) as file:
+        file.write(content)
     return len(content)

@@ -117,7 +117,6 @@ def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
         adoption.finish_renames(store.local)
     found = shard_files.find(source)
     with store.lock():
-        store.local.remove_temporaries()
         seen = check_existing_set(found, store, workers, quiet=config.json)
         refusal = _refusal(config, found, seen)
         if refusal is None and not config.rewrite:
@@ -153,7 +152,6 @@ def _completed(config: Config, store: Store) -> Json:
     added = not there.has_samples
     if added:
         with store.lock():
-            store.local.remove_temporaries()
             found = shard_files.find(store)
             if absent := sorted(there.splits.keys() - found.splits.keys()):
                 raise DataDamagedError(

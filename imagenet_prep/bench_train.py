@@ -295,6 +295,7 @@ def _keep(out: Path, config: Config, rows: list[Row]) -> None:
     with complete_file(out / FIGURES) as file:
         file.write(json.dumps(what, indent=1, default=canonical.fields).encode() + b"\n")
     if importlib.util.find_spec("matplotlib") is None:
+        (out / PICTURE).unlink(missing_ok=True)  # It shows the figures of an earlier run.
         print(f"no {PICTURE}: pip install 'imagenet-prep[report]'", file=sys.stderr)
         return
     from imagenet_prep.reporting import plots

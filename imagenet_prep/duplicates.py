@@ -134,10 +134,7 @@ def duplicates(config: Config) -> Json:
             tick("")
         problems += sorted(found.problems - {*problems})
         groups = _groups(seen, found, sides)
-    out.write(output.PAIRS, output.pairs(groups))
     excluded = {piece.split: output.excluded(groups, piece.split) for piece in sides[0].pieces}
-    for split, keys in excluded.items():
-        out.write(f"exclude-{split}.txt", "".join(f"{key}\n" for key in keys).encode())
     result = {
         "places": [side.where for side in sides],
         "images": len(seen),
@@ -147,7 +144,9 @@ def duplicates(config: Config) -> Json:
         "excluded": {split: len(keys) for split, keys in excluded.items()},
         "problems": problems,
     }
-    return {**result, "page": _write_page(out, groups, seen, result)}
+    page = _page(groups, seen, result)
+    output.publish(out, groups, excluded, page)
+    return {**result, "page": page is not None}
 
 
 def _counts(groups: Sequence[Group]) -> Json:
@@ -279,8 +278,8 @@ def _groups(seen: Pictures, found: Found, sides: Sequence[_Side]) -> list[Group]
     return sorted(groups, key=lambda group: rank(group[0]))
 
 
-def _write_page(out: Store, groups: Sequence[Group], seen: Pictures, result: Json) -> bool:
-    """Writes the page and returns True, where the packages that make pages are installed."""
+def _page(groups: Sequence[Group], seen: Pictures, result: Json) -> str | None:
+    """Returns the page; None if the packages that make pages are not installed."""
     from imagenet_prep.matching import output
 
     try:
@@ -289,7 +288,7 @@ def _write_page(out: Store, groups: Sequence[Group], seen: Pictures, result: Jso
         terminal.say(
             f"no {output.PAGE}: jinja2 is not installed. Run: pip install 'imagenet-prep[report]'"
         )
-        return False
+        return None
 
     def read(number: int) -> bytes:
         # An image of a damaged record is in a group if the table says that its bytes are another's.
@@ -297,9 +296,7 @@ def _write_page(out: Store, groups: Sequence[Group], seen: Pictures, result: Jso
             return seen.read(number)
         return b""
 
-    page = pages.page(groups, read, result, made_at=datetime.now(UTC))
-    out.write(output.PAGE, page.encode("utf-8", "replace"))
-    return True
+    return pages.page(groups, read, result, made_at=datetime.now(UTC))
 
 
 def _print(result: Json, out: str) -> None:

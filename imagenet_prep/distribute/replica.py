@@ -140,7 +140,6 @@ class Replica(Target):
 
     def clear(self) -> None:
         """Removes what a killed run left half; the caller holds the lock."""
-        self.store.remove_temporaries()
         self.store.remove_tree(_INCOMING)
 
     def begun(self, lacking: Iterable[File]) -> dict[str, int]:
@@ -149,7 +148,6 @@ class Replica(Target):
         Returns:
           The bytes of each beginning, unproven, by the file's name; the caller holds the lock.
         """
-        self.store.remove_temporaries()
         sizes = {name: self.store.size(incoming_name(name)) or 0 for name in self.arriving()}
         wanted = {file.name: file.num_bytes for file in lacking}
         begun = {name: size for name, size in sizes.items() if 0 < size <= wanted.get(name, -1)}

@@ -159,7 +159,6 @@ def run(job: Job) -> Json:
     images = sum(len(part.numbers) for part in parts)
     with store.lock():
         _refuse_others(job, mark, digest)
-        store.local.remove_temporaries()
         if store.claim(mark, digest.encode()) != digest.encode():
             raise _others(store)
         if tree is not None:

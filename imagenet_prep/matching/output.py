@@ -4,12 +4,54 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+from imagenet_prep.dataset import schema
 from imagenet_prep.matching.groups import Group
+from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.new_file import new_file
+from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
 
 PAIRS, PAGE = "pairs.csv", "duplicates.html"
 HEADER = ("group", "split", "key", "class_index", "kind", "distance", "kept")
+
+
+def publish(
+    out: LocalStore,
+    groups: Sequence[Group],
+    excluded: Mapping[str, Sequence[str]],
+    page: str | None,
+) -> None:
+    """Publishes the files of one run; no file of another run, with other splits, stays.
+
+    Args:
+      out: the folder.
+      groups: all of them.
+      excluded: by split, the keys that are not kept.
+      page: content of the page, if there is one.
+
+    Raises:
+      BusyError: another run publishes its files there.
+      IncompleteError, StoreError: the disk is full or fails; then the older files stay.
+    """
+    content = {f"exclude-{split}.txt": _lines(keys) for split, keys in excluded.items()}
+    if page is not None:
+        content[PAGE] = page.encode("utf-8", "replace")
+    content[PAIRS] = pairs(groups)
+    with out.lock():
+        temporaries: list[Path] = [out.temporary() for _ in content]
+        with removed_on_failure(*temporaries):
+            for path, data in zip(temporaries, content.values(), strict=True):
+                with storage_errors("write", path), new_file(path) as file:
+                    file.write(data)
+            out.remove(PAIRS, PAGE, *(f"exclude-{split}.txt" for split in schema.SPLITS))
+            for path, name in zip(temporaries, content, strict=True):
+                out.publish(path, name)
+
+
+def _lines(keys: Sequence[str]) -> bytes:
+    return "".join(f"{key}\n" for key in keys).encode()
 
 
 def pairs(groups: Sequence[Group]) -> bytes:

@@ -43,12 +43,9 @@ class Output:
         self._start = time.time()
         self._new: list[WrittenShard] = []
 
-    @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
-        """Locks the place for this run, and removes temporary files of killed runs."""
-        with self.store.lock():
-            self.store.local.remove_temporaries()
-            yield
+    def lock(self) -> contextlib.AbstractContextManager[None]:
+        """Locks the place for this run."""
+        return self.store.lock()
 
     def left(self) -> list[str]:
         """Looks at the place again; returns the wanted splits that are not complete there."""

@@ -340,11 +340,14 @@ class LocalStore:
     def lock(self) -> Iterator[None]:
         """Holds the data set for one writing run; the kernel frees it when the run dies.
 
+        Temporary files of killed runs are removed.
+
         Raises:
           BusyError: another run holds it.
           StoreError: the file system cannot lock, or `.work` is a link or another user's.
         """
         with locked(self._open_lock, path=self.path(_LOCK), where=self.where()):
+            self.remove_temporaries()
             self.settle()
             yield
 

@@ -1,0 +1,68 @@
+"""The files of a search: those of one run, complete, or those of the run before."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.core.errors import BusyError, IncompleteError
+from imagenet_prep.matching import output
+from imagenet_prep.matching.groups import Group, Member
+from imagenet_prep.storage.folder import LocalStore
+from tests.kit.dataset import all_files
+from tests.kit.faults import failing
+
+GROUPS: list[Group] = [
+    [
+        Member(0, "train", "a/1.jpg", 0, "a", kept=True),
+        Member(1, "train", "a/2.jpg", 0, "a", kept=False),
+    ]
+]
+
+
+def seen(out: Path) -> dict[str, bytes]:
+    """Returns the files that a user sees."""
+    return {name: data for name, data in all_files(out).items() if ".work" not in name}
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> LocalStore:
+    """Holds the files of a run over two splits."""
+    out = LocalStore(tmp_path / "found")
+    output.publish(out, GROUPS, {"train": ["a/2.jpg"], "validation": ["b/3.jpg"]}, "page")
+    (out.root / "mine.txt").write_bytes(b"mine")
+    return out
+
+
+def test_files_of_a_run_with_other_splits_do_not_stay(out: LocalStore) -> None:
+    assert seen(out.root).keys() == {
+        *("pairs.csv", "exclude-train.txt", "exclude-validation.txt", "duplicates.html"),
+        "mine.txt",
+    }
+
+    output.publish(out, [], {"train": []}, None)
+    lines = ",".join(output.HEADER).encode() + b"\r\n"
+    assert seen(out.root) == {"pairs.csv": lines, "exclude-train.txt": b"", "mine.txt": b"mine"}
+
+
+def test_a_full_disk_leaves_the_files_of_the_run_before(
+    out: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = all_files(out.root)
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fsync", failing(errno.ENOSPC))
+        with pytest.raises(IncompleteError):
+            output.publish(out, [], {"train": []}, None)
+
+    assert seen(out.root) == {n: data for n, data in before.items() if ".work" not in n}
+    assert not out.names(".work/temporary")
+
+
+def test_two_runs_do_not_mix_their_files(out: LocalStore) -> None:
+    before = seen(out.root)
+    with LocalStore(out.root).lock(), pytest.raises(BusyError):
+        output.publish(out, [], {"train": []}, None)
+
+    assert seen(out.root) == before

@@ -140,35 +140,25 @@ def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
 
 
 def _completed(config: Config, store: Store) -> Json:
-    """Adds tables of samples to a data set of ours, where it has none."""
+    """Makes lost files of a data set of ours again, and tables of samples where it has none."""
     from imagenet_prep.engine import Workers
     from imagenet_prep.preparation import adoption
-    from imagenet_prep.preparation.existing_set import check_existing_set
-    from imagenet_prep.sources import shard_files
     from imagenet_prep.storage.opened import Dataset, open_dataset
 
     store.local.settle()
-    there = open_dataset(store).manifest
-    added = not there.has_samples
-    if added:
+    there = open_dataset(store, check=False)
+    lost = there.lost()
+    if not lost:
+        _ = there.classes  # raises if the class list is not what the manifest says
+    if lost or not there.manifest.has_samples:
         with store.lock():
-            found = shard_files.find(store)
-            if absent := sorted(there.splits.keys() - found.splits.keys()):
-                raise DataDamagedError(
-                    f"{store.where()}: holds no shards of {some(absent)}, which its manifest names"
-                )
             workers = Workers(config.workers, config.worker_kind)
-            seen = check_existing_set(found, store, workers, quiet=config.json)
-            if seen.problems:
-                raise DataDamagedError(
-                    f"{store.where()}: {len(seen.problems):,} problems: {some(seen.problems)}. "
-                    "Nothing was changed. imagenet-prep verify says how to mend them."
-                )
-            adoption.add_tables(store, seen)
+            adoption.restore(store, there.manifest, lost, workers, quiet=config.json)
     return {
         "folder": store.where(),
         "already": Dataset.at(store).manifest.digest,
-        "tables": "added" if added else "there",
+        "tables": "there" if there.manifest.has_samples else "added",
+        "restored": lost,
     }
 
 
@@ -277,6 +267,8 @@ def _render(summary: Json) -> str:
         what = "nothing to do"
         if summary["tables"] == "added":
             what = "it has tables of samples now"
+        if restored := summary["restored"]:
+            what = f"{counted(len(restored), 'lost file')} made again: {some(restored)}"
         return (
             f"{summary['folder']} is a data set already ({summary['already'][:16]}); {what}. "
             "imagenet-prep verify proves it."

@@ -178,7 +178,10 @@ def _mend(manifest: Manifest) -> str:
     with contextlib.suppress(ValueError):
         verb = settings.parse(manifest.config).verb
         if verb == settings.ADOPT:
-            return "Its shards were adopted: fetch what is damaged from where the set came from."
+            return (
+                "Its shards were adopted: copy damaged ones again from where the set came from. "
+                "Delete other damaged files: the same adopt command makes them again."
+            )
         return (
             "To mend a shard, delete it (and a file too many), then run the same "
             f"{verb} command again: it makes only what is missing."

@@ -16,21 +16,21 @@ from pathlib import Path
 from imagenet_prep import engine
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import DataDamagedError, StoreError, UsageError, some
-from imagenet_prep.dataset import naming
-from imagenet_prep.dataset.manifest import File
+from imagenet_prep.core.terminal import counted
+from imagenet_prep.dataset import naming, tfds
+from imagenet_prep.dataset.manifest import File, Manifest
 from imagenet_prep.dataset.settings import ADOPT, Settings
 from imagenet_prep.preparation.draft import Draft
-from imagenet_prep.preparation.existing_set import ExistingSet, identity
+from imagenet_prep.preparation.existing_set import ExistingSet, check_existing_set, identity
 from imagenet_prep.preparation.output import Output
 from imagenet_prep.preparation.standing import BEGUN, Adoption, Begun, Wanted
-from imagenet_prep.shards.commit import split_of, with_root
+from imagenet_prep.shards.commit import small_files, split_of, with_root
 from imagenet_prep.sources import shard_files
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
 from imagenet_prep.storage import inside, notes
 from imagenet_prep.storage.fetch import hashed
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.large_file import LargeFile
-from imagenet_prep.storage.opened import Dataset
 from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
 from imagenet_prep.storage.store import Store
 
@@ -70,7 +70,7 @@ def complete(
       in_place: whether the shards are renamed where they are, or linked or copied elsewhere.
       quiet: show no progress.
     """
-    shards = [(each.shard, each.sha256) for split in seen.shards.values() for each in split]
+    shards = [(each.shard, each.sha256) for each in seen.all_shards]
     note, begun = _begun(store)
     if begun is None:
         _refuse_obstacles(store, found, seen, in_place=in_place)
@@ -98,10 +98,53 @@ def complete(
     _commit(store, seen)
 
 
-def add_tables(store: Store, seen: ExistingSet) -> None:
+def restore(
+    store: Store, there: Manifest, lost: Sequence[str], workers: engine.Workers, *, quiet: bool
+) -> None:
+    """Makes lost files of a finished dataset again, and tables of samples if it has none."""
+    where = store.where()
+    shards = {shard.name for split in there.splits.values() for shard in split.shards}
+    if gone := [name for name in lost if name in shards]:
+        raise DataDamagedError(
+            f"{where}: missing, or not as long as the manifest says: "
+            f"{counted(len(gone), 'shard')}: {some(gone)}. Copy them again from where the set came "
+            "from, then run the same command again."
+        )
+    found = shard_files.find(store)
+    if naming.LABELS in lost:
+        # Then the records tell the classes. Our TFDS files would pass for those of TFDS.
+        lost = [*dict.fromkeys((*lost, *naming.TFDS_FILES))]
+        store.remove(*naming.TFDS_FILES)
+        found = replace(found, dataset=None)
+    seen = check_existing_set(found, store, workers, quiet=quiet)
+    if seen.problems:
+        raise DataDamagedError(
+            f"{where}: {counted(len(seen.problems), 'problem')}: {some(seen.problems)}. Nothing "
+            "was changed. imagenet-prep verify says how to fix them."
+        )
+    small = small_files(there, incidents=(), classes=seen.labelling.classes, name=tfds.IMAGENET)
+    made = {file.name: file for each in seen.all_shards for file in each.entry.files[:2]}
+    expected = {file.name: file.sha256 for file in there.files_of(there.splits)}
+    other = []
+    for name in lost:
+        content = small[name] if name in small else _made(store, seen, made[name])
+        if hashlib.sha256(content).hexdigest() == expected[name]:
+            store.write(name, content)
+        else:
+            other.append(name)
+    if other:
+        raise DataDamagedError(
+            f"{where}: missing, or not as long as the manifest says, and not to be made from the "
+            f"shards: {counted(len(other), 'file')}: {some(other)}. imagenet-prep verify says how "
+            "to get them again."
+        )
+    if not there.has_samples:
+        _add_tables(store, there, seen)
+
+
+def _add_tables(store: Store, there: Manifest, seen: ExistingSet) -> None:
     """Adds tables of samples to a finished dataset of ours that has none."""
     _publish(store, seen, with_index=False)
-    there = Dataset.at(store).manifest
     splits = {}
     for name, split in there.splits.items():
         made = zip(split.shards, seen.shards[name], strict=True)
@@ -117,17 +160,21 @@ def add_tables(store: Store, seen: ExistingSet) -> None:
 
 def _publish(store: Store, seen: ExistingSet, *, with_index: bool) -> None:
     """Gives their names to the tables, and the indexes, that the check made."""
-    shards = [each.entry for split in seen.shards.values() for each in split]
-    for shard in shards:
-        for file in shard.files[0 if with_index else 1 : 2]:
-            made = f"{seen.tables}/{file.name}"
-            data = store.read(made, most=file.num_bytes)
-            if hashlib.sha256(data).hexdigest() != file.sha256:
-                raise DataDamagedError(
-                    f"{store.where(made)}: is not the file that was made. Remove {naming.WORK} of "
-                    "the set, then run the same command again."
-                )
-            store.write(file.name, data)
+    for each in seen.all_shards:
+        for file in each.entry.files[0 if with_index else 1 : 2]:
+            store.write(file.name, _made(store, seen, file))
+
+
+def _made(store: Store, seen: ExistingSet, file: File) -> bytes:
+    """Returns an index or a table that the check made."""
+    made = f"{seen.tables}/{file.name}"
+    data = store.read(made, most=file.num_bytes)
+    if hashlib.sha256(data).hexdigest() != file.sha256:
+        raise DataDamagedError(
+            f"{store.where(made)}: is not the file that was made. Remove {naming.WORK} of the "
+            "dataset, then run the same command again."
+        )
+    return data
 
 
 def moves(found: TfrecordSet) -> list[tuple[str, str]]:
@@ -233,7 +280,7 @@ def _refuse_obstacles(
     folders = {path.rpartition("/")[0] for path in shards} - {""}
     ours = shards | folders if in_place else set()
     strangers = [name for name in _SMALL_FILES if store.size(name) is not None]
-    made = [f for split in seen.shards.values() for each in split for f in each.entry.files[:2]]
+    made = [file for each in seen.all_shards for file in each.entry.files[:2]]
     expected = {file.name: file for file in made}
     strangers += [
         f"{folder}/{name}"

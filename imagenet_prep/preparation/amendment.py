@@ -169,7 +169,7 @@ def refuse(dataset: Dataset, out: Store) -> None:
       UsageError: the set has no tables, or the other cannot lie there.
       DataDamagedError: a file of the set is missing, or has another size.
     """
-    store, there, where = dataset.store, dataset.manifest, dataset.where
+    store, where = dataset.store, dataset.where
     folder = store.as_folder
     if (folder is None) != (out.as_folder is None):
         raise UsageError(
@@ -186,9 +186,7 @@ def refuse(dataset: Dataset, out: Store) -> None:
             "beside it."
         )
     dataset.demand_samples()
-    files = there.files_of(there.splits)
-    sizes = store.sizes(file.name for file in files)
-    if wrong := [file.name for file in files if sizes.get(file.name) != file.num_bytes]:
+    if wrong := dataset.lost():
         raise DataDamagedError(
             f"{where}: missing, or not as long as the manifest says: "
             f"{counted(len(wrong), 'file')}: {some(wrong)}. Nothing was written. Run verify there."

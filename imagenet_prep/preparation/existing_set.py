@@ -243,7 +243,7 @@ class ExistingSet:
     def lack_counts(self) -> dict[str, Counter[str]]:
         """How many records lack a key, by key and kind."""
         counts: dict[str, Counter[str]] = {}
-        for shard in self._all():
+        for shard in self.all_shards:
             for key, kinds in shard.lacks.items():
                 counts.setdefault(key, Counter()).update(kinds)
         return counts
@@ -280,14 +280,16 @@ class ExistingSet:
     @property
     def not_rgb(self) -> int:
         """How many images are grey or CMYK JPEGs."""
-        return sum(shard.not_rgb for shard in self._all())
+        return sum(shard.not_rgb for shard in self.all_shards)
 
     @property
     def examples(self) -> int:
         """Records over all shards."""
-        return sum(shard.examples for shard in self._all())
+        return sum(shard.examples for shard in self.all_shards)
 
-    def _all(self) -> list[CheckedShard]:
+    @property
+    def all_shards(self) -> list[CheckedShard]:
+        """What was found in each shard, over all splits."""
         return [shard for shards in self.shards.values() for shard in shards]
 
 

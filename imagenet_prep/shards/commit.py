@@ -46,14 +46,7 @@ def publish(
     """
     splits = {name: with_root(store, split) for name, split in draft.splits.items()}
     incidents = sorted(incidents, key=lambda incident: incident.key)
-    contents = {
-        naming.LABELS: classes.render(),
-        **tfds_files(draft, classes),
-        naming.QUARANTINE: b"".join(canonical.dumps(incident) + b"\n" for incident in incidents),
-        naming.TFDS_INFO: tfds.dataset_info(
-            name, {name: split.shards for name, split in splits.items()}, draft.subset
-        ),
-    }
+    contents = small_files(draft, incidents=incidents, classes=classes, name=name)
     manifest = dataclasses.replace(
         draft,
         splits=splits,
@@ -70,6 +63,20 @@ def publish(
     store.verify_published(manifest.files_of(splits))
     store.write(naming.MANIFEST, manifest.dumps())
     return manifest
+
+
+def small_files(
+    draft: Manifest, *, incidents: Iterable[Incident], classes: ClassList, name: str
+) -> dict[str, bytes]:
+    """Returns the content of each small file of a dataset, by its name; arguments as `publish`."""
+    return {
+        naming.LABELS: classes.render(),
+        **tfds_files(draft, classes),
+        naming.QUARANTINE: b"".join(canonical.dumps(incident) + b"\n" for incident in incidents),
+        naming.TFDS_INFO: tfds.dataset_info(
+            name, {split: entry.shards for split, entry in draft.splits.items()}, draft.subset
+        ),
+    }
 
 
 def with_root(store: Store, split: Split) -> Split:

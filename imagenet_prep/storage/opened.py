@@ -111,6 +111,12 @@ class Dataset:
             )
         return data
 
+    def lost(self, splits: Iterable[str] | None = None) -> list[str]:
+        """Returns the files of some splits, or of all, that are missing or have another size."""
+        files = self.manifest.files_of(self.manifest.splits if splits is None else splits)
+        sizes = self.store.sizes(file.name for file in files)
+        return [file.name for file in files if sizes.get(file.name) != file.num_bytes]
+
     def shards(self, split: str) -> list[Shard]:
         """Returns the shards of a split that are here; none if there is no such split."""
         if split not in self.manifest.splits:

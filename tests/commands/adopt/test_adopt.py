@@ -20,7 +20,7 @@ from imagenet_prep.preparation import adoption
 from imagenet_prep.sources.labels import official_classes
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit import command, foreign
-from tests.kit.dataset import SMALL_FILES, contents, everything
+from tests.kit.dataset import SMALL_FILES, Reference, contents, everything
 from tests.kit.faults import DYING, flip_bit
 from tests.kit.foreign_sets import NUM_SHARDS, ForeignSet
 from tests.kit.lengths import long_but
@@ -336,6 +336,53 @@ def test_a_finished_set_is_left_alone(copy: Callable[[str], ForeignSet]) -> None
     assert result.code == 0
     assert "nothing to do" in result.out
     assert everything(source) == before
+
+
+@pytest.mark.parametrize("keeps_notes", [True, False])
+def test_lost_files_of_a_finished_set_are_made_again_and_a_lost_shard_is_refused(
+    copy: Callable[[str], ForeignSet], keeps_notes: bool
+) -> None:
+    source = copy("aws-from-1").root
+    assert adopt(source).code == 0
+    before = contents(source)
+    if not keeps_notes:
+        shutil.rmtree(source / ".work")
+    index, table = (sorted((source / folder).iterdir())[1] for folder in ("index", "samples"))
+    small = [source / name for name in before if "-of-" not in name and name != "dataset.json"]
+    assert len(small) == 5
+    for path in (index, table, *small):
+        path.unlink()
+    result = adopt(source)
+    assert result.code == 0, result
+    assert "7 lost files made again" in result.out
+    assert contents(source) == before
+
+    for path in (index, table, *small):
+        path.write_bytes(before[str(path.relative_to(source))][:-1])
+    assert adopt(source).code == 0
+    assert contents(source) == before
+
+    shard = min(source.glob("train-*"))
+    for cut in (True, False):
+        shard.write_bytes(before[shard.name][:-1]) if cut else shard.unlink()
+        index.unlink(missing_ok=True)
+        result = adopt(source)
+        assert result.code == 3, result
+        assert f"1 shard: {shard.name}. Copy them again" in result.err
+    shard.write_bytes(before[shard.name])
+    assert adopt(source).code == 0
+    assert contents(source) == before
+
+
+def test_what_cannot_be_made_from_the_shards_is_named(reference: Reference, tmp_path: Path) -> None:
+    there = Path(shutil.copytree(reference.out, tmp_path / "set"))
+    (there / "index" / "train-00001-of-00008").unlink()
+    (there / "quarantine.jsonl").unlink()
+    result = adopt(there)
+
+    assert result.code == 3, result
+    assert "1 file: quarantine.jsonl. imagenet-prep verify says" in result.err
+    assert (there / "index" / "train-00001-of-00008").exists()
 
 
 @pytest.mark.parametrize("level", ["crc", "decode"])

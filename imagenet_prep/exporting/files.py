@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,12 +39,14 @@ class Made(NamedTuple):
       num_bytes: of all of them.
       sums: a line for each, as sha256sum writes it.
       outputs: those that are still to be published.
+      sizes: as for `Written`.
       settle: as for `engine.Output`, of these files.
     """
 
     num_bytes: int
     sums: list[str]
     outputs: tuple[Output, ...]
+    sizes: list[int]
     settle: FolderSync | None = None
 
 
@@ -73,6 +76,7 @@ def write_few(store: Store, pieces: Iterable[Piece]) -> Made:
             sum(file.num_bytes for file in files.values()),
             [sum_line(name, file.sha256) for name, file in files.items()],
             tuple(Output(paths[name], name, file.sha256) for name, file in files.items()),
+            [],
         )
 
 
@@ -122,25 +126,35 @@ class Tree:
         top = f"{self._folder.root}/{name.partition('/')[0]}"
         return name if Path(top).is_dir() else f"{self._unseen}/{name}"
 
-    def forget_lost(self, sums: Iterable[str]) -> None:
-        """Removes the sums of parts some of whose files are gone, so that they are made again.
-
-        Args:
-          sums: names of the parts' files of sums.
-        """
-        for each in sums:
-            if self._folder.size(each) is not None:
-                with self._folder.opened(each) as lines:
-                    names = (line.decode().rstrip("\n").partition("  ")[2] for line in lines)
-                    places = (Path(self._folder.root, self._place(name)) for name in names)
-                    is_complete = all(place.is_file() for place in places)
-                if not is_complete:
-                    self._folder.remove(each)
+    def sizes(self, names: Iterable[str]) -> dict[str, int]:
+        """Returns the bytes of those files that are there."""
+        found = {}
+        for name in names:
+            path = Path(self._folder.root, self._place(name))
+            if path.is_file():
+                found[name] = path.stat().st_size
+        return found
 
     def show(self) -> None:
         """Gives the folders of the splits their names, once all is there."""
         for name in self._folder.list_folder(self._unseen):
             self._folder.rename(f"{self._unseen}/{name}", name)
+
+
+def forget_lost(store: Store, tree: Tree | None, sizes: Mapping[str, Sequence[int]]) -> None:
+    """Removes the sums of parts some of whose images are gone or cut: these are made again.
+
+    Args:
+      store: where the export is.
+      tree: as for `job.Work`.
+      sizes: of the images of each finished part, by the name of its file of sums.
+    """
+    names = {
+        sums: [line.partition("  ")[2] for line in text.decode().splitlines()]
+        for sums, text in zip(sizes, store.read_each(sizes), strict=True)
+    }
+    there = (tree or store).sizes(itertools.chain.from_iterable(names.values()))
+    store.remove(*(sums for sums, of in sizes.items() if [*map(there.get, names[sums])] != [*of]))
 
 
 def write_each(store: Store, pieces: Iterable[Piece]) -> Made:
@@ -153,10 +167,10 @@ def write_each(store: Store, pieces: Iterable[Piece]) -> Made:
 
 
 def _each(write: Callable[[str, bytes], None], pieces: Iterable[Piece]) -> Made:
-    num_bytes, sums = 0, []
+    sizes, sums = [], []
     for name, data, sha256 in pieces:
         write(name, data)
         if not name.endswith("/"):
-            num_bytes += len(data)
+            sizes.append(len(data))
             sums.append(sum_line(name, sha256))
-    return Made(num_bytes, sums, ())
+    return Made(sum(sizes), sums, (), sizes)

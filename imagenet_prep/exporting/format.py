@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from imagenet_prep.exporting.examples import Example, Part, Source
 from imagenet_prep.exporting.files import Piece
@@ -17,11 +17,13 @@ class Written:
       examples: images in it.
       num_bytes: of its files.
       files: how many they are.
+      sizes: of its files, if each is an image, in the order of their sums.
     """
 
     examples: int
     num_bytes: int
     files: int
+    sizes: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

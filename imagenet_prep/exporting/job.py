@@ -58,7 +58,7 @@ class Work:
         with removed_on_failure(*(output.temporary for output in made.outputs)):
             sums = [Piece(self.sums(part), "".join(made.sums).encode())]
             (listed,) = files.write_few(self.store, sums).outputs
-        written = Written(len(part.numbers), made.num_bytes, len(made.sums))
+        written = Written(len(part.numbers), made.num_bytes, len(made.sums), made.sizes)
         return engine.Result(written, (*made.outputs, listed._replace(settle=made.settle)))
 
 
@@ -161,8 +161,10 @@ def run(job: Job) -> Json:
         _refuse_others(job, mark, digest)
         if store.claim(mark, digest.encode()) != digest.encode():
             raise _others(store)
-        if tree is not None:
-            tree.forget_lost(map(work.sums, parts))
+        if job.format.file_an_image:
+            named = {part.name: work.sums(part) for part in parts}
+            finished = stage.receipts(named).items()
+            files.forget_lost(store, tree, {named[name]: r.content.sizes for name, r in finished})
         receipts = engine.run(
             stage, parts, job.workers, title="export", images=images, quiet=job.quiet
         )

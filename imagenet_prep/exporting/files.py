@@ -149,10 +149,10 @@ def forget_lost(store: Store, tree: Tree | None, sizes: Mapping[str, Sequence[in
       tree: as for `job.Work`.
       sizes: of the images of each finished part, by the name of its file of sums.
     """
-    names = {
-        sums: [line.partition("  ")[2] for line in text.decode().splitlines()]
-        for sums, text in zip(sizes, store.read_each(sizes), strict=True)
-    }
+    names = {}
+    for sums in sizes:
+        with store.opened(sums) as lines:
+            names[sums] = [line.decode().rstrip("\n").partition("  ")[2] for line in lines]
     there = (tree or store).sizes(itertools.chain.from_iterable(names.values()))
     store.remove(*(sums for sums, of in sizes.items() if [*map(there.get, names[sums])] != [*of]))
 

@@ -5,9 +5,7 @@ The renames are written down before the first of them, so that a run after a kil
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +13,7 @@ from pathlib import Path
 
 from imagenet_prep import engine
 from imagenet_prep.core import canonical
-from imagenet_prep.core.errors import DataDamagedError, StoreError, UsageError, some
+from imagenet_prep.core.errors import DataDamagedError, UsageError, some
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import naming, tfds
 from imagenet_prep.dataset.manifest import File, Manifest
@@ -30,6 +28,7 @@ from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
 from imagenet_prep.storage import inside, notes
 from imagenet_prep.storage.fetch import hashed
 from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.hard_link import hard_link
 from imagenet_prep.storage.large_file import LargeFile
 from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
 from imagenet_prep.storage.store import Store
@@ -78,10 +77,13 @@ def complete(
         begun_here = Begun(wanted.settings.config, wanted.libraries, adoption)
         store.write(note, canonical.dumps(begun_here))
     elif begun.shards != shards:
+        made = f"everything in {store.where()}"
+        if in_place:
+            folders = (f"{folder}/" for folder in naming.BESIDE)
+            made = f"{note} and the files of adopt: {', '.join((*folders, *_SMALL_FILES))}"
         raise UsageError(
             f"{store.where()}: another set was adopted here, or its shards were replaced since. "
-            f"Choose an empty --out; or, to start from scratch, remove {note} and the files of "
-            f"adopt: {', '.join([*(f'{folder}/' for folder in naming.BESIDE), *_SMALL_FILES])}."
+            f"Choose an empty --out; or remove {made}; then run the same command again."
         )
     if in_place:
         _rename(store.local, moves(found))
@@ -233,26 +235,13 @@ def _bring(shard: ShardFile, *, source: Store, store: Store) -> engine.Result[_B
     """
     temporary = store.temporary()
     if (folder := source.as_folder) and store.as_folder:
-        _link(folder, store, shard, temporary)
+        with storage_errors("link", temporary):
+            called = source.where(), store.where()
+            path = folder.path(shard.path)
+            hard_link(path, temporary, shard.stat, called, "let --rewrite copy the shards")
     else:
         _copy(source, shard, temporary)
     return engine.Result(_Brought(), (engine.Output(temporary, shard.name, shard.sha256),))
-
-
-def _link(source: LocalStore, store: Store, shard: ShardFile, target: Path) -> None:
-    try:
-        with storage_errors("link", target):
-            target.hardlink_to(source.path(shard.path))
-            # Another program may have written it a moment ago, and not have synced it.
-            with open(target, "rb") as file:
-                os.fsync(file.fileno())
-    except StoreError as error:
-        if getattr(error.__cause__, "errno", None) == errno.EXDEV:
-            raise UsageError(
-                f"{store.where()} is on another file system than {source.where()}: hard "
-                "links do not reach there. Choose --out beside it, or copy by --rewrite."
-            ) from error
-        raise
 
 
 def _copy(source: Store, shard: ShardFile, target: Path) -> None:

@@ -20,7 +20,13 @@ from imagenet_prep.codec.policy import CHECK_DECODE, CHECK_HEADER, CODECS, Polic
 from imagenet_prep.codec.transform import keep, require, transform
 from imagenet_prep.core import canonical, records
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.errors import DataDamagedError, ManifestError, UsageError, some
+from imagenet_prep.core.errors import (
+    DataDamagedError,
+    IncompleteError,
+    ManifestError,
+    UsageError,
+    some,
+)
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import naming, samples, settings, tfds
 from imagenet_prep.dataset.class_list import ClassList
@@ -39,7 +45,7 @@ from imagenet_prep.preparation.tasks import WriteWork
 from imagenet_prep.shards.samples_root import samples_root
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.storage import tables
-from imagenet_prep.storage.opened import Dataset
+from imagenet_prep.storage.opened import Dataset, open_dataset
 from imagenet_prep.storage.store import Store, same_place
 
 
@@ -242,6 +248,11 @@ def _emptied(job: Job, made: Manifest, split: str) -> Iterator[str]:
 def _write(job: Job, changes: Sequence[ShardChange], output: Output) -> None:
     """Writes the shards that change, takes over the others, and commits."""
     store, add = output.store, job.request.add
+    parent = job.dataset.store.as_folder
+    stats = {}
+    for folder in ("", *naming.BESIDE):
+        for name, stat in parent.stats(folder).items() if parent else ():
+            stats[f"{folder}/{name}".lstrip("/")] = stat
     writes = {
         split: WriteWork(
             store=store,
@@ -270,8 +281,24 @@ def _write(job: Job, changes: Sequence[ShardChange], output: Output) -> None:
     written = {receipt.content.shard: receipt.content for receipt in receipts}
     shards = [shard for split in job.there.splits.values() for shard in split.shards]
     others = [shard for shard in shards if shard.name not in written]
-    store.take_over(job.dataset.store, [file for shard in others for file in shard.files])
+    try:
+        store.take_over(job.dataset.store, [f for shard in others for f in shard.files], stats)
+    except IncompleteError:
+        _demand_parent(job)
+        raise
+    _demand_parent(job)
     _commit(job, output, written)
+
+
+def _demand_parent(job: Job) -> None:
+    """Raises UsageError if the place of the parent holds another set since this run began."""
+    now = open_dataset(job.dataset.store, check=False).manifest.digest
+    if now != job.there.digest:
+        raise UsageError(
+            f"{job.dataset.where}: the dataset was replaced while it was amended: digest "
+            f"{now[:16]}, expected {job.there.digest[:16]}. Choose an empty --out, and run the "
+            "same command again."
+        )
 
 
 def _commit(job: Job, output: Output, written: Mapping[str, WrittenShard]) -> None:

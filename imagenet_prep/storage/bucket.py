@@ -8,7 +8,7 @@ import io
 import re
 import threading
 import uuid
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from pathlib import Path
@@ -187,7 +187,12 @@ class BucketStore:
         finally:
             temporary.unlink(missing_ok=True)
 
-    def take_over(self, source: object, files: Iterable[File]) -> None:
+    def take_over(
+        self,
+        source: object,
+        files: Iterable[File],
+        stats: Mapping[str, Stat] | None = None,  # noqa: ARG002
+    ) -> None:
         """As for `Store`: the server copies, and has a CRC32C of each copy afterwards."""
         if not isinstance(source, BucketStore):
             raise UsageError(

@@ -14,7 +14,7 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -209,14 +209,16 @@ class LocalStore:
             os.replace(temporary, file, dst_dir_fd=place)
             os.fsync(place)
 
-    def take_over(self, source: object, files: Iterable[File]) -> None:
+    def take_over(
+        self, source: object, files: Iterable[File], stats: Mapping[str, Stat] | None = None
+    ) -> None:
         """As for `Store`: hard links, durable when this returns."""
         if not isinstance(source, LocalStore):
             raise UsageError(
                 f"{self.where()}: only files of a folder can be linked there. `imagenet-prep "
                 "replicate` brings them from a bucket."
             )
-        called = source.where(), self.where()
+        called, stats = (source.where(), self.where()), stats or {}
         by_folder: dict[str, list[File]] = {}
         for file in files:
             by_folder.setdefault(file.name.rpartition("/")[0], []).append(file)
@@ -226,7 +228,12 @@ class LocalStore:
                 inside.folder_inside(self.root, folder, make=True) as place,
             ):
                 for file in of_folder:
-                    hard_link(source.path(file.name), file.num_bytes, place, self.temporary, called)
+                    temporary = self.temporary()
+                    expected = stats.get(file.name, file.num_bytes)
+                    hard_link(source.path(file.name), temporary, expected, called)
+                    os.replace(temporary, file.name.rpartition("/")[2], dst_dir_fd=place)
+                    # To rename one name of a file to another one of it does nothing.
+                    temporary.unlink(missing_ok=True)
                 os.fsync(place)
 
     def rename(self, before: str, after: str) -> None:

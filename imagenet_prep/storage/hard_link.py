@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 from imagenet_prep.core import regular_file
 from imagenet_prep.core.errors import DataDamagedError, UsageError
+from imagenet_prep.storage.os_errors import removed_on_failure
+from imagenet_prep.storage.remote import Stat, changed
 
 # Another file system, one without links, or files of another user that the kernel protects.
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
@@ -16,53 +17,65 @@ _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
 
 def hard_link(
     path: Path,
-    num_bytes: int,
-    place: int,
-    temporary: Callable[[], Path],
+    target: Path,
+    expected: int | Stat,
     called: tuple[str, str],
+    instead: str = "copy the dataset with `imagenet-prep replicate`",
 ) -> None:
-    """Links a file into a folder under its own name, in place of another file that is there.
+    """Links a file to an unused path. If the file is a symbolic link, its target is linked.
 
     Args:
       path: of the file.
-      num_bytes: that it must have.
-      place: descriptor of the folder, which the caller syncs.
-      temporary: returns an unused path on the same file system as `place`.
-      called: how messages name the set of the file, and that of the folder.
+      target: the unused path.
+      expected: the size that a manifest says, or the file as this run has seen it before.
+      called: how messages name the set of the file, and that of the target.
+      instead: how messages say what to do without links.
 
     Raises:
-      DataDamagedError: the file is missing, or has another size.
+      IncompleteError: the file has changed since this run has seen it.
+      DataDamagedError: the file is missing, or has another size than the manifest says.
       UsageError: the system makes no hard link there.
       OSError: the disk fails.
     """
-    source, target = called
+    source, where = called
     try:
-        with open(regular_file.open_to_read(path), "rb") as opened:
-            status = os.fstat(opened.fileno())
-            # Another program may have copied it there a moment ago, and not have synced it.
-            os.fsync(opened.fileno())
+        # It stays open: the number of an inode that is gone may be given to another file.
+        opened = open(regular_file.open_to_read(path), "rb")  # noqa: SIM115 - until the end
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        if isinstance(expected, Stat):
+            changed(str(path))
         raise DataDamagedError(f"{path}: missing. Run verify on {source}.") from None
-    if status.st_size != num_bytes:
-        raise DataDamagedError(
-            f"{path}: {status.st_size:,} bytes, its manifest says {num_bytes:,}. "
-            f"Run verify on {source}."
-        )
+    with opened:
+        status = os.fstat(opened.fileno())
+        if isinstance(expected, Stat) and expected != Stat.of(status):
+            changed(str(path))
+        if isinstance(expected, int) and expected != status.st_size:
+            raise DataDamagedError(
+                f"{path}: {status.st_size:,} bytes, its manifest says {expected:,}. "
+                f"Run verify on {source}."
+            )
+        # Another program may have copied it there a moment ago, and not have synced it.
+        os.fsync(opened.fileno())
+        with removed_on_failure(target):
+            try:
+                _link(path, target)
+            except OSError as error:
+                if error.errno not in _NO_LINK:
+                    raise
+                raise UsageError(
+                    f"{where}: the system makes no hard link to {path} there ({error.strerror}). "
+                    "Choose a folder on the same file system, and run this as the user who owns "
+                    f"the files; or {instead}."
+                ) from error
+            if not os.path.samestat(status, target.lstat()):
+                changed(str(path))
+
+
+def _link(path: Path, target: Path) -> None:
+    """Links a file, or the target of a symbolic link."""
+    place = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        try:
-            os.link(path, path.name, dst_dir_fd=place)
-        except FileExistsError:
-            # Two names of one file: to rename the one to the other would do nothing.
-            if os.path.samestat(status, os.stat(path.name, dir_fd=place, follow_symlinks=False)):
-                return
-            other = temporary()
-            os.link(path, other)
-            os.replace(other, path.name, dst_dir_fd=place)
-    except OSError as error:
-        if error.errno not in _NO_LINK:
-            raise
-        raise UsageError(
-            f"{target}: the system makes no hard link to {path} there ({error.strerror}). Choose "
-            "a folder on the same file system, and run this as the user who owns the files; or "
-            "copy the set with `imagenet-prep replicate`."
-        ) from error
+        # Without the descriptor of a folder, os.link would link a symbolic link itself.
+        os.link(path, target.name, dst_dir_fd=place)
+    finally:
+        os.close(place)

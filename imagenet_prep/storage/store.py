@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
@@ -100,12 +100,20 @@ class Store(Readable, Protocol):
           sha256: what it must have.
         """
 
-    def take_over(self, source: object, files: Iterable[File]) -> None:
+    def take_over(
+        self, source: object, files: Iterable[File], stats: Mapping[str, Stat] | None = None
+    ) -> None:
         """Leaves files of another data set here too; their bytes do not pass this machine.
 
         They are hard links between folders, and copies that the server makes between prefixes.
 
+        Args:
+          source: where they are.
+          files: what a manifest says of them.
+          stats: the files of a folder as this run has seen them before, by name.
+
         Raises:
+          IncompleteError: a file has changed since this run has seen it.
           UsageError: the source is no place of this kind, or on another file system.
           DataDamagedError: a file is missing there, or another one.
         """

@@ -12,7 +12,7 @@ import pytest
 
 from imagenet_prep.core import canonical
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.errors import DataDamagedError, StoreError, UsageError
+from imagenet_prep.core.errors import DataDamagedError, IncompleteError, StoreError, UsageError
 from imagenet_prep.dataset import manifest, naming
 from imagenet_prep.engine import Workers
 from imagenet_prep.preparation import adoption
@@ -95,9 +95,9 @@ def test_another_file_system_is_named_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write(tmp_path / "set")
-    monkeypatch.setattr(Path, "hardlink_to", failing(errno.EXDEV))
+    monkeypatch.setattr(os, "link", failing(errno.EXDEV))
 
-    with pytest.raises(UsageError, match="on another file system .* copy by --rewrite"):
+    with pytest.raises(UsageError, match="on the same file system, .* let --rewrite copy"):
         adopt(source, LocalStore(tmp_path / "out"))
     assert not (tmp_path / "out" / naming.MANIFEST).exists()
 
@@ -106,10 +106,40 @@ def test_a_link_that_the_system_refuses_otherwise_is_an_error_of_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write(tmp_path / "set")
-    monkeypatch.setattr(Path, "hardlink_to", failing(errno.EMLINK))
+    monkeypatch.setattr(os, "link", failing(errno.EIO))
 
-    with pytest.raises(StoreError, match="Too many links"):
+    with pytest.raises(StoreError, match="Input/output error"):
         adopt(source, LocalStore(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_a_shard_that_is_a_symbolic_link_is_linked_itself(tmp_path: Path, relative: bool) -> None:
+    write(tmp_path / "real")
+    source = tmp_path / "set"
+    source.mkdir()
+    for name in NAMES:
+        (source / name).symlink_to(f"../real/{name}" if relative else tmp_path / "real" / name)
+    adopt(LocalStore(source), LocalStore(tmp_path / "out"))
+
+    for name in NAMES:
+        assert not (tmp_path / "out" / name).is_symlink()
+        assert (tmp_path / "out" / name).samefile(tmp_path / "real" / name)
+
+
+def test_a_shard_that_changes_behind_the_check_is_not_linked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, store = write(tmp_path / "set"), LocalStore(tmp_path / "out")
+    found = shard_files.find(source)
+    seen = check_existing_set(found, store, THREADS, quiet=True)
+    shard = source.root / NAMES[0]
+    data = shard.read_bytes()
+    shard.unlink()
+    shard.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+    with pytest.raises(IncompleteError, match=f"{NAMES[0]}: it has changed since this run began"):
+        adoption.complete(store, found, seen, THREADS, in_place=False, quiet=True)
+    assert not (store.root / naming.MANIFEST).exists()
 
 
 def test_a_shard_that_changes_behind_the_check_is_not_copied(

@@ -674,6 +674,50 @@ def test_files_of_another_folder_are_taken_over_as_links(
     assert there.read("a") == b"one"
 
 
+def test_symbolic_links_are_followed_and_not_linked(
+    two_files: tuple[LocalStore, list[File]], tmp_path: Path
+) -> None:
+    there, files = two_files
+    for file in files:
+        there.path(file.name).rename(real := tmp_path / file.name.replace("/", "-"))
+        there.path(file.name).symlink_to(real)
+    here = LocalStore(tmp_path / "here")
+    for _ in range(2):  # the second time, other files are there
+        here.take_over(there, files)
+        for file in files:
+            assert not here.path(file.name).is_symlink()
+            assert here.path(file.name).samefile(there.path(file.name))
+            here.path(file.name).unlink()
+            here.path(file.name).write_bytes(b"two")
+
+
+@pytest.mark.parametrize("damage", ["missing", "replaced", "replaced meanwhile"])
+def test_a_file_that_has_changed_since_it_was_seen_is_not_taken_over(
+    two_files: tuple[LocalStore, list[File]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    damage: str,
+) -> None:
+    there, files = two_files
+    stats = {file.name: Stat.of(there.path(file.name).stat()) for file in files}
+
+    def replace() -> None:
+        there.path("a").unlink()
+        if damage != "missing":
+            there.path("a").write_bytes(b"two")
+
+    if damage == "replaced meanwhile":
+        link = os.link
+        monkeypatch.setattr(os, "link", lambda *given, **how: (replace(), link(*given, **how)))
+    else:
+        replace()
+    here = LocalStore(tmp_path / "here")
+    with pytest.raises(IncompleteError, match="a: it has changed since this run began"):
+        here.take_over(there, files, stats)
+    assert not here.path("a").exists()
+    assert not here.names(".work/temporary")
+
+
 @pytest.mark.parametrize("damage", ["missing", "cut", "folder"])
 def test_a_file_that_is_another_one_is_not_taken_over(
     two_files: tuple[LocalStore, list[File]], tmp_path: Path, damage: str

@@ -7,10 +7,14 @@ import os
 import shutil
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from imagenet_prep import amend as amend_verb
+from imagenet_prep.core.errors import UsageError
 from imagenet_prep.read import make_dataset
+from imagenet_prep.storage import folder as folder_store
 from tests.kit import command
 from tests.kit.amended import Changes, make_changes, rows, shards_of
 from tests.kit.dataset import (
@@ -335,6 +339,29 @@ def test_a_set_cannot_be_made_in_the_one_that_is_changed(
     inside = amend(reference.out, changes.add / "train" / "new", "--add", changes.add)
     assert (inside.code, "among the images of the source" in inside.err) == (2, True)
     assert {**everything(reference.out), "": ()} == {**before, "": ()}
+
+
+def test_a_parent_that_is_replaced_while_it_is_linked_is_noticed(
+    reference: Reference, changes: Changes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = Path(shutil.copytree(reference.out, tmp_path / "parent"))
+    other = tmp_path / "other"
+    assert amend(parent, other, "--relabel", changes.relabel).code == 0
+    link, linked = folder_store.hard_link, []
+
+    def link_from_a_replaced_parent(path: Path, *given: Any) -> None:
+        if not linked:
+            parent.rename(tmp_path / "old")
+            shutil.copytree(other, parent)
+        linked.append(path)
+        link(path, *given)
+
+    monkeypatch.setattr(folder_store, "hard_link", link_from_a_replaced_parent)
+    out = tmp_path / "out"
+    with pytest.raises(UsageError, match="the dataset was replaced while it was amended"):
+        amend_verb.run([str(parent), "--exclude", str(changes.exclude), "--out", str(out)])
+    assert linked
+    assert not (out / "dataset.json").exists()
 
 
 def test_links_that_the_system_refuses_are_explained(

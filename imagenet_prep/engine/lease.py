@@ -1,7 +1,7 @@
 """The right of one job of a cluster to work on a data set. The next run takes it over.
 
-A job outlives the process that started it. Its workers look at the lease before each task, so the
-job of a killed launcher ends by itself and disturbs nobody.
+A job outlives the process that started it. Its workers look at the lease before each task, and
+right before each file that they publish, so the job of a killed launcher ends by itself.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import socket
 import time
 import uuid
 from collections import deque
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,26 @@ _IN_HAND = 3
 _chance = random.Random()
 # The jobs whose leases this process has seen.
 _seen: set[str] = set()
+
+
+class Claimed(Iterator[AnyTask]):
+    """Tasks that a worker claims one after the other, see `Lease.claimed`.
+
+    Attributes:
+      check: as for `Lease`.
+    """
+
+    def __init__(self, lease: Lease, tasks: Generator[AnyTask, None, None]) -> None:
+        """Takes what claims tasks when it is asked for the next."""
+        self.check = lease.check
+        self._tasks = tasks
+
+    def __next__(self) -> AnyTask:
+        return next(self._tasks)
+
+    def close(self) -> None:
+        """Gives back what has no receipt."""
+        self._tasks.close()
 
 
 @dataclass(frozen=True)
@@ -91,10 +111,8 @@ class Lease:
             time.sleep(_SEEN_POLL_S)
         _seen.add(self.job)
 
-    def claimed(
-        self, stage: Stage[Any, Any], tasks: Sequence[AnyTask]
-    ) -> Generator[AnyTask, None, None]:
-        """Yields tasks that no other worker of this job has claimed, until none is left.
+    def claimed(self, stage: Stage[Any, Any], tasks: Sequence[AnyTask]) -> Claimed[AnyTask]:
+        """Returns tasks that no other worker of this job has claimed, until none is left.
 
         Workers begin with the first tasks. One that meets another goes on elsewhere, further away
         each time, so it looks at the claims of the others a few times, and not for each task.
@@ -104,6 +122,11 @@ class Lease:
         Raises:
           JobLostError: as `check`.
         """
+        return Claimed(self, self._claimed(stage, tasks))
+
+    def _claimed(
+        self, stage: Stage[Any, Any], tasks: Sequence[AnyTask]
+    ) -> Generator[AnyTask, None, None]:
         claims = f"{self._folder}/{stage.name}"
         if place := self.store.as_folder:
             place.make_folder(claims)

@@ -210,20 +210,25 @@ class Stage(Generic[AnyTask, AnyContent]):
         return Receipt(listed, round(start, 3), seconds, worker, content), outputs
 
     def publish(
-        self, task: AnyTask, made: tuple[Receipt[AnyContent], Sequence[Output]]
+        self,
+        task: AnyTask,
+        made: tuple[Receipt[AnyContent], Sequence[Output]],
+        check: Callable[[], object] = lambda: None,
     ) -> Receipt[AnyContent]:
         """Publishes what `make` has returned; returns the receipt.
 
         The receipt is published before its files. So every visible file has its receipt, and a
-        receipt without its files is no finished task.
+        receipt without its files is no finished task. `check` is called right before each of them
+        is made visible; its error ends that.
         """
         receipt, outputs = made
         with _named(task), removed_on_failure(*(output.temporary for output in outputs)):
+            check()
             self.store.write(self._receipt(task.name), receipt.dumps())
             for temporary, name, sha256, settle in outputs:
                 if settle is not None:
                     settle()
-                self.store.publish(temporary, name, sha256)
+                self.store.publish(temporary, name, sha256, check)
         return receipt
 
     def note(self, error: Exception) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Self
 
 from imagenet_prep.core import children, errors, program, turns
+from imagenet_prep.engine.lease import Claimed
 from imagenet_prep.engine.stage import AnyTask, Output, Receipt, Stage
 
 THREADS = "threads"
@@ -176,7 +177,7 @@ class Done(NamedTuple):
 
 
 def done(stage: Stage[AnyTask, Any], tasks: Iterable[AnyTask]) -> Iterator[Done]:
-    """Does tasks one after the other, on any machine.
+    """Does tasks one after the other, on any machine; those of a lease are published under it.
 
     What has a receipt already is not done again.
 
@@ -186,7 +187,8 @@ def done(stage: Stage[AnyTask, Any], tasks: Iterable[AnyTask]) -> Iterator[Done]
     """
 
     def publish(task: AnyTask, made: tuple[Receipt[Any], Sequence[Output]]) -> Done:
-        return Done(task, stage.publish(task, made), new=True)
+        check = (tasks.check,) if isinstance(tasks, Claimed) else ()
+        return Done(task, stage.publish(task, made, *check), new=True)
 
     # The disk, or the server, gets the result of one task while the next task runs.
     with futures.ThreadPoolExecutor(1, thread_name_prefix="publish") as publisher:

@@ -171,7 +171,13 @@ class BucketStore:
         """As for `Store`: below TMPDIR; gone with this process."""
         return scratch.own() / uuid.uuid4().hex
 
-    def publish(self, temporary: Path, name: str, sha256: str | None = None) -> None:
+    def publish(
+        self,
+        temporary: Path,
+        name: str,
+        sha256: str | None = None,
+        check: Callable[[], object] = lambda: None,
+    ) -> None:
         """As for `Store`; the temporary file is removed, also where that fails.
 
         Raises:
@@ -183,7 +189,7 @@ class BucketStore:
                 with open(temporary, "rb") as stream:
                     sha256 = sha256 or hashlib.file_digest(stream, "sha256").hexdigest()
                     file = File(name, stream.seek(0, 2), sha256)
-                self.put(file, lambda: temporary.open("rb"), remedy)
+                self.put(file, lambda: temporary.open("rb"), remedy, check)
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -311,13 +317,20 @@ class BucketStore:
         except AbsentError:
             return Problem(f"{file.name}: missing", is_missing=True)
 
-    def put(self, file: File, opened: Callable[[], BinaryIO], remedy: str = _DAMAGED) -> None:
+    def put(
+        self,
+        file: File,
+        opened: Callable[[], BinaryIO],
+        remedy: str = _DAMAGED,
+        check: Callable[[], object] = lambda: None,
+    ) -> None:
         """Leaves an object that the server has proven.
 
         Args:
           file: what it must be.
           opened: begins to read its bytes; called again where an upload has to be begun anew.
           remedy: what is to be said where they are others.
+          check: as for `publish`.
 
         Raises:
           DataDamagedError: the bytes are others; no object is made of them.
@@ -326,7 +339,7 @@ class BucketStore:
         while True:
             try:
                 with opened() as stream:
-                    sent = self._uploader.send(file, stream, remedy)
+                    sent = self._uploader.send(file, stream, remedy, check)
             except AbsentError as error:
                 # Its upload is gone: another run removed it, or completed it and the answer got
                 # lost. A bucket that is not there is an error at once.
@@ -361,8 +374,14 @@ class BucketStore:
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="s3") as pool:
             return list(pool.map(function, items))
 
-    def _call(self, name: str, operation: str, **arguments: Any) -> Json:
-        return self._with_retries(name, lambda: self._s3.call(operation, name, **arguments))
+    def _call(
+        self, name: str, operation: str, check: Callable[[], object] = lambda: None, **given: Any
+    ) -> Json:
+        def attempt() -> Json:
+            check()
+            return self._s3.call(operation, name, **given)
+
+        return self._with_retries(name, attempt)
 
     def _with_retries(self, name: str, attempt: Callable[[], Answer]) -> Answer:
         return with_retries(attempt, self._budget(name))

@@ -14,7 +14,7 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -199,13 +199,20 @@ class LocalStore:
         """Removes what killed runs left unpublished; the caller holds the lock."""
         self.remove_tree(TEMPORARY)
 
-    def publish(self, temporary: Path, name: str, sha256: str | None = None) -> None:  # noqa: ARG002
+    def publish(
+        self,
+        temporary: Path,
+        name: str,
+        sha256: str | None = None,  # noqa: ARG002
+        check: Callable[[], object] = lambda: None,
+    ) -> None:
         """Makes a synced temporary file visible as `name`, replacing what was there."""
         folder, _, file = name.rpartition("/")
         with (
             storage_errors("publish", self.path(name)),
             inside.folder_inside(self.root, folder, make=True) as place,
         ):
+            check()
             os.replace(temporary, file, dst_dir_fd=place)
             os.fsync(place)
 

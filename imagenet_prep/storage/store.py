@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
@@ -91,13 +91,20 @@ class Store(Readable, Protocol):
     def temporary(self) -> Path:
         """Returns an unused path for `publish`."""
 
-    def publish(self, temporary: Path, name: str, sha256: str | None = None) -> None:
+    def publish(
+        self,
+        temporary: Path,
+        name: str,
+        sha256: str | None = None,
+        check: Callable[[], object] = lambda: None,
+    ) -> None:
         """Makes a temporary file visible as `name`; whoever wrote it has synced it.
 
         Args:
           temporary: the file.
           name: relative to the data set.
           sha256: what it must have.
+          check: called right before each try to make it visible; its error ends that.
         """
 
     def take_over(

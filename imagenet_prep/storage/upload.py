@@ -77,20 +77,28 @@ class Uploader:
     """Sends objects below one prefix; safe for threads.
 
     Attributes:
-      call: makes a request with retries: name of the object, operation, arguments of boto3.
+      call: makes a request with retries: name of the object, operation, a function that is called
+        before each try, arguments of boto3.
       ended: tells that the run is over, so that no more uploads begin.
     """
 
     call: Callable[..., Json]
     ended: threading.Event
 
-    def send(self, file: File, opened: BinaryIO, remedy: str) -> Sent:
+    def send(
+        self,
+        file: File,
+        opened: BinaryIO,
+        remedy: str,
+        check: Callable[[], object] = lambda: None,
+    ) -> Sent:
         """Makes an object.
 
         Args:
           file: what it must be.
           opened: its bytes.
           remedy: what is to be said where they are others.
+          check: called before each request that makes the object; its error ends that.
 
         Raises:
           DataDamagedError: the bytes are others; no object is made of them.
@@ -101,7 +109,7 @@ class Uploader:
         first = next(parts, b"")
         if file.num_bytes <= PART_BYTES:
             _demand(file, hashlib.sha256(first).hexdigest(), len(first), remedy)
-            return self.send_small(file, first)
+            return self.send_small(file, first, check)
         if self.ended.is_set():
             raise IncompleteError(f"{file.name}: the run is ending, so it is not sent.")
         upload = self.call(
@@ -112,13 +120,19 @@ class Uploader:
             ChecksumType="FULL_OBJECT",
         )["UploadId"]
         try:
-            return self._send_parts(file, upload, itertools.chain([first], parts), remedy)
+            return self._send_parts(file, upload, itertools.chain([first], parts), remedy, check)
         except BaseException:
             with contextlib.suppress(Exception):
                 self.abort(file.name, upload)
             raise
 
-    def send_small(self, file: File, data: bytes, **conditions: str) -> Sent:
+    def send_small(
+        self,
+        file: File,
+        data: bytes,
+        check: Callable[[], object] = lambda: None,
+        **conditions: str,
+    ) -> Sent:
         """Makes an object by one request.
 
         Raises as `S3.call`.
@@ -126,12 +140,14 @@ class Uploader:
         Args:
           file: what it must be.
           data: its bytes.
+          check: as for `send`.
           **conditions: of S3, e.g. IfNoneMatch.
         """
         checksum = _written(crc32c.crc32c(data))
         answer = self.call(
             file.name,
             "put_object",
+            check,
             Body=data,
             Metadata={SHA256: file.sha256},
             ChecksumCRC32C=checksum,
@@ -144,7 +160,14 @@ class Uploader:
         with contextlib.suppress(AbsentError):
             self.call(name, "abort_multipart_upload", UploadId=upload)
 
-    def _send_parts(self, file: File, upload: str, parts: Iterable[bytes], remedy: str) -> Sent:
+    def _send_parts(
+        self,
+        file: File,
+        upload: str,
+        parts: Iterable[bytes],
+        remedy: str,
+        check: Callable[[], object],
+    ) -> Sent:
         sha256, whole, size = hashlib.sha256(), 0, 0
         listed: list[Json] = []
         for number, part in enumerate(parts, start=1):
@@ -159,6 +182,7 @@ class Uploader:
         answer = self.call(
             file.name,
             "complete_multipart_upload",
+            check,
             UploadId=upload,
             MultipartUpload={"Parts": listed},
             ChecksumCRC32C=checksum,

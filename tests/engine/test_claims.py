@@ -8,7 +8,7 @@ import os
 import random
 import socket
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -329,6 +329,39 @@ def test_workers_that_outlive_their_job_stop(stage: Stage, monkeypatch: pytest.M
     monkeypatch.setattr(lease, "_SEEN_WITHIN_S", 0.0)
     with pytest.raises(UsageError, match=rf"does not see .*/jobs/{old.job}.*share"):
         old.arrive()
+
+
+def test_a_worker_publishes_nothing_after_another_run_has_begun(stage: Stage) -> None:
+    """It had made its file under its lease, and the next run did not know of that."""
+    old = Lease.take_over(stage.store)
+
+    def made_as_another_run_begins(task: Task) -> engine.Result[Made]:
+        made = stage.function(task)
+        Lease.take_over(stage.store)
+        return made
+
+    late = replace(stage, function=made_as_another_run_begins)
+    with pytest.raises(JobLostError, match="another run has begun"):
+        list(done(late, old.claimed(late, TASKS)))
+    assert stage.receipts("abc") == {}
+    assert not [name for name in stage.store.list_folder() if name.endswith("bin")]
+
+
+def test_a_worker_publishes_no_second_file_after_another_run_has_begun(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, publish = Lease.take_over(stage.store), stage.publish
+    write = type(stage.store).write
+
+    def taken_over(store: LocalStore, name: str, data: bytes) -> None:
+        write(store, name, data)
+        if name.endswith("/a.json"):
+            Lease.take_over(store)
+
+    monkeypatch.setattr(type(stage.store), "write", taken_over)
+    with pytest.raises(JobLostError, match="another run has begun"):
+        publish(TASKS[0], stage.make(TASKS[0]), old.check)
+    assert not [name for name in stage.store.list_folder() if name.endswith("bin")]
 
 
 def test_a_worker_that_has_seen_its_lease_knows_that_it_is_gone(

@@ -11,7 +11,12 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.core.errors import DataDamagedError, IncompleteError, UsageError
+from imagenet_prep.core.errors import (
+    DataDamagedError,
+    IncompleteError,
+    JobLostError,
+    UsageError,
+)
 from imagenet_prep.dataset.manifest import File
 from imagenet_prep.storage import scratch
 from imagenet_prep.storage import upload as module
@@ -175,6 +180,22 @@ def test_bytes_that_the_disk_has_changed_never_become_an_object(
     assert store.size("train-00000-of-00001") is None
     assert uploads(s3.client(), store.base) == []
     assert not temporary.exists()
+
+
+@pytest.mark.parametrize("size", [1000, len(DATA)])
+def test_a_check_that_fails_at_the_last_moment_makes_no_object(
+    s3: S3Server, store: BucketStore, size: int
+) -> None:
+    def check() -> None:
+        raise JobLostError("another run has begun")
+
+    temporary = store.temporary()
+    temporary.write_bytes(DATA[:size])
+    with pytest.raises(JobLostError):
+        store.publish(temporary, "train-00000-of-00001", None, check)
+
+    assert store.size("train-00000-of-00001") is None
+    assert uploads(s3.client(), store.base) == []
 
 
 def test_of_two_that_claim_a_name_the_first_has_it(store: BucketStore) -> None:

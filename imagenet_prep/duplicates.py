@@ -284,7 +284,7 @@ def _page(groups: Sequence[Group], seen: Pictures, result: Json) -> str | None:
 
     try:
         from imagenet_prep.reporting import duplicates as pages
-    except ImportError:
+    except ModuleNotFoundError:
         terminal.say(
             f"no {output.PAGE}: jinja2 is not installed. Run: pip install 'imagenet-prep[report]'"
         )

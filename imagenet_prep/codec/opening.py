@@ -121,8 +121,8 @@ def opened(
         raise BadImageError("unknown_format", formats.unreadable(head)) from error
     except Image.DecompressionBombError as error:
         raise BadImageError("too_many_pixels", str(error)) from error
-    except BadImageError:
-        raise
+    except (BadImageError, MemoryError):
+        raise  # A machine without memory says nothing about an image.
     except Exception as error:  # plugins raise whatever their format breaks on
         raise BadImageError("undecodable", f"{type(error).__name__}: {error}") from error
 

@@ -17,6 +17,7 @@ Anything else that escapes is a bug: traceback, exit 70.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 EXIT_DONE = 0
@@ -24,6 +25,8 @@ EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
 # A shell reports this code for programs that SIGPIPE has ended.
 EXIT_UNREAD = 141
+
+_NO_MEMORY = re.compile("can't start new thread|failed to map segment from shared object")
 
 
 class ImagenetPrepError(Exception):
@@ -89,6 +92,21 @@ class BadImageError(Exception):
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
         self.detail = detail
+
+
+def of_memory(error: BaseException) -> IncompleteError | None:
+    """Returns the error that says so if the system had too little memory or threads; else None."""
+    if isinstance(error, BaseExceptionGroup):
+        return next((lack for each in error.exceptions if (lack := of_memory(each))), None)
+    # Python and the loader of libraries have no classes for these errors.
+    told = isinstance(error, RuntimeError | ImportError) and _NO_MEMORY.search(str(error))
+    if not told and not isinstance(error, MemoryError):
+        return None
+    what = str(error) or "no more is free"
+    return IncompleteError(
+        f"out of memory: {what}. Finished work is kept: run the same command again to resume, with "
+        "fewer --workers, or with less else on this machine."
+    )
 
 
 def by_name(name: str) -> type[ImagenetPrepError]:

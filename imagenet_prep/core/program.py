@@ -84,7 +84,10 @@ def outcome(main: Callable[[], int]) -> int:
         # Storage has errors of its own; this is anything else, e.g. a full stdout or /tmp.
         terminal.say(f"{error}. Mend that, then run the same command again.")
         return errors.ImagenetPrepError.exit_code
-    except Exception:  # noqa: BLE001 - the last stop: what nobody foresaw is a bug
+    except Exception as error:  # noqa: BLE001 - the last stop: what nobody foresaw is a bug
+        if (lack := errors.of_memory(error)) is not None:
+            terminal.say(lack)
+            return lack.exit_code
         traceback.print_exc()
         terminal.say("this is a bug; please report the lines above.")
         return errors.EXIT_BUG

@@ -233,6 +233,7 @@ class Stage(Generic[AnyTask, AnyContent]):
 
     def note(self, error: Exception) -> None:
         """Notes the error of a worker; `run` raises it in the launching process."""
+        error = errors.of_memory(error) or error
         if isinstance(error, errors.ImagenetPrepError):
             self.fail(type(error).__name__, str(error))
         else:

@@ -106,6 +106,8 @@ def reported(lease: Lease) -> Iterator[None]:
         # Its cause would be the first that the launcher reads.
         raise kind(f"{error}{where}") from None
     except Exception as error:  # noqa: BLE001 - the launcher raises it again
+        if (lack := errors.of_memory(error)) is not None:
+            raise lack from None
         raise BugError("".join(traceback.format_exception(error))) from None
 
 

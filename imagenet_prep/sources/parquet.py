@@ -175,7 +175,7 @@ def _opened(path: Path) -> Iterator[tuple[ParquetFile, int]]:
     try:
         import pyarrow as pa  # type: ignore[import-untyped]
         import pyarrow.parquet as pq
-    except ImportError:
+    except ModuleNotFoundError:
         raise UsageError(
             f"{path}: files of Parquet need pyarrow. Run: pip install 'imagenet-prep[parquet]'"
         ) from None

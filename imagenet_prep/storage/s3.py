@@ -82,7 +82,7 @@ class S3:
             import botocore.exceptions
             import botocore.httpsession
             import botocore.session
-        except ImportError:
+        except ModuleNotFoundError:
             raise UsageError("s3:// needs boto3: pip install 'imagenet-prep[s3]'") from None
         self._base = base
         self._bucket, _, self._prefix = base.removeprefix("s3://").partition("/")

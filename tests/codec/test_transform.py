@@ -532,3 +532,18 @@ def test_a_stored_image_is_proven_by_its_pixels() -> None:
         prove_stored(data[:-200], 60, 80)
     with pytest.raises(BadImageError, match="empty"):
         prove_stored(b"", 60, 80)
+
+
+def test_a_machine_without_memory_makes_no_image_a_bad_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The image would be left out of the dataset, and the exit code would be 0."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    png = io.BytesIO()
+    Image.new("RGB", (20, 20)).save(png, "PNG")
+    monkeypatch.setattr(Image, "open", fail)
+    with pytest.raises(MemoryError):
+        transform(png.getvalue(), Policy())

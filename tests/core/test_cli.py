@@ -356,6 +356,8 @@ def test_help_shows_defaults_and_ends_with_the_examples(
         ("os.kill(os.getpid(), signal.SIGHUP); time.sleep(30)", 130, "interrupted"),
         ("raise BrokenPipeError", 141, ""),
         ("sys.exit(2)", 2, ""),
+        ("raise MemoryError('1 GiB')", 4, "out of memory: 1 GiB. Finished work is kept"),
+        ('raise RuntimeError("can\'t start new thread")', 4, "with fewer --workers"),
         ("raise KeyError('x')", 70, "this is a bug"),
         ("raise AssertionError", 70, "Traceback (most recent call last)"),
     ],

@@ -45,6 +45,15 @@ def test_a_class_is_found_by_its_name(name: str) -> None:
     assert errors.by_name(name) is all_classes()[name]
 
 
+def test_too_little_memory_is_no_bug_whoever_tells_of_it() -> None:
+    group = ExceptionGroup("two", [ValueError("x"), MemoryError()])
+    loader = ImportError("libx.so: failed to map segment from shared object")
+    for error in (MemoryError(), RuntimeError("can't start new thread"), loader, group):
+        assert isinstance(errors.of_memory(error), errors.IncompleteError)
+    for error in (RuntimeError("x"), ImportError("no module"), ExceptionGroup("x", [OSError()])):
+        assert errors.of_memory(error) is None
+
+
 @pytest.mark.parametrize("name", ["KeyError", "", "BadImageError"], ids=repr)
 def test_a_foreign_name_is_the_general_error(name: str) -> None:
     assert errors.by_name(name) is errors.ImagenetPrepError

@@ -154,3 +154,11 @@ def test_a_receipt_that_lacks_what_its_readers_need_is_none(
     assert stage.receipts(["a"]) == {}
     assert run(stage, "a")[0].content.task == "a"
     assert stage.receipts(["a"]).keys() == {"a"}
+
+
+def test_a_worker_without_memory_ends_the_run_with_a_sentence(stage: Stage) -> None:
+    stage.clear()
+    stage.note(MemoryError())
+
+    with pytest.raises(IncompleteError, match="out of memory: .* with fewer --workers"):
+        stage.raise_failure()

@@ -18,6 +18,8 @@ TFDS_INFO = "dataset_info.json"
 TFDS_LABELS = "image-class-label.labels.txt"
 TFDS_FILES = (TFDS_FEATURES, TFDS_INFO, TFDS_LABELS)
 WORK = ".work"
+# The manifest that a run is replacing.
+REPLACED = f"{WORK}/replaced.json"
 # A line for each place that `replicate` has proven a replica at, for `report`.
 REPLICAS = f"{WORK}/replicas.jsonl"
 # The ledger of the shards that `verify --if-changed` has verified.

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import io
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from imagenet_prep.core import canonical, records
 from imagenet_prep.core.canonical import Json
+from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import naming, settings
 from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.dataset.member import QUARANTINED, Incident
@@ -26,7 +27,7 @@ from imagenet_prep.shards.commit import publish, refuse_too_many
 from imagenet_prep.shards.summary import summarise
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.storage import origins
-from imagenet_prep.storage.opened import Dataset
+from imagenet_prep.storage.opened import Dataset, committed
 from imagenet_prep.storage.store import Store
 
 
@@ -101,10 +102,14 @@ class Output:
         """
         wanted, there = self._wanted, self.committed()
         made, libraries = {split: self._splits[split] for split in draft.splits}, wanted.libraries
-        if there and (kept := set(there.splits) - {*draft.splits, dropped}):
-            draft = draft.with_kept(there, kept, self._listed_incidents())
+        if there and (kept := self._kept(there, {*draft.splits, dropped})):
+            draft = draft.with_kept(there, kept, self._listed_incidents(there) or ())
             libraries = there.producer.libraries | (libraries if made else {})
             made |= {split: settings.parse(there.config).splits[split] for split in kept}
+        if there:
+            # It must not be seen next to small files that are not its own.
+            self.store.write(naming.REPLACED, there.dumps())
+            self.store.remove(naming.MANIFEST)
         self._finished = publish(
             self.store,
             draft.manifest(wanted, Settings(wanted.settings.verb, made).config, libraries),
@@ -112,17 +117,50 @@ class Output:
             classes=draft.classes,
             name=wanted.name,
         )
+        if there:
+            self.store.remove(naming.REPLACED)
 
-    def _listed_incidents(self) -> Iterator[Incident]:
-        lines = io.BytesIO(self.store.read(naming.QUARANTINE))
-        return (records.loads(Incident, line) for line in lines)
+    def _kept(self, there: Manifest, others: set[str]) -> set[str]:
+        """Returns the splits that stay in the manifest next to others.
+
+        If their lines of quarantine.jsonl are lost, none stays: this run commits each again.
+
+        Raises:
+          DataDamagedError: they are lost, and this run does not write each of the splits.
+        """
+        kept = set(there.splits) - others
+        if not kept or self._listed_incidents(there) is not None:
+            return kept
+        if kept - {*(self._seen.left if self._seen else ())}:
+            raise DataDamagedError(
+                f"{self.store.where(naming.QUARANTINE)}: missing or cut, and it names images of "
+                f"{', '.join(sorted(kept))}. Run the same command for all splits together "
+                f"({', '.join(there.splits)}): it makes the file again."
+            )
+        return set()
+
+    def _listed_incidents(self, there: Manifest) -> list[Incident] | None:
+        """Returns the lines of quarantine.jsonl; None if the file is lost or cut.
+
+        A run that was killed before its manifest may have left lines of its own there.
+        """
+        if self.store.size(naming.QUARANTINE) is None:
+            return None
+        try:
+            lines = io.BytesIO(self.store.read(naming.QUARANTINE))
+            listed = [records.loads(Incident, line) for line in lines]
+        except ValueError:
+            return None
+        counts = (*there.quarantined.values(), *there.repaired.values())
+        return listed if len(listed) >= sum(counts) else None
 
     def committed(self) -> Manifest | None:
-        """Returns the manifest that is here, if one is."""
-        # A listing fails if there is no such bucket; a request for the manifest would not.
-        if naming.MANIFEST not in self.store.list_folder():
-            return None
-        return Dataset.at(self.store).manifest
+        """Returns the manifest that is here, or the one that a killed run was replacing."""
+        dataset = self._dataset()
+        return dataset.manifest if dataset else None
+
+    def _dataset(self) -> Dataset | None:
+        return committed(self.store, self.store.sizes((naming.MANIFEST, naming.REPLACED)))
 
     def end(self) -> Json:
         """Notes for `report` where the source of the finished set lies; returns the summary."""
@@ -134,12 +172,13 @@ class Output:
 
     def _discard(self, split: str) -> None:
         """Removes a split, from the manifest first: it never names files that are gone."""
-        store, there = self.store, self.committed()
-        if there is not None and split in there.splits:
-            if len(there.splits) > 1:
-                self.commit(Draft(splits={}, classes=Dataset.at(store).classes), dropped=split)
+        store, dataset = self.store, self._dataset()
+        there = dataset.manifest if dataset else None
+        if dataset and there and split in there.splits:
+            if self._kept(there, {split}):
+                self.commit(Draft(splits={}, classes=dataset.classes), dropped=split)
             else:
-                store.remove(naming.MANIFEST)
+                store.remove(naming.MANIFEST, naming.REPLACED)
         shards = [
             name
             for name in store.names("")

@@ -16,7 +16,7 @@ from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.dataset.settings import Settings
 from imagenet_prep.shards.commit import check_finished
 from imagenet_prep.storage import notes
-from imagenet_prep.storage.opened import Dataset
+from imagenet_prep.storage.opened import committed
 from imagenet_prep.storage.origins import Origin
 from imagenet_prep.storage.store import Store
 
@@ -122,12 +122,14 @@ def look(store: Store, wanted: Wanted) -> Standing:
     """Returns the content of a store."""
     # A listing fails if there is no such bucket; a request for the manifest would not.
     names = tuple(store.list_folder())
-    there = Dataset.at(store).manifest if naming.MANIFEST in names else None
-    begun = None
-    if naming.WORK in names and store.size(BEGUN) is not None:
-        begun = notes.read(store, BEGUN, Begun)
+    notes_of = store.list_folder(naming.WORK) if naming.WORK in names else ()
+    in_work = {f"{naming.WORK}/{name}" for name in notes_of}
+    dataset = committed(store, in_work.union(names))
+    there = dataset.manifest if dataset else None
+    begun = notes.read(store, BEGUN, Begun) if BEGUN in in_work else None
     others = () if there or begun else _sets_below(store, names)
-    return Standing(store.where(), names, there, begun, _whole(store, there, wanted), others)
+    whole = _whole(store, there, wanted) if naming.MANIFEST in names else frozenset[str]()
+    return Standing(store.where(), names, there, begun, whole, others)
 
 
 def _sets_below(store: Store, names: Iterable[str]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ list. So all verbs and readers accept the same datasets, and mean the same by a 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
@@ -151,6 +151,16 @@ def demand_file(store: Readable) -> None:
     """Raises DataDamagedError if a folder has something that is not a file as its manifest."""
     if (folder := store.as_folder) is not None:
         regular_file.refuse_other_kinds(folder.path(naming.MANIFEST))
+
+
+def committed(store: Readable, names: Collection[str]) -> Dataset | None:
+    """Returns the dataset of a store that has these names, if there is one.
+
+    If a run was killed while it replaced the manifest, it is the dataset before.
+    """
+    if naming.MANIFEST in names:
+        return Dataset.at(store)
+    return Dataset(store, store.read(naming.REPLACED)) if naming.REPLACED in names else None
 
 
 def open_dataset(place: str | Readable, *, parts: bool = False, check: bool = True) -> Dataset:

@@ -24,7 +24,7 @@ from imagenet_prep.shards.commit import publish
 from imagenet_prep.storage import origins
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
 from imagenet_prep.storage.origins import Origin
-from tests.kit.dataset import stamps
+from tests.kit.dataset import all_files, stamps
 
 CLASSES = ClassList(("n00000001",), ("thing",))
 BOTH = ("train", "validation")
@@ -320,3 +320,59 @@ def test_the_end_of_a_run_tells_the_report_where_the_source_lies(tmp_path: Path)
 
     assert origins.find(load(tmp_path).digest) == origin
     assert not list(tmp_path.glob(".work/origin*"))
+
+
+@pytest.mark.parametrize("cut", [0, 1, -1])
+def test_a_lost_list_of_incidents_is_made_again_with_all_splits(tmp_path: Path, cut: int) -> None:
+    make(tmp_path, resized(*BOTH))
+    before = all_files(tmp_path)
+    path = tmp_path / naming.QUARANTINE
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(path.read_bytes()[:-2] if cut < 0 else lines[0])
+    if not cut:
+        path.unlink()
+    with pytest.raises(DataDamagedError, match=r"for all splits together \(train, validation\)"):
+        make(tmp_path, resized("train"))
+
+    assert make(tmp_path, resized(*BOTH)) == [*BOTH]
+    after = all_files(tmp_path)
+    assert {**after, ".work/lock": b""} == {**before, ".work/lock": b""}
+
+
+def test_manifest_and_small_files_agree_at_every_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that adds a split is killed at each of its changes; the next one ends it."""
+    whole = tmp_path / "whole"
+    make(whole, resized(*BOTH))
+    publish, changes, at = LocalStore.publish, 0, 0
+
+    def killed(store: LocalStore, *given: Any) -> None:
+        nonlocal changes
+        changes += 1
+        if changes == at:
+            raise KeyboardInterrupt
+        publish(store, *given)
+        if (store.root / naming.MANIFEST).exists():
+            there = load(store.root)
+            for file in there.files:
+                assert store.size(file.name) == file.num_bytes
+                assert hashlib.sha256(store.read(file.name)).hexdigest() == file.sha256
+
+    seen = set()
+    for at in range(1, 100):
+        root = tmp_path / str(at)
+        make(root, resized("train"))
+        with monkeypatch.context() as patched:
+            patched.setattr(LocalStore, "publish", killed)
+            changes = 0
+            try:
+                make(root, resized("validation"))
+                break
+            except KeyboardInterrupt:
+                seen.add((root / naming.MANIFEST).exists())
+        make(root, resized("validation"))
+        assert set(load(root).splits) == {*BOTH}
+        assert load(root).files == load(whole).files
+        assert not (root / naming.REPLACED).exists()
+    assert seen == {True, False}

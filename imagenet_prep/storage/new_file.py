@@ -58,10 +58,12 @@ def complete_file(path: Path) -> Iterator[BinaryIO]:
                     left.unlink()
         while True:
             partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
-            with removed_on_failure(partial):
+            with removed_on_failure(partial), contextlib.ExitStack() as held:
                 with new_file(partial) as file:
                     if not _is_held(file.fileno(), partial):
                         continue
+                    # It keeps the lock until the file has its name.
+                    held.callback(os.close, os.dup(file.fileno()))
                     yield file
                 partial.replace(path)
             sync_folder(path.parent)

@@ -10,6 +10,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -27,7 +28,7 @@ enum kind { WRITE, PWRITE, FSYNC, FDATASYNC, RENAME, LINK, UNLINK, FALLOCATE, OP
 /* The order is that of `Change` in calls.py. */
 enum change { WRITTEN, CUT, SYNCED, CREATED, RENAMED, LINKED, UNLINKED, FOLDER_MADE, FOLDER_REMOVED,
               FOLDER_SYNCED };
-enum { SHORT = -1 };
+enum { SHORT = -1, STOP = -2 };
 
 struct entry {
     int32_t change, name_bytes, other_bytes, data_bytes;
@@ -44,7 +45,8 @@ static atomic_flag recording = ATOMIC_FLAG_INIT;
 
 /* Begins to count calls below `path`, which is absolute and free of links.
  *
- * The call number `at` of `kind` fails with `error`, an errno, or moves half of its bytes (SHORT);
+ * The call number `at` of `kind` fails with `error`, an errno, or moves half of its bytes (SHORT), or
+ * this process is stopped before it, until it gets SIGCONT (STOP);
  * where `on` is set, all later ones of its kind do so as well. 0 as `at` makes none fail.
  */
 __attribute__((visibility("default")))
@@ -125,6 +127,10 @@ static int wrong(enum kind kind)
         || !(number == failing_at || (goes_on && number > failing_at)))
         return 0;
     atomic_fetch_add(&injected, 1);
+    if (failing_error == STOP) {
+        syscall(SYS_kill, syscall(SYS_getpid), SIGSTOP);
+        return 0;
+    }
     return failing_error;
 }
 

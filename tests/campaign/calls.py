@@ -18,7 +18,7 @@ KINDS = (
     *("write", "pwrite", "fsync", "fdatasync", "rename", "link", "unlink", "fallocate"),
     *("open", "create", "read", "pread", "ftruncate", "mkdir"),
 )
-SHORT = "short"
+SHORT, STOP = "short", "stop"
 _SOURCE = Path(__file__).with_name("calls.c")
 _FLAGS = ("-std=gnu11", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
 _ENTRY = struct.Struct("=iiiiqqq")
@@ -92,7 +92,7 @@ def arm(told: dict[str, Any]) -> None:
         # Opened before anything counts; nobody closes it.
         library.calls_record(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
     kind, number, error, goes_on = told.get("fail", (KINDS[0], 0, "EIO", False))
-    code = -1 if error == SHORT else getattr(errno, error)
+    code = {SHORT: -1, STOP: -2}.get(error) or getattr(errno, error)
     folder = os.fsencode(told["folder"])
     library.calls_arm(folder, KINDS.index(kind), ctypes.c_long(number), code, int(goes_on))
 

@@ -165,6 +165,14 @@ class Warm:
         """Returns whether the command has ended, or ends within some seconds."""
         return bool(select.select([self._process.stdout], [], [], max(0.0, seconds))[0])
 
+    def stopped(self, seconds: float = PATIENCE_S) -> bool:
+        """Returns whether SIGSTOP has stopped the command, once that or its end has come."""
+        end = time.monotonic() + seconds
+        while not self.ended(0.01) and time.monotonic() < end:
+            if _state(self.pid) == "T":
+                return True
+        return False
+
     def finish(self, timeout: float = PATIENCE_S) -> Ended:
         """Waits for the command's end; kills it where that takes too long."""
         if hung := not self.ended(timeout):

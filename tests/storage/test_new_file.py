@@ -109,6 +109,25 @@ def test_files_of_killed_runs_are_removed_and_those_in_work_are_not(tmp_path: Pa
     assert sorted(tmp_path.iterdir()) == [pipe, page]
 
 
+def test_a_file_that_waits_for_its_name_is_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, replace = tmp_path / "page.html", Path.replace
+
+    def meanwhile(partial: Path, target: Path) -> Path:
+        monkeypatch.setattr(Path, "replace", replace)
+        with complete_file(page) as other:
+            other.write(b"other")
+        assert page.read_bytes() == b"other"
+        return replace(partial, target)
+
+    monkeypatch.setattr(Path, "replace", meanwhile)
+    with complete_file(page) as file:
+        file.write(b"new")
+
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"new"]
+
+
 def test_a_file_that_another_run_has_just_removed_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,4 +4,6 @@ python -m tests.campaign --rounds 600 --seed 1     random faults, several in a r
 python -m tests.campaign.failing                   every call of the system fails once
 python -m tests.campaign.power                     the power is lost at every moment
 python -m tests.campaign.power --later             after a kill, and a run that finishes
+python -m tests.campaign.meeting                   a second run while the first is stopped
+python -m tests.campaign.losing                    a finished product loses a file, or half of one
 """

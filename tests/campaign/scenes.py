@@ -14,6 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.campaign.calls import Entry
 from tests.campaign.story import KILL, Story, hold
 from tests.hostile.arena import Arena
 from tests.kit import faults, foreign, warm
+from tests.kit.amended import make_changes
 from tests.kit.dataset import contents
 from tests.kit.http_server import serve
 from tests.kit.miniature import miniature_for_tests
@@ -64,10 +66,11 @@ class Theatre:
         self.closing = contextlib.ExitStack()
         modules = (*warm.VERBS, "tests.campaign.commands")
         preload = {"LD_PRELOAD": str(library)}
+        self._other: warm.Warm | None = None
         self._warm = self.closing.enter_context(warm.Warm(modules, env=preload))
         self._arena = Arena(folder, self._warm)
-        self._begins = folder / "begins"
-        self._begins.mkdir()
+        self.begins = folder / "begins"
+        self.begins.mkdir()
         self.given = self._arena.clear()
         self.disk = self.given / "disk"
         self._note = folder / "calls.json"
@@ -78,7 +81,7 @@ class Theatre:
         self.closing.close()
 
     def scene(self, name: str) -> Scene:
-        """Returns a scene of `SCENES`, with what an undisturbed run leaves of it."""
+        """Returns a scene of `SCENES` or `PRODUCTS`, with what an undisturbed run leaves of it."""
         if name not in self._scenes:
             self._scenes[name] = self._make(name)
         return self._scenes[name]
@@ -86,13 +89,13 @@ class Theatre:
     def _make(self, name: str) -> Scene:
         shutil.rmtree(self.disk, ignore_errors=True)
         self.disk.mkdir()
-        scene = SCENES[name](self)
-        scene.begin = self._begins / name
+        scene = (SCENES | PRODUCTS)[name](self)
+        scene.begin = self.begins / name.replace(" ", "-")
         scene.sources = self._sources(scene.target)
-        scene.before = contents(scene.target)
+        scene.before = seen(scene.target)
         shutil.copytree(self.disk, scene.begin)
         self.story.undisturbed(scene.words, **scene.told)
-        scene.after = contents(scene.target)
+        scene.after = seen(scene.target)
         hold(scene.after != scene.before, f"{name}: nothing was done")
         self.hold_sources(scene)
         return scene
@@ -112,6 +115,13 @@ class Theatre:
         """Starts the scene's command, with the library told `what`, see `calls.arm`."""
         told = {"folder": str(self.given), "note": str(self._note), **what}
         self.story.start(scene.words, calls=told, **scene.told)
+
+    @property
+    def other(self) -> warm.Warm:
+        """A second process, for commands beside those that are started by `start`."""
+        if self._other is None:
+            self._other = self.closing.enter_context(warm.Warm())
+        return self._other
 
     def record(self, scene: Scene, **told: object) -> list[Entry]:
         """Runs the scene's command; returns all changes that it made on the disk."""
@@ -157,10 +167,20 @@ def theatres(number: int) -> Iterator[queue.SimpleQueue[Theatre]]:
         yield free
 
 
+def seen(target: Path) -> dict[str, bytes]:
+    """Returns what a user sees of a product; a complete page counts as equal to any other."""
+    found = contents(target) if target.is_dir() else {}
+    found = {name: data for name, data in found.items() if not name.endswith(".partial")}
+    for name, data in found.items():
+        if name.endswith(".html") and data.rstrip().endswith(b"</html>"):
+            found[name] = b"a complete page"
+    return found
+
+
 def hold_visible(scene: Scene) -> None:
     """Holds what can be seen in an unfinished run: old files, or whole new ones, and a manifest
     only beside everything that it names."""
-    found = contents(scene.target) if scene.target.is_dir() else {}
+    found = seen(scene.target)
     wrong = sorted(n for n in found if found[n] not in (scene.before.get(n), scene.after.get(n)))
     hold(not wrong, f"other bytes in {wrong}")
     if "dataset.json" in found and found != scene.before:
@@ -169,7 +189,7 @@ def hold_visible(scene: Scene) -> None:
 
 def hold_finished(scene: Scene, found: dict[str, bytes] | None = None) -> None:
     """Holds what a whole run leaves: the bytes of an undisturbed one."""
-    found = contents(scene.target) if found is None else found
+    found = seen(scene.target) if found is None else found
     names = found.keys() | scene.after.keys()
     wrong = sorted(name for name in names if found.get(name) != scene.after.get(name))
     hold(not wrong, f"other bytes, or missing: {wrong}")
@@ -252,6 +272,72 @@ def _adopt_links(theatre: Theatre) -> Scene:
     return Scene(words, root, out)
 
 
+def _dataset(theatre: Theatre) -> Path:
+    """Returns a finished set on the disk; it is prepared once."""
+    kept, root = theatre.begins / "a-set", theatre.disk / "set"
+    if not kept.exists():
+        scene = _prepare(theatre)
+        theatre.story.undisturbed(scene.words)
+        shutil.rmtree(scene.target / ".work")
+        scene.target.rename(kept)
+        shutil.rmtree(theatre.disk / "source")
+    shutil.copytree(kept, root)
+    return root
+
+
+def _resize(theatre: Theatre) -> Scene:
+    """Makes `resize` of two splits, which are committed one after the other."""
+    root, out = _dataset(theatre), theatre.disk / "out"
+    words = ["resize", "-i", str(root), "-o", str(out), "-s", "train,validation", "-r", "24"]
+    return Scene([*words, "--workers", "1"], root, out)
+
+
+def _rewrite(theatre: Theatre) -> Scene:
+    """Makes `adopt --rewrite`."""
+    scene = _adopt_links(theatre)
+    scene.words.append("--rewrite")
+    return scene
+
+
+def _amend(theatre: Theatre) -> Scene:
+    """Makes `amend` of a set that has one image less, and one with another class."""
+    root, out = _dataset(theatre), theatre.disk / "out"
+    changes = make_changes(root, theatre.disk / "changes")
+    words = ["amend", str(root), "--out", str(out), "--workers", "1"]
+    words += ["--exclude", str(changes.exclude), "--relabel", str(changes.relabel)]
+    return Scene(words, root, out)
+
+
+def _export(theatre: Theatre, to: str) -> Scene:
+    """Makes `export` in one format."""
+    root, out = _dataset(theatre), theatre.disk / "out"
+    words = ["export", str(root), "--to", to, "--out", str(out), "--workers", "1"]
+    return Scene(words + ["--allow-empty-class"] * (to == "folder"), root, out)
+
+
+def _duplicates(theatre: Theatre) -> Scene:
+    """Makes `duplicates` of a set."""
+    root, out = _dataset(theatre), theatre.disk / "found"
+    return Scene(["duplicates", str(root), "--out", str(out), "--workers", "1"], root, out)
+
+
+def _diff(theatre: Theatre) -> Scene:
+    """Makes `diff` of a set and an amended one."""
+    scene = _amend(theatre)
+    theatre.story.undisturbed(scene.words)
+    found = theatre.disk / "found"
+    found.mkdir()
+    words = ["diff", str(scene.begin), str(scene.target), "--out", str(found / "differences.csv")]
+    return Scene(words, scene.begin, found)
+
+
+def _report(theatre: Theatre) -> Scene:
+    """Makes `report` outside of the set."""
+    root, found = _dataset(theatre), theatre.disk / "found"
+    found.mkdir()
+    return Scene(["report", str(root), "--out", str(found / "page.html")], root, found)
+
+
 SCENES: dict[str, Callable[[Theatre], Scene]] = {
     "prepare": _prepare,
     "resume": _resume,
@@ -260,4 +346,17 @@ SCENES: dict[str, Callable[[Theatre], Scene]] = {
     "repair": _repair,
     "adopt": _adopt,
     "adopt --out": _adopt_links,
+}
+# More that verbs make, of which only losses and meetings are tried.
+PRODUCTS: dict[str, Callable[[Theatre], Scene]] = {
+    "resize": _resize,
+    "adopt --rewrite": _rewrite,
+    "amend": _amend,
+    **{
+        f"export --to {to}": partial(_export, to=to)
+        for to in ("folder", "tfds", "webdataset", "parquet", "recordio")
+    },
+    "duplicates": _duplicates,
+    "diff": _diff,
+    "report": _report,
 }

@@ -165,6 +165,11 @@ class Warm:
         """Returns whether the command has ended, or ends within some seconds."""
         return bool(select.select([self._process.stdout], [], [], max(0.0, seconds))[0])
 
+    @property
+    def running(self) -> bool:
+        """Whether there is a command whose end nobody has waited for."""
+        return self._running >= 0
+
     def stopped(self, seconds: float = PATIENCE_S) -> bool:
         """Returns whether SIGSTOP has stopped the command, once that or its end has come."""
         end = time.monotonic() + seconds

@@ -17,6 +17,7 @@ from imagenet_prep.core import canonical, errors, records
 from imagenet_prep.core.regular_file import MOST_LIST_BYTES
 from imagenet_prep.dataset import naming
 from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
+from imagenet_prep.storage.remote import Check, unchecked
 from imagenet_prep.storage.store import Store
 
 # 900 characters of a message, at most 4 bytes each, and a task's name.
@@ -213,13 +214,12 @@ class Stage(Generic[AnyTask, AnyContent]):
         self,
         task: AnyTask,
         made: tuple[Receipt[AnyContent], Sequence[Output]],
-        check: Callable[[], object] = lambda: None,
+        check: Check = unchecked,
     ) -> Receipt[AnyContent]:
         """Publishes what `make` has returned; returns the receipt.
 
         The receipt is published before its files. So every visible file has its receipt, and a
-        receipt without its files is no finished task. `check` is called right before each of them
-        is made visible; its error ends that.
+        receipt without its files is no finished task. `check` is called before each of them.
         """
         receipt, outputs = made
         with _named(task), removed_on_failure(*(output.temporary for output in outputs)):

@@ -142,12 +142,9 @@ class Tree:
 
 
 def forget_lost(store: Store, tree: Tree | None, sizes: Mapping[str, Sequence[int]]) -> None:
-    """Removes the sums of parts some of whose images are gone or cut: these are made again.
+    """Removes the sums of parts that have lost or cut images: these parts are made again.
 
-    Args:
-      store: where the export is.
-      tree: as for `job.Work`.
-      sizes: of the images of each finished part, by the name of its file of sums.
+    `sizes` are those of the images of each finished part, by the name of its file of sums.
     """
     names = {}
     for sums in sizes:

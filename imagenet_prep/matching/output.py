@@ -23,17 +23,9 @@ def publish(
     excluded: Mapping[str, Sequence[str]],
     page: str | None,
 ) -> None:
-    """Publishes the files of one run; no file of another run, with other splits, stays.
+    """Publishes the files of one run, with the keys that are `excluded` by split, and the page.
 
-    Args:
-      out: the folder.
-      groups: all of them.
-      excluded: by split, the keys that are not kept.
-      page: content of the page, if there is one.
-
-    Raises:
-      BusyError: another run publishes its files there.
-      IncompleteError, StoreError: the disk is full or fails; then the older files stay.
+    No file of another run stays. If the disk is full, or another run holds the folder, all do.
     """
     content = {f"exclude-{split}.txt": _lines(keys) for split, keys in excluded.items()}
     if page is not None:

@@ -103,7 +103,10 @@ def complete(
 def restore(
     store: Store, there: Manifest, lost: Sequence[str], workers: engine.Workers, *, quiet: bool
 ) -> None:
-    """Makes lost files of a finished dataset again, and tables of samples if it has none."""
+    """Makes lost files of a finished dataset again, and tables of samples if it has none.
+
+    Raises DataDamagedError if a shard is lost or damaged, or cannot tell the content of a file.
+    """
     where = store.where()
     shards = {shard.name for split in there.splits.values() for shard in split.shards}
     if gone := [name for name in lost if name in shards]:

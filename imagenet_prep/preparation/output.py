@@ -123,10 +123,7 @@ class Output:
     def _kept(self, there: Manifest, others: set[str]) -> set[str]:
         """Returns the splits that stay in the manifest next to others.
 
-        If their lines of quarantine.jsonl are lost, none stays: this run commits each again.
-
-        Raises:
-          DataDamagedError: they are lost, and this run does not write each of the splits.
+        If their lines of quarantine.jsonl are lost, none stays: this run must commit each again.
         """
         kept = set(there.splits) - others
         if not kept or self._listed_incidents(there) is not None:

@@ -24,7 +24,14 @@ from imagenet_prep.storage import scratch
 from imagenet_prep.storage.fetch import as_file, bring, stream
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
 from imagenet_prep.storage.os_errors import storage_errors
-from imagenet_prep.storage.remote import AbsentError, Stat, TakenError, UnavailableError
+from imagenet_prep.storage.remote import (
+    AbsentError,
+    Check,
+    Stat,
+    TakenError,
+    UnavailableError,
+    unchecked,
+)
 from imagenet_prep.storage.retry import Answer, RetryBudget, with_retries
 from imagenet_prep.storage.s3 import S3
 from imagenet_prep.storage.upload import SHA256, Stored, Uploader
@@ -42,6 +49,7 @@ _EXPORTED = re.compile(r".+\.(tar|parquet|rec|tfrecord-\d{5}-of-\d{5})")
 _DAMAGED = "the data set is damaged where it comes from. Run verify there."
 
 Item = TypeVar("Item")
+Opened = Callable[[], BinaryIO]
 
 
 class BucketStore:
@@ -172,11 +180,7 @@ class BucketStore:
         return scratch.own() / uuid.uuid4().hex
 
     def publish(
-        self,
-        temporary: Path,
-        name: str,
-        sha256: str | None = None,
-        check: Callable[[], object] = lambda: None,
+        self, temporary: Path, name: str, sha256: str | None = None, check: Check = unchecked
     ) -> None:
         """As for `Store`; the temporary file is removed, also where that fails.
 
@@ -318,11 +322,7 @@ class BucketStore:
             return Problem(f"{file.name}: missing", is_missing=True)
 
     def put(
-        self,
-        file: File,
-        opened: Callable[[], BinaryIO],
-        remedy: str = _DAMAGED,
-        check: Callable[[], object] = lambda: None,
+        self, file: File, opened: Opened, remedy: str = _DAMAGED, check: Check = unchecked
     ) -> None:
         """Leaves an object that the server has proven.
 
@@ -374,9 +374,7 @@ class BucketStore:
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="s3") as pool:
             return list(pool.map(function, items))
 
-    def _call(
-        self, name: str, operation: str, check: Callable[[], object] = lambda: None, **given: Any
-    ) -> Json:
+    def _call(self, name: str, operation: str, check: Check = unchecked, **given: Any) -> Json:
         def attempt() -> Json:
             check()
             return self._s3.call(operation, name, **given)

@@ -14,7 +14,7 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -26,7 +26,7 @@ from imagenet_prep.storage.hard_link import hard_link
 from imagenet_prep.storage.lock import locked
 from imagenet_prep.storage.new_file import new_file
 from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
-from imagenet_prep.storage.remote import Stat, changed
+from imagenet_prep.storage.remote import Check, Stat, changed, unchecked
 
 if TYPE_CHECKING:
     from imagenet_prep.dataset.manifest import File
@@ -204,7 +204,7 @@ class LocalStore:
         temporary: Path,
         name: str,
         sha256: str | None = None,  # noqa: ARG002
-        check: Callable[[], object] = lambda: None,
+        check: Check = unchecked,
     ) -> None:
         """Makes a synced temporary file visible as `name`, replacing what was there."""
         folder, _, file = name.rpartition("/")

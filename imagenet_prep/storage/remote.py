@@ -28,6 +28,14 @@ CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 PASSING = {408, 425, 429, 500, 502, 503, 504}
 
 
+# Called right before something is made visible; its error ends that.
+Check = Callable[[], object]
+
+
+def unchecked() -> None:
+    """Lets anything be made visible."""
+
+
 class Stat(NamedTuple):
     """A file of a store, or on a server, as it is now.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
@@ -18,7 +18,7 @@ from imagenet_prep.core.errors import StoreError
 from imagenet_prep.core.regular_file import MOST_BYTES
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.http import Http
-from imagenet_prep.storage.remote import AbsentError, Remote, Stat, exactly
+from imagenet_prep.storage.remote import AbsentError, Check, Remote, Stat, exactly, unchecked
 from imagenet_prep.storage.web_folder import WebFolder
 
 if TYPE_CHECKING:
@@ -92,11 +92,7 @@ class Store(Readable, Protocol):
         """Returns an unused path for `publish`."""
 
     def publish(
-        self,
-        temporary: Path,
-        name: str,
-        sha256: str | None = None,
-        check: Callable[[], object] = lambda: None,
+        self, temporary: Path, name: str, sha256: str | None = None, check: Check = unchecked
     ) -> None:
         """Makes a temporary file visible as `name`; whoever wrote it has synced it.
 
@@ -104,7 +100,7 @@ class Store(Readable, Protocol):
           temporary: the file.
           name: relative to the data set.
           sha256: what it must have.
-          check: called right before each try to make it visible; its error ends that.
+          check: called right before each try to make it visible.
         """
 
     def take_over(

@@ -25,7 +25,7 @@ import crc32c
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError
 from imagenet_prep.dataset.manifest import File, Problem
-from imagenet_prep.storage.remote import AbsentError
+from imagenet_prep.storage.remote import AbsentError, Check, unchecked
 
 # S3 takes parts from 5 MiB on, and 10,000 of them: objects up to 320 GiB. Eight uploads at
 # a time hold 256 MiB. Half of it cost a fifth of the speed: each part is a request, and a file.
@@ -85,20 +85,14 @@ class Uploader:
     call: Callable[..., Json]
     ended: threading.Event
 
-    def send(
-        self,
-        file: File,
-        opened: BinaryIO,
-        remedy: str,
-        check: Callable[[], object] = lambda: None,
-    ) -> Sent:
+    def send(self, file: File, opened: BinaryIO, remedy: str, check: Check = unchecked) -> Sent:
         """Makes an object.
 
         Args:
           file: what it must be.
           opened: its bytes.
           remedy: what is to be said where they are others.
-          check: called before each request that makes the object; its error ends that.
+          check: called before each request that makes the object.
 
         Raises:
           DataDamagedError: the bytes are others; no object is made of them.
@@ -127,11 +121,7 @@ class Uploader:
             raise
 
     def send_small(
-        self,
-        file: File,
-        data: bytes,
-        check: Callable[[], object] = lambda: None,
-        **conditions: str,
+        self, file: File, data: bytes, check: Check = unchecked, **conditions: str
     ) -> Sent:
         """Makes an object by one request.
 
@@ -161,12 +151,7 @@ class Uploader:
             self.call(name, "abort_multipart_upload", UploadId=upload)
 
     def _send_parts(
-        self,
-        file: File,
-        upload: str,
-        parts: Iterable[bytes],
-        remedy: str,
-        check: Callable[[], object],
+        self, file: File, upload: str, parts: Iterable[bytes], remedy: str, check: Check
     ) -> Sent:
         sha256, whole, size = hashlib.sha256(), 0, 0
         listed: list[Json] = []

@@ -76,6 +76,8 @@ def damaged(seed: int, count: int) -> Iterator[bytes]:
     for _ in range(count):
         data = bytearray(rng.choice(decoded if rng.random() < 0.7 else sound))
         for _ in range(rng.choice((0, 1, 1, 1, 2))):
+            if not data:
+                break  # the first change has cut everything off
             rng.choice((*mutations.WAYS, other_frame, other_size))(
                 data, rng, bytearray(rng.choice(sound))
             )

@@ -16,7 +16,7 @@ from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.editions import FALL11, WINTER21
 from imagenet_prep.sources import ilsvrc, labels, lemmas, source
 from imagenet_prep.sources.ilsvrc import CLASS_TAR
-from imagenet_prep.sources.scan import File
+from imagenet_prep.sources.scan import File, stamp
 from imagenet_prep.storage.os_errors import demand_disk
 from imagenet_prep.storage.remote_archives import open_archives
 from imagenet_prep.storage.remote_path import Location, RemotePath
@@ -138,5 +138,5 @@ def _class_files(folder: Location) -> list[File]:
             ) from error
         if not stat.S_ISREG(status.st_mode):
             raise SourceError(f"{path}: is no file. Remove it.")
-        files.append(File(path.name, status.st_size, status.st_mtime_ns))
+        files.append(File(path.name, status.st_size, stamp(status)))
     return sorted(files)

@@ -258,7 +258,9 @@ def _with_ignored(
     part: source.Part, ignored: Counter[str], in_folder: Counter[str], meant: Layout
 ) -> source.Part:
     """Returns a part with what is ignored in it: most of ObjectNet's objects are of no class."""
-    ignored["of other objects"] += sum(
+    others = sum(
         number for path, number in in_folder.items() if meant.place(f"{path}/*", path) is None
     )
-    return part._replace(ignored=tuple(most_frequent(+ignored).items()))
+    ignored["of other objects"] += others
+    counted = tuple(most_frequent(+ignored).items())
+    return part._replace(ignored=counted, images=part.images - others)

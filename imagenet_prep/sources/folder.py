@@ -155,15 +155,21 @@ class Folder(source.Stored):
         return Member(key, path, 0, file.num_bytes, index)
 
 
-def find(root: Path, splits: Sequence[str], *, follow_links: bool = False) -> Folder:
+def find(
+    root: Path,
+    splits: Sequence[str],
+    *,
+    follow_links: bool = False,
+    classes: labels.ClassList | None = None,
+) -> Folder:
     """Returns the folders that `splits` need, and the class list.
 
     Images may be links, and so may folders. Unless `follow_links`, they must lead to what lies in
     `root`: a link that came with a source could name a private picture of whoever prepares it.
 
-    The class list is the devkit's or Kaggle's where one is there. Else it is the official one
-    where all class folders belong to it, so that labels never shift in a subset; else the
-    sorted names of the class folders.
+    The class list is `classes`, if given; else the devkit's or Kaggle's where one is there. Else it
+    is the official one where all class folders belong to it, so that labels never shift in a
+    subset; else the sorted names of the class folders.
 
     Raises:
       UsageError: a folder or the validation labels are not there.
@@ -188,9 +194,9 @@ def find(root: Path, splits: Sequence[str], *, follow_links: bool = False) -> Fo
     flat = schema.VALIDATION in splits and not subfolders(base / folders[schema.VALIDATION])
     archive, mapping = _first(beside, *_DEVKITS), _first(beside, SYNSET_MAPPING)
     devkit = labels.read_devkit(archive) if archive else None
-    if devkit is not None:
+    if classes is None and devkit is not None:
         classes = devkit.classes
-    else:
+    elif classes is None:
         classes = _read_mapping(mapping) if mapping else _classes_of(base, folders)
     truth = _validation(devkit, beside, classes, root) if flat else None
     is_own = truth is None and not is_imagenet(classes, folders.values())
@@ -285,7 +291,7 @@ def _classes_of(base: Path, folders: dict[str, str]) -> ClassList:
 
 def _class_folders(folder: Path, classes: ClassList) -> dict[int, str]:
     """Returns the names of the class folders there are by class index, in that order."""
-    found = {}
+    found: dict[int, str] = {}
     for name in subfolders(folder):
         index = classes.index.get("_".join(name.split()))
         if index is None:
@@ -294,7 +300,11 @@ def _class_folders(folder: Path, classes: ClassList) -> dict[int, str]:
                 f"{counted(len(classes.wnids), 'class')}. Move the folder away, or get the class "
                 "list that belongs to it."
             )
-        found[index] = name
+        if (other := found.setdefault(index, name)) != name:
+            raise SourceError(
+                f"{folder}: {other!r} and {name!r} are one class, since blanks count as '_'. Put "
+                "their images into one folder, or rename one of them."
+            )
     return dict(sorted(found.items()))
 
 

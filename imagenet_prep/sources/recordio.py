@@ -19,6 +19,7 @@ from imagenet_prep.core.errors import DataDamagedError, SourceError, UsageError
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import recordio, schema
 from imagenet_prep.dataset.class_list import ClassList
+from imagenet_prep.dataset.keys import WNID
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import labels, source
 from imagenet_prep.sources.scan import refuse_link_out
@@ -55,7 +56,8 @@ class ImageList:
     The paths stay in the file: of ImageNet-21K, they have 700 MB.
 
     Attributes:
-      names: what a label is called, as far as the paths have folders.
+      names: what a label is called, as far as the paths have folders: by the first folder, if each
+        label has another one, else by the last.
     """
 
     def __init__(self, path: Path) -> None:
@@ -66,7 +68,7 @@ class ImageList:
             number comes twice, a label has two names, or it is a link that leads out of its folder.
         """
         refuse_link_out(path)
-        self.names: dict[int, str] = {}
+        firsts, lasts, odd = dict[int, str](), dict[int, str](), ""
         self._path = path
         self._reader = ArchiveReader({path.name: path})
         numbers, starts, sizes = array("q"), array("q"), array("H")
@@ -80,12 +82,18 @@ class ImageList:
             starts.append(start)
             sizes.append(len(line))
             start += len(line)
-            folder = name.rpartition("/")[0].rpartition("/")[2]
-            if folder and self.names.setdefault(label, folder) != folder:
-                raise SourceError(
-                    f"{where}: label {label} is {folder!r}, before it was {self.names[label]!r}. "
-                    "Get the list again."
-                )
+            *folders, _ = name.split("/")
+            if not folders:
+                continue
+            if firsts.setdefault(label, folders[0]) != folders[0]:
+                firsts[label] = ""
+            if lasts.setdefault(label, folders[-1]) != folders[-1]:
+                was = lasts[label]
+                odd = odd or f"{where}: label {label} is {folders[-1]!r}, before it was {was!r}"
+        is_first = all(firsts.values()) and 1 < len(firsts) == len({*firsts.values()})
+        if odd and not is_first:
+            raise SourceError(f"{odd}. Get the list again.")
+        self.names = firsts if is_first else lasts
         order = np.argsort(numbers, kind="stable")
         self._numbers = np.asarray(numbers, np.int64)[order]
         self._starts = np.asarray(starts, np.int64)[order]
@@ -181,7 +189,11 @@ class RecordIO(source.Stored):
             path = self.lists[task.part].name(record.number)
         if path is None:
             raise SourceError(f"{where}: the list beside it does not have this number")
-        key = self.key_of(task.split, index, path, where)
+        class_id, (first, _, below) = self.classes.wnids[index], path.partition("/")
+        # `export` writes the folders below that of the class. ImageNet's keys have none.
+        has_folders = not WNID.fullmatch(class_id) and "_".join(first.split()) == class_id
+        folder = below[: below.rfind("/") + 1] if has_folders else ""
+        key = self.key_of(task.split, index, path, where, folder)
         return Member(key, task.part, record.offset, record.size, index)
 
 

@@ -12,14 +12,23 @@ from imagenet_prep.storage.os_errors import demand_disk
 
 
 class File(NamedTuple):
-    """A file below a folder: path relative to it, bytes, time of its last change in ns.
+    """A file below a folder: path relative to it, bytes, and its `stamp`.
 
-    Of a file on a server, it is its ETag instead of the time.
+    For a file on a server, the stamp is its ETag.
     """
 
     path: str
     num_bytes: int
-    mtime_ns: int | str
+    stamp: int | str
+
+
+def stamp(status: os.stat_result) -> int:
+    """Returns when a file last changed, in ns.
+
+    The mtime can be set back, as `cp -p` and `tar` do. The ctime cannot, but some file systems do
+    not renew it.
+    """
+    return max(status.st_mtime_ns, status.st_ctime_ns)
 
 
 def scan(folder: Path, inside: Path | None = None, hidden: list[str] | None = None) -> list[File]:
@@ -63,7 +72,7 @@ def scan(folder: Path, inside: Path | None = None, hidden: list[str] | None = No
                         raise SourceError(f"{folder / path}: is no file. Remove it.")
                     if entry.is_symlink():
                         within.demand(folder / path)
-                    files.append(File(path, status.st_size, status.st_mtime_ns))
+                    files.append(File(path, status.st_size, stamp(status)))
     except OSError as error:
         demand_disk(error.filename, error)
         raise SourceError(

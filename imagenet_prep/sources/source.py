@@ -21,7 +21,7 @@ from imagenet_prep.dataset.keys import WNID
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources.evaluation_layout import Layout
 from imagenet_prep.sources.member_reader import MemberReader
-from imagenet_prep.sources.scan import File, refuse_link_out
+from imagenet_prep.sources.scan import File, refuse_link_out, stamp
 from imagenet_prep.storage.archive import RangeReader
 from imagenet_prep.storage.os_errors import demand_disk
 from imagenet_prep.storage.remote_path import Location, RemotePath, open_to_read
@@ -46,10 +46,12 @@ class Part(NamedTuple):
     Attributes:
       name: how the manifest and errors call it.
       num_bytes: of the file, or of all images in the folder.
-      stamp: differs when the content may have changed: a time in ns, or a digest.
+      stamp: differs if the content may have changed: a time in ns, an ETag, or a digest of those.
       md5: the published one, where it must be that very file.
       path: of a file that can be hashed, here or on a server; None for a folder.
       ignored: of a folder, how many files are no images, by ending.
+      images: of a folder, how many files are images.
+      newest: the latest stamp of its files that is a time.
     """
 
     name: str
@@ -58,6 +60,8 @@ class Part(NamedTuple):
     md5: str | None = None
     path: Location | None = None
     ignored: tuple[tuple[str, int], ...] = ()
+    images: int = 0
+    newest: int = 0
 
 
 class IndexTask(NamedTuple):
@@ -251,7 +255,8 @@ def file_part(path: Location, md5: str | None = None) -> Part:
         raise ImagenetPrepError(
             f"{path}: cannot be opened: {error.strerror}. Check the path and the permissions."
         ) from error
-    return Part(path.name, status.st_size, status.st_mtime_ns, md5, path)
+    changed = stamp(status)
+    return Part(path.name, status.st_size, changed, md5, path, newest=changed)
 
 
 def sorted_by_key(members: Iterable[Member], where: str) -> list[Member]:
@@ -318,9 +323,12 @@ def read_bytes(path: Location, most: int) -> bytes:
 def folder_part(name: str, groups: Iterable[tuple[str, Sequence[File]]]) -> Part:
     """Returns scanned folders as one part; its stamp is a digest of names, sizes and times."""
     digest = hashlib.blake2b(digest_size=16)
-    num_bytes = 0
+    num_bytes = images = newest = 0
     for group, files in groups:
         digest.update(f"{group}\0".encode())
         digest.update(repr(files).encode())
         num_bytes += sum(file.num_bytes for file in files)
-    return Part(name, num_bytes, digest.hexdigest())
+        images += len(files)
+        times = (file.stamp for file in files if isinstance(file.stamp, int))
+        newest = max(newest, max(times, default=0))
+    return Part(name, num_bytes, digest.hexdigest(), images=images, newest=newest)

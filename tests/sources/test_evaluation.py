@@ -289,7 +289,11 @@ def test_a_mapping_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
         ("pytorch_to_imagenet_2012_id.json", b'{"0": -1}', "a name or a number"),
         ("objectnet_to_imagenet_1k.json", b'{"Alarm clock": 5}', "expected text, got"),
         ("objectnet_to_imagenet_1k.json", b'{"X": "%b"}' % (b"a;" * 1001), "1,001 folders or"),
-        ("objectnet_to_imagenet_1k.json", b'{"Alarm clock": "%b"}' % (b"a" * 9000), "'a{100,199}."),
+        (
+            "objectnet_to_imagenet_1k.json",
+            b'{"Alarm clock": "%b"}' % (b"a" * 9000),
+            "a name or a number is not",
+        ),
         (
             "folder_to_objectnet_label.json",
             json.dumps({str(number): "X" for number in range(1001)}).encode(),

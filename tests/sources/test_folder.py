@@ -73,6 +73,14 @@ def test_identity_changes_with_names_sizes_and_times_only(root: Path) -> None:
     assert folder.find(root, ["train"]).identity != before
 
 
+def test_identity_changes_though_the_old_time_is_set_again(root: Path) -> None:
+    image = root / "train" / FIRST / f"{FIRST}_7.JPEG"
+    status, before = image.stat(), folder.find(root, ["train"]).identity
+    image.write_bytes(bytes(status.st_size))
+    os.utime(image, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert folder.find(root, ["train"]).identity != before
+
+
 def test_a_folder_without_a_split_says_what_was_expected(root: Path) -> None:
     (root / "val").rename(root / "value")
     with pytest.raises(
@@ -246,6 +254,22 @@ def test_two_names_that_become_one_class_are_refused(tmp_path: Path) -> None:
         write(tmp_path / "train" / name / "1.jpg", b"?")
     with pytest.raises(SourceError, match=r"'a_b' is not the name of exactly one class"):
         folder.find(tmp_path, ["train"])
+
+
+@pytest.mark.parametrize("mapping", [False, True])
+def test_two_folders_of_validation_that_are_one_class_are_refused(
+    tmp_path: Path, *, mapping: bool
+) -> None:
+    first = f"{FIRST} " if mapping else "a b"
+    names = (FIRST, first) if mapping else ("a b", "a_b")
+    write(tmp_path / "train" / names[0] / "1.jpg", b"?")
+    write(tmp_path / "train" / SECOND / "1.jpg", b"?")
+    for name in names:
+        write(tmp_path / "val" / name / f"{name.strip()}.jpg", b"?")
+    if mapping:
+        write(tmp_path / "LOC_synset_mapping.txt", f"{FIRST} a\n{SECOND} b\n".encode())
+    with pytest.raises(SourceError, match=f"{names[0]!r} and {names[1]!r} are one class"):
+        folder.find(tmp_path, ["train", "validation"])
 
 
 @pytest.mark.parametrize("change", ["shorter", "longer", "gone"])

@@ -77,6 +77,28 @@ def test_own_classes_keep_their_labels_and_have_the_names_of_their_folders(tmp_p
     assert {m.key: m.class_index for m in members(source)} == {"cat/1.jpg": 1, "a_dog/2.jpg": 0}
 
 
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["cat/1.jpg", "dog/deep/2.jpg", "dog/1.jpg"], ["cat", "dog"]),
+        (["cat/x/1.jpg", "dog/y/2.jpg", "dog/y/1.jpg"], ["cat", "dog"]),
+        (["train/cat/1.jpg", "train/dog/2.jpg", "train/dog/1.jpg"], ["cat", "dog"]),
+    ],
+)
+def test_folders_below_that_of_the_class_are_a_part_of_the_key(
+    tmp_path: Path, paths: list[str], names: list[str]
+) -> None:
+    write_recordio(
+        tmp_path / "train.rec",
+        [(names.index("cat" if "cat" in path else "dog"), path, b"a") for path in paths],
+    )
+
+    source = recordio.find(tmp_path, ["train"])
+
+    assert [*source.classes.wnids] == names
+    assert {m.key for m in members(source)} == {path.removeprefix("train/") for path in paths}
+
+
 def test_without_a_list_the_number_is_the_name(tmp_path: Path) -> None:
     write(tmp_path / "synset.txt", b"n1 a fish\nn2 a shark, a large one\n")
     write_recordio(tmp_path / "train_480.rec", [(1, "", b"a")], lists=False)

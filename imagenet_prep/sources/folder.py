@@ -160,7 +160,7 @@ def find(
     splits: Sequence[str],
     *,
     follow_links: bool = False,
-    classes: labels.ClassList | None = None,
+    classes: ClassList | None = None,
 ) -> Folder:
     """Returns the folders that `splits` need, and the class list.
 

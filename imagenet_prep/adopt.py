@@ -132,6 +132,7 @@ def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
             workers=workers,
             allowed_bad_images=0,
             labelling=seen.labelling,
+            renamed=seen.renamed,
             quiet=config.json,
         )
         rewrite.run(job, store)
@@ -204,6 +205,11 @@ def _findings(found: TfrecordSet, seen: ExistingSet) -> list[str]:
     findings.append(
         f"labels: {labelling.offset} ... {last_label}, class index + {labelling.offset}"
     )
+    if renamed := [key for of_shard in seen.renamed.values() for key in of_shard.values()]:
+        findings.append(
+            f"keys: {counted(len(renamed), 'record')} with the class and file name of an earlier "
+            f"one, numbered: {some(renamed)}"
+        )
     findings += [f"counts: {problem}" for problem in seen.count_problems]
     if schema.ENCODED in seen.lacks:
         findings.append("records: TensorFlow Datasets' keys, not those of the slim schema")

@@ -208,7 +208,7 @@ def _expectation(dataset: Dataset, level: str, checks_labels: bool) -> Expectati
             any_colorspace=schema.COLORSPACE in manifest.lacks,
         ),
         lacks=manifest.lacks,
-        is_amended=manifest.is_amended,
+        has_own_keys=manifest.has_own_keys,
     )
 
 

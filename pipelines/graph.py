@@ -10,7 +10,6 @@ examples/beam_pipeline.py is a pipeline of one's own with these steps.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,6 +32,7 @@ from imagenet_prep.preparation.dealing import Facts, Rank, ShardKey
 from imagenet_prep.preparation.job import Job
 from imagenet_prep.preparation.output import Output
 from imagenet_prep.preparation.planning import Census, ClassKey, Inventory, lines_by_class
+from imagenet_prep.preparation.provenance import demand_same_source
 from imagenet_prep.preparation.selection import index_stage
 from imagenet_prep.preparation.shared_plan import BlockKey, SharedPlan, ShareKey, share_of, smallest
 from imagenet_prep.preparation.space import Forecast
@@ -78,7 +78,9 @@ class Preparation:
         """
         config = parse(Config, flags, verb="prepare", description="", examples="")
         job, store = Job.of(config), open_store(config.out)
-        Output(store, job.wanted).left()
+        output = Output(store, job.wanted)
+        output.left()
+        demand_same_source(job, output)
         return cls(job, store, Lease.take_over(store))
 
     @property
@@ -207,8 +209,8 @@ def _lines(
     piece: tuple[str, IndexTask], ours: Preparation, _: None
 ) -> Iterator[tuple[ClassKey, bytes]]:
     _name, task = piece
-    lines = ours.store.read(member_list(ours.index.folder, task))
-    return lines_by_class(task.split, io.BytesIO(lines))
+    with ours.store.opened(member_list(ours.index.folder, task)) as lines:
+        yield from lines_by_class(task.split, lines)
 
 
 def _gather(of_class: tuple[_Key, Iterable[bytes]], ours: Preparation) -> tuple[ClassKey, str]:

@@ -43,6 +43,7 @@ def prepare(config: Config) -> Json:
     from imagenet_prep.preparation.job import Job
     from imagenet_prep.preparation.output import Output
     from imagenet_prep.preparation.preview import preview
+    from imagenet_prep.preparation.provenance import demand_same_source
     from imagenet_prep.preparation.shared_plan import remove_plans
     from imagenet_prep.preparation.space import Forecast
     from imagenet_prep.preparation.writing import write
@@ -54,9 +55,11 @@ def prepare(config: Config) -> Json:
     store = open_store(config.out)
     images, workers = job.selection, job.workers
     output = Output(store, job.wanted)
+    left = output.left()
+    demand_same_source(job, output, note=not config.dry_run)
     if config.dry_run:
         return preview(job, output)
-    if output.left():
+    if left:
         with output.lock():
             output.left()
             remove_unpacked(store.local, keep=images)

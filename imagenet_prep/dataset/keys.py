@@ -26,6 +26,8 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 # A part of a path that is empty, . or ..; Windows separates parts by backslashes, too.
 _LEADS_OUT = re.compile(r"(?:\A|[/\\])\.{0,2}(?:[/\\]|\Z)")
 _MOST_SHOWN = 80
+# What `numbered` adds.
+_NUMBER = re.compile(r"~+[0-9]+(?=(?:\.[^./]*)?$)")
 WNID = re.compile(r"n\d{8}")
 VALIDATION_NAME = re.compile(r"^ILSVRC2012_val_(\d{8})\.[A-Za-z]+$")
 # ImageNet-C's, in the order of its paper; the last four are its extra ones, which mCE leaves out.
@@ -72,6 +74,33 @@ def below_class(path: str, class_id: str) -> str:
 def leads_out(key: str) -> bool:
     """Returns whether a key, used as a path, may lead out of its folder."""
     return _LEADS_OUT.search(key) is not None
+
+
+def name_of(key: str) -> str:
+    """Returns a key without the folder of its class: validation's and ImageNet-C's have none."""
+    return key if CORRUPTED_NAME.match(key) else key.partition("/")[2] or key
+
+
+def name_in(key: str, class_id: str) -> str:
+    """Returns what an image is called below the folder of a class.
+
+    If it had another class before, it keeps that one's folder: another image may have its name.
+    ImageNet's names differ anyway.
+    """
+    former = key.partition("/")[0]
+    return name_of(key) if former == class_id or WNID.fullmatch(former) else key
+
+
+def numbered(key: str, number: int, tildes: str) -> str:
+    """Returns the key of the record that is the `number`-th with this key in its split."""
+    folder, slash, name = key.rpartition("/")
+    stem, dot, ending = name.rpartition(".") if "." in name else (name, "", "")
+    return f"{folder}{slash}{stem}{tildes}{number}{dot}{ending}"
+
+
+def without_number(key: str) -> str:
+    """Returns a key, or a part of one, without what `numbered` adds."""
+    return _NUMBER.sub("", key)
 
 
 def problem(key: str) -> str | None:

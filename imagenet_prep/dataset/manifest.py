@@ -231,6 +231,14 @@ class Manifest:
         return self.config.get("verb") == settings.AMEND
 
     @property
+    def has_own_keys(self) -> bool:
+        """Whether keys in tables may differ from those that records spell.
+
+        An image that was relabelled keeps its key, and `adopt` numbers equal keys.
+        """
+        return "verb" in self.config
+
+    @property
     def claims_ilsvrc2012(self) -> bool:
         """Whether classes or archives are called ILSVRC2012's, whose counts are known."""
         names = (source.name for source in self.sources)

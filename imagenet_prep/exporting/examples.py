@@ -45,8 +45,8 @@ class Example(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The key without the folder of its class."""
-        return name_of(self.key)
+        """What it is called below the folder of its class."""
+        return keys.name_in(self.key, self.wnid)
 
 
 class Part(NamedTuple):
@@ -67,11 +67,6 @@ class Part(NamedTuple):
     def name(self) -> str:
         """The receipt's name."""
         return f"{self.split}-{self.number:05d}"
-
-
-def name_of(key: str) -> str:
-    """Returns a key without the folder of its class: validation's and ImageNet-C's have none."""
-    return key if keys.CORRUPTED_NAME.match(key) else key.partition("/")[2] or key
 
 
 class Source:

@@ -13,7 +13,7 @@ import numpy as np
 
 from imagenet_prep.core.errors import DataDamagedError, UsageError, some
 from imagenet_prep.dataset import keys, naming, schema
-from imagenet_prep.exporting.examples import Example, Part, Source, name_of
+from imagenet_prep.exporting.examples import Example, Part, Source
 from imagenet_prep.exporting.files import Piece
 from imagenet_prep.exporting.format import Format, Written
 from imagenet_prep.read.names import Names
@@ -75,8 +75,9 @@ class Folder(Format):
         heads = itertools.compress(Names(records), wanted)
         for place, (class_index, key, _) in enumerate(heads):
             there[class_index] = True
-            hashed[place] = hash(_folded(f"{class_index}/{name_of(key)}"))
-            if not _is_found(f"{self.wnids[class_index]}/{name_of(key)}"):
+            path = keys.name_in(key, self.wnids[class_index])
+            hashed[place] = hash(_folded(f"{class_index}/{path}"))
+            if not _is_found(f"{self.wnids[class_index]}/{path}"):
                 odd.append(key)
         if leading_out := [key for key in odd if keys.leads_out(key)]:
             raise DataDamagedError(
@@ -93,7 +94,9 @@ class Folder(Format):
             twice = {*values[counts > 1].tolist()}
             heads = itertools.compress(Names(records), wanted)
             same = [
-                key for index, key, _ in heads if hash(_folded(f"{index}/{name_of(key)}")) in twice
+                key
+                for index, key, _ in heads
+                if hash(_folded(f"{index}/{keys.name_in(key, self.wnids[index])}")) in twice
             ]
             raise UsageError(
                 f"{where}: {some(same)}: on a disk that ignores case or Unicode form, these would "

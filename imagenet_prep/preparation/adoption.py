@@ -18,6 +18,7 @@ from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import naming, tfds
 from imagenet_prep.dataset.manifest import File, Manifest
 from imagenet_prep.dataset.settings import ADOPT, Settings
+from imagenet_prep.preparation import distinct_keys
 from imagenet_prep.preparation.draft import Draft
 from imagenet_prep.preparation.existing_set import ExistingSet, check_existing_set, identity
 from imagenet_prep.preparation.output import Output
@@ -89,7 +90,7 @@ def complete(
         _rename(store.local, moves(found))
     else:
         checked = [
-            shard._replace(sha256=each.sha256)
+            shard._replace(listed=each.entry)
             for split, shards_seen in seen.shards.items()
             for shard, each in zip(found.splits[split], shards_seen, strict=True)
         ]
@@ -173,7 +174,10 @@ def _publish(store: Store, seen: ExistingSet, *, with_index: bool) -> None:
 def _made(store: Store, seen: ExistingSet, file: File) -> bytes:
     """Returns an index or a table that the check made."""
     made = f"{seen.tables}/{file.name}"
-    data = store.read(made, most=file.num_bytes)
+    if new := seen.renamed.get(file.name):
+        data, _ = distinct_keys.renamed(store, made, new)
+    else:
+        data = store.read(made, most=file.num_bytes)
     if hashlib.sha256(data).hexdigest() != file.sha256:
         raise DataDamagedError(
             f"{store.where(made)}: is not the file that was made. Remove {naming.WORK} of the "

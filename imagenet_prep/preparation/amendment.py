@@ -6,9 +6,8 @@ server of the bucket makes. A record that stays as it is passes byte for byte.
 
 from __future__ import annotations
 
-import io
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
@@ -28,7 +27,7 @@ from imagenet_prep.core.errors import (
     some,
 )
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset import naming, samples, settings, tfds
+from imagenet_prep.dataset import naming, samples, schema, settings, tfds
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.manifest import Manifest, Shard, Split
 from imagenet_prep.dataset.member import Incident, PreparedImage
@@ -38,12 +37,14 @@ from imagenet_prep.dataset.settings import ADOPT, AMEND, Amendment, Listed, Sett
 from imagenet_prep.preparation.amended_shard import AmendWork
 from imagenet_prep.preparation.changes import Request, ShardChange, changes_of
 from imagenet_prep.preparation.draft import Draft
-from imagenet_prep.preparation.output import Output
+from imagenet_prep.preparation.output import Output, listed_incidents
 from imagenet_prep.preparation.selection import refuse_source_as_output
 from imagenet_prep.preparation.standing import Wanted
 from imagenet_prep.preparation.tasks import WriteWork
 from imagenet_prep.shards.samples_root import samples_root
 from imagenet_prep.shards.writer import WrittenShard
+from imagenet_prep.sources import layout
+from imagenet_prep.sources.shard_files import split_of
 from imagenet_prep.storage import tables
 from imagenet_prep.storage.opened import Dataset, open_dataset
 from imagenet_prep.storage.store import Store, same_place
@@ -312,21 +313,36 @@ def _commit(job: Job, output: Output, written: Mapping[str, WrittenShard]) -> No
         for name, split in there.splits.items()
     }
     incidents = [incident for each in written.values() for incident in each.incidents]
-    changed = {incident.key for incident in incidents} | {
-        key for of_split in job.request.new.values() for key in of_split
-    }
-    listed = io.BytesIO(job.dataset.small_file(naming.QUARANTINE))
-    before = (records.loads(Incident, line) for line in listed)
+    changed = {(split_of(each.shard), i.key) for each in written.values() for i in each.incidents}
+    changed |= {(split, key) for split, of_split in job.request.new.items() for key in of_split}
+    before = (
+        each
+        for each in listed_incidents(job.dataset.store, there)
+        if not any((split, each.key) in changed for split in _splits_of(each, splits))
+    )
     draft = Draft(
         splits=splits,
         classes=job.classes,
-        incidents=[*(each for each in before if each.key not in changed), *incidents],
+        incidents=[*before, *incidents],
         sources=there.sources,
         lacks=there.lacks,
         plan_digest=canonical.digest([s.sha256 for each in splits.values() for s in each.shards]),
         parent=there,
     )
     output.commit(draft)
+
+
+def _splits_of(incident: Incident, splits: Collection[str]) -> Collection[str]:
+    """Returns the splits that the image of a line may belong to, by where it lay.
+
+    Train and validation may have an image of the same key each, if both have a folder per class.
+    """
+    folder = incident.archive.removeprefix(f"{layout.KAGGLE}/").partition("/")[0]
+    named = (split for split, names in layout.FOLDERS.items() if folder in names)
+    split = next(named, split_of(incident.archive))
+    if split not in splits:
+        return splits
+    return (split, schema.HOLDOUT) if split == schema.TRAIN else (split,)
 
 
 def _split(store: Store, shards: list[Shard], num_classes: int) -> Split:
@@ -346,7 +362,7 @@ def _split(store: Store, shards: list[Shard], num_classes: int) -> Split:
             height, width = max(height, sample.height), max(width, sample.width)
             yield sample
 
-    root = samples_root(counted(), store.where())
+    root = samples_root(counted(), store, shards)
     return Split(
         examples=per_class.total(),
         num_bytes=sum(shard.num_bytes for shard in shards),

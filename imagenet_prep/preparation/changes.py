@@ -20,8 +20,10 @@ from imagenet_prep.dataset.manifest import Shard, Split
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.dataset.settings import Listed
 from imagenet_prep.shards import plan
+from imagenet_prep.shards.samples_root import equal_keys
 from imagenet_prep.sources import folder, layout
 from imagenet_prep.sources.member_reader import MemberReader
+from imagenet_prep.sources.scan import subfolders
 from imagenet_prep.storage.opened import Dataset
 
 _HEADER = ["key", "class"]
@@ -205,31 +207,23 @@ def read_additions(where: str, classes: ClassList, splits: Collection[str]) -> A
             f"--add {where}: holds no images of classes: train/CLASS/*, val/CLASS/*, or two "
             "folders CLASS/* or more."
         )
-    found = folder.find(root, [s for s in schema.SOURCE_SPLITS if s in there] or [schema.TRAIN])
-    members: dict[str, list[Member]] = {}
-    names = found.classes.wnids
-    for task in found.tasks:
-        members.setdefault(task.split, []).extend(found.index(task))
-    if absent := sorted(set(members) - set(splits)):
+    base, folders, _ = layout.split_folders(root)
+    if absent := sorted(set(folders) - set(splits)):
         raise UsageError(f"--add {where}: holds {some(absent)}, and the set has no such split")
-    used = {names[each.class_index] for of_split in members.values() for each in of_split}
-    if absent := sorted(used - set(classes.wnids)):
+    names = {name for path in folders.values() for name in subfolders(base / path)}
+    if absent := sorted({"_".join(name.split()) for name in names} - set(classes.wnids)):
         raise UsageError(
             f"--add {where}: {len(absent):,} of its classes are not in the set: {some(absent)}. "
             "Labels are places in a list of classes that stays as it is."
         )
+    found = folder.find(root, [s for s in schema.SOURCE_SPLITS if s in folders], classes=classes)
+    members: dict[str, tuple[Member, ...]] = {}
+    for task in found.tasks:
+        members[task.split] = (*members.get(task.split, ()), *found.index(task))
     reader, sha256 = found.images, {}
     for member in (each for of_split in members.values() for each in of_split):
         sha256[member.archive] = hashlib.sha256(reader.read(member)).hexdigest()
-    place = classes.index
-    return Additions(
-        found,
-        {
-            split: tuple(m._replace(class_index=place[names[m.class_index]]) for m in of_split)
-            for split, of_split in members.items()
-        },
-        sha256,
-    )
+    return Additions(found, members, sha256)
 
 
 def changes_of(request: Request, dataset: Dataset, seed: int) -> list[ShardChange]:
@@ -278,10 +272,16 @@ def _changes_in(
     for member in new.values():
         number = plan.keyed_hash(seed, "add", member.key) % len(split.shards)
         coming.setdefault(number, []).append(member)
-    taken, emptied = [], []
+    taken, emptied, seen = [], [], set[str]()
     found = dataset.heads(split.shards)
     for number, (shard, heads) in enumerate(zip(split.shards, found, strict=True)):
-        named = {key: class_index for class_index, key, _ in heads if key in wanted}
+        named: dict[str, int] = {}
+        for class_index, key, _ in heads:
+            if key in wanted and (key in seen or key in named):
+                raise equal_keys(dataset.store, split.shards, key)
+            if key in wanted:
+                named[key] = class_index
+        seen |= named.keys()
         taken += [key for key in named if key in new]
         change = ShardChange(
             shard,

@@ -101,10 +101,16 @@ class Config(RunFlags):
         "n01440764/n01440764_10026.JPEG. Their places stay empty, so only their shards change",
     )
     train_shards: int | None = flag(
-        None, least=1, help="shards of train (default: 1024, fewer for a subset)"
+        None,
+        least=1,
+        most=naming.MAX_SHARDS,
+        help="shards of train (default: 1024, fewer for a subset)",
     )
     validation_shards: int | None = flag(
-        None, least=1, help="shards of validation (default: 128, fewer for a subset)"
+        None,
+        least=1,
+        most=naming.MAX_SHARDS,
+        help="shards of validation (default: 128, fewer for a subset)",
     )
     short_side: int = flag(
         480,
@@ -166,8 +172,8 @@ class Config(RunFlags):
     def __post_init__(self) -> None:
         """Refuses values that are not allowed, and flags that contradict each other."""
         super().__post_init__()
-        if self.subset_classes == ("0",):
-            raise ValueError("--subset-classes 0: expected at least 1")
+        if len(self.subset_classes) == 1 and not self.subset_classes[0].strip("0"):
+            raise ValueError(f"--subset-classes {self.subset_classes[0]}: expected at least 1")
         number = _HOLDOUT.fullmatch(self.holdout)
         if number is None or not 0 <= float(number[1]) < (100 if number[2] else math.inf):
             raise ValueError(

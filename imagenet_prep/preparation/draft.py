@@ -43,9 +43,13 @@ class Draft:
     parent: Manifest | None = None
 
     def with_kept(
-        self, there: Manifest, kept: Collection[str], listed: Iterable[Incident]
+        self,
+        there: Manifest,
+        kept: Collection[str],
+        listed: Iterable[Incident],
+        lacks: dict[str, str],
     ) -> Draft:
-        """Returns this draft with the splits that stay of the same dataset, and their incidents.
+        """Returns this draft with the splits that stay, their incidents, and the keys they lack.
 
         A killed run may have left incidents of other splits in the list.
         """
@@ -53,7 +57,7 @@ class Draft:
         return dataclasses.replace(
             self,
             splits=self.splits | {split: there.splits[split] for split in kept},
-            lacks=there.lacks | self.lacks,
+            lacks=lacks | self.lacks,
             incidents=[*self.incidents, *(i for i in listed if split_of(i.archive) in kept)],
             sources=sorted([*self.sources, *before], key=_place),
         )

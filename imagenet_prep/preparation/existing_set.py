@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from imagenet_prep import engine
@@ -23,6 +23,7 @@ from imagenet_prep.dataset.keys import VALIDATION_NAME
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.dataset.problems import GivenUpError, Problems
 from imagenet_prep.dataset.samples import KEPT, Sample, Table
+from imagenet_prep.preparation import distinct_keys
 from imagenet_prep.shards.commit import num_per_class
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources import tfrecords
@@ -224,12 +225,14 @@ class ExistingSet:
       shards: what was found in its shards, by split, in order.
       problems: one sentence each; empty if the set can be adopted.
       tables: the folder of the indexes and tables that were made.
+      renamed: keys of records whose own is that of an earlier record, by table and record.
     """
 
     labelling: Labelling
     shards: dict[str, list[CheckedShard]]
     problems: list[str]
     tables: str
+    renamed: dict[str, dict[int, str]]
 
     @property
     def lacks(self) -> dict[str, str]:
@@ -324,11 +327,20 @@ def check_existing_set(
     except DataDamagedError as error:
         problems.append(str(error))
     by_shard = {each.shard: each for each in checked}
+    renamed: dict[str, dict[int, str]] = {}
+    for split in splits:
+        shard_of = {naming.samples_name(s.name): s.name for s in found.splits[split]}
+        renamed |= (of_split := distinct_keys.numbered(store, tables, [*shard_of]))
+        for table, new in of_split.items():
+            data, sha256 = distinct_keys.renamed(store, f"{tables}/{table}", new)
+            each = by_shard[shard_of[table]]
+            by_shard[each.shard] = replace(each, samples_bytes=len(data), samples_sha256=sha256)
     return ExistingSet(
         labelling,
         {split: [by_shard[s.name] for s in found.splits[split]] for split in splits},
         problems,
         tables,
+        renamed,
     )
 
 

@@ -141,7 +141,8 @@ class _Lists:
         sorted_entries = runs.read(self.runs, start, stop)
         index_of_entries, entries = next(sorted_entries, (stop, []))
         for index in range(start, stop):
-            lines = b"".join(map(regular_file.read, self.of_class.get(index, ())))
+            lists = self.of_class.get(index, ())
+            lines = b"".join(regular_file.read(path, plan.MOST_BYTES) for path in lists)
             if index == index_of_entries:
                 lines += b"".join(entry[_INDEX_DIGITS:] for entry in entries)
                 index_of_entries, entries = next(sorted_entries, (stop, []))

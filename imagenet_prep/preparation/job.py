@@ -100,7 +100,11 @@ class Job:
 
 
 def _splits_there(config: Config) -> Config:
-    """Returns the settings without validation where a folder of classes alone is the source."""
+    """Returns the settings without validation if the source is only a folder of classes.
+
+    Raises:
+      UsageError: it is, and the flags ask for validation.
+    """
     if address.is_remote(config.source) or schema.VALIDATION not in config.source_splits:
         return config
     root = Path(config.source).expanduser()
@@ -111,9 +115,15 @@ def _splits_there(config: Config) -> Config:
         kinds = detect.recognised(root)
     elif config.source_kind == detect.FOLDER and not layout.is_class_root(root):
         kinds = []
-    return (
-        dataclasses.replace(config, splits=(schema.TRAIN,)) if kinds == [detect.FOLDER] else config
-    )
+    if kinds != [detect.FOLDER]:
+        return config
+    if config.validation_shards or {*config.splits} != {*schema.SOURCE_SPLITS}:
+        raise UsageError(
+            f"--source {config.source}: holds only folders of classes, which are the split train. "
+            "Leave out --splits and --validation-shards, or give --holdout-per-class N, which "
+            "makes validation of N images of each class."
+        )
+    return dataclasses.replace(config, splits=(schema.TRAIN,))
 
 
 def _select(config: Config) -> tuple[Selection, str]:
@@ -204,7 +214,8 @@ def _wanted(config: Config, selection: Selection, policy: Policy) -> Wanted:
         label_offset=config.label_offset,
         subset=selection.is_subset,
         name=selection.source.name,
-        source_sizes={part.name: part.num_bytes for part in selection.parts},
+        identities=dict.fromkeys(byte_settings["splits"], selection.identity),
+        newest=max((part.newest for part in selection.parts), default=0),
         allowed_bad_images=config.allowed_bad_images,
         origin=origin,
     )
@@ -214,7 +225,7 @@ def _chosen(classes: ClassList, asked: Sequence[str]) -> frozenset[int]:
     """Returns the indices of the requested classes: WNIDs, or how many."""
     if not asked:
         return frozenset(range(len(classes.wnids)))
-    if len(asked) == 1 and asked[0].isdigit():
+    if len(asked) == 1 and asked[0].isascii() and asked[0].isdecimal():
         return frozenset(range(min(int(asked[0]), len(classes.wnids))))
     if unknown := sorted(set(asked) - set(classes.wnids)):
         raise UsageError(f"--subset-classes: {', '.join(unknown)} not in the class list")

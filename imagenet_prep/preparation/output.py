@@ -7,28 +7,32 @@ may add another. At any moment, the manifest names the finished splits.
 from __future__ import annotations
 
 import contextlib
-import io
+import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from imagenet_prep.core import canonical, records
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.core.errors import DataDamagedError, ManifestError, StoreError
 from imagenet_prep.dataset import naming, settings
 from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.dataset.member import QUARANTINED, Incident
 from imagenet_prep.dataset.settings import Settings
-from imagenet_prep.engine import Receipt
+from imagenet_prep.engine import Receipt, Stage
 from imagenet_prep.preparation import standing
 from imagenet_prep.preparation.draft import Draft
-from imagenet_prep.preparation.standing import Begun, Decision, Wanted
+from imagenet_prep.preparation.standing import Begun, Decision, Noted, Wanted
 from imagenet_prep.shards.commit import publish, refuse_too_many
 from imagenet_prep.shards.summary import summarise
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.storage import origins
+from imagenet_prep.storage.fetch import as_file, hashed
 from imagenet_prep.storage.opened import Dataset, committed
-from imagenet_prep.storage.store import Store
+from imagenet_prep.storage.store import Readable, Store
+
+# A key and a path have 4,096 bytes at most, and a detail some hundreds.
+_MOST_LINE_BYTES = 64 << 10
 
 
 class Output:
@@ -84,6 +88,13 @@ class Output:
         )
         return canonical.dumps(Begun(begun.config, wanted.libraries))
 
+    def forget_others(self, stage: Stage[Any, Any]) -> None:
+        """Removes receipts of other runs of a stage: its files may have the sizes of theirs."""
+        for name in self.store.list_folder(naming.WORK):
+            others = name.startswith(f"{stage.name}-") and len(name) == len(stage.name) + 17
+            if others and f"{naming.WORK}/{name}" != stage.folder:
+                self.store.remove_tree(f"{naming.WORK}/{name}")
+
     def watch(self, receipt: Receipt[Any]) -> None:
         """Counts bad images, and what this run wrote; for `engine.run`."""
         shard = receipt.content
@@ -102,8 +113,12 @@ class Output:
         """
         wanted, there = self._wanted, self.committed()
         made, libraries = {split: self._splits[split] for split in draft.splits}, wanted.libraries
+        noted = {split: (wanted.identities.get(split, ""), draft.lacks) for split in draft.splits}
         if there and (kept := self._kept(there, {*draft.splits, dropped})):
-            draft = draft.with_kept(there, kept, self._listed_incidents(there) or ())
+            before = standing.noted(self.store, there)
+            noted |= {split: before.splits[split] for split in kept}
+            lacks = {key: kind for split in kept for key, kind in noted[split][1].items()}
+            draft = draft.with_kept(there, kept, self._listed_incidents(there) or (), lacks)
             libraries = there.producer.libraries | (libraries if made else {})
             made |= {split: settings.parse(there.config).splits[split] for split in kept}
         if there:
@@ -119,6 +134,8 @@ class Output:
         )
         if there:
             self.store.remove(naming.REPLACED)
+        if wanted.identities:
+            Noted(self._finished.digest, self._newest, noted).write(self.store)
 
     def _kept(self, there: Manifest, others: set[str]) -> set[str]:
         """Returns the splits that stay in the manifest next to others.
@@ -141,12 +158,9 @@ class Output:
 
         A run that was killed before its manifest may have left lines of its own there.
         """
-        if self.store.size(naming.QUARANTINE) is None:
-            return None
         try:
-            lines = io.BytesIO(self.store.read(naming.QUARANTINE))
-            listed = [records.loads(Incident, line) for line in lines]
-        except ValueError:
+            listed = [*listed_incidents(self.store)]
+        except ManifestError:
             return None
         counts = (*there.quarantined.values(), *there.repaired.values())
         return listed if len(listed) >= sum(counts) else None
@@ -158,6 +172,24 @@ class Output:
 
     def _dataset(self) -> Dataset | None:
         return committed(self.store, self.store.sizes((naming.MANIFEST, naming.REPLACED)))
+
+    def knows_source(self, there: Manifest) -> bool:
+        """Returns whether the source is the one that was noted of the finished splits."""
+        before, wanted = standing.noted(self.store, there).splits, self._wanted.identities
+        return all(before[split][0] == wanted.get(split, before[split][0]) for split in before)
+
+    def note(self, there: Manifest) -> None:
+        """Notes that the finished splits are what their source would make."""
+        splits = {
+            split: (self._wanted.identities.get(split, identity), lacks)
+            for split, (identity, lacks) in standing.noted(self.store, there).splits.items()
+        }
+        Noted(there.digest, self._newest, splits).write(self.store)
+
+    @property
+    def _newest(self) -> int:
+        # A file may have a time in the future: what changes later must be newer.
+        return min(self._wanted.newest, int(self._start * 1e9))
 
     def end(self) -> Json:
         """Notes for `report` where the source of the finished set lies; returns the summary."""
@@ -186,3 +218,29 @@ class Output:
         for name in store.list_folder(naming.WORK):
             if name.startswith(f"{self._wanted.settings.verb}-{split}-"):
                 store.remove_tree(f"{naming.WORK}/{name}")
+
+
+def listed_incidents(store: Readable, there: Manifest | None = None) -> Iterator[Incident]:
+    """Yields the lines of quarantine.jsonl, one at a time: the file grows with the dataset.
+
+    Args:
+      store: the dataset.
+      there: the manifest that must name this file; None if any run may have left it.
+
+    Raises:
+      ManifestError: it is missing, it is not the file that the manifest names, or it is cut.
+    """
+    digest, where = hashlib.sha256(), store.where(naming.QUARANTINE)
+    try:
+        if store.size(naming.QUARANTINE) is None:
+            raise ValueError("missing")
+        with store.opened(naming.QUARANTINE) as opened:
+            file = as_file(hashed(opened, [digest]))
+            while line := file.readline(_MOST_LINE_BYTES):
+                yield records.loads(Incident, line)
+        if there and digest.hexdigest() not in (f.sha256 for f in there.files):
+            raise ValueError(f"sha256 {digest.hexdigest()} is not in {naming.MANIFEST}")
+    except ValueError as error:
+        raise ManifestError(f"{where}: {error}. Fetch it again.") from None
+    except OSError as error:
+        raise StoreError(f"cannot read {where}: {error.strerror or error}") from error

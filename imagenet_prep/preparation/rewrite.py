@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 from imagenet_prep import engine
@@ -13,7 +13,7 @@ from imagenet_prep.codec.transform import is_rgb, keep, transform
 from imagenet_prep.core import canonical
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import BadImageError, UsageError
-from imagenet_prep.dataset import example, schema
+from imagenet_prep.dataset import example, naming, schema
 from imagenet_prep.dataset.keys import KeyList
 from imagenet_prep.dataset.manifest import Source, demand_samples
 from imagenet_prep.dataset.member import Incident, Member
@@ -35,6 +35,7 @@ from imagenet_prep.preparation.existing_set import (
     settle_labels,
 )
 from imagenet_prep.preparation.output import Output
+from imagenet_prep.preparation.provenance import demand_same_shards
 from imagenet_prep.preparation.standing import Wanted
 from imagenet_prep.preparation.tasks import WriteWork
 from imagenet_prep.shards.commit import num_per_class, split_of
@@ -59,6 +60,7 @@ class RewriteWork:
       labelling: what the labels of the source mean.
       count_colorspaces: count images that are kept although they are not RGB.
       excluded: by shard, the keys of the images that are left out.
+      renamed: by shard and record, other keys than those that records spell.
     """
 
     write: WriteWork
@@ -66,6 +68,7 @@ class RewriteWork:
     labelling: Labelling
     count_colorspaces: bool
     excluded: Mapping[str, frozenset[str]]
+    renamed: Mapping[str, Mapping[int, str]]
 
     def __call__(self, shard: ShardFile) -> engine.Result[WrittenShard]:
         """Returns what is written, and the three files of the shard."""
@@ -75,7 +78,10 @@ class RewriteWork:
         left_out: list[Incident] = []
 
         def images() -> Iterator[tuple[Member, bytes]]:
-            for member, data in tfrecords.read(self.store, shard, self.labelling, [md5]):
+            new = self.renamed.get(naming.samples_name(shard.name), {})
+            found = tfrecords.read(self.store, shard, self.labelling, [md5])
+            for number, (read, data) in enumerate(found):
+                member = read._replace(key=new.get(number, read.key))
                 if member.key in excluded:
                     left_out.append(Incident(*member[:5], EXCLUDED, "listed", _LISTED))
                     continue
@@ -104,6 +110,7 @@ class Job:
       allowed_bad_images: 0 stops at the first, None never.
       labelling: what the labels mean, if that is known already.
       exclude: the keys of images that are left out.
+      renamed: by shard and record, keys of records whose own is that of an earlier one.
       wnids_only: refuse classes whose names are not WNIDs.
       force: replace a split that has other settings; None if the verb has no such flag.
       quiet: show no progress.
@@ -116,6 +123,7 @@ class Job:
     allowed_bad_images: int | None = None
     labelling: Labelling | None = None
     exclude: KeyList | None = None
+    renamed: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     wnids_only: bool = False
     force: bool | None = None
     quiet: bool = False
@@ -171,6 +179,10 @@ class Job:
             Settings(RESIZE, made),
             libraries,
             subset=subset,
+            identities={
+                split: there.digest if there else identity(self.found.splits[split])
+                for split in self.splits
+            },
             allowed_bad_images=self.allowed_bad_images,
             origin=origin,
             force=self.force,
@@ -184,7 +196,10 @@ def run(job: Job, store: Store) -> Json:
     if any(same_place(store.where(), source.where(folder)) for folder in {"", *folders}):
         raise UsageError(f"{store.where()} is the input; the result needs a folder of its own")
     output = Output(store, job.wanted)
-    if output.left():
+    left = output.left()
+    finished = [split for split in job.splits if split not in left]
+    demand_same_shards(job.found, finished, job.excluded, output, quiet=job.quiet)
+    if left:
         with output.lock():
             left = output.left()
             labelling = _labelling(job, store, output, left)
@@ -260,6 +275,7 @@ def _write(job: Job, store: Store, output: Output, split: str, labelling: Labell
         labelling,
         count_colorspaces=job.policy is None,
         excluded={s.name: job.excluded[s.name] for s in shards if s.name in job.excluded},
+        renamed=job.renamed,
     )
     digest = canonical.digest(
         [
@@ -268,9 +284,11 @@ def _write(job: Job, store: Store, output: Output, split: str, labelling: Labell
             labelling.offset,
             classes.render().decode(),
             identity(shards),
+            *([sorted(job.renamed)] if job.renamed else []),
         ]
     )
     stage = engine.Stage(f"{RESIZE}-{split}", digest, store, work, WrittenShard)
+    output.forget_others(stage)
     there = job.found.manifest
     receipts = engine.run(
         stage,

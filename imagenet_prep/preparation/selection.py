@@ -65,6 +65,11 @@ class Selection:
         return bool(self.any_counts or takes_out or self.excluded)
 
     @property
+    def is_part(self) -> bool:
+        """Whether only some classes, or some images of each, were asked for."""
+        return bool(self.per_class or len(self.classes) < len(self.source.classes.wnids))
+
+    @property
     def holds_out(self) -> bool:
         """Whether images are taken out of train as a split of their own."""
         return bool(self.holdout or self.holdout_percent)
@@ -83,6 +88,12 @@ class Selection:
     def parts(self) -> tuple[Part, ...]:
         """The parts that the images and boxes come from."""
         return (*self.source.parts, *(self.annotations.parts.values() if self.annotations else ()))
+
+    @cached_property
+    def identity(self) -> str:
+        """Digest that changes if a file of the source does."""
+        boxes_of = self.annotations.identity if self.annotations else None
+        return canonical.digest([self.source.identity, boxes_of])
 
     @cached_property
     def index_digest(self) -> str:

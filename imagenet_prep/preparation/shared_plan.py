@@ -84,11 +84,10 @@ class SharedPlan(Planning):
     @classmethod
     def of(cls, wanted: Selection, store: Store, lookup: BoxLookup | None) -> SharedPlan:
         """Returns the plan of these images; its folder has a name that no other plan has."""
-        annotations = wanted.annotations
         digest = canonical.digest(
             [
                 wanted.index_digest,
-                annotations.identity if annotations else None,
+                wanted.identity,
                 [wanted.splits, sorted(wanted.classes), wanted.per_class, wanted.any_counts],
                 [wanted.num_shards, wanted.seed, wanted.holdout, wanted.holdout_percent],
                 wanted.holdout_per_class,
@@ -174,4 +173,4 @@ class SharedPlan(Planning):
         )
 
     def _lines(self, lists: Iterable[str]) -> bytes:
-        return b"".join(self.store.read_each(lists))
+        return b"".join(self.store.read_each(lists, plan.MOST_BYTES))

@@ -108,9 +108,10 @@ class Forecast:
         """
         free = self.out.local.free_bytes()
         overhead = _RECORD_OVERHEAD_BYTES * sum(split.examples for split in plans)
-        if free > _PLENTY * (sum(split.source_bytes for split in plans) + overhead):
-            return
+        enough = _PLENTY * (sum(split.source_bytes for split in plans) + overhead)
         left = [split for split in plans if not pending.isdisjoint(split.shard_names)]
+        if free > enough or not left:
+            return
         if self.out.as_folder is None:
             # Workers on other machines have their own disks, which are not checked here.
             needed = 0.0 if self.workers.remote else _MARGIN * self._passing_bytes(left)

@@ -5,22 +5,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from imagenet_prep.core.errors import UsageError, some
+from imagenet_prep.core import canonical
+from imagenet_prep.core.errors import ImagenetPrepError, UsageError, some
 from imagenet_prep.dataset import naming, schema, settings, tfds
 from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.dataset.settings import Settings
 from imagenet_prep.shards.commit import check_finished
+from imagenet_prep.sources.shard_files import split_of
 from imagenet_prep.storage import notes
 from imagenet_prep.storage.opened import committed
 from imagenet_prep.storage.origins import Origin
 from imagenet_prep.storage.store import Store
 
 BEGUN = f"{naming.WORK}/run.json"
+_NOTED = f"{naming.WORK}/source.json"
 # The key, among the libraries, of the codec that makes the bytes of images.
 _CODEC = "codec"
 # Folders of a bucket in which other data sets are looked for, and folders in each of these.
@@ -36,9 +40,10 @@ class Wanted:
       libraries: what makes the bytes of images: {"codec": name}, empty if all are kept.
       label_offset: stored label = class index + this.
       subset: whether images of ILSVRC2012 are missing; None to work it out from the sources.
-      name: of the data set, for `dataset.tfds`.
-      source_sizes: bytes by name of the sources that a finished set must have; empty if the
-        settings identify the source.
+      name: of the dataset, for `dataset.tfds`.
+      identities: of the source of each split: a digest that changes if one of its files does;
+        empty if the settings identify the source.
+      newest: the latest time at which one of these files changed, in ns.
       allowed_bad_images: 0 stops at the first, None never.
       origin: where the source lies, for `report`; None where that is no folder of this machine.
       force: replace splits that have other settings; None if the verb has no such flag.
@@ -49,7 +54,8 @@ class Wanted:
     label_offset: int = schema.DEFAULT_LABEL_OFFSET
     subset: bool | None = None
     name: str = tfds.IMAGENET
-    source_sizes: dict[str, int] = field(default_factory=dict)
+    identities: dict[str, str] = field(default_factory=dict)
+    newest: int = 0
     allowed_bad_images: int | None = None
     origin: Origin | None = None
     force: bool | None = None
@@ -81,6 +87,36 @@ class Begun:
     config: settings.Config
     libraries: dict[str, str]
     adoption: Adoption | None = None
+
+
+@dataclass(frozen=True)
+class Noted:
+    """What the run that finished a dataset notes for the next one.
+
+    Attributes:
+      dataset: digest of the manifest.
+      newest: as in `Wanted`.
+      splits: (identity as in `Wanted`, lacks as in a manifest) of each split.
+    """
+
+    dataset: str
+    newest: int
+    splits: dict[str, tuple[str, dict[str, str]]]
+
+    def write(self, store: Store) -> None:
+        """Writes the note; without it the next run compares source and dataset."""
+        with contextlib.suppress(ImagenetPrepError):
+            store.write(_NOTED, canonical.dumps(self))
+
+
+def noted(store: Store, there: Manifest) -> Noted:
+    """Returns what was noted of this finished dataset; nothing of it if there is no note."""
+    with contextlib.suppress(ImagenetPrepError):
+        if store.size(_NOTED) is not None:
+            found = notes.read(store, _NOTED, Noted)
+            if found.dataset == there.digest:
+                return found
+    return Noted(there.digest, 0, dict.fromkeys(there.splits, ("", there.lacks)))
 
 
 @dataclass(frozen=True)
@@ -191,8 +227,13 @@ def decide(standing: Standing, wanted: Wanted) -> Decision:
     ]
     if kept := made.keys() - set(replaced):
         _refuse_other_codec(standing, wanted, left, kept)
-    if not left and standing.committed is not None:
-        check_finished(standing.where, standing.committed, wanted.allowed_bad_images)
+    if not left and (there := standing.committed) is not None:
+        bad = sum(there.quarantined.values())
+        if not wanted.settings.all_at_once:
+            # Sources of a split count its images before bad ones were left out.
+            read = sum(each.members for each in there.sources if split_of(each.name) in splits)
+            bad = read - sum(there.splits[split].examples for split in splits)
+        check_finished(standing.where, bad, wanted.allowed_bad_images)
     return Decision(made, replaced, left)
 
 
@@ -221,28 +262,18 @@ def _made(standing: Standing, wanted: Wanted) -> dict[str, settings.Config]:
 def _refuse_differences(
     standing: Standing, wanted: Wanted, made: dict[str, settings.Config]
 ) -> None:
-    """Raises UsageError where what is here has other settings, or was made from other sources."""
-    there = standing.committed
+    """Raises UsageError where what is here has other settings."""
     found = [
         f"{name} is {made[split].get(name)!r} there, {asked.get(name)!r} here"
         for split, asked in wanted.settings.splits.items()
         for name in asked | made.get(split, {})
         if split in made and made[split].get(name) != asked.get(name)
     ]
-    if there and (sizes := wanted.source_sizes):
-        was = {source.name: source.num_bytes for source in there.sources}
-        found += [
-            f"{name} was {was[name]:,} bytes, is {size:,}"
-            if name in was
-            else f"{name} was not there"
-            for name, size in sizes.items()
-            if was.get(name) != size
-        ]
     if not found:
         return
-    held = "another data set" if there else "the unfinished work of another run"
+    held = "another data set" if standing.committed else "the unfinished work of another run"
     advice = "Choose another folder"
-    if there is None:
+    if standing.committed is None:
         advice = "Finish it as it was started, or choose another folder"
     if wanted.force is not None:
         advice += ", or let --force replace what is there"

@@ -240,6 +240,14 @@ def write_or_hash(
     """
     if isinstance(task, ShardTask):
         return write(task.name, images(task))
+    made = hash_archive(task, archives=archives)
+    refuse_other_md5(task.archive, made.content.md5, expected_md5)
+    return made
+
+
+def hash_archive(
+    task: HashTask, *, archives: ArchiveReader | RemoteArchives
+) -> Result[HashedArchive]:
+    """Reads an archive whole for its md5."""
     md5 = archives.md5(task.archive)
-    refuse_other_md5(task.archive, md5, expected_md5)
     return Result(HashedArchive(task.archive, archives.size(task.archive), md5))

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 
 from imagenet_prep import engine
 from imagenet_prep.codec.policy import CHECK_HEADER
 from imagenet_prep.codec.transform import transform
-from imagenet_prep.core import address, canonical
+from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import SourceError
 from imagenet_prep.dataset.manifest import Source
-from imagenet_prep.dataset.member import Incident, parse_members
+from imagenet_prep.dataset.member import QUARANTINED, Incident, parse_members
 from imagenet_prep.dataset.settings import EXCLUDED
 from imagenet_prep.engine import Stage
 from imagenet_prep.preparation.draft import Draft
@@ -32,6 +32,7 @@ from imagenet_prep.preparation.tasks import (
 )
 from imagenet_prep.shards.commit import split_of
 from imagenet_prep.shards.writer import WrittenShard
+from imagenet_prep.sources.folder import Folder
 from imagenet_prep.storage import ledger
 from imagenet_prep.storage.remote_archives import open_archives
 from imagenet_prep.storage.store import Store
@@ -52,6 +53,7 @@ def begin(job: Job, inventory: Inventory, forecast: Forecast, output: Output) ->
     """Takes the place for this run, once there is a plan."""
     check_space(job, inventory, forecast, output.store)
     output.begin([split.split for split in inventory.plans])
+    output.forget_others(write_stage(job, inventory, output.store, forecast.plans))
 
 
 def check_space(job: Job, inventory: Inventory, forecast: Forecast, store: Store) -> None:
@@ -105,16 +107,14 @@ def write_stage(
         label_offset=wanted.label_offset,
         fail_on_bad_image=job.fail_on_bad_image,
     )
-    # A shard that was made from an archive which its server has replaced since does not count.
-    stamps = [part.stamp for part in selection.parts] if address.is_remote(selection.where) else []
     digest = canonical.digest(
         [
             wanted.settings.config,
             wanted.libraries,
             [split.digest for split in inventory.plans],
             classes.render().decode(),
-            sorted(wanted.source_sizes.items()),
-            *stamps,
+            # What was made from a file that has changed since is made again.
+            selection.identity,
         ]
     )
     function = partial(
@@ -125,6 +125,29 @@ def write_stage(
         expected_md5=job.expected_md5,
     )
     return Stage("write", digest, store, function, WrittenShard | HashedArchive)
+
+
+def _demand_all(job: Job, inventory: Inventory, shards: Collection[WrittenShard]) -> None:
+    """Proves that each image of the source is in the dataset, or in quarantine.jsonl.
+
+    Raises:
+      SourceError: the numbers do not add up.
+    """
+    selection = job.selection
+    bad = sum(i.action == QUARANTINED for shard in shards for i in shard.incidents)
+    stored = sum(shard.examples for shard in shards)
+    dealt = sum(split.examples for split in inventory.plans)
+    excluded = inventory.excluded.count(b"\n")
+    there = sum(part.images for part in selection.source.parts)
+    # A folder is listed twice, when the source is found and when it is read.
+    is_counted = isinstance(selection.source, Folder) and not selection.is_part
+    if stored + bad != dealt or (is_counted and dealt + excluded != there):
+        raise SourceError(
+            f"{selection.where}: {stored:,} images were stored, {bad:,} are bad and {excluded:,} "
+            f"excluded; {dealt:,} were dealt to shards"
+            + f", and {there:,} are in the folders" * is_counted
+            + ". Leave the source as it is while it is read, then run the same command again."
+        )
 
 
 def commit(
@@ -145,6 +168,7 @@ def commit(
     read = {each.archive: each.md5 for each in made if isinstance(each, HashedArchive)}
     md5 = {**job.proven_md5, **inventory.md5, **read}
     shards = {each.shard: each for each in made if isinstance(each, WrittenShard)}
+    _demand_all(job, inventory, shards.values())
     evaluation = job.selection.source.evaluation
     draft = Draft(
         splits={

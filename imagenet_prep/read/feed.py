@@ -219,8 +219,9 @@ class Feed:
         return Names(self.records)
 
     def _key(self, image: ImageExample, number: int) -> str:
-        """Returns the key of an image; one that was relabelled has the key of its former class."""
-        if not self.records.manifest.is_amended:
+        """Returns the key of an image: the one in the table, if its record may spell another."""
+        manifest = self.records.manifest
+        if not (manifest.has_own_keys and manifest.has_samples):
             return self.records.key(image)
         shard, record = self.records.place(number)
         if shard not in self._former:
@@ -228,7 +229,7 @@ class Feed:
             self._former[shard] = {
                 place: key
                 for place, (class_index, key, _) in enumerate(self._names.of(shard))
-                if not key.startswith(f"{wnids[class_index]}/")
+                if "~" in key or not key.startswith(f"{wnids[class_index]}/")
             }
         return self._former[shard].get(record) or self.records.key(image)
 

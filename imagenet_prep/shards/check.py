@@ -38,8 +38,8 @@ class Expectation:
       prove_image: decodes (encoded, height, width), and returns whether decoders may show the
         image turned; raises BadImageError.
       lacks: keys that records lack or hold wrong, as the manifest says.
-      is_amended: images keep their keys when they get another class, so that the class in a key may
-        be another than the record's.
+      has_own_keys: as of `Manifest`: the class in a key may differ from the record's, and the key
+        may have a number.
     """
 
     store: Readable
@@ -50,7 +50,7 @@ class Expectation:
     most_bytes: int
     prove_image: Callable[[bytes, int, int], bool]
     lacks: Mapping[str, str] = field(default_factory=dict)
-    is_amended: bool = False
+    has_own_keys: bool = False
 
 
 @dataclass
@@ -89,7 +89,7 @@ def check_shard(shard: Shard, expectation: Expectation) -> Report:
             rows = None
             if (table := shard.samples) is not None:
                 stream = opened.enter_context(store.opened(table.name))
-                rows = _Rows(table, stream, any_class=expectation.is_amended)
+                rows = _Rows(table, stream, has_own_keys=expectation.has_own_keys)
             _check_records(shard, expectation, report, index, rows)
             for beside in filter(None, (index, rows)):
                 report.problems += beside.problems()
@@ -133,9 +133,9 @@ class _Index(_Beside):
 class _Rows(_Beside):
     """The table of a shard. Its lines are compared at level "decode" only."""
 
-    def __init__(self, file: File, opened: BinaryIO, *, any_class: bool) -> None:
+    def __init__(self, file: File, opened: BinaryIO, *, has_own_keys: bool) -> None:
         super().__init__(file, opened)
-        self._any_class = any_class
+        self._has_own_keys = has_own_keys
         self._rows = samples.parse(samples.read_lines(self._lines), "its table")
         self._next = 0
 
@@ -156,9 +156,10 @@ class _Rows(_Beside):
             self._other = f"record {number}: its line is of another image, or has another label"
 
     def _is_called(self, key: str, names: Sequence[str]) -> bool:
-        below = key.partition("/")[2]
-        others = (name.partition("/")[2] for name in names)
-        return key in names or (self._any_class and below != "" and below in others)
+        if key in names or not self._has_own_keys:
+            return key in names
+        spelled = {keys.name_of(name) for name in names}
+        return not spelled.isdisjoint({keys.name_of(key), keys.without_number(keys.name_of(key))})
 
     def problems(self) -> list[str]:
         """As for `_Beside`, or any difference that was found."""

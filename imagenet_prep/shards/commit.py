@@ -145,13 +145,12 @@ def refuse_too_many(bad: Sequence[Incident], limit: int | None) -> None:
         )
 
 
-def check_finished(where: str, there: Manifest, allowed: int | None) -> None:
-    """Compares a finished data set with the limit of a run that has nothing left to do.
+def check_finished(where: str, bad: int, allowed: int | None) -> None:
+    """Compares the bad images of a finished dataset with the limit of a run that finds it.
 
     Raises:
       DataDamagedError: more images were left out of it than are allowed.
     """
-    bad = sum(there.quarantined.values())
     if allowed is not None and bad > allowed:
         raise DataDamagedError(
             f"{where} is finished, but {bad} bad images were left out and {allowed} "

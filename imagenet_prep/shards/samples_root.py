@@ -7,13 +7,13 @@ sorted on the disk, since 14 million of them do not fit into memory.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import merkle, samples
-from imagenet_prep.dataset.manifest import Split
+from imagenet_prep.dataset.manifest import Shard, Split
 from imagenet_prep.dataset.samples import Head, Sample
 from imagenet_prep.shards import runs
 from imagenet_prep.storage import scratch, tables
@@ -51,38 +51,52 @@ def root_of(store: Readable, split: Split) -> str:
     """
     parse = partial(samples.heads, images=True)
     heads = itertools.chain.from_iterable(tables.each(parse, store, split.shards))
-    return _root(heads, store.where())
+    return _root(heads, store, split.shards)
 
 
-def samples_root(rows: Iterable[Sample], where: str = "") -> str:
+def samples_root(rows: Iterable[Sample], store: Readable, shards: Sequence[Shard]) -> str:
     """Returns the root of a split in hex.
 
     Args:
       rows: of all its shards, in any order; read once.
-      where: how errors call the set; if it is given, a key must not be there twice.
+      store, shards: where they are from, for errors.
 
     Raises:
+      DataDamagedError: two have the same key.
       IncompleteError: the disk is full: sorted samples are put below TMPDIR, 150 bytes each.
     """
-    return _root((row.head for row in rows), where)
+    return _root((row.head for row in rows), store, shards)
 
 
-def _root(heads: Iterable[Head], where: str) -> str:
+def equal_keys(store: Readable, shards: Sequence[Shard], key: str) -> DataDamagedError:
+    """Returns the error that a split has two records with this key, and where these are."""
+    found = zip(shards, tables.each(samples.heads, store, shards), strict=True)
+    places = [
+        f"record {number} of {shard.name}"
+        for shard, heads in found
+        for number, (_, other, _) in enumerate(heads)
+        if other == key
+    ]
+    return DataDamagedError(
+        f"{store.where()}: two records have the key {key!r}: {' and '.join(places[:2])}. An image "
+        "has a key of its own. imagenet-prep adopt gives the shards of another program such keys: "
+        "with --out NEW, then use NEW."
+    )
+
+
+def _root(heads: Iterable[Head], store: Readable, shards: Sequence[Shard]) -> str:
     with scratch.place() as folder:
         files = runs.write(folder, "samples", map(samples.entry, heads))
         lines = (line for (of_range,) in runs.side_by_side([files]) for line in of_range)
-        return merkle.root(_leaves(lines, where))
+        return merkle.root(_leaves(lines, store, shards))
 
 
-def _leaves(lines: Iterable[bytes], where: str) -> Iterator[bytes]:
-    """Yields what the tree is over, from sorted entries."""
+def _leaves(lines: Iterable[bytes], store: Readable, shards: Sequence[Shard]) -> Iterator[bytes]:
+    """Yields the leaves of the tree, from sorted entries."""
     before = None
     for line in lines:
         key, _, leaf = line.partition(b"\0")
-        if key == before and where:
-            raise DataDamagedError(
-                f"{where}: the key {key.decode()} is in the tables of one split twice, so it "
-                "names no image. Make the set again from where it came from."
-            )
+        if key == before:
+            raise equal_keys(store, shards, key.decode())
         before = key
         yield leaf[:-1]

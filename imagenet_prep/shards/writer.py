@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from imagenet_prep.core import records
 from imagenet_prep.core.errors import BadImageError, DataDamagedError
-from imagenet_prep.dataset import example, samples, tfrecord
+from imagenet_prep.dataset import example, keys, samples, tfrecord
 from imagenet_prep.dataset.manifest import Shard, Source
 from imagenet_prep.dataset.member import (
     QUARANTINED,
@@ -274,8 +274,8 @@ def _record(
         encoded=image.encoded,
         height=image.height,
         width=image.width,
-        # The key without its class: of photographs of one's own with the folders below.
-        filename=member.key.removeprefix(f"{wnid}/"),
+        # For your own photographs, with the folders below that of the class.
+        filename=keys.name_of(member.key),
         stored_label=member.class_index + label_offset,
         wnid=wnid,
         text=text,

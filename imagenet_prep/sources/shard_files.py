@@ -9,7 +9,7 @@ from typing import NamedTuple
 from imagenet_prep.core.errors import SourceError, UsageError, some
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import naming, schema
-from imagenet_prep.dataset.manifest import Manifest
+from imagenet_prep.dataset.manifest import Manifest, Shard
 from imagenet_prep.storage.opened import Dataset, demand_file, open_dataset
 from imagenet_prep.storage.remote import Stat
 from imagenet_prep.storage.store import Store
@@ -28,7 +28,7 @@ class ShardFile(NamedTuple):
       num_shards: of the split.
       path: the file, relative to the set.
       stat: the file as it was found.
-      sha256: of the file, where a manifest of ours says it; else "".
+      listed: what a manifest of ours says of it; None without one.
     """
 
     split: str
@@ -36,12 +36,17 @@ class ShardFile(NamedTuple):
     num_shards: int
     path: str
     stat: Stat
-    sha256: str = ""
+    listed: Shard | None = None
 
     @property
     def file(self) -> str:
         """The file's own name."""
         return self.path.rpartition("/")[2]
+
+    @property
+    def sha256(self) -> str:
+        """Of the file, if a manifest of ours says it; else ""."""
+        return self.listed.sha256 if self.listed else ""
 
     @property
     def num_bytes(self) -> int:
@@ -105,12 +110,12 @@ def find(store: Store) -> TfrecordSet:
         )
     known = open_dataset(store) if naming.MANIFEST in stats else None
     stated = known.manifest.splits.values() if known else ()
-    sha256 = {shard.name: shard.sha256 for split in stated for shard in split.shards}
+    listed = {shard.name: shard for split in stated for shard in split.shards}
     if len(files) > 1 and not (known and known.manifest.evaluates):
         files.pop(schema.TEST, None)  # other programs call images so that have no labels
     splits = {
         split: tuple(
-            ShardFile(split, number, total, path, stats[path], sha256.get(path, ""))
+            ShardFile(split, number, total, path, stats[path], listed.get(path))
             for number, path, total in _in_order(where, split, files[split])
         )
         for split in schema.SPLITS

@@ -27,9 +27,11 @@ from imagenet_prep.dataset import (
 from imagenet_prep.dataset.member import NO_BOXES, Boxes, Member
 from imagenet_prep.dataset.problems import GivenUpError, Problems
 from imagenet_prep.dataset.protobuf import Value
+from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.sources.labelling import Labelling, LabelUse
 from imagenet_prep.sources.labels import classes_called, official_classes
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
+from imagenet_prep.storage import tables
 from imagenet_prep.storage.fetch import as_file, hashed
 from imagenet_prep.storage.store import Store
 
@@ -186,13 +188,26 @@ def parse(payload: bytes) -> Entry:
 def read(
     store: Store, shard: ShardFile, labelling: Labelling, hashes: Sequence[Any] = ()
 ) -> Iterator[tuple[Member, bytes]]:
-    """Yields (member, its encoded bytes) in the order of the records; raises as `check`."""
+    """Yields (member, its encoded bytes) in the order of the records; raises as `check`.
+
+    The key is the one in the table of samples, if the dataset has tables: an image that was
+    relabelled keeps its key.
+    """
+    rows: list[Sample] | None = None
 
     def look(record: tfrecord.Record) -> tuple[Member, bytes]:
         entry = parse(record.payload)
-        return member(shard, record, entry, labelling), entry.encoded
+        found = member(shard, record, entry, labelling)
+        if rows is not None:
+            row = rows[record.number] if record.number < len(rows) else None
+            if row is None or (row.class_index, row.num_bytes) != (found.class_index, found.size):
+                raise DataDamagedError("differs from its line in the table of samples")
+            found = found._replace(key=row.key)
+        return found, entry.encoded
 
     try:
+        if shard.listed and shard.listed.samples:
+            rows = [*tables.rows(store, shard.listed)]
         for _, found in check(store, shard, look, hashes=hashes):
             yield found
     except DataDamagedError as error:

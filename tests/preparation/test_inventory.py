@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from imagenet_prep.core import regular_file
 from imagenet_prep.core.errors import IncompleteError, SourceError, UsageError
 from imagenet_prep.dataset import editions
 from imagenet_prep.dataset.editions import Edition
@@ -415,3 +416,11 @@ def test_the_plan_is_the_one_it_always_was_however_it_is_cut(
     assert [path.name[:6] for path in store.path(".work").iterdir() if path.is_dir()].count(
         "index-"
     ) == 1
+
+
+def test_the_list_of_a_class_may_have_more_than_a_small_file(tmp_path: Path) -> None:
+    path = tmp_path / "list"
+    with path.open("wb") as file:
+        file.truncate(regular_file.MOST_BYTES + 1)
+    lists = inventories._Lists({0: [path]}, [])
+    assert [(index, len(lines)) for index, lines in lists.lines(0, 1)] == [(0, path.stat().st_size)]

@@ -10,17 +10,19 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.core.errors import DataDamagedError, UsageError
+from imagenet_prep.core.errors import DataDamagedError, ManifestError, UsageError
 from imagenet_prep.dataset import editions, manifest, naming, settings
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.editions import Edition
 from imagenet_prep.dataset.manifest import Manifest, Shard, Source, Split
 from imagenet_prep.dataset.member import Incident
 from imagenet_prep.dataset.settings import Settings
+from imagenet_prep.engine import Stage
 from imagenet_prep.preparation.draft import Draft
-from imagenet_prep.preparation.output import Output
+from imagenet_prep.preparation.output import Output, listed_incidents
 from imagenet_prep.preparation.standing import Wanted
 from imagenet_prep.shards.commit import publish
+from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.storage import origins
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
 from imagenet_prep.storage.origins import Origin
@@ -54,7 +56,7 @@ def make(root: Path, wanted: Wanted, left: list[str] | None = None) -> list[str]
                 splits={split: write(store, split)},
                 classes=CLASSES,
                 incidents=[bad],
-                sources=[Source(name(split), 5, None, 1)],
+                sources=[Source(name(split), 5, None, 2)],
             )
             output.commit(draft)
     return found
@@ -84,7 +86,7 @@ def quarantined(root: Path) -> list[str]:
 def test_an_edition_is_recognised_by_the_images_that_sources_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(editions, "_OTHERS", (Edition("known", 1, {"train": 1, "validation": 2}),))
+    monkeypatch.setattr(editions, "_OTHERS", (Edition("known", 1, {"train": 2, "validation": 3}),))
     make(tmp_path, resized(*BOTH), ["train"])
     known = load(tmp_path)
     assert (known.edition, known.subset) == ("known", False)
@@ -292,16 +294,66 @@ def test_libraries_of_kept_splits_stay_named(tmp_path: Path) -> None:
     assert load(tmp_path).producer.libraries == LIBRARIES
 
 
-def test_a_finished_set_is_held_against_the_source(tmp_path: Path) -> None:
-    sizes = {name(split): 5 for split in BOTH}
-    make(tmp_path, prepared(source_sizes=sizes))
-    assert make(tmp_path, prepared(source_sizes=sizes)) == []
-    for other, said in (
-        (sizes | {name("train"): 6}, "was 5 bytes, is 6"),
-        (sizes | {"boxes": 7}, "boxes was not there"),
+def knows(root: Path, wanted: Wanted) -> bool:
+    return Output(LocalStore(root), wanted).knows_source(load(root))
+
+
+def test_the_source_of_a_finished_set_is_noted_split_by_split(tmp_path: Path) -> None:
+    def of(split: str, identity: str) -> Wanted:
+        return resized(split, identities={split: identity})
+
+    make(tmp_path, of("train", "a"))
+    make(tmp_path, of("validation", "b"))
+    assert knows(tmp_path, of("train", "a"))
+    assert knows(tmp_path, of("validation", "b"))
+    assert not knows(tmp_path, of("train", "b"))
+    Output(LocalStore(tmp_path), of("train", "c")).note(load(tmp_path))
+    assert knows(tmp_path, of("train", "c"))
+    assert knows(tmp_path, of("validation", "b"))
+
+
+@pytest.mark.parametrize("damage", [None, *DAMAGE])
+def test_a_note_that_is_gone_damaged_or_of_another_set_says_nothing(
+    tmp_path: Path, damage: bytes | None
+) -> None:
+    wanted, note = resized("train", identities={"train": "a"}), tmp_path / ".work/source.json"
+    make(tmp_path / "other", resized("train", size=9, identities={"train": "a"}))
+    make(tmp_path, wanted)
+    assert knows(tmp_path, wanted)
+    note.write_bytes((tmp_path / "other/.work/source.json").read_bytes())
+    assert not knows(tmp_path, wanted)
+    if damage is None:
+        note.unlink()
+    else:
+        note.write_bytes(damage)
+    assert not knows(tmp_path, wanted)
+
+
+def test_what_a_replaced_split_lacked_is_no_longer_declared(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    for split, size, lacks in (
+        ("train", 64, {"image/colorspace": "untrue"}),
+        ("validation", 64, {}),
+        ("train", 32, {}),
     ):
-        with pytest.raises(UsageError, match=said):
-            make(tmp_path, prepared(source_sizes=other))
+        wanted = resized(split, size=size, identities={split: split}, force=True)
+        output = Output(store, wanted)
+        output.begin(output.left())
+        output.commit({split: write(store, split)}, CLASSES, missing_features=lacks)
+        expected = {} if size == 32 else {"image/colorspace": "untrue"}
+        assert load(tmp_path).lacks == expected
+
+
+def test_receipts_of_another_digest_are_forgotten(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    output = Output(store, prepared())
+    stages = [Stage("write", digest * 64, store, print, WrittenShard) for digest in "ab"]
+    for stage in stages:
+        stage.clear()
+    store.write(".work/write-archive-0123456789abcdef/kept", b"")
+    output.forget_others(stages[1])
+    there = [name for name in store.list_folder(".work") if name.startswith("write")]
+    assert there == ["write-archive-0123456789abcdef", f"write-{'b' * 16}"]
 
 
 def test_a_finished_set_is_held_against_the_limit_of_bad_images(tmp_path: Path) -> None:
@@ -376,3 +428,17 @@ def test_manifest_and_small_files_agree_at_every_moment(
         assert load(root).files == load(whole).files
         assert not (root / naming.REPLACED).exists()
     assert seen == {True, False}
+
+
+def test_lines_of_bad_images_are_read_one_by_one(tmp_path: Path) -> None:
+    make(tmp_path, resized(*BOTH))
+    there, store = load(tmp_path), LocalStore(tmp_path)
+    assert [each.key for each in listed_incidents(store, there)] == [*BOTH]
+    path = tmp_path / naming.QUARANTINE
+    lines = path.read_bytes()
+    for data, manifest_of in ((lines[:-2], there), (lines * 2, there), (b"{}\n", None)):
+        path.write_bytes(data)
+        with pytest.raises(ManifestError, match=naming.QUARANTINE):
+            [*listed_incidents(store, manifest_of)]
+    path.write_bytes(lines * 2)
+    assert len([*listed_incidents(store)]) == 4

@@ -55,6 +55,23 @@ def test_shards_that_are_still_to_be_written_must_fit(
             forecast.check_shards([PLAN], pending)
 
 
+@pytest.mark.parametrize("pending", [set(), {"md5-train.tar"}])
+def test_a_bucket_in_which_all_shards_are_there_needs_no_room(
+    tmp_path: Path, pending: set[str]
+) -> None:
+    disk = Disk(tmp_path / "disk")
+    disk.root.mkdir()
+
+    class Bucket(LocalStore):
+        as_folder = None
+        local = disk
+
+    forecast = Forecast(
+        selection(), Policy(short_side=None), Workers(1, "threads"), Bucket(tmp_path), disk
+    )
+    forecast.check_shards([PLAN], pending)
+
+
 def test_a_plan_that_does_not_fit_is_refused_before_it_is_written(tmp_path: Path) -> None:
     disk = Disk(tmp_path)
     # A line of at most 42 bytes in a run, with 24 bytes more, and in a plan file.

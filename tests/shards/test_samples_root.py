@@ -9,14 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset.manifest import Split
 from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.shards import runs
-from imagenet_prep.shards.samples_root import root_of, samples_root
+from imagenet_prep.shards import samples_root as roots_of
+from imagenet_prep.shards.samples_root import root_of
 from imagenet_prep.storage import scratch
 from imagenet_prep.storage.ahead import AT_ONCE
+from imagenet_prep.storage.folder import LocalStore
 from tests.kit.samples import kept, samples, tree_hash, write_tables
 from tests.kit.slow_store import SlowStore
+
+
+def samples_root(rows: list[Sample]) -> str:
+    return roots_of.samples_root(iter(rows), LocalStore(Path()), [])
 
 
 def expected(rows: list[Sample]) -> str:
@@ -30,7 +37,7 @@ def expected(rows: list[Sample]) -> str:
 def test_the_root_is_that_of_the_samples_in_the_order_of_their_keys(
     rows: list[Sample],
 ) -> None:
-    assert samples_root(iter(rows)) == expected(rows)
+    assert samples_root(rows) == expected(rows)
 
 
 @pytest.mark.parametrize("num", [0, 1, 4, 5, 500])
@@ -43,7 +50,7 @@ def test_no_order_and_no_number_of_runs_changes_it_and_nothing_stays(
     for size in (3, 5, 1000):
         monkeypatch.setattr(runs, "RUN_ENTRIES", size)
         random.Random(size).shuffle(rows)
-        roots.add(samples_root(iter(rows)))
+        roots.add(samples_root(rows))
     assert len(roots) == 1
     assert list(tmp_path.iterdir()) == []
 
@@ -55,8 +62,8 @@ def test_whatever_changes_an_image_or_its_label_changes_the_root() -> None:
         [*rows[:4], rows[4]._replace(**change), *rows[5:]]
         for change in ({"key": "n/x"}, {"class_index": 2}, {"sha256": other})
     ]
-    roots = [samples_root(each) for each in (rows, rows[1:], [*rows, rows[0]], *changed)]
-    assert len(set(roots)) == 6
+    roots = [samples_root(each) for each in (rows, rows[1:], *changed)]
+    assert len(set(roots)) == 5
 
 
 def test_the_tables_of_a_slow_store_are_read_ahead(tmp_path: Path) -> None:
@@ -64,3 +71,12 @@ def test_the_tables_of_a_slow_store_are_read_ahead(tmp_path: Path) -> None:
     split = Split(AT_ONCE, 0, [], 0, 0, 0, shards)
     rows = [kept(f"n/{number}") for number in range(AT_ONCE)]
     assert root_of(SlowStore(tmp_path, AT_ONCE), split) == samples_root(rows)
+
+
+def test_two_records_of_one_key_are_refused_and_both_are_named(tmp_path: Path) -> None:
+    shards = write_tables(tmp_path, 3)
+    split = Split(4, 0, [], 0, 0, 0, [*shards, shards[0]])
+    name = shards[0].name
+    says = f"two records have the key 'n/0': record 0 of {name} and record 0 of {name}. An image"
+    with pytest.raises(DataDamagedError, match=says):
+        root_of(LocalStore(tmp_path), split)

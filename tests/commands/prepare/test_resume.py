@@ -105,12 +105,12 @@ def test_without_the_work_folder_a_finished_set_is_still_finished(
     reference: Reference, prepared: Path
 ) -> None:
     shutil.rmtree(prepared / ".work")
-    before = everything(prepared)
     result = command.run(*arguments(reference.source, prepared))
 
     assert result.code == 0, result
     assert "nothing was left" in result.out
-    assert everything(prepared) == before
+    assert contents(prepared) == reference.contents
+    assert [path.name for path in (prepared / ".work").glob("*.json")] == ["source.json"]
 
 
 def test_without_the_work_folder_a_lost_shard_can_still_be_made_again(

@@ -172,7 +172,7 @@ def test_a_finished_set_is_held_against_the_source_of_a_second_run(
     result = command.run(*arguments)
 
     assert result.code == 2
-    assert "holds another data set: train was " in result.err
+    assert "train: 1 image of another class or size (" in result.err
 
 
 @pytest.mark.root

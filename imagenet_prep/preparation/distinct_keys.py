@@ -1,0 +1,70 @@
+"""Keys of records that other programs wrote: each record of a split gets one of its own.
+
+The first record with a key keeps it. Each later one gets a number before its ending: dog/3.jpg,
+dog/3~2.jpg, dog/3~3.jpg. If keys of the split hold tildes, the number stands behind more tildes
+than any of them has next to each other, so it never makes the key of another record.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.dataset import keys, samples
+from imagenet_prep.dataset.samples import Table
+from imagenet_prep.shards import plan, runs
+from imagenet_prep.storage import scratch
+from imagenet_prep.storage.store import Store
+
+_TILDES = re.compile("~+")
+
+
+def numbered(store: Store, folder: str, tables: Sequence[str]) -> dict[str, dict[int, str]]:
+    """Returns the new keys of a split, by table and record.
+
+    Args:
+      store, folder: where the tables are.
+      tables: of the split, in the order of its shards.
+
+    Raises:
+      DataDamagedError: a new key would be too long.
+    """
+    longest, found = 0, defaultdict[str, dict[int, str]](dict)
+
+    def entries() -> Iterator[bytes]:
+        nonlocal longest
+        for number, name in enumerate(tables):
+            lines = _lines(store, f"{folder}/{name}")
+            for record, (_, key, _) in enumerate(samples.heads(lines, name)):
+                if "~" in key:
+                    longest = max(longest, *map(len, _TILDES.findall(key)))
+                yield b"%b\0%05d%09d\n" % (key.encode(), number, record)
+
+    with scratch.place() as place:
+        files = runs.write(place, "keys", entries())
+        for (of_range,) in runs.side_by_side([files]):
+            for key, group in itertools.groupby(of_range, lambda entry: entry.partition(b"\0")[0]):
+                for number, entry in enumerate(itertools.islice(group, 1, None), start=2):
+                    at = entry[len(key) + 1 :]
+                    new = keys.numbered(key.decode(), number, "~" * (longest + 1))
+                    if problem := keys.problem(new):
+                        raise DataDamagedError(f"{store.where()}: {new[:80]!r}: {problem}")
+                    found[tables[int(at[:5])]][int(at[5:])] = new
+    return dict(found)
+
+
+def renamed(store: Store, table: str, new: Mapping[int, str]) -> tuple[bytes, str]:
+    """Returns a table with these keys, by record, and its sha256."""
+    file = io.BytesIO()
+    made = Table(file)
+    for record, sample in enumerate(samples.parse(_lines(store, table), table)):
+        made.append(sample._replace(key=new.get(record, sample.key)))
+    return file.getvalue(), made.sha256
+
+
+def _lines(store: Store, table: str) -> Iterator[bytes]:
+    return samples.read_lines(io.BytesIO(store.read(table, most=plan.MOST_BYTES)))

@@ -1,0 +1,279 @@
+"""Whether a finished dataset holds what its source would make now.
+
+If the files of the source are those that the last run noted, nothing is read. Else the images are
+listed and compared with the tables of samples: key, class and size. Then bytes are compared: those
+of an archive by its md5, which the manifest names; those of a file in a folder by the sha256 in the
+table, if the file has changed since the note.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from imagenet_prep import engine
+from imagenet_prep.codec.policy import CHECK_HEADER
+from imagenet_prep.codec.transform import transform
+from imagenet_prep.core.errors import BadImageError, SourceError, UsageError
+from imagenet_prep.core.terminal import counted
+from imagenet_prep.dataset.manifest import Manifest, Shard
+from imagenet_prep.dataset.member import QUARANTINED, Member, parse_members
+from imagenet_prep.dataset.samples import Sample
+from imagenet_prep.preparation.inventory import take_inventory
+from imagenet_prep.preparation.job import Job
+from imagenet_prep.preparation.output import Output, listed_incidents
+from imagenet_prep.preparation.standing import noted
+from imagenet_prep.preparation.tasks import HashedArchive, HashTask, hash_archive, plan_name
+from imagenet_prep.shards import plan, runs
+from imagenet_prep.sources.folder import Folder
+from imagenet_prep.sources.member_reader import MemberReader
+from imagenet_prep.sources.scan import stamp
+from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
+from imagenet_prep.storage import scratch, tables
+from imagenet_prep.storage.fetch import hashed
+from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.remote_archives import open_archives
+from imagenet_prep.storage.store import Store
+
+_SHOWN = 3
+# Key, class index and bytes of an image in the source.
+_Facts = tuple[str, int, int]
+# What finds the bytes of an image.
+AnyPlace = TypeVar("AnyPlace")
+
+
+def demand_same_source(job: Job, output: Output, *, note: bool = True) -> None:
+    """Compares the source of `prepare` with the dataset that is there, if one is.
+
+    Args:
+      job, output: of the run.
+      note: note that they agree, so that the next run need not compare them.
+
+    Raises:
+      UsageError: they differ; the message says in which images or files.
+      ImagenetPrepError: something cannot be read.
+    """
+    there = output.committed()
+    if there is None or output.knows_source(there):
+        return
+    newest = noted(output.store, there).newest
+    with scratch.place() as place:
+        plans = LocalStore(place)
+        try:
+            found = [*_other_images(job, output.store, there, plans, newest)]
+        except (SourceError, UsageError) as error:
+            found = [str(error)]
+        found = found or [*_other_files(job, there, plans, newest)]
+    _settle(output, there, found, note=note)
+
+
+def demand_same_shards(
+    read: TfrecordSet,
+    splits: Iterable[str],
+    excluded: Mapping[str, frozenset[str]],
+    output: Output,
+    *,
+    quiet: bool,
+) -> None:
+    """As `demand_same_source`, for the finished splits of `resize` and the shards that it read.
+
+    Args:
+      read: the input.
+      splits: that are finished.
+      excluded: keys that are left out, by shard.
+      output, quiet: of the run.
+    """
+    there, found = output.committed(), list[str]()
+    if there is None or output.knows_source(there):
+        return
+    for split in splits:
+        if read.manifest and read.manifest.has_samples:
+            images = [
+                partial(_kept, read.store, shard, excluded.get(shard.name, frozenset()))
+                for shard in read.manifest.splits[split].shards
+            ]
+            found += _differences(output.store, there, split, images, _is_other)
+            continue
+        work = partial(_hash_shard, store=read.store)
+        with scratch.place() as place:
+            stage = engine.Stage("md5", there.digest, LocalStore(place), work, HashedArchive)
+            found += _other_md5s(there, stage, read.splits[split], quiet=quiet)
+    _settle(output, there, found)
+
+
+def _settle(output: Output, there: Manifest, found: Sequence[str], *, note: bool = True) -> None:
+    if found:
+        raise UsageError(
+            f"{output.store.where()} holds another dataset, since its source has changed: "
+            f"{'; '.join(found)}. Choose another folder."
+        )
+    if note:
+        output.note(there)
+
+
+def _other_images(
+    job: Job, store: Store, there: Manifest, plans: LocalStore, newest: int
+) -> Iterator[str]:
+    """Yields how the images that the source has now differ from those of the dataset."""
+    selection = job.selection
+    if not there.has_samples:
+        return
+    reads = job.policy.check != CHECK_HEADER and any(not p.path for p in selection.source.parts)
+    inventory = take_inventory(
+        selection, plans, engine.Workers(job.workers.num), quiet=job.quiet, unpack=reads
+    )
+    differs: Callable[[Member, Sample | None], bool] = _is_never_other
+    if reads:
+        differs = partial(_is_other_file, job=job, images=selection.images(plans), newest=newest)
+    for split in inventory.plans:
+        images = [partial(_planned, plans, name) for name in split.shard_names]
+        yield from _differences(store, there, split.split, images, differs)
+
+
+def _planned(plans: LocalStore, shard: str) -> Iterator[tuple[_Facts, Member]]:
+    for member in parse_members(plans.read(plan_name(shard), most=plan.MOST_BYTES)):
+        yield (member.key, member.class_index, member.size), member
+
+
+def _kept(store: Store, shard: Shard, excluded: frozenset[str]) -> Iterator[tuple[_Facts, Sample]]:
+    for sample in tables.rows(store, shard):
+        if sample.key not in excluded:
+            yield (sample.key, sample.class_index, sample.num_bytes), sample
+
+
+def _is_never_other(_member: Member, _row: Sample | None) -> bool:
+    return False
+
+
+def _is_other(found: Sample, row: Sample | None) -> bool:
+    return row is not None and found.sha256 != row.source_sha256
+
+
+def _is_other_file(
+    member: Member, row: Sample | None, *, job: Job, images: MemberReader, newest: int
+) -> bool:
+    """Returns whether a file has other bytes than when its row, or its quarantine, was written."""
+    source = job.selection.source
+    if isinstance(source, Folder) and stamp((source.root / member.archive).stat()) <= newest:
+        return False
+    data = images.read(member)
+    if row is not None:
+        return hashlib.sha256(data).hexdigest() != row.source_sha256
+    try:
+        transform(data, job.policy)
+    except BadImageError:
+        return False
+    return True
+
+
+def _differences(
+    store: Store,
+    there: Manifest,
+    split: str,
+    images: Sequence[Callable[[], Iterable[tuple[_Facts, AnyPlace]]]],
+    differs: Callable[[AnyPlace, Sample | None], bool],
+) -> Iterator[str]:
+    """Yields how the images of a split differ from those in its tables.
+
+    Args:
+      store, there: the dataset.
+      split: of it.
+      images: what each shard would be made of, in the order of its records.
+      differs: whether an image has other bytes than its row says; None for one that was left out.
+    """
+    shards = there.splits[split].shards if split in there.splits else []
+    lines = listed_incidents(store, there)
+    bad = {(i.key, i.class_index, i.size) for i in lines if i.action == QUARANTINED}
+    altered: list[str] = []
+    sides: tuple[list[Path], list[Path]] = [], []
+    with scratch.place() as folder:
+        for number, (shard, of_shard) in enumerate(itertools.zip_longest(shards, images)):
+            rows = [*tables.rows(store, shard)] if shard else []
+            found = [*of_shard()] if of_shard else []
+            same = _altered(rows, found, bad, differs)
+            if same is not None:
+                altered += same
+                continue
+            was = ((row.key, row.class_index, row.source_bytes) for row in rows)
+            now = (facts for facts, _ in found if facts not in bad)
+            for side, name, each in zip(sides, ("was", "is"), (was, now), strict=True):
+                entries = (b"%b\0%d,%d\n" % (k.encode(), index, n) for k, index, n in each)
+                side += runs.write(folder, f"{name}-{number}", entries)
+        kinds: dict[str, list[str]] = {"gone": [], "new": [], "of another class or size": []}
+        for entries_of in runs.side_by_side(sides) if any(sides) else ():
+            old, new = (dict(e.split(b"\0") for e in entries) for entries in entries_of)
+            kinds["gone"] += [key.decode() for key in old.keys() - new.keys()]
+            kinds["new"] += [key.decode() for key in new.keys() - old.keys()]
+            both = old.keys() & new.keys()
+            kinds["of another class or size"] += [k.decode() for k in both if old[k] != new[k]]
+    for kind, keys in {**kinds, "of other bytes": altered}.items():
+        if keys:
+            yield f"{split}: {counted(len(keys), 'image')} {kind} ({_some(keys)})"
+    if any(sides) and not any(kinds.values()):
+        yield f"{split}: images belong to other shards"
+
+
+def _altered(
+    rows: Iterable[Sample],
+    found: Iterable[tuple[_Facts, AnyPlace]],
+    bad: set[_Facts],
+    differs: Callable[[AnyPlace, Sample | None], bool],
+) -> list[str] | None:
+    """Returns the keys of images with other bytes; None if these are not the images of a shard."""
+    left, altered = iter(rows), []
+    row = next(left, None)
+    for facts, place in found:
+        is_row = row is not None and facts == (row.key, row.class_index, row.source_bytes)
+        if not is_row and facts not in bad:
+            return None
+        if differs(place, row if is_row else None):
+            altered.append(facts[0])
+        if is_row:
+            row = next(left, None)
+    return altered if row is None else None
+
+
+def _some(keys: Sequence[str]) -> str:
+    return ", ".join(sorted(keys)[:_SHOWN]) + ", ..." * (len(keys) > _SHOWN)
+
+
+def _other_files(job: Job, there: Manifest, place: LocalStore, newest: int) -> Iterator[str]:
+    """Yields the files of the source, and annotations, that are not those of the manifest."""
+    before = {source.name: source for source in there.sources}
+    names, archives = [], {}
+    for part in job.selection.parts:
+        if part.path is None and part in job.selection.source.parts and there.has_samples:
+            continue  # a folder, whose images were compared
+        if (was := before.get(part.name)) is None or was.num_bytes != part.num_bytes:
+            said = f"had {was.num_bytes:,} bytes" if was else "was not there"
+            yield f"{part.name} {said}, has {part.num_bytes:,}"
+        elif part.path and was.md5 and not 0 < part.newest <= newest:
+            names.append(HashTask(part.name))
+            archives[part.name] = part.path
+    if names and job.policy.check != CHECK_HEADER:
+        work = partial(hash_archive, archives=open_archives(archives))
+        stage = engine.Stage("md5", there.digest, place, work, HashedArchive)
+        yield from _other_md5s(there, stage, names, quiet=job.quiet)
+
+
+def _hash_shard(shard: ShardFile, *, store: Store) -> engine.Result[HashedArchive]:
+    md5 = hashlib.md5(usedforsecurity=False)
+    with store.opened(shard.path, shard.stat) as file:
+        for _ in hashed(file, [md5]):
+            pass
+    return engine.Result(HashedArchive(shard.file, shard.num_bytes, md5.hexdigest()))
+
+
+def _other_md5s(
+    there: Manifest, stage: engine.Stage[Any, HashedArchive], tasks: Sequence[Any], *, quiet: bool
+) -> Iterator[str]:
+    """Yields the files whose md5 is not the one in the manifest."""
+    before = {source.name: source.md5 for source in there.sources}
+    receipts = engine.run(stage, tasks, engine.Workers(0), title="md5", quiet=quiet)
+    for each in (receipt.content for receipt in receipts):
+        if each.md5 != (md5 := before.get(each.archive)):
+            yield f"{each.archive}: had md5 {md5}, has {each.md5}"

@@ -1,0 +1,71 @@
+"""Equal keys of records that another program wrote get numbers."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.dataset import keys, samples
+from imagenet_prep.dataset.samples import Table
+from imagenet_prep.preparation import distinct_keys
+from imagenet_prep.shards import runs
+from imagenet_prep.storage.folder import LocalStore
+from tests.kit.samples import kept
+
+
+def keys_of(root: Path, shards: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Writes tables with these keys; returns the keys after numbering."""
+    store, names = LocalStore(root), [f"t{number}.csv" for number in range(len(shards))]
+    for name, of_shard in zip(names, shards, strict=True):
+        file = io.BytesIO()
+        Table(file).extend(map(kept, of_shard))
+        store.write(name, file.getvalue())
+    new = distinct_keys.numbered(store, names)
+    made = [distinct_keys.renamed(store, name, new.get(name, {}))[0] for name in names]
+    return [[row.key for row in samples.parse(io.BytesIO(data), "")] for data in made]
+
+
+@pytest.mark.parametrize("entries", [2, 1000])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ([["a/1.jpg", "a/2.jpg"], ["b/1.jpg"]], [["a/1.jpg", "a/2.jpg"], ["b/1.jpg"]]),
+        (
+            [["dog/3.jpg", "dog/3.jpg"], ["cat/3.jpg", "dog/3.jpg"]],
+            [["dog/3.jpg", "dog/3~2.jpg"], ["cat/3.jpg", "dog/3~3.jpg"]],
+        ),
+        (
+            [["a/x", "a/x", "a/x~2"], ["a/x~2", "a/x~~2"]],
+            [["a/x", "a/x~~~2", "a/x~2"], ["a/x~2~~~2", "a/x~~2"]],
+        ),
+        ([["a/b.c/x", "a/b.c/x", 'a/"', 'a/"']], [["a/b.c/x", "a/b.c/x~2", 'a/"', 'a/"~2']]),
+    ],
+)
+def test_the_first_keeps_its_key_and_no_number_makes_another_key(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    before: list[list[str]],
+    after: list[list[str]],
+    entries: int,
+) -> None:
+    monkeypatch.setattr(runs, "RUN_ENTRIES", entries)
+    found = keys_of(tmp_path, before)
+    assert found == after
+    every = [key for of_shard in found for key in of_shard]
+    assert len({*every}) == len(every)
+
+
+def test_what_a_number_adds_is_recognised() -> None:
+    for key in ("dog/3.jpg", "dog/deep.er/3", "a/x~2"):
+        assert keys.without_number(keys.numbered(key, 12, "~~")) == key
+    assert keys.without_number("dog/3.jpg") == "dog/3.jpg"
+
+
+def test_a_key_that_becomes_too_long_is_named(tmp_path: Path) -> None:
+    key = f"a/{'x' * 4094}"
+    with pytest.raises(DataDamagedError, match=r"'a/xx.*its name has 4,098 bytes"):
+        keys_of(tmp_path, [[key, key]])

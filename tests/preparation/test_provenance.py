@@ -1,0 +1,241 @@
+"""A finished dataset is compared with its source by its images; if no file changed, by none."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagenet_prep import amend, resize
+from imagenet_prep.core.errors import DataDamagedError, SourceError, UsageError
+from imagenet_prep.pipelines import prepare
+from imagenet_prep.preparation import provenance
+from imagenet_prep.preparation.config import Config
+from tests.kit import foreign
+from tests.kit.foreign_sets import few_images
+from tests.kit.miniature import Miniature
+from tests.kit.photographs import photograph
+
+
+def image(seed: int) -> bytes:
+    return photograph(24, 30, seed)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    root = tmp_path / "source"
+    for number, name in enumerate(("cat/0", "cat/1", "cat/2", "dog/0", "dog/1", "dog/2")):
+        path = root / "train" / f"{name}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(image(number))
+    return root
+
+
+def made(source: Path, out: Path, **more: Any) -> Any:
+    config = Config(
+        source=str(source), out=str(out), splits=("train",), workers=1, json=True, **more
+    )
+    return prepare.prepare(config)
+
+
+def damaged(data: bytes) -> bytes:
+    """Returns a JPEG of the same size whose last rows are lost."""
+    return data[:-60] + bytes(58) + data[-2:]
+
+
+def moved(source: Path) -> None:
+    (source / "train/cat/2.jpg").rename(source / "train/dog/9.jpg")
+
+
+def relabelled(source: Path) -> None:
+    a, b = (source / f"train/{name}/2.jpg" for name in ("cat", "dog"))
+    kept = a.read_bytes()
+    a.write_bytes(b.read_bytes())
+    b.write_bytes(kept)
+
+
+def replaced(source: Path) -> None:
+    path = source / "train/cat/2.jpg"
+    status = path.stat()
+    path.write_bytes(damaged(path.read_bytes()))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def grown(source: Path) -> None:
+    (source / "train/cat/7.jpg").write_bytes(image(70))
+
+
+def shrunk(source: Path) -> None:
+    (source / "train/cat/1.jpg").unlink()
+    (source / "train/dog/1.jpg").unlink()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (moved, r"train: 1 image gone \(cat/2.jpg\); train: 1 image new \(dog/9.jpg\)\."),
+        (replaced, r"train: 1 image of other bytes \(cat/2.jpg\)\."),
+        (grown, r"train: 1 image new \(cat/7.jpg\)\."),
+        (shrunk, r"train: 2 images gone \(cat/1.jpg, dog/1.jpg\)\."),
+    ],
+)
+@pytest.mark.parametrize("noted", [True, False])
+def test_what_changed_in_the_source_is_named(
+    source: Path, tmp_path: Path, change: Callable[[Path], None], says: str, *, noted: bool
+) -> None:
+    made(source, tmp_path / "out", train_shards=2)
+    if not noted:
+        shutil.rmtree(tmp_path / "out/.work")
+    before = (tmp_path / "out/dataset.json").read_bytes()
+    change(source)
+    for _ in range(2):
+        with pytest.raises(UsageError, match=says):
+            made(source, tmp_path / "out", train_shards=2)
+    assert (tmp_path / "out/dataset.json").read_bytes() == before
+
+
+def test_a_source_that_was_only_touched_or_copied_is_compared_once(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (source / "train/cat/bad.jpg").write_bytes(image(8)[:200])
+    made(source, tmp_path / "out", train_shards=2)
+    listed = []
+    real = provenance.take_inventory
+
+    def counted(*args: Any, **more: Any) -> Any:
+        listed.append(args)
+        return real(*args, **more)
+
+    monkeypatch.setattr(provenance, "take_inventory", counted)
+    made(source, tmp_path / "out", train_shards=2)
+    assert listed == []
+    os.utime(source / "train/cat/1.jpg")
+    shutil.copytree(source, tmp_path / "elsewhere")
+    for place, number in ((source, 1), (source, 1), (tmp_path / "elsewhere", 2)):
+        assert made(place, tmp_path / "out", train_shards=2)["splits"]["train"]["examples"] == 6
+        assert len(listed) == number
+    shutil.rmtree(tmp_path / "out/.work")
+    for _ in range(2):
+        made(source, tmp_path / "out", train_shards=2)
+        assert len(listed) == 3
+
+
+def test_a_bad_image_that_was_fixed_in_the_source_is_named(source: Path, tmp_path: Path) -> None:
+    path = source / "train/cat/0.jpg"
+    good = path.read_bytes()
+    path.write_bytes(damaged(good))
+    made(source, tmp_path / "out")
+    path.write_bytes(good)
+    with pytest.raises(UsageError, match=r"1 image of other bytes \(cat/0.jpg\)"):
+        made(source, tmp_path / "out")
+
+
+def test_headers_alone_are_believed_where_they_were_before(source: Path, tmp_path: Path) -> None:
+    made(source, tmp_path / "out", check="header")
+    replaced(source)
+    made(source, tmp_path / "out", check="header")
+
+
+@pytest.mark.parametrize("change", [replaced, relabelled])
+def test_what_an_ended_run_made_of_other_files_is_made_again(
+    source: Path, tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    (source / "train/dog/bad.jpg").write_bytes(image(8)[:200])
+    shutil.copytree(source, tmp_path / "other")
+    change(tmp_path / "other")
+    made(source, tmp_path / "fresh", train_shards=3)
+    # Two sources of equal names and sizes, one after the other and back.
+    for place in (source, tmp_path / "other", source):
+        with pytest.raises(DataDamagedError, match="more than --max-bad 0"):
+            made(place, tmp_path / "out", train_shards=3, max_bad=0)
+    made(source, tmp_path / "out", train_shards=3)
+    manifests = [(tmp_path / name / "dataset.json").read_bytes() for name in ("fresh", "out")]
+    assert manifests[0] == manifests[1]
+
+
+def test_a_file_that_vanishes_between_two_listings_is_missed(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def vanish(*_: Any, **__: Any) -> None:
+        (source / "train/cat/1.jpg").unlink()
+
+    monkeypatch.setattr(provenance, "demand_same_source", vanish)
+    with pytest.raises(SourceError, match="5 images were stored.* and 6 are in the folders"):
+        made(source, tmp_path / "out")
+    assert not (tmp_path / "out/dataset.json").exists()
+
+
+@pytest.mark.parametrize("name", ["ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"])
+def test_an_archive_of_the_same_size_is_known_by_its_md5(
+    miniature: Miniature, tmp_path: Path, name: str
+) -> None:
+    root = tmp_path / "archives"
+    shutil.copytree(miniature.root, root)
+
+    def run() -> Any:
+        return prepare.prepare(
+            Config(str(root), str(tmp_path / "out"), workers=1, json=True, allow_subset=True)
+        )
+
+    run()
+    os.utime(root / name)
+    run()
+    data = bytearray((root / name).read_bytes())
+    place = data.index(b"\xff\xda") + 40
+    data[place] ^= 1
+    (root / name).write_bytes(data)
+    with pytest.raises(UsageError, match=f"{name}: had md5 [0-9a-f]{{32}}, has [0-9a-f]{{32}}"):
+        run()
+
+
+def test_resize_knows_its_input_by_the_images(source: Path, tmp_path: Path) -> None:
+    made(source, tmp_path / "set")
+    (tmp_path / "labels.csv").write_text("key,class\ncat/0.jpg,dog\n")
+    argv = ["set", "--relabel", "labels.csv", "--out", "other", "--json"]
+    amend.run([word if "-" in word else str(tmp_path / word) for word in argv])
+
+    def resized(of: str) -> Any:
+        return resize.resize(
+            resize.Config(
+                input_dir=str(tmp_path / of),
+                output_dir=str(tmp_path / "small"),
+                short_side=16,
+                workers=1,
+                json=True,
+            )
+        )
+
+    resized("set")
+    shutil.copytree(tmp_path / "set", tmp_path / "copy")
+    resized("copy")
+    with pytest.raises(UsageError, match=r"1 image of another class or size \(cat/0.jpg\)"):
+        resized("other")
+    shutil.rmtree(tmp_path / "small/.work")
+    with pytest.raises(UsageError, match=r"1 image of another class or size \(cat/0.jpg\)"):
+        resized("other")
+
+
+def test_shards_of_another_program_are_known_by_their_md5(tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    foreign.write(root, few_images(), foreign.slim, num_shards={"train": 2, "validation": 1})
+    config = resize.Config(
+        input_dir=str(root),
+        output_dir=str(tmp_path / "out"),
+        splits=("train", "validation"),
+        short_side=16,
+        workers=1,
+        json=True,
+    )
+    resize.resize(config)
+    first = min(root.glob("train-*"))
+    os.utime(first)
+    resize.resize(config)
+    data = bytearray(first.read_bytes())
+    data[-1] ^= 1
+    first.write_bytes(data)
+    with pytest.raises(UsageError, match=f"{first.name}: had md5 [0-9a-f]{{32}}, has"):
+        resize.resize(config)

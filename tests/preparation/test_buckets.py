@@ -135,7 +135,7 @@ def test_what_reads_a_bucket_can_be_sent_to_other_machines(
     assert isinstance(labelling, Labelling)
     out = LocalStore(tmp_path)
     write = WriteWork(out, keep, labelling.classes, label_offset=1, fail_on_bad_image=True)
-    work = rewrite.RewriteWork(write, source, labelling, False, {})
+    work = rewrite.RewriteWork(write, source, labelling, False, {}, {})
     sent, shard = pickle.loads(pickle.dumps((work, found.splits["train"][0])))
     content, outputs = sent(shard)
 

@@ -19,13 +19,13 @@ from tests.kit.samples import kept
 
 def keys_of(root: Path, shards: Sequence[Sequence[str]]) -> list[list[str]]:
     """Writes tables with these keys; returns the keys after numbering."""
-    store, names = LocalStore(root), [f"t{number}.csv" for number in range(len(shards))]
+    store, names = LocalStore(root), [f"{number}.csv" for number in range(len(shards))]
     for name, of_shard in zip(names, shards, strict=True):
         file = io.BytesIO()
         Table(file).extend(map(kept, of_shard))
-        store.write(name, file.getvalue())
-    new = distinct_keys.numbered(store, names)
-    made = [distinct_keys.renamed(store, name, new.get(name, {}))[0] for name in names]
+        store.write(f"t/{name}", file.getvalue())
+    new = distinct_keys.numbered(store, "t", names)
+    made = [distinct_keys.renamed(store, f"t/{name}", new.get(name, {}))[0] for name in names]
     return [[row.key for row in samples.parse(io.BytesIO(data), "")] for data in made]
 
 

@@ -339,7 +339,7 @@ def test_what_a_replaced_split_lacked_is_no_longer_declared(tmp_path: Path) -> N
         wanted = resized(split, size=size, identities={split: split}, force=True)
         output = Output(store, wanted)
         output.begin(output.left())
-        output.commit({split: write(store, split)}, CLASSES, missing_features=lacks)
+        output.commit(Draft(splits={split: write(store, split)}, classes=CLASSES, lacks=lacks))
         expected = {} if size == 32 else {"image/colorspace": "untrue"}
         assert load(tmp_path).lacks == expected
 

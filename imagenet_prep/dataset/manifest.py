@@ -16,7 +16,7 @@ from typing import Any
 
 from imagenet_prep.core import canonical, records
 from imagenet_prep.core.errors import ManifestError, UsageError
-from imagenet_prep.dataset import naming, schema, settings
+from imagenet_prep.dataset import naming, schema
 
 SCHEMA_VERSION = 1
 # The frame of a record, the names of its image and label, and an image of one pixel take more.
@@ -226,16 +226,8 @@ class Manifest:
         return all(split.samples_root for split in self.splits.values())
 
     @property
-    def is_amended(self) -> bool:
-        """Whether images or labels were changed since the set was made."""
-        return self.config.get("verb") == settings.AMEND
-
-    @property
     def has_own_keys(self) -> bool:
-        """Whether keys in tables may differ from those that records spell.
-
-        An image that was relabelled keeps its key, and `adopt` numbers equal keys.
-        """
+        """Whether keys in tables may differ from those in records, by `amend` or `adopt`."""
         return "verb" in self.config
 
     @property

@@ -13,12 +13,12 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from imagenet_prep import engine
 from imagenet_prep.codec.policy import CHECK_HEADER
 from imagenet_prep.codec.transform import transform
-from imagenet_prep.core.errors import BadImageError, SourceError, UsageError
+from imagenet_prep.core.errors import BadImageError, SourceError, UsageError, some
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset.manifest import Manifest, Shard
 from imagenet_prep.dataset.member import QUARANTINED, Member, parse_members
@@ -39,11 +39,11 @@ from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.remote_archives import open_archives
 from imagenet_prep.storage.store import Store
 
-_SHOWN = 3
 # Key, class index and bytes of an image in the source.
 _Facts = tuple[str, int, int]
-# What finds the bytes of an image.
-AnyPlace = TypeVar("AnyPlace")
+# Whether an image, which a member or a sample describes, has other bytes than its row in the table
+# says; or, without a row, than when it was quarantined.
+_Differs = Callable[[Any, Sample | None], bool]
 
 
 def demand_same_source(job: Job, output: Output, *, note: bool = True) -> None:
@@ -63,11 +63,12 @@ def demand_same_source(job: Job, output: Output, *, note: bool = True) -> None:
     newest = noted(output.store, there).newest
     with scratch.place() as place:
         plans = LocalStore(place)
+        found, listed = list[str](), _is_listed(output.store, there)
         try:
-            found = [*_other_images(job, output.store, there, plans, newest)]
+            found += _other_images(job, output.store, there, plans, newest) if listed else ()
         except (SourceError, UsageError) as error:
-            found = [str(error)]
-        found = found or [*_other_files(job, there, plans, newest)]
+            found.append(str(error))
+        found = found or [*_other_files(job, there, plans, newest, listed=listed)]
     _settle(output, there, found, note=note)
 
 
@@ -84,7 +85,7 @@ def demand_same_shards(
     Args:
       read: the input.
       splits: that are finished.
-      excluded: keys that are left out, by shard.
+      excluded: keys of its images that are excluded, by shard.
       output, quiet: of the run.
     """
     there, found = output.committed(), list[str]()
@@ -115,18 +116,24 @@ def _settle(output: Output, there: Manifest, found: Sequence[str], *, note: bool
         output.note(there)
 
 
+def _is_listed(store: Store, there: Manifest) -> bool:
+    """Returns whether the files that list the images of a dataset are all there."""
+    shards = (shard for split in there.splits.values() for shard in split.shards)
+    files = [*there.files, *filter(None, (shard.samples for shard in shards))]
+    sizes = store.sizes(file.name for file in files)
+    return there.has_samples and sizes == {file.name: file.num_bytes for file in files}
+
+
 def _other_images(
     job: Job, store: Store, there: Manifest, plans: LocalStore, newest: int
 ) -> Iterator[str]:
     """Yields how the images that the source has now differ from those of the dataset."""
     selection = job.selection
-    if not there.has_samples:
-        return
     reads = job.policy.check != CHECK_HEADER and any(not p.path for p in selection.source.parts)
     inventory = take_inventory(
         selection, plans, engine.Workers(job.workers.num), quiet=job.quiet, unpack=reads
     )
-    differs: Callable[[Member, Sample | None], bool] = _is_never_other
+    differs = None
     if reads:
         differs = partial(_is_other_file, job=job, images=selection.images(plans), newest=newest)
     for split in inventory.plans:
@@ -143,10 +150,6 @@ def _kept(store: Store, shard: Shard, excluded: frozenset[str]) -> Iterator[tupl
     for sample in tables.rows(store, shard):
         if sample.key not in excluded:
             yield (sample.key, sample.class_index, sample.num_bytes), sample
-
-
-def _is_never_other(_member: Member, _row: Sample | None) -> bool:
-    return False
 
 
 def _is_other(found: Sample, row: Sample | None) -> bool:
@@ -174,17 +177,10 @@ def _differences(
     store: Store,
     there: Manifest,
     split: str,
-    images: Sequence[Callable[[], Iterable[tuple[_Facts, AnyPlace]]]],
-    differs: Callable[[AnyPlace, Sample | None], bool],
+    images: Sequence[Callable[[], Iterable[tuple[_Facts, Any]]]],
+    differs: _Differs | None,
 ) -> Iterator[str]:
-    """Yields how the images of a split differ from those in its tables.
-
-    Args:
-      store, there: the dataset.
-      split: of it.
-      images: what each shard would be made of, in the order of its records.
-      differs: whether an image has other bytes than its row says; None for one that was left out.
-    """
+    """Yields how a split differs from the images that each shard would be made of now."""
     shards = there.splits[split].shards if split in there.splits else []
     lines = listed_incidents(store, there)
     bad = {(i.key, i.class_index, i.size) for i in lines if i.action == QUARANTINED}
@@ -212,41 +208,39 @@ def _differences(
             kinds["of another class or size"] += [k.decode() for k in both if old[k] != new[k]]
     for kind, keys in {**kinds, "of other bytes": altered}.items():
         if keys:
-            yield f"{split}: {counted(len(keys), 'image')} {kind} ({_some(keys)})"
+            yield f"{split}: {counted(len(keys), 'image')} {kind} ({some(sorted(keys))})"
     if any(sides) and not any(kinds.values()):
         yield f"{split}: images belong to other shards"
 
 
 def _altered(
     rows: Iterable[Sample],
-    found: Iterable[tuple[_Facts, AnyPlace]],
+    found: Iterable[tuple[_Facts, Any]],
     bad: set[_Facts],
-    differs: Callable[[AnyPlace, Sample | None], bool],
+    differs: _Differs | None,
 ) -> list[str] | None:
     """Returns the keys of images with other bytes; None if these are not the images of a shard."""
     left, altered = iter(rows), []
     row = next(left, None)
-    for facts, place in found:
+    for facts, image in found:
         is_row = row is not None and facts == (row.key, row.class_index, row.source_bytes)
         if not is_row and facts not in bad:
             return None
-        if differs(place, row if is_row else None):
+        if differs and differs(image, row if is_row else None):
             altered.append(facts[0])
         if is_row:
             row = next(left, None)
     return altered if row is None else None
 
 
-def _some(keys: Sequence[str]) -> str:
-    return ", ".join(sorted(keys)[:_SHOWN]) + ", ..." * (len(keys) > _SHOWN)
-
-
-def _other_files(job: Job, there: Manifest, place: LocalStore, newest: int) -> Iterator[str]:
+def _other_files(
+    job: Job, there: Manifest, place: LocalStore, newest: int, *, listed: bool
+) -> Iterator[str]:
     """Yields the files of the source, and annotations, that are not those of the manifest."""
     before = {source.name: source for source in there.sources}
     names, archives = [], {}
     for part in job.selection.parts:
-        if part.path is None and part in job.selection.source.parts and there.has_samples:
+        if part.path is None and part in job.selection.source.parts and listed:
             continue  # a folder, whose images were compared
         if (was := before.get(part.name)) is None or was.num_bytes != part.num_bytes:
             said = f"had {was.num_bytes:,} bytes" if was else "was not there"

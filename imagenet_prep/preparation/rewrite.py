@@ -301,7 +301,7 @@ def _write(job: Job, store: Store, output: Output, split: str, labelling: Labell
         quiet=job.quiet,
     )
     written = [receipt.content for receipt in receipts]
-    if there is None or not there.is_amended:
+    if there is None or not there.has_own_keys:
         check_validation_labels((each.validation for each in written), classes, job.found.store)
     counts = num_per_class([each.num_per_class for each in written], len(classes.wnids))
     not_rgb = any(each.not_rgb for each in written)

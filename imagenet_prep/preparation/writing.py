@@ -128,25 +128,20 @@ def write_stage(
 
 
 def _demand_all(job: Job, inventory: Inventory, shards: Collection[WrittenShard]) -> None:
-    """Proves that each image of the source is in the dataset, or in quarantine.jsonl.
-
-    Raises:
-      SourceError: the numbers do not add up.
-    """
+    """Raises SourceError unless each image is in the dataset, or in quarantine.jsonl."""
     selection = job.selection
-    bad = sum(i.action == QUARANTINED for shard in shards for i in shard.incidents)
+    bad = sum(each.action == QUARANTINED for shard in shards for each in shard.incidents)
     stored = sum(shard.examples for shard in shards)
-    dealt = sum(split.examples for split in inventory.plans)
+    there = dealt = sum(split.examples for split in inventory.plans)
     excluded = inventory.excluded.count(b"\n")
-    there = sum(part.images for part in selection.source.parts)
-    # A folder is listed twice, when the source is found and when it is read.
-    is_counted = isinstance(selection.source, Folder) and not selection.is_part
-    if stored + bad != dealt or (is_counted and dealt + excluded != there):
+    # A folder is listed when the source is found, and again when it is read.
+    if isinstance(selection.source, Folder) and not selection.is_part:
+        there = sum(part.images for part in selection.source.parts) - excluded
+    if not stored + bad == dealt == there:
         raise SourceError(
             f"{selection.where}: {stored:,} images were stored, {bad:,} are bad and {excluded:,} "
-            f"excluded; {dealt:,} were dealt to shards"
-            + f", and {there:,} are in the folders" * is_counted
-            + ". Leave the source as it is while it is read, then run the same command again."
+            f"excluded; {dealt:,} were dealt to shards, and {there + excluded:,} are in the "
+            "source. Leave it as it is while it is read, then run the same command again."
         )
 
 

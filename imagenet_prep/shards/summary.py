@@ -109,7 +109,7 @@ def render_set(committed: Manifest, summary: Json, first_class: str) -> str:
     made = committed.producer
     libraries = "".join(f", {name} {is_}" for name, is_ in sorted(made.libraries.items()))
     lines.append(printable(f"made by: {made.name} {made.version}{libraries}"))
-    config = committed.config.get("base") if committed.is_amended else committed.config
+    config = committed.config.get("base", committed.config)
     chosen = ", ".join(f"{name} {value}" for name, value in _chosen(config or {}))
     lines.append(printable(f"settings: {chosen}"))
     for source in committed.sources[:_MOST_SOURCES]:

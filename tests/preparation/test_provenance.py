@@ -124,6 +124,20 @@ def test_a_source_that_was_only_touched_or_copied_is_compared_once(
         assert len(listed) == 3
 
 
+@pytest.mark.parametrize("lost", ["samples", "quarantine.jsonl"])
+def test_lost_files_of_a_finished_dataset_are_made_again_without_a_note(
+    source: Path, tmp_path: Path, lost: str
+) -> None:
+    made(source, tmp_path / "out", train_shards=2)
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    (tmp_path / "out" / lost).rename(tmp_path / "lost")
+    shutil.rmtree(tmp_path / "out/.work")
+    made(source, tmp_path / "out", train_shards=2)
+    assert {path: path.read_bytes() for path in before if ".work" not in path.parts} == {
+        path: data for path, data in before.items() if ".work" not in path.parts
+    }
+
+
 def test_a_bad_image_that_was_fixed_in_the_source_is_named(source: Path, tmp_path: Path) -> None:
     path = source / "train/cat/0.jpg"
     good = path.read_bytes()
@@ -164,7 +178,7 @@ def test_a_file_that_vanishes_between_two_listings_is_missed(
         (source / "train/cat/1.jpg").unlink()
 
     monkeypatch.setattr(provenance, "demand_same_source", vanish)
-    with pytest.raises(SourceError, match="5 images were stored.* and 6 are in the folders"):
+    with pytest.raises(SourceError, match="5 images were stored.* and 6 are in the source"):
         made(source, tmp_path / "out")
     assert not (tmp_path / "out/dataset.json").exists()
 

@@ -114,7 +114,7 @@ def noted(store: Store, there: Manifest) -> Noted:
     with contextlib.suppress(ImagenetPrepError):
         if store.size(_NOTED) is not None:
             found = notes.read(store, _NOTED, Noted)
-            if found.dataset == there.digest:
+            if found.dataset == there.digest and {*found.splits} == {*there.splits}:
                 return found
     return Noted(there.digest, 0, dict.fromkeys(there.splits, ("", there.lacks)))
 

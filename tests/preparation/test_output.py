@@ -320,8 +320,13 @@ def test_a_note_that_is_gone_damaged_or_of_another_set_says_nothing(
     make(tmp_path / "other", resized("train", size=9, identities={"train": "a"}))
     make(tmp_path, wanted)
     assert knows(tmp_path, wanted)
-    note.write_bytes((tmp_path / "other/.work/source.json").read_bytes())
-    assert not knows(tmp_path, wanted)
+    content = note.read_bytes()
+    for other in (
+        (tmp_path / "other/.work/source.json").read_bytes(),
+        content.replace(b'"train"', b'"test"'),
+    ):
+        note.write_bytes(other)
+        assert not knows(tmp_path, wanted)
     if damage is None:
         note.unlink()
     else:

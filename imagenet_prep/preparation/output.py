@@ -167,10 +167,11 @@ class Output:
 
     def committed(self) -> Manifest | None:
         """Returns the manifest that is here, or the one that a killed run was replacing."""
-        dataset = self._dataset()
+        dataset = self.dataset()
         return dataset.manifest if dataset else None
 
-    def _dataset(self) -> Dataset | None:
+    def dataset(self) -> Dataset | None:
+        """Returns the dataset that is here; as `committed`."""
         return committed(self.store, self.store.sizes((naming.MANIFEST, naming.REPLACED)))
 
     def knows_source(self, there: Manifest) -> bool:
@@ -201,7 +202,7 @@ class Output:
 
     def _discard(self, split: str) -> None:
         """Removes a split, from the manifest first: it never names files that are gone."""
-        store, dataset = self.store, self._dataset()
+        store, dataset = self.store, self.dataset()
         there = dataset.manifest if dataset else None
         if dataset and there and split in there.splits:
             if self._kept(there, {split}):

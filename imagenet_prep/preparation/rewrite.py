@@ -43,7 +43,6 @@ from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources import tfrecords
 from imagenet_prep.sources.labelling import Labelling, are_wnids
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
-from imagenet_prep.storage.opened import Dataset
 from imagenet_prep.storage.origins import Origin
 from imagenet_prep.storage.store import Store, same_place
 
@@ -237,10 +236,9 @@ def preview(job: Job, store: Store) -> Json:
 
 
 def _labelling(job: Job, store: Store, output: Output, left: Sequence[str]) -> Labelling:
-    there = output.committed()
-    known = None
-    if there and set(there.splits) - set(left):
-        known = Dataset.at(store).classes
+    there, known = output.dataset(), None
+    if there and set(there.manifest.splits) - set(left):
+        known = there.classes
     labelling = job.labelling or settle_labels(
         job.found, left, store, job.workers, known=known, quiet=job.quiet
     )

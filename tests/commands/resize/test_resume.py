@@ -253,13 +253,13 @@ def test_a_call_that_dies_between_any_two_steps_loses_nothing(
     shutil.copytree(begun, whole)
     assert command.run(*second, whole).code == 0
     train = {name: data for name, data in contents(begun).items() if "train-" in name}
-    for steps in range(0, 42, every):
+    for steps in range(0, 60, every):
         out = Path(shutil.copytree(begun, tmp_path / f"after-{steps}"))
         died = command.run(str(steps), *second, out, program=DYING)
         assert died.code in (9, 0), died
         there = contents(out)
         assert {name: there[name] for name in train} == train
-        assert "dataset.json" in there
+        assert "dataset.json" in there or (out / ".work/replaced.json").exists()
         result = command.run(*second, out)
         assert result.code == 0, result
         assert contents(out) == contents(whole)

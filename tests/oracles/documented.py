@@ -1,0 +1,326 @@
+"""What the documents say `prepare` makes of a folder of photographs, in plain Python.
+
+Written from docs/prepare.md and docs/data-format.md. It shares no code with the product.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from tests.kit.photographs import tagged
+from tests.oracles.plain_reading import Stored
+
+DONE, USAGE, DAMAGED = 0, 2, 3
+# The EXIF orientation of all photographs that have one: a quarter turn.
+_TURNED = 6
+Flags = Mapping[str, Any]
+
+
+class Photograph(NamedTuple):
+    """A file in a class folder.
+
+    Attributes:
+      kind: rgb, grey, png, turned (an EXIF orientation that is not 1) or bad.
+      name: below the folder of its class.
+      key: of the image.
+      class_index: of its class.
+      data: the file.
+      plain: of one that is turned, the same file with the orientation 1.
+    """
+
+    kind: str
+    name: str
+    key: str
+    class_index: int
+    data: bytes
+    plain: bytes = b""
+
+
+@dataclass(frozen=True)
+class Album:
+    """A folder of photographs.
+
+    Attributes:
+      root: where it is.
+      classes: names of the class folders, sorted.
+      has_splits: whether it holds train/ and val/, or the class folders of train alone.
+      photographs: by split.
+      ignored: files of each split that are no images.
+    """
+
+    root: Path
+    classes: tuple[str, ...]
+    has_splits: bool
+    photographs: Mapping[str, Sequence[Photograph]]
+    ignored: Mapping[str, int]
+
+    @property
+    def ids(self) -> list[str]:
+        """The classes as labels.txt calls them."""
+        return [name.replace(" ", "_") for name in self.classes]
+
+
+_FOLDERS = {"train": "train", "validation": "val"}
+
+
+def picture(rng: random.Random, width: int, height: int, kind: str = "rgb") -> tuple[bytes, bytes]:
+    """Returns a file of a kind, with a picture of its own; and the same file upright, if turned."""
+    small = np.array([rng.randrange(256) for _ in range(48)], np.uint8).reshape(4, 4, 3)
+    image = Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
+    buffer = io.BytesIO()
+    image.convert("L" if kind == "grey" else "RGB").save(
+        buffer, "PNG" if kind == "png" else "JPEG", **({} if kind == "png" else {"quality": 92})
+    )
+    data = buffer.getvalue()
+    if kind == "bad":
+        return rng.choice((data[: len(data) // 2], b"", b"GIF89a, but no more")), b""
+    return (tagged(data, _TURNED), tagged(data, 1)) if kind == "turned" else (data, b"")
+
+
+def write_album(root: Path, seed: int, *, has_splits: bool, shares_names: bool = True) -> Album:
+    """Writes a folder of photographs of all kinds.
+
+    Args:
+      root: the folder, made here.
+      seed: decides all of it.
+      has_splits: write train/ and val/, or class folders alone.
+      shares_names: some images of two classes, or of train and validation, have one file name.
+    """
+    rng = random.Random(seed)
+    # The last class has no image in validation.
+    classes = ("big bird", "cat", "dog", "emu")
+    photographs: dict[str, list[Photograph]] = {}
+    ignored = {}
+    for split in ("train", "validation") if has_splits else ("train",):
+        photographs[split] = []
+        top = root / _FOLDERS[split] if has_splits else root
+        counts = (6, 7, 9, 4) if split == "train" else (3, 4, 3, 0)
+        for index, (name, count) in enumerate(zip(classes, counts, strict=True)):
+            for number in range(count):
+                kind = _kind(split, index, number)
+                data, plain = picture(rng, rng.randint(24, 72), rng.randint(24, 72), kind)
+                # Names that have a blank, another script, two dots, or a folder below the class.
+                stem = ("a b", "é猫", "x.y", f"deep/er/{number}", str(number))[min(number, 4)]
+                stem = stem if number < 4 else f"n{number}"
+                if not shares_names or (split == "validation" and number):
+                    stem += f"-{split[0]}{index}"
+                file = f"{stem}.{'png' if kind == 'png' else 'jpg'}"
+                path = top / name / file
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+                key = f"{name.replace(' ', '_')}/{file}"
+                photographs[split].append(Photograph(kind, file, key, index, data, plain))
+        for path in (top / "cat" / "notes.txt", top / "cat" / ".hidden", top / "list.csv"):
+            path.write_bytes(b"no image")
+        ignored[split] = 3
+    return Album(root, classes, has_splits, photographs, ignored)
+
+
+def _kind(split: str, index: int, number: int) -> str:
+    kinds = {2: "turned", 3: "png" if index % 2 else "grey"}
+    if (split, index, number) in {("train", 1, 5), ("train", 2, 4), ("validation", 2, 1)}:
+        return "bad"
+    return kinds.get(number, "rgb")
+
+
+def keyed(seed: int, *parts: str) -> int:
+    """Returns the hash of docs/data-format.md, "Order"."""
+    key = seed.to_bytes(8, "big", signed=True)
+    digest = hashlib.blake2b("\0".join(parts).encode(), digest_size=8, key=key)
+    return int.from_bytes(digest.digest(), "big")
+
+
+def in_order(photographs: Iterable[Photograph], seed: int, *words: str) -> list[Photograph]:
+    """Returns photographs sorted by the hash of the words and their keys."""
+    return sorted(photographs, key=lambda each: (keyed(seed, *words, each.key), each.key))
+
+
+class Made(NamedTuple):
+    """What a run must make.
+
+    Attributes:
+      code: the exit code; nothing else counts unless it is 0.
+      shards: by split, the photographs of each shard in the order of the records.
+      excluded: photographs that --exclude leaves out.
+      bad: those that cannot be used.
+    """
+
+    code: int
+    shards: Mapping[str, Sequence[Sequence[Photograph]]] = {}
+    excluded: Sequence[Photograph] = ()
+    bad: Sequence[Photograph] = ()
+
+
+def expected(album: Album, flags: Flags) -> Made:
+    """Returns what `prepare` makes of an album, by the documents."""
+    if _contradict(album, flags):
+        return Made(USAGE)
+    seed, per_class = flags.get("seed", 0), flags.get("holdout-per-class", 0)
+    splits = flags.get("splits", ("train", "validation") if album.has_splits else ("train",))
+    chosen = {}
+    for split in ("train",) if per_class else splits:
+        chosen[split] = _chosen(album, album.photographs[split], flags)
+        if not any(chosen[split]):
+            return Made(USAGE)
+    parts = dict(chosen)
+    if "train" in chosen:
+        whole = chosen["train"]
+        if per_class:
+            out = [in_order(c, seed, "holdout")[: min(per_class, len(c) // 2)] for c in whole]
+            name = "validation"
+        else:
+            everything = [each for of_class in whole for each in of_class]
+            count = _held_out(flags.get("holdout", "0"), len(everything))
+            if count >= len(everything):
+                return Made(USAGE)
+            taken = in_order(everything, seed, "holdout")[:count]
+            out, name = [[each for each in c if each in taken] for c in whole], "holdout"
+        if any(out):
+            parts["train"] = [
+                [each for each in c if each not in o] for c, o in zip(whole, out, strict=True)
+            ]
+            parts[name] = out
+        elif per_class:
+            return Made(USAGE)
+    listed = {*flags.get("exclude", ())}
+    for key in listed:
+        if sum(key == each.key for s in chosen.values() for c in s for each in c) != 1:
+            return Made(USAGE)
+    return _dealt(parts, flags, seed, listed)
+
+
+def _contradict(album: Album, flags: Flags) -> bool:
+    splits = flags.get("splits", ("train", "validation"))
+    holds_out = flags.get("holdout", "0") not in ("0", "0%")
+    from_train = album.has_splits or bool(flags.get("holdout-per-class"))
+    return (
+        (holds_out and "train" not in splits)
+        or bool(flags.get("holdout-per-class") and (holds_out or len(splits) < 2))
+        or any(f"{split}-shards" in flags and split not in splits for split in _FOLDERS)
+        or ("validation-shards" in flags and not from_train)
+        or bool(flags.get("keep-original") and "short-side" in flags and False)
+        or any(name not in album.ids for name in _named(flags))
+    )
+
+
+def _named(flags: Flags) -> Sequence[str]:
+    asked: Sequence[str] = flags.get("subset-classes", ())
+    return () if len(asked) == 1 and asked[0].isdecimal() else asked
+
+
+def _chosen(album: Album, photographs: Sequence[Photograph], flags: Flags) -> list[Any]:
+    """Returns the chosen photographs of each class, in the order in which they are dealt."""
+    asked = flags.get("subset-classes", ())
+    wanted = {album.ids.index(name) for name in _named(flags)}
+    if asked and not wanted:
+        wanted = {*range(int(asked[0]))}
+    most = flags.get("subset-per-class")
+    return [
+        in_order((p for p in photographs if p.class_index == index), flags.get("seed", 0))[:most]
+        if index in wanted or not asked
+        else []
+        for index in range(len(album.classes))
+    ]
+
+
+def _held_out(holdout: str, count: int) -> int:
+    if not holdout.endswith("%"):
+        return int(holdout)
+    share = float(holdout[:-1])
+    return max(1, round(count * share / 100)) if share else 0
+
+
+def _dealt(parts: Mapping[str, Any], flags: Flags, seed: int, listed: set[str]) -> Made:
+    shards: dict[str, list[list[Photograph]]] = {}
+    excluded, bad, code = [], [], DONE
+    for split, classes in parts.items():
+        sequence = [each for of_class in classes for each in of_class]
+        # So few images make one shard, unless a flag says more.
+        number = flags.get(f"{split}-shards", 1)
+        if number > len(sequence):
+            return Made(USAGE)
+        shards[split] = []
+        for first in range(number):
+            dealt = sequence[first::number]
+            excluded += [each for each in dealt if each.key in listed]
+            kept = [each for each in dealt if each.key not in listed]
+            bad += [each for each in kept if each.kind == "bad"]
+            sound = [each for each in kept if each.kind != "bad"]
+            if not kept:
+                return Made(USAGE)
+            if not sound:
+                code = DAMAGED
+            shards[split].append(in_order(sound, seed, "order"))
+    most = 0 if flags.get("on-bad-image") == "fail" else flags.get("max-bad", len(bad))
+    if len(bad) > most:
+        code = DAMAGED
+    return Made(code, shards, excluded, bad)
+
+
+def action(photograph: Photograph, flags: Flags) -> tuple[str, str, bytes]:
+    """Returns what becomes of an image: the action, its reason, and its bytes if these are known.
+
+    The reason of a grey image is not in the documents: it is "grey" here.
+    """
+    side = None if flags.get("keep-original") else flags.get("short-side", 480)
+    rule = flags.get("orientation") or ("keep" if flags.get("keep-original") else "apply")
+    shrinks = side is not None and min(_size(photograph.data)) > side
+    reasons = [photograph.kind] if photograph.kind in ("png", "grey") else []
+    if photograph.kind == "turned" and rule != "keep":
+        reasons.append("orientation")
+    if not reasons:
+        return ("shrunk", "", b"") if shrinks else ("kept", "", photograph.data)
+    in_place = photograph.kind == "turned" and rule == "neutral" and not shrinks
+    return "repaired", "+".join(reasons), photograph.plain if in_place else b""
+
+
+def hold_image(photograph: Photograph, stored: Stored, flags: Flags) -> None:
+    """Raises AssertionError unless a record holds what the documents say of this photograph."""
+    did, reason, data = action(photograph, flags)
+    row = stored.row
+    assert row["action"] == did, (row, did)
+    assert row["reason"] == reason or (photograph.kind == "grey" and row["reason"]), (row, reason)
+    height, width = _size(photograph.data)
+    source = {
+        "source_bytes": len(photograph.data),
+        "source_width": width,
+        "source_height": height,
+        "source_sha256": hashlib.sha256(photograph.data).hexdigest(),
+    }
+    assert {name: row[name] for name in source} == {k: str(v) for k, v in source.items()}, row
+    assert not data or stored.encoded == data, row
+    with Image.open(io.BytesIO(photograph.data)) as image:
+        pixels = image.convert("RGB")
+        rule = flags.get("orientation") or ("keep" if flags.get("keep-original") else "apply")
+        if photograph.kind == "turned" and rule == "apply":
+            pixels = ImageOps.exif_transpose(image).convert("RGB")
+    hold_pixels(pixels, stored, None if flags.get("keep-original") else flags.get("short-side"))
+
+
+def hold_pixels(pixels: Image.Image, stored: Stored, side: int | None) -> None:
+    """Raises AssertionError unless a record shows this picture, its short side at most `side`."""
+    width, height = pixels.size
+    short = min(width, height)
+    if side is not None and short > side:
+        width, height = (round(each * side / short) for each in (width, height))
+    assert (stored.width, stored.height) == (width, height), stored.row
+    with Image.open(io.BytesIO(stored.encoded)) as image:
+        assert (image.format, image.mode, image.size) == ("JPEG", "RGB", (width, height))
+        shown = np.asarray(image, np.int16)
+    wanted = np.asarray(pixels.resize((width, height), Image.Resampling.BICUBIC), np.int16)
+    # Another picture of an album is 60 away, and a turned one 40.
+    assert np.abs(shown - wanted).mean() < 15, stored.row
+
+
+def _size(data: bytes) -> tuple[int, int]:
+    with Image.open(io.BytesIO(data)) as image:
+        return image.height, image.width

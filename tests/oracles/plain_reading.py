@@ -16,13 +16,10 @@ from typing import Any, NamedTuple
 
 import crc32c
 
+from tests.kit.dataset import SMALL_FILES
+
 _VARINT, _BYTES, _FIXED32 = 0, 2, 5
 _BYTES_LIST, _INT64_LIST = 1, 3
-# Files at the top that every dataset has, next to its shards.
-SMALL_FILES = frozenset(
-    "dataset.json labels.txt quarantine.jsonl features.json dataset_info.json "
-    "image-class-label.labels.txt".split()
-)
 
 
 class Stored(NamedTuple):

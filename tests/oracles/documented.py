@@ -1,6 +1,6 @@
-"""What the documents say `prepare` makes of a folder of photographs, in plain Python.
+"""A model of `prepare` for folders of photographs, in plain Python.
 
-Written from docs/prepare.md and docs/data-format.md. Nothing of the product decides it.
+It follows docs/prepare.md and docs/data-format.md. Only `run` calls the product.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def write_album(root: Path, seed: int, *, has_splits: bool, shares_names: bool =
       root: the folder, made here.
       seed: decides all of it.
       has_splits: write train/ and val/, or class folders alone.
-      shares_names: some images of two classes, or of train and validation, have one file name.
+      shares_names: some images of different classes or splits have the same file name.
     """
     rng = random.Random(seed)
     # The last class has no image in validation.
@@ -178,20 +178,22 @@ def expected(album: Album, flags: Flags) -> Made:
     if "train" in chosen:
         whole = chosen["train"]
         if per_class:
-            out = [in_order(c, seed, "holdout")[: min(per_class, len(c) // 2)] for c in whole]
             name = "validation"
+            taken = {
+                each.key
+                for c in whole
+                for each in in_order(c, seed, "holdout")[: min(per_class, len(c) // 2)]
+            }
         else:
+            name = "holdout"
             everything = [each for of_class in whole for each in of_class]
             count = _held_out(flags.get("holdout", "0"), len(everything))
             if count >= len(everything):
                 return Made(USAGE)
-            taken = in_order(everything, seed, "holdout")[:count]
-            out, name = [[each for each in c if each in taken] for c in whole], "holdout"
-        if any(out):
-            parts["train"] = [
-                [each for each in c if each not in o] for c, o in zip(whole, out, strict=True)
-            ]
-            parts[name] = out
+            taken = {each.key for each in in_order(everything, seed, "holdout")[:count]}
+        if taken:
+            parts["train"] = [[each for each in c if each.key not in taken] for c in whole]
+            parts[name] = [[each for each in c if each.key in taken] for c in whole]
         elif per_class:
             return Made(USAGE)
     listed = {*flags.get("exclude", ())}

@@ -1,6 +1,6 @@
-"""Datasets read by the documents alone: TFRecord, tf.train.Example, tables, roots. No code of ours.
+"""Reads datasets without code of the product: TFRecord, tf.train.Example, tables, roots.
 
-TFRecord: https://www.tensorflow.org/tutorials/load_data/tfrecord; the wire format of protobuf:
+TFRecord: https://www.tensorflow.org/tutorials/load_data/tfrecord. The wire format of protobuf:
 https://protobuf.dev/programming-guides/encoding/.
 """
 

@@ -56,7 +56,7 @@ class Changes(NamedTuple):
 
 @pytest.fixture(scope="module")
 def parents(tmp_path_factory: pytest.TempPathFactory) -> list[Parent]:
-    """Two datasets with other settings; nobody changes them."""
+    """Two datasets with different settings; tests must not change them."""
     root = tmp_path_factory.mktemp("parents")
     settings: list[dict[str, Any]] = [
         {"short-side": 40, "train-shards": 4, "validation-shards": 2},
@@ -124,11 +124,11 @@ def _all(records: Records) -> list[Stored]:
 
 def _draw_changes(rng: random.Random, parent: Parent, folder: Path) -> Changes:
     """Draws images to exclude, relabel and add; each shard and each class keeps an image."""
-    last = {shard[0].key for shards in parent.records.values() for shard in shards}
-    last |= {record.key for record in {r.wnid: r for r in _all(parent.records)}.values()}
-    for shards in parent.records.values():
-        last |= {r.key for r in {r.class_index: r for s in shards for r in s}.values()}
-    keys = [record.key for record in _all(parent.records) if record.key not in last]
+    staying = {shard[0].key for shards in parent.records.values() for shard in shards}
+    for split in parent.records:
+        records = _all({split: parent.records[split]})
+        staying |= {record.key for record in {each.wnid: each for each in records}.values()}
+    keys = [record.key for record in _all(parent.records) if record.key not in staying]
     rng.shuffle(keys)
     excluded = {*keys[: rng.randint(1, 4)]}
     (folder / "exclude.txt").write_text("".join(f"{key}\n" for key in excluded), "utf-8")
@@ -141,7 +141,7 @@ def _draw_changes(rng: random.Random, parent: Parent, folder: Path) -> Changes:
     added: dict[str, list[Photograph]] = {split: [] for split in SPLITS}
     classes = rng.sample(range(len(names)), rng.randint(1, 3))
     for number in range(rng.randint(1, 5)):
-        # A class that only val/ of an addition has was refused once.
+        # val/ has no class that train/ lacks: amend would refuse it.
         split = rng.choice((*SPLITS,)) if number >= len(classes) else "train"
         index = classes[number % len(classes)]
         kind = rng.choice(_KINDS)
@@ -157,7 +157,7 @@ def _draw_changes(rng: random.Random, parent: Parent, folder: Path) -> Changes:
 
 
 def _amended(rng: random.Random, parent: Parent, changes: Changes, folder: Path) -> Path:
-    """Amends a dataset in one run and in several; returns the result, which is the same."""
+    """Amends a dataset in one run and in several, which must be equal; returns the result."""
     one = _in_steps(parent.out, changes, [[*changes.flags]], folder / "one")
     order = rng.sample([*changes.flags], len(changes.flags))
     three = _in_steps(parent.out, changes, [[each] for each in order], folder / "three")
@@ -178,6 +178,7 @@ def _amended(rng: random.Random, parent: Parent, changes: Changes, folder: Path)
 
 
 def _in_steps(parent: Path, changes: Changes, steps: Sequence[Sequence[str]], out: Path) -> Path:
+    """Amends a dataset once for each step, and returns the last result."""
     for number, names in enumerate(steps):
         place = Path(f"{out}-{number}")
         flags = [word for name in names for word in (f"--{name}", changes.flags[name])]
@@ -261,7 +262,7 @@ def _hold_amended(parent: Parent, changes: Changes, out: Path) -> None:
 
 
 def _hold_resized(rng: random.Random, source: Path, folder: Path) -> None:
-    """Resizes a dataset, and compares the result record by record with it."""
+    """Resizes a dataset and compares the result with it, record by record."""
     records = plain_reading.dataset(source)
     flags: dict[str, Any] = {"short-side": rng.choice((16, 25, 33, 100))}
     if rng.random() < 0.2:
@@ -288,8 +289,8 @@ def _hold_resized(rng: random.Random, source: Path, folder: Path) -> None:
     for split in rng.sample([*SPLITS], len(SPLITS)):
         _run(resize, "-i", source, "-o", twice, "--splits", split, *_words(flags))
     assert _files(twice) == _files(out)
-    last = {shard[0].key for shards in records.values() for shard in shards}
-    keys = rng.sample([r.key for r in _all(records) if r.key not in last], 3)
+    staying = {shard[0].key for shards in records.values() for shard in shards}
+    keys = rng.sample([each.key for each in _all(records) if each.key not in staying], 3)
     listed = folder / "resize-exclude.txt"
     listed.write_text("".join(f"{key}\n" for key in keys), "utf-8")
     _run(resize, "-i", source, "-o", less, *both, "--exclude", listed)
@@ -307,7 +308,7 @@ def _as_photograph(record: Stored) -> Photograph:
 
 
 def _hold_adopted(rng: random.Random, source: Path, folder: Path) -> None:
-    """Adopts the shards of a dataset alone, and compares what is made of them."""
+    """Adopts only the shards of a dataset, and compares the result with it."""
     before = plain_reading.dataset(source)
     shards, out = folder / "shards", folder / "adopted"
     shards.mkdir()
@@ -323,7 +324,7 @@ def _hold_adopted(rng: random.Random, source: Path, folder: Path) -> None:
     for split, old in before.items():
         for was, now in zip(old, after[split], strict=True):
             for old_record, record in zip(was, now, strict=True):
-                # No two images of these sets have one file name, so a key made of it is the only.
+                # Images of these datasets have different file names, so their keys differ as well.
                 assert record.key == f"{old_record.wnid}/{old_record.filename}"
                 assert record[1] == old_record.class_index
                 assert record.label == record.class_index + offset
@@ -371,7 +372,7 @@ def _hold_exported(source: Path, folder: Path) -> None:
 
 
 def _unpacked(records: Records, place: Path, folder: Path) -> Path:
-    """Compares the tars of an export with the dataset; returns folders of their images."""
+    """Compares the tars of an export with the dataset; returns a folder with their images."""
     listed = json.loads((place / "_info.json").read_bytes())["splits"]
     for split, shards in records.items():
         names = [f"{split}-{number:06d}.tar" for number in range(len(shards))]

@@ -1,4 +1,4 @@
-"""`prepare` against a reading of its documents, for random combinations of flags."""
+"""`prepare` against a model of its documents, for random combinations of flags."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.kit.lengths import long_but
 from tests.oracles import documented, plain_reading
 from tests.oracles.documented import DONE, Album, Flags, Made
 
-# A test makes so many combinations.
+# The number of combinations per test.
 AT_ONCE = 5
 SEEDS = range(120)
 
 
 @pytest.fixture(scope="module")
 def albums(tmp_path_factory: pytest.TempPathFactory) -> list[Album]:
-    """A folder with both splits, and one with class folders alone."""
+    """A folder with train/ and val/, and a folder of class folders."""
     root = tmp_path_factory.mktemp("albums")
     return [
         documented.write_album(root / name, seed, has_splits=not seed)
@@ -64,7 +64,7 @@ def _flags(rng: random.Random, album: Album) -> dict[str, Any]:
     if album.has_splits:
         maybe(0.25, "splits", ("train",), ("validation",))
     maybe(0.5, "train-shards", 1, 2, 3, 5)
-    # Without train/ and val/, the flag is only an error with an exit code of its own.
+    # Without val/ and --holdout-per-class, prepare ends with a bug instead of exit code 2.
     if album.has_splits or "holdout-per-class" in flags:
         maybe(0.3, "validation-shards", 1, 2, 3)
     maybe(0.3, "label-offset", 0, 1)

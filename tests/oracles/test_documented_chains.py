@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import random
+import shlex
 import shutil
 import tarfile
 from collections import Counter
@@ -26,6 +27,8 @@ from tests.oracles.plain_reading import Stored
 SPLITS = {"train": "train", "validation": "val"}
 _KINDS = ("rgb", "rgb", "rgb", "png", "grey", "turned", "bad")
 _ORIENTATION = 0x0112
+# Those of the chain that runs.
+_COMMANDS: list[str] = []
 Records = Mapping[str, Sequence[Sequence[Stored]]]
 
 
@@ -79,6 +82,7 @@ def test_a_chain_makes_what_the_documents_say(
 ) -> None:
     rng = random.Random(seed)
     parent = rng.choice(parents)
+    _COMMANDS.clear()
     try:
         changes = _draw_changes(rng, parent, tmp_path)
         out = _amended(rng, parent, changes, tmp_path)
@@ -87,7 +91,7 @@ def test_a_chain_makes_what_the_documents_say(
         _hold_adopted(rng, out, tmp_path)
         _hold_exported(out, tmp_path)
     except Exception as error:
-        error.add_note(f"chain {seed}, from prepare {_words(parent.flags)}")
+        error.add_note("\n".join([f"chain {seed}: prepare {_words(parent.flags)}", *_COMMANDS]))
         raise
 
 
@@ -104,10 +108,11 @@ def test_a_relabelled_image_keeps_its_key_when_it_is_resized(
 
 
 def _run(verb: Any, *words: Any) -> Any:
-    """Runs a verb in this process and returns its JSON; its command is in the error."""
+    """Runs a verb in this process and returns its JSON; AssertionError if it fails."""
     line = [*map(str, words), "--json"]
+    _COMMANDS.append(shlex.join([verb.__name__.rpartition(".")[2], *line]))
     code, said = documented.run(verb.run, line)
-    assert code == DONE, f"{verb.__name__} {' '.join(line)}: exit code {code}: {said}"
+    assert code == DONE, f"{_COMMANDS[-1]}: exit code {code}: {said}"
     return json.loads(said[said.index("{") :]) if "{" in said else None
 
 
@@ -245,11 +250,11 @@ def _hold_amended(parent: Parent, changes: Changes, out: Path) -> None:
         if each.kind == "bad" or documented.action(each, parent.flags)[0] == "repaired":
             said.append((key, "quarantined" if each.kind == "bad" else "repaired"))
     assert plain_reading.incidents(out) == sorted(said)
-    old = {record.key: record.class_index for record in _all(parent.records)}
+    class_of = {record.key: record.class_index for record in _all(parent.records)}
     counts = {
         "only_in_a": len(changes.excluded),
         "only_in_b": len(sound),
-        "other_label": sum(old[key] != index for key, index in changes.relabelled.items()),
+        "other_label": sum(class_of[key] != index for key, index in changes.relabelled.items()),
         "other_bytes": 0,
         "other_size": 0,
     }

@@ -206,12 +206,13 @@ def expected(album: Album, flags: Flags) -> Made:
 def _contradict(album: Album, flags: Flags) -> bool:
     splits = flags.get("splits", ("train", "validation"))
     holds_out = flags.get("holdout", "0") not in ("0", "0%")
-    from_train = album.has_splits or bool(flags.get("holdout-per-class"))
+    has_validation = album.has_splits or bool(flags.get("holdout-per-class"))
     return (
         (holds_out and "train" not in splits)
         or bool(flags.get("holdout-per-class") and (holds_out or len(splits) < 2))
         or any(f"{split}-shards" in flags and split not in splits for split in _FOLDERS)
-        or ("validation-shards" in flags and not from_train)
+        or (not album.has_splits and "validation" in flags.get("splits", ()))
+        or ("validation-shards" in flags and not has_validation)
         or flags.get("holdout") == "100%"
         or any(name not in album.ids for name in _named(flags))
     )

@@ -79,12 +79,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _downloaded(config: Config) -> str:
-    """Downloads the archives and returns the folder that they are in.
-
-    Raises:
-      ImagenetPrepError: as for `download`.
-      UsageError: the data set is finished, so that nothing is worth a download.
-    """
+    """Downloads the archives and returns the folder that they are in."""
     from imagenet_prep.storage.folder import LocalStore
 
     out = LocalStore(Path(config.local_scratch_dir).expanduser())

@@ -375,11 +375,7 @@ def _flags(**values: Any) -> list[str]:
 
 
 def _given(parameter: str, words: Sequence[str]) -> list[str]:
-    """Returns the flags in a parameter, each as one word; --keys FILE becomes --keys=FILE.
-
-    Raises:
-      AirflowFailException: a run may not give one of them, or not for this file.
-    """
+    """Returns the flags in a parameter, each as one word; --keys FILE becomes --keys=FILE."""
     switches, values, files = map(str.split, _ALLOWED[parameter])
     left, given = iter(words), []
     for word in left:

@@ -182,10 +182,6 @@ def launch(config: Config, under_way: Callable[[], None] = lambda: None) -> int:
     Args:
       config: hosts and limits; its `command` is what every rank runs, e.g. train --synthetic.
       under_way: called when the hosts are fit and ranks are about to start.
-
-    Raises:
-      UsageError: the hosts file, or fewer slots than ranks.
-      ImagenetPrepError: a host is not fit; all that are not are named.
     """
     assert config.num_processes is not None
     asked = _work(config.command)

@@ -179,11 +179,7 @@ class Config(Settings):
 
 
 def hyperparameters(words: Sequence[str], *, has_data: bool) -> dict[str, str]:
-    """Returns flags of `train` that differ from its defaults, proven, as SageMaker takes them.
-
-    Raises:
-      UsageError: the job has two data sets, or would write to a folder that is lost with it.
-    """
+    """Returns flags of `train` that differ from its defaults, proven, as SageMaker takes them."""
     channel = ["--data-dir", f"{_LOCAL}/input/data/{CHANNELS[0]}"] if has_data else []
     config = train.parse([*channel, *words], {})
     if has_data and (config.synthetic or config.data_dir != channel[1]):
@@ -297,11 +293,7 @@ def _source(data: str) -> Json:
 
 
 def _upload(script: Path, prefix: str) -> None:
-    """Copies a script, and the Python files beside it, to s3://bucket/prefix.
-
-    Raises:
-      UsageError: there are too many, or one of them is a link that leads out of their folder.
-    """
+    """Copies a script, and the Python files beside it, to s3://bucket/prefix."""
     files = sorted(script.parent.glob("*.py"))
     if len(files) > _MOST_FILES:
         raise UsageError(
@@ -323,12 +315,7 @@ def _upload(script: Path, prefix: str) -> None:
 
 
 def submit(config: Config) -> int:
-    """Starts a job, and waits for its end where that is asked for; returns the exit code.
-
-    Raises:
-      UsageError: flags that do not go together; no region or credentials.
-      ImagenetPrepError: SageMaker refuses, or the job failed.
-    """
+    """Starts a job, and waits for its end where that is asked for; returns the exit code."""
     name = config.name or time.strftime("imagenet-prep-%Y%m%d-%H%M%S", time.gmtime())
     if config.command[:1] == ("train",):
         own = None

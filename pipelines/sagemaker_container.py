@@ -84,11 +84,7 @@ class TrainingJob:
 
 
 def read_job(root: Path) -> TrainingJob:
-    """Returns what lies in `root`/input/config.
-
-    Raises:
-      UsageError: it is not there, or not as SageMaker writes it.
-    """
+    """Returns what lies in `root`/input/config."""
     folder = root / "input" / "config"
     try:
         resources = canonical.loads(regular_file.read(folder / "resourceconfig.json"))
@@ -116,9 +112,6 @@ def train_flags(hyperparameters: Mapping[str, str]) -> list[str]:
 
     SageMaker's SDK writes values as JSON, its console as they are; both are taken. The names of
     AWS's guide are aliases of our flags.
-
-    Raises:
-      UsageError: a switch that is neither true nor false, or an address with a password in it.
     """
     switches = {each.name for each in dataclasses.fields(TrainConfig) if each.type == "bool"}
     words = []
@@ -154,9 +147,6 @@ def data_set(root: Path) -> Path | None:
 
     Where channels hold different shards of one set, as train, validation and eval may, it is a
     folder of links to all of them.
-
-    Raises:
-      UsageError: two channels hold different data sets.
     """
     folders = [root / "input" / "data" / name for name in CHANNELS]
     folders = [folder for folder in folders if (folder / naming.MANIFEST).exists()]
@@ -180,13 +170,7 @@ def data_set(root: Path) -> Path | None:
 
 
 def run_container(config: Config) -> int:
-    """Trains with this host's ranks and returns 0.
-
-    Raises:
-      UsageError: what SageMaker wrote cannot be.
-      ImagenetPrepError: hosts do not come, or differ; Horovod is missing; a rank failed, whose
-        exit code it has.
-    """
+    """Trains with this host's ranks and returns 0."""
     root = Path(config.root)
     job = read_job(root)
     if len(job.hosts) > 1 and not rendezvous.TOKEN.fullmatch(job.token):

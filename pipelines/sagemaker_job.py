@@ -32,11 +32,7 @@ class Service:
     """
 
     def __init__(self, name: str) -> None:
-        """Makes a client; nothing is asked of the service yet.
-
-        Raises:
-          UsageError: region or credentials cannot be loaded, or boto3 is not installed.
-        """
+        """Makes a client; nothing is asked of the service yet."""
         try:
             import boto3
             import botocore.exceptions
@@ -48,14 +44,7 @@ class Service:
             self.client = boto3.client(name)
 
     def call(self, operation: str, **arguments: Any) -> Json:
-        """Returns what an operation answers.
-
-        Raises:
-          UnavailableError: try again.
-          UsageError: region or credentials are missing, or the request cannot be.
-          MissingError: there is no such thing.
-          ImagenetPrepError: the service refuses, in its own words.
-        """
+        """Returns what an operation answers."""
         with self._explained(operation):
             answer: Json = getattr(self.client, operation)(**arguments)
             return answer
@@ -143,12 +132,7 @@ def wait(
     *,
     pause: Callable[[float], object] = time.sleep,
 ) -> None:
-    """Says each state of a job until it has ended, and with a log each line of it.
-
-    Raises:
-      IncompleteError: it was stopped, or its time was over; checkpoints are kept.
-      ImagenetPrepError: it failed; with the exit code of its container.
-    """
+    """Says each state of a job until it has ended, and with a log each line of it."""
     said = 0
     while True:
         job = service.insist(name, "describe_training_job", TrainingJobName=name)

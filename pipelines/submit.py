@@ -19,13 +19,7 @@ from imagenet_prep.sources.source import Packed
 
 
 def run(job: Job, output: Output) -> None:
-    """Runs the graph until the data set is committed; a lost job is followed by another.
-
-    Raises:
-      UsageError: the images would be unpacked where not all workers can read them.
-      ImagenetPrepError: of the class and with the message of the first task that failed.
-      IncompleteError: jobs were lost on end without finishing a task.
-    """
+    """Runs the graph until the data set is committed; a lost job is followed by another."""
     store, selection = output.store, job.selection
     if store.as_folder is None and isinstance(selection.source, Packed):
         raise errors.UsageError(

@@ -88,11 +88,7 @@ class Libraries(NamedTuple):
 
 
 def load() -> Libraries:
-    """Loads planes.c and libjpeg-turbo.
-
-    Raises:
-      UnavailableError: one of them is not there, or is another one.
-    """
+    """Loads planes.c and libjpeg-turbo."""
     try:
         kernel = compiled.load(_LIBRARY, **_KERNEL)
     except compiled.NotCompiledError as error:

@@ -37,10 +37,6 @@ def means(data: bytes, simd: str = "best") -> npt.NDArray[np.uint16]:
     Args:
       data: an image file of any kind that the codec takes.
       simd: vector code to use, a key of planes.SIMD; all of them make the same numbers.
-
-    Raises:
-      BadImageError: it cannot be decoded.
-      UsageError: as for `planes.require`.
     """
     found = planes.means(data, MAX_PIXELS, simd)
     if found is not None:

@@ -44,11 +44,7 @@ def of_jpeg(frame: Frame, decoded: int) -> int:
 
 
 def of_opened(opened: Image.Image, frame: Frame | None) -> int:
-    """Returns an estimate in bytes for a file that Pillow has opened and not read.
-
-    Raises:
-      BadImageError: it is more than MOST_BYTES, which only the tiles of a TIFF reach.
-    """
+    """Returns an estimate in bytes for a file that Pillow has opened and not read."""
     pixels = opened.width * opened.height
     estimate = (_WEBP if opened.format == "WEBP" else _OTHER) * pixels
     if frame is not None:

@@ -52,11 +52,7 @@ _PROOF = "7347788251d477da09e462fa0e49acac8c10ebb762529485a2f97c93dab97558"
 
 
 def require() -> None:
-    """Makes sure that this codec works here.
-
-    Raises:
-      UnavailableError: what is missing, and what to do.
-    """
+    """Makes sure that this codec works here."""
     _libraries()
 
 
@@ -74,10 +70,6 @@ def shrink(
 
     Returns:
       None where libjpeg has anything to say of the data, or the format is another one.
-
-    Raises:
-      UsageError: as for `require`.
-      MemoryError: of the C code.
     """
     return _workspace(simd).shrink(data, height, width, quality, max_pixels)
 
@@ -88,9 +80,6 @@ def proves(data: bytes) -> bool:
     No pixels are made, so this takes a third of the time that libjpeg needs to read through a file.
     False says nothing: the file may be damaged, or of a kind that our decoder declines, or the
     decoder does not work here.
-
-    Raises:
-      MemoryError: of the C code.
     """
     return _is_available() and _workspace("best").prove(data)
 
@@ -174,7 +163,7 @@ class Look:
         mirrored: bool = False,
         simd: str = "best",
     ) -> bool:
-        """Writes a window of a grey or YCbCr JPEG into an array; raises as `shrink`.
+        """Writes a window of a grey or YCbCr JPEG into an array.
 
         Pixels around the window are not made, and colours are converted at the size of the
         result. So this costs less than to decode all and to crop and resize then.

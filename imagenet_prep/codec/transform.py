@@ -51,11 +51,7 @@ _CUT = "premature end of jpeg file"
 
 
 def require(policy: Policy) -> None:
-    """Makes sure that this machine can do what a policy asks for.
-
-    Raises:
-      UsageError: what is missing, and what to do.
-    """
+    """Makes sure that this machine can do what a policy asks for."""
     if policy.codec == PLANES:
         planes.require()
 
@@ -66,11 +62,6 @@ def transform(data: bytes, policy: Policy) -> PreparedImage:
     A sound RGB JPEG that needs neither shrinking nor turning is returned byte for byte, but for
     an EXIF orientation that is set to 1. Everything else is decoded, resized to what the policy
     says, turned where the policy applies EXIF orientation, and encoded as 4:2:0.
-
-    Raises:
-      BadImageError: the image cannot be used; `reason` is one of empty, truncated,
-        corrupt, undecodable, unknown_format, too_many_bytes, too_many_pixels,
-        too_many_scans.
     """
     if len(data) > MAX_IMAGE_BYTES:
         raise BadImageError("too_many_bytes", f"more than {MAX_IMAGE_BYTES:,} bytes")
@@ -252,12 +243,7 @@ def _encode(
 
 
 def keep(data: bytes) -> PreparedImage:
-    """Returns a JPEG as it is, whatever its colour space, with the size that it really has.
-
-    Raises:
-      BadImageError: its header says that it is no JPEG or a lossless one, cannot be read, or claims
-        more than may be decoded.
-    """
+    """Returns a JPEG as it is, whatever its colour space, with the size that it really has."""
     header = _stored(data)
     if header is None:
         raise BadImageError("unknown_format", f"not a JPEG: it starts with {data[:8]!r}")
@@ -290,10 +276,6 @@ def prove_stored(
 
     Returns:
       Whether it has an EXIF orientation that is not 1, so that decoders differ in how they show it.
-
-    Raises:
-      BadImageError: it is no RGB JPEG, does not decode, has another size, or claims more than may
-        be decoded.
     """
     header = _stored(encoded)
     if header is None or not (any_colorspace or header.colorspace in _RGB):

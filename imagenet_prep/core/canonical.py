@@ -59,10 +59,6 @@ def loads(data: bytes | bytearray | str, most_values: int | None = MOST_VALUES) 
     Args:
       data: the text.
       most_values: that it may hold; of lists and objects an eighth of that. None: any number.
-
-    Raises:
-      ValueError: it is not UTF-8 or not JSON, holds NaN, Infinity or a number as large, an integer
-        of more than 4,300 digits, or more values, or is nested more deeply than Python can follow.
     """
     text = data if isinstance(data, str) else data.decode()
     if most_values is not None and len(text) > most_values // 8:

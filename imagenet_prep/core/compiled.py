@@ -24,9 +24,6 @@ def load(path: Path, **functions: tuple[Any, ...]) -> ctypes.CDLL:
     Args:
       path: of the library.
       functions: what each returns, and what it takes, as C declares it.
-
-    Raises:
-      NotCompiledError: it cannot be loaded; the message says what to install.
     """
     try:
         library = ctypes.CDLL(str(path))

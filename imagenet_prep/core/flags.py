@@ -123,11 +123,7 @@ class Settings:
     """
 
     def __post_init__(self) -> None:
-        """Checks each value against its flag.
-
-        Raises:
-          ValueError: one is not allowed; flag, value and what was expected are named.
-        """
+        """Checks each value against its flag."""
         for field in dataclasses.fields(self):
             if spec := field.metadata.get("flag"):
                 spec.check(_spelled(field.name, spec), getattr(self, field.name))
@@ -179,10 +175,6 @@ def parse(
     Types come from the annotations: bool fields are switches, tuples are comma-separated, or given
     several times.
     `fallback` has the values of fields that `argv` does not give, e.g. from the environment.
-
-    Raises:
-      UsageError: a flag is unknown, a value is bad or missing, the config's __post_init__ has
-        raised ValueError, or a word holds an address with a password in it.
     """
     refuse_logins(argv)
     words = list(argv)
@@ -376,11 +368,7 @@ def _comma_separated(text: str) -> tuple[str, ...]:
 
 
 def refuse_logins(words: Sequence[str]) -> None:
-    """Refuses passwords in addresses before any word is shown, passed on or stored.
-
-    Raises:
-      UsageError: a word holds one; it is not repeated.
-    """
+    """Refuses passwords in addresses before any word is shown, passed on or stored."""
     for number, word in enumerate(words, start=1):
         try:
             address.refuse_login(word)

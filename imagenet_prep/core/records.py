@@ -61,9 +61,6 @@ def parse(kind: type[T], content: object, where: str = "", *, others: bool = Fal
       content: as `canonical.loads` returns it. A field that has a default may be missing.
       where: how the message calls the record.
       others: whether the record may have fields that `kind` has not; they are left out.
-
-    Raises:
-      ValueError: the value is not such a record; the message names the field.
     """
     if others and isinstance(content, dict):
         names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]

@@ -26,10 +26,6 @@ def open_to_read(path: Path) -> int:
     """Opens a regular file; returns its descriptor, which the caller closes.
 
     Links are followed: where they must not be, `storage/inside` opens.
-
-    Raises:
-      DataDamagedError: it is a pipe, a device or a socket.
-      OSError: as for os.open.
     """
     # Without O_NONBLOCK, opening a pipe waits for its writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -79,10 +75,6 @@ def read(path: Path, most: int = MOST_BYTES) -> bytes:
     Args:
       path: the file; links are followed.
       most: bytes that it may have.
-
-    Raises:
-      DataDamagedError: it is not a regular file, or has more bytes.
-      OSError: as for open.
     """
     with open(open_to_read(path), "rb") as file:
         return read_whole(file, path, most)
@@ -115,9 +107,6 @@ def demand_own(path: Path, kind: str, beginning: bytes, at: int = 0) -> None:
       kind: how the message calls the files of the command.
       beginning: bytes that each of these files has.
       at: offset of these bytes.
-
-    Raises:
-      UsageError: another kind of file is there, or it cannot be read.
     """
     try:
         if not path.is_file():

@@ -63,11 +63,7 @@ def digest_of(wnids: Sequence[str]) -> str:
 
 
 def parse(data: bytes, where: str) -> ClassList:
-    """Returns the classes in the bytes of labels.txt, which errors call `where`.
-
-    Raises:
-      DataDamagedError: it is not UTF-8, or has too many lines, or too long ones.
-    """
+    """Returns the classes in the bytes of labels.txt, which errors call `where`."""
     if (lines := data.count(b"\n") + data.count(b"\r")) > MOST_CLASSES:
         raise DataDamagedError(
             f"{where}: {lines:,} classes, expected {MOST_CLASSES:,} at most. Get the file again "

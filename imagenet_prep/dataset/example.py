@@ -205,11 +205,7 @@ def _value(pattern: re.Pattern[bytes], data: bytes) -> tuple[int, int]:
 # A reader soon meets so many parts again: they hold classes, and the sizes of images.
 @functools.lru_cache(maxsize=1 << 13)
 def _part(entries: bytes, keys: frozenset[str]) -> ImageExample:
-    """Returns an example that is blank but for what these entries say.
-
-    Raises:
-      DataDamagedError: they are not those of `keys`, or break the schema.
-    """
+    """Returns an example that is blank but for what these entries say."""
     features = protobuf.parse(FIELD_1 + varint(len(entries)) + entries)
     if features.keys() != keys:
         raise DataDamagedError(f"expected the keys {', '.join(sorted(keys))}")

@@ -81,9 +81,6 @@ def refuse_bombs(data: bytes, max_pixels: int = MAX_PIXELS) -> Frame | None:
 
     Returns:
       None for what is no JPEG, or says no size: that is left to its decoder.
-
-    Raises:
-      BadImageError: "too_many_pixels" or "too_many_scans".
     """
     if not data.startswith(SOI):
         return None

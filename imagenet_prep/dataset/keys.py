@@ -170,11 +170,7 @@ class KeyList(NamedTuple):
 
 
 def read_list(path: str | os.PathLike[str]) -> KeyList:
-    """Returns the keys in a file, one a line; empty lines are ignored.
-
-    Raises:
-      UsageError: the file cannot be read, is too large, is not UTF-8, or lists nothing.
-    """
+    """Returns the keys in a file, one a line; empty lines are ignored."""
     file = io.BytesIO(read_bytes(path))
     keys: dict[str, int] = {}
     repeated: list[int] = []

@@ -276,11 +276,7 @@ class Manifest:
 
 
 def demand_samples(there: Manifest | None, where: str) -> Manifest:
-    """Returns the manifest of a set that has tables of samples.
-
-    Raises:
-      UsageError: it has none, or no manifest.
-    """
+    """Returns the manifest of a set that has tables of samples."""
     if there is None or not there.has_samples:
         raise UsageError(
             f"{where}: has no tables of samples, which say which images are in it. imagenet-prep "
@@ -296,10 +292,6 @@ def loads(data: bytes, where: str) -> Manifest:
     Args:
       data: the bytes of dataset.json.
       where: how errors call it.
-
-    Raises:
-      ManifestError: damaged, of a newer schema version, with unknown fields, or with names
-        that no data set of this program has.
     """
     advice = "Fetch it again from where the data set was made, or run prepare again."
     try:

@@ -75,11 +75,7 @@ def dump_member(member: Member) -> bytes:
 
 
 def parse_members(lines: bytes | bytearray) -> list[Member]:
-    """Returns the members that `dump_member` wrote, from their lines put together.
-
-    Raises:
-      DataDamagedError: it did not write these lines.
-    """
+    """Returns the members that `dump_member` wrote, from their lines put together."""
     try:
         # A line at a time takes three times as long.
         rows = canonical.loads(

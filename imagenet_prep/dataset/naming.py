@@ -61,11 +61,7 @@ class ShardName(NamedTuple):
 
 
 def shard_name(split: str, index: int, num_shards: int) -> str:
-    """Returns the file name of one shard, 0-based and padded to five digits.
-
-    Raises:
-      ValueError: `index` is outside [0, num_shards).
-    """
+    """Returns the file name of one shard, 0-based and padded to five digits."""
     if not 0 <= index < num_shards <= MAX_SHARDS:
         raise ValueError(
             f"shard index {index} is outside [0, {num_shards}), at most {MAX_SHARDS:,} shards"
@@ -120,10 +116,6 @@ def check_inside(name: str) -> str:
 
     Args:
       name: parts separated by "/".
-
-    Raises:
-      ValueError: it is absolute or empty, a part is empty, ".", ".." or longer than 255 bytes,
-        or it holds a backslash, a control character or half of a surrogate pair.
     """
     for part in name.split("/"):
         if part in ("", ".", ".."):

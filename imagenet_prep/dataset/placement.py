@@ -133,12 +133,7 @@ WHOLE = Placement()
 
 
 def load(root: Path, manifest: Manifest) -> Placement:
-    """Returns what the data set's folder says it holds: all, where it says nothing.
-
-    Raises:
-      ManifestError: placement.json is damaged, or another data set's.
-      StoreError: it cannot be read.
-    """
+    """Returns what the data set's folder says it holds: all, where it says nothing."""
     path = root / naming.PLACEMENT
     try:
         data = regular_file.read(path, _MOST_BYTES)

@@ -113,10 +113,6 @@ def read(path: Path, num_classes: int | None = None) -> Iterator[Prediction]:
     Args:
       path: the file.
       num_classes: class indices are smaller than this; None where that is not known.
-
-    Raises:
-      UsageError: the file cannot be opened, or is no file of predictions.
-      DataDamagedError: a line is not what `write` writes; its number is named.
     """
     try:
         descriptor = regular_file.open_to_read(path)
@@ -154,11 +150,7 @@ def _short_lines(stream: TextIO, path: Path) -> Iterator[str]:
 
 
 def _parsed(fields: Sequence[str], num_classes: int | None) -> Prediction:
-    """Returns the prediction of a line.
-
-    Raises:
-      ValueError: it is none.
-    """
+    """Returns the prediction of a line."""
     key, label, *pairs = fields
     said = [(top, share) for top, share in zip(pairs[::2], pairs[1::2], strict=True) if top]
     if not key or not said:

@@ -23,11 +23,7 @@ class Problems:
         return len(self._kept)
 
     def add(self, problem: object) -> None:
-        """Adds a sentence, or the error that says it.
-
-        Raises:
-          GivenUpError: this was the last problem that is listed.
-        """
+        """Adds a sentence, or the error that says it."""
         self._kept.append(str(problem))
         if len(self._kept) == MOST:
             raise GivenUpError

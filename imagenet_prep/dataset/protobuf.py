@@ -26,11 +26,7 @@ _Kind = TypeVar("_Kind", bytes, int)
 
 
 def parse(payload: bytes | memoryview) -> dict[str, Value]:
-    """Returns the feature lists by key.
-
-    Raises:
-      DataDamagedError: the bytes are not a tf.train.Example.
-    """
+    """Returns the feature lists by key."""
     example = _Example()
     try:
         example.MergeFromString(payload)
@@ -49,11 +45,7 @@ def parse(payload: bytes | memoryview) -> dict[str, Value]:
 
 
 def one(features: Mapping[str, Value], key: str, kind: type[_Kind]) -> _Kind:
-    """Returns the only value of a feature.
-
-    Raises:
-      DataDamagedError: there is not exactly one, or it is of another type.
-    """
+    """Returns the only value of a feature."""
     values = features[key]
     value = values[0] if len(values) == 1 else None
     if type(value) is not kind:

@@ -94,9 +94,6 @@ def scan(file: BinaryIO, start: int, stop: int, size: int) -> Iterator[Stored]:
       file: an open `.rec` file.
       start, stop: byte offsets; `start` need not be the beginning of a record.
       size: of the file in bytes.
-
-    Raises:
-      DataDamagedError: names the byte at which a record does not go on as it should.
     """
     at = _next_record(file, start, size) if start else 0
     while at < stop:

@@ -129,9 +129,6 @@ def parse(lines: Iterable[bytes], where: str, num_classes: float = math.inf) -> 
       lines: of the table, the header first; with their ends.
       where: how errors call the table.
       num_classes: class indices are less than this.
-
-    Raises:
-      DataDamagedError: no run of this program wrote a table so; the message names the line.
     """
     for number, line in _numbered(lines, where):
         try:

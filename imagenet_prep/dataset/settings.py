@@ -81,11 +81,7 @@ class Amendment:
 
 
 def amendments(config: Config) -> list[Amendment]:
-    """Returns what was changed of a set since it was made, the first change first.
-
-    Raises:
-      ValueError: no version of this program has written it.
-    """
+    """Returns what was changed of a set since it was made, the first change first."""
     if config.get("verb") != AMEND:
         return []
     return records.parse(list[Amendment], config.get("amendments"))
@@ -111,11 +107,7 @@ def num_excluded(config: Config) -> int:
 
 
 def parse(config: Config) -> Settings:
-    """Returns the settings that `config` holds.
-
-    Raises:
-      ValueError: this program has not written it.
-    """
+    """Returns the settings that `config` holds."""
     splits, verb = config.get("splits"), config.get("verb")
     if verb in (None, AMEND):
         names = records.parse(list[str], splits)

@@ -58,12 +58,7 @@ def index_line(offset: int, size: int) -> str:
 
 
 def index_numbers(line: str) -> tuple[int, int]:
-    """Returns the offset and the size, with framing, that a line of DALI's index names.
-
-    Raises:
-      DataDamagedError: the line is anything else. The message does not repeat it, since the index
-        may be a link to a file of the user that must not be shown.
-    """
+    """Returns the offset and the size, with framing, that a line of DALI's index names."""
     if not _INDEX_LINE.fullmatch(line):
         raise DataDamagedError("its line of the index is not two numbers")
     offset, size = map(int, line.split())
@@ -74,9 +69,6 @@ def unframe(data: bytes, size: int) -> memoryview:
     """Returns the payload of one record of `size` bytes, proven by both of its CRCs; no copy.
 
     Its size is at least FRAMING_BYTES: whoever has it from an index has looked.
-
-    Raises:
-      DataDamagedError: short, or a length or CRC that does not fit.
     """
     if len(data) < size:
         raise DataDamagedError(f"the file ends after {len(data):,} of {size:,} bytes")
@@ -106,10 +98,6 @@ def read_records(
       name: how errors call the shard.
       on_damage: is given the error of a record whose payload alone is damaged, which is then
         left out; without it the error is raised.
-
-    Raises:
-      DataDamagedError: a CRC differs or the file ends inside a record; the message
-        names shard, record number and byte offset.
     """
     offset = number = 0
     while head := stream.read(_HEAD.size):
@@ -157,9 +145,6 @@ def check_records(
       on_damage: is given the error, which names shard, record and byte offset.
       after_damage: whether a record with a wrong CRC goes to `on_damage`, too, instead of ending
         the iteration by its error.
-
-    Raises:
-      DataDamagedError: as for `read_records`.
     """
     for record in read_records(stream, name, on_damage if after_damage else None):
         found = None

@@ -158,11 +158,7 @@ class Chain:
         return State.LOST not in states or now_s - self._active_at_s > self._request.wait_s
 
     def message(self, peer: Peer, frame: Frame) -> None:
-        """Takes a message of a giver about its neighbour.
-
-        Raises:
-          BrokenError: it contradicts what is known.
-        """
+        """Takes a message of a giver about its neighbour."""
         if frame.kind not in _ALLOWED.get(peer.state, ()):
             raise BrokenError(f"it says {frame.kind!r} of a host that is {peer.state.value}")
         taken: dict[str, Callable[..., None]] = {

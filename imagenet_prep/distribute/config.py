@@ -90,11 +90,7 @@ class Config(Settings):
             raise ValueError("--to: expected hosts:HOSTSFILE:PATH")
 
     def placement(self) -> Placement:
-        """Returns what belongs into a folder.
-
-        Raises:
-          ValueError: there is no such part.
-        """
+        """Returns what belongs into a folder."""
         if self.part is None:
             return WHOLE
         node, _, nodes = self.part.partition("/")
@@ -104,11 +100,7 @@ class Config(Settings):
             raise ValueError(f"--part {self.part}, --copies {self.copies}: {error}") from None
 
     def placements(self, addresses: Sequence[str]) -> dict[str, Placement]:
-        """Returns what belongs onto each host.
-
-        Raises:
-          UsageError: there are more copies than hosts.
-        """
+        """Returns what belongs onto each host."""
         if self.mode == "full":
             return dict.fromkeys(addresses, WHOLE)
         count = len(addresses)

@@ -98,11 +98,7 @@ class Leader:
         self._origin = f"origin-{uuid.uuid4().hex}"
 
     def run(self) -> Sequence[Peer]:
-        """Gives to all hosts; returns them when the chain is over.
-
-        Raises:
-          StoreError: the `.work` of the data set is a link.
-        """
+        """Gives to all hosts; returns them when the chain is over."""
         # If the file cannot be made, nobody can write to the data set, so nobody can damage it.
         with LocalStore(Path(self._request.root)).marked(f"{naming.WORK}/{self._origin}"):
             try:

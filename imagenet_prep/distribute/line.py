@@ -37,11 +37,7 @@ class Line:
         self._wrong: Counter[str] = Counter()
 
     def lacks(self, name: str, begun: int) -> None:
-        """Notes that the neighbour lacks a file, and has its first `begun` bytes.
-
-        Raises:
-          BrokenError: that is impossible.
-        """
+        """Notes that the neighbour lacks a file, and has its first `begun` bytes."""
         file = self._files.get(name)
         if self.all_named or file is None or name in self._lacking:
             raise BrokenError(f"it lacks {name}, which is impossible")
@@ -50,11 +46,7 @@ class Line:
         self._lacking[name] = begun
 
     def lacks_no_more(self, files: int) -> None:
-        """Notes that the neighbour has named all files that it lacks; `files` is their number.
-
-        Raises:
-          BrokenError: the number is wrong.
-        """
+        """Notes that the neighbour has named all files that it lacks; `files` is their number."""
         if self.all_named or files != len(self._lacking):
             raise BrokenError(
                 f"it lacks {counted(files, 'file')} and has named {len(self._lacking):,}"
@@ -97,21 +89,13 @@ class Line:
             self._lacking[name] = 0
 
     def stored(self, name: str) -> None:
-        """Notes that the neighbour has stored and proven a file.
-
-        Raises:
-          BrokenError: it was not sent.
-        """
+        """Notes that the neighbour has stored and proven a file."""
         if name not in self._going:
             raise BrokenError(f"it stored {name}, which was not sent")
         self._going.remove(name)
 
     def wrong(self, name: str) -> bool:
-        """Notes that a file arrived damaged; it is sent again. True if it is damaged here, too.
-
-        Raises:
-          BrokenError: it was not sent.
-        """
+        """Notes that a file arrived damaged; it is sent again. True if it is damaged here, too."""
         if name not in self._going:
             raise BrokenError(f"{name} arrived wrong, which was not sent")
         self.put_back(name)
@@ -120,11 +104,7 @@ class Line:
         return self._wrong[name] >= MAX_WRONG
 
     def finish(self) -> None:
-        """Notes that the neighbour is whole.
-
-        Raises:
-          BrokenError: files are still lacking.
-        """
+        """Notes that the neighbour is whole."""
         left = len(self._lacking) + len(self._going)
         if not self.all_named or left:
             raise BrokenError(f"it is whole, and lacks {counted(left, 'file')}")

@@ -80,11 +80,7 @@ def _refuse(channel: Channel, error: ImagenetPrepError) -> int:
 
 
 def _is_origin(replica: Replica, origin: str) -> bool:
-    """Whether the folder is the data set itself, under another name.
-
-    Raises:
-      UsageError: it is, and only a part of the set is to be there.
-    """
+    """Whether the folder is the data set itself, under another name."""
     if replica.store.size(f"{naming.WORK}/{origin}") is None:
         return False
     if replica.placement != WHOLE:

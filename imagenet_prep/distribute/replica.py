@@ -170,7 +170,7 @@ class Replica(Target):
         self._ledger.add({file.name: arriving.status}, sha256=file.sha256)
 
     def put(self, file: File, chunks: Callable[[], Iterable[bytes]]) -> None:
-        """Brings a file, verified, synced and named; raises as `incoming`."""
+        """Brings a file, verified, synced and named."""
         with self.incoming(file) as arriving:
             for chunk in chunks():
                 arriving.append(chunk)

@@ -46,8 +46,5 @@ class Bucket(Target):
         Args:
           file: one of `files`.
           chunks: begins to read its bytes; called again where an upload has to be begun anew.
-
-        Raises:
-          DataDamagedError: the bytes are not the manifest's; no object is made of them.
         """
         self.store.put(file, lambda: as_file(chunks()))

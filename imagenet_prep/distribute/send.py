@@ -71,11 +71,7 @@ class Hop:
         )
 
     def run(self) -> None:
-        """Sends until the neighbour is whole, refuses, or is lost; tells the leader which.
-
-        Raises:
-          ImagenetPrepError: a file cannot be read here, of which the neighbour is not to blame.
-        """
+        """Sends until the neighbour is whole, refuses, or is lost; tells the leader which."""
         with ThreadPoolExecutor(1, thread_name_prefix="answers") as listener:
             answers = listener.submit(self._listen)
             try:

@@ -32,13 +32,7 @@ class Original:
     def __init__(
         self, base: str, *, connections: int, timeout_s: float, retries: int, bytes_per_s: float
     ) -> None:
-        """Reads the manifest; `bytes_per_s` is a limit of all files together, 0 is none.
-
-        Raises:
-          UsageError: there is none.
-          DataDamagedError: it is too large.
-          IncompleteError, StoreError: the server does not answer, or refuses.
-        """
+        """Reads the manifest; `bytes_per_s` is a limit of all files together, 0 is none."""
         if not is_remote(base):
             regular_file.refuse_other_kinds(Path(base).expanduser() / naming.MANIFEST)
         self.base = base
@@ -54,23 +48,14 @@ class Original:
             ) from None
 
     def chunks(self, file: File) -> Iterator[bytes]:
-        """Yields the bytes of a file, within the pace.
-
-        Raises:
-          DataDamagedError: its size is not the manifest's.
-          IncompleteError, StoreError: as above.
-        """
+        """Yields the bytes of a file, within the pace."""
         remedy = "Run verify on the data set."
         for chunk in contents(self._remote, file, self._budget(file.name), remedy):
             self._pace.take(len(chunk))
             yield chunk
 
     def check_unchanged(self) -> None:
-        """Refuses to finish where the data set became another one meanwhile.
-
-        Raises:
-          IncompleteError: it did.
-        """
+        """Refuses to finish where the data set became another one meanwhile."""
         try:
             unchanged = self._read_manifest() == self.data
         except AbsentError:

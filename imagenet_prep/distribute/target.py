@@ -31,11 +31,7 @@ class Target:
     """
 
     def __init__(self, store: Store, data: bytes, placement: Placement = WHOLE) -> None:
-        """Begins with the manifest's bytes and the part that is wanted; nothing is written.
-
-        Raises:
-          ManifestError: it is damaged.
-        """
+        """Begins with the manifest's bytes and the part that is wanted; nothing is written."""
         self.store = store
         demand_file(store)
         self.manifest = manifest.loads(data, naming.MANIFEST)
@@ -45,11 +41,7 @@ class Target:
         self._data = data
 
     def refuse_others(self) -> None:
-        """Refuses a place that holds anything but this data set.
-
-        Raises:
-          UsageError: another data set, or files that readers would take for its shards.
-        """
+        """Refuses a place that holds anything but this data set."""
         there, ours = self._manifest_there(), self.manifest.digest
         if there is not None and there != self._data and (digest := _digest(there)) != ours:
             raise UsageError(
@@ -79,10 +71,6 @@ class Target:
         """Takes what a replica of another set beside this one has of what is lacking.
 
         Nothing of it is proven by this: whoever calls looks again.
-
-        Raises:
-          UsageError: there is no replica, or in a place of another kind.
-          ManifestError: its manifest is damaged.
         """
         demand_file(parent)
         if parent.size(naming.MANIFEST) is None:

@@ -108,10 +108,6 @@ def run(
       watch: called in this process with each receipt, also with those of earlier runs;
         an ImagenetPrepError from it stops the run.
       quiet: show no progress.
-
-    Raises:
-      ImagenetPrepError: of the class and with the message of the first task that failed.
-      IncompleteError: a worker was lost with its tasks.
     """
     followed = Followed(stage, tasks, title=title, images=images, watch=watch, quiet=quiet)
     with contextlib.closing(followed):
@@ -187,11 +183,6 @@ class Jobs:
           build: puts transforms into a pipeline; called for each job, with its lease.
           collect: called from time to time; returns how many tasks are finished, and whether
             these are all.
-
-        Raises:
-          ImagenetPrepError: of the class and with the message of the first task that failed.
-          IncompleteError: jobs were lost on end without finishing a task.
-          BusyError: another run has begun.
         """
         (before, _), futile = collect(), 0
         while True:

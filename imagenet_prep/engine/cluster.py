@@ -54,12 +54,7 @@ class Job(Started):
             threading.excepthook = hook
 
     def wait(self, seconds: float) -> bool:
-        """Returns whether it is still running after at most `seconds`.
-
-        Raises:
-          ImagenetPrepError: it failed; the class is that of the worker's error.
-          RuntimeError: with the traceback of a bug.
-        """
+        """Returns whether it is still running after at most `seconds`."""
         if not futures.wait([self._result], seconds).done:
             return True
         if error := self._result.exception():
@@ -88,9 +83,6 @@ def submit(args: Sequence[str], build: Callable[[Any], object], *, name: str, lo
       build: puts transforms into a pipeline.
       name: of the job, unique.
       log: takes what Beam, the job server and the runner say.
-
-    Raises:
-      ImagenetPrepError: there is no such cluster, or it refused the job.
     """
     logged = _logged_to(log)
     import apache_beam as beam

@@ -91,12 +91,7 @@ class Lease:
             )
 
     def arrive(self) -> None:
-        """Waits until a worker on another machine sees what the launcher has written.
-
-        Raises:
-          UsageError: it does not see it in time.
-          JobLostError: as `check`; this process has seen it before.
-        """
+        """Waits until a worker on another machine sees what the launcher has written."""
         if self.job in _seen:
             self.check()
             return
@@ -118,9 +113,6 @@ class Lease:
         each time, so it looks at the claims of the others a few times, and not for each task.
         Closed before its end, it gives back what has no receipt: a runner that tries again after a
         failure, as Spark does, is to meet the failure again.
-
-        Raises:
-          JobLostError: as `check`.
         """
         return Claimed(self, self._claimed(stage, tasks))
 

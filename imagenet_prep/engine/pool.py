@@ -30,9 +30,6 @@ def serve(port: int, container_executable: str | None) -> None:
     Args:
       port: to listen at, on loopback; 0 takes a free one, which is printed.
       container_executable: Beam's boot program, where a container has one; it starts each worker.
-
-    Raises:
-      OSError: the port is taken.
     """
     import grpc
     from apache_beam.portability.api import beam_fn_api_pb2_grpc as api

@@ -245,9 +245,6 @@ class Stage(Generic[AnyTask, AnyContent]):
         Args:
           error: class name of an ImagenetPrepError, or "" for a bug.
           message: of the error, or the traceback.
-
-        Raises:
-          StoreError, OSError: it could not be noted.
         """
         local = self.store.local
         # The first comes first in the list of names.
@@ -262,12 +259,7 @@ class Stage(Generic[AnyTask, AnyContent]):
             local.rename(self._reserve, name)
 
     def raise_failure(self) -> None:
-        """Raises the failure that was noted, if any.
-
-        Raises:
-          ImagenetPrepError: with the class and message of the task's error.
-          RuntimeError: with the traceback of a bug.
-        """
+        """Raises the failure that was noted, if any."""
         local = self.store.local
         for name in local.names(f"{self.folder}/failed"):
             path = f"{self.folder}/failed/{name}"
@@ -287,11 +279,7 @@ class Stage(Generic[AnyTask, AnyContent]):
         return bool(self.store.local.names(f"{self.folder}/failed"))
 
     def log(self, name: str) -> Path:
-        """Returns a file of this machine that other programs append to, by an absolute path.
-
-        Raises:
-          StoreError: it is a link, or cannot be made.
-        """
+        """Returns a file of this machine that other programs append to, by an absolute path."""
         local = self.store.local
         local.make_folder(self.folder)
         file = f"{self.folder}/{name}.log"

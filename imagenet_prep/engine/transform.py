@@ -85,12 +85,7 @@ class _Do(beam.DoFn):
 
 @contextlib.contextmanager
 def reported(lease: Lease) -> Iterator[None]:
-    """Begins work under a lease; an error in it reaches the launcher with its class.
-
-    Raises:
-      UsageError: this worker does not see what the launcher has written.
-      JobLostError: another run has taken the lease over; what it removes is not there.
-    """
+    """Begins work under a lease; an error in it reaches the launcher with its class."""
     lease.arrive()
     try:
         try:

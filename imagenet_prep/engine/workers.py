@@ -180,10 +180,6 @@ def done(stage: Stage[AnyTask, Any], tasks: Iterable[AnyTask]) -> Iterator[Done]
     """Does tasks one after the other, on any machine; those of a lease are published under it.
 
     What has a receipt already is not done again.
-
-    Raises:
-      Exception: the first failure, and what it says tells the second, if one shard could not be
-        published and the next not be made. What was made before is published.
     """
 
     def publish(task: AnyTask, made: tuple[Receipt[Any], Sequence[Output]]) -> Done:

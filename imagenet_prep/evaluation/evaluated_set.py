@@ -36,12 +36,7 @@ class EvaluatedSet:
     """
 
     def __init__(self, name: str) -> None:
-        """Reads manifest, class list and tables, and no image.
-
-        Raises:
-          UsageError: it is no whole data set with tables, or has nothing to evaluate on.
-          ImagenetPrepError: it cannot be read, or is damaged.
-        """
+        """Reads manifest, class list and tables, and no image."""
         self.name = name
         dataset, split = opened(name)
         self.manifest, wnids = dataset.manifest, dataset.classes.wnids
@@ -67,11 +62,7 @@ class EvaluatedSet:
         return np.concatenate(pairs)
 
     def labels(self, of: LabelList) -> Mapping[int, tuple[int, ...]]:
-        """Returns the class indices that a list gives to images here, by number of the image.
-
-        Raises:
-          UsageError: it names classes that are not in the class list, or in another order.
-        """
+        """Returns the class indices that a list gives to images here, by number of the image."""
         found, unknown = {}, []
         for entry, (key, classes) in enumerate(of.classes.items(), start=1):
             if (number := self.number_of.get(key)) is None:
@@ -118,11 +109,7 @@ class EvaluatedSet:
             )
 
     def order(self, keys: Sequence[str] | None, count: int) -> Integers:
-        """Returns for each image of the set the number of its prediction, of `count`.
-
-        Raises:
-          UsageError: not every image has one prediction.
-        """
+        """Returns for each image of the set the number of its prediction, of `count`."""
         number_of = self.number_of if keys is None else {k: n for n, k in enumerate(keys)}
         other = [*(number_of.keys() - self.number_of), *(self.number_of.keys() - number_of)]
         if other or len(number_of) != count or (keys is not None and len(keys) != count):
@@ -138,7 +125,7 @@ class EvaluatedSet:
 
 
 def opened(name: str) -> tuple[Dataset, str]:
-    """Returns a dataset and the split that is evaluated; raises as `EvaluatedSet`."""
+    """Returns a dataset and the split that is evaluated."""
     dataset = open_dataset(absolute(name))
     there = dataset.manifest
     split = next((each for each in SPLITS if each in there.splits), None)

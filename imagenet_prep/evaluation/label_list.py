@@ -53,12 +53,7 @@ class LabelList(NamedTuple):
 
 
 def read(path: str | os.PathLike[str]) -> LabelList:
-    """Returns the list in a file.
-
-    Raises:
-      UsageError: the file cannot be opened, or has none of the three forms.
-      DataDamagedError: it is no regular file, or is too large.
-    """
+    """Returns the list in a file."""
     file = Path(path).expanduser()
     try:
         data = regular_file.read(file, _MOST_BYTES)

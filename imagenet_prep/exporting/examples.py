@@ -85,11 +85,11 @@ class Source:
 
     @cached_property
     def dataset(self) -> Dataset:
-        """The dataset; raises as `open_dataset`."""
+        """The dataset."""
         return open_dataset(self.root)
 
     def split(self, name: str) -> Records:
-        """Returns a split; raises as `Records`."""
+        """Returns a split."""
         if name not in self._opened:
             self._opened[name] = open_records(self.dataset, name)
         return self._opened[name]
@@ -104,10 +104,6 @@ class Source:
 
         Each record is proven by both of its CRCs, its label by the name of its class, and its image
         by the sides in the record and, where the set has tables of samples, by its sha256 there.
-
-        Raises:
-          DataDamagedError: the message names shard, record and byte offset.
-          StoreError: the disk fails.
         """
         records = self.split(part.split)
         named = _named(records, part.numbers) if records.manifest.has_samples else None

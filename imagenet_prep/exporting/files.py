@@ -56,11 +56,7 @@ def sum_line(name: str, sha256: str) -> str:
 
 
 def write_few(store: Store, pieces: Iterable[Piece]) -> Made:
-    """Writes large files, side by side; they are published in the order of their first pieces.
-
-    Raises:
-      IncompleteError, StoreError: the disk is full, or fails. No file stays.
-    """
+    """Writes large files, side by side; they are published in the order of their first pieces."""
     files: dict[str, LargeFile] = {}
     paths = {}
     with contextlib.ExitStack() as failing, contextlib.ExitStack() as opened:
@@ -97,9 +93,6 @@ class Tree:
 
         Args:
           pieces: a whole file each, with its name; a name that ends with a slash is a folder's.
-
-        Raises:
-          IncompleteError, StoreError: the disk is full, or fails.
         """
         self._folder.make_folder(self._unseen)
         place = self._folder.path(self._unseen)
@@ -155,11 +148,7 @@ def forget_lost(store: Store, tree: Tree | None, sizes: Mapping[str, Sequence[in
 
 
 def write_each(store: Store, pieces: Iterable[Piece]) -> Made:
-    """Writes an object for each piece; arguments as for `Tree.write`.
-
-    Raises:
-      IncompleteError, StoreError: the server fails, or refuses.
-    """
+    """Writes an object for each piece; arguments as for `Tree.write`."""
     return _each(store.write, pieces)
 
 

@@ -90,12 +90,7 @@ class Job:
     quiet: bool
 
     def parts(self) -> list[Part]:
-        """Returns the parts that are to be written; a split of which nothing is chosen has none.
-
-        Raises:
-          UsageError: nothing is chosen, or only a part of the set is here.
-          ImagenetPrepError: as for `Choice.of_each`.
-        """
+        """Returns the parts that are to be written; a split of which nothing is chosen has none."""
         splits = [self.source.split(split) for split in self.splits]
         chosen: list[Numbers] = [range(len(records)) for records in splits]
         if self.choice.asked():
@@ -140,13 +135,7 @@ class Job:
 
 
 def run(job: Job) -> Json:
-    """Exports what is left to be exported; returns what export.json says.
-
-    Raises:
-      UsageError: nothing is chosen, the format cannot hold it, or something else lies there.
-      DataDamagedError: a record is not what the set says. Finished parts are kept.
-      ImagenetPrepError: as for `engine.run`.
-    """
+    """Exports what is left to be exported; returns what export.json says."""
     parts, store, digest = job.parts(), job.store, job.digest()
     job.format.refuse(job.source, parts)
     mark = f"{naming.WORK}/{job.called}export"

@@ -101,11 +101,7 @@ class Channel:
         threading.Thread(target=talk, daemon=True).start()
 
     def write(self, kind: str, body: bytes | memoryview = b"", **fields: Any) -> None:
-        """Sends a whole message; waits while the other end does not read.
-
-        Raises:
-          OSError: the other end is gone.
-        """
+        """Sends a whole message; waits while the other end does not read."""
         self._put(canonical.dumps([kind, len(body), fields]) + b"\n", body)
 
     def _put(self, *parts: bytes | memoryview) -> None:
@@ -130,12 +126,7 @@ class Channel:
             yield
 
     def read(self) -> Frame | None:
-        """Returns the next message except signs of life, or None at the end.
-
-        Raises:
-          OtherVersionError: the other end has another version.
-          BrokenError: silence, or bytes that are not one of `messages`.
-        """
+        """Returns the next message except signs of life, or None at the end."""
         while (header := self._header()) is not None:
             kind, size, fields = header
             self._heard = True
@@ -217,9 +208,6 @@ class Process:
           silence_s: seconds after which it is given up.
           ssh_options: of ssh_config(5).
           hear: called with each line of its standard error, as by `Tail`.
-
-        Raises:
-          OSError: this machine cannot start another process.
         """
         self.address = address
         argv = children.python("-m", *words, str(silence_s), program=python)

@@ -61,11 +61,7 @@ class Contact(NamedTuple):
 
 
 def look(hosts: Sequence[Host], timeout_s: float) -> list[Contact]:
-    """Returns what is known of each host but this machine itself; adds nothing.
-
-    Raises:
-      ImagenetPrepError: ssh, ssh-keyscan or ssh-keygen is not installed.
-    """
+    """Returns what is known of each host but this machine itself; adds nothing."""
     for program in _PROGRAMS:
         if shutil.which(program) is None:
             raise ImagenetPrepError(f"{program} is not installed. Install OpenSSH's client.")
@@ -85,11 +81,7 @@ def table(contacts: Sequence[Contact]) -> str:
 
 
 def add(contacts: Sequence[Contact]) -> None:
-    """Writes the keys of hosts that are new to the user's known_hosts; others stay as they are.
-
-    Raises:
-      ImagenetPrepError: it cannot be written.
-    """
+    """Writes the keys of hosts that are new to the user's known_hosts; others stay as they are."""
     for file in dict.fromkeys(contact.file for contact in contacts):
         lines = [_line(each) for each in contacts if each.file == file]
         try:

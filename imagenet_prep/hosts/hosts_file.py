@@ -44,13 +44,7 @@ def where_ranks_run(hosts_file: str | None, ranks: int) -> list[Host]:
 
 
 def read_hosts(path: Path) -> list[Host]:
-    """Returns the hosts of a file whose lines read `ADDRESS [slots=N]`; # begins a comment.
-
-    Raises:
-      UsageError: the file cannot be read, a line is wrong, or a host is listed twice. Lines are
-        named by their numbers and never shown: whoever may choose the file, but not read it, as in
-        a form of Airflow, would read it in this message.
-    """
+    """Returns the hosts of a file whose lines read `ADDRESS [slots=N]`; # begins a comment."""
     try:
         text = regular_file.read(path, _MOST_BYTES).decode()
     except OSError as error:

@@ -106,10 +106,6 @@ def checked(
     Args:
       messages: that the other end may send.
       name, size, fields: as received.
-
-    Raises:
-      OtherVersionError: the other end has another version.
-      ValueError: it is not one of these messages.
     """
     if not isinstance(fields, dict):
         raise ValueError("expected fields by name")

@@ -120,11 +120,7 @@ def start(
     stdin: int = subprocess.PIPE,
     stderr: int = subprocess.PIPE,
 ) -> subprocess.Popen[bytes]:
-    """Starts a process with pipes; Ctrl-C at a terminal does not reach it: we end it in order.
-
-    Raises:
-      OSError: this machine cannot start it.
-    """
+    """Starts a process with pipes; Ctrl-C at a terminal does not reach it: we end it in order."""
     return subprocess.Popen(
         argv,
         env=environment,

@@ -62,12 +62,7 @@ class Record:
 
     @classmethod
     def load(cls, folder: Path) -> Record | None:
-        """Returns that of a folder, None where nothing was started.
-
-        Raises:
-          DataDamagedError: it is not what this program writes.
-          ImagenetPrepError: it cannot be read, or is a link or a pipe.
-        """
+        """Returns that of a folder, None where nothing was started."""
         path = folder / RECORD
         try:
             with open(LocalStore(folder).open(RECORD, os.O_RDONLY), "rb") as file:
@@ -122,10 +117,6 @@ def start(folder: Path, work: Callable[[Callable[[], None]], int]) -> int:
     Args:
       folder: for record and log.
       work: is given what it calls when all is checked, and returns an exit code.
-
-    Raises:
-      BusyError: one runs there already.
-      StoreError: the log cannot be written, or is a link or a pipe.
     """
     with storage_errors("create", folder):
         folder.mkdir(parents=True, exist_ok=True)

@@ -41,9 +41,6 @@ def check(used: Sequence[Host], work: Work, *, timeout_s: float, interface: str 
       work: what they are to run: its data set and its script must be alike on all.
       timeout_s: that a host has to answer.
       interface: the network interface that all are to use; None: the one that ssh came by.
-
-    Raises:
-      ImagenetPrepError: a host is not fit; all that is wrong is named.
     """
     needs = (work.data_dir or "", str(work.script or ""))
     argv = children.python("-m", "imagenet_prep.launching.host", "probe", *needs)

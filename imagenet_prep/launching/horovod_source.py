@@ -38,9 +38,6 @@ def mend(source: Path, framework: str) -> None:
       a libjpeg inside, and who calls another one, Pillow and our codec, would get that, and crash.
     - For PyTorch it is compiled as C++20, as the headers of PyTorch 2.15 want, not as C++14. So is
       Gloo, which comes with it: one of its constants would be defined twice.
-
-    Raises:
-      ImagenetPrepError: the source has not the place at which the first or the last two are mended.
     """
     horovod = source / "horovod"
     context = horovod / "common" / "gloo" / "gloo_context.cc"

@@ -222,10 +222,6 @@ def run(launch: Channel) -> None:
 
     Args:
       launch: what is to be done comes through it, see `TO_HOST`. The first message is "run".
-
-    Raises:
-      BrokenError: that message is not of this version.
-      StoreError: the output of a rank cannot be written where it is asked for. None runs then.
     """
     orders = _orders(launch)
     if (first := next(orders, None)) is None:

@@ -103,11 +103,7 @@ class Pipes:
 
 
 def _ask(mark: str) -> list[int]:
-    """Returns two pipes for this rank: its output and its error output.
-
-    Raises:
-      UsageError: nobody gives them.
-    """
+    """Returns two pipes for this rank: its output and its error output."""
     end = time.monotonic() + _PATIENCE_S
     while True:
         with socket.socket(socket.AF_UNIX) as asking:

@@ -61,9 +61,6 @@ class Voice:
           logs: the folder in which all that it says is also written to a file of its name, such as
             `rank-3.log`; None: it is not.
           left: called where it says that another rank left it.
-
-        Raises:
-          StoreError: that file cannot be written, or is a link or a pipe.
         """
         self._mark, self._left = name.removeprefix("rank "), left
         self._log: IO[str] | None = None
@@ -141,9 +138,6 @@ class Rank:
           environment: its variables beside those of this process.
           logs: as for `Voice`.
           left: called with its number where another rank left it.
-
-        Raises:
-          StoreError: as for `Voice`.
         """
         role = environment.get("DMLC_ROLE", "worker")
         if role == "worker":

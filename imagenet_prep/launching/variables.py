@@ -39,9 +39,6 @@ def travelling(
       environment: of this process.
       more: names that are not in the list, and are to go too.
       private: whether the way there is ssh; else what looks like a secret stays here.
-
-    Raises:
-      UsageError: one of `more` is not set, or is a secret that must not go this way.
     """
     if absent := [name for name in more if name not in environment]:
         raise UsageError(f"--env {absent[0]}: there is no such variable here")

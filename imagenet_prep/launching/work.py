@@ -61,11 +61,7 @@ def of_train(
 
 
 def own(words: Sequence[str]) -> Work:
-    """Returns the work of `python SCRIPT.py ...`, `SCRIPT.py ...` or `python -m MODULE ...`.
-
-    Raises:
-      UsageError: it is none of these, is for another Python, or there is no such script.
-    """
+    """Returns the work of `python SCRIPT.py ...`, `SCRIPT.py ...` or `python -m MODULE ...`."""
     if not words or (_PYTHON.fullmatch(Path(words[0]).name) is None and words[0][-3:] != ".py"):
         raise UsageError(EXPECTED)
     rest = list(words)

@@ -20,7 +20,7 @@ _FUNCTIONS = {
 
 
 def library() -> ctypes.CDLL:
-    """Returns matching.c; raises as `compiled.load`."""
+    """Returns matching.c."""
     return compiled.load(_LIBRARY, **_FUNCTIONS)
 
 

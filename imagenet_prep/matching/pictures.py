@@ -114,9 +114,6 @@ class Pictures:
           tables: of each piece.
           rows: files of `hashes.ROW`, one a piece.
           scratch: an empty folder for what does not stay in memory.
-
-        Raises:
-          DataDamagedError: a file of rows is longer than its table.
         """
         self.pieces, self._rows = pieces, rows
         found, others, counts = [], [], [0]

@@ -86,11 +86,7 @@ class AmendWork:
         return member, data
 
     def _staying(self, change: ShardChange, left_out: list[Incident]) -> Iterator[Stored]:
-        """Yields the records of the parent that stay, those with another class rewritten.
-
-        Raises:
-          DataDamagedError: the shard is not the one that the manifest names.
-        """
+        """Yields the records of the parent that stay, those with another class rewritten."""
         shard, digest, number = change.shard, hashlib.sha256(), 0
         where = self.parent.where(shard.name)
         samples = list(tables.rows(self.parent, shard))
@@ -120,11 +116,7 @@ class AmendWork:
             )
 
     def _demand(self, payload: bytes, sample: Sample, where: str) -> None:
-        """Proves that a record which changes is the one that the table names.
-
-        Raises:
-          DataDamagedError: it is another one.
-        """
+        """Proves that a record which changes is the one that the table names."""
         stored = example.decode(payload, self.lacks)
         index = stored.stored_label - self.label_offset
         if (index, hashlib.sha256(stored.encoded).hexdigest()) != (

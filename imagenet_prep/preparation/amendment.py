@@ -120,7 +120,7 @@ class Job:
 
     @cached_property
     def changes(self) -> list[ShardChange]:
-        """The shards that change; raises as `changes_of`."""
+        """The shards that change."""
         return changes_of(self.request, self.dataset, self.seed)
 
     @cached_property
@@ -171,10 +171,6 @@ def refuse(dataset: Dataset, out: Store) -> None:
     Args:
       dataset: the set.
       out: where the other set is to be made.
-
-    Raises:
-      UsageError: the set has no tables, or the other cannot lie there.
-      DataDamagedError: a file of the set is missing, or has another size.
     """
     store, where = dataset.store, dataset.where
     folder = store.as_folder
@@ -220,7 +216,7 @@ def run(job: Job, store: Store) -> Json:
 
 
 def preview(job: Job, store: Store) -> Json:
-    """Returns what a run would change; raises as `run`."""
+    """Returns what a run would change."""
     Output(store, job.wanted).left()
     return {"amended": {**_changed(job), "emptied": {}}}
 

@@ -107,14 +107,7 @@ class Archives:
         ]
 
     def bring(self) -> list[Json]:
-        """Does what is left to do; returns what each archive is, and the bytes fetched of it.
-
-        Raises:
-          SourceError: an archive is not what it should be.
-          IncompleteError: the server failed too often, or the disk is full.
-          StoreError: the server refuses, or the disk is too small.
-          BusyError: another run brings archives here.
-        """
+        """Does what is left to do; returns what each archive is, and the bytes fetched of it."""
         # Archives that are there are only read: that needs no server and no right to write.
         is_whole = all(self._path(archive).exists() for archive in self.archives)
         if is_whole:

@@ -94,9 +94,6 @@ def read_boxes(
       annotations: of the source.
       store: the data set, below which the lists lie.
       workers, quiet: as for `engine.run`.
-
-    Raises:
-      SourceError: they are damaged.
     """
     if annotations is None:
         return None

@@ -107,11 +107,7 @@ class Request:
     add: Additions | None = None
 
     def __post_init__(self) -> None:
-        """Refuses keys that are named twice.
-
-        Raises:
-          UsageError: some are.
-        """
+        """Refuses keys that are named twice."""
         for listed in self.lists:
             _refuse(listed.path, listed.repeated, "a key that an earlier line names")
         left_out = self.exclude.keys if self.exclude else {}
@@ -143,9 +139,6 @@ def read_relabels(path: str, classes: ClassList) -> Relabels:
     """Returns the new classes that a file of CSV lists: its header is key,class.
 
     A class is called as in labels.txt, or by its index.
-
-    Raises:
-      UsageError: it cannot be read, is no such file, or names a class that is not there.
     """
     try:
         text = keys.read_bytes(path).decode("utf-8-sig")
@@ -193,10 +186,6 @@ def read_additions(where: str, classes: ClassList, splits: Collection[str]) -> A
       where: the folder: train/CLASS/* and val/CLASS/*, or CLASS/* of train.
       classes: of the set.
       splits: of the set.
-
-    Raises:
-      UsageError: it holds no class folders, or those of a class or split that is not in the set.
-      SourceError: images contradict their class or each other, or are cut short.
     """
     root = Path(where).expanduser()
     if not root.is_dir():
@@ -233,11 +222,6 @@ def changes_of(request: Request, dataset: Dataset, seed: int) -> list[ShardChang
       request: what is to change.
       dataset: the set.
       seed: decides which shards new images come into.
-
-    Raises:
-      UsageError: a key belongs to no image, or to two; a new image is there already; or a shard is
-        left empty.
-      DataDamagedError: a table is not the one that the manifest names.
     """
     changes: list[ShardChange] = []
     split_of: dict[str, str] = {}

@@ -55,11 +55,7 @@ class ChosenMembers:
     lookup: BoxLookup | None
 
     def among(self, split: str, members: Sequence[Member]) -> list[Member]:
-        """Returns the chosen ones among all members of a class, with their boxes.
-
-        Raises:
-          SourceError: an image comes twice.
-        """
+        """Returns the chosen ones among all members of a class, with their boxes."""
         selection, index = self.selection, members[0].class_index
         if index not in selection.classes:
             return []
@@ -150,9 +146,6 @@ def divide(
       split: of the source.
       used: its images by class index.
       held_out: those that --holdout takes out of train, by rank; read for train alone.
-
-    Raises:
-      UsageError: there are too few images.
     """
     examples, most = sum(used), selection.holdout_per_class
     counts: dict[str, Sequence[int]] = {split: used}
@@ -214,9 +207,6 @@ def deal_class(
 
     Returns:
       The facts, and the entries of the plan by split that is made.
-
-    Raises:
-      SourceError: an image comes twice.
     """
     selection, index = choice.selection, members[0].class_index
     excluded = selection.excluded.keys if selection.excluded else ()
@@ -251,12 +241,7 @@ def excluded_lines(facts: Iterable[Facts]) -> bytes:
 
 
 def check_classes(selection: Selection, facts: Sequence[Facts]) -> Counter[str]:
-    """Checks what all classes say together; returns what `ChosenMembers.taken` counts of them.
-
-    Raises:
-      SourceError: an image is of two classes, or the validation labels are not ILSVRC2012's.
-      UsageError: a key to exclude belongs to no image, or to two.
-    """
+    """Checks what all classes say together; returns what `ChosenMembers.taken` counts of them."""
     where, excluded = selection.where, selection.excluded
     unknown = set(excluded.keys if excluded else ())
     taken: Counter[str] = Counter()
@@ -294,9 +279,6 @@ def split_plans(
       facts: of all classes.
       filled: the shards that have members.
       store, folder: where the plan files lie.
-
-    Raises:
-      UsageError: a shard is left without a member.
     """
     plans = []
     for source, division in divisions.items():

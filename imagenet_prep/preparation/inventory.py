@@ -55,12 +55,6 @@ def take_inventory(
       out: the data set.
       workers, quiet: as for `engine.run`.
       unpack: False to look only, so that nothing large is written.
-
-    Raises:
-      SourceError: the source is damaged, or incomplete although no subset was asked for.
-      StoreError: the plan does not fit on the disk; nothing of it was written.
-      UsageError: more shards than images, no image of the chosen classes, none left in train or
-        in a shard, or keys to exclude that no image has, or two.
     """
     store = out.local
     # It may hold files of an earlier run, which may have filled the disk, or links of a stranger.

@@ -100,11 +100,7 @@ class Job:
 
 
 def _splits_there(config: Config) -> Config:
-    """Returns the settings without validation if the source is only a folder of classes.
-
-    Raises:
-      UsageError: it is, and the flags ask for validation.
-    """
+    """Returns the settings without validation if the source is only a folder of classes."""
     if address.is_remote(config.source) or schema.VALIDATION not in config.source_splits:
         return config
     root = Path(config.source).expanduser()

@@ -227,9 +227,6 @@ def listed_incidents(store: Readable, there: Manifest | None = None) -> Iterator
     Args:
       store: the dataset.
       there: the manifest that must name this file; None if any run may have left it.
-
-    Raises:
-      ManifestError: it is missing, it is not the file that the manifest names, or it is cut.
     """
     digest, where = hashlib.sha256(), store.where(naming.QUARANTINE)
     try:

@@ -203,11 +203,7 @@ class Hashed:
 
 
 def of_set(dataset: Dataset, splits: Sequence[str], *, other: bool = False) -> list[AnyPiece]:
-    """Returns the pieces of a set.
-
-    Raises:
-      UsageError: it has no such split, or no tables.
-    """
+    """Returns the pieces of a set."""
     for split in splits:
         if split not in dataset.manifest.splits:
             there = ", ".join(dataset.manifest.splits)

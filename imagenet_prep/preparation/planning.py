@@ -123,10 +123,6 @@ class Planning:
         Args:
           tasks: all that list images.
           listed: what each of them has listed.
-
-        Raises:
-          SourceError: the source is incomplete although no subset was asked for.
-          UsageError: it has no image of the chosen classes.
         """
         wanted = self.selection
         classes, parts = wanted.source.classes, wanted.source.parts
@@ -167,9 +163,6 @@ class Planning:
         Args:
           counts: of the images.
           held_out: those that --holdout takes out of train, by rank.
-
-        Raises:
-          UsageError: there are too few images.
         """
         divisions = {
             split: divide(self.selection, split, used, held_out)
@@ -178,11 +171,7 @@ class Planning:
         return Census(counts, divisions)
 
     def chosen(self, key: ClassKey, lines: bytes) -> list[Member]:
-        """Returns the chosen members of a class, from the lines of its lists.
-
-        Raises:
-          SourceError: an image comes twice.
-        """
+        """Returns the chosen members of a class, from the lines of its lists."""
         return self._choice.among(key.split, _members(key, lines))
 
     def deal(
@@ -201,10 +190,6 @@ class Planning:
           census: what the workers knew.
           facts: of all classes.
           filled: the shards that have members.
-
-        Raises:
-          SourceError: an image is of two classes, or the validation labels are not ILSVRC2012's.
-          UsageError: a key to exclude belongs to no image, or to two; or a shard is left empty.
         """
         taken = check_classes(self.selection, facts)
         plans = split_plans(census.divisions, facts, filled, self.store, self.folder)

@@ -19,9 +19,6 @@ def preview(job: Job, output: Output) -> dict[str, Any]:
     """Returns what a run would make; writes nothing, and makes the checks of the run.
 
     Too little space is `refusal`, so that the plan is shown all the same.
-
-    Raises:
-      ImagenetPrepError: what the run raises before it writes.
     """
     left = output.left()
     images, workers, store = job.selection, job.workers, output.store

@@ -129,13 +129,7 @@ class Job:
 
     @cached_property
     def excluded(self) -> dict[str, frozenset[str]]:
-        """The keys of the images that are left out, by shard.
-
-        Raises:
-          UsageError: the input has no tables of samples, a key belongs to none of its images or to
-            two, or a shard is left empty.
-          DataDamagedError: a table is not the one that the manifest names.
-        """
+        """The keys of the images that are left out, by shard."""
         if self.exclude is None:
             return {}
         demand_samples(self.found.manifest, self.found.store.where())
@@ -144,7 +138,7 @@ class Job:
         return {change.name: change.excluded for change in found}
 
     def num_excluded(self, split: str) -> int:
-        """Returns how many images of a split are left out; raises as `excluded` does."""
+        """Returns how many images of a split are left out."""
         return sum(len(self.excluded.get(each.name, ())) for each in self.found.splits[split])
 
     @cached_property

@@ -120,11 +120,7 @@ class Selection:
         return MemberReader(ArchiveReader(files))
 
     def shards_of(self, split: str, examples: int) -> int:
-        """Returns the number of shards of a split.
-
-        Raises:
-          UsageError: more were asked for than there are examples.
-        """
+        """Returns the number of shards of a split."""
         like = {schema.HOLDOUT: schema.TRAIN, schema.TEST: schema.VALIDATION}.get(split, split)
         asked, official = self.num_shards.get(split), schema.DEFAULT_NUM_SHARDS[like]
         if asked is None:
@@ -155,9 +151,6 @@ def refuse_source_as_output(out: str, where: str, source: Source) -> None:
     Args:
       out, where: what --out and --source name.
       source: what was found there.
-
-    Raises:
-      UsageError: it would be.
     """
     places = [
         text.rstrip("/") if address.is_remote(text) else str(Path(text).expanduser())

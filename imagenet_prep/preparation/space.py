@@ -40,9 +40,6 @@ def check_plan(out: Store, images: int, line_bytes: float) -> None:
       out: the data set; the plan lies on this machine.
       images: how many are dealt out.
       line_bytes: mean size of the line of an image.
-
-    Raises:
-      StoreError: it does not fit; the message says how much space is missing.
     """
     needed = images * (2 * line_bytes + _ENTRY_OVERHEAD_BYTES)
     why = f" to deal {counted(images, 'image')} out to shards"
@@ -70,11 +67,7 @@ class Forecast:
     folder: str = PLAN_FOLDER
 
     def check_unpacking(self) -> None:
-        """Checks that unpacked images and shards fit on the disk together.
-
-        Raises:
-          StoreError: they do not; the message says how much space is missing.
-        """
+        """Checks that unpacked images and shards fit on the disk together."""
         source, out = self.selection.source, self.out
         if not isinstance(source, Packed):
             return
@@ -101,11 +94,7 @@ class Forecast:
         _refuse(self.out, unpacked + _MARGIN * shards, free, "; images are unpacked first")
 
     def check_shards(self, plans: Sequence[SplitPlan], pending: set[str]) -> None:
-        """Checks that the pending shards fit on the disk, before the first is written.
-
-        Raises:
-          StoreError: they do not; the message says how much space is missing.
-        """
+        """Checks that the pending shards fit on the disk, before the first is written."""
         free = self.out.local.free_bytes()
         overhead = _RECORD_OVERHEAD_BYTES * sum(split.examples for split in plans)
         enough = _PLENTY * (sum(split.source_bytes for split in plans) + overhead)

@@ -198,13 +198,7 @@ def _whole(store: Store, there: Manifest | None, wanted: Wanted) -> frozenset[st
 
 
 def decide(standing: Standing, wanted: Wanted) -> Decision:
-    """Returns what a run that wants this set does here.
-
-    Raises:
-      UsageError: another program's files are here, or a split that another codec made, or one
-        with other settings, without --force.
-      DataDamagedError: more images were left out of a finished set than are allowed.
-    """
+    """Returns what a run that wants this set does here."""
     if standing.others:
         raise UsageError(
             f"{standing.where} is the root of a bucket, and holds other data sets: "

@@ -212,11 +212,7 @@ def planned_images(
 
 
 def refuse_other_md5(archive: str, md5: str, expected_md5: Mapping[str, str]) -> None:
-    """Makes sure that an archive is the official one, where one of its name is expected.
-
-    Raises:
-      SourceError: its md5 is not the one expected.
-    """
+    """Makes sure that an archive is the official one, where one of its name is expected."""
     if md5 != (expected := expected_md5.get(archive, md5)):
         raise SourceError(
             f"{archive}: md5 {md5}, expected {expected}. The archive is "
@@ -233,11 +229,7 @@ def write_or_hash(
     archives: ArchiveReader | RemoteArchives,
     expected_md5: Mapping[str, str],
 ) -> Result[writer.WrittenShard | HashedArchive]:
-    """Writes a shard of some images, or reads an archive whole for its md5.
-
-    Raises:
-      SourceError: the md5 of the archive is not the one expected of its name.
-    """
+    """Writes a shard of some images, or reads an archive whole for its md5."""
     if isinstance(task, ShardTask):
         return write(task.name, images(task))
     made = hash_archive(task, archives=archives)

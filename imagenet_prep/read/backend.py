@@ -27,9 +27,6 @@ class Backend(Protocol):
         Args:
           encoded: the steps, in order. A backend takes some of them ahead.
           steps: how many steps `encoded` has.
-
-        Raises:
-          Exception: the framework's own, or what `encoded` raises, or both in one.
         """
 
 
@@ -66,9 +63,6 @@ def choose_backend(config: ReadConfig) -> batch.Backend:
     """Returns "tfdata", "dali" or "native".
 
     Only "auto" looks for several packages: another one that is broken must not matter.
-
-    Raises:
-      UsageError: the backend that was asked for is not installed.
     """
     names: tuple[batch.Backend, ...] = (config.backend,)
     if config.backend == "auto":

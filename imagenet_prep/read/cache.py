@@ -174,9 +174,6 @@ class NodeCache(FetchAhead):
           folder: on this node; each data set gets its own below it.
           limit_bytes: what the shards may take, and as much more as readers of this node hold at
             that moment; None for as much as the disk holds.
-
-        Raises:
-          StoreError: the data set's part of the folder is another user's.
         """
         self._limit = limit_bytes
         # It does not refer to this object. So connections are closed at once when the last thread
@@ -198,7 +195,7 @@ class NodeCache(FetchAhead):
         super().follow(windows)
 
     def bring_samples(self, shards: Sequence[Shard]) -> None:
-        """Fetches the tables of samples of some shards; raises as `need`."""
+        """Fetches the tables of samples of some shards."""
         self._copy.bring_samples(shards)
 
     def close(self) -> None:

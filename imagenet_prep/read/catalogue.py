@@ -54,10 +54,6 @@ class Catalogue:
 
         Args:
           of_class: its WNID, or its class index.
-
-        Raises:
-          UsageError: there is no such class.
-          ImagenetPrepError: as for `Names.of`.
         """
         for split, records in self._splits.items():
             classes = None if of_class is None else class_indices([of_class], records.wnids)
@@ -70,12 +66,7 @@ class Catalogue:
             records.close()
 
     def having(self, sha256: str) -> Iterator[tuple[Entry, Sample]]:
-        """Yields the images that are, or whose source was, a file with this sha256 in hex.
-
-        Raises:
-          UsageError: the set has no tables of samples.
-          ImagenetPrepError: as for `Names.of`.
-        """
+        """Yields the images that are, or whose source was, a file with this sha256 in hex."""
         self._dataset.demand_samples()
         for split, records in self._splits.items():
             names = Names(records)
@@ -96,9 +87,6 @@ class Catalogue:
 
         Args:
           keys: CLASS/NAME, or NAME alone.
-
-        Raises:
-          ImagenetPrepError: as for `Names.of`.
         """
         found: dict[str, list[Entry]] = {}
         for split, records in self._splits.items():
@@ -114,6 +102,6 @@ class Catalogue:
         return found
 
     def read(self, entry: Entry) -> tuple[Json, ImageExample]:
-        """Returns where an image lies, and the image, proven; raises as `Records.read`."""
+        """Returns where an image lies, and the image, proven."""
         records = self._splits[entry.split]
         return records.located(entry.number), records.read(entry.number)

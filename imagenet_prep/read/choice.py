@@ -34,11 +34,7 @@ class Choice:
     """Chooses the examples that fulfil all that the settings of a reader ask for."""
 
     def __init__(self, wanted: Wanted, wnids: Sequence[str]) -> None:
-        """Looks classes up, and reads the lists of keys.
-
-        Raises:
-          UsageError: a list of keys cannot be read, or a class is not in the class list.
-        """
+        """Looks classes up, and reads the lists of keys."""
         self._wanted = wanted
         self._classes = class_indices(() if wanted.classes is None else wanted.classes, wnids)
         self._keys = None if wanted.keys is None else read_list(wanted.keys)
@@ -71,17 +67,12 @@ class Choice:
         return asked
 
     def numbers(self, records: Records) -> npt.NDArray[np.int64]:
-        """Returns the numbers of the chosen examples of a split, sorted; raises as `of_each`."""
+        """Returns the numbers of the chosen examples of a split, sorted."""
         (chosen,) = self.of_each([records])
         return chosen
 
     def of_each(self, splits: Sequence[Records]) -> list[npt.NDArray[np.int64]]:
-        """Returns the numbers of the chosen examples of each of some splits of a set, sorted.
-
-        Raises:
-          UsageError: nothing is chosen, a class or key is unknown, or the set has no names.
-          ImagenetPrepError: as for `Names.of`.
-        """
+        """Returns the numbers of the chosen examples of each of some splits of a set, sorted."""
         where = f"{' and '.join(records.split for records in splits)} of {splits[0].dataset.where}"
         lists = [_Listed(keys) for keys in (self._keys, self._excluded) if keys is not None]
         chosen = [np.flatnonzero(self._chosen(records, lists)) for records in splits]
@@ -150,7 +141,7 @@ class Finder:
     """Finds examples by their keys, by a sorted table of hashes: 16 bytes an example."""
 
     def __init__(self, records: Records) -> None:
-        """Takes a split; raises as `Choice.numbers` does."""
+        """Takes a split."""
         self._wnids = records.wnids
         self._names = Names(records)
         # Python's own hash is quick, and nobody can tell which keys have equal ones.
@@ -175,11 +166,7 @@ class Finder:
 
 
 def class_indices(asked: Sequence[str | int], wnids: Sequence[str]) -> list[int]:
-    """Returns the class indices of classes that are given by WNID or by class index, sorted.
-
-    Raises:
-      UsageError: one of them is not in the class list.
-    """
+    """Returns the class indices of classes that are given by WNID or by class index, sorted."""
     numbers = range(len(wnids))
     index: dict[str | int, int] = {str(number): number for number in numbers}
     # A class may be called by a number: its name counts first.

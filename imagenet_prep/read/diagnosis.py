@@ -43,10 +43,6 @@ class Diagnosis:
 
         Args:
           error: of the framework.
-
-        Raises:
-          ImagenetPrepError: the error of the feed, or of an image if none may be skipped.
-          Exception: `error` itself, if every image decodes.
         """
         if self._error is not None:
             raise self._error from None

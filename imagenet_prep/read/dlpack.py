@@ -84,9 +84,6 @@ def array_over(buffer: Any) -> npt.NDArray[Any]:
 
     Args:
       buffer: has the DLPack or the buffer protocol, in memory of this machine.
-
-    Raises:
-      TypeError, ValueError, BufferError, RuntimeError: it has not, or nobody may write to it.
     """
     if not isinstance(buffer, np.ndarray) and hasattr(buffer, "__dlpack__"):
         # DLPack does not say whether memory may be written to, so NumPy takes it for read-only.

@@ -117,13 +117,7 @@ class Feed:
         return Steps(start, total, self.world.size, size, training, nodes)
 
     def batches(self, epoch: int, start: int, most: int | None = None) -> Iterator[EncodedBatch]:
-        """Yields this rank's steps of the rest of an epoch, or the first `most` of them.
-
-        Raises:
-          DataDamagedError: a record is damaged and may not be skipped, or a whole shard is.
-          UsageError: boxes are asked for, and an image has more than a batch has room for.
-          ImagenetPrepError: a disk fails, or a shard cannot be fetched.
-        """
+        """Yields this rank's steps of the rest of an epoch, or the first `most` of them."""
         steps = self.steps(start)
         count = steps.count if most is None else min(most, steps.count)
         if self._planned is None or self._planned[0] != epoch:

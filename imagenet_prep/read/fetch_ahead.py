@@ -80,10 +80,6 @@ class FetchAhead:
         """Returns a shard, open, once it is fetched.
 
         It is not removed as long as somebody refers to what is returned.
-
-        Raises:
-          IncompleteError: `stop` was called.
-          Exception: what `fetch` raised for this shard.
         """
         name = shard.name
         with self._changed:

@@ -34,11 +34,6 @@ class HeldFile:
           path: the file.
           lock: flags of fcntl.flock; 0 for no lock. The kernel releases the lock with the
             descriptor, so also when the process dies.
-
-        Raises:
-          DataDamagedError: it is a pipe, a device or a socket.
-          BlockingIOError: with LOCK_NB: another process holds the lock.
-          OSError: it cannot be opened.
         """
         # Network file systems allow an exclusive lock only for files that are open for writing.
         mode = os.O_RDWR if lock & fcntl.LOCK_EX else os.O_RDONLY

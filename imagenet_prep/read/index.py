@@ -31,9 +31,6 @@ def parse(content: bytes, shard: Shard, root: Path) -> npt.NDArray[np.int64]:
       content: of the index.
       shard: what the manifest says of it.
       root: folder of the data set, for errors.
-
-    Raises:
-      DataDamagedError: these are no byte offsets, or not those of such a shard.
     """
     path = root / naming.index_name(shard.name)
     words = content.split()

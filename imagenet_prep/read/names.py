@@ -19,11 +19,7 @@ class Names:
     """Class index and key of examples: from the tables of samples, or else from the records."""
 
     def __init__(self, records: Records) -> None:
-        """Takes a split; of a remote set the tables are fetched, and no shard.
-
-        Raises:
-          ImagenetPrepError: they cannot be had.
-        """
+        """Takes a split; of a remote set the tables are fetched, and no shard."""
         self._records = records
         self._store = LocalStore(records.root)
         if records.manifest.has_samples:
@@ -36,19 +32,14 @@ class Names:
             )
 
     def of(self, shard: int) -> Iterable[Head]:
-        """Returns the class index and key of each example of a shard, and b"", one by one.
-
-        Raises:
-          DataDamagedError: the message names the table and its line, or the record.
-          ImagenetPrepError: as for `Records.name`.
-        """
+        """Returns the class index and key of each example of a shard, and b"", one by one."""
         records = self._records
         if not records.manifest.has_samples:
             return ((*records.name(number), b"") for number in records.numbers_of(shard))
         return tables.heads(self._store, records.shards[shard], len(records.wnids))
 
     def __iter__(self) -> Iterator[Head]:
-        """Yields those of all examples, in the order of their records; raises as `of`."""
+        """Yields those of all examples, in the order of their records."""
         return itertools.chain.from_iterable(map(self.of, range(len(self._records.shards))))
 
     def having(self, shard: int, sha256: str) -> Iterator[tuple[int, Sample]]:
@@ -57,9 +48,6 @@ class Names:
         Args:
           shard: with a table of samples.
           sha256: of the file, in hex: as the image is stored, or as it was in the source.
-
-        Raises:
-          ImagenetPrepError: as for `of`.
         """
         records, there = self._records, self._records.shards[shard]
         if not any(sha256.encode() in line for line in tables.lines(self._store, there)):
@@ -73,7 +61,7 @@ class Names:
                 yield number, sample
 
     def at(self, number: int) -> tuple[int, str]:
-        """Returns those of one example; raises as `of`."""
+        """Returns those of one example."""
         shard, record = self._records.place(number)
         if not self._records.manifest.has_samples:
             return self._records.name(number)

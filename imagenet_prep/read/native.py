@@ -67,12 +67,7 @@ class NativeBackend:
             _say_once(f"images are decoded by Pillow, which is slower: {error.why}")
 
     def batches(self, encoded: Iterator[EncodedBatch], steps: int) -> Iterator[Any]:
-        """Yields the images of each step.
-
-        Raises:
-          UsageError: what `out` gives is no memory for them.
-          Exception: Pillow's, for an image that neither decoder can decode.
-        """
+        """Yields the images of each step."""
         # The last epoch, if it was left, must not write into memory that `out` gives again now.
         wait(self._left)
         ahead: deque[tuple[Any, list[Future[None]]]] = deque()

@@ -23,7 +23,7 @@ from imagenet_prep.storage.opened import Dataset, open_dataset
 
 
 def open_feed(config: ReadConfig) -> tuple[Feed, dict[str, Any]]:
-    """Returns what feeds a reader, and what `Reader.choice` says; raises as `make_dataset`."""
+    """Returns what feeds a reader, and what `Reader.choice` says."""
     world = config.world or World.from_environment()
     config = replace(config, world=world, backend=choose_backend(config))
     refuse_contradictions(config)

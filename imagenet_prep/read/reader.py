@@ -117,11 +117,7 @@ class Reader(Generic[Array]):
         return self.steps_per_epoch
 
     def __iter__(self) -> Iterator[Batch[Array]]:
-        """Yields the rest of the current epoch.
-
-        Raises:
-          DataDamagedError: a record or an image is damaged; shard, record and offset are named.
-        """
+        """Yields the rest of the current epoch."""
         self._own()
         left = self.steps_left
         for read, batch in self._batches(self.epoch, self._examples_read, left):
@@ -258,12 +254,7 @@ class Reader(Generic[Array]):
         return StepSampler(self._feed.steps, self._position, self.state())
 
     def __getitem__(self, position: Position) -> Batch[Array]:
-        """Returns the batch at a position that `sampler` gives; the reader's own stays.
-
-        Raises:
-          UsageError: this is no such position.
-          DataDamagedError: as when iterating.
-        """
+        """Returns the batch at a position that `sampler` gives; the reader's own stays."""
         if not self._is_position(position):
             raise UsageError(
                 f"reader[{position!r}]: a DataLoader over a reader needs batch_size=None and "

@@ -64,11 +64,6 @@ class Records:
           dataset: in a folder, or elsewhere.
           split: "train" or "validation".
           cache: brings the shards of a dataset elsewhere into a folder, one by one.
-
-        Raises:
-          UsageError: there is no such split.
-          DataDamagedError: shards or their indexes are missing or cut; all are named.
-          StoreError: the system cannot read them.
         """
         self.dataset, self.manifest = dataset, dataset.manifest
         folder = cache or dataset.store.as_folder
@@ -115,21 +110,13 @@ class Records:
         return self._first[-1]
 
     def follow(self, windows: Sequence[Sequence[int]]) -> None:
-        """Notes which shards an epoch reads together, one window after the other.
-
-        Raises:
-          UsageError: the limit of the cache is too small for them.
-        """
+        """Notes which shards an epoch reads together, one window after the other."""
         if self._cache is not None:
             shards = [[self.shards[shard] for shard in window] for window in windows]
             self._cache.follow(Windows(shards))
 
     def bring_samples(self) -> None:
-        """Fetches the tables of samples of all shards, where they lie elsewhere.
-
-        Raises:
-          ImagenetPrepError: one cannot be had; the message names it and the remedy.
-        """
+        """Fetches the tables of samples of all shards, where they lie elsewhere."""
         if self._cache is not None:
             self._cache.bring_samples(self.shards)
 
@@ -141,13 +128,7 @@ class Records:
             self._open.clear()
 
     def open_shard(self, number: int) -> None:
-        """Opens the shard of an example, and proves its index, if that was not done yet.
-
-        Raises:
-          DataDamagedError: the whole shard or its index is damaged, not only one record.
-          StoreError: the system cannot open it, or the server refuses.
-          IncompleteError: it could not be fetched, or the disk is full.
-        """
+        """Opens the shard of an example, and proves its index, if that was not done yet."""
         shard, _ = self.place(number)
         self._index(shard)
         self._shard(shard)
@@ -166,9 +147,6 @@ class Records:
         """Returns examples as `read` does, but much quicker, and None for some.
 
         These are damaged, or so unusual that only `read` knows what they are worth.
-
-        Raises:
-          ImagenetPrepError: as for `open_shard`.
         """
         # A cache holds no more than it must if its shards are read one after the other.
         if self.manifest.lacks or self._cache is not None:
@@ -198,12 +176,7 @@ class Records:
         return [files[shard] for shard in shards], self._places[np.asarray(numbers, np.int64)]
 
     def read(self, number: int) -> example.ImageExample:
-        """Returns one example, its bytes proven by both CRCs and its label by its WNID.
-
-        Raises:
-          DataDamagedError: the message names shard, record and byte offset.
-          ImagenetPrepError: as for `open_shard`, or the disk fails.
-        """
+        """Returns one example, its bytes proven by both CRCs and its label by its WNID."""
         shard, record = self.place(number)
         offset, size = self._index(shard)[record].tolist()
         held = self._shard(shard)
@@ -240,12 +213,7 @@ class Records:
         return keys.key_of(self.split, self.wnids[self._class_of(image)], image.filename)
 
     def name(self, number: int) -> tuple[int, str]:
-        """Returns class index and key of an example, unproven: its image is not read.
-
-        Raises:
-          DataDamagedError: the message names shard, record and byte offset.
-          ImagenetPrepError: as for `open_shard`, or the disk fails.
-        """
+        """Returns class index and key of an example, unproven: its image is not read."""
         shard, record = self.place(number)
         offset, size = self._index(shard)[record].tolist()
         held, offset = self._shard(shard), offset + tfrecord.HEAD_BYTES
@@ -266,7 +234,7 @@ class Records:
         return range(*self._first[shard : shard + 2])
 
     def located(self, number: int) -> Json:
-        """Returns shard, record, byte offset and size of an example; raises as `open_shard`."""
+        """Returns shard, record, byte offset and size of an example."""
         shard, record = self.place(number)
         offset, size = self._index(shard)[record].tolist()
         return {

@@ -236,11 +236,7 @@ def gather(dataset: Dataset, problems: list[str], source: Readable | None = None
 
 
 def index_of(facts: Facts, shard: str, numbers: Container[int]) -> dict[int, str]:
-    """Returns those lines of a shard's index that have these numbers, as far as it has them.
-
-    Raises:
-      DataDamagedError: it cannot be read.
-    """
+    """Returns those lines of a shard's index that have these numbers, as far as it has them."""
     name = naming.index_name(shard)
     try:
         lines = io.BytesIO(facts.store.read(name, 0, _MAX_LIST_BYTES))

@@ -215,11 +215,7 @@ def _groups(facts: Facts, seed: int) -> Iterator[_Group]:
 
 
 def read(facts: Facts, record: Record) -> ImageExample:
-    """Returns what a record holds.
-
-    Raises:
-      DataDamagedError: the index or the shard is not what it should be there.
-    """
+    """Returns what a record holds."""
     try:
         offset, size = tfrecord.index_numbers(record.line)
         if size < tfrecord.FRAMING_BYTES:

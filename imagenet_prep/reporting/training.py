@@ -56,13 +56,7 @@ _MOST_BYTES = 1 << 20
 
 
 def load(path: Path) -> list[Row]:
-    """Returns the rows of a figures file.
-
-    Raises:
-      UsageError: the file is not one that `bench-train` wrote.
-      StoreError: it cannot be read.
-      DataDamagedError: it is no regular file, or too large.
-    """
+    """Returns the rows of a figures file."""
     with storage_errors("read", path):
         content = regular_file.read(path, _MOST_BYTES)
     try:

@@ -39,10 +39,6 @@ def publish(
       incidents: lines of quarantine.jsonl, of all splits, in any order.
       classes: for labels.txt.
       name: of the data set, for `dataset.tfds`.
-
-    Raises:
-      IncompleteError: the disk is full, or a published file is gone. Then there is no manifest.
-      DataDamagedError: nor where a table of samples is not what was published.
     """
     splits = {name: with_root(store, split) for name, split in draft.splits.items()}
     incidents = sorted(incidents, key=lambda incident: incident.key)
@@ -130,11 +126,7 @@ def _count(incidents: Iterable[Incident], action: str) -> dict[str, int]:
 
 
 def refuse_too_many(bad: Sequence[Incident], limit: int | None) -> None:
-    """Compares the bad images that a run has met so far with how many it may leave out.
-
-    Raises:
-      DataDamagedError: these are too many.
-    """
+    """Compares the bad images that a run has met so far with how many it may leave out."""
     if limit is not None and len(bad) > limit:
         last = bad[-1]
         raise DataDamagedError(
@@ -146,11 +138,7 @@ def refuse_too_many(bad: Sequence[Incident], limit: int | None) -> None:
 
 
 def check_finished(where: str, bad: int, allowed: int | None) -> None:
-    """Compares the bad images of a finished dataset with the limit of a run that finds it.
-
-    Raises:
-      DataDamagedError: more images were left out of it than are allowed.
-    """
+    """Compares the bad images of a finished dataset with the limit of a run that finds it."""
     if allowed is not None and bad > allowed:
         raise DataDamagedError(
             f"{where} is finished, but {bad} bad images were left out and {allowed} "

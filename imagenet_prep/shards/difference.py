@@ -29,11 +29,7 @@ _MOST_KEYS = 1 << 20
 
 
 def splits_that_differ(a: Dataset, b: Dataset) -> list[str]:
-    """Returns the splits whose images or labels are not the same, by both manifests alone.
-
-    Raises:
-      UsageError: a set has no tables.
-    """
+    """Returns the splits whose images or labels are not the same, by both manifests alone."""
     for side in (a, b):
         side.demand_samples()
     stated = [
@@ -62,10 +58,6 @@ def differences(a: Dataset, b: Dataset, splits: Sequence[str]) -> Iterator[Diffe
     Args:
       a, b: the data sets.
       splits: as `splits_that_differ` returned them.
-
-    Raises:
-      DataDamagedError: a table is not what a run of this program wrote, or has a key twice.
-      StoreError, IncompleteError: it cannot be read, or the disk below TMPDIR is full.
     """
     sides, same_classes = (a, b), a.classes.wnids == b.classes.wnids
     classes = sorted({*a.classes.wnids, *b.classes.wnids})

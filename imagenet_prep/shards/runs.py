@@ -38,9 +38,6 @@ def write(folder: Path, name: str, entries: Iterable[bytes]) -> list[Path]:
     """Sorts entries as far as memory holds them; returns the files, `folder/name.run-NNNN`.
 
     They can be made again at any time, so they are not synced to the disk.
-
-    Raises:
-      IncompleteError: the disk is full.
     """
     runs: list[Path] = []
     left = iter(entries)
@@ -86,9 +83,6 @@ def side_by_side(sides: Sequence[Sequence[Path]]) -> Iterator[list[list[bytes]]]
 
     Args:
       sides: of each, what `write` has returned; one file is open at a time.
-
-    Raises:
-      DataDamagedError: so many entries have one key that they are more than a range.
     """
     everything = [run for side in sides for run in side]
     keys = sorted(itertools.chain.from_iterable(map(_some_keys, everything)))

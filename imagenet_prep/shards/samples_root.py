@@ -42,13 +42,7 @@ def wrong_roots(dataset: Dataset) -> list[str]:
 
 
 def root_of(store: Readable, split: Split) -> str:
-    """Returns the root of a split whose tables lie in a store, each proven.
-
-    Raises:
-      DataDamagedError: a table is not what the manifest says, or a key is there twice.
-      StoreError: it cannot be read.
-      IncompleteError: the disk for temporary files is full.
-    """
+    """Returns the root of a split whose tables lie in a store, each proven."""
     parse = partial(samples.heads, images=True)
     heads = itertools.chain.from_iterable(tables.each(parse, store, split.shards))
     return _root(heads, store, split.shards)
@@ -60,10 +54,6 @@ def samples_root(rows: Iterable[Sample], store: Readable, shards: Sequence[Shard
     Args:
       rows: of all its shards, in any order; read once.
       store, shards: where they are from, for errors.
-
-    Raises:
-      DataDamagedError: two have the same key.
-      IncompleteError: the disk is full: sorted samples are put below TMPDIR, 150 bytes each.
     """
     return _root((row.head for row in rows), store, shards)
 

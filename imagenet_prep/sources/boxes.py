@@ -112,11 +112,7 @@ def find(root: Location, splits: Sequence[str], *, official: bool) -> Annotation
 
 
 def read(task: BoxTask) -> Found:
-    """Returns the boxes of an archive or a folder.
-
-    Raises:
-      SourceError: it is damaged, or holds what is no annotation of its split.
-    """
+    """Returns the boxes of an archive or a folder."""
     lines: dict[str, bytearray] = {}
     images = num_boxes = dropped = num_bytes = 0
     # A class folder of train says which class its files are of.
@@ -143,11 +139,7 @@ def read(task: BoxTask) -> Found:
 
 
 def parse(lines: bytes, where: str) -> dict[str, Boxes]:
-    """Returns the boxes by the stem of the image's name from what `read` has listed.
-
-    Raises:
-      SourceError: an image has two annotations.
-    """
+    """Returns the boxes by the stem of the image's name from what `read` has listed."""
     found: dict[str, Boxes] = {}
     for line in io.BytesIO(lines):
         try:

@@ -61,11 +61,7 @@ class Cifar10(source.Pixels):
         return _BATCH_IMAGES * _PIXEL_BYTES
 
     def images(self, task: IndexTask) -> Iterator[PackedImage]:
-        """Yields the images of one batch, encoded.
-
-        Raises:
-          SourceError: the batch is damaged, or holds what is not in a batch.
-        """
+        """Yields the images of one batch, encoded."""
         where = f"{self.path}: {task.name}"
         batch = _load(_read(self.path, task.name), where)
         pixels, classes, names = (batch.get(key) for key in ("data", "labels", "filenames"))
@@ -106,12 +102,7 @@ def locate(root: Path) -> Path | None:
 
 
 def find(root: Path, encode: Encode, encoding: str) -> Cifar10:
-    """Returns the batches and the class list.
-
-    Raises:
-      UsageError: they are not there.
-      SourceError: batches.meta is damaged.
-    """
+    """Returns the batches and the class list."""
     path = locate(root)
     if path is None:
         raise UsageError(f"--source {root}: neither {ARCHIVE} nor {FOLDER}/ is there.")

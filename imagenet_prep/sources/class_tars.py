@@ -61,11 +61,6 @@ def find(root: Location, splits: Sequence[str]) -> ClassTars:
     """Returns the class tars, and the class list: sorted WNIDs, with words where they lie beside.
 
     ILSVRC2012's class list is taken where it has all of them, so that labels never shift.
-
-    Raises:
-      UsageError: there are no class tars, or two editions of them, or validation is asked for,
-        which there is none of.
-      SourceError: a tar is damaged, is of no class, or comes twice.
     """
     places = [*_places(root)]
     if len(places) > 1:

@@ -37,9 +37,6 @@ def contents(path: Location, most: Callable[[str], int]) -> Iterator[tuple[str, 
     Args:
       path: the archive.
       most: how many bytes of a file are wanted, by its name.
-
-    Raises:
-      SourceError: it is no archive, is damaged, or unpacks to far more bytes than it has.
     """
     size = path.stat.size if isinstance(path, RemotePath) else path.stat().st_size
     allowance = Allowance(_LEAST_ALLOWANCE + _MOST_RATIO * size)

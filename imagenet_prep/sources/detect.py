@@ -62,10 +62,6 @@ def find(
       kind: one of LAYOUTS, or "auto" to recognise it.
       encode, encoding: for pixels that come without a format, see `source.Pixels`.
       follow_links: as for `folder.find`.
-
-    Raises:
-      UsageError: nothing is recognised, or something that is needed is not there.
-      SourceError: what is there is damaged or contradicts itself.
     """
     kinds = recognised(root) if kind == AUTO else [kind]
     finders: dict[str, Callable[[], Source]] = {

@@ -48,7 +48,7 @@ class Folder(folder.Folder):
     """Folders of images."""
 
     def index(self, task: IndexTask) -> list[Member]:
-        """Returns the images, sorted by key; raises as `folder.Folder.index`."""
+        """Returns the images, sorted by key."""
         found = listing.below(self.root / task.archive, self.inside, by_content=False)
         members = (
             _member(self, f"{task.part}/{path}", f"{task.archive}/{path}", size)
@@ -167,12 +167,7 @@ def _is_set(place: Path) -> bool:
 
 
 def find(root: Location, splits: Sequence[str], *, follow_links: bool) -> Folder | Archives:
-    """Returns the evaluation set; its class list is ILSVRC2012's.
-
-    Raises:
-      UsageError: there is none, or several, or another split than `test` is asked for.
-      SourceError: an archive is damaged, or it is not clear what its folders mean.
-    """
+    """Returns the evaluation set; its class list is ILSVRC2012's."""
     places = locate(root) or [root] * root.is_file()
     names = [place.name for place in places]
     if not places:

@@ -61,9 +61,6 @@ class Layout:
         Args:
           path: of the image.
           where: how errors call it.
-
-        Raises:
-          SourceError: its folder is no class.
         """
         folder = path.rpartition("/")[0].rpartition("/")[2]
         index: int | None
@@ -108,9 +105,6 @@ def layout_of(
       sample: the path of its first image; "" if there is none.
       in_folder: the number of images in each folder.
       mapping: the files of ObjectNet's mapping, by name.
-
-    Raises:
-      SourceError: it is no set that is known, or could be two, or a folder is no class.
     """
     where = names[0]
     folders = {path.rpartition("/")[2] for path in in_folder}

@@ -49,10 +49,6 @@ class FileReader:
         """Returns the bytes of a file, `size` of them from `offset` 0.
 
         Of files that are too large for an image the beginning may be asked for.
-
-        Raises:
-          SourceError: it cannot be read, or has another size than when it was listed.
-          StoreError: the disk fails.
         """
         path = self._root / archive
         try:
@@ -114,12 +110,7 @@ class Folder(source.Stored):
         return FileReader(self.root)
 
     def index(self, task: IndexTask) -> list[Member]:
-        """Returns the images of one folder, sorted by key.
-
-        Raises:
-          SourceError: it is empty, a base name comes twice or contradicts its class, or a
-            validation image has no label.
-        """
+        """Returns the images of one folder, sorted by key."""
         folder = self.root / task.archive
         found = listing.below(folder, self.inside, by_content=self.is_own)
         members = source.sorted_by_key(
@@ -170,11 +161,6 @@ def find(
     The class list is `classes`, if given; else the devkit's or Kaggle's where one is there. Else it
     is the official one where all class folders belong to it, so that labels never shift in a
     subset; else the sorted names of the class folders.
-
-    Raises:
-      UsageError: a folder or the validation labels are not there.
-      SourceError: class folders contradict the class list, labels are damaged, or a link leads
-        out of the source.
     """
     inside = None if follow_links else root
     base, folders, beside = layout.split_folders(root)
@@ -309,12 +295,7 @@ def _class_folders(folder: Path, classes: ClassList) -> dict[int, str]:
 
 
 def _beside_classes(folder: Path, *, by_content: bool) -> Counter[str]:
-    """Counts the files beside the class folders, by ending.
-
-    Raises:
-      SourceError: one of them is an image. It has no class; to leave it out silently would be
-        wrong.
-    """
+    """Counts the files beside the class folders, by ending."""
     ignored = Counter[str]()
     for path in folder.iterdir():
         if path.name.startswith("."):

@@ -55,12 +55,7 @@ class Tars(source.Stored):
         return kind(self.reader)
 
     def index(self, task: IndexTask) -> list[Member]:
-        """Returns the images of one tar, sorted by key.
-
-        Raises:
-          SourceError: the tar is damaged or empty, a key comes twice, a name contradicts its
-            class, or a validation image has no label.
-        """
+        """Returns the images of one tar, sorted by key."""
         archive = task.archive or task.part
         files = tar.files_of(self.reader, archive, task.start, task.stop)
         members = source.sorted_by_key((self._member(task, archive, f) for f in files), archive)
@@ -104,9 +99,6 @@ def inner_tars(
     Args:
       reader, archive: what is listed.
       advice: what to do where something else than tars of classes lies there.
-
-    Raises:
-      SourceError: the archive is damaged, or holds something else, or a class twice.
     """
     found: dict[str, Range] = {}
     for inner in tar.files_of(reader, archive, 0, reader.size(archive), skipping=True):
@@ -123,11 +115,7 @@ def inner_tars(
 
 
 def class_tasks(part: str, tars: Mapping[str, Range], classes: ClassList) -> list[IndexTask]:
-    """Returns the tars of classes, by WNID, as pieces of train.
-
-    Raises:
-      SourceError: a class is not in the list.
-    """
+    """Returns the tars of classes, by WNID, as pieces of train."""
     tasks = []
     for wnid, (archive, start, size) in tars.items():
         index = classes.index.get(wnid)
@@ -151,11 +139,7 @@ class Ilsvrc2012(Tars):
     decisive = ("validation_class_index",)
 
     def index_tasks(self, split: str) -> list[IndexTask]:
-        """Returns one task a tar: a class of train, or the whole of validation.
-
-        Raises:
-          SourceError: the outer tar is damaged, or holds what is not a class of the list.
-        """
+        """Returns one task a tar: a class of train, or the whole of validation."""
         archive = ARCHIVES[split]
         if split == schema.VALIDATION:
             return [IndexTask(split, split, archive, None, 0, self.reader.size(archive))]
@@ -174,10 +158,6 @@ def find(folder: Location, splits: Sequence[str]) -> Ilsvrc2012:
 
     The class list is the devkit's. Without a devkit it is the official one, and only the
     train split can be read: validation labels are nowhere else.
-
-    Raises:
-      UsageError: an archive or the devkit is not there; the message lists what is.
-      SourceError: the devkit is damaged or contradicts the known labels.
     """
     if isinstance(folder, Path) and not folder.is_dir():
         expected = ", ".join([*(ARCHIVES[split] for split in splits), labels.DEVKIT])

@@ -38,11 +38,7 @@ class Labelling:
     offset: int
 
     def class_index(self, name: str, label: int) -> int:
-        """Returns the class index of a record.
-
-        Raises:
-          DataDamagedError: the class is unknown, or its label is another class's.
-        """
+        """Returns the class index of a record."""
         if not name:
             index = label - self.offset
             if not 0 <= index < len(self.classes.wnids):
@@ -66,9 +62,6 @@ def labelling_of(uses: Iterable[LabelUse], known: ClassList | None = None) -> La
       uses: of all shards.
       known: a class list to prefer where it holds all classes of the set; else the official
         one is tried, then the classes that the records name.
-
-    Raises:
-      DataDamagedError: there is none; names the records that most others contradict.
     """
     uses = list(uses)
     official = official_classes()

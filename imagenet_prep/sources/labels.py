@@ -80,9 +80,6 @@ def classes_called(
 
     WNIDs get the words of `lemmas`, or else of ILSVRC2012. Blanks become "_" in the id, since
     labels.txt and its readers take the first word of a line for it.
-
-    Raises:
-      SourceError: two classes have the same name.
     """
     words = dict(zip(*dataclasses.astuple(official_classes()), strict=True)) | dict(lemmas or {})
     ids = tuple("_".join(name.split()) for name in names)
@@ -101,9 +98,6 @@ def check_validation(classes: ClassList, class_index: dict[int, int], where: str
       classes: the class list; only the official one is checked.
       class_index: by the number in the file name; checked only if all 50,000 are there.
       where: the source, for error messages.
-
-    Raises:
-      SourceError: they differ; training on them would score 0.001.
     """
     numbers = range(1, schema.OFFICIAL_NUM_EXAMPLES[schema.VALIDATION] + 1)
     if classes.official and class_index.keys() == set(numbers):
@@ -111,11 +105,7 @@ def check_validation(classes: ClassList, class_index: dict[int, int], where: str
 
 
 def read_devkit(path: Location) -> Devkit:
-    """Returns the class list and the validation labels of a devkit, an archive or a folder.
-
-    Raises:
-      SourceError: not the ILSVRC2012 task 1/2 devkit, or its parts contradict each other.
-    """
+    """Returns the class list and the validation labels of a devkit, an archive or a folder."""
     meta, truth = tar.small_files(
         path,
         ("data/meta.mat", f"data/{GROUND_TRUTH}"),
@@ -144,11 +134,7 @@ def read_devkit(path: Location) -> Devkit:
 
 
 def check_canaries(wnids: Sequence[str], path: Location | str) -> None:
-    """Compares ILSVRC2012's validation labels, in file-name order, with known answers.
-
-    Raises:
-      SourceError: they differ; training on them would score 0.001.
-    """
+    """Compares ILSVRC2012's validation labels, in file-name order, with known answers."""
     for number, (found, expected) in enumerate(zip(wnids, CANARIES, strict=False), start=1):
         if found != expected:
             raise SourceError(

@@ -18,9 +18,6 @@ def beside(folders: Iterable[Location]) -> dict[str, str]:
     """Returns words by WNID from the first such file in these folders; empty without any.
 
     Words only help people, so a line that is none of the kind is passed over.
-
-    Raises:
-      SourceError: the file cannot be read, or is too large to be such a list.
     """
     for folder in folders:
         for name in _LISTS:

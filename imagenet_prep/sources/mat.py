@@ -31,11 +31,6 @@ def read(data: bytes) -> dict[str, Any]:
     """Returns the arrays of a MAT-file by name: tuples of numbers, texts, and lists of cells.
 
     Structures become a dict that has, for each field, the list of its values.
-
-    Raises:
-      ValueError, LookupError: an array is not as large as it claims to be, or this is no
-        little-endian file of version 5 that holds real numbers and texts only.
-      zlib.error, struct.error: it is damaged.
     """
     if data[126:_HEADER_BYTES] != b"IM":
         raise ValueError("it is no MAT-file of version 5")

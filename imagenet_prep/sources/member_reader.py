@@ -30,11 +30,7 @@ class MemberReader:
         self._reader.will_need(map(self._range_of, members))
 
     def read(self, member: Member) -> bytes:
-        """Returns the bytes of an image; of a huge one, just enough for the codec to refuse.
-
-        Raises:
-          SourceError: the archive cannot be read there.
-        """
+        """Returns the bytes of an image; of a huge one, just enough for the codec to refuse."""
         return self._reader.read(*self._range_of(member))
 
     def _range_of(self, member: Member) -> Range:
@@ -48,11 +44,7 @@ class TarReader(MemberReader):
     _header_bytes = tar.HEADER_BYTES
 
     def read(self, member: Member) -> bytes:
-        """As for `MemberReader`.
-
-        Raises:
-          SourceError: also where the archive holds another file there, or none.
-        """
+        """As for `MemberReader`."""
         data = super().read(member)
         if not _is_of(member, data[: tar.HEADER_BYTES]):
             # A long name stands in headers of its own, before the last one.

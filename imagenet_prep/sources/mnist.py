@@ -50,11 +50,7 @@ class Mnist(source.Pixels):
         return self.edition.examples[task.split] * _ENCODED_BYTES
 
     def images(self, task: IndexTask) -> Iterator[PackedImage]:
-        """Yields the images of a split, encoded.
-
-        Raises:
-          SourceError: a file is damaged, or there is not one label for each image.
-        """
+        """Yields the images of a split, encoded."""
         import numpy as np
 
         images, marks = self.files[task.split]
@@ -78,11 +74,7 @@ def is_there(root: Path) -> bool:
 
 
 def find(root: Path, splits: Sequence[str], encode: Encode, encoding: str) -> Mnist:
-    """Returns the files that `splits` need.
-
-    Raises:
-      UsageError: one of them is not there.
-    """
+    """Returns the files that `splits` need."""
     names = {split: [f"{_PREFIX[split]}-{kind}" for kind in (_IMAGES, _LABELS)] for split in splits}
     found = {name: _locate(root, name) for of_split in names.values() for name in of_split}
     if missing := [name for name, path in found.items() if path is None]:

@@ -86,11 +86,7 @@ _PACKERS: dict[bytes, Callable[..., Any]] = {
 
 @contextlib.contextmanager
 def unpacked(path: Location) -> Iterator[io.BufferedIOBase]:
-    """Yields the bytes of a file that may be packed.
-
-    Raises:
-      UNPACKING_ERRORS: here, and where it is read.
-    """
+    """Yields the bytes of a file that may be packed."""
     with open_to_read(path) as opened:
         file = cast(io.BufferedReader, opened)
         head = file.peek(8)

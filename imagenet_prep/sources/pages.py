@@ -34,10 +34,6 @@ def check(descriptor: int, column: ColumnChunkMetaData) -> None:
     Args:
       descriptor: of the open file.
       column: what the footer says of the column in one group of rows.
-
-    Raises:
-      ValueError: they unpack to more, or are no pages.
-      OSError: the disk fails.
     """
     starts = (column.dictionary_page_offset, column.data_page_offset)
     position = min(start for start in starts if start is not None)

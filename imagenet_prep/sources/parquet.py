@@ -64,12 +64,7 @@ class Parquet(source.Packed):
         return self.num_bytes[task.part]
 
     def images(self, task: IndexTask) -> Iterator[PackedImage]:
-        """Yields the images of one file in the order of their rows.
-
-        Raises:
-          SourceError: the file is damaged, a row has no image or no label of a class, or the
-            WNID in a path contradicts the label.
-        """
+        """Yields the images of one file in the order of their rows."""
         path = self.files[task.part]
         with _opened(path) as (file, descriptor):
             rows = _rows(file, descriptor, "image", _BATCH_ROWS)
@@ -125,12 +120,7 @@ def folder(root: Path) -> Path | None:
 
 
 def find(root: Path, splits: Sequence[str]) -> Parquet:
-    """Returns the files that `splits` need, and the class list.
-
-    Raises:
-      UsageError: a split has no file, or nothing names the classes.
-      SourceError: a file is damaged or lacks the columns, or is there of two counts.
-    """
+    """Returns the files that `splits` need, and the class list."""
     there = folder(root) or root
     names = sorted(path.name for path in there.iterdir()) if there.is_dir() else []
     matches = [match for name in names if (match := _NAME.match(name))]
@@ -168,9 +158,6 @@ def _opened(path: Path) -> Iterator[tuple[ParquetFile, int]]:
     """Yields an open file with the columns that we need, and its descriptor.
 
     It turns pyarrow's errors into ours.
-
-    Raises:
-      UsageError: pyarrow is not installed.
     """
     try:
         import pyarrow as pa  # type: ignore[import-untyped]

@@ -32,12 +32,7 @@ class _Type:
 
 
 def loads(data: bytes) -> Any:
-    """Returns what a pickle describes: dicts, lists, tuples, text, bytes, numbers and arrays.
-
-    Raises:
-      Exception: it is damaged, or does what no batch does. A broken pickle fails at whatever it
-        runs into, so the kinds are many.
-    """
+    """Returns what a pickle describes: dicts, lists, tuples, text, bytes, numbers and arrays."""
     return _Reader(len(data)).run(data)
 
 

@@ -61,12 +61,7 @@ class ImageList:
     """
 
     def __init__(self, path: Path) -> None:
-        """Reads the list.
-
-        Raises:
-          SourceError: it cannot be read, a line is not `number, label, path` with tabs between, a
-            number comes twice, a label has two names, or it is a link that leads out of its folder.
-        """
+        """Reads the list."""
         refuse_link_out(path)
         firsts, lasts, odd = dict[int, str](), dict[int, str](), ""
         self._path = path
@@ -105,11 +100,7 @@ class ImageList:
             )
 
     def name(self, number: int) -> str | None:
-        """Returns the path of an image; None where the list does not have it.
-
-        Raises:
-          SourceError: the list has changed, or cannot be read.
-        """
+        """Returns the path of an image; None where the list does not have it."""
         at = int(np.searchsorted(self._numbers, number))
         if at == len(self._numbers) or self._numbers[at] != number:
             return None
@@ -159,11 +150,7 @@ class RecordIO(source.Stored):
         return RecordReader(self.files)
 
     def index(self, task: IndexTask) -> list[Member]:
-        """Returns the images of the records that begin in a piece, sorted by key.
-
-        Raises:
-          SourceError: the file is damaged, or a label is not one of a class.
-        """
+        """Returns the images of the records that begin in a piece, sorted by key."""
         path = self.files[task.part]
         with open_to_read(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -208,12 +195,7 @@ def locate(root: Path) -> dict[str, list[Path]]:
 
 
 def find(root: Path, splits: Sequence[str]) -> RecordIO:
-    """Returns the files that `splits` need, and the class list.
-
-    Raises:
-      UsageError: there are no files of a split, or nothing names the classes.
-      SourceError: a list is damaged.
-    """
+    """Returns the files that `splits` need, and the class list."""
     found = locate(root)
     if missing := [split for split in splits if split not in found]:
         wanted = " and no ".join(f"{_PREFIXES[split]}*.rec" for split in missing)

@@ -40,9 +40,6 @@ def scan(folder: Path, inside: Path | None = None, hidden: list[str] | None = No
       folder: what is listed.
       inside: where the folder, and all links to files, must lead; None to follow them anywhere.
       hidden: gets the paths of hidden files, and of those in hidden folders.
-
-    Raises:
-      SourceError: a link leads outside or nowhere, a folder cannot be read, or a name is not UTF-8.
     """
     files: list[File] = []
     folders = [""]

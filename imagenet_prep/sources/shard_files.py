@@ -80,14 +80,7 @@ class TfrecordSet:
 
 
 def find(store: Store) -> TfrecordSet:
-    """Returns the set of shards in `store`, or in folders below it that are called as splits.
-
-    Raises:
-      UsageError: there is none.
-      IncompleteError, StoreError: a server does not answer, or refuses.
-      SourceError: shards are missing, or shards of two sets lie there.
-      ManifestError: its dataset.json is damaged, or not true.
-    """
+    """Returns the set of shards in `store`, or in folders below it that are called as splits."""
     where = store.where()
     if (local := store.as_folder) and not local.root.is_dir():
         raise UsageError(f"{where}: no such folder")

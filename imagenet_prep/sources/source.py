@@ -150,10 +150,6 @@ class Source(ABC):
           path: of the image.
           where: how errors call it.
           folder: below that of its class, which is to be a part of the key, with a slash behind it.
-
-        Raises:
-          SourceError: this is longer than a file name may be, holds a control character, or
-            begins with the WNID of another class.
         """
         base, class_id = path.rpartition("/")[2], self.classes.wnids[class_index]
         if len(base.encode()) > _MAX_BASE_BYTES:
@@ -240,11 +236,7 @@ class Pixels(Packed):
 
 
 def file_part(path: Location, md5: str | None = None) -> Part:
-    """Returns a file as a part.
-
-    Raises:
-      ImagenetPrepError: it cannot be opened, or not be read where it lies.
-    """
+    """Returns a file as a part."""
     if isinstance(path, RemotePath):
         found = path.demand_ranges()
         return Part(path.name, found.size, found.validator, md5, path)
@@ -260,11 +252,7 @@ def file_part(path: Location, md5: str | None = None) -> Part:
 
 
 def sorted_by_key(members: Iterable[Member], where: str) -> list[Member]:
-    """Returns members in the order of their keys, which must differ.
-
-    Raises:
-      SourceError: a key comes twice.
-    """
+    """Returns members in the order of their keys, which must differ."""
     found: dict[str, Member] = {}
     for member in members:
         if (other := found.setdefault(member.key, member)) is not member:
@@ -284,10 +272,6 @@ def read_list(path: Location, *, lenient: bool = False) -> str:
     Args:
       path: the file.
       lenient: take what is not UTF-8 for Latin-1, as in lists that are older.
-
-    Raises:
-      SourceError: it cannot be read, is too large, is not UTF-8, or is a link that leads out of
-        its folder.
     """
     if not isinstance(path, RemotePath):
         refuse_link_out(path)
@@ -301,11 +285,7 @@ def read_list(path: Location, *, lenient: bool = False) -> str:
 
 
 def read_bytes(path: Location, most: int) -> bytes:
-    """Returns a file of at most so many bytes.
-
-    Raises:
-      SourceError: it cannot be read, or is larger.
-    """
+    """Returns a file of at most so many bytes."""
     data = bytearray()
     try:
         with open_to_read(path) as file:

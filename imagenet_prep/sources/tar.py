@@ -121,12 +121,7 @@ class _Headers(NamedTuple):
 
 
 def members(reader: Reads, archive: str, start: int, stop: int) -> Iterator[TarMember]:
-    """Yields the regular files of the tar that lies in bytes [start, stop) of an archive.
-
-    Raises:
-      SourceError: not a tar, truncated, a damaged header, a link or device, or a name that
-        would leave its folder. The message names the archive and the byte offset.
-    """
+    """Yields the regular files of the tar that lies in bytes [start, stop) of an archive."""
     position = start
     extended: dict[str, str] = {}
     while True:
@@ -257,11 +252,7 @@ class Allowance:
         self._most = self._left = most_bytes
 
     def take(self, num_bytes: int, archive: str) -> None:
-        """Counts bytes that were unpacked.
-
-        Raises:
-          SourceError: these are too many.
-        """
+        """Counts bytes that were unpacked."""
         self._left -= num_bytes
         if self._left < 0:
             raise SourceError(f"{archive}: unpacks to more than {self._most:,} bytes")
@@ -306,10 +297,6 @@ def contents(
       stream: the tar, open at its start; it is read to its end.
       archive: what errors call it.
       allowance: every byte that is read of it is counted.
-
-    Raises:
-      SourceError: as for `members`, or the allowance is used up.
-      packed.UNPACKING_ERRORS: the stream is damaged.
     """
     reader = _Forward(stream, allowance)
     for member in members(reader, archive, 0, reader.END):
@@ -333,9 +320,6 @@ def small_files(
       max_bytes: of one file.
       max_unpacked_bytes: of all that is unpacked on the way.
       advice: the last sentence of each error.
-
-    Raises:
-      SourceError: one of them is missing, empty or too large, or cannot be read.
     """
     found: dict[str, bytes] = {}
     try:

@@ -93,11 +93,6 @@ def check(
       on_damage: is given the error of each damaged record, which is skipped; without it the first
         error is raised.
       hashes: of hashlib; at the end they have been given all bytes of the shard.
-
-    Raises:
-      DataDamagedError: names shard, record and byte offset.
-      IncompleteError: the shard is another one than was found.
-      StoreError: a server refuses, or the disk fails.
     """
     name = shard.file
     seen = damaged = 0
@@ -188,7 +183,7 @@ def parse(payload: bytes) -> Entry:
 def read(
     store: Store, shard: ShardFile, labelling: Labelling, hashes: Sequence[Any] = ()
 ) -> Iterator[tuple[Member, bytes]]:
-    """Yields (member, its encoded bytes) in the order of the records; raises as `check`.
+    """Yields (member, its encoded bytes) in the order of the records.
 
     The key is the one in the table of samples, if the dataset has tables: an image that was
     relabelled keeps its key.

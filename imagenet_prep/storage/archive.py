@@ -65,12 +65,7 @@ class ArchiveReader:
         return self._use(archive, lambda descriptor: os.fstat(descriptor).st_size)
 
     def read(self, archive: str, offset: int, size: int) -> bytes:
-        """Returns exactly `size` bytes at `offset`.
-
-        Raises:
-          SourceError: the archive ends before, or cannot be read there.
-          StoreError: the disk fails.
-        """
+        """Returns exactly `size` bytes at `offset`."""
         # At once where it is open: a header is read in 2 us.
         descriptor = self._descriptors.get(archive)
         if descriptor is None:
@@ -121,7 +116,7 @@ class ArchiveReader:
         return None
 
     def md5(self, archive: str) -> str:
-        """Returns the md5 of an archive; raises as `read`."""
+        """Returns the md5 of an archive."""
         size = self.size(archive)
         md5 = hashlib.md5(usedforsecurity=False)
         for offset in range(0, size, _HASH_CHUNK_BYTES):

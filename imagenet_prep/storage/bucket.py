@@ -81,9 +81,6 @@ class BucketStore:
           timeout_s: seconds without a byte that are a failure.
           retries: failed attempts allowed an object.
           remedy: what is said where these are spent.
-
-        Raises:
-          UsageError: credentials cannot be loaded, or boto3 is not installed.
         """
         self.base = base.rstrip("/")
         self._arguments = base, connections, timeout_s, retries, remedy
@@ -182,11 +179,7 @@ class BucketStore:
     def publish(
         self, temporary: Path, name: str, sha256: str | None = None, check: Check = unchecked
     ) -> None:
-        """As for `Store`; the temporary file is removed, also where that fails.
-
-        Raises:
-          DataDamagedError: the file does not hold what was written to it.
-        """
+        """As for `Store`; the temporary file is removed, also where that fails."""
         try:
             remedy = f"the disk below {temporary.parent} does not give back what was written."
             with storage_errors("read", temporary):
@@ -243,11 +236,7 @@ class BucketStore:
         return self.claim(name, token) == token
 
     def verify_published(self, files: Iterable[File]) -> None:
-        """As for `Store`: asks the server for each, its sha256 and its CRC32C.
-
-        Raises:
-          IncompleteError: one is missing, or another one.
-        """
+        """As for `Store`: asks the server for each, its sha256 and its CRC32C."""
         if wrong := [problem.text for problem in self._each(self.problem, files) if problem]:
             raise IncompleteError(
                 f"{self.where()}: not what this run has put there: "
@@ -266,11 +255,7 @@ class BucketStore:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """As for `Store`: refuses two runs of one user on one machine, which gain nothing.
-
-        Raises:
-          BusyError: another run of this machine writes there.
-        """
+        """As for `Store`: refuses two runs of one user on one machine, which gain nothing."""
         scratch.make(self.local.root)
         with self.local.lock():
             self.abort_uploads(_may_be_ours)
@@ -331,9 +316,6 @@ class BucketStore:
           opened: begins to read its bytes; called again where an upload has to be begun anew.
           remedy: what is to be said where they are others.
           check: as for `publish`.
-
-        Raises:
-          DataDamagedError: the bytes are others; no object is made of them.
         """
         budget = self._budget(file.name)
         while True:
@@ -354,12 +336,7 @@ class BucketStore:
             budget.wait(UnavailableError(problem.text))
 
     def bring(self, file: File, folder: LocalStore) -> None:
-        """Leaves a copy of an object in a folder, proven.
-
-        Raises:
-          DataDamagedError: it is another one; nothing stays of it.
-          IncompleteError, StoreError: also where the disk is full, or fails.
-        """
+        """Leaves a copy of an object in a folder, proven."""
         temporary = f"{TEMPORARY}/{uuid.uuid4().hex}"
         remedy = "The object is damaged in the bucket."
         bring(self._s3, file, folder, temporary, self._budget(file.name), remedy)

@@ -40,12 +40,7 @@ class Credentials:
     """What the requests for files below an address carry, as `auth` of requests."""
 
     def __init__(self, base: str) -> None:
-        """Looks for what the user has for the host that `base` names.
-
-        Raises:
-          UsageError: a file or variable is not of its form, or the token would be sent in clear
-            text.
-        """
+        """Looks for what the user has for the host that `base` names."""
         from requests.utils import get_netrc_auth
 
         self._host, self._port = _place(base)
@@ -99,11 +94,7 @@ def _has_proxy(url: str) -> bool:
 
 
 def _token_for(base: str) -> str | None:
-    """Returns the token of the host that `base` names; None where there is none for it.
-
-    Raises:
-      UsageError: the variable is not of its form, or the token would be sent in clear text.
-    """
+    """Returns the token of the host that `base` names; None where there is none for it."""
     scheme = urlsplit(base).scheme
     tokens: dict[tuple[str, int], str] = {}
     for entry in re.split(r"[\s,]+", os.environ.get(TOKEN_VARIABLE, "")):

@@ -96,11 +96,7 @@ def whole(remote: Remote, name: str, budget: RetryBudget) -> bytes:
 def contents(
     remote: Remote, file: File, budget: RetryBudget, remedy: str
 ) -> Generator[bytes, None, None]:
-    """Yields a whole remote file that has the size it must have; its bytes are not proven.
-
-    Raises:
-      DataDamagedError: it has another size; `remedy` is what the user can do.
-    """
+    """Yields a whole remote file that has the size it must have; its bytes are not proven."""
     stat = with_retries(lambda: remote.stat(file.name), budget)
     if stat.size != file.num_bytes:
         raise DataDamagedError(

@@ -80,10 +80,6 @@ class LocalStore:
         Args:
           name: relative to the data set; its folder exists.
           flags: as for os.open.
-
-        Raises:
-          StoreError: also where it is no file, or would be written and `.work` is another user's.
-          OSError: as for os.open.
         """
         path = self.path(name)
         if flags & (os.O_WRONLY | os.O_RDWR):
@@ -172,13 +168,7 @@ class LocalStore:
 
     @contextlib.contextmanager
     def opened(self, name: str, stat: Stat | None = None) -> Iterator[BinaryIO]:
-        """As for `Store`.
-
-        Raises:
-          IncompleteError: it is another file by now.
-          DataDamagedError: it is a pipe, a device or a socket.
-          OSError: it cannot be opened.
-        """
+        """As for `Store`."""
         with self._opened(name) as file:
             if stat is not None and Stat.of(os.fstat(file.fileno())) != stat:
                 changed(self.where(name))
@@ -355,10 +345,6 @@ class LocalStore:
         """Holds the data set for one writing run; the kernel frees it when the run dies.
 
         Temporary files of killed runs are removed.
-
-        Raises:
-          BusyError: another run holds it.
-          StoreError: the file system cannot lock, or `.work` is a link or another user's.
         """
         with locked(self._open_lock, path=self.path(_LOCK), where=self.where()):
             self.remove_temporaries()

@@ -30,12 +30,6 @@ def hard_link(
       expected: the size that a manifest says, or the file as this run has seen it before.
       called: how messages name the set of the file, and that of the target.
       instead: how messages say what to do without links.
-
-    Raises:
-      IncompleteError: the file has changed since this run has seen it.
-      DataDamagedError: the file is missing, or has another size than the manifest says.
-      UsageError: the system makes no hard link there.
-      OSError: the disk fails.
     """
     source, where = called
     try:

@@ -42,11 +42,6 @@ def incoming(
       start: bytes of an earlier beginning to go on from.
       reserved: the temporary file has its full length already, to hold its place on the disk.
       kept: errors that leave what has arrived as a beginning for later.
-
-    Raises:
-      DataDamagedError: its bytes are others; nothing stays of them.
-      IncompleteError: the disk is full.
-      StoreError: the disk fails, or a link is in the way.
     """
     path = store.path(temporary)
     with storage_errors("write", path):

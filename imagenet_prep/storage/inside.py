@@ -21,11 +21,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def demand_inside(name: str) -> str:
-    """Returns the name of a file or object unchanged: what every store asks of every name.
-
-    Raises:
-      DataDamagedError: it leads outside, see `naming.check_inside`.
-    """
+    """Returns the name of a file or object unchanged: what every store asks of every name."""
     try:
         return naming.check_inside(name)
     except ValueError as error:
@@ -43,11 +39,6 @@ def open_inside(root: Path, name: str, flags: int) -> int:
       root: an existing folder that the user named; it may itself be reached through a link.
       name: relative to `root`, parts separated by "/".
       flags: as for os.open; O_CLOEXEC and O_NOFOLLOW are added.
-
-    Raises:
-      ValueError: the name leads outside, see `naming.check_inside`.
-      StoreError: a part of the path below `root` is a link, or not a folder.
-      OSError: as for os.open.
     """
     folder, _, file = naming.check_inside(name).rpartition("/")
     with folder_inside(root, folder) as place, _links_refused(root / name):
@@ -55,7 +46,7 @@ def open_inside(root: Path, name: str, flags: int) -> int:
 
 
 def stat_inside(root: Path, name: str) -> os.stat_result:
-    """Returns what the system knows of a file or folder below `root`; raises as `open_inside`."""
+    """Returns what the system knows of a file or folder below `root`."""
     folder, _, file = naming.check_inside(name).rpartition("/")
     with folder_inside(root, folder) as place:
         status = os.stat(file, dir_fd=place, follow_symlinks=False)

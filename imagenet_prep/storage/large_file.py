@@ -28,11 +28,7 @@ class LargeFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Creates the file; the caller closes it.
-
-        Raises:
-          OSError: it exists, or cannot be created.
-        """
+        """Creates the file; the caller closes it."""
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
         try:
             self._descriptor = os.open(path, flags | os.O_DIRECT, 0o644)
@@ -62,11 +58,7 @@ class LargeFile:
             os.close(self._descriptor)
 
     def append(self, part: bytes) -> None:
-        """Appends bytes; they are copied.
-
-        Raises:
-          OSError: the disk is full or failed, now or at an earlier call; leaving raises it too.
-        """
+        """Appends bytes; they are copied."""
         self.num_bytes += len(part)
         start = 0
         while start < len(part):

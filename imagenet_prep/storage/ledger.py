@@ -120,7 +120,7 @@ class Journal:
             file.write(_lines(entries))
 
     def rewrite(self, entries: Iterable[Any]) -> None:
-        """Replaces the file by one that has these entries only; raises as `LocalStore.write`."""
+        """Replaces the file by one that has these entries only."""
         self._store.write(self._name, _lines(entries))
 
 

@@ -22,10 +22,6 @@ def locked(open_file: Callable[[], int], *, path: Path, where: str) -> Iterator[
       open_file: opens the file, made where it is absent, for reading and writing.
       path: of the file, for errors.
       where: what it locks, for errors.
-
-    Raises:
-      BusyError: another run holds it.
-      StoreError: the file system cannot lock, or the file cannot be opened.
     """
     descriptor = _held(open_file, path, where)
     try:
@@ -43,9 +39,6 @@ def try_lock(descriptor: int, path: Path) -> bool:
     Args:
       descriptor: of a file or folder.
       path: how errors call it.
-
-    Raises:
-      StoreError: the file system cannot lock; whether another process writes is not known.
     """
     with storage_errors("lock", path):
         try:

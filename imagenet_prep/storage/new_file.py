@@ -24,11 +24,7 @@ from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
-    """Yields a new file to write to; on leaving it is synced.
-
-    Raises:
-      OSError: it exists, or the disk is full or fails.
-    """
+    """Yields a new file to write to; on leaving it is synced."""
     with open(path, "xb", buffering=1 << 20) as file:
         yield file
         file.flush()
@@ -41,10 +37,6 @@ def complete_file(path: Path) -> Iterator[BinaryIO]:
 
     A link of that name is replaced, and not followed. Every process locks the file that it writes,
     so the unlocked ones are left by killed runs, and are removed here.
-
-    Raises:
-      UsageError: `path` is a folder, a pipe or a device.
-      IncompleteError, StoreError: the disk is full or fails.
     """
     with storage_errors("write", path):
         if path.exists() and not path.is_file():
@@ -78,11 +70,7 @@ def _is_held(descriptor: int, partial: Path) -> bool:
 
 
 def sync(path: Path) -> None:
-    """Syncs what a library has written: a file, or a folder with all that is in it.
-
-    Raises:
-      OSError: it is not there, or the disk is full or fails.
-    """
+    """Syncs what a library has written: a file, or a folder with all that is in it."""
     there = [each for each in path.rglob("*") if each.is_file() or each.is_dir()]
     for each in [*there, path, path.parent]:
         descriptor = os.open(each, os.O_RDONLY | os.O_CLOEXEC)

@@ -21,10 +21,6 @@ def read(store: Store, name: str, kind: type[T]) -> T:
       store: the data set.
       name: of the file, which is there.
       kind: the dataclass of the record.
-
-    Raises:
-      DataDamagedError: it is no such record.
-      ImagenetPrepError: it cannot be read, or is a link.
     """
     try:
         return records.loads(kind, store.read(name, most=_MOST_BYTES))

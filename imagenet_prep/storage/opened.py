@@ -170,12 +170,6 @@ def open_dataset(place: str | Readable, *, parts: bool = False, check: bool = Tr
       place: a folder, s3://bucket/prefix or http(s)://…, or what one of these was opened as.
       parts: whether one node's part of a partitioned dataset will do.
       check: compare the class list and the counts with the manifest now.
-
-    Raises:
-      UsageError: there is no dataset, or only a part of one.
-      IncompleteError: it is being written, or its writer was interrupted.
-      ManifestError: its manifest is damaged, or says what is not true.
-      DataDamagedError: its manifest is not a file.
     """
     store = open_readable(place) if isinstance(place, str) else place
     where = store.where()

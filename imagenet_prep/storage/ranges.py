@@ -53,9 +53,6 @@ class Ranges:
         Args:
           url: http(s)://…, quoted.
           headers: with Host and Range.
-
-        Raises:
-          UnavailableError: the server cannot be reached, or does not answer in time.
         """
         parts = urlsplit(url)
         lines = [f"GET {parts.path} HTTP/1.1", *(f"{name}: {headers[name]}" for name in headers)]
@@ -130,11 +127,7 @@ class Answer:
             self._idle.append(self._connection)
 
     def read(self, size: int) -> bytes:
-        """Returns the next `size` bytes of the body; fewer where it ends.
-
-        Raises:
-          UnavailableError: the connection breaks.
-        """
+        """Returns the next `size` bytes of the body; fewer where it ends."""
         try:
             data: bytes = self._connection.reader.read(min(size, self._left))
         except OSError as error:
@@ -157,11 +150,7 @@ class _Connection:
         self.reader = io.BufferedReader(self._steady, _BUFFER_BYTES)
 
     def send(self, request: bytes) -> dict[str, str] | None:
-        """Sends a request and returns the headers of its answer; None unless it is 206.
-
-        Raises:
-          OSError: the connection breaks, or is closed by the server.
-        """
+        """Sends a request and returns the headers of its answer; None unless it is 206."""
         self._socket.sendall(request)
         self._steady.begin()
         line = self.reader.readline(_MOST_HEADER_BYTES)

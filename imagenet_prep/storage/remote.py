@@ -82,32 +82,16 @@ class Remote(Protocol):
         """Returns how messages call a file; holds no secret."""
 
     def stat(self, name: str) -> Stat:
-        """Returns what the file is now.
-
-        Raises:
-          UnavailableError: try again.
-          StoreError: it is not there, not allowed, or no archive at all.
-        """
+        """Returns what the file is now."""
 
     def read(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
         """Yields exactly `size` bytes from `offset` of the file that `stat` describes.
 
         Without `stat.ranges` the offset is 0 and the size that of the whole.
-
-        Raises:
-          UnavailableError: try again, from behind what was yielded.
-          IncompleteError: the file is another one by now.
-          StoreError: as for `stat`.
         """
 
     def files(self, folder: str) -> dict[str, Stat]:
-        """Returns the files directly in a folder below, "" for all of it, by name.
-
-        Raises:
-          UnavailableError: try again.
-          UsageError: such a server cannot be listed.
-          StoreError: as for `stat`.
-        """
+        """Returns the files directly in a folder below, "" for all of it, by name."""
 
 
 def changed(where: str) -> NoReturn:
@@ -119,11 +103,7 @@ def changed(where: str) -> NoReturn:
 
 
 def exactly(size: int, read: Callable[[int], bytes], most: int = CHUNK_BYTES) -> Iterator[bytes]:
-    """Yields `size` bytes in chunks of at most `most`.
-
-    Raises:
-      UnavailableError: `read` has fewer.
-    """
+    """Yields `size` bytes in chunks of at most `most`."""
     left = size
     while left:
         chunk = read(min(most, left))

@@ -101,11 +101,7 @@ class RemotePath:
 
     @cached_property
     def stat(self) -> Stat:
-        """What the file was when it was first looked at; what is read later must be of the same.
-
-        Raises:
-          AbsentError: it is not there.
-        """
+        """What the file was when it was first looked at; what is read later must be of the same."""
         if self.known is not None:
             return self.known
         budget = self.site.budget(str(self), _RETRIES_AT_FIRST)
@@ -126,29 +122,17 @@ class RemotePath:
             return False
 
     def iterdir(self) -> Iterator[RemotePath]:
-        """Yields the files directly in this folder.
-
-        Raises:
-          UsageError: it is a web server, which cannot be listed.
-        """
+        """Yields the files directly in this folder."""
         for name in self._files:
             yield self / name
 
     def open(self, _mode: str = "rb") -> BinaryIO:
-        """Returns the file, to be read once from its start.
-
-        Raises:
-          IncompleteError, StoreError: also while it is read, and where it has changed.
-        """
+        """Returns the file, to be read once from its start."""
         budget = self.site.budget(str(self))
         return as_file(stream(self.site.remote, self.relative, self.stat, budget))
 
     def demand_ranges(self) -> Stat:
-        """Returns the file's `stat`; refuses what cannot be read where it lies.
-
-        Raises:
-          StoreError: the server cannot send parts of it, or nothing tells whether it changes.
-        """
+        """Returns the file's `stat`; refuses what cannot be read where it lies."""
         if self.stat.ranges and self.stat.validator:
             return self.stat
         problem = "names neither ETag nor date, so nobody could tell whether the file changes"
@@ -160,12 +144,7 @@ class RemotePath:
         )
 
     def fetch(self, start: int, stop: int) -> bytes:
-        """Returns bytes [start, stop), with retries.
-
-        Raises:
-          IncompleteError: also where the file has changed.
-          StoreError: also where the server sends more than it was asked for.
-        """
+        """Returns bytes [start, stop), with retries."""
         where = f"{self}, bytes {start:,} to {stop:,}"
         budget = self.site.budget(where)
         data = b"".join(stream(self.site.remote, self.relative, self.stat, budget, start, stop))
@@ -188,12 +167,7 @@ Location = Path | RemotePath
 
 
 def open_to_read(path: Location) -> BinaryIO:
-    """Returns a file of the source, to be read once from its start.
-
-    Raises:
-      DataDamagedError: it is a pipe, a device or a socket.
-      OSError, StoreError, IncompleteError: it cannot be opened, or the server refuses.
-    """
+    """Returns a file of the source, to be read once from its start."""
     if isinstance(path, Path):
         return open(regular_file.open_to_read(path), "rb")
     return path.open()

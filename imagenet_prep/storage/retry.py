@@ -53,11 +53,7 @@ class RetryBudget:
         self._in_a_row = 0
 
     def wait(self, error: UnavailableError) -> None:
-        """Waits before the next attempt.
-
-        Raises:
-          IncompleteError: the budget is spent, or the server asks for too long a pause.
-        """
+        """Waits before the next attempt."""
         self.failures += 1
         self._in_a_row += 1
         delay = min(_MAX_DELAY_S, _FIRST_DELAY_S * 2 ** min(self._in_a_row - 1, 16))
@@ -75,11 +71,7 @@ class RetryBudget:
 
 
 def with_retries(attempt: Callable[[], Answer], budget: RetryBudget) -> Answer:
-    """Returns what an attempt brings, made again as long as the budget lasts.
-
-    Raises:
-      IncompleteError: the budget is spent.
-    """
+    """Returns what an attempt brings, made again as long as the budget lasts."""
     while True:
         try:
             return attempt()

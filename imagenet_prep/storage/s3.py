@@ -72,11 +72,7 @@ class S3:
     """
 
     def __init__(self, base: str, connections: int, timeout_s: float) -> None:
-        """Makes a client; nothing is asked of the server yet.
-
-        Raises:
-          UsageError: as for `open_remote`.
-        """
+        """Makes a client; nothing is asked of the server yet."""
         try:
             import botocore.config
             import botocore.exceptions

@@ -32,11 +32,7 @@ def folder(name: str) -> Path:
 
 
 def make(path: Path) -> None:
-    """Makes a folder that `folder` has named.
-
-    Raises:
-      StoreError: somebody else was there first, or TMPDIR cannot be written.
-    """
+    """Makes a folder that `folder` has named."""
     root = path.parent
     with storage_errors("create", root):
         root.mkdir(mode=0o700, exist_ok=True)
@@ -47,7 +43,7 @@ def make(path: Path) -> None:
 
 
 def own() -> Path:
-    """Returns a folder for this process alone, until it calls `leave` or ends; raises as `make`."""
+    """Returns a folder for this process alone, until it calls `leave` or ends."""
     global _mine
     with _lock:
         if _mine is None or not _mine.is_dir():
@@ -60,7 +56,7 @@ def own() -> Path:
 
 @contextlib.contextmanager
 def place() -> Iterator[Path]:
-    """Yields a new folder below `own`, and removes it; raises as `make`.
+    """Yields a new folder below `own`, and removes it.
 
     What a thread that was interrupted still writes there is no error; it goes with `own`.
     """

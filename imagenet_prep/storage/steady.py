@@ -51,12 +51,7 @@ class SteadyReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        """Reads what has come, at least a byte.
-
-        Raises:
-          TooSlowError: too little came in the last window.
-          OSError: as for the socket.
-        """
+        """Reads what has come, at least a byte."""
         start = _clock()
         size = self._raw.readinto(buffer)
         if self._window_s is None:

@@ -56,10 +56,6 @@ def lines(store: Readable, shard: Shard) -> Iterator[bytes]:
 
     The table is proven when the last has been yielded, not before: whoever cannot take back what it
     does with the first reads all of them before.
-
-    Raises:
-      DataDamagedError: it is not the table that the manifest names.
-      StoreError: it cannot be read.
     """
     return _lines(store, shard)
 

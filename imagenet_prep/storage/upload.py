@@ -93,11 +93,6 @@ class Uploader:
           opened: its bytes.
           remedy: what is to be said where they are others.
           check: called before each request that makes the object.
-
-        Raises:
-          DataDamagedError: the bytes are others; no object is made of them.
-          AbsentError: its multipart upload was removed, or completed by a lost request.
-          IncompleteError, StoreError: the server does not answer, or refuses.
         """
         parts = iter(functools.partial(opened.read, PART_BYTES), b"")
         first = next(parts, b"")

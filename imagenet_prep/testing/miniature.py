@@ -138,9 +138,6 @@ def make_miniature(
         replace plain ones.
       size: (width, height) in pixels of the most frequent image; the others are portrait or
         jittered. At the default size some plain images are 1600x1200 or 2048x1536.
-
-    Raises:
-      UsageError: the photographs are not installed.
     """
     families = sorted(FAMILIES[:num_classes])  # by WNID
     for family in families:

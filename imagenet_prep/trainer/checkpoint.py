@@ -88,10 +88,6 @@ def save(folder: Path, step: int, facts: Json, arrays: Arrays, *, keep: int) -> 
     """Publishes a checkpoint and removes all but the last `keep` sound ones.
 
     Older ones are proven before any is removed; damaged ones are reported and renamed.
-
-    Raises:
-      IncompleteError: the disk is full; earlier checkpoints are kept.
-      StoreError: anything else the system refuses.
     """
     told = _Head(_VERSION, step, time.time(), facts)
     head = json.dumps(vars(told)).encode()
@@ -122,11 +118,7 @@ def steps(folder: Path) -> list[int]:
 
 
 def clear(folder: Path) -> None:
-    """Removes all checkpoints, damaged ones too.
-
-    Raises:
-      StoreError: the system refuses.
-    """
+    """Removes all checkpoints, damaged ones too."""
     store = LocalStore(folder)
     for file in store.names(""):
         if step_of(file.removesuffix(_DAMAGED)) is not None:
@@ -146,10 +138,6 @@ def load_latest(
       folder: of the checkpoints.
       shapes: as for `load`.
       accept: as for `load`.
-
-    Raises:
-      DataDamagedError: there are checkpoints, and none is sound.
-      UsageError: another version of this program has written the last one.
     """
     there = steps(folder)
     damaged: list[Path] = []
@@ -185,11 +173,6 @@ def load(
         all, whatever their shapes.
       accept: is given the facts before any array is read. Raises ValueError where they are not
         what a run writes, and any other error where they are of another run.
-
-    Raises:
-      DataDamagedError: a byte is not what was written, or it is a link or a pipe.
-      UsageError: another version of this program has written it.
-      StoreError: the system cannot read it.
     """
     try:
         with _opened(path) as stream, zipfile.ZipFile(stream) as file:
@@ -249,12 +232,7 @@ def _opened(path: Path) -> _InPieces:
 def _array(
     file: zipfile.ZipFile, member: zipfile.ZipInfo, shape: Shape | None = None, most: int = 1 << 63
 ) -> npt.NDArray[Any]:
-    """Returns a member of a checkpoint, after all that it claims has been compared.
-
-    Raises:
-      ValueError: it is no array of this shape, or has more than `most` bytes.
-      Others: as zipfile raises.
-    """
+    """Returns a member of a checkpoint, after all that it claims has been compared."""
     # Bit 11 says that the name is UTF-8. A negative offset would be an error of the disk's.
     if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & ~0x800:
         raise ValueError(f"{member.filename!r} is compressed or encrypted")

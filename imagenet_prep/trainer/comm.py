@@ -72,9 +72,6 @@ class Comm:
 
         It is never a pickle, as Horovod's own would be: a pickle runs whatever the sender wants.
         What is not JSON is sent as variables.
-
-        Raises:
-          ImagenetPrepError: the received bytes are not JSON, or more than 1 MiB.
         """
         data = canonical.dumps(value) if self.world.rank == 0 else b""
         num_bytes = int(self.from_first("object.size", np.array([len(data)], np.int32))[0])
@@ -112,7 +109,7 @@ class Horovod(Comm):
     """Several processes, started by `imagenet-prep launch`, horovodrun or mpirun."""
 
     def __init__(self, world: World, *, fp16_compression: bool) -> None:
-        """Meets the other ranks; raises as `meet`."""
+        """Meets the other ranks."""
         self._hvd, self.world = meet("tensorflow", world)
         compression = self._hvd.Compression
         self._compression = compression.fp16 if fp16_compression else compression.none
@@ -170,11 +167,7 @@ class Horovod(Comm):
 
 
 def launched() -> World:
-    """Returns which rank this is, as the launcher says.
-
-    Raises:
-      ImagenetPrepError: the launcher's environment cannot be.
-    """
+    """Returns which rank this is, as the launcher says."""
     try:
         return World.from_environment()
     except ValueError as error:
@@ -187,11 +180,7 @@ def cores(world: World) -> int:
 
 
 def check_gpus(local_rank: int, gpus: int) -> None:
-    """Refuses more ranks than GPUs, where there are any.
-
-    Raises:
-      ImagenetPrepError: the host has GPUs, but fewer than ranks.
-    """
+    """Refuses more ranks than GPUs, where there are any."""
     if 0 < gpus <= local_rank:
         raise ImagenetPrepError(
             f"local rank {local_rank}: {os.uname().nodename} has {counted(gpus, 'GPU')}. "
@@ -205,10 +194,6 @@ def meet(framework: str, world: World) -> tuple[Any, World]:
     Args:
       framework: that Horovod was built for, "tensorflow" or "mxnet".
       world: of which the launcher says that it is.
-
-    Raises:
-      UsageError: Horovod is not installed, or these are not the ranks that the launcher has
-        started. Each would train alone.
     """
     try:
         hvd = importlib.import_module(f"horovod.{framework}")
@@ -246,11 +231,7 @@ _LEFT_S = 1.0
 
 @contextlib.contextmanager
 def lost_rank() -> Iterator[None]:
-    """Turns Horovod's errors about other ranks into one that says what to do.
-
-    Raises:
-      ImagenetPrepError: another rank died or stalled.
-    """
+    """Turns Horovod's errors about other ranks into one that says what to do."""
     try:
         yield
     except ImagenetPrepError:

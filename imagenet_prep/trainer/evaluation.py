@@ -64,9 +64,6 @@ def evaluate(
       expected: examples of the split.
       comm: the ranks that share the split.
       see: is shown each batch, and what the network says of it.
-
-    Raises:
-      DataDamagedError: another number of examples was counted.
     """
     sums = np.zeros(4)
     for batch in batches:

@@ -78,11 +78,7 @@ class Splits(NamedTuple):
 
 
 def splits(there: Collection[str], data_dir: str | None) -> Splits:
-    """Returns on which splits of a data set a run is evaluated.
-
-    Raises:
-      UsageError: there is none for it.
-    """
+    """Returns on which splits of a data set a run is evaluated."""
     found = [split for split in (schema.HOLDOUT, schema.VALIDATION) if split in there]
     if not found:
         raise UsageError(
@@ -105,11 +101,7 @@ class Inputs:
     """
 
     def __init__(self, config: Config, world: World, open_reader: OpenReader) -> None:
-        """Opens them; needs no framework.
-
-        Raises:
-          ImagenetPrepError: as `open_reader`; or the data set has nothing to evaluate on.
-        """
+        """Opens them; needs no framework."""
         self.watched: BatchReader | None = None
         self.last: BatchReader | None = None
         self.splits: Splits | None = None

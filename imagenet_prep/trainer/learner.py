@@ -75,13 +75,7 @@ def serves() -> bool:
 
 
 def connect(config: Config) -> Learner:
-    """Returns the learner of the framework that is asked for; it has met the other ranks.
-
-    Raises:
-      UsageError: the way to the other ranks, or a GPU for MXNet's float16, is not there; or
-        these are not the ranks that were launched.
-      ImagenetPrepError: the launcher's environment cannot be, or GPUs are too few.
-    """
+    """Returns the learner of the framework that is asked for; it has met the other ranks."""
     if config.framework == "mxnet":
         # Read when MXNet is imported, which a server's process does for as long as it lives.
         os.environ.setdefault("OMP_NUM_THREADS", str(cores(launched())))

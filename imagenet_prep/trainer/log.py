@@ -55,11 +55,7 @@ class Log:
                 path.unlink(missing_ok=True)
 
     def start(self, facts: Mapping[str, Any]) -> None:
-        """Opens both files and writes the numbers of the run.
-
-        Raises:
-          StoreError: the log cannot be written, or is a link or a pipe.
-        """
+        """Opens both files and writes the numbers of the run."""
         if self._speaks:
             with storage_errors("write", self._folder / LOG):
                 self._folder.mkdir(parents=True, exist_ok=True)

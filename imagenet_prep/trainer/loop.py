@@ -39,13 +39,6 @@ def train(config: Config, open_reader: OpenReader, sheet: Sheet | None = None) -
       config: the settings, the same on every rank.
       open_reader: opens a split of the data set for a rank.
       sheet: of `--labels` and `--also`; rank 0 alone has it.
-
-    Raises:
-      UsageError: settings, ranks and data set do not go together.
-      IncompleteError: SIGTERM came, the disk is full, or the mirror lacks something; run again
-        to resume.
-      DataDamagedError: a record, an image, or all checkpoints are damaged.
-      ImagenetPrepError: the loss is no longer a number, or another rank died.
     """
     config, world = recipe.settled(config), launched()
     if serves():

@@ -58,9 +58,6 @@ class Mirror:
       folder: the log directory.
       scalars: where TensorBoard's files are; `tensorboard/` there.
       export: file or folder of the exported model, where there is to be one; `export/` there.
-
-    Raises:
-      UsageError: credentials cannot be loaded, or boto3 is not installed.
     """
 
     def __init__(self, base: str, folder: Path, scalars: Path, export: Path | None) -> None:
@@ -81,11 +78,6 @@ class Mirror:
         """Brings log and checkpoints to a folder without checkpoints, proven.
 
         A damaged object is said, and left where it is.
-
-        Raises:
-          UsageError: the run went further there than here.
-          IncompleteError: the server does not answer. Beginning anew would lose what is there.
-          StoreError: the server or the system refuses.
         """
         store = BucketStore(
             self._base, connections=1, timeout_s=_TIMEOUT_S, retries=_RETRIES, remedy=_NOT_BEGUN

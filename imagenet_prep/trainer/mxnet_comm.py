@@ -96,7 +96,7 @@ class Ring(_Together):
     """Horovod: started by `imagenet-prep launch`, horovodrun or mpirun."""
 
     def __init__(self, world: World) -> None:
-        """Meets the other ranks; raises as `comm.meet`."""
+        """Meets the other ranks."""
         # Horovod makes all symbols of MXNet global, among them those of an old libjpeg. The libjpeg
         # of Pillow, which our reader uses too, crashes unless it was loaded before.
         import PIL.Image  # noqa: F401

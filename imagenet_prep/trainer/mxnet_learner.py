@@ -25,7 +25,7 @@ class MxnetLearner:
     """See `trainer.learner.Learner`."""
 
     def __init__(self, config: Config) -> None:
-        """Meets the other ranks, takes a GPU or cores, seeds first weights; raises as `connect`."""
+        """Meets the other ranks, takes a GPU or cores, seeds first weights."""
         world, self.comm = launched(), Comm()
         if config.comm != "horovod":
             self.comm = Servers(world, config.comm)

@@ -85,12 +85,7 @@ class Predicted:
         return [data[n * room : n * room + size] for n, size in enumerate(sizes)]
 
     def write(self, path: Path, more: Mapping[str, Mapping[str, str]]) -> None:
-        """Writes the file, whole or not at all; `more` as for `predictions.write`.
-
-        Raises:
-          UsageError: another kind of file is there.
-          StoreError, IncompleteError: it cannot be written, or the disk is full.
-        """
+        """Writes the file, whole or not at all; `more` as for `predictions.write`."""
         predictions.demand_replaceable(path)
         stream = io.StringIO()
         predictions.write(stream, self._found, more)

@@ -216,9 +216,6 @@ def resolve(
       num_examples: of the train split.
       num_classes: of the data set.
       fast_half: whether the device is fast at half precision.
-
-    Raises:
-      UsageError: there are fewer images than one step needs.
     """
     config = settled(config)
     assert config.model is not None

@@ -49,11 +49,7 @@ class Place(NamedTuple):
 
 @contextlib.contextmanager
 def serving(hosts: Sequence[Host], place: Place) -> Iterator[Place]:
-    """Yields the place, with its port, at which a server waits for the ranks of `hosts`.
-
-    Raises:
-      ImagenetPrepError: the port is taken.
-    """
+    """Yields the place, with its port, at which a server waits for the ranks of `hosts`."""
     try:
         server = _Server(place, sum(host.slots for host in hosts) + len(hosts))
     except OSError as error:
@@ -84,9 +80,6 @@ def environments(
       host: whose ranks these are.
       place: of the server.
       interface: the network interface that all hosts share.
-
-    Raises:
-      ImagenetPrepError: Horovod is missing.
     """
     try:
         from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
@@ -117,10 +110,6 @@ def exchange(
       hosts: to wait for.
       host, place: as for `environments`.
       limit_s: seconds to wait.
-
-    Raises:
-      ImagenetPrepError: some hosts have not put their value in time; they are named. Or the
-        server has another token.
     """
     deadline = time.monotonic() + limit_s
     values: dict[str, str] = {}

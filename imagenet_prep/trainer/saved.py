@@ -109,11 +109,6 @@ class Saved:
 
         Args:
           plan: returns the numbers of this run, on a device that is fast at half precision or not.
-
-        Raises:
-          UsageError: it is of another run, or there is none and one is to be evaluated; or a file
-            that the run would replace is of another kind.
-          DataDamagedError: there are checkpoints, and none is sound.
         """
         if self._config.predictions is not None:
             predictions.demand_replaceable(Path(self._config.predictions).expanduser())
@@ -131,12 +126,7 @@ class Saved:
             raise UsageError(f"{self.folder}: no checkpoint to evaluate. Train first.")
 
     def open(self) -> None:
-        """Brings what the mirror has, and removes what `--clear-log` removes.
-
-        Raises:
-          UsageError: the mirror holds another run.
-          StoreError, IncompleteError: the folder, or the mirror, cannot be read.
-        """
+        """Brings what the mirror has, and removes what `--clear-log` removes."""
         LocalStore(self.folder).remove_temporaries()
         if self._config.tensorboard_dir is None:
             # A link would lead scalars, and what --clear-log removes, to another folder.
@@ -149,12 +139,7 @@ class Saved:
             checkpoint.clear(self.folder)
 
     def restore(self, learner: Learner, plan: Run) -> Checkpoint | None:
-        """Gives the learner the variables of the last checkpoint, and returns it.
-
-        Raises:
-          UsageError: it is of another run.
-          DataDamagedError: there are checkpoints, and none is sound.
-        """
+        """Gives the learner the variables of the last checkpoint, and returns it."""
         only_model = self._config.evaluate
         shapes = learner.shapes(only_model=only_model)
         found = checkpoint.load_latest(self.folder, shapes, partial(self._accept, plan=plan))
@@ -178,12 +163,7 @@ class Saved:
         return self._mirror is None or self._mirror.close()
 
     def _accept(self, facts: Json, plan: Run) -> None:
-        """Refuses the facts of a checkpoint of another run, or that no run has written.
-
-        Raises:
-          UsageError: it is another run's.
-          ValueError: no run writes such facts.
-        """
+        """Refuses the facts of a checkpoint of another run, or that no run has written."""
         found = records.parse(_Facts, facts)
         there, evaluates = found.run, self._config.evaluate
         if (batch := records.parse(int, there.get("global_batch"), "global_batch")) < 1:

@@ -119,11 +119,7 @@ class Plateau:
 
 
 def numbers(name: str, text: str | None) -> tuple[float, ...]:
-    """Returns what a flag lists, such as epochs or rates; nothing where it is not given.
-
-    Raises:
-      ValueError: some of it is no positive number.
-    """
+    """Returns what a flag lists, such as epochs or rates; nothing where it is not given."""
     try:
         found = tuple(float(part) for part in (text or "").split(",") if part)
     except ValueError:

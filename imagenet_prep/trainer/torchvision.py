@@ -40,12 +40,7 @@ _DTYPES = {"float32": "F32", "int64": "I64"}
 
 
 def last(folder: Path) -> Checkpoint:
-    """Returns the last checkpoint of a run.
-
-    Raises:
-      UsageError: there is none.
-      DataDamagedError: there are checkpoints, and none is sound.
-    """
+    """Returns the last checkpoint of a run."""
     if not folder.is_dir():
         raise UsageError(f"{folder}: there is no such folder")
     found = checkpoint.load_latest(folder)
@@ -57,11 +52,7 @@ def last(folder: Path) -> Checkpoint:
 
 
 def tensors(found: Checkpoint) -> dict[str, npt.NDArray[Any]]:
-    """Returns the model's tensors by torchvision's names.
-
-    Raises:
-      UsageError: neither torchvision nor examples/tiny.py has such a network.
-    """
+    """Returns the model's tensors by torchvision's names."""
     run = found.facts.get("run", {})
     model = run.get("model")
     if model not in (*MODELS, TINY) or run.get("framework", "tensorflow") != "tensorflow":
@@ -86,11 +77,7 @@ def tensors(found: Checkpoint) -> dict[str, npt.NDArray[Any]]:
 
 
 def write(path: Path, named: Mapping[str, npt.NDArray[Any]], notes: Mapping[str, str]) -> int:
-    """Writes a file of safetensors, whole or not at all; returns its size in bytes.
-
-    Raises:
-      StoreError, IncompleteError: it cannot be written, or the disk is full.
-    """
+    """Writes a file of safetensors, whole or not at all; returns its size in bytes."""
     regular_file.demand_own(path, "a file of safetensors", b'{"__metadata__"', at=8)
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **notes}}
     place = 0

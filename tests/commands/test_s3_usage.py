@@ -18,8 +18,8 @@ from tests.kit import command
         (("resize", "-i", "https://h/p", "-o", "/x"), "expected a folder or s3://"),
         (("adopt", "s3://b/p"), "give --out, since no object is renamed"),
         (("report", "s3://b/p", "--out", "s3://b/p/page.html"), "expected a file of this"),
-        (("verify", "https://h/p"), "expected a folder or s3://"),
-        (("show", "https://h/p/train-00000-of-00001"), "expected a folder or file of this"),
+        (("amend", "https://h/p", "--out", "/x"), "expected a folder or s3://"),
+        (("replicate", "https://h/p", "--to", "/x"), "expected a folder or s3://"),
     ],
 )
 def test_an_address_that_cannot_be_meant_is_a_usage_error(

@@ -77,10 +77,11 @@ def write_set(root: Path, images: int, shards: int, look: str = "", layout: int 
         )
     labels = "".join(f"{wnid} thing\n" for wnid in _WNIDS).encode()
     (root / naming.LABELS).write_bytes(labels)
-    classes = Classes(CLASSES, _sha256("".join(f"{wnid}\n" for wnid in _WNIDS).encode()), True)
+    classes = Classes(CLASSES, _sha256("".join(f"{wnid}\n" for wnid in _WNIDS).encode()), False)
+    counts = [len(range(index, images, CLASSES)) for index in range(CLASSES)]
     # The root only says whether two sets are equal: no image is looked at.
     split = Split(
-        images, 100 * images, [], 0, 360, 480, entries, _sha256(f"{look} {images}".encode())
+        images, 100 * images, counts, 0, 360, 480, entries, _sha256(f"{look} {images}".encode())
     )
     manifest = Manifest(
         schema_version=1,
@@ -89,7 +90,7 @@ def write_set(root: Path, images: int, shards: int, look: str = "", layout: int 
         config_digest="",
         plan_digest="",
         label_offset=1,
-        subset=False,
+        subset=True,
         classes=classes,
         sources=[],
         splits={"train": split},

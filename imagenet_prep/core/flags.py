@@ -69,7 +69,7 @@ class Flag:
     def check(self, name: str, value: Any) -> None:
         """Raises ValueError where a value is not what was asked for; None is always right."""
         if self.place is not None:
-            for text in value if isinstance(value, tuple) else filter(None, [value]):
+            for text in value if isinstance(value, tuple | list) else filter(None, [value]):
                 self.place.check(name, text)
         elif isinstance(value, str) and self.choices is not None:
             if value not in self.choices:

@@ -31,7 +31,12 @@ class Sheet:
     """
 
     def __init__(self, sets: Sequence[str], labels: Sequence[str | os.PathLike[str]] = ()) -> None:
-        """Opens sets and files of labels; reads tables of samples, and no image."""
+        """Opens sets and files of labels; reads tables of samples, and no image.
+
+        Raises:
+          UsageError: a list or a set cannot be used, or they do not belong together.
+          ImagenetPrepError: a set cannot be read, or is damaged.
+        """
         self.sets = {name: EvaluatedSet(name) for name in dict.fromkeys(sets)}
         digests = {each.manifest.classes.digest for each in self.sets.values()}
         lists = {each.name: each for each in map(label_list.read, labels)}
@@ -77,6 +82,9 @@ class Sheet:
           classes: [images, 5] class indices, the likeliest first; -1 where there are fewer.
           within: the same, chosen among the classes of the set alone; None: that is not known.
           keys: of the images; None: all of the set, in the order of its records.
+
+        Raises:
+          UsageError: not every image of the set has one prediction.
         """
         there = self.sets[name]
         order, own = there.order(keys, len(classes)), there.class_index
@@ -167,6 +175,11 @@ def score(
       labels: files: CSV with the header `key,class`, ReaL's JSON, or the several-label annotations.
       keys: of the images, as readers give them; None: all images in the order of the records. A
         file has its own.
+
+    Raises:
+      UsageError: the predictions are not of these images and classes; or a list cannot be used, is
+        of another set, or has its classes in another order.
+      ImagenetPrepError: a file or the set cannot be read, or is damaged.
 
     Example:
       >>> import numpy as np

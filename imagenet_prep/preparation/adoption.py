@@ -116,7 +116,7 @@ def restore(
             f"{counted(len(gone), 'shard')}: {some(gone)}. Copy them again from where the set came "
             "from, then run the same command again."
         )
-    found = shard_files.find(store)
+    found = shard_files.find(store, check=naming.LABELS not in lost)
     if naming.LABELS in lost:
         # Then the records tell the classes. Our TFDS files would pass for those of TFDS.
         lost = [*dict.fromkeys((*lost, *naming.TFDS_FILES))]

@@ -79,8 +79,11 @@ class TfrecordSet:
         return self.dataset.manifest if self.dataset else None
 
 
-def find(store: Store) -> TfrecordSet:
-    """Returns the set of shards in `store`, or in folders below it that are called as splits."""
+def find(store: Store, *, check: bool = True) -> TfrecordSet:
+    """Returns the set of shards in `store`, or in folders below it that are called as splits.
+
+    `check` is that of `open_dataset`, for a dataset of ours.
+    """
     where = store.where()
     if (local := store.as_folder) and not local.root.is_dir():
         raise UsageError(f"{where}: no such folder")
@@ -101,7 +104,7 @@ def find(store: Store) -> TfrecordSet:
             "train-00000-of-01024 (or from 00001, or imagenet2012-train.tfrecord-00000-of-01024), "
             "flat or in train/ and validation/."
         )
-    known = open_dataset(store) if naming.MANIFEST in stats else None
+    known = open_dataset(store, check=check) if naming.MANIFEST in stats else None
     stated = known.manifest.splits.values() if known else ()
     listed = {shard.name: shard for split in stated for shard in split.shards}
     if len(files) > 1 and not (known and known.manifest.evaluates):

@@ -11,7 +11,7 @@ import pytest
 from tests.hostile.arena import Arena
 from tests.kit.miniature import Miniature, miniature_for_tests
 from tests.kit.shared import in_memory
-from tests.kit.tfrecords import picture, plain, write_set
+from tests.kit.tfrecords import picture, plain, wnid, write_set
 from tests.kit.warm import Warm
 
 
@@ -45,7 +45,10 @@ def arena(arena_of_worker: Arena) -> Arena:
 def sound(memory: Path) -> Path:
     """A data set of two classes, four images of train in two shards and two of validation."""
     root = memory / "sound" / "set"
-    images = [picture(number % 2, plain(number)) for number in range(6)]
+    images = [
+        picture(number % 2, plain(number))._replace(filename=f"{wnid(number % 2)}_{number}.JPEG")
+        for number in range(6)
+    ]
     splits = {"train": [images[:2], images[2:4]], "validation": [images[4:]]}
     write_set(root, splits, num_classes=2)
     return root

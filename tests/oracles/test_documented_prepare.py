@@ -61,12 +61,9 @@ def _flags(rng: random.Random, album: Album) -> dict[str, Any]:
         maybe(1, "holdout", "1", "4", "10%", "33.3%", "99%", "20", "26", "0%", "100%")
     elif rng.random() < 0.4:
         maybe(1, "holdout-per-class", 1, 2, 10)
-    if album.has_splits:
-        maybe(0.25, "splits", ("train",), ("validation",))
+    maybe(0.25, "splits", ("train",), ("validation",))
     maybe(0.5, "train-shards", 1, 2, 3, 5)
-    # Without val/ and --holdout-per-class, prepare ends with a bug instead of exit code 2.
-    if album.has_splits or "holdout-per-class" in flags:
-        maybe(0.3, "validation-shards", 1, 2, 3)
+    maybe(0.3, "validation-shards", 1, 2, 3)
     maybe(0.3, "label-offset", 0, 1)
     maybe(0.2, "keep-original", True)
     maybe(0.4, "orientation", "apply", "neutral", "keep")

@@ -16,7 +16,7 @@ from PIL import Image
 
 from imagenet_prep.codec import planes
 from imagenet_prep.codec.libraries import UnavailableError
-from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.errors import BadImageError, UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.read import Reader, make_dataset, native
 from imagenet_prep.read.augment import RECIPES, Views
@@ -79,7 +79,7 @@ def test_the_plain_way_interpolates_as_the_codec_does(monkeypatch: pytest.Monkey
 
 
 def test_a_damaged_image_is_an_error() -> None:
-    with pytest.raises(OSError, match="image"):
+    with pytest.raises(BadImageError, match="starts with b'no JPEG'"):
         shown(b"no JPEG", [0, 0, 4, 4])
 
 

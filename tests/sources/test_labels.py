@@ -12,6 +12,7 @@ import pytest
 import scipy.io
 
 from imagenet_prep.core.errors import DataDamagedError, SourceError
+from imagenet_prep.dataset import class_list
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.sources import labels
 from imagenet_prep.sources.labels import CANARIES
@@ -49,7 +50,7 @@ def devkit(miniature: Miniature) -> Path:
 def test_the_official_list_is_ilsvrc2012s(official: ClassList) -> None:
     text = "".join(f"{wnid}\n" for wnid in official.wnids)
 
-    assert hashlib.sha256(text.encode()).hexdigest() == labels.OFFICIAL_DIGEST
+    assert hashlib.sha256(text.encode()).hexdigest() == class_list.OFFICIAL_DIGEST
     assert official.official
     assert len(official.wnids) == len(official.words) == 1000
     assert list(official.wnids) == sorted(official.wnids)

@@ -142,7 +142,7 @@ _OF_SET = {
     "table": "out/samples/*",
     "run.json": "out/.work/run.json",
     "note of the source": "cache/origins/*",
-    "verified.jsonl": "out/.work/proof.json",
+    "verified.jsonl": "out/.work/verified.jsonl",
     "replicas.jsonl": "out/.work/replicas.jsonl",
     "receipt of a shard": "out/.work/write-*/receipts/*-of-*.json",
     "receipt of an archive": "out/.work/write-*/receipts/md5-*.json",

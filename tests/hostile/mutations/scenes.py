@@ -681,7 +681,6 @@ SCENES: dict[str, Scene] = {
     "cache": Scene(
         _served_set,
         {
-            "manifest in the cache": "cache/*/dataset.json",
             "shard in the cache": "cache/*/train*",
             "index file in the cache": "cache/*/index/*",
             "note in the cache": "cache/*/.work/*",

@@ -17,6 +17,7 @@ from imagenet_prep.storage.remote_path import Location, open_to_read
 UNPACKING_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)
 # Python's gzip reads the zeros behind a packed file one by one, however many there are.
 _MAX_PADDING_BYTES = 1 << 20
+_PADDED = f"behind the packed bytes are more than {_MAX_PADDING_BYTES:,} zeros"
 # The file names its dictionary, which may have 4 GB. That of xz -9 takes 65 MB.
 _MOST_XZ_BYTES, _PIECE_BYTES = 128 << 20, 1 << 16
 
@@ -31,7 +32,7 @@ class _Padded:
         data = self._file.read(size)
         self._zeros = self._zeros + 1 if data == b"\0" else 0
         if self._zeros > _MAX_PADDING_BYTES:
-            raise OSError(f"behind the packed bytes are more than {_MAX_PADDING_BYTES:,} zeros")
+            raise OSError(_PADDED)
         return data
 
 
@@ -63,10 +64,13 @@ class _Xz(io.RawIOBase):
         """Returns the bytes that are unpacked next; None at the end."""
         packed = b""
         if self._unpacker.eof:
-            packed = self._unpacker.unused_data
+            packed, zeros = self._unpacker.unused_data, 0
             while not (packed := packed.lstrip(b"\0")):  # streams may have zeros behind them
+                if zeros > _MAX_PADDING_BYTES:
+                    raise OSError(_PADDED)
                 if not (packed := self._file.read(_PIECE_BYTES)):
                     return None
+                zeros += len(packed)
             self._unpacker = self._begun()
         elif self._unpacker.needs_input and not (packed := self._file.read(_PIECE_BYTES)):
             raise EOFError("ends before its end")

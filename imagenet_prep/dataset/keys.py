@@ -26,7 +26,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 # A part of a path that is empty, . or ..; Windows separates parts by backslashes, too.
 _LEADS_OUT = re.compile(r"(?:\A|[/\\])\.{0,2}(?:[/\\]|\Z)")
 _MOST_SHOWN = 80
-# What `numbered` adds.
+# The number that `numbered` adds.
 _NUMBER = re.compile(r"~+[0-9]+(?=(?:\.[^./]*)?$)")
 WNID = re.compile(r"n\d{8}")
 VALIDATION_NAME = re.compile(r"^ILSVRC2012_val_(\d{8})\.[A-Za-z]+$")

@@ -24,8 +24,8 @@ _LEAST_ALLOWANCE = 1 << 30
 _MOST_RATIO = 16
 # A request to a server brings so much of a zip, whose files are mostly read one after the other.
 _AHEAD_BYTES = 4 << 20
-# Of 120,000 images; in memory, short names take eight times that. The largest that is published
-# lists 50,000.
+# The list of about 120,000 images. In memory, short names take eight times that. The largest
+# published archive lists 50,000.
 _MOST_LIST_BYTES = 16 << 20
 # zipfile and the modules below it raise these for damage, passwords and unknown methods.
 _ZIP_ERRORS = (zipfile.BadZipFile, RuntimeError, NotImplementedError, ValueError)

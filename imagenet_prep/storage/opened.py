@@ -111,9 +111,9 @@ class Dataset:
             )
         return data
 
-    def lost(self, splits: Iterable[str] | None = None) -> list[str]:
-        """Returns the files of some splits, or of all, that are missing or have another size."""
-        files = self.manifest.files_of(self.manifest.splits if splits is None else splits)
+    def lost(self) -> list[str]:
+        """Returns the files of the manifest that are missing or have a different size."""
+        files = self.manifest.files_of(self.manifest.splits)
         sizes = self.store.sizes(file.name for file in files)
         return [file.name for file in files if sizes.get(file.name) != file.num_bytes]
 

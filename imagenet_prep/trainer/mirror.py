@@ -67,7 +67,7 @@ class Mirror:
             self._base, connections=1, timeout_s=_TIMEOUT_S, retries=0, remedy=""
         )
         self._folder, self._scalars, self._export = folder, scalars, export
-        # Of the local files that were uploaded. Only objects that are listed here are ever
+        # The local files that were uploaded. Only objects that are listed here are ever
         # removed, when their local file is gone.
         self._uploaded: dict[str, Identity] = {}
         self._asked, self._closing = threading.Event(), threading.Event()

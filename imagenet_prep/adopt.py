@@ -8,7 +8,6 @@ to a bucket, with --rewrite written anew there. No file that was there before is
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ from imagenet_prep.core.errors import (
     UsageError,
     some,
 )
-from imagenet_prep.core.flags import Place, WorkerFlags, flag, parse
+from imagenet_prep.core.flags import Place, WorkerFlags, flag
 from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.flag import data_set
@@ -33,7 +32,12 @@ if TYPE_CHECKING:
     from imagenet_prep.sources.shard_files import TfrecordSet
     from imagenet_prep.storage.store import Store
 
-EXAMPLES = """\
+HELP = """\
+Give a set of TFRecord shards that another program wrote what it lacks: right names, index
+files, labels.txt, TFDS files, a manifest. Images are never encoded again, no file is replaced.
+Killed or interrupted, run it again: it does what is left.
+
+Examples:
   imagenet-prep adopt /data/imagenet-tfrecords --dry-run
   imagenet-prep adopt /data/imagenet-tfrecords
   imagenet-prep adopt /data/train-val-tfrecord-480 --out /data/imagenet-480
@@ -249,22 +253,13 @@ def _summary(config: Config, found: TfrecordSet, seen: ExistingSet, made: Manife
     }
 
 
-def run(argv: Sequence[str]) -> int:
-    """Runs the verb and returns its exit code; errors are raised."""
-    config = parse(
-        Config,
-        argv,
-        verb="adopt",
-        description="Give a set of TFRecord shards that another program wrote what it lacks: "
-        "right names, index\nfiles, labels.txt, TFDS files, a manifest. Images are never encoded "
-        "again, no file is replaced.\nKilled or interrupted, run it again: it does what is left.",
-        examples=EXAMPLES,
-    )
+@program.verb("imagenet_prep.adopt", Config, HELP)
+def run(config: Config) -> None:
+    """Runs the verb; errors are raised."""
     summary, refusal = adopt(config)
     print(json.dumps(summary, indent=1) if config.json else _render(summary))
     if refusal is not None:
         raise refusal
-    return 0
 
 
 def _render(summary: Json) -> str:
@@ -293,7 +288,3 @@ def _render(summary: Json) -> str:
         manifest = f"{summary['folder'].rstrip('/')}/{naming.MANIFEST}"
         lines.append(f"manifest: {manifest} ({summary['digest'][:16]})")
     return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    program.main("imagenet_prep.adopt")

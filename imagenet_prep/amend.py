@@ -7,16 +7,20 @@ all others are hard links, or copies inside the server of a bucket.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from imagenet_prep.core import program
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.flags import Place, WorkerFlags, flag, parse
+from imagenet_prep.core.flags import Place, WorkerFlags, flag
 from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset.flag import data_set
 
-EXAMPLES = """\
+HELP = """\
+Make another data set from one alone, without archives: leave images out, give them other
+classes, or add some. Only shards that change are written, and the set that is changed is never
+touched. Killed or interrupted, run it again: it does what is left.
+
+Examples:
   imagenet-prep amend /data/imagenet-480 --exclude bad.txt --out /data/imagenet-480-clean
   imagenet-prep amend /data/imagenet-480 --relabel labels.csv --out /data/imagenet-480-v2
   imagenet-prep amend /data/flowers --add /data/new-photographs --out /data/flowers-2
@@ -92,21 +96,11 @@ def amend(config: Config) -> Json:
     return amendment.preview(job, out) if config.dry_run else amendment.run(job, out)
 
 
-def run(argv: Sequence[str]) -> int:
-    """Runs the verb and returns its exit code; errors are raised."""
-    config = parse(
-        Config,
-        argv,
-        verb="amend",
-        description="Make another data set from one alone, without archives: leave images out, "
-        "give them other\nclasses, or add some. Only shards that change are written, and the set "
-        "that is changed is never\ntouched. Killed or interrupted, run it again: it does what is "
-        "left.",
-        examples=EXAMPLES,
-    )
+@program.verb("imagenet_prep.amend", Config, HELP)
+def run(config: Config) -> None:
+    """Runs the verb; errors are raised."""
     summary = amend(config)
     print(json.dumps(summary, indent=1) if config.json else _render(summary))
-    return 0
 
 
 def _render(summary: Json) -> str:
@@ -123,7 +117,3 @@ def _render(summary: Json) -> str:
         size = human_bytes(of["bytes"])
         return f"{changed}\nwould write these shards, {size}; nothing was written"
     return render(summary, [changed, *empty])
-
-
-if __name__ == "__main__":
-    program.main("imagenet_prep.amend")

@@ -7,12 +7,11 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from imagenet_prep.core import program
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.flags import Settings, flag, parse
+from imagenet_prep.core.flags import Settings, flag
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import schema
@@ -21,7 +20,10 @@ from imagenet_prep.dataset.flag import data_set
 if TYPE_CHECKING:
     from imagenet_prep.read.reader import Reader
 
-EXAMPLES = """\
+HELP = """\
+Measure how fast this host reads, decodes and crops a data set for training.
+
+Examples:
   imagenet-prep bench-read /data/imagenet-480
   imagenet-prep bench-read /data/imagenet-480 --backend dali --batch-size 256
   imagenet-prep bench-read /data/imagenet-480 --gpus 8 --images-per-gpu 1200"""
@@ -133,18 +135,11 @@ def _cost_of_reading(reader: Reader, steps: int) -> float:
     return time.process_time() - cpu
 
 
-def run(argv: Sequence[str]) -> int:
-    """Runs the verb and returns its exit code; errors are raised."""
-    config = parse(
-        Config,
-        argv,
-        verb="bench-read",
-        description="Measure how fast this host reads, decodes and crops a data set for training.",
-        examples=EXAMPLES,
-    )
+@program.verb("imagenet_prep.bench_read", Config, HELP)
+def run(config: Config) -> None:
+    """Runs the verb; errors are raised."""
     result = measure(config)
     print(json.dumps(result, indent=1) if config.json else _render(config, result))
-    return 0
 
 
 def _render(config: Config, result: Json) -> str:
@@ -165,7 +160,3 @@ def _render(config: Config, result: Json) -> str:
         f"{result['images_per_cpu_s']:,.0f} images a CPU second, {result['decode_share']:.0%} of "
         f"it decoding, cropping and resizing\n{need}"
     )
-
-
-if __name__ == "__main__":
-    program.main("imagenet_prep.bench_read")

@@ -24,7 +24,6 @@ from imagenet_prep.core.flags import (
     absolute,
     after_dashes,
     flag,
-    parse,
     with_absolute,
 )
 from imagenet_prep.core.terminal import counted
@@ -37,7 +36,11 @@ from imagenet_prep.trainer.config import Config as TrainConfig
 if TYPE_CHECKING:
     from imagenet_prep.reporting.training import Row
 
-EXAMPLES = """\
+HELP = """\
+Train for some steps on different numbers of ranks, without and with input, and forecast 90 epochs
+of ImageNet. After --: train and its flags.
+
+Examples:
   imagenet-prep bench-train -np 1,2,4,8 -- train --data-dir /data/imagenet-480
   imagenet-prep bench-train -np 8,16,32 --hosts hosts --price 24.48 -- train \\
       --data-dir /data/imagenet-480 --recipe tutorial --precision bfloat16
@@ -304,16 +307,9 @@ def _keep(out: Path, config: Config, rows: list[Row]) -> None:
         plots.save_training(rows, file)
 
 
-def run(argv: Sequence[str]) -> int:
-    """Runs the verb and returns its exit code; errors are raised."""
-    config = parse(
-        Config,
-        argv,
-        verb="bench-train",
-        description="Train for some steps on different numbers of ranks, without and with input, "
-        "and forecast 90 epochs\nof ImageNet. After --: train and its flags.",
-        examples=EXAMPLES,
-    )
+@program.verb("imagenet_prep.bench_train", Config, HELP)
+def run(config: Config) -> None:
+    """Runs the verb; errors are raised."""
     if config.command[:1] != ("train",):
         raise errors.UsageError("after -- comes what every rank runs: -- train --data-dir DIR ...")
     rows = bench(config)
@@ -323,7 +319,6 @@ def run(argv: Sequence[str]) -> int:
         from imagenet_prep.reporting import training
 
         print(_table(training.HEADER, training.cells(rows)))
-    return 0
 
 
 def _table(header: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
@@ -332,7 +327,3 @@ def _table(header: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
         "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
         for line in (header, *cells)
     )
-
-
-if __name__ == "__main__":
-    program.main("imagenet_prep.bench_train")

@@ -7,18 +7,20 @@ import os
 import shlex
 import signal
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from imagenet_prep.core import children, program
 from imagenet_prep.core.errors import ImagenetPrepError
-from imagenet_prep.core.flags import Place, Settings, flag, parse
+from imagenet_prep.core.flags import Place, Settings, flag
 from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.dataset import naming
 from imagenet_prep.storage.folder import LocalStore
 
-EXAMPLES = """\
+HELP = """\
+Take a miniature ILSVRC2012 from archives to a trained network.
+
+Examples:
   imagenet-prep demo
   imagenet-prep demo /tmp/demo --images 2000 --short-side 256"""
 
@@ -41,7 +43,8 @@ class Config(Settings):
     no_training: bool = flag(False, help="leave out the training of a small network")
 
 
-def demo(config: Config) -> None:
+@program.verb("imagenet_prep.demo", Config, HELP)
+def run(config: Config) -> None:
     """Makes the archives, prepares and verifies them, and says what to do next."""
     # The demo is the one verb that calls others; they load what they need.
     from imagenet_prep import report, show, verify
@@ -113,23 +116,5 @@ def _train(dataset: Path, log_dir: Path) -> None:
         raise ImagenetPrepError(f"training ended with exit code {code}:\n{last}")
 
 
-def run(argv: Sequence[str]) -> int:
-    """Runs the verb and returns its exit code; errors are raised."""
-    demo(
-        parse(
-            Config,
-            argv,
-            verb="demo",
-            description="Take a miniature ILSVRC2012 from archives to a trained network.",
-            examples=EXAMPLES,
-        )
-    )
-    return 0
-
-
 def _say(text: str) -> None:
     print(f"\n{text}", flush=True)
-
-
-if __name__ == "__main__":
-    program.main("imagenet_prep.demo")

@@ -7,7 +7,7 @@ import csv
 import io
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,14 +15,18 @@ from typing import TYPE_CHECKING, Any
 from imagenet_prep.core import program, regular_file, terminal
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.core.flags import Place, Settings, flag, parse
+from imagenet_prep.core.flags import Place, Settings, flag
 from imagenet_prep.dataset.flag import without_manifest
 
 if TYPE_CHECKING:
     from imagenet_prep.dataset.difference import Difference
     from imagenet_prep.storage.opened import Dataset
 
-EXAMPLES = """\
+HELP = """\
+Tell which images differ between two data sets: what only one of them has, and what has
+another label, other bytes or another size. No image is read: the tables of samples tell.
+
+Examples:
   imagenet-prep diff /data/imagenet-480 /data/imagenet-256
   imagenet-prep diff s3://bucket/imagenet-480 /data/imagenet-480 --exit-code
   imagenet-prep diff /data/old https://host/new --out differences.csv"""
@@ -189,17 +193,9 @@ def _text(found: Json) -> Iterator[str]:
             )
 
 
-def run(argv: Sequence[str]) -> int:
+@program.verb("imagenet_prep.diff", Config, HELP)
+def run(config: Config) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
-    config = parse(
-        Config,
-        argv,
-        verb="diff",
-        description="Tell which images differ between two data sets: what only one of them has, "
-        "and what has\nanother label, other bytes or another size. No image is read: the tables "
-        "of samples tell.",
-        examples=EXAMPLES,
-    )
     found = diff(config)
     if config.json:
         print(json.dumps(found, indent=1, ensure_ascii=False))
@@ -208,7 +204,3 @@ def run(argv: Sequence[str]) -> int:
         if config.out is not None:
             print(f"{config.out}: all differences")
     return _DIFFERENT if config.exit_code and not found["equal"] else 0
-
-
-if __name__ == "__main__":
-    program.main("imagenet_prep.diff")

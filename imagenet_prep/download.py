@@ -11,12 +11,18 @@ from pathlib import Path
 from imagenet_prep.core import program
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.core.flags import Place, Settings, flag, parse
+from imagenet_prep.core.flags import Place, Settings, flag
 from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.sources import published
 from imagenet_prep.storage.credentials import COOKIES_VARIABLE, TOKEN_VARIABLE
 
-EXAMPLES = """\
+HELP = f"""\
+Get the archives of ILSVRC2012, CIFAR-10 or MNIST, by many connections, resumable, proven by md5.
+Killed or interrupted, run it again: nothing finished is fetched twice.
+Credentials: ~/.netrc, a cookies.txt named by {COOKIES_VARIABLE}, a bearer token in
+{TOKEN_VARIABLE} (HOST=TOKEN); for s3:// the usual AWS_… variables and ~/.aws.
+
+Examples:
   imagenet-prep download --into /data/ilsvrc2012 --dry-run
   IMAGENET_PREP_COOKIES=~/cookies.txt imagenet-prep download --into /data/ilsvrc2012
   imagenet-prep download --into /data/ilsvrc2012 --what validation,devkit
@@ -136,21 +142,13 @@ def run(argv: Sequence[str]) -> int:
             f"the browser's cookies as cookies.txt that {COOKIES_VARIABLE} names, or put "
             "login and password into ~/.netrc. A mirror is given by --base-url."
         )
-    config = parse(
-        Config,
-        argv,
-        verb="download",
-        description="Get the archives of ILSVRC2012, CIFAR-10 or MNIST, by many connections, "
-        "resumable, proven by md5.\nKilled or interrupted, run it again: nothing finished is "
-        "fetched twice.\n"
-        f"Credentials: ~/.netrc, a cookies.txt named by {COOKIES_VARIABLE}, a bearer token "
-        f"in\n{TOKEN_VARIABLE} (HOST=TOKEN); for s3:// the usual AWS_… variables and "
-        "~/.aws.",
-        examples=EXAMPLES,
-    )
+    return _run(argv)
+
+
+@program.verb("imagenet_prep.download", Config, HELP)
+def _run(config: Config) -> None:
     summary = download(config)
     print(json.dumps(summary, indent=1) if config.json else _render(summary))
-    return 0
 
 
 def _render(summary: Json) -> str:
@@ -181,7 +179,3 @@ def _render(summary: Json) -> str:
     else:
         lines.append("this run: nothing was left to fetch")
     return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    program.main("imagenet_prep.download")

@@ -16,7 +16,7 @@ from imagenet_prep.core import program, terminal
 from imagenet_prep.core.address import is_remote
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import BusyError, DataDamagedError, ImagenetPrepError, UsageError
-from imagenet_prep.core.flags import Place, WorkerFlags, flag, parse
+from imagenet_prep.core.flags import Place, WorkerFlags, flag
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.flag import data_set
 
@@ -27,7 +27,11 @@ if TYPE_CHECKING:
     from imagenet_prep.preparation.pictures import AnyPiece
     from imagenet_prep.storage.store import Store
 
-EXAMPLES = """\
+HELP = """\
+Find which images are the same picture: within a set, across its splits, or in another set.
+The set is not changed; of each picture one image is kept, and lists name the others.
+
+Examples:
   imagenet-prep duplicates /data/imagenet-256 --out found
   imagenet-prep duplicates /data/mine --against /data/imagenet-256:validation --out found
   imagenet-prep duplicates --source /data/photographs --splits train --out found
@@ -324,17 +328,9 @@ def _print(result: Json, out: str) -> None:
     print(", ".join(f"exclude-{name}.txt ({n:,})" for name, n in result["excluded"].items()))
 
 
-def run(argv: Sequence[str]) -> int:
-    """Runs the verb and returns its exit code; errors are raised."""
-    config = parse(
-        Config,
-        argv,
-        verb="duplicates",
-        description="Find which images are the same picture: within a set, across its splits, or "
-        "in another set.\nThe set is not changed; of each picture one image is kept, and lists "
-        "name the others.",
-        examples=EXAMPLES,
-    )
+@program.verb("imagenet_prep.duplicates", Config, HELP)
+def run(config: Config) -> None:
+    """Runs the verb; errors are raised."""
     result = duplicates(config)
     problems = result["problems"]
     if config.json:
@@ -352,8 +348,3 @@ def run(argv: Sequence[str]) -> int:
             f"pictures in more than one split or set: {result['cross']:,}. "
             f"{config.out}/pairs.csv names them, and the lists beside it say what to leave out."
         )
-    return 0
-
-
-if __name__ == "__main__":
-    program.main("imagenet_prep.duplicates")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 from imagenet_prep.core import program
 from imagenet_prep.core.address import is_remote
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.flags import Place, WorkerFlags, flag, parse
+from imagenet_prep.core.flags import Place, WorkerFlags, flag
 from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.flag import data_set
@@ -21,7 +20,12 @@ if TYPE_CHECKING:
     from imagenet_prep.exporting.format import Format
     from imagenet_prep.storage.opened import Dataset
 
-EXAMPLES = """\
+HELP = """\
+Write a set as files of other programs, from its shards: every record is proven, no
+image is decoded or changed. Or write the weights of a run for PyTorch. None of these
+programs is needed. Killed or interrupted, run it again: it does what is left.
+
+Examples:
   imagenet-prep export /data/imagenet-480 --to folder --out /data/folders
   imagenet-prep export /data/imagenet-480 --to tfds --out ~/tensorflow_datasets
   imagenet-prep export /data/imagenet-480 --to webdataset --out s3://bucket/tars --split validation
@@ -215,17 +219,9 @@ def _how_to_load(out: str, summary: Json) -> str:
     )
 
 
-def run(argv: Sequence[str]) -> int:
-    """Runs the verb and returns its exit code; errors are raised."""
-    config = parse(
-        Config,
-        argv,
-        verb="export",
-        description="Write a set as files of other programs, from its shards: every record is "
-        "proven, no\nimage is decoded or changed. Or write the weights of a run for PyTorch. None "
-        "of these\nprograms is needed. Killed or interrupted, run it again: it does what is left.",
-        examples=EXAMPLES,
-    )
+@program.verb("imagenet_prep.export", Config, HELP)
+def run(config: Config) -> None:
+    """Runs the verb; errors are raised."""
     summary = export_weights(config) if config.to == TORCH else export(config)
     if config.json:
         print(json.dumps(summary, indent=1))
@@ -238,8 +234,3 @@ def run(argv: Sequence[str]) -> int:
                 f"{counted(of_split['files'], 'file')}, {human_bytes(of_split['bytes'])}"
             )
         print(f"{summary['place']}/{summary['sums']} lists every file, for sha256sum --check")
-    return 0
-
-
-if __name__ == "__main__":
-    program.main("imagenet_prep.export")

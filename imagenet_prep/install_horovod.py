@@ -26,11 +26,14 @@ from typing import NamedTuple
 
 from imagenet_prep.core import children, program, terminal
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
-from imagenet_prep.core.flags import Place, Settings, flag, parse
+from imagenet_prep.core.flags import Place, Settings, flag
 from imagenet_prep.launching.horovod_source import LOCAL_VERSION, VERSION, mend
 from imagenet_prep.storage import inside
 
-EXAMPLES = """\
+HELP = """\
+Build Horovod for the installed framework, install it, and let two ranks add up two numbers.
+
+Examples:
   imagenet-prep install-horovod
   imagenet-prep install-horovod --framework mxnet
   imagenet-prep install-horovod --framework pytorch
@@ -378,20 +381,8 @@ def _run(
         )
 
 
-def run(argv: Sequence[str]) -> int:
-    """Runs the verb and returns its exit code; errors are raised."""
-    config = parse(
-        Config,
-        argv,
-        verb="install-horovod",
-        description="Build Horovod for the installed framework, install it, and let two ranks "
-        "add up two numbers.",
-        examples=EXAMPLES,
-    )
+@program.verb("imagenet_prep.install_horovod", Config, HELP)
+def run(config: Config) -> None:
+    """Runs the verb; errors are raised."""
     wheel = install(config)
     print(f"installed {wheel}; two ranks have added up their numbers ({config.launcher})")
-    return 0
-
-
-if __name__ == "__main__":
-    program.main("imagenet_prep.install_horovod")

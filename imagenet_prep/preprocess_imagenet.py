@@ -6,20 +6,24 @@ images as they are: `prepare --keep-original`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from imagenet_prep import download
 from imagenet_prep.core import program, terminal
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.core.flags import Place, Settings, flag, parse
+from imagenet_prep.core.flags import Place, Settings, flag
 from imagenet_prep.dataset import naming
 
 # Where the archives are downloaded to, below the data set.
 _ARCHIVES = f"{naming.WORK}/archives"
 
-EXAMPLES = """\
+HELP = """\
+Step 1 of the 2018 AWS tutorial as it was typed: downloads the archives and makes
+TFRecords of the images as they are. It is imagenet-prep prepare --keep-original, and
+as safe: run it again after whatever has ended it.
+
+Examples:
   python -m imagenet_prep.preprocess_imagenet --local_scratch_dir=/data/imagenet-full \\
       --imagenet_username=NAME --imagenet_access_key=KEY
   imagenet-prep preprocess-imagenet --local_scratch_dir=/data/imagenet-full \\
@@ -55,17 +59,9 @@ class Config(Settings):
             )
 
 
-def run(argv: Sequence[str]) -> int:
+@program.verb("imagenet_prep.preprocess_imagenet", Config, HELP)
+def run(config: Config) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
-    config = parse(
-        Config,
-        argv,
-        verb="preprocess-imagenet",
-        description="Step 1 of the 2018 AWS tutorial as it was typed: downloads the archives and "
-        "makes\nTFRecords of the images as they are. It is imagenet-prep prepare --keep-original, "
-        "and\nas safe: run it again after whatever has ended it.",
-        examples=EXAMPLES,
-    )
     from imagenet_prep.pipelines import prepare
 
     if config.imagenet_username is not None or config.imagenet_access_key is not None:
@@ -93,7 +89,3 @@ def _downloaded(config: Config) -> str:
     out.make_folder(_ARCHIVES)
     download.download(download.Config(into=str(folder), allow_other=config.allow_subset))
     return str(folder)
-
-
-if __name__ == "__main__":
-    program.main("imagenet_prep.preprocess_imagenet")

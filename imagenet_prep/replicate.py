@@ -21,7 +21,6 @@ from imagenet_prep.core.errors import (
     UsageError,
     by_name,
 )
-from imagenet_prep.core.flags import parse
 from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset.manifest import File, Manifest, Problem
 from imagenet_prep.dataset.placement import Placement
@@ -36,7 +35,11 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 
-EXAMPLES = """\
+HELP = """\
+Copy a data set to another folder, to a bucket or to every node of a cluster. Only what is
+missing or wrong moves, and every byte is proven where it arrives.
+
+Examples:
   imagenet-prep replicate /data/imagenet-480 --to hosts:hosts.txt:/data/imagenet-480 --dry-run
   imagenet-prep replicate /data/imagenet-480 --to hosts:hosts.txt:/data/imagenet-480
   imagenet-prep replicate /data/imagenet-480 --to hosts:hosts.txt:/data/imagenet-480 --check
@@ -260,16 +263,9 @@ def _report(where: str, files: Sequence[File], found: Json | ImagenetPrepError) 
     }
 
 
-def run(argv: Sequence[str]) -> int:
-    """Runs the verb and returns its exit code; errors are raised."""
-    config = parse(
-        Config,
-        argv,
-        verb="replicate",
-        description="Copy a data set to another folder, to a bucket or to every node of a cluster. "
-        "Only what is\nmissing or wrong moves, and every byte is proven where it arrives.",
-        examples=EXAMPLES,
-    )
+@program.verb("imagenet_prep.replicate", Config, HELP)
+def run(config: Config) -> None:
+    """Runs the verb; errors are raised."""
     result = replicate(config)
     if config.json:
         print(json.dumps(result, indent=1, default=str))
@@ -277,7 +273,6 @@ def run(argv: Sequence[str]) -> int:
         for replica in result["replicas"]:
             print(*_sentences(config, replica), sep="\n")
     _judge(config, result["replicas"])
-    return 0
 
 
 def _sentences(config: Config, replica: Json) -> list[str]:
@@ -314,7 +309,3 @@ def _judge(config: Config, replicas: Sequence[Json]) -> None:
         f"{places} are not what the manifest says, as listed above. Run the same command with "
         "--repair instead of --check."
     )
-
-
-if __name__ == "__main__":
-    program.main("imagenet_prep.replicate")

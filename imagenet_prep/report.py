@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from imagenet_prep.core import program, regular_file
 from imagenet_prep.core.errors import DataDamagedError, ManifestError, StoreError, UsageError
-from imagenet_prep.core.flags import Place, Settings, absolute, flag, parse
+from imagenet_prep.core.flags import Place, Settings, absolute, flag
 from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.flag import data_set, without_manifest
@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 
     _Images = Callable[[Sequence[str]], Iterator[ImageExample | None]]
 
-EXAMPLES = """\
+HELP = """\
+Show a data set on one page: is it whole, what is in it, what was done to it.
+The page is one file, for any browser; it asks nothing of any network.
+
+Examples:
   imagenet-prep report /data/imagenet-480
   imagenet-prep report /data/imagenet-480 --level decode --out imagenet-480.html
   imagenet-prep report s3://bucket/imagenet-480 --out imagenet-480.html
@@ -284,21 +288,9 @@ def _facts(config: Config, dataset: str, store: Readable) -> Facts:
     return facts.gather(opened, checked["problems"], source)
 
 
-def run(argv: Sequence[str]) -> int:
-    """Runs the verb and returns its exit code; errors are raised."""
-    config = parse(
-        Config,
-        argv,
-        verb="report",
-        description="Show a data set on one page: is it whole, what is in it, what was done to it."
-        "\nThe page is one file, for any browser; it asks nothing of any network.",
-        examples=EXAMPLES,
-    )
+@program.verb("imagenet_prep.report", Config, HELP)
+def run(config: Config) -> None:
+    """Runs the verb; errors are raised."""
     _refuse_folder_of_others(config)
     out = report(config)
     print(f"{out}: {human_bytes(out.stat().st_size)}")
-    return 0
-
-
-if __name__ == "__main__":
-    program.main("imagenet_prep.report")

@@ -15,7 +15,7 @@ from imagenet_prep import report
 from imagenet_prep.codec.policy import CODEC_HELP, CODECS
 from imagenet_prep.core import program, terminal
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.flags import Place, flag, parse, with_absolute
+from imagenet_prep.core.flags import Place, flag, with_absolute
 from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.flag import data_set
@@ -23,7 +23,13 @@ from imagenet_prep.dataset.orientation import KEEP, NEUTRAL, RULES
 from imagenet_prep.preparation.config import RunFlags
 from imagenet_prep.shards.summary import render
 
-EXAMPLES = """\
+HELP = """\
+Shrink the images of a set of TFRecord shards, whoever wrote it: by this program, slim,
+tensorflow/tpu, the AWS scripts or TensorFlow Datasets. Number of shards and order of records
+stay. Killed or interrupted, run it again: it does what is left.
+Options for Apache Beam go after --.
+
+Examples:
   imagenet-prep resize -i /data/imagenet-full -o /data/imagenet-480 --splits train,validation
   imagenet-prep resize -i s3://bucket/imagenet-full -o s3://bucket/imagenet-480
   imagenet-prep resize -i IN -o OUT --short-side 256 --quality 90 --dry-run
@@ -193,16 +199,11 @@ def resize(config: Config) -> Json:
 
 def run(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
-    config = parse(
-        Config,
-        _spelled_out(argv),
-        verb="resize",
-        description="Shrink the images of a set of TFRecord shards, whoever wrote it: by this "
-        "program, slim,\ntensorflow/tpu, the AWS scripts or TensorFlow Datasets. Number of shards "
-        "and order of records\nstay. Killed or interrupted, run it again: it does what is left.\n"
-        "Options for Apache Beam go after --.",
-        examples=EXAMPLES,
-    )
+    return _run(_spelled_out(argv))
+
+
+@program.verb("imagenet_prep.resize", Config, HELP)
+def _run(config: Config) -> None:
     if config.beam_args:
         config = with_absolute(config, "input_dir", "output_dir")
     if config.num_intra_threads or config.num_inter_threads:
@@ -216,7 +217,6 @@ def run(argv: Sequence[str]) -> int:
     if config.report:
         summary["report"] = str(report.report(report.Config(config.output_dir)))
     print(json.dumps(summary, indent=1) if config.json else _render(summary))
-    return 0
 
 
 def _spelled_out(argv: Sequence[str]) -> list[str]:
@@ -248,7 +248,3 @@ def _render(summary: Json) -> str:
         for split in summary["left_in_input"]
     ]
     return render(summary, notes)
-
-
-if __name__ == "__main__":
-    program.main("imagenet_prep.resize")

@@ -9,13 +9,16 @@ from pathlib import Path
 
 from imagenet_prep.core import program
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
-from imagenet_prep.core.flags import Place, Settings, after_dashes, flag, parse
+from imagenet_prep.core.flags import Place, Settings, after_dashes, flag
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.hosts import host_keys
 from imagenet_prep.hosts.hosts_file import Host, read_hosts
 from imagenet_prep.hosts.process import Ending, command_on, run_all
 
-EXAMPLES = """\
+HELP = """\
+Run one command on every host at once. After --: the command.
+
+Examples:
   imagenet-prep run-on-hosts hosts --show-keys      # first contact: look at the keys, add them
   imagenet-prep run-on-hosts hosts -- df -h /data
   imagenet-prep run-on-hosts hosts --timeout 600 -- imagenet-prep verify /data/imagenet-480"""
@@ -101,15 +104,9 @@ def _render(outcomes: Sequence[tuple[Host, Ending]]) -> str:
     return "\n".join(lines)
 
 
-def run(argv: Sequence[str]) -> int:
+@program.verb("imagenet_prep.run_on_hosts", Config, HELP)
+def run(config: Config) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
-    config = parse(
-        Config,
-        argv,
-        verb="run-on-hosts",
-        description="Run one command on every host at once. After --: the command.",
-        examples=EXAMPLES,
-    )
     if config.show_keys:
         if config.command:
             raise UsageError("--show-keys runs no command: leave out what stands after --")
@@ -128,7 +125,3 @@ def run(argv: Sequence[str]) -> int:
             f"failed on {len(failed)} of {counted(len(outcomes), 'host')}: {', '.join(failed)}"
         )
     return 0
-
-
-if __name__ == "__main__":
-    program.main("imagenet_prep.run_on_hosts")

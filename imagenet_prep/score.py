@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from imagenet_prep.core import program
-from imagenet_prep.core.flags import Place, Settings, flag, parse
+from imagenet_prep.core.flags import Place, Settings, flag
 from imagenet_prep.dataset.flag import data_set
 
-EXAMPLES = """\
+HELP = """\
+Tell how good predictions are on a data set: top-1 and top-5, by its own labels and by
+lists of labels. No image is read, and no framework is needed.
+
+Examples:
   imagenet-prep score said.csv /data/imagenet-480
   imagenet-prep score said.csv /data/imagenet-480 --labels real.json --labels own.csv
   imagenet-prep score said.csv s3://bucket/imagenetv2 --json"""
@@ -37,22 +40,10 @@ class Config(Settings):
     json: bool = flag(False, help="print the table as JSON")
 
 
-def run(argv: Sequence[str]) -> int:
-    """Runs the verb and returns its exit code; errors are raised."""
-    config = parse(
-        Config,
-        argv,
-        verb="score",
-        description="Tell how good predictions are on a data set: top-1 and top-5, by its own "
-        "labels and by\nlists of labels. No image is read, and no framework is needed.",
-        examples=EXAMPLES,
-    )
+@program.verb("imagenet_prep.score", Config, HELP)
+def run(config: Config) -> None:
+    """Runs the verb; errors are raised."""
     from imagenet_prep.evaluation import score
 
     table = score(config.predictions, config.dataset, labels=config.labels)
     print(json.dumps(table.as_json(), indent=1) if config.json else table)
-    return 0
-
-
-if __name__ == "__main__":
-    program.main("imagenet_prep.score")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -14,7 +14,7 @@ from imagenet_prep.core import program, regular_file, terminal
 from imagenet_prep.core.address import is_remote
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError, UsageError, some
-from imagenet_prep.core.flags import Place, Settings, flag, parse
+from imagenet_prep.core.flags import Place, Settings, flag
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.flag import data_set
 from imagenet_prep.storage.new_file import complete_file
@@ -22,7 +22,11 @@ from imagenet_prep.storage.new_file import complete_file
 if TYPE_CHECKING:
     from imagenet_prep.read.catalogue import Catalogue
 
-EXAMPLES = """\
+HELP = """\
+Look into a data set: what it is, or its images by key or by class. Or into one shard:
+its records, or one of its images.
+
+Examples:
   imagenet-prep show /data/imagenet-480
   imagenet-prep show /data/imagenet-480/train-00000-of-01024
   imagenet-prep show s3://bucket/imagenet-480/train-00000-of-01024 --json --limit 5
@@ -140,16 +144,9 @@ def _opened(shard: str) -> contextlib.AbstractContextManager[BinaryIO]:
         raise UsageError(f"{shard}: cannot be opened: {error.strerror}") from error
 
 
-def run(argv: Sequence[str]) -> int:
+@program.verb("imagenet_prep.show", Config, HELP)
+def run(config: Config) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
-    config = parse(
-        Config,
-        argv,
-        verb="show",
-        description="Look into a data set: what it is, or its images by key or by class. Or into "
-        "one shard:\nits records, or one of its images.",
-        examples=EXAMPLES,
-    )
     if config.finds_images:
         return _show_images(config)
     if _is_set(config.dataset):
@@ -290,7 +287,3 @@ def _write(encoded: bytes, out: Path) -> None:
     regular_file.demand_own(out, "an image like this one", encoded[:2])
     with complete_file(out) as file:
         file.write(encoded)
-
-
-if __name__ == "__main__":
-    program.main("imagenet_prep.show")

@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     from imagenet_prep.trainer.evaluation import Score
     from imagenet_prep.trainer.feed import BatchReader, OpenReader
 
-EXAMPLES = """\
+HELP = """\
+Train a network on a prepared data set. Run again, it resumes. The flags of the AWS tutorial's
+train_imagenet_resnet_hvd.py work as they were typed.
+
+Examples:
   imagenet-prep train --data-dir /data/imagenet-480 --precision bfloat16 --jit
   imagenet-prep train --synthetic --num-epochs 0.1
   imagenet-prep launch -np 16 --hosts hosts -- train --data-dir /data/imagenet-480
@@ -152,9 +156,7 @@ def parse(
         Config,
         _translated(argv),
         verb="train",
-        description="Train a network on a prepared data set. Run again, it resumes. The flags of "
-        "the AWS tutorial's\ntrain_imagenet_resnet_hvd.py work as they were typed.",
-        examples=EXAMPLES,
+        text=HELP,
         fallback={**of_run, **_of_sagemaker(argv, environment)},
     )
 

@@ -17,7 +17,7 @@ from imagenet_prep.core import program, terminal
 from imagenet_prep.core.address import is_remote
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.core.flags import WorkerFlags, after_dashes, flag, parse, with_absolute
+from imagenet_prep.core.flags import WorkerFlags, after_dashes, flag, with_absolute
 from imagenet_prep.dataset import naming, schema, settings
 from imagenet_prep.dataset.flag import data_set
 
@@ -29,7 +29,11 @@ if TYPE_CHECKING:
     from imagenet_prep.storage.opened import Dataset
     from imagenet_prep.storage.store import Store
 
-EXAMPLES = """\
+HELP = """\
+Prove that a data set is what its manifest says. Exit code 3: it is not.
+Options for Apache Beam go after --.
+
+Examples:
   imagenet-prep verify /data/imagenet-480
   imagenet-prep verify /data/imagenet-480 --level decode --workers 16
   imagenet-prep verify /data/imagenet-480 --level manifest --json
@@ -266,16 +270,9 @@ def _check_class_counts(manifest: Manifest, receipts: Sequence[Report]) -> list[
     return problems
 
 
-def run(argv: Sequence[str]) -> int:
-    """Runs the verb and returns its exit code; errors are raised."""
-    config = parse(
-        Config,
-        argv,
-        verb="verify",
-        description="Prove that a data set is what its manifest says. Exit code 3: it is not.\n"
-        "Options for Apache Beam go after --.",
-        examples=EXAMPLES,
-    )
+@program.verb("imagenet_prep.verify", Config, HELP)
+def run(config: Config) -> None:
+    """Runs the verb; errors are raised."""
     if config.beam_args:
         config = with_absolute(config, "dataset")
     result = verify(config)
@@ -321,8 +318,3 @@ def run(argv: Sequence[str]) -> int:
         if result["unchanged_since"]:
             since = terminal.printable(result["unchanged_since"])
             print(f"nothing was touched since it was proven at {since}")
-    return 0
-
-
-if __name__ == "__main__":
-    program.main("imagenet_prep.verify")

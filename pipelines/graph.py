@@ -76,7 +76,7 @@ class Preparation:
           ImagenetPrepError: what is needed is missing, unreadable or damaged, or the place holds
             another data set.
         """
-        config = parse(Config, flags, verb="prepare", description="", examples="")
+        config = parse(Config, flags, verb="prepare")
         job, store = Job.of(config), open_store(config.out)
         output = Output(store, job.wanted)
         output.left()

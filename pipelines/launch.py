@@ -19,7 +19,7 @@ from pathlib import Path
 
 from imagenet_prep.core import program
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.core.flags import Place, Settings, absolute, after_dashes, flag, parse
+from imagenet_prep.core.flags import Place, Settings, absolute, after_dashes, flag
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.hosts.hosts_file import Host, where_ranks_run
 from imagenet_prep.launching import detached, fit, mpi, variables, work
@@ -28,7 +28,11 @@ from imagenet_prep.launching.host import Order
 from imagenet_prep.launching.ranks import MARK
 from imagenet_prep.launching.work import Work
 
-EXAMPLES = """\
+HELP = """\
+Check every host, then train on all of them. After --: train and its flags, or python and a script
+of your own.
+
+Examples:
   imagenet-prep launch -np 2 -- train --data-dir /data/imagenet-480
   imagenet-prep launch -np 32 --hosts hosts -- train --data-dir /data/imagenet-480 --recipe tutorial
   imagenet-prep launch -np 32 --hosts hosts --dry-run -- train --synthetic
@@ -337,16 +341,9 @@ class _Launch:
         return mpi.mpirun(self.used, self.network, passed, self.work.argv, more)
 
 
-def run(argv: Sequence[str]) -> int:
+@program.verb("imagenet_prep.pipelines.launch", Config, HELP)
+def run(config: Config) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
-    config = parse(
-        Config,
-        argv,
-        verb="launch",
-        description="Check every host, then train on all of them. After --: train and its flags, "
-        "or python and a script of your own.",
-        examples=EXAMPLES,
-    )
     if config.status is not None:
         return detached.status(Path(config.status).expanduser())
     if config.stop is not None:
@@ -359,7 +356,3 @@ def run(argv: Sequence[str]) -> int:
             "--detach: the script has no --log-dir, so say by --rank-logs DIR where launch.log goes"
         )
     return detached.start(Path(folder).expanduser(), lambda under_way: launch(config, under_way))
-
-
-if __name__ == "__main__":
-    program.main("imagenet_prep.pipelines.launch")

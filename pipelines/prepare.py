@@ -9,19 +9,23 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Sequence
 
 from imagenet_prep import report
 from imagenet_prep.core import program
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import StoreError
-from imagenet_prep.core.flags import parse, with_absolute
+from imagenet_prep.core.flags import with_absolute
 from imagenet_prep.core.terminal import counted, human_bytes, printable
 from imagenet_prep.dataset.ignored import in_words
 from imagenet_prep.preparation.config import Config
 from imagenet_prep.shards.summary import render
 
-EXAMPLES = """\
+HELP = """\
+Turn the ILSVRC2012 archives into resized, sharded, proven TFRecords.
+Killed or interrupted, run it again: it does what is left.
+Options for Apache Beam go after --.
+
+Examples:
   imagenet-prep prepare --source /data/ilsvrc2012 --out /data/imagenet-480
   imagenet-prep prepare --source /data/ilsvrc2012 --out /data/imagenet-256 --short-side 256
   imagenet-prep prepare --source /data/ilsvrc2012 --out /data/imagenet --keep-original
@@ -79,17 +83,9 @@ def prepare(config: Config) -> Json:
     return output.end()
 
 
-def run(argv: Sequence[str]) -> int:
-    """Runs the verb and returns its exit code; errors are raised."""
-    config = parse(
-        Config,
-        argv,
-        verb="prepare",
-        description="Turn the ILSVRC2012 archives into resized, sharded, proven TFRecords.\n"
-        "Killed or interrupted, run it again: it does what is left.\n"
-        "Options for Apache Beam go after --.",
-        examples=EXAMPLES,
-    )
+@program.verb("imagenet_prep.pipelines.prepare", Config, HELP)
+def run(config: Config) -> None:
+    """Runs the verb; errors are raised."""
     if config.beam_args:
         config = with_absolute(config, "source", "out")
     if config.report:
@@ -100,7 +96,6 @@ def run(argv: Sequence[str]) -> int:
     print(json.dumps(summary, indent=1) if config.json else _render(summary))
     if summary.get("refusal"):
         raise StoreError(summary["refusal"])
-    return 0
 
 
 def _render(summary: Json) -> str:
@@ -129,7 +124,3 @@ def _render(summary: Json) -> str:
             lines.append(f"{summary['out']} holds this data set already: nothing is left to do")
         return "\n".join(lines)
     return render(summary)
-
-
-if __name__ == "__main__":
-    program.main("imagenet_prep.pipelines.prepare")

@@ -19,14 +19,18 @@ from imagenet_prep import train
 from imagenet_prep.core import program, regular_file
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import EXIT_DONE, EXIT_INTERRUPTED, ImagenetPrepError, UsageError
-from imagenet_prep.core.flags import Place, Settings, after_dashes, flag, parse
+from imagenet_prep.core.flags import Place, Settings, after_dashes, flag
 from imagenet_prep.launching import work
 from imagenet_prep.launching.work import Work
 from imagenet_prep.pipelines.sagemaker_container import CHANNELS, TOKEN_VARIABLE
 from imagenet_prep.pipelines.sagemaker_job import LOG_GROUP, Log, Service, wait
 from imagenet_prep.storage.remote import UnavailableError
 
-EXAMPLES = """\
+HELP = """\
+Train as a job of Amazon SageMaker. After --: train and its flags, or python and a script of your
+own.
+
+Examples:
   imagenet-prep sagemaker --image URI --role ARN --data s3://bucket/imagenet-480 \\
       --output s3://bucket/runs --instance-type ml.p4d.24xlarge --instances 4 --spot --wait \\
       -- train --recipe tutorial --precision bfloat16
@@ -348,18 +352,7 @@ def submit(config: Config) -> int:
     return EXIT_DONE
 
 
-def run(argv: Sequence[str]) -> int:
+@program.verb("imagenet_prep.pipelines.sagemaker", Config, HELP)
+def run(config: Config) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
-    config = parse(
-        Config,
-        argv,
-        verb="sagemaker",
-        description="Train as a job of Amazon SageMaker. After --: train and its flags, or python "
-        "and a script of your own.",
-        examples=EXAMPLES,
-    )
     return submit(config)
-
-
-if __name__ == "__main__":
-    program.main("imagenet_prep.pipelines.sagemaker")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from imagenet_prep.core import canonical, children, program, regular_file, signals
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
-from imagenet_prep.core.flags import Place, Settings, after_dashes, flag, parse, refuse_logins
+from imagenet_prep.core.flags import Place, Settings, after_dashes, flag, refuse_logins
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import naming
 from imagenet_prep.hosts.hosts_file import Host
@@ -30,7 +30,10 @@ from imagenet_prep.launching.ranks import Rank, Ranks
 from imagenet_prep.trainer import rendezvous
 from imagenet_prep.trainer.config import Config as TrainConfig
 
-EXAMPLES = """\
+HELP = """\
+What SageMaker starts in each container of a training job.
+
+Examples:
   imagenet-prep sagemaker-container
   imagenet-prep sagemaker-container -- python /opt/ml/input/data/code/my_train.py
   imagenet-prep sagemaker-container --root /tmp/ml --processes 2    # a rehearsal"""
@@ -297,15 +300,9 @@ def _run(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> i
     raise error
 
 
-def run(argv: Sequence[str]) -> int:
+@program.verb("imagenet_prep.pipelines.sagemaker_container", Config, HELP)
+def run(config: Config) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
-    config = parse(
-        Config,
-        argv,
-        verb="sagemaker-container",
-        description="What SageMaker starts in each container of a training job.",
-        examples=EXAMPLES,
-    )
     try:
         return run_container(config)
     except ImagenetPrepError as error:
@@ -315,7 +312,3 @@ def run(argv: Sequence[str]) -> int:
             failure.parent.mkdir(parents=True, exist_ok=True)
             failure.write_text(str(error)[:1024], "utf-8")
         raise
-
-
-if __name__ == "__main__":
-    program.main("imagenet_prep.pipelines.sagemaker_container")

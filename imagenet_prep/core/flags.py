@@ -1,8 +1,8 @@
 """Command lines: flags made from a frozen dataclass.
 
 A verb is a module with a config, which is a dataclass on `Settings` whose fields are made by
-`flag`, and a function `run`: command line -> exit code. Its last lines call `program.main`. Flag
-names equal field names: --short-side is short_side, and may be typed as --short_side too.
+`flag`, and a function `run`: command line -> exit code, usually made by `program.verb`. Flag names
+equal field names: --short-side is short_side, and may be typed as --short_side too.
 """
 
 from __future__ import annotations
@@ -166,14 +166,13 @@ def parse(
     argv: Sequence[str],
     *,
     verb: str,
-    description: str,
-    examples: str,
+    text: str = "",
     fallback: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> Config:
-    """Returns the config that `argv` asks for; --help prints the help and ends the process.
+    """Returns the config that `argv` requests; --help prints the help and ends the process.
 
     Types come from the annotations: bool fields are switches, tuples are comma-separated, or given
-    several times.
+    several times. In the help, the flags follow the first paragraph of `text`.
     `fallback` has the values of fields that `argv` does not give, e.g. from the environment.
     """
     refuse_logins(argv)
@@ -188,7 +187,7 @@ def parse(
         more, after = {last.name: tuple(words[place + 1 :])}, None
         words = words[:place]
     asks = next((place for place, word in enumerate(words) if word in ("-h", "--help")), None)
-    line = _CommandLine(config, fields, verb, description, examples)
+    line = _CommandLine(config, fields, verb, text)
     values, unknown = line.values(words[:asks])
     # The -h of `df -h` does not ask for our help.
     forgot = after is not None and not after.are_flags and after.expected(*unknown[:1])
@@ -208,17 +207,13 @@ class _CommandLine:
     """The flags of a config, as argparse knows them."""
 
     def __init__(
-        self,
-        config: type[Any],
-        fields: Sequence[dataclasses.Field[Any]],
-        verb: str,
-        description: str,
-        examples: str,
+        self, config: type[Any], fields: Sequence[dataclasses.Field[Any]], verb: str, text: str
     ) -> None:
+        description, _, more = text.partition("\n\n")
         self.parser = Parser(
             prog=f"imagenet-prep {verb}",
             description=description,
-            epilog=f"Examples:\n{examples}",
+            epilog=more,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
             exit_on_error=False,

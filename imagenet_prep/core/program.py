@@ -11,7 +11,8 @@ import types
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from imagenet_prep.core import errors, imports, signals, terminal
+from imagenet_prep.core import errors, flags, imports, signals, terminal
+from imagenet_prep.core.flags import Config
 
 # Functions that `finish` calls last.
 _LAST_ACTS: list[Callable[[], None]] = []
@@ -34,6 +35,28 @@ def main(module: str, argv: Sequence[str] | None = None) -> NoReturn:
     """
     words = sys.argv[1:] if argv is None else argv
     finish(lambda: importlib.import_module(module).run(words))
+
+
+def verb(
+    module: str, config: type[Config], text: str
+) -> Callable[[Callable[[Config], int | None]], Callable[[Sequence[str]], int]]:
+    """Makes a function of a config the function `run` of a verb: command line -> exit code.
+
+    If the module is the program, as in `python -m imagenet_prep.verify`, it runs now, by `main`.
+
+    Args:
+      module: e.g. "imagenet_prep.verify", whose verb is verify.
+      config: the flags.
+      text: what --help says: a paragraph, then examples.
+    """
+
+    def made(act: Callable[[Config], int | None]) -> Callable[[Sequence[str]], int]:
+        if act.__module__ == "__main__":
+            main(module)
+        name = module.rpartition(".")[2].replace("_", "-")
+        return lambda argv: act(flags.parse(config, argv, verb=name, text=text)) or errors.EXIT_DONE
+
+    return made
 
 
 def finish(main: Callable[[], int]) -> NoReturn:

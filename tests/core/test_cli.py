@@ -52,7 +52,7 @@ class Settings(Shared):
 
 def parse(*argv: str) -> Settings:
     return flags.parse(
-        Settings, argv, verb="try", description="Tries.", examples="  imagenet-prep try it"
+        Settings, argv, verb="try", text="Tries.\n\nExamples:\n  imagenet-prep try it"
     )
 
 
@@ -217,7 +217,7 @@ class Beamed(flags.Settings):
 
 
 def beamed(*argv: str) -> Beamed:
-    return flags.parse(Beamed, argv, verb="try", description="Tries.", examples="  try")
+    return flags.parse(Beamed, argv, verb="try", text="Tries.\n\nExamples:\n  try")
 
 
 def test_an_option_without_dashes_is_told_where_they_go() -> None:
@@ -475,7 +475,7 @@ class Aliased:
 
 @pytest.mark.parametrize("argv", ["-r 9", "-r9", "--size 9", "--size=9", "--short-side 9"])
 def test_all_spellings_of_a_flag_are_the_same_field(argv: str) -> None:
-    config = flags.parse(Aliased, argv.split(), verb="try", description="Tries.", examples="  try")
+    config = flags.parse(Aliased, argv.split(), verb="try", text="Tries.\n\nExamples:\n  try")
 
     assert config == Aliased(9)
 

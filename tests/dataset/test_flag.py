@@ -37,7 +37,7 @@ VERBS: dict[str, tuple[str, str, list[str]]] = {
 def given(verb: str, *words: str) -> Any:
     module, field, more = VERBS[verb]
     config: ModuleType = importlib.import_module(module)
-    made = parse(config.Config, [*more, *words], verb=verb, description="", examples="")
+    made = parse(config.Config, [*more, *words], verb=verb)
     value = getattr(made, field)
     return value[0] if isinstance(value, tuple) else value
 
@@ -74,9 +74,7 @@ def test_the_manifest_stands_for_the_set(verb: str) -> None:
 
 def test_the_manifest_stands_for_both_sets_of_diff() -> None:
     config = importlib.import_module("imagenet_prep.diff").Config
-    made = parse(
-        config, ["s/dataset.json", "dataset.json"], verb="diff", description="", examples=""
-    )
+    made = parse(config, ["s/dataset.json", "dataset.json"], verb="diff")
 
     assert (made.a, made.b) == ("s", ".")
 

@@ -47,7 +47,7 @@ def asked(done: subprocess.CompletedProcess[str]) -> tuple[launch.Config, train.
     assert done.returncode == 0, done.stderr
     verb, *words = json.loads(done.stdout)
     assert verb == "launch"
-    config = parse(launch.Config, words, verb="launch", description="", examples="")
+    config = parse(launch.Config, words, verb="launch")
     assert config.command[0] == "train"
     return config, train.parse(config.command[1:], {})
 

@@ -1,8 +1,8 @@
-"""`imagenet-prep adopt`: gives a set that another program wrote what it lacks, without re-encoding.
+"""`imagenet-prep adopt`: adds what a dataset of another program lacks, without re-encoding.
 
-In place: names are set right, and index files, labels.txt, TFDS files and the manifest are added;
-the bytes of the shards stay. With --out the shards are linked into a new folder, or copied from or
-to a bucket, with --rewrite written anew there. No file that was there before is ever replaced.
+In place, names are fixed, and index files, labels.txt, TFDS files and the manifest are added; the
+bytes of the shards stay. With --out, shards are linked into a new folder, copied to or from a
+bucket, or written again with --rewrite. No existing file is replaced.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ Examples:
   imagenet-prep adopt /data/imagenet2012/5.1.0 --rewrite --out /data/imagenet
   imagenet-prep adopt s3://bucket/imagenet-tfrecords --out s3://bucket/imagenet"""
 
-# The most items of a list that a message shows.
-_SHOWN = 5
+_SHOWN = 5  # problems in a message
 _STALE = dict.fromkeys(
     ((schema.HEIGHT, "untrue"), (schema.WIDTH, "untrue")),
     ": from before a resize, --rewrite corrects it",
@@ -78,7 +77,6 @@ class Config(WorkerFlags):
     json: bool = flag(False, help="print the result as JSON")
 
     def __post_init__(self) -> None:
-        """Refuses values that are not allowed, and flags that contradict each other."""
         super().__post_init__()
         if self.rewrite and self.out is None:
             raise ValueError("--rewrite: give --out, since no shard is ever replaced")
@@ -87,15 +85,7 @@ class Config(WorkerFlags):
 
 
 def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
-    """Carries out a run, or what is left of it.
-
-    Returns:
-      What was found and done, and why the set was refused, where it was: then nothing is changed.
-
-    Raises:
-      ImagenetPrepError: the class says with which exit code the command ends.
-    """
-    # Everything behind the flags costs a second to import: not for --help.
+    """Runs, or resumes; returns the summary, and the reason if the dataset was refused."""
     from imagenet_prep.engine import Workers
     from imagenet_prep.preparation import adoption, rewrite
     from imagenet_prep.preparation.existing_set import check_existing_set
@@ -128,7 +118,7 @@ def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
                 store, found, seen, workers, in_place=config.out is None, quiet=config.json
             )
     if refusal is None and config.rewrite:
-        # The set was found without a fault; it is rewritten as by `resize --keep-original`.
+        # As by `resize --keep-original`.
         job = rewrite.Job(
             found=found,
             splits=tuple(found.splits),
@@ -145,7 +135,7 @@ def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
 
 
 def _completed(config: Config, store: Store) -> Json:
-    """Makes lost files of a data set of ours again, and tables of samples where it has none."""
+    """Makes lost files of our dataset again, and tables of samples if it has none."""
     from imagenet_prep.engine import Workers
     from imagenet_prep.preparation import adoption
     from imagenet_prep.storage.opened import Dataset, open_dataset
@@ -168,7 +158,7 @@ def _completed(config: Config, store: Store) -> Json:
 
 
 def _refusal(config: Config, found: TfrecordSet, seen: ExistingSet) -> ImagenetPrepError | None:
-    """Returns what keeps a set from being adopted at all."""
+    """Returns the reason why a dataset cannot be adopted."""
     where = found.store.where()
     if seen.problems:
         shown = "; ".join(seen.problems[:_SHOWN])
@@ -192,7 +182,7 @@ def _refusal(config: Config, found: TfrecordSet, seen: ExistingSet) -> ImagenetP
 
 
 def _findings(found: TfrecordSet, seen: ExistingSet) -> list[str]:
-    """Returns what is odd about a set, a sentence each."""
+    """Returns one sentence for each oddity of a dataset."""
     findings = []
     for split, shards in found.splits.items():
         first, last = shards[0], shards[-1]
@@ -263,7 +253,6 @@ def run(config: Config) -> None:
 
 
 def _render(summary: Json) -> str:
-    """Returns the summary for a person."""
     if "already" in summary:
         what = "nothing to do"
         if summary["tables"] == "added":

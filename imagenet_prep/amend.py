@@ -1,7 +1,7 @@
-"""`imagenet-prep amend`: another set from one set alone, with images left out, relabelled, added.
+"""`imagenet-prep amend`: makes a dataset from another, with images excluded, relabelled or added.
 
-The set that is changed is never touched. Only the shards in which something changes are written;
-all others are hard links, or copies inside the server of a bucket.
+The original is never changed. Only shards in which something changes are written; all others are
+hard links, or copies inside the server of a bucket.
 """
 
 from __future__ import annotations
@@ -64,19 +64,13 @@ class Config(WorkerFlags):
     json: bool = flag(False, help="print the result as JSON")
 
     def __post_init__(self) -> None:
-        """Refuses a run that would change nothing."""
         super().__post_init__()
         if not (self.exclude or self.relabel or self.add):
             raise ValueError("expected --exclude, --relabel or --add: what is to change")
 
 
 def amend(config: Config) -> Json:
-    """Carries out a run, or what is left of it; returns the summary that is printed.
-
-    Raises:
-      ImagenetPrepError: the class says with which exit code the command ends.
-    """
-    # Everything behind the flags costs a second to import: not for --help.
+    """Runs, or resumes, and returns the summary that is printed."""
     from imagenet_prep.dataset import keys
     from imagenet_prep.engine import Workers
     from imagenet_prep.preparation import amendment, changes
@@ -104,7 +98,6 @@ def run(config: Config) -> None:
 
 
 def _render(summary: Json) -> str:
-    """Returns the summary for a person."""
     from imagenet_prep.shards.summary import render
 
     of = summary["amended"]

@@ -59,15 +59,9 @@ class Config(Settings):
 
 
 def measure(config: Config) -> Json:
-    """Reads for a while, as a trainer would, and returns the rates.
-
-    Raises:
-      UsageError: no manifest, or fewer examples than one step.
-      DataDamagedError: shards are missing, cut or damaged.
-    """
+    """Reads for a while, as a trainer would, and returns the rates."""
     from imagenet_prep.read import make_dataset
 
-    # TensorFlow's remarks on the machine are not the answer.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     decoded: dict[str, Any] = {
         "backend": config.backend,
@@ -105,7 +99,7 @@ def measure(config: Config) -> Json:
 
 
 def _world(dataset: str) -> World:
-    """Returns this host alone; of a partitioned set, as one of those that read it."""
+    """Returns this host alone; for a partitioned dataset, as one of its readers."""
     from imagenet_prep.storage.opened import open_dataset
 
     part = open_dataset(dataset, parts=True).placement
@@ -127,7 +121,7 @@ def _read(reader: Reader, seconds: float) -> tuple[float, float, int]:
 
 
 def _cost_of_reading(reader: Reader, steps: int) -> float:
-    """Returns CPU seconds of as many steps without decoding."""
+    """Returns the CPU seconds of this number of steps without decoding."""
     cpu = time.process_time()
     epochs = (reader.encoded_batches() for _ in itertools.count())
     for _ in itertools.islice(itertools.chain.from_iterable(epochs), steps):

@@ -26,7 +26,7 @@ from imagenet_prep.core.flags import (
     flag,
     with_absolute,
 )
-from imagenet_prep.core.terminal import counted
+from imagenet_prep.core.terminal import counted, in_columns
 from imagenet_prep.dataset import schema
 from imagenet_prep.hosts import process
 from imagenet_prep.hosts.hosts_file import where_ranks_run
@@ -84,7 +84,6 @@ class Config(Settings):
     command: tuple[str, ...] = after_dashes("what every rank runs goes")
 
     def __post_init__(self) -> None:
-        """Refuses numbers of ranks that are none, or that do not grow."""
         super().__post_init__()
         given = ",".join(self.num_processes)
         if not all(word.isdecimal() and len(word) < 7 for word in self.num_processes):
@@ -100,19 +99,14 @@ class Config(Settings):
 
 
 class Run(NamedTuple):
-    """What one run showed.
-
-    Attributes:
-      images_per_s: of all ranks together, once the run had settled.
-      start_up_s: from the command to the end of the first step.
-    """
+    """The speed of all ranks together once a run has settled, and the time to the end of step 1."""
 
     images_per_s: float
     start_up_s: float
 
 
 class Measured(NamedTuple):
-    """The runs of one number of ranks; without a data set there is only that on noise."""
+    """The runs of one number of ranks; without a dataset, only the one on noise."""
 
     ranks: int
     synthetic: Run
@@ -120,12 +114,9 @@ class Measured(NamedTuple):
 
 
 def figures(measured: Sequence[Measured], slots: Sequence[int], price: float | None) -> list[Row]:
-    """Returns a row for each number of ranks.
+    """Returns a row for each number of ranks, fewest first.
 
-    Args:
-      measured: fewest ranks first.
-      slots: of each host, in their order.
-      price: dollars of a host-hour.
+    `slots` are those of each host, in their order; `price` is in dollars per host-hour.
     """
     from imagenet_prep.reporting.training import Row
 
@@ -156,7 +147,7 @@ def figures(measured: Sequence[Measured], slots: Sequence[int], price: float | N
 
 
 def _kept(run: Run, ranks: int, base: Run, base_ranks: int) -> float:
-    """Returns a rank's speed relative to that of a rank of `base`."""
+    """Returns the speed of a rank relative to that of a rank of `base`."""
     return run.images_per_s / ranks / (base.images_per_s / base_ranks)
 
 
@@ -169,17 +160,14 @@ def settled(rows: Iterable[Mapping[str, Any]]) -> float:
 def short_run(
     asked: TrainConfig, ranks: int, steps: int, examples: int | None, log_dir: str
 ) -> list[str]:
-    """Returns verb and flags of a run as `asked`, but of so many steps.
+    """Returns the verb and flags of a run like `asked` with this number of steps.
 
     Args:
       asked: by the user.
       ranks: that will run it.
       steps: the number of steps.
-      examples: of the data set; None trains on noise.
+      examples: of the dataset; None trains on noise.
       log_dir: on the host of rank 0.
-
-    Raises:
-      UsageError: what was asked for cannot be trained on noise.
     """
     noise: Json = {"data_dir": None, "backend": "auto"} if examples is None else {}
     batch = ranks * asked.batch_size
@@ -220,12 +208,7 @@ def short_run(
 
 
 def bench(config: Config) -> list[Row]:
-    """Runs all, writes the figures after each number of ranks, and returns them.
-
-    Raises:
-      UsageError: flags of train, the hosts file, no data set.
-      ImagenetPrepError: a run failed; its own message stands above.
-    """
+    """Runs all, writes the figures after each number of ranks, and returns them."""
     from imagenet_prep.storage.opened import open_dataset
 
     asked = train.parse(config.command[1:])
@@ -293,7 +276,7 @@ def _run(
 
 
 def _keep(out: Path, config: Config, rows: list[Row]) -> None:
-    """Writes the figures, and the picture where matplotlib is there."""
+    """Writes the figures, and the picture if matplotlib is installed."""
     what = {"command": config.command, "steps": config.steps, "price": config.price, "rows": rows}
     with complete_file(out / FIGURES) as file:
         file.write(json.dumps(what, indent=1, default=canonical.fields).encode() + b"\n")
@@ -318,12 +301,4 @@ def run(config: Config) -> None:
     else:
         from imagenet_prep.reporting import training
 
-        print(_table(training.HEADER, training.cells(rows)))
-
-
-def _table(header: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
-    return "\n".join(
-        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-        for line in (header, *cells)
-    )
+        print(in_columns([training.HEADER, *training.cells(rows)], 0))

@@ -1,4 +1,4 @@
-"""`imagenet-prep demo`: the whole way on a miniature ILSVRC2012 of real photographs."""
+"""`imagenet-prep demo`: all steps on a miniature ILSVRC2012 of real photographs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,6 @@ class Config(Settings):
 @program.verb("imagenet_prep.demo", Config, HELP)
 def run(config: Config) -> None:
     """Makes the archives, prepares and verifies them, and says what to do next."""
-    # The demo is the one verb that calls others; they load what they need.
     from imagenet_prep import report, show, verify
     from imagenet_prep.pipelines import prepare
     from imagenet_prep.testing.miniature import make_miniature
@@ -91,7 +90,7 @@ def run(config: Config) -> None:
 
 
 def _train(dataset: Path, log_dir: Path) -> None:
-    """Trains in a process of its own, on two ranks where Horovod is installed."""
+    """Trains in a process of its own, on two ranks if Horovod is installed."""
     if importlib.util.find_spec("tensorflow") is None:
         _say("5. no training: TensorFlow is not installed (pip install 'imagenet-prep[tf]')")
         return
@@ -105,7 +104,7 @@ def _train(dataset: Path, log_dir: Path) -> None:
         command = ["launch", "-np", str(ranks), "--", *command]
     _say(f"5. imagenet-prep {shlex.join(command)}")
     log_dir.mkdir(parents=True, exist_ok=True)
-    # TensorFlow's own lines are many and of no interest, unless it fails.
+    # TensorFlow prints many lines, which only matter if it fails.
     log = LocalStore(log_dir).open("stderr.txt", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
     with open(log, "w+", encoding="utf-8", errors="replace") as said:
         argv = children.bound(children.python("-m", "imagenet_prep", *command), signal.SIGTERM)

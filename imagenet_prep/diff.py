@@ -1,4 +1,4 @@
-"""`imagenet-prep diff`: which images differ between two data sets, by their tables alone."""
+"""`imagenet-prep diff`: the images that differ between two datasets, by their tables."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _COLUMNS = (
     "split,key,difference,class_a,width_a,height_a,sha256_a,shard_a,record_a,"
     "class_b,width_b,height_b,sha256_b,shard_b,record_b"
 )
-# In JSON, and in what people read.
+# In JSON, and for people.
 _FIRST_KEYS, _SHOWN_KEYS = 10, 3
 _WORDS = {
     "only_in_a": "only in A",
@@ -81,14 +81,7 @@ class Config(Settings):
 
 
 def diff(config: Config) -> Json:
-    """Returns the counts and the first keys of what differs; writes `config.out`.
-
-    Raises:
-      UsageError: there is no data set, it has no tables, or only a part of it lies there.
-      DataDamagedError: a manifest or a table is damaged.
-      IncompleteError: a data set is not finished, the disk is full, or a server is silent.
-      StoreError: a file cannot be read or written, or a server refuses.
-    """
+    """Returns the counts and the first keys of the differences; writes `config.out`."""
     from imagenet_prep.shards.difference import common_tables, differences, splits_that_differ
     from imagenet_prep.shards.samples_root import wrong_roots
     from imagenet_prep.storage.opened import open_dataset
@@ -145,7 +138,7 @@ def _facts(dataset: Dataset) -> Json:
 
 @contextlib.contextmanager
 def _written(out: str | None) -> Iterator[Callable[[Difference], Any]]:
-    """Yields what takes each difference; the file gets its name once all are in it."""
+    """Yields a function that takes each difference; then the file gets its name."""
     from imagenet_prep.storage.new_file import complete_file
 
     if out is None:
@@ -169,7 +162,7 @@ def _row(difference: Difference) -> list[Any]:
 
 
 def _text(found: Json) -> Iterator[str]:
-    """Yields the lines that say to people what was found."""
+    """Yields the lines of the result for people."""
     for name in "ab":
         side = found[name]
         yield f"{name.upper()}: {side['dataset']}, {terminal.counted(side['examples'], 'image')}"

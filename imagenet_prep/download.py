@@ -32,10 +32,8 @@ Examples:
   imagenet-prep download --into /data/mnist --what mnist
   imagenet-prep download --into /data/labels --what real"""
 
-# Where image-net.org keeps them since 2019.
 _IMAGENET = "https://image-net.org/data/ILSVRC/2012"
-# Anybody may fetch these from CIFAR-10's authors, from PyTorch's mirror of MNIST, and from the
-# repository of ReaL's authors.
+# CIFAR-10's authors, PyTorch's mirror of MNIST, and the repository of ReaL's authors.
 _OTHERS = {
     "cifar10": "https://www.cs.toronto.edu/~kriz",
     "mnist": "https://ossci-datasets.s3.amazonaws.com/mnist",
@@ -88,7 +86,6 @@ class Config(Settings):
     json: bool = flag(False, help="print the result as JSON")
 
     def __post_init__(self) -> None:
-        """Refuses values that are not allowed, and archives of two sets for one folder."""
         super().__post_init__()
         if len({_OTHERS.get(what) for what in self.what}) > 1:
             raise ValueError(
@@ -108,7 +105,6 @@ def download(config: Config) -> Json:
     Raises:
       ImagenetPrepError: the class says with which exit code the command ends.
     """
-    # These modules take a while to import, and --help does not need them.
     from imagenet_prep.preparation.archives import Archives
     from imagenet_prep.storage import store
     from imagenet_prep.storage.folder import LocalStore
@@ -152,7 +148,6 @@ def _run(config: Config) -> None:
 
 
 def _render(summary: Json) -> str:
-    """Returns the summary for a person."""
     lines = []
     if "free_bytes" in summary:
         for archive in summary["archives"]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -75,7 +76,6 @@ class Config(WorkerFlags):
     json: bool = flag(False, help="print the counts as JSON")
 
     def __post_init__(self) -> None:
-        """Refuses what is no single place."""
         super().__post_init__()
         if (self.dataset is None) == (self.source is None):
             raise ValueError("name one place: a data set, or --source and a folder of images")
@@ -83,14 +83,7 @@ class Config(WorkerFlags):
 
 @dataclass(frozen=True)
 class _Side:
-    """A set or a source.
-
-    Attributes:
-      where: it lies.
-      pieces: of it.
-      kept: where their rows are kept.
-      wnids: by class index.
-    """
+    """A dataset or a source; `kept` is the store of its rows, and `wnids` are by class index."""
 
     where: str
     pieces: list[AnyPiece]
@@ -99,12 +92,7 @@ class _Side:
 
 
 def duplicates(config: Config) -> Json:
-    """Finds duplicates, writes the files, and returns the counts.
-
-    Raises:
-      UsageError: there is no data set, or it has no tables.
-      DataDamagedError: a manifest or a table is damaged.
-    """
+    """Finds duplicates, writes the files, and returns the counts."""
     from imagenet_prep import engine
     from imagenet_prep.matching import output
     from imagenet_prep.matching.find import Found
@@ -154,7 +142,7 @@ def duplicates(config: Config) -> Json:
 
 
 def _counts(groups: Sequence[Group]) -> Json:
-    """Returns how many groups there are, of which kinds, and where."""
+    """Returns the number of groups, in all and by kind and place."""
     from imagenet_prep.matching.groups import contradicts, counts, crosses
 
     crossing = [group for group in groups if crosses(group)]
@@ -214,7 +202,6 @@ def _against(config: Config, out: Store) -> list[_Side]:
 
 
 def _set(place: str, split: str | None, wanted: Sequence[str], out: Store, *, other: bool) -> _Side:
-    """Returns a set as a side."""
     from imagenet_prep.preparation import pictures
     from imagenet_prep.storage.opened import open_dataset
     from imagenet_prep.storage.store import open_store
@@ -229,7 +216,7 @@ def _set(place: str, split: str | None, wanted: Sequence[str], out: Store, *, ot
 
 
 def _takes_notes(store: Store) -> bool:
-    """Returns whether hashes can be kept beside a set."""
+    """Returns whether hashes can be stored next to a dataset."""
     from imagenet_prep.preparation import pictures
 
     try:
@@ -245,12 +232,12 @@ def _takes_notes(store: Store) -> bool:
 
 
 def _tell(what: str) -> None:
-    """Shows what is done now."""
+    """Shows the current step."""
     print(f"\r{what:<30}", end="", file=sys.stderr, flush=True)
 
 
 def _groups(seen: Pictures, found: Found, sides: Sequence[_Side]) -> list[Group]:
-    """Returns all groups, in the order of the pictures that are kept."""
+    """Returns all groups, in the order of their kept images."""
     from imagenet_prep.matching.groups import AGAINST, KINDS, Member, rank
 
     every = [group.tolist() for group in found.by_sight.groups()]
@@ -295,7 +282,7 @@ def _page(groups: Sequence[Group], seen: Pictures, result: Json) -> str | None:
         return None
 
     def read(number: int) -> bytes:
-        # An image of a damaged record is in a group if the table says that its bytes are another's.
+        # By its table, a damaged image may be a duplicate.
         with contextlib.suppress(DataDamagedError):
             return seen.read(number)
         return b""
@@ -304,7 +291,6 @@ def _page(groups: Sequence[Group], seen: Pictures, result: Json) -> str | None:
 
 
 def _print(result: Json, out: str) -> None:
-    """Prints the counts for people."""
     print(
         f"{result['images']:,} images; pictures that are there more than once: {result['groups']:,}"
     )
@@ -312,10 +298,8 @@ def _print(result: Json, out: str) -> None:
     for each in result["pairs"]:
         numbers = (f"{each['pairs']:,}", f"{each['other_label']:,}")
         rows.append((each["kept"], each["split"], each["kind"], *numbers))
-    widths = [max(map(len, column)) + 2 for column in zip(*rows, strict=True)]
-    for row in rows if result["pairs"] else ():
-        cells = map(str.ljust, row, widths)
-        print(f"  {''.join(cells).rstrip()}")
+    if result["pairs"]:
+        print(textwrap.indent(terminal.in_columns(rows, len(rows[0])), "  "))
     for split, number in result["also_elsewhere"].items():
         print(f"images of {split} that are in another split or set, too: {number:,}")
     print(f"pictures with more than one label: {result['other_label']:,}")

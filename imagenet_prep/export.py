@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -92,7 +93,6 @@ class Config(WorkerFlags):
     json: bool = flag(False, help="print the summary as JSON, and no progress")
 
     def __post_init__(self) -> None:
-        """Refuses places that cannot hold what is asked for."""
         super().__post_init__()
         if is_remote(self.dataset) and self.to == TORCH:
             raise ValueError(f"{self.dataset}: --to torch reads the folder of a run")
@@ -119,17 +119,10 @@ def export(config: Config) -> Json:
     there = source.dataset.manifest.splits
     splits = [split for split in schema.SPLITS if split in (config.split or there)]
     with contextlib.closing(source):
-        format, place, called = _format(config, source.dataset)
-        wanted = Wanted(
-            classes=config.classes or None,
-            remap=False,
-            keys=config.keys,
-            exclude=config.exclude,
-            fraction=1.0,
-            fold=(0, 1),
-            others=False,
-            choice_seed=0,
-        )
+        format = _format(config, source.dataset)
+        place, called = format.place(config.out)
+        classes, keys = config.classes or None, config.keys
+        wanted = Wanted(classes=classes, keys=keys, exclude=config.exclude)
         done = job.run(
             job.Job(
                 source=source,
@@ -146,43 +139,28 @@ def export(config: Config) -> Json:
     return {"out": config.out, "place": place, **done}
 
 
-def _format(config: Config, dataset: Dataset) -> tuple[Format, str, str]:
-    """Returns the format, the folder of the export, and what its files' names begin with there."""
-    wnids = dataset.classes.wnids
-    if config.to == FOLDER:
-        from imagenet_prep.exporting.folder import Folder
-
-        labels = dataset.classes.render().decode()
-        return Folder(wnids, labels, config.allow_empty_class), config.out, ""
-    if config.to == TFDS:
-        from imagenet_prep.exporting.tfds import Tfds
-
-        builder = Tfds.of(dataset)
-        return builder, f"{config.out.rstrip('/')}/{builder.name}/{builder.version}", ""
-    if config.to == WEBDATASET:
-        from imagenet_prep.exporting.webdataset import WebDataset
-
-        return WebDataset(), config.out, ""
-    if config.to == PARQUET:
-        from imagenet_prep.exporting.parquet import Parquet
-
-        return Parquet(wnids), config.out, ""
+def _format(config: Config, dataset: Dataset) -> Format:
+    from imagenet_prep.exporting.folder import Folder
+    from imagenet_prep.exporting.parquet import Parquet
     from imagenet_prep.exporting.recordio import RecordIO
+    from imagenet_prep.exporting.tfds import Tfds
+    from imagenet_prep.exporting.webdataset import WebDataset
 
-    if config.split is None or len(config.split) > 1:
-        return RecordIO(), config.out, ""
-    folder, slash, name = config.out.rstrip("/").rpartition("/")
-    return RecordIO(name), folder or slash or ".", f"{name}."
+    wnids, labels = dataset.classes.wnids, dataset.classes.render().decode()
+    # The files of a single split are called like the last part of --out.
+    prefix = config.out.rstrip("/").rpartition("/")[2] if len(config.split or ()) == 1 else ""
+    made: dict[str, Callable[[], Format]] = {
+        FOLDER: lambda: Folder(wnids, labels, config.allow_empty_class),
+        TFDS: lambda: Tfds.of(dataset),
+        WEBDATASET: WebDataset,
+        PARQUET: lambda: Parquet(wnids),
+        RECORDIO: lambda: RecordIO(prefix),
+    }
+    return made[config.to]()
 
 
 def export_weights(config: Config) -> Json:
-    """Writes the weights of a run's last checkpoint and returns the summary.
-
-    Raises:
-      UsageError: there is no run, or its network is none that PyTorch can have.
-      DataDamagedError: no checkpoint is sound.
-      StoreError, IncompleteError: the file cannot be written, or the disk is full.
-    """
+    """Writes the weights of the last checkpoint of a run and returns the summary."""
     from imagenet_prep.trainer import checkpoint, torchvision
 
     found = torchvision.last(Path(config.dataset).expanduser())

@@ -132,7 +132,6 @@ class Config(Settings):
     )
 
     def __post_init__(self) -> None:
-        """Refuses NCCL for a framework for which nobody has built it."""
         super().__post_init__()
         if self.nccl and self.framework != "tensorflow":
             raise ValueError(f"nccl: only for TensorFlow, not for {self.framework}")

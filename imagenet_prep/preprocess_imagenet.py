@@ -1,6 +1,6 @@
 """`python -m imagenet_prep.preprocess_imagenet`: step 1 of the 2018 tutorial, as it was typed.
 
-It downloads the archives, if no folder with them is named, and writes 1024 + 128 shards with the
+It downloads the archives, unless their folder is given, and writes 1024 + 128 shards with the
 images as they are: `prepare --keep-original`.
 """
 
@@ -15,7 +15,6 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.flags import Place, Settings, flag
 from imagenet_prep.dataset import naming
 
-# Where the archives are downloaded to, below the data set.
 _ARCHIVES = f"{naming.WORK}/archives"
 
 HELP = """\
@@ -49,7 +48,6 @@ class Config(Settings):
     gcs_output_path: str | None = flag(None, help="refused, likewise", metavar="URL")
 
     def __post_init__(self) -> None:
-        """Refuses values that are not allowed, and an upload to Google Cloud."""
         super().__post_init__()
         if self.project is not None or self.gcs_output_path is not None:
             raise ValueError(
@@ -85,7 +83,7 @@ def _downloaded(config: Config) -> str:
             f"{out.root}: finished, and its archives were removed. Prove it by imagenet-prep "
             "verify; to mend it, download the archives and give their folder as --raw_data_dir."
         )
-    # No link on the way there is followed.
+    # This follows no links.
     out.make_folder(_ARCHIVES)
     download.download(download.Config(into=str(folder), allow_other=config.allow_subset))
     return str(folder)

@@ -1,4 +1,4 @@
-"""`imagenet-prep replicate`: a data set in other folders, in buckets and on every node, proven."""
+"""`imagenet-prep replicate`: verified copies of a dataset in folders, in buckets, on all nodes."""
 
 from __future__ import annotations
 
@@ -50,15 +50,9 @@ _MB = 1_000_000
 
 
 def replicate(config: Config) -> Json:
-    """Returns what each replica lacks or lacked, and what was moved.
+    """Returns the files that each replica lacks or lacked, and the bytes that were moved.
 
     A host that fails does not stop the others: its replica has an `error`.
-
-    Raises:
-      UsageError: there is no data set, or something else at the target.
-      ManifestError, DataDamagedError: the data set's own bytes are wrong.
-      IncompleteError: a server or the disk did not hold out; what arrived is kept.
-      BusyError: another run writes there.
     """
     from imagenet_prep.distribute.source import Original
     from imagenet_prep.storage.opened import Dataset
@@ -95,7 +89,7 @@ def _to_hosts(config: Config, source: Original, there: Manifest) -> list[Json]:
     hosts_file, path = config.hosts_and_path
     addresses = [host.address for host in read_hosts(Path(hosts_file).expanduser())]
     placements = config.placements(addresses)
-    # Hosts with the same part share one list: there may be 200,000 files and 300 hosts.
+    # Shared by hosts with the same part: there may be 200,000 files and 300 hosts.
     lists = {part: part.files(there) for part in set(placements.values())}
     files = {address: lists[part] for address, part in placements.items()}
     request = hosts.Request(
@@ -135,7 +129,7 @@ def _to_hosts(config: Config, source: Original, there: Manifest) -> list[Json]:
 
 
 def _pull_words(config: Config, part: Placement) -> list[str]:
-    """Returns what a host runs to fetch its own part from a bucket."""
+    """Returns the command by which a host fetches its part from a bucket."""
     words = ["replicate", config.dataset, "--to", config.hosts_and_path[1]]
     words += ["--repair"] if config.repair else []
     words += ["--from-parent", config.from_parent] if config.from_parent else []
@@ -190,7 +184,7 @@ def _open_target(config: Config, data: bytes) -> Replica | Bucket:
 def _look(
     config: Config, target: Replica | Bucket, files: Sequence[File]
 ) -> list[tuple[Problem, File]]:
-    """Returns what is wrong at the target, and the files it is wrong with."""
+    """Returns the problems at the target, each with its file."""
     prove = config.check or config.repair
     found = _each(config, lambda file: target.problem(file, prove=prove), files, "look")
     return [(problem, file) for problem, file in zip(found, files, strict=True) if problem]
@@ -218,7 +212,6 @@ def _bring(config: Config, source: Original, target: Replica | Bucket) -> Json:
         source.check_unchanged()
         target.commit()
     moved = sum(file.num_bytes for file in lacking)
-    # A mended file is no problem any more.
     return {"mended": [problem for problem, _ in wrong], "moved_bytes": moved}
 
 
@@ -227,7 +220,7 @@ def _each(
 ) -> list[Answer]:
     """Returns function(file) of each file, some at a time; the first error ends it.
 
-    What is under way then comes to its end first. After Ctrl-C, nobody waits for it.
+    Running calls are waited for first, but not after Ctrl-C.
     """
     pool = ThreadPoolExecutor(config.connections)
     with _progress(config, title, len(files)) as progress:
@@ -244,7 +237,6 @@ def _each(
 
 
 def _progress(config: Config, title: str, total: int) -> contextlib.closing[Progress]:
-    """Returns what shows the progress of files."""
     from imagenet_prep.engine import Progress
 
     return contextlib.closing(Progress(title, total, 0, quiet=config.json))
@@ -291,7 +283,7 @@ def _sentences(config: Config, replica: Json) -> list[str]:
 
 
 def _judge(config: Config, replicas: Sequence[Json]) -> None:
-    """Raises what is wrong with replicas, the host's own failure before damage found there."""
+    """Raises the error for replicas; failures of hosts come before damage found there."""
     if failed := [replica for replica in replicas if "error" in replica]:
         kinds = {replica["error"] for replica in failed}
         kind = by_name(kinds.pop()) if len(kinds) == 1 else IncompleteError

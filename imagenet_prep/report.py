@@ -1,4 +1,4 @@
-"""`imagenet-prep report`: a data set on one page, for people who look at pictures."""
+"""`imagenet-prep report`: a page with pictures of a dataset."""
 
 from __future__ import annotations
 
@@ -99,7 +99,6 @@ class Config(Settings):
     workers: int = flag(0, least=0, help="shards verified at a time; 0 is one for each core")
 
     def __post_init__(self) -> None:
-        """Refuses values that are not allowed, and half a comparison."""
         super().__post_init__()
         if self.compare != (self.other is not None):
             raise ValueError("--compare and a second data set belong together")
@@ -108,20 +107,12 @@ class Config(Settings):
 
 
 def report(config: Config) -> Path:
-    """Writes the page and returns its path.
-
-    A damaged data set is no failure here: the page says so at its top.
-
-    Raises:
-      UsageError: there is no data set, or a package that makes pages is missing.
-      IncompleteError: the data set is not finished; the disk is full; or a server is silent.
-      StoreError: the page cannot be written, or a server refuses.
-    """
+    """Writes the page and returns its path; damage is shown at the top of the page."""
     from imagenet_prep.storage.new_file import complete_file
     from imagenet_prep.storage.store import open_readable
 
     require_packages()
-    # Pages name the whole path.
+    # Pages show the absolute path.
     store = open_readable(absolute(config.dataset))
     default = Path(config.dataset if store.as_folder else "", naming.REPORT)
     if config.other is not None:
@@ -133,17 +124,13 @@ def report(config: Config) -> Path:
     if config.out:
         regular_file.demand_own(out, "a page", b"<!DOCTYPE html>")
     with complete_file(out) as file:
-        # A path may be no text; a page always is.
+        # A path may hold bytes that are no UTF-8.
         file.write(content.encode("utf-8", "replace"))
     return out
 
 
 def require_packages() -> None:
-    """Makes sure that `report` can work; asked for before hours of work that end with one.
-
-    Raises:
-      UsageError: a package is missing.
-    """
+    """Raises UsageError if a package is missing, before hours of work that end with a report."""
     if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
         raise UsageError(
             f"{', '.join(missing)}: not installed. Run: pip install 'imagenet-prep[report]'"
@@ -151,7 +138,7 @@ def require_packages() -> None:
 
 
 def _refuse_folder_of_others(config: Config) -> None:
-    """Refuses to leave a page unasked where another user decides who reads it."""
+    """Refuses to write a page, unless --out asks for it, into the folder of another user."""
     folder = Path(config.dataset).expanduser()
     if config.out or config.compare or not folder.is_dir():
         return
@@ -194,10 +181,10 @@ def _page(config: Config, store: Readable) -> str:
 
 
 def _look(facts: Facts) -> tuple[Callable[[int], str], _Images]:
-    """Returns what names class indices, and what finds images, split by split."""
+    """Returns functions that name class indices and find images, split by split."""
     from imagenet_prep.read.catalogue import Catalogue, Entry
 
-    # Evaluations are of validation or holdout; of train, whose names take longest, at last.
+    # Evaluations use validation or holdout; the names of train take longest.
     order = [split for split in reversed(schema.SPLITS) if split in facts.manifest.splits]
 
     def images_of(keys: Sequence[str]) -> Iterator[ImageExample | None]:
@@ -215,7 +202,7 @@ def _look(facts: Facts) -> tuple[Callable[[int], str], _Images]:
 
     def words(class_index: int) -> str:
         wnid, name = facts.class_name(class_index)
-        # Classes of one's own are called as their folders, and some of ImageNet's by the same word.
+        # The name of a custom class is its folder's.
         return name if name == wnid.replace("_", " ") else f"{wnid} {name}".strip()
 
     return words, images_of
@@ -227,7 +214,6 @@ def _mistakes(
     words: Callable[[int], str],
     images_of: _Images,
 ) -> Mistakes:
-    """Returns where a network is wrong."""
     from imagenet_prep.dataset import predictions
     from imagenet_prep.reporting import mistakes
 
@@ -243,7 +229,7 @@ def _disagreements(
     words: Callable[[int], str],
     images_of: _Images,
 ) -> Disagreements | None:
-    """Returns where lists of labels disagree; None where a table is damaged, which is a problem."""
+    """Returns where lists of labels disagree; None if a table is damaged, which is a problem."""
     from imagenet_prep.evaluation.sheet import Sheet
     from imagenet_prep.reporting import disagreements
 

@@ -1,7 +1,7 @@
-"""`imagenet-prep resize`: a set of TFRecord shards in, the same set with smaller images out.
+"""`imagenet-prep resize`: makes a dataset with smaller images from TFRecord shards.
 
-One task a shard: its records are read, proven, resized and written in their order, once. The
-command line of the AWS tutorial's tensorflow_image_resizer.py works as it was typed there.
+One task per shard: its records are read, verified, resized and written in their order. The command
+line of the AWS tutorial's tensorflow_image_resizer.py works as well.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Examples:
   python -m imagenet_prep.resize -d imagenet -i IN -o OUT --subset_name train \\
       --num_preprocess_threads 60 --num_intra_threads 2 --num_inter_threads 2"""
 
-# The tutorial's flags; its parser allowed every prefix that fits one of them alone.
+# The tutorial's parser allowed every prefix of exactly one of its flags.
 _TUTORIAL_FLAGS = (
     *("--dataset_name", "--input_dir", "--output_dir", "--force", "--subset_name", "--stretch"),
     *("--size", "--quality", "--start_offset"),
@@ -129,7 +129,6 @@ class Config(RunFlags):
     num_inter_threads: int = flag(0, least=0, help="accepted, without effect")
 
     def __post_init__(self) -> None:
-        """Refuses values that are not allowed, and flags that contradict each other."""
         super().__post_init__()
         if self.keep_original and self.stretch:
             raise ValueError("--keep-original keeps what --stretch would change")
@@ -151,12 +150,7 @@ class Config(RunFlags):
 
 
 def resize(config: Config) -> Json:
-    """Carries out a run, or what is left of it; returns the summary that is printed.
-
-    Raises:
-      ImagenetPrepError: the class says with which exit code the command ends.
-    """
-    # Everything behind the flags costs a second to import: not for --help.
+    """Runs, or resumes, and returns the summary that is printed."""
     from imagenet_prep.codec.policy import Policy
     from imagenet_prep.codec.transform import require
     from imagenet_prep.core.errors import UsageError
@@ -220,7 +214,7 @@ def _run(config: Config) -> None:
 
 
 def _spelled_out(argv: Sequence[str]) -> list[str]:
-    """Returns a command line with the tutorial's flags in full, as its parser took them."""
+    """Returns a command line with the tutorial's flags in full; its parser took prefixes."""
     words = list(argv)
     for place, word in enumerate(words):
         if word == "--":
@@ -233,7 +227,6 @@ def _spelled_out(argv: Sequence[str]) -> list[str]:
 
 
 def _render(summary: Json) -> str:
-    """Returns the summary for a person."""
     if "workers" in summary:
         lines = [
             f"{name}: {counted(s['shards'], 'shard')}, {human_bytes(s['source_bytes'])}, "

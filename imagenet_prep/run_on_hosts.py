@@ -48,19 +48,13 @@ class Config(Settings):
     command: tuple[str, ...] = after_dashes("the command goes")
 
     def __post_init__(self) -> None:
-        """Refuses values that are not allowed, and --yes alone."""
         super().__post_init__()
         if self.yes and not self.show_keys:
             raise ValueError("--yes is for --show-keys")
 
 
 def show_keys(config: Config) -> None:
-    """Shows the hosts' keys, and adds the new ones where the user says yes.
-
-    Raises:
-      UsageError: the hosts file is wrong.
-      ImagenetPrepError: hosts are left that ssh will refuse; each is named.
-    """
+    """Shows the keys of the hosts, and adds the new ones if the user agrees."""
     contacts = host_keys.look(read_hosts(Path(config.hosts)), config.timeout)
     if not contacts:
         raise UsageError(f"{config.hosts}: lists no host but this one")

@@ -1,4 +1,4 @@
-"""`imagenet-prep show`: looks into a data set, or into one shard, with nothing but the shard."""
+"""`imagenet-prep show`: looks into a dataset or one shard."""
 
 from __future__ import annotations
 
@@ -86,7 +86,6 @@ class Config(Settings):
     json: bool = flag(False, help="print one JSON object a line")
 
     def __post_init__(self) -> None:
-        """Refuses values that are not allowed, and flags that have no effect."""
         super().__post_init__()
         if self.out is not None and self.image is None and self.key is None:
             raise ValueError("--out needs --image or --key, which say what to write")
@@ -105,13 +104,7 @@ class Config(Settings):
 
 
 def records(shard: str) -> Iterator[Json]:
-    """Yields what each record of a shard holds; the image under "encoded".
-
-    Raises:
-      DataDamagedError: at the first record that is damaged.
-      UsageError: the file cannot be opened.
-      IncompleteError, StoreError: a server does not answer, or refuses.
-    """
+    """Yields the content of each record of a shard; the image under "encoded"."""
     from imagenet_prep.dataset import example, tfrecord
 
     name = shard.rpartition("/")[2]
@@ -190,7 +183,6 @@ def _show_set(config: Config) -> int:
 
 
 def _show_images(config: Config) -> int:
-    """Shows keys, or images, of a data set."""
     from imagenet_prep.read.catalogue import Catalogue
     from imagenet_prep.storage.opened import open_dataset
 
@@ -234,7 +226,7 @@ def _show_images(config: Config) -> int:
 
 
 def _show_file(config: Config, catalogue: Catalogue, path: Path) -> int:
-    """Tells where a data set holds an image file."""
+    """Shows where a dataset holds an image file."""
     import hashlib
 
     try:
@@ -263,7 +255,6 @@ def _show_file(config: Config, catalogue: Catalogue, path: Path) -> int:
 
 
 def _described(row: Json, num_bytes: int) -> str:
-    """Returns what a record holds, for a person."""
     return (
         f"{row['stored_label']:>4} {terminal.printable(row['wnid'])} "
         f"{row['width']:>5}x{row['height']:<5} {num_bytes:>9,} B  "

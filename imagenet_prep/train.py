@@ -32,8 +32,7 @@ Examples:
   imagenet-prep launch -np 8 --servers 8 -- train --data-dir /data/imagenet-480 \\
       --framework mxnet --comm dist_sync"""
 
-# The switches that the AWS tutorial's train_imagenet_resnet_hvd.py calls by another word. Its other
-# spellings are aliases of the flags.
+# Switches of the AWS tutorial's train_imagenet_resnet_hvd.py; its other flags are aliases of ours.
 _SWITCHES = {
     "--fp16": ("--precision", "float16"),
     "--nofp16": ("--precision", "float32"),
@@ -46,7 +45,7 @@ _DECAYS = {"linear_cosine": "linear-cosine", "cosine_decay_restarts": "cosine-re
 
 
 def train(config: Config) -> Score | None:
-    """Trains, and returns the last evaluation; raises as imagenet_prep.trainer.loop.train."""
+    """Trains, and returns the last evaluation."""
     if importlib.util.find_spec(config.framework) is None:
         name, remedy = {
             "tensorflow": (
@@ -68,7 +67,7 @@ def train(config: Config) -> Score | None:
 
 
 def readers(config: Config) -> OpenReader:
-    """Returns what opens the splits of the data set of a run; its settings are settled."""
+    """Returns the function that opens the splits of a run; its settings are settled."""
     from imagenet_prep.trainer import recipe
 
     def open_reader(split: str, training: bool, world: World, is_set: bool = False) -> BatchReader:
@@ -113,7 +112,7 @@ def readers(config: Config) -> OpenReader:
 
 
 def _of_sagemaker(argv: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the settings that the SM_… variables of a container of SageMaker decide."""
+    """Returns the settings from the SM_… variables of a SageMaker container."""
     found = {}
     for channel in ("SM_CHANNEL_TRAINING", "SM_CHANNEL_TRAIN"):
         if channel in environment and "--synthetic" not in argv:
@@ -125,7 +124,7 @@ def _of_sagemaker(argv: Sequence[str], environment: Mapping[str, str]) -> dict[s
 
 
 def _translated(argv: Sequence[str]) -> list[str]:
-    """Returns a command line in which the tutorial's words are ours."""
+    """Returns a command line with our words instead of the tutorial's."""
     words: list[str] = []
     left = iter(argv)
     for word in left:
@@ -144,13 +143,10 @@ def parse(
     environment: Mapping[str, str] = os.environ,
     of_run: Mapping[str, Any] = MappingProxyType({}),
 ) -> Config:
-    """Returns what the verb is asked for; argparse ends the process on bad usage.
+    """Returns the config of a command line in our flags or those of the tutorial's script.
 
-    Args:
-      argv: flags, ours or those of the tutorial's script.
-      environment: tells where data and model lie in a container of SageMaker, unless the flags
-        do.
-      of_run: what is known of the run, by field, where the flags do not say it.
+    In a SageMaker container, `environment` gives data and model unless the flags do. `of_run` has
+    further values by field, which apply if neither gives them.
     """
     return flags.parse(
         Config,

@@ -1,4 +1,4 @@
-"""`imagenet-prep verify`: proves that a data set is what its manifest says."""
+"""`imagenet-prep verify`: checks a dataset against its manifest."""
 
 from __future__ import annotations
 
@@ -62,7 +62,6 @@ class Config(WorkerFlags):
     beam_args: tuple[str, ...] = after_dashes("Options for Apache Beam go", are_flags=True)
 
     def __post_init__(self) -> None:
-        """Refuses impossible numbers."""
         super().__post_init__()
         if self.if_changed and is_remote(self.dataset):
             raise ValueError("--if-changed: the data set must be a folder")
@@ -71,13 +70,7 @@ class Config(WorkerFlags):
 
 
 def verify(config: Config) -> Json:
-    """Returns what was checked and all that is wrong.
-
-    Raises:
-      ManifestError: dataset.json or placement.json is damaged.
-      IncompleteError: there is none yet, but unfinished work.
-      UsageError: there is no data set.
-    """
+    """Returns what was checked and all problems."""
     from imagenet_prep.shards.samples_root import wrong_roots
     from imagenet_prep.storage.ledger import Ledger
     from imagenet_prep.storage.opened import open_dataset
@@ -95,7 +88,7 @@ def verify(config: Config) -> Json:
         names = [file.name for shard in shards for file in shard.files]
         ledger = Ledger(folder, naming.VERIFIED, len(names), trusts_owner=True)
         since = _unchanged_since(ledger, names, config.level, manifest.digest)
-        # The statuses from before reading: whatever is written meanwhile is not verified.
+        # From before reading: a file that is written meanwhile is not verified.
         before = {name: folder.path(name).stat() for name in folder.sizes(names)}
     if since is None:
         decodes = config.level == schema.LEVEL_DECODE
@@ -105,7 +98,7 @@ def verify(config: Config) -> Json:
         in_shards = [problem for receipt in receipts for problem in receipt.problems]
         if decodes:
             oriented = sum(receipt.oriented for receipt in receipts)
-        # A part of the set need not hold all images of a class, so counts are not compared.
+        # A part of the dataset need not hold all images of a class.
         if part.nodes == 1 and not in_shards and decodes and labels_are_sound:
             in_shards += _check_class_counts(manifest, receipts)
         if not in_shards and config.level != schema.LEVEL_MANIFEST and manifest.has_samples:
@@ -144,7 +137,6 @@ def _unchanged_since(ledger: Ledger, names: Sequence[str], level: str, digest: s
 def _check_shards(
     config: Config, expectation: Expectation, shards: Sequence[Shard]
 ) -> list[Report]:
-    """Reads the shards; returns the result of each."""
     from imagenet_prep import engine
     from imagenet_prep.shards.check import Report
     from imagenet_prep.storage import scratch
@@ -153,7 +145,7 @@ def _check_shards(
 
     workers = engine.Workers(config.workers, config.worker_kind, config.beam_args)
     with contextlib.ExitStack() as kept:
-        # Receipts go beside the data only where other machines must see them.
+        # Receipts are stored next to the data only if other machines must see them.
         place: Store = (
             open_store(config.dataset)
             if workers.remote
@@ -165,13 +157,11 @@ def _check_shards(
         receipts = engine.run(
             stage, shards, workers, title="verify", images=images, quiet=config.json
         )
-        # They prove nothing later.
         place.remove_tree(stage.folder)
     return [receipt.content for receipt in receipts]
 
 
 def _check_shard(expectation: Expectation, shard: Shard) -> Result[Report]:
-    """Returns the report on a shard as its receipt."""
     from imagenet_prep.engine import Result
     from imagenet_prep.shards.check import check_shard
 
@@ -217,7 +207,7 @@ def _expectation(dataset: Dataset, level: str, checks_labels: bool) -> Expectati
 
 
 def _check_small_files(dataset: Dataset) -> dict[str, str]:
-    """Returns what is wrong, by the file's name."""
+    """Returns problems by file name."""
     from imagenet_prep.storage.fetch import hashed
 
     problems, store = {}, dataset.store
@@ -236,7 +226,7 @@ def _check_small_files(dataset: Dataset) -> dict[str, str]:
 
 
 def _check_strangers(dataset: Dataset, known: set[str]) -> list[str]:
-    """Readers glob train* and valid*: a file too many would be read as data."""
+    """Returns files that readers, which glob train* and valid*, would read as data."""
     store, part = dataset.store, dataset.placement
     listed = "the manifest" if part.nodes == 1 else str(part)
     problems = [

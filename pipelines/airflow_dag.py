@@ -32,9 +32,6 @@ from typing import Any
 from airflow.sdk import Param, dag, task
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
-# Our commands use all cores, so a pool of one slot a host keeps them apart from each other.
-POOL = os.environ.get("IMAGENET_PREP_POOL", "default_pool")
-
 _FINAL = {2, 3}
 # Another run holds the output. A wait is no failure, so it costs none of the retries.
 _BUSY = 75
@@ -43,25 +40,23 @@ _BUSY_S = float(os.environ.get("IMAGENET_PREP_AIRFLOW_BUSY_S", "60"))
 _GRACE_S = 120
 # The program itself reads no larger one.
 _MOST_MANIFEST_BYTES = 128 << 20
-_NO_PROGRAM = "Install imagenet-prep on this worker and let IMAGENET_PREP_COMMAND name it."
-# user:password@ in an address, as our commands refuse it: Airflow keeps and shows parameters.
+# user:password@ in an address, which our commands refuse too: Airflow keeps and shows parameters.
 _LOGIN = r"""://[^/?#\s"',;<>\[]*(?:@|:[0-9]*[^0-9/?#\s"',;<>}])"""
 _NO_LOGIN = {"pattern": rf"^(?![\s\S]*{_LOGIN})"}
-# Kinds of parameters.
 _FOLDER = {"type": "string", "pattern": "^/"}
 _ADDRESS = {"type": ["null", "string"], **_NO_LOGIN}
 _WORDS = {"type": ["null", "array"], "items": {"type": "string", **_NO_LOGIN}}
 _SWITCH = {"type": "boolean"}
-_NUMBER = {"type": "integer", "minimum": 0}
-# Options of Apache Beam name programs to start and hosts to send code to, so that whoever may
-# trigger a run could do anything on the worker. "1" allows them.
+# Environment variables that are for Airflow's Python and hold its keys.
+_PRIVATE = ("AIRFLOW", "PYTHON", "_AIRFLOW")
+_NUMBER, _POSITIVE = ({"type": "integer", "minimum": least} for least in (0, 1))
+# Options of Apache Beam start programs and send code to hosts, so anyone who may trigger a run
+# could do anything on the worker. "1" allows them.
 _ALLOW_BEAM = "IMAGENET_PREP_AIRFLOW_ALLOW_BEAM"
-# A command reads the files that parameters name with the worker's rights, so these are only taken
-# from this folder; without it none may be named.
+# A command reads files with the worker's rights, so parameters may only name files in this folder.
 _FILES = "IMAGENET_PREP_AIRFLOW_FILES"
 # The flags that `prepare_flags` and `train_flags` may hold: switches, those with a value, and those
 # that name files to read. All others are refused, above all those that name files to write.
-# tests/contract/test_airflow.py compares these with the flags of the program.
 _ALLOWED = {
     "prepare_flags": (
         "allow-subset dry-run follow-links json keep-original no-boxes rehash report",
@@ -90,9 +85,7 @@ _source, _set, _replicas, _training = (
 
 PARAMS = {
     "source": _source(
-        "/data/ilsvrc2012",
-        "Folder of the archives or images; `download` puts them there.",
-        **_FOLDER,
+        "/data/ilsvrc2012", "Folder of the archives or images; `download` fills it.", **_FOLDER
     ),
     "download_from": _source(
         None,
@@ -100,23 +93,14 @@ PARAMS = {
         "come from the worker's environment. Empty: they are in `source` already.",
         **_ADDRESS,
     ),
-    "allow_subset": _source(
-        False, "Accept other archives and counts than ILSVRC2012's.", **_SWITCH
-    ),
+    "allow_subset": _source(False, "Accept archives and counts that are not official.", **_SWITCH),
     "out": _set(
-        "/data/imagenet-480",
-        "Folder of the data set; the same for every worker that runs a task.",
-        **_FOLDER,
+        "/data/imagenet-480", "Folder of the dataset, the same on every worker.", **_FOLDER
     ),
     "short_side": _set(
-        480,
-        "Shrink images whose shorter edge is longer than this many pixels.",
-        type="integer",
-        minimum=1,
+        480, "Shrink images whose shorter edge is longer than this many pixels.", **_POSITIVE
     ),
-    "quality": _set(
-        90, "JPEG quality of images that are encoded.", type="integer", minimum=1, maximum=100
-    ),
+    "quality": _set(90, "JPEG quality of images that are encoded.", **_POSITIVE, maximum=100),
     "keep_original": _set(False, "Keep every size; sound RGB JPEGs byte for byte.", **_SWITCH),
     "max_bad": _set(
         None,
@@ -139,10 +123,7 @@ PARAMS = {
         enum=["manifest", "crc", "decode"],
     ),
     "verify_again": _set(
-        False,
-        "Read every byte again though nothing was touched since it was proven: this finds "
-        "what has rotted on the disk.",
-        **_SWITCH,
+        False, "Read every byte again, also if nothing was touched: finds disk errors.", **_SWITCH
     ),
     "duplicates": _set(
         "no",
@@ -164,9 +145,7 @@ PARAMS = {
         **_ADDRESS,
     ),
     "log_dir": _training(
-        "/data/imagenet_resnet",
-        "Checkpoints and logs; a training that ended early goes on from there.",
-        **_FOLDER,
+        "/data/imagenet_resnet", "Checkpoints and logs; a training resumes from there.", **_FOLDER
     ),
     "train_flags": _training(
         None, "More flags of `imagenet-prep train`, one per line, e.g. --recipe=tutorial.", **_WORDS
@@ -195,9 +174,8 @@ def prepare(params: dict[str, Any]) -> dict[str, Any]:
     of_beam = more[more.index("--") :] if "--" in more else []
     if of_beam and os.environ.get(_ALLOW_BEAM) != "1":
         raise AirflowFailException(
-            "prepare_flags: -- begins options for Apache Beam, which may start any program on "
-            f"the worker. Leave them out; or let an administrator set {_ALLOW_BEAM}=1 in the "
-            "environment of the workers."
+            "prepare_flags: -- begins options for Apache Beam, which may start any program on the "
+            f"worker. Leave them out, or set {_ALLOW_BEAM}=1 in the environment of the workers."
         )
     given = _given("prepare_flags", more[: len(more) - len(of_beam)])
     run("prepare", *flags, *given, *of_beam)
@@ -240,11 +218,12 @@ def replicate(params: dict[str, Any]) -> dict[str, Any]:
 def report(params: dict[str, Any]) -> dict[str, Any]:
     """Makes the page of the data set, unless it is newer than all that it tells of."""
     out = Path(params["out"])
-    page = out / "report.html"
-    if _is_older(page, out / "dataset.json", out / ".work" / "replicas.jsonl"):
-        run("report", params["out"], *_flags(workers=params["workers"]))
-    else:
+    page, sources = out / "report.html", (out / "dataset.json", out / ".work" / "replicas.jsonl")
+    changed = max((path.stat().st_mtime_ns for path in sources if path.exists()), default=0)
+    if page.exists() and page.stat().st_mtime_ns >= changed:
         log.info("%s is up to date", page)
+    else:
+        run("report", params["out"], *_flags(workers=params["workers"]))
     return {"report": str(page), "bytes": page.stat().st_size}
 
 
@@ -274,7 +253,8 @@ def train(params: dict[str, Any]) -> dict[str, Any]:
     tags=["imagenet"],
     params=PARAMS,
     default_args={
-        "pool": POOL,
+        # Our commands use all cores, so a pool of one slot per host keeps them apart.
+        "pool": os.environ.get("IMAGENET_PREP_POOL", "default_pool"),
         "retries": 3,
         "retry_delay": timedelta(minutes=2),
         "retry_exponential_backoff": True,
@@ -289,12 +269,9 @@ def imagenet_prep() -> None:
 
 
 def run(*arguments: str) -> None:
-    """Runs `imagenet-prep ARGUMENTS`, without a shell; what it says goes to the task's log.
+    """Runs `imagenet-prep ARGUMENTS`, without a shell; its output goes to the task's log.
 
-    Raises:
-      AirflowFailException: usage or damaged data, with the command's own message, or a password
-        in an address; not retried.
-      AirflowException: any other failure; retried.
+    Airflow retries failures, but not wrong usage, damaged data or a password in an address.
     """
     if any(re.search(_LOGIN, word) for word in arguments):
         raise AirflowFailException(
@@ -303,7 +280,10 @@ def run(*arguments: str) -> None:
         )
     program = os.environ.get("IMAGENET_PREP_COMMAND", "imagenet-prep")
     if shutil.which(program) is None:
-        raise AirflowFailException(f"{program}: no such program. {_NO_PROGRAM}")
+        raise AirflowFailException(
+            f"{program}: no such program. Install imagenet-prep on this worker and let "
+            "IMAGENET_PREP_COMMAND name it."
+        )
     said: deque[str] = deque(maxlen=100)
     while (code := _once(program, arguments, said)) == _BUSY:
         log.info("it is asked again in %g s", _BUSY_S)
@@ -327,12 +307,7 @@ def _once(program: str, arguments: Sequence[str], said: deque[str]) -> int:
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        # Without those that are for Airflow's Python and hold its keys.
-        env={
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("AIRFLOW", "PYTHON", "_AIRFLOW"))
-        },
+        env={name: os.environ[name] for name in os.environ if not name.startswith(_PRIVATE)},
     )
     try:
         assert process.stdout is not None
@@ -341,18 +316,13 @@ def _once(program: str, arguments: Sequence[str], said: deque[str]) -> int:
             log.info("%s", said[-1])
         return process.wait()
     finally:
-        _end(process)
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """Ends a command that is still there, after a time-out: it keeps what it has done."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.communicate(timeout=_GRACE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        if process.poll() is None:  # After a time-out, the command saves what it has done.
+            process.terminate()
+            try:
+                process.communicate(timeout=_GRACE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def _message(said: deque[str]) -> str:
@@ -405,9 +375,8 @@ def _demand_allowed(parameter: str, *files: str) -> None:
         there = Path(os.path.realpath(file)) if Path(file).is_absolute() else None
         if not folder or there is None or not there.is_relative_to(os.path.realpath(folder)):
             raise AirflowFailException(
-                f"{parameter}: {file}: a run may only name files in the folder that an "
-                f"administrator gives as {_FILES} in the environment of the workers. It is "
-                f"{folder or 'not set'}. Put the file there, and give its path."
+                f"{parameter}: {file}: a run may only name files in the folder {_FILES} of the "
+                f"workers' environment, {folder or 'not set'}. Put it there, and give its path."
             )
 
 
@@ -417,20 +386,12 @@ def _lineage(params: dict[str, Any]) -> dict[str, Any]:
     # As `core/regular_file` of the program does, which is not in this environment.
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_MANIFEST_BYTES:
-            raise AirflowFailException(f"{path} is no manifest of imagenet-prep. Run verify on it.")
+        is_file = stat.S_ISREG(status.st_mode) and status.st_size <= _MOST_MANIFEST_BYTES
         try:
-            digest = json.loads(file.read(_MOST_MANIFEST_BYTES))["digest"]
+            digest = json.loads(file.read(_MOST_MANIFEST_BYTES) if is_file else "")["digest"]
         except (ValueError, LookupError, TypeError, RecursionError):
-            raise AirflowFailException(f"{path} is no manifest of imagenet-prep.") from None
+            raise AirflowFailException(f"{path} is no manifest. Run verify on it.") from None
     return {"dataset": params["out"], "digest": digest}
-
-
-def _is_older(page: Path, *sources: Path) -> bool:
-    if not page.exists():
-        return True
-    made = page.stat().st_mtime_ns
-    return any(source.exists() and source.stat().st_mtime_ns > made for source in sources)
 
 
 imagenet_prep()

@@ -152,7 +152,6 @@ class Config(Settings):
     command: tuple[str, ...] = after_dashes("what every rank runs goes")
 
     def __post_init__(self) -> None:
-        """Refuses values that are not allowed, and flags that contradict each other."""
         super().__post_init__()
         detached_runs = (self.status, self.stop)
         if detached_runs != (None, None):

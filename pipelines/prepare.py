@@ -37,12 +37,7 @@ Examples:
 
 
 def prepare(config: Config) -> Json:
-    """Carries out a run, or what is left of it; returns the summary that is printed.
-
-    Raises:
-      ImagenetPrepError: the class says with which exit code the command ends.
-    """
-    # Everything behind the flags costs a second to import: not for --help.
+    """Runs, or resumes, and returns the summary that is printed."""
     from imagenet_prep.preparation.inventory import remove_unpacked, take_inventory
     from imagenet_prep.preparation.job import Job
     from imagenet_prep.preparation.output import Output
@@ -99,7 +94,6 @@ def run(config: Config) -> None:
 
 
 def _render(summary: Json) -> str:
-    """Returns the summary for a person."""
     if "free_bytes" in summary:
         lines = [
             f"{name}: {counted(s['examples'], 'image')}, {human_bytes(s['source_bytes'])} -> "

@@ -144,7 +144,6 @@ class Config(Settings):
     command: tuple[str, ...] = after_dashes("what every rank runs goes")
 
     def __post_init__(self) -> None:
-        """Refuses what SageMaker would refuse, before it costs anything."""
         super().__post_init__()
         if self.name is not None and not _NAME.fullmatch(self.name):
             raise ValueError(f"--name {self.name}: expected up to 63 letters, digits and hyphens")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Sequence
 
 # Characters that a terminal obeys, or that change the order in which others are shown.
 _OBEYED = [*range(0x20), *range(0x7F, 0xA0), 0x061C, 0x200E, 0x200F]
@@ -58,6 +59,17 @@ def counted(count: int, noun: str) -> str:
     """Returns how many of something there are: "1 shard", "1,024 shards", "2 classes"."""
     several = "es" if noun.endswith("s") else "s"
     return f"{count:,} {noun}{'' if count == 1 else several}"
+
+
+def in_columns(lines: Sequence[Sequence[str]], left: int) -> str:
+    """Returns lines of cells as a table, whose first `left` columns are aligned to the left."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    table = []
+    for line in lines:
+        cells = [cell.rjust(width) for cell, width in zip(line, widths, strict=True)]
+        cells[:left] = map(str.ljust, line[:left], widths)
+        table.append("  ".join(cells).rstrip())
+    return "\n".join(table)
 
 
 def human_bytes(count: float) -> str:

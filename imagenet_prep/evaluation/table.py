@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import some
-from imagenet_prep.core.terminal import counted, printable
+from imagenet_prep.core.terminal import counted, in_columns, printable
 from imagenet_prep.evaluation.corruptions import SEVERITIES
 
 _HEADER = ("set", "labels", "images", "classes", "chosen among", "top-1", "top-5")
@@ -79,13 +79,7 @@ class Table:
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
-        lines = [_HEADER, *map(self._cells, self.rows)]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        text = []
-        for line in lines:
-            names = [cell.ljust(width) for cell, width in zip(line[:2], widths, strict=False)]
-            others = [cell.rjust(width) for cell, width in zip(line[2:], widths[2:], strict=True)]
-            text.append("  ".join(names + others))
+        text = [in_columns([_HEADER, *map(self._cells, self.rows)], 2)]
         for name, found in self.corruptions.items():
             text += [f"{printable(name)}: top-1 errors by severity, and CE: shares of AlexNet's"]
             text += [f"{'':<18}" + "".join(f"{each:>8}" for each in (*SEVERITIES, "CE"))]

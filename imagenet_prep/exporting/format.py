@@ -38,6 +38,10 @@ class Format:
     whole_splits = False
     file_an_image = False
 
+    def place(self, out: str) -> tuple[str, str]:
+        """Returns the folder of an export to `out`, and how the names of its files begin there."""
+        return out, ""
+
     def refuse(self, source: Source, parts: Sequence[Part]) -> None:
         """Raises UsageError where readers would not find these examples as they are."""
 

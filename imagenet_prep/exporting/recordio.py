@@ -22,6 +22,13 @@ class RecordIO(Format):
     prefix: str = ""
     whole_splits = True
 
+    def place(self, out: str) -> tuple[str, str]:
+        """Returns the folder and the prefix: that of a single split is the last part of `out`."""
+        if not self.prefix:
+            return out, ""
+        folder, slash, _ = out.rstrip("/").rpartition("/")
+        return folder or slash or ".", f"{self.prefix}."
+
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
         """Yields the lines of both lists before each record: whoever sees it sees them."""
         prefix, offset = self.prefix or part.split, 0

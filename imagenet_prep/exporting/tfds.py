@@ -41,6 +41,10 @@ class Tfds(Format):
         name, version = (re.sub(r"[^\w.]", "_", str(info[key])) for key in ("name", "version"))
         return cls(name, version, wnids)
 
+    def place(self, out: str) -> tuple[str, str]:
+        """Returns the folder in which TFDS looks for the builder."""
+        return f"{out.rstrip('/')}/{self.name}/{self.version}", ""
+
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
         """Yields the records of a file."""
         name = f"{self.name}-{part.split}.tfrecord-{part.number:05d}-of-{part.total:05d}"

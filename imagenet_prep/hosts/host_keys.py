@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from imagenet_prep.core.errors import ImagenetPrepError
+from imagenet_prep.core.terminal import in_columns
 from imagenet_prep.hosts.hosts_file import Host
 from imagenet_prep.hosts.process import run
 
@@ -71,13 +72,12 @@ def look(hosts: Sequence[Host], timeout_s: float) -> list[Contact]:
 
 
 def table(contacts: Sequence[Contact]) -> str:
-    """Returns a line a host: what state it is in, and the fingerprint of its key."""
-    width = max(len("host"), *(len(contact.address) for contact in contacts))
-    lines = [f"{'host':<{width}}  {'state':<9}  key"]
+    """Returns one line per host: its state and the fingerprint of its key."""
+    lines = [("host", "state", "key")]
     for contact in contacts:
         key = f"{contact.key.kind} {contact.key.fingerprint}" if contact.key else contact.reason
-        lines.append(f"{contact.address:<{width}}  {contact.state:<9}  {key}")
-    return "\n".join(lines)
+        lines.append((contact.address, contact.state, key))
+    return in_columns(lines, 3)
 
 
 def add(contacts: Sequence[Contact]) -> None:

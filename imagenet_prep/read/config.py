@@ -31,19 +31,16 @@ _LEAST = {"batch_size": 1, "image_size": 1, "views": 1, "num_threads": 0, "shuff
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """Which examples of a split are read; the attributes are arguments of `make_dataset`.
+    """Which examples of a split are read, by default all; arguments of `make_dataset`."""
 
-    UsageError for what chooses nothing, or has nothing to choose from.
-    """
-
-    classes: Sequence[str | int] | None
-    remap: bool
-    keys: str | os.PathLike[str] | None
-    exclude: str | os.PathLike[str] | None
-    fraction: float
-    fold: tuple[int, int]
-    others: bool
-    choice_seed: int
+    classes: Sequence[str | int] | None = None
+    remap: bool = False
+    keys: str | os.PathLike[str] | None = None
+    exclude: str | os.PathLike[str] | None = None
+    fraction: float = 1.0
+    fold: tuple[int, int] = (0, 1)
+    others: bool = False
+    choice_seed: int = 0
 
     def __post_init__(self) -> None:
         """Refuses what chooses nothing, or has nothing to choose from."""
@@ -65,10 +62,7 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadConfig(Wanted):
-    """The arguments of `make_dataset`, which says what they mean; UsageError for impossible ones.
-
-    That function alone has their defaults.
-    """
+    """The arguments of `make_dataset`, which explains them and has their defaults."""
 
     data_dir: str
     split: str

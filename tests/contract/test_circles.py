@@ -108,7 +108,8 @@ def test_at_the_root_lie_verbs_only_and_each_is_a_program(repository: Path) -> N
     verbs = {verb.replace("-", "_") for verb in VERBS}
     for path in sorted((repository / "imagenet_prep").glob("[a-z]*.py")):
         assert path.stem in verbs, f"{path.name} is no verb"
-        assert 'if __name__ == "__main__":' in path.read_text(), f"{path.name} is no program"
+        starts = (f'program.verb("imagenet_prep.{path.stem}"', 'if __name__ == "__main__":')
+        assert any(each in path.read_text() for each in starts), f"{path.name} is no program"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""Writes the images of a set as files of another program: one loop, and a small writer a format.
+"""Writes the images of a dataset as files of another program: one loop, one writer per format.
 
-`job` plans, runs and commits; `examples` reads and proves what is exported; `files` writes what a
-format says. A format (`folder`, `tfds`, `webdataset`, `parquet`, `recordio`) says which bytes go
-into which file, and knows neither where the images come from nor where the files lie.
+`job` plans, runs and commits; `examples` reads and verifies the images; `files` writes files. A
+format (`folder`, `tfds`, `webdataset`, `parquet`, `recordio`) names the file of each byte, and
+knows neither the source of the images nor the location of the files.
 """

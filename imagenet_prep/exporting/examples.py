@@ -1,4 +1,4 @@
-"""What is exported: the examples of a split, part by part, each proven before it is handed out."""
+"""The examples that are exported, part by part, each verified before it is handed out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from imagenet_prep.storage.opened import Dataset, open_dataset
 # Numbers of examples, sorted.
 Numbers = range | npt.NDArray[np.int64]
 
-# So many records are read, and their images hashed, at once. Images of cameras have 10 MB each.
+# Records that are read and hashed at once. Images of cameras have 10 MB each.
 _TOGETHER = 8
 
 
@@ -29,11 +29,8 @@ class Example(NamedTuple):
 
     Attributes:
       number: of its record in the split.
-      key: of the image, see `dataset.keys`.
-      class_index: of its class, from 0.
-      wnid: what its class is called.
-      encoded: the stored bytes.
-      sha256: of these.
+      class_index: from 0.
+      encoded: the stored bytes; `sha256` is of these.
     """
 
     number: int
@@ -45,16 +42,15 @@ class Example(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What it is called below the folder of its class."""
+        """The name of its file below the folder of its class."""
         return keys.name_in(self.key, self.wnid)
 
 
 class Part(NamedTuple):
-    """What one task exports.
+    """The records of one task.
 
     Attributes:
-      split: of the set.
-      number, total: which part of the split this is, from 0, and how many it has.
+      number, total: the number of this part of the split, from 0, and of all its parts.
       numbers: of its records, sorted.
     """
 
@@ -65,16 +61,12 @@ class Part(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The receipt's name."""
+        """The name of its receipt."""
         return f"{self.split}-{self.number:05d}"
 
 
 class Source:
-    """The set that is exported; picklable, so that each worker process opens it for itself.
-
-    Attributes:
-      root: its address.
-    """
+    """The exported dataset at `root`; picklable, so that each worker process opens it itself."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -102,8 +94,8 @@ class Source:
     def read(self, part: Part) -> Iterator[Example]:
         """Yields the examples of a part, in the order of their records.
 
-        Each record is proven by both of its CRCs, its label by the name of its class, and its image
-        by the sides in the record and, where the set has tables of samples, by its sha256 there.
+        Each record is verified by both of its CRCs, its label by the name of its class, its image by
+        the sides in the record and, if the dataset has tables of samples, by its sha256 there.
         """
         records = self.split(part.split)
         named = _named(records, part.numbers) if records.manifest.has_samples else None
@@ -129,9 +121,9 @@ class Source:
 
 
 def _named(records: Records, numbers: Numbers) -> Iterator[tuple[str, int, str]]:
-    """Yields key, class index and sha256 of some examples, from tables that are proven."""
+    """Yields key, class index and sha256 of some examples, from verified tables."""
     for shard, group in itertools.groupby(map(int, numbers), lambda n: records.place(n)[0]):
-        # To its end, where it is proven.
+        # A table is verified at its end.
         (heads,) = records.dataset.heads([records.shards[shard]], images=True)
         table = list(heads)
         first = records.numbers_of(shard).start

@@ -19,13 +19,7 @@ from imagenet_prep.storage.store import Store
 
 
 class Piece(NamedTuple):
-    """What is appended to a file.
-
-    Attributes:
-      name: of the file, relative to the export.
-      data: the bytes.
-      sha256: of them, where each image is a file.
-    """
+    """Bytes that are appended to a file; they have a sha256 if they are the complete file."""
 
     name: str
     data: bytes
@@ -36,8 +30,7 @@ class Made(NamedTuple):
     """The files of a part.
 
     Attributes:
-      num_bytes: of all of them.
-      sums: a line for each, as sha256sum writes it.
+      sums: one line per file, as sha256sum writes it.
       outputs: those that are still to be published.
       sizes: as for `Written`.
       settle: as for `engine.Output`, of these files.
@@ -56,7 +49,7 @@ def sum_line(name: str, sha256: str) -> str:
 
 
 def write_few(store: Store, pieces: Iterable[Piece]) -> Made:
-    """Writes large files, side by side; they are published in the order of their first pieces."""
+    """Writes large files side by side; they are published in the order of their first pieces."""
     files: dict[str, LargeFile] = {}
     paths = {}
     with contextlib.ExitStack() as failing, contextlib.ExitStack() as opened:
@@ -67,7 +60,7 @@ def write_few(store: Store, pieces: Iterable[Piece]) -> Made:
                 failing.enter_context(storage_errors("write", path))
                 files[name] = opened.enter_context(LargeFile(path))
             files[name].append(data)
-        opened.close()  # their sums are known now
+        opened.close()  # This computes their sums.
         return Made(
             sum(file.num_bytes for file in files.values()),
             [sum_line(name, file.sha256) for name, file in files.items()],
@@ -77,23 +70,18 @@ def write_few(store: Store, pieces: Iterable[Piece]) -> Made:
 
 
 class Tree:
-    """Where single images lie in a folder: not to be seen until all of their split are there.
+    """Images as files in a folder, invisible until all of their split are there.
 
     Safe for threads; picklable.
     """
 
     def __init__(self, folder: LocalStore, unseen: str) -> None:
-        """Takes the folder of the export, and the one below `.work` where they lie until then."""
+        """Takes the folder of the export, and the hidden one below `.work`."""
         self._folder, self._unseen = folder, unseen
-        # Folders that are known to be no links.
-        self._made: set[str] = set()
+        self._made: set[str] = set()  # folders that are no links
 
     def write(self, pieces: Iterable[Piece]) -> Made:
-        """Writes a file for each piece; they are synced together, by `settle`.
-
-        Args:
-          pieces: a whole file each, with its name; a name that ends with a slash is a folder's.
-        """
+        """Writes a file per piece, or a folder if its name ends with a slash; `settle` syncs."""
         self._folder.make_folder(self._unseen)
         place = self._folder.path(self._unseen)
         with storage_errors("write", place):
@@ -109,12 +97,12 @@ class Tree:
             return
         # A file that a killed run has left is written again.
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        # Buffered: the system alone writes a part, and says nothing, where the disk is nearly full.
+        # Buffered: on a nearly full disk, the system writes a part and reports no error.
         with open(os.open(f"{self._folder.root}/{folder}/{file}", flags, 0o644), "wb") as opened:
             opened.write(data)
 
     def _place(self, name: str) -> str:
-        """Returns where a file is, or goes, relative to the export."""
+        """Returns the location of a file, relative to the export."""
         demand_inside(name.rstrip("/"))
         top = f"{self._folder.root}/{name.partition('/')[0]}"
         return name if Path(top).is_dir() else f"{self._unseen}/{name}"
@@ -129,13 +117,13 @@ class Tree:
         return found
 
     def show(self) -> None:
-        """Gives the folders of the splits their names, once all is there."""
+        """Moves the folders of the splits to their names, once all is there."""
         for name in self._folder.list_folder(self._unseen):
             self._folder.rename(f"{self._unseen}/{name}", name)
 
 
 def forget_lost(store: Store, tree: Tree | None, sizes: Mapping[str, Sequence[int]]) -> None:
-    """Removes the sums of parts that have lost or cut images: these parts are made again.
+    """Removes the sums of parts with lost or cut images, so that these parts are made again.
 
     `sizes` are those of the images of each finished part, by the name of its file of sums.
     """

@@ -1,4 +1,4 @@
-"""A folder a class, as torchvision's ImageFolder and everything that takes its place wants it."""
+"""One folder per class, as torchvision's ImageFolder and its replacements read them."""
 
 from __future__ import annotations
 
@@ -24,21 +24,15 @@ if TYPE_CHECKING:
 
     from imagenet_prep.read.records import Records
 
-# The folders of splits that `prepare` and most programs expect under another name than ours.
+# Splits whose folders have another name for `prepare` and most programs.
 FOLDERS = {schema.VALIDATION: "val"}
-# torchvision/datasets/folder.py, IMG_EXTENSIONS: files that are called otherwise are passed over.
+# torchvision/datasets/folder.py, IMG_EXTENSIONS: other files are ignored.
 _ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 
 @dataclass(frozen=True)
 class Folder(Format):
-    """See `Format`.
-
-    Attributes:
-      wnids: by class index.
-      labels: the set's labels.txt.
-      allow_empty_class: a class without an image in a split gets an empty folder there.
-    """
+    """See `Format`; `labels` is the content of labels.txt."""
 
     wnids: tuple[str, ...]
     labels: str
@@ -67,7 +61,7 @@ class Folder(Format):
             self._refuse_names(source.split(split), chosen)
 
     def _refuse_names(self, records: Records, chosen: npt.NDArray[np.int64]) -> None:
-        """Refuses, of one split, classes that are not there and names that would be lost."""
+        """Refuses a split with absent classes, or names that ImageFolder would lose."""
         where, wanted = f"{records.split} of {records.dataset.where}", np.zeros(len(records), bool)
         wanted[chosen] = True
         there, hashed = np.zeros(len(self.wnids), bool), np.empty(len(chosen), np.int64)
@@ -115,10 +109,7 @@ class Folder(Format):
             )
 
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
-        """Yields each image whole; before the first, folders of all classes where they are asked.
-
-        The name of a folder ends with a slash.
-        """
+        """Yields each image; with `allow_empty_class`, first folders, which end with a slash."""
         top = FOLDERS.get(part.split, part.split)
         if self.allow_empty_class and not part.number:
             yield from (Piece(f"{top}/{wnid}/", b"") for wnid in self.wnids)
@@ -126,19 +117,19 @@ class Folder(Format):
             yield Piece(f"{top}/{each.wnid}/{each.name}", each.encoded, each.sha256)
 
     def beside(self, parts: Mapping[str, Sequence[Written]]) -> dict[str, bytes]:  # noqa: ARG002
-        """Returns the class list as Kaggle has it: `prepare` numbers the same classes by it."""
+        """Returns the class list as Kaggle has it, by which `prepare` numbers the same classes."""
         if not all(map(keys.WNID.fullmatch, self.wnids)):
             return {}
         return {SYNSET_MAPPING: self.labels.encode()}
 
 
 def _folded(name: str) -> str:
-    """Returns a name without case and Unicode form, which some file systems ignore."""
+    """Returns a name as a file system without case and Unicode form has it."""
     return unicodedata.normalize("NFD", unicodedata.normalize("NFD", name).casefold())
 
 
 def _is_found(path: str) -> bool:
-    """Returns whether ImageFolder, and `prepare`, find a file of this name."""
+    """Returns whether ImageFolder and `prepare` find a file of this name."""
     try:
         naming.check_inside(path)
     except ValueError:

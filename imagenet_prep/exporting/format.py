@@ -1,4 +1,4 @@
-"""What a format is: which bytes go into which file, and what its readers would not find."""
+"""A format: the bytes of each file, and the names that its readers would not find."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from imagenet_prep.exporting.files import Piece
 
 @dataclass(frozen=True)
 class Written:
-    """What the receipt of a part says.
+    """The receipt of a part.
 
     Attributes:
-      examples: images in it.
-      num_bytes: of its files.
-      files: how many they are.
+      files: their number.
       sizes: of its files, if each is an image, in the order of their sums.
     """
 
@@ -28,11 +26,11 @@ class Written:
 
 @dataclass(frozen=True)
 class Format:
-    """A format; picklable, and equal ones write equal bytes.
+    """A format; picklable, and equal formats write equal bytes.
 
     Attributes:
       whole_splits: a split is one part; else each of its shards is one.
-      file_an_image: each piece is a whole file.
+      file_an_image: each piece is a complete file.
     """
 
     whole_splits = False
@@ -43,7 +41,7 @@ class Format:
         return out, ""
 
     def refuse(self, source: Source, parts: Sequence[Part]) -> None:
-        """Raises UsageError where readers would not find these examples as they are."""
+        """Raises UsageError if readers would not find these examples as they are."""
 
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
         """Yields the bytes of the files of a part, in order, each with the name of its file."""

@@ -1,4 +1,4 @@
-"""One export: what is chosen, in which parts; the run; the receipt that ends it."""
+"""One export: the chosen examples in parts, the run, and the receipt that ends it."""
 
 from __future__ import annotations
 
@@ -29,11 +29,8 @@ class Work:
     """Exports a part; picklable.
 
     Attributes:
-      source: the set.
-      format: what is written.
-      store: where the export lies.
       folder: below `.work`, of the sums of finished parts.
-      tree: where single images lie; None where the format writes none, or to a bucket.
+      tree: for single images in a folder.
     """
 
     source: Source
@@ -43,11 +40,11 @@ class Work:
     tree: files.Tree | None
 
     def sums(self, part: Part) -> str:
-        """Returns the name of the file of a part's sums."""
+        """Returns the name of the file with the sums of a part."""
         return f"{self.folder}/sums/{part.name}"
 
     def __call__(self, part: Part) -> engine.Result[Written]:
-        """Writes the files of a part; returns the content of its receipt and what is published."""
+        """Writes the files of a part; returns its receipt and the files to publish."""
         pieces = self.format.pieces(part, self.source.read(part))
         if self.tree is not None:
             made = self.tree.write(pieces)
@@ -67,16 +64,8 @@ class Job:
     """One request, resolved.
 
     Attributes:
-      source: the set.
-      splits: of it.
-      choice: which of their examples.
-      to: what the format is called.
-      format: the format.
-      store: where the export goes.
-      called: the beginning of its files' names in a folder that others share; "" for a folder of
-        its own.
-      workers: how much runs at once.
-      quiet: show no progress.
+      to: the name of the format.
+      called: the prefix of file names in a folder that others share; "" for a folder of its own.
     """
 
     source: Source
@@ -90,7 +79,7 @@ class Job:
     quiet: bool
 
     def parts(self) -> list[Part]:
-        """Returns the parts that are to be written; a split of which nothing is chosen has none."""
+        """Returns the parts to write; a split without chosen examples has none."""
         splits = [self.source.split(split) for split in self.splits]
         chosen: list[Numbers] = [range(len(records)) for records in splits]
         if self.choice.asked():
@@ -106,7 +95,7 @@ class Job:
         return parts
 
     def digest(self) -> str:
-        """Returns the digest of what makes this export another than others."""
+        """Returns the digest that tells this export from others."""
         wanted = [self.to, self._dataset, self.splits, self.choice.asked(), self.called]
         return canonical.digest([*wanted, self.format])
 
@@ -115,12 +104,7 @@ class Job:
         return self.source.dataset.manifest.digest
 
     def receipt(self, written: Mapping[str, Sequence[Written]], sums: str, sha256: str) -> Json:
-        """Returns what export.json says.
-
-        Args:
-          written: the parts of each split.
-          sums, sha256: of the list of all files.
-        """
+        """Returns the content of export.json; `sha256` is of the list `sums` of all files."""
         splits = {
             split: {
                 "examples": sum(part.examples for part in parts),
@@ -135,7 +119,7 @@ class Job:
 
 
 def run(job: Job) -> Json:
-    """Exports what is left to be exported; returns what export.json says."""
+    """Exports the remaining parts; returns the content of export.json."""
     parts, store, digest = job.parts(), job.store, job.digest()
     job.format.refuse(job.source, parts)
     mark = f"{naming.WORK}/{job.called}export"
@@ -176,7 +160,7 @@ def run(job: Job) -> Json:
 
 
 def _refuse_others(job: Job, mark: str, digest: str) -> None:
-    """Raises UsageError where something lies that is no part of this export."""
+    """Raises UsageError if there is something that is not part of this export."""
     names = job.store.list_folder()
     if naming.WORK in names and job.store.size(mark) is not None:
         if job.store.read(mark) != digest.encode():

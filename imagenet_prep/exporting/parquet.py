@@ -16,17 +16,13 @@ from imagenet_prep.exporting.examples import Example, Part, Source
 from imagenet_prep.exporting.files import Piece
 from imagenet_prep.exporting.format import Format
 
-# As `datasets` writes images today: whoever reads one reads its group.
+# As `datasets` writes images: a reader of one row reads its group.
 _GROUP_ROWS = 100
 
 
 @dataclass(frozen=True)
 class Parquet(Format):
-    """See `Format`.
-
-    Attributes:
-      wnids: by class index.
-    """
+    """See `Format`."""
 
     wnids: tuple[str, ...]
 
@@ -69,7 +65,7 @@ class Parquet(Format):
 
 
 class _Sink(io.RawIOBase):
-    """What pyarrow takes for a file: keeps what is written until somebody takes it."""
+    """The file for pyarrow: keeps the written bytes until they are taken."""
 
     def __init__(self) -> None:
         self._kept: list[bytes] = []

@@ -1,4 +1,4 @@
-"""MXNet's RecordIO: a file of records for a split, and its two lists, as im2rec.py writes them."""
+"""MXNet's RecordIO: a file of records for each split and its two lists, as im2rec.py writes it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ from imagenet_prep.exporting.format import Format
 
 @dataclass(frozen=True)
 class RecordIO(Format):
-    """See `Format`.
-
-    Attributes:
-      prefix: what the files of the only split are called; "": those of each are called by it.
-    """
+    """See `Format`; `prefix` is the name of a single split's files, "" for those of the splits."""
 
     prefix: str = ""
     whole_splits = True
@@ -30,7 +26,7 @@ class RecordIO(Format):
         return folder or slash or ".", f"{self.prefix}."
 
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
-        """Yields the lines of both lists before each record: whoever sees it sees them."""
+        """Yields the lines of both lists before their record, so that no record lacks them."""
         prefix, offset = self.prefix or part.split, 0
         for number, each in enumerate(examples):
             path = f"{each.wnid}/{each.name}"

@@ -1,4 +1,4 @@
-"""What `tfds build` makes: imagenet2012 at its last version, others under their own name."""
+"""What `tfds build` makes: imagenet2012 at its last version, others under their own names."""
 
 from __future__ import annotations
 
@@ -20,12 +20,7 @@ _VERSION = "5.1.0"
 
 @dataclass(frozen=True)
 class Tfds(Format):
-    """See `Format`.
-
-    Attributes:
-      name, version: of the set, as TFDS calls it.
-      wnids: by class index.
-    """
+    """See `Format`; `name` and `version` are those of the dataset in TFDS."""
 
     name: str
     version: str
@@ -53,7 +48,7 @@ class Tfds(Format):
             yield from (Piece(name, data) for data in tfrecord.frame_parts(parts))
 
     def beside(self, parts: Mapping[str, Sequence[Written]]) -> dict[str, bytes]:
-        """Returns the names of the labels, what the features are, and what lies in which file."""
+        """Returns the names of the labels, the features, and the content of each file."""
         features = {
             tfds_record.NAME: tfds.text(),
             tfds_record.IMAGE: tfds.image(),

@@ -1,4 +1,4 @@
-"""WebDataset: tars in which the files of an image follow each other, and a list of their sizes."""
+"""WebDataset: tars in which the files of an image are neighbours, and a list of their sizes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from imagenet_prep.exporting.examples import Example, Part
 from imagenet_prep.exporting.files import Piece
 from imagenet_prep.exporting.format import Format, Written
 
-# The list that timm looks for; by split, the names of tars and how many images each has.
+# The list that timm reads: by split, the names of tars and their numbers of images.
 INDEX = "_info.json"
-# ImageNet's names end so.
-_ENDING = ".JPEG"
+_ENDING = ".JPEG"  # of ImageNet's names
 _MODE = 0o644
 
 
@@ -23,7 +22,7 @@ class WebDataset(Format):
     """See `Format`."""
 
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
-        """Yields KEY.jpg, KEY.cls and KEY.json of each image, with their headers, and the end."""
+        """Yields KEY.cls, KEY.jpg and KEY.json of each image, with their headers, and the end."""
         tar, size = _tar(part.split, part.number), 0
         for each in examples:
             said = {
@@ -44,7 +43,7 @@ class WebDataset(Format):
                 filling = bytes(-len(data) % tarfile.BLOCKSIZE)
                 yield from (Piece(tar, piece) for piece in (head, data, filling))
                 size += len(head) + len(data) + len(filling)
-        # Two empty blocks, and as many as fill a record of tar.
+        # Two empty blocks, and more to fill a record of tar.
         size += 2 * tarfile.BLOCKSIZE
         yield Piece(tar, bytes(2 * tarfile.BLOCKSIZE + -size % tarfile.RECORDSIZE))
 
@@ -63,11 +62,11 @@ class WebDataset(Format):
 
 
 def sample_key(key: str) -> str:
-    """Returns what an image is called in a tar; no two keys become the same.
+    """Returns the name of an image in a tar; different keys have different names.
 
-    Readers group files by what stands before the first dot behind the last slash, and pass over
-    folders called like __this__. So such dots, and two leading underscores, are written as in URLs.
-    The ending of ImageNet's names is left out.
+    Readers group files by the text before the first dot of the file name, and ignore folders like
+    __this__. So such dots, and two leading underscores, are written as in URLs. The ending of
+    ImageNet's names is dropped.
     """
     key = key.replace("%", "%25")
     if key.startswith("__"):

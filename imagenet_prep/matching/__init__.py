@@ -1,1 +1,1 @@
-"""Which images are the same picture: exact search in hashes, proof, and the groups they make."""
+"""Duplicate images: exact search in hashes, proof by pixels, and the groups that they form."""

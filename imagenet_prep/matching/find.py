@@ -1,4 +1,4 @@
-"""Finds which pictures are one: by their bytes, by their pixels, and by what they show."""
+"""Finds duplicates: by bytes, by pixels, and by appearance."""
 
 from __future__ import annotations
 
@@ -22,30 +22,18 @@ if TYPE_CHECKING:
 
     from imagenet_prep.matching.pictures import Pictures
 
-# Means that are kept of pictures that were decoded for a proof: 32 MB.
-_KEPT_MEANS = 4096
+_KEPT_MEANS = 4096  # 32 MB
 _LOOKS_AT_ONCE, _PROOFS_AT_ONCE = 1 << 14, 1 << 8
-# An image is compared with others until this is spent: a first look at a pair that is not the same
-# picture costs 1, a proof 10. Else as many look-alikes as a stranger likes would all be compared.
+# The budget of an image for comparisons: a first look at a pair that is no duplicate costs 1, a
+# proof 10. Without it, a hostile dataset could have all pairs compared.
 _MOST_COST, _PROOF_COST = 500, 10
 
 
 class Found:
-    """Who is one with whom.
-
-    Attributes:
-      by_bytes, by_pixels, by_sight: each holds the one before it.
-      problems: sentences about images that were damaged after they were hashed.
-    """
+    """The duplicates; `problems` are sentences about images that were damaged after hashing."""
 
     def __init__(self, pictures: Pictures, *, across: bool, workers: int) -> None:
-        """Begins; nothing is found yet.
-
-        Args:
-          pictures: all of them.
-          across: find only what one set has of the other.
-          workers: threads.
-        """
+        """Takes all images; `across` finds only duplicates between the two datasets."""
         self._pictures, self._across, self._workers = pictures, across, workers
         self._other = pictures.of(lambda piece: piece.other)
         self._means = functools.lru_cache(_KEPT_MEANS)(
@@ -58,11 +46,7 @@ class Found:
         self.by_bytes, self.by_pixels, self.by_sight = Union(num), Union(num), Union(num)
 
     def find(self, tick: Callable[[str], None]) -> None:
-        """Finds all.
-
-        Args:
-          tick: is called with what is done now, from time to time.
-        """
+        """Finds all; from time to time, calls `tick` with the current step."""
         tick("same bytes")
         for run in filter(self._is_wanted, equal_bytes(self._pictures.known.sha256)):
             self._join(run, self.by_bytes, self.by_pixels, self.by_sight)
@@ -77,7 +61,7 @@ class Found:
                     self._prove(pool, left, right, each.mirror is not None)
 
     def kind(self, one: int, other: int) -> str:
-        """Returns how two pictures of a group are the same."""
+        """Returns the kind of duplicate of two images of a group."""
         both = np.array([one, other], np.uint32)
         for union, kind in ((self.by_bytes, SAME_BYTES), (self.by_pixels, SAME_PIXELS)):
             if len({*union.first(both).tolist()}) == 1:
@@ -85,7 +69,7 @@ class Found:
         return NEARLY
 
     def distance(self, one: int, other: int) -> int:
-        """Returns in how many bits two pictures differ, in whichever form is nearest."""
+        """Returns the number of bits in which two images differ, in their nearest forms."""
         if self.kind(one, other) != NEARLY:
             return 0
         mirror, seen = likeness.mirror(), self._pictures
@@ -97,7 +81,7 @@ class Found:
         )
 
     def _is_wanted(self, run: npt.NDArray[np.uint32]) -> bool:
-        """Returns whether equal pictures are told: across sets, only those of both."""
+        """Returns whether equal images are reported: across datasets, only those of both."""
         return not self._across or len({*self._other[run].tolist()}) == 2
 
     def _join(self, run: npt.NDArray[np.uint32], *unions: Union) -> None:
@@ -106,7 +90,7 @@ class Found:
                 union.join(int(run[0]), number)
 
     def _equal_pixels(self) -> Iterator[npt.NDArray[np.uint32]]:
-        """Yields the pictures of other bytes and equal pixels; each candidate is decoded once."""
+        """Yields images of different bytes and equal pixels; each candidate is decoded once."""
         wanted = self._first_of(self.by_bytes) & self._pictures.sound
         numbers = np.flatnonzero(wanted).astype(np.uint32)
         for run in _runs(self._pictures.means[numbers, None]):
@@ -114,12 +98,12 @@ class Found:
                 yield from _split(same, [self._pixels(number) for number in same.tolist()])
 
     def _first_of(self, union: Union) -> npt.NDArray[np.bool_]:
-        """Returns who is looked at for a group that is known; across sets, all are."""
+        """Returns the image that stands for each known group; across datasets, all images."""
         first = union.joined()
         return np.asarray((first == np.arange(len(first))) | self._across)
 
     def _pixels(self, number: int) -> object:
-        """Returns the size of a picture and a digest of its pixels, as libjpeg makes them."""
+        """Returns the size of an image and a digest of its pixels, as libjpeg makes them."""
         try:
             return self._read(number, _digest)
         except DataDamagedError as error:
@@ -127,7 +111,7 @@ class Found:
             return number  # equal to no other
 
     def _read(self, number: int, look: Callable[[bytes], Any]) -> Any:
-        """Returns what `look` makes of a picture; DataDamagedError where it does not decode."""
+        """Returns `look` of an image; DataDamagedError if it does not decode."""
         data = self._pictures.read(number)
         try:
             return look(data)
@@ -156,7 +140,7 @@ class Found:
         right: npt.NDArray[np.uint32],
         mirrored: bool,
     ) -> None:
-        """Proves candidates that are not known to be one yet."""
+        """Verifies candidates that are not known to be duplicates yet."""
         for at in range(0, len(left), _LOOKS_AT_ONCE):
             looks = left[at : at + _LOOKS_AT_ONCE], right[at : at + _LOOKS_AT_ONCE]
             likely = self._tried(pool, looks, functools.partial(self._likely, mirrored=mirrored), 1)
@@ -170,7 +154,7 @@ class Found:
     def _is_open(
         self, left: npt.NDArray[np.uint32], right: npt.NDArray[np.uint32]
     ) -> npt.NDArray[np.bool_]:
-        """Returns which pairs may still turn out to be the same picture."""
+        """Returns the pairs that may still be duplicates."""
         judged = self._pictures.judged
         is_open = self.by_sight.first(left) != self.by_sight.first(right)
         is_open &= judged[left] | judged[right]
@@ -179,7 +163,7 @@ class Found:
 
     @property
     def crowded(self) -> npt.NDArray[np.bool_]:
-        """Which pictures resemble so many others that not all of these were compared with them."""
+        """The images that resemble too many others for a comparison with all of them."""
         return self._cost >= _MOST_COST
 
     def _tried(
@@ -189,7 +173,7 @@ class Found:
         attempt: Callable[[npt.NDArray[np.uint32], npt.NDArray[np.uint32]], npt.NDArray[np.bool_]],
         cost: int,
     ) -> Pairs:
-        """Returns the open pairs for which an attempt succeeds; the others cost their pictures."""
+        """Returns the open pairs for which an attempt succeeds; the others are charged its cost."""
         is_open = self._is_open(*pairs)
         parts = np.array_split(np.flatnonzero(is_open), self._workers)
         jobs = [pool.submit(attempt, pairs[0][part], pairs[1][part]) for part in parts]
@@ -202,7 +186,7 @@ class Found:
     def _likely(
         self, left: npt.NDArray[np.uint32], right: npt.NDArray[np.uint32], *, mirrored: bool
     ) -> npt.NDArray[np.bool_]:
-        """Returns which candidates may be the same picture, by their small pictures."""
+        """Returns the candidates that may be duplicates, by their small pictures."""
         with self._lock:
             small = self._pictures.small(left), self._pictures.small(right)
         return proof.likely(*small, mirrored)
@@ -210,7 +194,7 @@ class Found:
     def _proven(
         self, left: npt.NDArray[np.uint32], right: npt.NDArray[np.uint32], *, mirrored: bool
     ) -> npt.NDArray[np.bool_]:
-        """Returns which candidates are the same picture, by their images."""
+        """Returns the candidates that are duplicates, by their images."""
         known, proven = self._pictures.known, np.zeros(len(left), bool)
         for number, pair in enumerate(zip(left.tolist(), right.tolist(), strict=True)):
             least = int(min(known.width[[*pair]].min(), known.height[[*pair]].min()))
@@ -223,7 +207,6 @@ class Found:
         return proven
 
     def _note(self, error: Exception) -> None:
-        """Notes what was damaged after it was hashed."""
         with self._lock:
             self.problems.add(str(error))
 
@@ -235,15 +218,15 @@ def _digest(data: bytes) -> tuple[tuple[int, int], bytes]:
 
 
 def equal_bytes(digests: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.uint32]]:
-    """Yields the pictures of equal sha256, of [n, 32]."""
+    """Yields the images of equal sha256, of [n, 32]."""
     words = digests.view(np.uint64)
     for run in _runs(words[:, :1]):
-        # Digests that somebody made up may begin alike.
+        # Forged digests may begin alike.
         yield from (run[same] for same in _runs(words[run]))
 
 
 def _runs(values: npt.NDArray[np.uint64]) -> Iterator[npt.NDArray[np.uint32]]:
-    """Yields the places of each row, of [n, words], that comes more than once."""
+    """Yields the places of each row, of [n, words], that occurs more than once."""
     order = np.lexsort(values.T)
     same = (values[order[1:]] == values[order[:-1]]).all(axis=1)
     edges = np.flatnonzero(np.diff(np.concatenate([[0], same.view(np.int8), [0]])))
@@ -254,7 +237,7 @@ def _runs(values: npt.NDArray[np.uint64]) -> Iterator[npt.NDArray[np.uint32]]:
 def _split(
     numbers: npt.NDArray[np.uint32], values: list[object]
 ) -> Iterator[npt.NDArray[np.uint32]]:
-    """Yields those of some pictures that have a value in common."""
+    """Yields the images that share a value."""
     found: dict[object, list[int]] = {}
     for number, value in zip(numbers.tolist(), values, strict=True):
         found.setdefault(value, []).append(number)

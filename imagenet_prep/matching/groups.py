@@ -1,4 +1,4 @@
-"""The groups that equal pictures make, and which one of each is kept."""
+"""The groups of equal images, and the image of each that is kept."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 SAME_BYTES, SAME_PIXELS, NEARLY = "same bytes", "same pixels", "nearly the same"
 KINDS = (SAME_BYTES, SAME_PIXELS, NEARLY)
-# The split of a picture of the other set begins with this.
+# Prefix of the splits of the other dataset.
 AGAINST = "against:"
-# Evaluation comes before training: who has tested on a picture may not have trained on it.
+# Evaluation first: a network must not be trained on an image that tests it.
 _FIRST = (schema.TEST, schema.VALIDATION, schema.HOLDOUT, schema.TRAIN)
 
 
 class Union:
-    """Pictures that are known to be one: each points to the first of its group."""
+    """Disjoint sets of images: each image points to the first of its group."""
 
     def __init__(self, num: int) -> None:
         self._first = np.arange(num, dtype=np.uint32)
@@ -52,15 +52,13 @@ class Union:
 
 
 class Member(NamedTuple):
-    """A picture of a group, as `pairs.csv` says it.
+    """An image of a group, as in `pairs.csv`.
 
     Attributes:
-      number: of the picture.
-      split, key, class_index: of it; the split of another set is called against:NAME.
-      wnid: of the class, by which classes of two sets are compared.
-      kind: how it is the same as the one that is kept, or of that one, as its nearest.
-      distance: bits of 256 in which it differs from the one that is kept.
-      kept: whether it stays.
+      split: that of another dataset is called against:NAME.
+      wnid: compares classes of two datasets.
+      kind: how it equals the kept image; for the kept image, how its nearest duplicate does.
+      distance: bits of 256 in which it differs from the kept image.
     """
 
     number: int
@@ -74,27 +72,27 @@ class Member(NamedTuple):
 
 
 Group = Sequence[Member]
-"""Pictures that are one, sorted by `rank`: the first is kept."""
+"""Duplicates, sorted by `rank`: the first is kept."""
 
 
 def rank(member: Member) -> tuple[bool, int, bytes]:
-    """Returns what decides who is kept: the smallest."""
+    """Returns the sort key of a group: the smallest member is kept."""
     split = member.split.removeprefix(AGAINST)
     return split == member.split, _FIRST.index(split), member.key.encode()
 
 
 def contradicts(group: Group) -> bool:
-    """Returns whether its pictures have more than one label."""
+    """Returns whether its images have different labels."""
     return len({each.wnid for each in group}) > 1
 
 
 def crosses(group: Group) -> bool:
-    """Returns whether its pictures are of more than one split, or of two sets."""
+    """Returns whether its images are of different splits or datasets."""
     return len({each.split for each in group}) > 1
 
 
 def counts(groups: Sequence[Group]) -> dict[tuple[str, str, str], list[int]]:
-    """Returns pairs with the kept picture, and of these contradictions, by both splits and kind."""
+    """Returns pairs with the kept image, and those of other labels, by both splits and kind."""
     found: dict[tuple[str, str, str], list[int]] = {}
     for kept, *others in groups:
         for each in others:

@@ -1,4 +1,4 @@
-"""What is kept of each picture: its hashes, and a small picture for the first look of the proof.
+"""The row of an image: its hashes, and a small picture for a first look.
 
 The rows of a shard, or of a piece of a source, are one file, in the order of its records.
 """
@@ -17,7 +17,7 @@ from imagenet_prep.codec import likeness
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-# The name of all that decides a row. Rows of another name are not read.
+# Rows of another definition are not read.
 DEFINITION = "likeness-1"
 SMALL = 32  # samples along each side of the small picture
 ROW = np.dtype(
@@ -31,15 +31,15 @@ ROW = np.dtype(
         ("small", "u1", (SMALL, SMALL)),
     ]
 )
-# A picture is judged if there is enough to see: so many of its frequencies have an amplitude of a
-# quarter of a grey level, and so many of its cells are a grey level off the mean of those around.
-# A re-encoded picture shows a little less: it is enough that one of two shows so much.
+# An image is judged if this number of its frequencies has an amplitude of a quarter of a grey level,
+# and this number of its cells differs from its surroundings by a grey level. A re-encoded image
+# shows less: one of a pair must reach these numbers, the other _LESS of them.
 LEAST_STRONG, LEAST_ROUGH = 128, 820
 _LESS = 0.75
 
 
 def row(means: npt.NDArray[np.uint16]) -> npt.NDArray[Any]:
-    """Returns what is kept of a picture whose means these are."""
+    """Returns the row of an image with these means."""
     made = np.zeros((), ROW)
     seen = likeness.hashes(means)
     made["whole"], made["window"] = seen["bits"]
@@ -52,13 +52,13 @@ def row(means: npt.NDArray[np.uint16]) -> npt.NDArray[Any]:
 
 
 def judged(rows: npt.NDArray[Any], share: float = 1) -> npt.NDArray[np.bool_]:
-    """Returns which pictures show enough to be judged by more than their bytes and pixels."""
+    """Returns the images that show enough to be judged by their appearance."""
     enough = rows["strong"] >= share * LEAST_STRONG
     return np.asarray(enough & (rows["rough"] >= share * LEAST_ROUGH))
 
 
 def may_be_judged(rows: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Returns which pictures show enough to be held against one that is judged."""
+    """Returns the images that show enough to be compared with a judged one."""
     return judged(rows, _LESS)
 
 
@@ -68,14 +68,14 @@ def of(data: bytes) -> bytes:
 
 
 def forget(array: npt.NDArray[Any]) -> None:
-    """Lets the kernel take back the pages of an array that lies in a file, as large ones do."""
+    """Lets the kernel reclaim the pages of an array in a file."""
     pages = getattr(array, "_mmap", None)
     if pages is not None:
         pages.madvise(mmap.MADV_DONTNEED)
 
 
 def rows_of(array: npt.NDArray[np.uint64], ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
-    """Returns rows of an array, read one by one where it is a whole file.
+    """Returns rows of an array; those of a mapped file are read one by one.
 
     Through the mapping, a kernel with large folios adds 2 MB to this process for each row.
     """

@@ -26,5 +26,5 @@ def library() -> ctypes.CDLL:
 
 @functools.lru_cache(maxsize=1)
 def best() -> int:
-    """Returns the best vector code that this processor has."""
+    """Returns the best vector code of this processor."""
     return int(library().matching_best())

@@ -1,4 +1,4 @@
-"""The files that say what was found: `pairs.csv`, and a list of keys for each split."""
+"""The files of a result: `pairs.csv`, and a list of keys for each split."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def publish(
     excluded: Mapping[str, Sequence[str]],
     page: str | None,
 ) -> None:
-    """Publishes the files of one run, with the keys that are `excluded` by split, and the page.
+    """Publishes the files of one run, with the `excluded` keys by split, and the page.
 
     No file of another run stays. If the disk is full, or another run holds the folder, all do.
     """
@@ -47,7 +47,7 @@ def _lines(keys: Sequence[str]) -> bytes:
 
 
 def pairs(groups: Sequence[Group]) -> bytes:
-    """Returns `pairs.csv`: RFC 4180, one line an image of a group."""
+    """Returns `pairs.csv`: RFC 4180, one line per image of a group."""
     text = io.StringIO()
     lines = csv.writer(text)
     lines.writerow(HEADER)
@@ -60,5 +60,5 @@ def pairs(groups: Sequence[Group]) -> bytes:
 
 
 def excluded(groups: Sequence[Group], split: str) -> list[str]:
-    """Returns the keys of a split that are not kept, in order."""
+    """Returns the keys of a split that are not kept, sorted."""
     return sorted(m.key for group in groups for m in group if m.split == split and not m.kept)

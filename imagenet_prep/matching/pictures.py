@@ -1,4 +1,4 @@
-"""All pictures of a search: what is known of each by its number, and who reads it."""
+"""All images of a search, by number: their columns, their rows, and how to read them."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _ROWS_AT_ONCE = 1 << 14  # 18 MB
 
 
 class Piece(Protocol):
-    """Pictures that lie together: a shard of a set, or a class of a source. Picklable."""
+    """Images that are stored together: a shard, or a class of a source. Picklable."""
 
     @property
     def split(self) -> str:
-        """The split that they belong to."""
+        """Its split."""
 
     @property
     def other(self) -> bool:
-        """Whether they are of the set that --against names."""
+        """Whether it is of the dataset that --against names."""
 
     @property
     def where(self) -> str:
-        """How messages call the piece."""
+        """Its name in messages."""
 
     def samples(self) -> Iterator[Sample]:
         """Yields the line of each picture, in order."""
@@ -45,13 +45,7 @@ class Piece(Protocol):
 
 
 class Columns(NamedTuple):
-    """What the table of a piece says, by picture.
-
-    Attributes:
-      class_index: of the class list of its set.
-      width, height: pixels.
-      sha256: [n, 32] bytes.
-    """
+    """Columns of the table of a piece; sha256 is [n, 32] bytes."""
 
     class_index: npt.NDArray[np.int64]
     width: npt.NDArray[np.int64]
@@ -71,9 +65,9 @@ def columns(samples: Iterable[Sample]) -> Columns:
 
 
 def _read(path: Path, num: int) -> Iterator[npt.NDArray[Any]]:
-    """Yields the rows of so many images, some at a time.
+    """Yields the rows of `num` images in blocks.
 
-    An image that could not be read has a row of zeros; the last ones may have no row.
+    An image that could not be read has a row of zeros; the last rows may be missing.
     """
     with open(regular_file.open_to_read(path), "rb") as file:
         if (size := os.fstat(file.fileno()).st_size) > num * hashes.ROW.itemsize:
@@ -88,15 +82,13 @@ def _read(path: Path, num: int) -> Iterator[npt.NDArray[Any]]:
 
 
 class Pictures:
-    """The pictures of some pieces, numbered through.
+    """The images of some pieces, numbered from 0.
 
     Attributes:
-      pieces: where they lie.
-      starts: the number of the first picture of each piece, and of one behind the last.
-      known: their columns.
-      sound: whether it could be decoded.
-      judged, may_be_judged: whether there is enough to see, see `hashes`.
-      means: digests; equal for pictures of equal pixels.
+      starts: the number of the first image of each piece, and of all images.
+      sound: whether it was decoded.
+      judged, may_be_judged: see `hashes`.
+      means: digests; equal for equal pixels.
       whole, window: [n, 4], their hashes, in files.
     """
 
@@ -112,8 +104,8 @@ class Pictures:
         Args:
           pieces: in the order of `tables` and `rows`.
           tables: of each piece.
-          rows: files of `hashes.ROW`, one a piece.
-          scratch: an empty folder for what does not stay in memory.
+          rows: one file of `hashes.ROW` per piece.
+          scratch: an empty folder for arrays that do not stay in memory.
         """
         self.pieces, self._rows = pieces, rows
         found, others, counts = [], [], [0]
@@ -144,12 +136,12 @@ class Pictures:
         return int(self.starts[-1])
 
     def place(self, number: int) -> tuple[Piece, int]:
-        """Returns the piece of a picture, and its number there."""
+        """Returns the piece of an image, and its number there."""
         piece = int(np.searchsorted(self.starts, number, side="right")) - 1
         return self.pieces[piece], number - int(self.starts[piece])
 
     def of(self, wanted: Callable[[Piece], bool]) -> npt.NDArray[np.bool_]:
-        """Returns which pictures lie in pieces that are wanted."""
+        """Returns the images in the wanted pieces."""
         return np.repeat([wanted(each) for each in self.pieces], np.diff(self.starts))
 
     def read(self, number: int) -> bytes:

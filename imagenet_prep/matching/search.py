@@ -1,9 +1,9 @@
-"""The exact search: all pairs of hashes that differ in few bits, found without comparing all.
+"""The exact search: all pairs of hashes that differ in few bits, without comparing all pairs.
 
-Each picture has two hashes: of all of it, and of the window inside its frame. Two pictures are
-candidates where the whole of one is near the whole of the other, or near the window of the other,
-which a crop is; each also in its mirror image. The first 64 bits, the lowest frequencies, find
-pairs; all 256 bits confirm them. Memory is what the keys take twice, and a buffer of pairs.
+Each image has two hashes: of all of it, and of the window inside its frame. Two images are
+candidates if the whole of one is near the whole of the other or its window, which a crop is; each
+also mirrored. The first 64 bits, the lowest frequencies, find pairs; all 256 bits confirm them.
+Memory holds the keys twice, and a buffer of pairs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Pairs = tuple["npt.NDArray[np.uint32]", "npt.NDArray[np.uint32]"]
 
 
 class Radii(NamedTuple):
-    """How many bits may differ: of the first 64, and of all 256."""
+    """The numbers of bits that may differ: of the first 64, and of all 256."""
 
     key: int
     all: int
@@ -39,12 +39,7 @@ WHOLE_RADII, WINDOW_RADII = Radii(7, 50), Radii(11, 75)
 
 
 class Side:
-    """The hashes of one form of some pictures, as a join takes them.
-
-    Attributes:
-      ids: the pictures that are judged.
-      bits: [n, 4] of all pictures, by id; may lie in a file.
-    """
+    """The hashes of one form of some images; `bits`, [n, 4] of all by id, may be in a file."""
 
     def __init__(self, ids: npt.NDArray[np.uint32], bits: npt.NDArray[np.uint64]) -> None:
         self.ids, self.bits = ids, bits
@@ -61,7 +56,7 @@ class Side:
 
 
 class Sorted(NamedTuple):
-    """Hashes by a band: those of bucket i are start[i] ... start[i + 1]."""
+    """Hashes sorted by a band: those of bucket i are start[i] ... start[i + 1]."""
 
     keys: npt.NDArray[np.uint64]
     ids: npt.NDArray[np.uint32]
@@ -69,12 +64,11 @@ class Sorted(NamedTuple):
 
 
 class Search(NamedTuple):
-    """One join: pairs of a picture on the left and one on the right.
+    """One join: pairs of a left and a right image.
 
     Attributes:
-      left, right: the hashes; one object where pairs within one list are wanted.
-      radii: how many bits may differ.
-      mirror: the bits of a mirrored picture that are turned round, as four numbers; None: as is.
+      left, right: the hashes; the same object for pairs within one list.
+      mirror: the bits that differ in a mirrored image, as four numbers; None: not mirrored.
     """
 
     left: Side
@@ -93,9 +87,9 @@ class Search(NamedTuple):
 
         Args:
           pool: whose threads join.
-          workers: how many.
+          workers: their number.
           tick: is called from time to time.
-          wanted: returns which pairs are wanted, of the left and the right pictures.
+          wanted: returns the wanted pairs of left and right images.
         """
         for band in range(_BANDS):
             for found in self._of_band(band, pool, workers):
@@ -110,7 +104,7 @@ class Search(NamedTuple):
     def _of_band(
         self, band: int, pool: futures.Executor, workers: int
     ) -> Iterator[npt.NDArray[np.uint32]]:
-        """Yields what a band finds first, and then lets go of what it has sorted."""
+        """Yields the pairs that a band finds first, and then frees its sorted hashes."""
         left = self.left.sorted_by(band)
         right = left if self.left is self.right else self.right.sorted_by(band)
         joins = [self._join(left, right, band, each, workers) for each in range(workers)]
@@ -127,7 +121,7 @@ class Search(NamedTuple):
     ) -> Iterator[tuple[npt.NDArray[np.uint32], bool]]:
         """Yields the pairs of a worker's ranges, and whether these are the last of a range.
 
-        An array is valid until the next one is asked for.
+        An array is valid until the next one.
         """
         pairs = np.empty((max(_ROOM, int(np.diff(right.start).max())), 2), np.uint32)
         # `join` and `place` of matching.c.
@@ -147,7 +141,7 @@ class Search(NamedTuple):
                 yield pairs[:found], place[0] >= bounds[at + 1]
 
     def _confirmed(self, left: npt.NDArray[np.uint32], right: npt.NDArray[np.uint32]) -> Pairs:
-        """Returns those pairs of which all bits are near, the nearest first."""
+        """Returns the pairs that are near in all bits, the nearest first."""
         differing = hashes.rows_of(self.left.bits, left) ^ hashes.rows_of(self.right.bits, right)
         if self.mirror is not None:
             differing ^= self.mirror

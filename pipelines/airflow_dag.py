@@ -376,7 +376,7 @@ def _demand_allowed(parameter: str, *files: str) -> None:
         if not folder or there is None or not there.is_relative_to(os.path.realpath(folder)):
             raise AirflowFailException(
                 f"{parameter}: {file}: a run may only name files in the folder {_FILES} of the "
-                f"workers' environment, {folder or 'not set'}. Put it there, and give its path."
+                f"workers' environment. It is {folder or 'not set'}. Put the file there."
             )
 
 

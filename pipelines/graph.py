@@ -122,12 +122,11 @@ class _Step(beam.PTransform):
 
 
 class _OneKeyAtATime(beam.DoFn):
-    """Calls a function of an element, `Preparation` and a side input; yields what that yields.
+    """Calls a function of an element, `Preparation` and a side input; yields its results.
 
-    A step that declares state, even if it keeps none, is sent one key at a time by Beam's runner
-    for Flink. Any other step of a batch job is sent all that a slot has, a hundred messages before
-    the runner looks whether they are taken; and what the worker returns is taken when all is done.
-    Until then the memory of the TaskManager holds it.
+    A step that declares state, even without using it, gets one key at a time from Beam's runner for
+    Flink. Other steps of a batch job get all elements of a slot, a hundred messages ahead, and
+    their results are taken at the end; until then they fill the memory of the TaskManager.
     """
 
     _STATE = beam.DoFn.StateParam(BagStateSpec("unused", BytesCoder()))
@@ -286,8 +285,8 @@ def _census(
 def _demand(tasks: Sequence[Any], finished: Collection[str]) -> None:
     """Makes sure that no task was left undone.
 
-    A runner that tries a lost worker's turn again does not do what that worker has claimed; after
-    JobLostError, another job does.
+    A runner that repeats the turn of a lost worker does not do the tasks that this one had claimed;
+    after JobLostError, another job does them.
     """
     if left := sum(task.name not in finished for task in tasks):
         raise errors.JobLostError(f"{left} of {len(tasks)} tasks were left undone")

@@ -1,6 +1,6 @@
 """`imagenet-prep launch`: checks every host of a hosts file, then trains on all of them.
 
-What trains is the verb `train`, or a script of the user's own (docs/own-script.md).
+It runs the verb `train`, or a script of the user (docs/own-script.md).
 """
 
 from __future__ import annotations
@@ -182,9 +182,7 @@ class Config(Settings):
 def launch(config: Config, under_way: Callable[[], None] = lambda: None) -> int:
     """Trains on all hosts and returns the exit code of the first rank that failed, else 0.
 
-    Args:
-      config: hosts and limits; its `command` is what every rank runs, e.g. train --synthetic.
-      under_way: called when the hosts are fit and ranks are about to start.
+    `under_way` is called when the hosts are fit and ranks are about to start.
     """
     assert config.num_processes is not None
     asked = _work(config.command)
@@ -212,7 +210,7 @@ def launch(config: Config, under_way: Callable[[], None] = lambda: None) -> int:
 
 
 def _work(words: Sequence[str]) -> Work:
-    """Returns what is to run; raises UsageError where it is neither `train` nor a script."""
+    """Returns the work; UsageError if it is neither `train` nor a script."""
     if words[:1] != ("train",):
         return work.own(words)
     from imagenet_prep import train
@@ -240,7 +238,7 @@ def _deal(hosts: Sequence[Host], ranks: int) -> list[Host]:
 
 @dataclass(frozen=True)
 class _Launch:
-    """What was asked for, on hosts that are fit."""
+    """A launch on hosts that are fit."""
 
     config: Config
     used: Sequence[Host]
@@ -248,7 +246,6 @@ class _Launch:
     work: Work
 
     def show(self) -> None:
-        """Prints what would run."""
         if self.config.mpi:
             print(shlex.join(self._mpirun(self._variables(private=False))))
             return
@@ -309,7 +306,7 @@ class _Launch:
 
     @contextlib.contextmanager
     def _ranks(self) -> Iterator[list[list[dict[str, str]]]]:
-        """Yields the same, with the place where Horovod's ranks meet, while they can."""
+        """Yields the same, with the rendezvous of Horovod while it is served."""
         ranks = self._processes()
         needs_horovod = self.config.num_processes != 1 and not self.config.servers
         if self.work.is_own:

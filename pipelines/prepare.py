@@ -1,7 +1,7 @@
 """The batch run: archives -> index -> plan -> shards -> manifest.
 
-`imagenet-prep prepare` and `python -m pipelines.prepare` are this program. It may be
-killed at any moment and run again: it does what is left, and nothing twice.
+This is `imagenet-prep prepare` and `python -m pipelines.prepare`. It may be killed at any moment
+and run again: it does the remaining work.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def prepare(config: Config) -> Json:
             forecast = Forecast(images, job.policy, workers, store, plans=store.local)
             forecast.check_unpacking()
             if workers.remote:
-                # Beam costs seconds to import, and would warn the user of what concerns nobody.
+                # Beam costs seconds to import, and prints irrelevant warnings.
                 logging.getLogger().addHandler(logging.NullHandler())
                 from imagenet_prep.pipelines import submit
 

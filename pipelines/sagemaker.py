@@ -1,7 +1,7 @@
 """`imagenet-prep sagemaker`: a training, ours or the user's own, as a job of Amazon SageMaker.
 
-A plain CreateTrainingJob: what is asked of SageMaker is one JSON document, which --dry-run
-prints. `pipelines.sagemaker_container` is what the job runs.
+The CreateTrainingJob request is one JSON document, which --dry-run prints.
+`pipelines.sagemaker_container` is what the job runs.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ Examples:
       --data train=s3://bucket/set/train,validation=s3://bucket/set/validation \\
       --instance-type ml.g5.12xlarge -- python my_train.py --epochs 30"""
 
-# Where a script of the user's own lies in the containers.
+# The channel with the user's own script.
 _CODE, _MOST_FILES = "code", 100
 _LOCAL = "/opt/ml"
 _NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 _FILE_SYSTEM = re.compile(r"(fsx|efs):(fs-[0-9a-f]{8,17}):(/.*)")
 _FILE_SYSTEM_TYPES = {"fsx": "FSxLustre", "efs": "EFS"}
-# SageMaker's console draws curves of numbers that it finds in the rows that `train` prints, see
-# trainer/log.py. Only rank 0 prints them.
+# SageMaker's console draws curves of numbers in the rows that rank 0 of `train` prints, see
+# trainer/log.py.
 _ROW = r"\d+ +\d+\.\d +{0} +{1} +{2} +{3}"
 _NUMBER, _RATE = r"(-?\d+\.\d+)", r"\d+\.\d{5}"
 # A row for another split than validation ends with the split's name; others end with the time.
@@ -182,7 +182,7 @@ class Config(Settings):
 
 
 def hyperparameters(words: Sequence[str], *, has_data: bool) -> dict[str, str]:
-    """Returns flags of `train` that differ from its defaults, proven, as SageMaker takes them."""
+    """Returns flags of `train` that differ from its defaults, as SageMaker takes them."""
     channel = ["--data-dir", f"{_LOCAL}/input/data/{CHANNELS[0]}"] if has_data else []
     config = train.parse([*channel, *words], {})
     if has_data and (config.synthetic or config.data_dir != channel[1]):
@@ -210,11 +210,7 @@ def _words(own: Work) -> list[str]:
 def request(config: Config, name: str, train: Mapping[str, str], own: Work | None = None) -> Json:
     """Returns the CreateTrainingJob request of a job, with a token of its own.
 
-    Args:
-      config: what was asked for.
-      name: of the job.
-      train: hyperparameters.
-      own: the user's own script, where it is not `train` that runs.
+    `train` has hyperparameters, and `own` is the user's script that runs instead of `train`.
     """
     output = config.output.rstrip("/")
     arguments = ["--processes", str(config.processes), *(["--", *_words(own)] if own else [])]
@@ -268,7 +264,7 @@ def request(config: Config, name: str, train: Mapping[str, str], own: Work | Non
 
 
 def _channels(config: Config, code: str | None) -> list[Json]:
-    """Returns what SageMaker copies into the containers: the data, and the user's own script."""
+    """Returns the channels: the data, and the user's own script."""
     sources = {**config.channels, **({} if code is None else {_CODE: code})}
     return [
         {"ChannelName": channel, "DataSource": _source(where)} for channel, where in sources.items()
@@ -318,7 +314,7 @@ def _upload(script: Path, prefix: str) -> None:
 
 
 def submit(config: Config) -> int:
-    """Starts a job, and waits for its end where that is asked for; returns the exit code."""
+    """Starts a job, and waits for its end if requested; returns the exit code."""
     name = config.name or time.strftime("imagenet-prep-%Y%m%d-%H%M%S", time.gmtime())
     if config.command[:1] == ("train",):
         own = None

@@ -1,7 +1,7 @@
 """`imagenet-prep sagemaker-container`: what SageMaker starts in each container of a job.
 
-Reads what SageMaker lays down under /opt/ml, and runs one rank a GPU. Containers cannot reach
-each other by ssh: each starts its own ranks, which meet at the first one's rendezvous.
+Reads SageMaker's files in /opt/ml, and runs one rank per GPU. Containers cannot reach each other
+by ssh: each starts its own ranks, which meet at the first one's rendezvous.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ Examples:
 # This variable of the job holds the token by which its containers know each other.
 TOKEN_VARIABLE = "IMAGENET_PREP_JOB_TOKEN"  # noqa: S105 - where the token is, not what it is
 
-# Where the data set may lie: the first two are ours and the guide's, the others may hold the rest.
+# Channels of the dataset; it is in one of the first two, or in several.
 CHANNELS = ("training", "train", "validation", "eval", "test")
-# SageMaker's SDK and the guide's script add these hyperparameters, which we know from elsewhere.
+# Hyperparameters of SageMaker's SDK and the guide's script that are not needed.
 _KNOWN = {"gpu_count", "model_dir", "output_data_dir", "tensorboard_logs"}
 
 # Any port above 1024 will do: a container has its network to itself.
@@ -69,14 +69,14 @@ class Config(Settings):
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """What SageMaker says of the job.
+    """SageMaker's description of the job.
 
     Attributes:
       host: this one, e.g. "algo-1".
       hosts: all, in the same order on each.
-      interface: of the network that they share.
+      interface: of their common network.
       hyperparameters: flags of `train`, by name.
-      token: that all containers of the job know, and nobody else; "" where there is none.
+      token: the secret of the job's containers; "" if there is none.
     """
 
     host: str
@@ -87,7 +87,7 @@ class TrainingJob:
 
 
 def read_job(root: Path) -> TrainingJob:
-    """Returns what lies in `root`/input/config."""
+    """Returns the job that `root`/input/config describes."""
     folder = root / "input" / "config"
     try:
         resources = canonical.loads(regular_file.read(folder / "resourceconfig.json"))
@@ -113,8 +113,7 @@ def read_job(root: Path) -> TrainingJob:
 def train_flags(hyperparameters: Mapping[str, str]) -> list[str]:
     """Returns hyperparameters as flags: {"jit": "true", "batch_size": "256"}.
 
-    SageMaker's SDK writes values as JSON, its console as they are; both are taken. The names of
-    AWS's guide are aliases of our flags.
+    Values may be JSON, as SageMaker's SDK writes them, or plain, as its console does.
     """
     switches = {each.name for each in dataclasses.fields(TrainConfig) if each.type == "bool"}
     words = []
@@ -135,7 +134,7 @@ def train_flags(hyperparameters: Mapping[str, str]) -> list[str]:
 
 
 def _settings(hyperparameters: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yields names and values as they were meant, without those of SageMaker's SDK itself."""
+    """Returns names and plain values, without those of SageMaker's SDK itself."""
     for key, value in sorted(hyperparameters.items()):
         if key.startswith("sagemaker_"):
             continue
@@ -146,10 +145,9 @@ def _settings(hyperparameters: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def data_set(root: Path) -> Path | None:
-    """Returns the folder of the job's data set; None where no channel holds one.
+    """Returns the folder of the dataset; None if no channel has one.
 
-    Where channels hold different shards of one set, as train, validation and eval may, it is a
-    folder of links to all of them.
+    If channels hold different shards of one dataset, it is a folder of links to all of them.
     """
     folders = [root / "input" / "data" / name for name in CHANNELS]
     folders = [folder for folder in folders if (folder / naming.MANIFEST).exists()]
@@ -249,15 +247,15 @@ def _meeting(
             )
             yield [one | other | variables.of_horovod() for one, other in of_ranks]
         finally:
-            # The server stays until no host needs it: some have yet to read what is wrong, ranks
-            # say goodbye to it. Only its own host waits for that.
+            # The server stays until no host needs it, for the problems and for ranks that end.
+            # Only its own host waits for that.
             waits_for = hosts if job.host == job.hosts[0] else []
             with contextlib.suppress(ImagenetPrepError):
                 rendezvous.exchange("end", "-", waits_for, job.host, place, limit_s=_END_S)
 
 
 def _facts(host: Host, answer: str) -> Answer:
-    """Returns the facts that a host has sent, if they are as of `launching.host.probe`."""
+    """Returns the facts that a host has sent."""
     if (facts := understood(answer)) is None:
         raise ImagenetPrepError(
             f"{host.address}: its answer is not understood: {answer[:200]!r}. Run the "
@@ -267,7 +265,7 @@ def _facts(host: Host, answer: str) -> Answer:
 
 
 def _address(host: str) -> str:
-    """Returns the IP address of a host; its name may take a while to be known."""
+    """Returns the IP address of a host, whose name may take a while to be known."""
     patience = time.monotonic() + _HOSTS_S
     while True:
         try:
@@ -279,7 +277,7 @@ def _address(host: str) -> str:
 
 
 def _run(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> int:
-    """Runs all ranks to their end and returns 0, or raises what the first that failed said."""
+    """Runs all ranks to their end and returns 0, or raises the error of the first that failed."""
     ranks = Ranks()
     failed: list[Rank] = []
 

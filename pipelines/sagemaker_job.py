@@ -1,4 +1,4 @@
-"""A job of Amazon SageMaker from outside: the service, the states of a job, what it says."""
+"""A job of Amazon SageMaker from outside: the service, the states of a job, its log."""
 
 from __future__ import annotations
 
@@ -21,18 +21,13 @@ _POLL_S, _FOLLOW_S, _RETRIES = 20.0, 5.0, 30
 
 
 class MissingError(ImagenetPrepError):
-    """The service has no such thing, or not yet."""
+    """The service has no such resource, or not yet."""
 
 
 class Service:
-    """One of Amazon's services, with credentials from boto3's standard chain.
-
-    Attributes:
-      client: boto3's.
-    """
+    """One of Amazon's services, with credentials from boto3's standard chain."""
 
     def __init__(self, name: str) -> None:
-        """Makes a client; nothing is asked of the service yet."""
         try:
             import boto3
             import botocore.exceptions
@@ -44,13 +39,13 @@ class Service:
             self.client = boto3.client(name)
 
     def call(self, operation: str, **arguments: Any) -> Json:
-        """Returns what an operation answers."""
+        """Returns the answer of an operation."""
         with self._explained(operation):
             answer: Json = getattr(self.client, operation)(**arguments)
             return answer
 
     def insist(self, what: str, operation: str, **arguments: Any) -> Json:
-        """Returns the same, and tries again for a while; `what` is asked about, for messages."""
+        """Returns the same, with retries; messages name `what`."""
         budget = RetryBudget(what, _RETRIES, remedy="The job goes on.")
         return with_retries(lambda: self.call(operation, **arguments), budget)
 
@@ -76,18 +71,17 @@ class Service:
 
 
 class Log:
-    """What the containers of a job say, as CloudWatch has it."""
+    """The lines of the containers of a job in CloudWatch."""
 
     def __init__(self, service: Service, job: str) -> None:
-        """Begins with the first line."""
         self._service, self._job = service, job
         self._ends: dict[str, str] = {}  # how far each stream was read
         self._is_refused = False
 
     def show(self, *, named: bool) -> None:
-        """Prints the lines that are new, and where it is `named` of which host each is.
+        """Prints the new lines; with their hosts if `named`.
 
-        It stops for good where CloudWatch refuses, and says so: the job does not depend on it.
+        It stops for good if CloudWatch refuses, with a message: the job does not depend on it.
         """
         if self._is_refused:
             return
@@ -132,7 +126,7 @@ def wait(
     *,
     pause: Callable[[float], object] = time.sleep,
 ) -> None:
-    """Says each state of a job until it has ended, and with a log each line of it."""
+    """Prints each state of a job until it has ended, and with a log each line of it."""
     said = 0
     while True:
         job = service.insist(name, "describe_training_job", TrainingJobName=name)

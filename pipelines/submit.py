@@ -1,4 +1,4 @@
-"""Submits the graph of `prepare` to a cluster, again and again until the data set is committed."""
+"""Submits the graph of `prepare` to a cluster until the dataset is committed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from imagenet_prep.sources.source import Packed
 
 
 def run(job: Job, output: Output) -> None:
-    """Runs the graph until the data set is committed; a lost job is followed by another."""
+    """Runs the graph until the dataset is committed; a lost job is followed by another."""
     store, selection = output.store, job.selection
     if store.as_folder is None and isinstance(selection.source, Packed):
         raise errors.UsageError(
@@ -35,7 +35,7 @@ def run(job: Job, output: Output) -> None:
 
 
 def _progress(ours: Preparation, output: Output) -> Generator[tuple[int, bool], None, None]:
-    """Looks for receipts; yields how many tasks are finished, and whether these are all."""
+    """Yields the number of finished tasks, by their receipts, and whether these are all."""
     finished = 0
     for stage in _stages(ours, output):
         if stage is None:
@@ -52,7 +52,7 @@ def _progress(ours: Preparation, output: Output) -> Generator[tuple[int, bool], 
 
 
 def _stages(ours: Preparation, output: Output) -> Iterator[engine.Followed[Any] | None]:
-    """Yields the stages to follow, each after the one before it; None until there is a plan."""
+    """Yields the stages to follow, in their order; None until there is a plan."""
     selection = ours.job.selection
     follow = partial(engine.Followed, quiet=ours.job.quiet)
     yield follow(ours.index, selection.index_tasks(), title="index")

@@ -1,4 +1,4 @@
-"""How good a network is on which set, by which labels: one table for every network.
+"""The accuracy of networks on datasets, by several lists of labels, in one table.
 
 For example::
 

@@ -1,4 +1,4 @@
-"""ImageNet-C: errors by corruption and severity, held against AlexNet's."""
+"""ImageNet-C: errors by corruption and severity, relative to AlexNet's."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from imagenet_prep.core.canonical import Json
 from imagenet_prep.dataset.keys import CORRUPTIONS
 
 # Top-1 error of AlexNet, the mean of five severities, by which Hendrycks & Dietterich divide
-# ("Benchmarking Neural Network Robustness to Common Corruptions and Perturbations", 2019). The
-# digits are those of public evaluation scripts, where they also stand severity by severity.
+# ("Benchmarking Neural Network Robustness to Common Corruptions and Perturbations", 2019).
 ALEXNET_ERRORS = dict(
     zip(
         CORRUPTIONS,
@@ -29,15 +28,11 @@ SEVERITIES = ("1", "2", "3", "4", "5")
 
 
 def errors(keys: Sequence[str], right: npt.NDArray[np.bool_]) -> Json | None:
-    """Returns what ImageNet-C's paper reports; None unless keys are CORRUPTION/SEVERITY/....
+    """Returns the errors of ImageNet-C's paper; None unless keys are CORRUPTION/SEVERITY/....
 
-    Args:
-      keys: of the images.
-      right: [images] bool, whether the likeliest class is right.
-
-    Returns:
-      `corruptions`: of each its `errors` by severity, and `ce`, its mean error as a share of
-      AlexNet's; `mce`: the mean of the 15 `ce`. None where a severity or a corruption is missing.
+    `right` is [images] bool, whether the likeliest class is right. `corruptions` has, for each, its
+    `errors` by severity, and `ce`, its mean error as a share of AlexNet's; `mce` is the mean of
+    the 15 `ce`. Both are None if a severity or a corruption is missing.
     """
     groups = defaultdict(list)
     for number, key in enumerate(keys):

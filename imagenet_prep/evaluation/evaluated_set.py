@@ -1,4 +1,4 @@
-"""A split that a network is evaluated on: its keys and labels, from the tables of samples."""
+"""A split that is evaluated: its keys and labels, from the tables of samples."""
 
 from __future__ import annotations
 
@@ -16,32 +16,28 @@ from imagenet_prep.evaluation.label_list import LabelList
 from imagenet_prep.storage.opened import Dataset, open_dataset
 
 Integers = npt.NDArray[np.int64]
-# The first of these that a set has is evaluated.
+# The first of these splits is evaluated.
 SPLITS = (schema.TEST, schema.VALIDATION, schema.HOLDOUT)
 # See `_refuse_other_order`.
 _LEAST_PAIRS, _LEAST_CLASSES, _MANY_CLASSES = 20, 5, 200
 
 
 class EvaluatedSet:
-    """The split of a data set that is evaluated.
+    """The split of a dataset that is evaluated; manifest, class list and tables are read.
 
     Attributes:
-      name: the data set, as it was given.
-      manifest: its manifest.
-      num_classes: of its class list.
-      keys: in the order of the records.
-      number_of: the number of each key in this order.
-      class_index: [images], the labels of the data set.
-      present: the class indices that the split has images of, or that are right for some.
+      name: the dataset, as it was given.
+      keys: in the order of the records; `number_of` is the number of each in this order.
+      class_index: [images], the labels of the dataset.
+      present: the class indices that have images in the split, or are right for some.
     """
 
     def __init__(self, name: str) -> None:
-        """Reads manifest, class list and tables, and no image."""
         self.name = name
         dataset, split = opened(name)
         self.manifest, wnids = dataset.manifest, dataset.classes.wnids
         self.num_classes = len(wnids)
-        # A class may be called by a number: its name counts first.
+        # The name of a class may be a number, and comes before the index.
         self._index = {str(number): number for number in range(len(wnids))}
         self._index |= dataset.classes.index
         heads = list(itertools.chain.from_iterable(dataset.heads(dataset.shards(split))))
@@ -52,7 +48,7 @@ class EvaluatedSet:
 
     @property
     def pairs(self) -> Integers:
-        """[labels, 2] number of an image, and a class that the data set calls right for it."""
+        """[labels, 2] number of an image, and a class that is right by the dataset."""
         number, index = np.arange(len(self.keys)), self._index
         pairs = [np.stack([number, self.class_index], 1)]
         for wnid, right in self.manifest.answers.items():
@@ -62,7 +58,7 @@ class EvaluatedSet:
         return np.concatenate(pairs)
 
     def labels(self, of: LabelList) -> Mapping[int, tuple[int, ...]]:
-        """Returns the class indices that a list gives to images here, by number of the image."""
+        """Returns the class indices of a list for images here, by number of the image."""
         found, unknown = {}, []
         for entry, (key, classes) in enumerate(of.classes.items(), start=1):
             if (number := self.number_of.get(key)) is None:
@@ -84,11 +80,10 @@ class EvaluatedSet:
         return found
 
     def _refuse_other_order(self, name: str, labels: Mapping[int, tuple[int, ...]]) -> None:
-        """Refuses numbers that mean the classes of the set in another order, as ILSVRC2012_IDs do.
+        """Refuses numbers that are the classes in another order, as ILSVRC2012_IDs are.
 
-        Of two images of one class, such a list says one number too, but hardly ever the class's
-        own; and where there are hardly two, no two classes have one number. A list that merely
-        disagrees with the set is taken.
+        Such a list has one number for all images of a class, hardly ever the class's own, or, for
+        classes with one image, a different number for each. A list that only disagrees is taken.
         """
         single = [(number, *classes) for number, classes in labels.items() if len(classes) == 1]
         number, said = np.array(single, np.int64).reshape(-1, 2).T
@@ -109,7 +104,7 @@ class EvaluatedSet:
             )
 
     def order(self, keys: Sequence[str] | None, count: int) -> Integers:
-        """Returns for each image of the set the number of its prediction, of `count`."""
+        """Returns for each image of the dataset the number of its prediction, of `count`."""
         number_of = self.number_of if keys is None else {k: n for n, k in enumerate(keys)}
         other = [*(number_of.keys() - self.number_of), *(self.number_of.keys() - number_of)]
         if other or len(number_of) != count or (keys is not None and len(keys) != count):
@@ -141,6 +136,6 @@ def opened(name: str) -> tuple[Dataset, str]:
 
 
 def _pairs(values: Integers) -> int:
-    """Returns how many pairs of equal values there are."""
+    """Returns the number of pairs of equal values."""
     counts = np.unique(values, return_counts=True)[1]
     return int((counts * (counts - 1)).sum()) // 2

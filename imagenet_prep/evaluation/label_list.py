@@ -1,4 +1,4 @@
-"""Label lists: which classes of an image are right, beside the label that a data set gives it.
+"""Lists of labels: the classes of an image that are right.
 
 Three forms are told apart by their content: CSV with the header `key,class`; ReaL's JSON ("Are we
 done with ImageNet?", Beyer et al. 2020); and the JSON of the several-label annotations ("Evaluating
@@ -19,29 +19,28 @@ from imagenet_prep.core import canonical, records, regular_file
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import keys, schema
 
-# The published lists, by sha256: real.json of github.com/google-research/reassessed-imagenet, and
-# human_accuracy_v3.0.0.json, as TensorFlow Datasets' imagenet2012_multilabel proves it.
+# By sha256: real.json of github.com/google-research/reassessed-imagenet, and TensorFlow Datasets'
+# human_accuracy_v3.0.0.json of imagenet2012_multilabel.
 PUBLISHED = {
     "d83e9bff374c631aae8439eb064c7019acc56e1b3bc3f56b8380c2a710b0220b": "ReaL as published",
     "d5b2b6111fc9efea16aaebd21bc5a401d16ad18285d3fd99635d8b32ebdb6287": (
         "several labels 3.0.0 as published"
     ),
 }
-# The largest that is published has 200 MB, and takes more memory than the list of a stranger may.
+# The largest published list has 200 MB, and may take more memory than other lists.
 _MOST_BYTES, _MOST_VALUES = 256 << 20, 1 << 26
 _NUM_VALIDATION = schema.OFFICIAL_NUM_EXAMPLES[schema.VALIDATION]
 
 
 class LabelList(NamedTuple):
-    """The labels that a file gives to images.
+    """The labels in a file.
 
     Attributes:
-      classes: by key, the classes that are right, each a WNID or a class index as text; of none,
-        the image does not count.
-      form: what the file is, in words.
+      classes: by key, the right classes, each a WNID or a class index as text; without any, the
+        image is ignored.
+      form: of the file, in words.
       is_ilsvrc: whether indices are those of ILSVRC2012's 1,000 classes.
       is_by_class: whether its accuracy is the mean of the classes' accuracies, not the images'.
-      name, sha256: of the file: its name without the folder, its digest in hex.
     """
 
     classes: Mapping[str, tuple[str, ...]]
@@ -79,7 +78,7 @@ def read(path: str | os.PathLike[str]) -> LabelList:
 
 
 def _of_csv(data: bytes) -> LabelList:
-    """Returns the list; ValueError names a line, and shows nothing of it."""
+    """Returns the list; ValueError names a line without its content."""
     found: dict[str, tuple[str, ...]] = {}
     left = canonical.MOST_VALUES
     if max(map(data.count, (b"\n", b"\r", b","))) > keys.MOST_LINES:
@@ -91,7 +90,7 @@ def _of_csv(data: bytes) -> LabelList:
         if len(fields) != 2 or not fields[0]:
             raise ValueError(f"line {lines.line_num:,} is not a key and its classes")
         folder, slash, name = fields[0].partition("/")
-        # Validation images may lie in folders of classes; their keys are names alone.
+        # Validation images may be in folders of classes; their keys are only names.
         key = keys.key_of(schema.VALIDATION, folder, name) if slash else folder
         if found.setdefault(key, classes := tuple(fields[1].split())) is not classes:
             raise ValueError(f"line {lines.line_num:,} has the key of an earlier line")
@@ -101,7 +100,7 @@ def _of_csv(data: bytes) -> LabelList:
 
 
 def _of_json(content: Any) -> LabelList:
-    """Returns the list that a value of JSON is; ValueError says what it is not."""
+    """Returns the list in a value of JSON; ValueError if it is none."""
     if isinstance(content, list):
         rows = records.parse(list[list[int]], content)
         # Position i, from 0, is image i + 1.

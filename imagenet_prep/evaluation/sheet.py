@@ -1,4 +1,4 @@
-"""Fills the table: sets and lists are opened first, then what a network says of each set."""
+"""Fills the table: first datasets and lists are opened, then predictions are entered."""
 
 from __future__ import annotations
 
@@ -21,22 +21,16 @@ DATASET = "dataset"
 
 
 class Sheet:
-    """The table of one network, filled set by set.
+    """The table of one network, filled dataset by dataset.
 
     Attributes:
       sets: by name, as it was given.
-      labels: by set and list the classes by number of the image; lists that say nothing of a set
-        are left out there.
-      lists: what `Table.lists` says of them.
+      labels: by dataset and list, the classes by number of the image; only lists with any.
+      lists: see `Table.lists`.
     """
 
     def __init__(self, sets: Sequence[str], labels: Sequence[str | os.PathLike[str]] = ()) -> None:
-        """Opens sets and files of labels; reads tables of samples, and no image.
-
-        Raises:
-          UsageError: a list or a set cannot be used, or they do not belong together.
-          ImagenetPrepError: a set cannot be read, or is damaged.
-        """
+        """Opens datasets and files of labels; reads tables of samples, and no image."""
         self.sets = {name: EvaluatedSet(name) for name in dict.fromkeys(sets)}
         digests = {each.manifest.classes.digest for each in self.sets.values()}
         lists = {each.name: each for each in map(label_list.read, labels)}
@@ -75,16 +69,13 @@ class Sheet:
         within: Integers | None = None,
         keys: Sequence[str] | None = None,
     ) -> None:
-        """Adds the rows of a set.
+        """Adds the rows of a dataset.
 
         Args:
-          name: of the set.
-          classes: [images, 5] class indices, the likeliest first; -1 where there are fewer.
-          within: the same, chosen among the classes of the set alone; None: that is not known.
-          keys: of the images; None: all of the set, in the order of its records.
-
-        Raises:
-          UsageError: not every image of the set has one prediction.
+          name: of the dataset.
+          classes: [images, 5] class indices, the likeliest first; -1 if there are fewer.
+          within: the same, chosen only among the classes of the dataset; None: unknown.
+          keys: of the images; None: all, in the order of the records.
         """
         there = self.sets[name]
         order, own = there.order(keys, len(classes)), there.class_index
@@ -112,7 +103,7 @@ class Sheet:
             self._corruptions[name] = found
 
     def columns(self, name: str) -> dict[str, dict[str, str]]:
-        """Returns the labels of each list for a set, as columns of a file of predictions.
+        """Returns the labels of each list for a dataset, as columns of a file of predictions.
 
         They are named by file name and sha256, and hold class indices by key.
         """
@@ -126,7 +117,7 @@ class Sheet:
 
     @property
     def table(self) -> Table:
-        """What was entered so far."""
+        """The rows so far."""
         num_classes = next(iter(self.sets.values())).num_classes
         return Table(self._rows, num_classes, self.lists, self._corruptions, self._notes)
 
@@ -134,12 +125,12 @@ class Sheet:
 def _shares(
     classes: Integers, labelled: Integers, own: Integers, *, by_class: bool
 ) -> tuple[int, float, float, int]:
-    """Returns images that count, top-1, top-5, and the classes of these images in the data set.
+    """Returns the number of images, top-1, top-5, and the number of their classes.
 
     Args:
       classes: [images, 5] that a network chose.
       labelled: [labels, 2] number of the image, and a class that is right.
-      own: [images] class in the data set.
+      own: [images] class in the dataset.
       by_class: whether a share is the mean of the shares of these classes.
     """
     image, label = labelled.T

@@ -1,4 +1,4 @@
-"""The table: a row for each set, list of labels and choice of classes; as text and as JSON."""
+"""The table: a row for each dataset, list of labels and choice of classes; as text and JSON."""
 
 from __future__ import annotations
 

@@ -94,8 +94,8 @@ class Source:
     def read(self, part: Part) -> Iterator[Example]:
         """Yields the examples of a part, in the order of their records.
 
-        Each record is verified by both of its CRCs, its label by the name of its class, its image by
-        the sides in the record and, if the dataset has tables of samples, by its sha256 there.
+        Each record is verified by both of its CRCs, its label by the name of its class, its image
+        by the sides in the record and, if the dataset has tables, by its sha256 there.
         """
         records = self.split(part.split)
         named = _named(records, part.numbers) if records.manifest.has_samples else None

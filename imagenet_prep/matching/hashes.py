@@ -31,9 +31,9 @@ ROW = np.dtype(
         ("small", "u1", (SMALL, SMALL)),
     ]
 )
-# An image is judged if this number of its frequencies has an amplitude of a quarter of a grey level,
-# and this number of its cells differs from its surroundings by a grey level. A re-encoded image
-# shows less: one of a pair must reach these numbers, the other _LESS of them.
+# An image is judged if this number of its frequencies has an amplitude of a quarter of a grey
+# level, and this number of its cells differs from its surroundings by a grey level. A re-encoded
+# image shows less: one of a pair must reach these numbers, the other _LESS of them.
 LEAST_STRONG, LEAST_ROUGH = 128, 820
 _LESS = 0.75
 

@@ -1,4 +1,4 @@
-"""Shows how two data sets differ: pictures of what the tables of samples call different."""
+"""The differences of two datasets as pictures, as their tables of samples report them."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from imagenet_prep.reporting import pictures, sample
 from imagenet_prep.reporting.facts import Facts, index_of
 from imagenet_prep.storage.ahead import ahead
 
-# Enough for a median PSNR exact to a tenth of a dB, in half a minute.
+# The median PSNR is exact to a tenth of a dB, in half a minute.
 _PAIRS = 200
 _WORST = 20
-# Pictures of images that one set lacks, and of those with another label.
+# Pictures of each kind of other difference.
 _SHOWN = 12
 # Width and height in pixels, and WebP quality, of the pictures of the worst, and of the others.
 _SIDE, _QUALITY = 256, 80
 _SMALL_SIDE = 104
-# SSIM takes 300 bytes of memory a pixel, so it looks at the middle, at most this wide and high.
+# SSIM takes 300 bytes of memory per pixel, so it sees the middle, at most this wide and high.
 _SSIM = 1024
 
 Item = TypeVar("Item")
@@ -42,14 +42,13 @@ Item = TypeVar("Item")
 
 @dataclass
 class Match:
-    """One image in both sets.
+    """One image in both datasets.
 
     Attributes:
-      key: of the image.
       sizes: (width, height) in both.
       num_bytes: of both JPEGs.
       psnr: dB at the smaller size, the larger one shrunk by Lanczos; None if equal.
-      ssim: mean structural similarity there, at most 1; of large images the middle's.
+      ssim: mean structural similarity there, at most 1; for large images, of the middle.
       pictures: data URIs of both, for the worst only.
     """
 
@@ -62,12 +61,7 @@ class Match:
 
 
 class Shown(NamedTuple):
-    """An image that one set lacks, or that has another class in the other.
-
-    Attributes:
-      difference: how it differs.
-      picture: data URI; None where it cannot be shown.
-    """
+    """An image that is missing from one dataset, or has another class there; data URI or None."""
 
     difference: Difference
     picture: str | None
@@ -75,14 +69,13 @@ class Shown(NamedTuple):
 
 @dataclass
 class Comparison:
-    """What was found of two data sets.
+    """The differences of two datasets.
 
     Attributes:
-      facts: of both.
-      counts: how many images differ, by `dataset.difference`'s words.
-      same: images that are in both with the same label and bytes.
+      counts: of images, by the words of `dataset.difference`.
+      same: the number of images that are in both with the same label and bytes.
       matches: of images whose bytes differ, worst first.
-      missing: some that the second, and some that the first set lacks.
+      missing: some images that the second, and some that the first dataset lacks.
       relabelled: some whose class differs.
     """
 
@@ -94,7 +87,7 @@ class Comparison:
     relabelled: Sequence[Shown] = ()
 
     def psnr_at(self, percent: float) -> float | None:
-        """Returns a percentile of PSNR in dB; None where no match has one."""
+        """Returns a percentile of PSNR in dB; None if no match has one."""
         values = [match.psnr for match in self.matches if match.psnr is not None]
         return float(np.percentile(values, percent)) if values else None
 
@@ -111,7 +104,6 @@ class _Some(Generic[Item]):
         self._most, self._chance, self._seen = most, chance, 0
 
     def add(self, item: Item) -> None:
-        """Takes an item, or not."""
         self._seen += 1
         if len(self.items) < self._most:
             self.items.append(item)
@@ -120,13 +112,7 @@ class _Some(Generic[Item]):
 
 
 def compare(one: Facts, other: Facts, differences: Iterable[Difference], seed: int) -> Comparison:
-    """Returns how two data sets differ; damage that is met is added to the problems of its facts.
-
-    Args:
-      one, other: the data sets A and B.
-      differences: all of them.
-      seed: decides which of them are looked at.
-    """
+    """Returns the differences of datasets A and B; damage is added to the problems of its facts."""
     chance = random.Random(seed)
     comparison = Comparison((one, other), same=one.examples)
     kinds = {OTHER_BYTES: _PAIRS, ONLY_IN_A: _SHOWN, ONLY_IN_B: _SHOWN, OTHER_LABEL: _SHOWN}
@@ -147,7 +133,7 @@ def compare(one: Facts, other: Facts, differences: Iterable[Difference], seed: i
 
 
 def _match_all(comparison: Comparison, differences: Sequence[Difference]) -> None:
-    """Holds images against each other, and keeps pictures of the worst."""
+    """Compares images, and keeps pictures of the worst."""
     one, other = comparison.facts
     first = _images(one, [each.a for each in differences if each.a])
     second = _images(other, [each.b for each in differences if each.b])
@@ -166,7 +152,7 @@ def _match_all(comparison: Comparison, differences: Sequence[Difference]) -> Non
 
 
 def _shown(facts: Facts, differences: Sequence[Difference]) -> list[Shown]:
-    """Returns images of one of the sets, with small pictures."""
+    """Returns images of one of the datasets, with small pictures."""
     places = {each: each.a or each.b for each in differences}
     images = _images(facts, [place for place in places.values() if place])
     shown = []
@@ -180,7 +166,7 @@ def _shown(facts: Facts, differences: Sequence[Difference]) -> list[Shown]:
 
 
 def _images(facts: Facts, places: Sequence[Stored]) -> dict[Stored | None, ImageExample]:
-    """Returns the images at some places, as far as they can be read."""
+    """Returns the images at some places that can be read."""
     by_shard: dict[str, list[Stored]] = {}
     for place in places:
         by_shard.setdefault(place.shard, []).append(place)
@@ -211,7 +197,7 @@ def _pictures(one: ImageExample, other: ImageExample) -> tuple[str, str]:
 
 
 def _match(key: str, one: ImageExample, other: ImageExample) -> Match | None:
-    """Returns how two images differ; None if one cannot be decoded."""
+    """Returns the comparison of two images; None if one cannot be decoded."""
     decoded = _at_one_size(one, other)
     if decoded is None:
         return None
@@ -231,7 +217,7 @@ def _match(key: str, one: ImageExample, other: ImageExample) -> Match | None:
 
 
 def _at_one_size(one: ImageExample, other: ImageExample) -> tuple[Image.Image, Image.Image] | None:
-    """Returns both images at the smaller size of the two; None if one cannot be decoded."""
+    """Returns both images at the smaller of their sizes; None if one cannot be decoded."""
     first, second = pictures.decode(one.encoded), pictures.decode(other.encoded)
     if first is None or second is None:
         return None

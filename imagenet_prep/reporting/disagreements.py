@@ -1,4 +1,4 @@
-"""Where lists of labels disagree with each other and with the data set, as pictures."""
+"""Images for which lists of labels, or the dataset, disagree, as pictures."""
 
 from __future__ import annotations
 
@@ -19,13 +19,7 @@ EQUAL, SHARED, APART, NONE = "the same", "some in common", "none in common", "on
 
 
 class Shown(NamedTuple):
-    """An image whose labels differ.
-
-    Attributes:
-      key: of the image.
-      said: by list, the classes in words; of none, the image does not count.
-      picture: data URI; None where the image cannot be decoded.
-    """
+    """An image whose labels differ; `said` has the classes in words by list; data URI or None."""
 
     key: str
     said: Mapping[str, Sequence[str]]
@@ -34,13 +28,13 @@ class Shown(NamedTuple):
 
 @dataclass
 class Disagreements:
-    """What the page says of lists of labels.
+    """The disagreements of lists of labels.
 
     Attributes:
-      images: of which two lists or more say something.
-      differ: of these, those of which they do not all say the same.
-      lists: what the lists are, as `evaluation.Table.lists`.
-      pairs: of two lists each, how many images there are of each of the four columns.
+      images: the number that two lists or more have.
+      differ: the number of these for which the lists disagree.
+      lists: as `evaluation.Table.lists`.
+      pairs: for each pair of lists, the number of images in each of the four columns.
       shown: some of the images that differ, those with nothing in common first.
     """
 
@@ -58,14 +52,14 @@ def find(
     words: Callable[[int], str],
     images_of: Callable[[Sequence[str]], Iterable[ImageExample | None]],
 ) -> Disagreements:
-    """Returns where lists disagree.
+    """Returns the disagreements of lists.
 
     Args:
       keys: of the images.
-      said: by list, the class indices of the images of which it says something, by their number.
-      lists: what the lists are.
+      said: by list, class indices by number of the image.
+      lists: as `evaluation.Table.lists`.
       words: names a class index.
-      images_of: yields the image with each of some keys, or None where there is none.
+      images_of: yields the image with each of some keys, or None.
     """
     found = Disagreements(lists)
     found.pairs = {pair: Counter() for pair in itertools.combinations(said, 2)}

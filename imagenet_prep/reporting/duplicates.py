@@ -1,4 +1,4 @@
-"""The page of `duplicates`: groups side by side, those with more than one label first."""
+"""The page of `duplicates`: groups in rows, those with different labels first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from imagenet_prep.core.canonical import Json
 from imagenet_prep.reporting import pictures
 from imagenet_prep.reporting.render import render
 
-# A page of so many groups has 20 MB at most.
+# A page has 20 MB at most.
 _MOST_GROUPS, _MOST_PICTURES = 300, 6
 _SIDE, _QUALITY = 224, 70
 
@@ -26,7 +26,7 @@ def page(
 
     Args:
       groups: of `matching.groups.Member`, the kept one first.
-      read: returns the bytes of the image of a number.
+      read: returns the image of a number.
       counts: as `duplicates --json` prints them.
       made_at: now, in UTC.
     """

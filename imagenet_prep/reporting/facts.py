@@ -1,7 +1,7 @@
-"""What the files of a data set say about it. None of them is trusted.
+"""The facts in the files of a dataset. None of them is trusted.
 
-People also ask for a report when something looks wrong. So a file that cannot be read is no
-error: the page shows it as a problem. Only receipts that name a shard of this data set count.
+People also want a report if something looks wrong. So a file that cannot be read is no error:
+the page shows it as a problem. Only receipts that name a shard of this dataset count.
 """
 
 from __future__ import annotations
@@ -33,12 +33,11 @@ from imagenet_prep.storage.store import Readable
 _MAX_JSON_BYTES = 16 << 20
 # A list of quarantined images has 300 bytes a line.
 _MAX_LIST_BYTES, _MAX_LINES = 64 << 20, 1 << 18
-# The largest image, or record with an image, that the page shows: several are in memory at once.
+# The largest record or image that the page shows: several are in memory at once.
 # ImageNet's largest image has 16 MB.
 MAX_SHOWN_BYTES = 24 << 20
-# Larger values in a receipt would make a plot without end: no task takes a year, none began after
-# the year 2099. Shorter times would be lost beside the time of the start, and something is divided
-# by them.
+# Larger values in a receipt would make an endless plot: no task takes a year or starts after 2099.
+# Shorter times would be lost in the time of the start, and are divided by.
 _LEAST_SECONDS, _MAX_SECONDS, _LAST_S = 1e-6, 366 * 86_400.0, 4_102_444_800.0
 # Added up over all shards, counts still fit into 64 bits. No archive has 17 TB.
 _MAX_COUNT = 1 << 44
@@ -50,20 +49,14 @@ _READ, _CODEC, _PROOF = "read and write", "decode, shrink, encode", "md5 of the 
 
 
 class ClassName(NamedTuple):
-    """A class: WNID (or the id of another data set's class) and words."""
+    """A class: its WNID, or another id, and its words."""
 
     wnid: str
     words: str
 
 
 class Task(NamedTuple):
-    """One finished task of the run.
-
-    Attributes:
-      start_s, seconds: since the epoch; how long.
-      worker: who did it.
-      examples: images written; 0 for other work.
-    """
+    """One finished task of the run: from `start_s` since the epoch for `seconds`."""
 
     start_s: float
     seconds: float
@@ -73,7 +66,7 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True)
 class Replica:
-    """A replica of the data set, and when it was proven to be of this manifest."""
+    """A replica of the dataset, and the time when it was verified."""
 
     where: str
     when: str
@@ -82,7 +75,7 @@ class Replica:
 
 @dataclass(frozen=True)
 class _Receipt:
-    """What a receipt of any stage says, as far as a page shows it."""
+    """The part of the receipt of any stage that a page shows."""
 
     start_s: float
     seconds: float
@@ -97,20 +90,19 @@ class _Receipt:
 
 @dataclass
 class Facts:
-    """What is known of one data set.
+    """The facts of one dataset.
 
     Attributes:
-      dataset: the set; nothing of it is verified.
+      dataset: nothing of it is verified.
       classes: by class index.
       incidents: lines of quarantine.jsonl.
-      problems: one sentence for each thing that is wrong.
+      problems: one sentence each.
       origins: (shard, origin) of some records, as receipts name them.
-      measured: of all images, as the tables of samples say; nothing where there are none.
-      num_classes: classes in each shard that has a table, by its name.
+      measured: of all images, by the tables of samples.
+      num_classes: of each shard that has a table, by its name.
       tasks: that wrote its shards.
       seconds_of: working time of all workers together, by stage.
-      source: where the source lies; None where nothing tells.
-      source_files: its files that lie elsewhere, by name.
+      source: the place of the source, if known; its files elsewhere are in `source_files`, by name.
       replicas: the last line of naming.REPLICAS about each place.
     """
 
@@ -129,7 +121,7 @@ class Facts:
 
     @property
     def store(self) -> Readable:
-        """Where it is."""
+        """Its place."""
         return self.dataset.store
 
     @property
@@ -144,7 +136,7 @@ class Facts:
 
     @property
     def name(self) -> str:
-        """What it is called: the last part of its address."""
+        """The last part of its address."""
         return self.store.where().rpartition("/")[2]
 
     @cached_property
@@ -167,7 +159,7 @@ class Facts:
 
     @property
     def shards(self) -> list[Shard]:
-        """The shards that lie here, of all splits."""
+        """The shards that are here, of all splits."""
         return [shard for split in self.manifest.splits for shard in self.dataset.shards(split)]
 
     @property
@@ -187,10 +179,9 @@ class Facts:
         return ClassName(f"class {class_index}", "")
 
     def source_bytes(self, archive: str, offset: int, size: int) -> bytes | None:
-        """Returns bytes of the source, or None if it is not there any more.
+        """Returns bytes of the source, or None if it is gone.
 
-        Only of what the manifest names as a source: receipts and lists name the archive, and what
-        else lies in its folder is nobody's business.
+        Only of files that the manifest names as sources: a forged receipt could name any other.
         """
         named = {source.name for source in self.manifest.sources}
         if offset < 0 or not 0 <= size <= MAX_SHOWN_BYTES or not named & {*archive.split("/")}:
@@ -209,12 +200,9 @@ class Facts:
 
 
 def gather(dataset: Dataset, problems: list[str], source: Readable | None = None) -> Facts:
-    """Returns the facts of a dataset.
+    """Returns the facts of a dataset with a valid manifest, and the `problems` of a check.
 
-    Args:
-      dataset: its manifest is proven, and nothing else needs to be.
-      problems: what a check has found.
-      source: where the archives lie; None for where runs of this user have read them.
+    Without a `source`, the archives are looked for where runs of this user have read them.
     """
     store = dataset.store
     facts = Facts(
@@ -236,7 +224,7 @@ def gather(dataset: Dataset, problems: list[str], source: Readable | None = None
 
 
 def index_of(facts: Facts, shard: str, numbers: Container[int]) -> dict[int, str]:
-    """Returns those lines of a shard's index that have these numbers, as far as it has them."""
+    """Returns those lines of a shard's index that have these numbers and exist."""
     name = naming.index_name(shard)
     try:
         lines = io.BytesIO(facts.store.read(name, 0, _MAX_LIST_BYTES))
@@ -248,7 +236,7 @@ def index_of(facts: Facts, shard: str, numbers: Container[int]) -> dict[int, str
 def _read_receipts(facts: Facts) -> None:
     archives = {source.name for source in facts.manifest.sources}
     stages: defaultdict[str, float] = defaultdict(float)
-    # One receipt of each shard counts, also if a shard was made twice, e.g. repaired.
+    # One receipt per shard, even if a shard was made twice, e.g. repaired.
     left = {s.name: s.sha256 for split in facts.manifest.splits.values() for s in split.shards}
     for folder, receipt in _receipts(facts.store):
         shard, seconds = receipt.shard, receipt.seconds
@@ -268,7 +256,7 @@ def _read_receipts(facts: Facts) -> None:
 
 
 def _read_tables(facts: Facts) -> None:
-    """Measures all images by the tables of samples; a table that is damaged is a problem."""
+    """Measures all images by the tables of samples; a damaged table is a problem."""
     shards = [shard for shard in facts.shards if shard.samples]
     for shard, rows in zip(shards, facts.dataset.rows(shards), strict=True):
         try:
@@ -300,8 +288,7 @@ def _makes_sense(receipt: _Receipt) -> bool:
 def _receipts(store: Readable) -> Iterator[tuple[str, _Receipt]]:
     """Yields (name of its stage's folder, receipt) in the order of their paths.
 
-    A receipt that makes no sense is left out. The data set itself is not damaged then: only a plot
-    lacks its figures.
+    A receipt that makes no sense is skipped; then a plot lacks its figures.
     """
 
     def read(name: str) -> bytes:
@@ -318,7 +305,7 @@ def _receipts(store: Readable) -> Iterator[tuple[str, _Receipt]]:
 
 
 def _unless_refused(listing: Callable[[str], list[str]], folder: str) -> list[str]:
-    """Returns the names in a folder; none where it is a link, or may not be listed."""
+    """Returns the names in a folder; none if it is a link, or may not be listed."""
     try:
         return listing(folder)
     except (StoreError, DataDamagedError):
@@ -326,7 +313,7 @@ def _unless_refused(listing: Callable[[str], list[str]], folder: str) -> list[st
 
 
 def _classes(dataset: Dataset) -> list[ClassName]:
-    """Returns the classes; none if the list is damaged, which the check has found as well."""
+    """Returns the classes; none if the list is damaged, which the check reports."""
     try:
         classes = dataset.labels
     except (DataDamagedError, StoreError):

@@ -1,6 +1,6 @@
-"""Where a network is wrong: its surest mistakes as pictures, and which classes it takes for which.
+"""The mistakes of a network: the surest as pictures, and the classes that it confuses.
 
-The predictions are what `imagenet-prep train --evaluate --predictions FILE` writes.
+The predictions are those of `imagenet-prep train --evaluate --predictions FILE`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,7 @@ _MOST_PICTURES = 48
 
 
 class Mistake(NamedTuple):
-    """One image that a network takes for another class than its label says.
-
-    Attributes:
-      key: of the image.
-      label, taken_for: the two classes, in words.
-      share: how sure the network is, of 1.
-      picture: data URI; None where the image is not found, or cannot be decoded.
-    """
+    """An image that a network takes for another class; `share` is its certainty in [0, 1]."""
 
     key: str
     label: str
@@ -37,13 +30,7 @@ class Mistake(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Two classes of which the first is taken for the second.
-
-    Attributes:
-      label, taken_for: the two classes, in words.
-      images: how many of the first.
-      share: of all images of the first.
-    """
+    """Two classes, in words; `images` of the first, a `share` of it, are taken for the second."""
 
     label: str
     taken_for: str
@@ -53,11 +40,10 @@ class Pair(NamedTuple):
 
 @dataclass
 class Mistakes:
-    """What the page says of a network.
+    """The mistakes of a network.
 
     Attributes:
-      images: of which something is said.
-      wrong: of which something wrong is said.
+      images, wrong: numbers of predictions, and of wrong ones.
       surest: the surest mistakes, the surest first.
       pairs: the pairs of classes with the most mistakes, the most first.
     """
@@ -73,12 +59,9 @@ def find(
     words: Callable[[int], str],
     images_of: Callable[[Sequence[str]], Iterable[ImageExample | None]],
 ) -> Mistakes:
-    """Returns what predictions show.
+    """Returns the mistakes; predictions are not kept in memory.
 
-    Args:
-      said: the predictions; no more than some are held at once.
-      words: names a class index.
-      images_of: yields the image with each of some keys, or None where there is none.
+    `words` names a class index, and `images_of` yields the image with each of some keys, or None.
     """
     found = Mistakes()
     examples: Counter[int] = Counter()

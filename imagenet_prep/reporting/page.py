@@ -1,4 +1,4 @@
-"""What the pages of `report` say: of one data set, of two, of one that is damaged."""
+"""The contents of `report`: of one dataset, of two, or of a damaged one."""
 
 from __future__ import annotations
 
@@ -39,17 +39,9 @@ def report(
     mistakes: Mistakes | None = None,
     disagreements: Disagreements | None = None,
 ) -> str:
-    """Returns the report of a data set as HTML.
+    """Returns the report of a dataset as HTML.
 
-    Args:
-      facts: of the data set.
-      tiles, incidents: what to show of it.
-      level: at which it was checked just now.
-      seed: that drew the tiles.
-      made_at: now, in UTC.
-      mistakes: of a network whose predictions were given.
-      disagreements: of the lists of labels that were given.
-      trained: rows of `training.load`; without any, nothing is said of training.
+    `tiles` were drawn by `seed`; `trained` has rows of `training.load`, or none.
     """
     manifest = facts.manifest
     classes = [
@@ -70,7 +62,7 @@ def report(
         },
         facts=facts,
         manifest=manifest,
-        # Photographs of one's own have no official counts.
+        # Custom photographs have no official counts.
         is_subset=manifest.subset and manifest.claims_ilsvrc2012,
         tiles=tiles,
         tile_side=104,
@@ -95,7 +87,7 @@ def report(
 
 
 def comparison(found: Comparison, *, seed: int, made_at: datetime) -> str:
-    """Returns the comparison of two data sets as HTML."""
+    """Returns the comparison of two datasets as HTML."""
     one, other = found.facts
     names = [one.name, other.name]
     if names[0] == names[1]:
@@ -131,7 +123,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds:,.1f} s" if seconds < 120 else f"{seconds / 60:,.1f} min"
 
 
-# A row of the table each; 1.25 GB/s is a network of 10 Gbit/s, 0.2 GB/s a spinning disk.
+# The rows of the table. 1.25 GB/s is a network of 10 Gbit/s, 0.2 GB/s a hard disk.
 _COMPARED: dict[str, Callable[[Facts], str]] = {
     "examples": lambda facts: f"{facts.examples:,}",
     "disk": lambda facts: human_bytes(facts.num_bytes),
@@ -151,7 +143,7 @@ _COMPARED: dict[str, Callable[[Facts], str]] = {
 
 
 def broken(where: str, problem: str, made_at: datetime) -> str:
-    """Returns the report of a data set whose manifest cannot be used, as HTML."""
+    """Returns the report of a dataset with an unusable manifest, as HTML."""
     name = where.rpartition("/")[2]
     title = f"{name}: damaged"
     return render("broken.html.jinja", title, made_at, data={}, name=name, problem=problem)
@@ -186,7 +178,7 @@ def _facts_of(tile: Tile) -> Json:
 
 
 def _settings(facts: Facts) -> list[tuple[str, str]]:
-    """Returns what the set was made with; settings that were left to themselves are left out."""
+    """Returns the settings of the dataset, without those that have their default."""
     manifest = facts.manifest
     rows = []
     for name, value in manifest.config.items():
@@ -205,7 +197,7 @@ def _settings(facts: Facts) -> list[tuple[str, str]]:
 
 
 def _loading(facts: Facts) -> dict[str, str]:
-    """Returns how to read the data set: code to copy, by title."""
+    """Returns code that reads the dataset, by title."""
     folder, splits = facts.store.where(), facts.manifest.splits
     offset = facts.manifest.label_offset
     minus, why = "", "stored labels are class indices: they count from 0"

@@ -1,4 +1,4 @@
-"""Small pictures as data URIs, and how far two pictures are apart."""
+"""Small pictures as data URIs, and the difference of two pictures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Pixels = npt.NDArray[np.uint8]
 
 _LANCZOS = Image.Resampling.LANCZOS
-# A picture in a list has this side, in pixels, and this quality of WebP.
+# Side in pixels and quality of WebP of pictures in lists.
 _SIDE, _QUALITY = 176, 72
 # Pixels that are compared at a time.
 _BAND_PIXELS = 1 << 20
@@ -30,9 +30,7 @@ _BAND_PIXELS = 1 << 20
 def decode(data: bytes, smallest: int | None = None) -> Image.Image | None:
     """Returns the image in RGB, as much of it as is there, or None.
 
-    Args:
-      data: the file's bytes.
-      smallest: pixels that the sides may be halved down to while decoding a JPEG.
+    A JPEG may be decoded at a fraction of its size, with sides of at least `smallest` pixels.
     """
     try:
         with _truncated_allowed(), opening.opened(data, smallest=smallest) as opened:
@@ -42,12 +40,12 @@ def decode(data: bytes, smallest: int | None = None) -> Image.Image | None:
 
 
 def thumbnail(image: Image.Image, side: int, quality: int) -> str:
-    """Returns the middle of an image as a square WebP of `side` pixels, as a data URI."""
+    """Returns the middle of an image as a square WebP, as a data URI."""
     return data_uri(ImageOps.fit(image, (side, side), _LANCZOS), quality)
 
 
 def of_example(image: ImageExample) -> str | None:
-    """Returns a small square of an image as lists of images show it; None: it does not decode."""
+    """Returns a small square of an image for lists; None if it does not decode."""
     decoded = decode(image.encoded, 2 * _SIDE)
     return thumbnail(decoded, _SIDE, _QUALITY) if decoded else None
 
@@ -85,7 +83,7 @@ def psnr(one: Image.Image, other: Image.Image) -> float | None:
 
 @contextlib.contextmanager
 def _truncated_allowed() -> Iterator[None]:
-    # Half a picture tells more about a bad image than none.
+    # Part of a bad image is better than none.
     before = ImageFile.LOAD_TRUNCATED_IMAGES
     ImageFile.LOAD_TRUNCATED_IMAGES = True
     try:

@@ -1,4 +1,4 @@
-"""Plots as SVG. Their colours are the page's, so that they fit a light and a dark page."""
+"""Plots as SVG. Their colours are the page's, so that they fit light and dark pages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from imagenet_prep.dataset.manifest import Split
 from imagenet_prep.reporting.facts import Facts, Task
 from imagenet_prep.reporting.training import Row
 
-# Placeholders that no plot has by chance; each is replaced by a colour of the page.
+# Placeholders; each is replaced by a colour of the page.
 _BEFORE, _AFTER, _INK, _FAINT = "#010203", "#040506", "#070809", "#0a0b0c"
 _VARIABLES = {
     _BEFORE: "var(--before)",
@@ -53,13 +53,7 @@ _TIME_BINS = 60
 
 @dataclass(frozen=True)
 class Plot:
-    """A plot and what it says.
-
-    Attributes:
-      title: what is plotted.
-      says: the plot in a sentence, for people who cannot see it or are in a hurry.
-      svg: an <svg> element.
-    """
+    """A plot as an <svg> element, with a title, and a sentence that says the same."""
 
     title: str
     says: str
@@ -67,7 +61,7 @@ class Plot:
 
 
 def of(facts: Facts) -> list[Plot]:
-    """Returns the plots that the facts are enough for."""
+    """Returns the plots for which there are enough facts."""
     makers: Sequence[Callable[[Facts], Plot | None]] = (
         _examples_per_class,
         partial(
@@ -121,7 +115,7 @@ def save_training(rows: Sequence[Row], file: BinaryIO) -> None:
 
 @contextlib.contextmanager
 def _defaults() -> Iterator[None]:
-    """Draws with matplotlib's own settings: nobody's file starts LaTeX, or changes a page."""
+    """Draws with matplotlib's own settings; a user's file could start LaTeX."""
     with mpl.rc_context():
         mpl.rcdefaults()
         yield
@@ -251,7 +245,7 @@ def _throughput(facts: Facts) -> Plot | None:
     start = min(task.start_s for task in tasks)
     end = max(task.start_s + task.seconds for task in tasks)
     edges = np.linspace(0, end - start, _TIME_BINS + 1)
-    # A task's images are taken as evenly spread over its time.
+    # As if a task wrote its images at a constant rate.
     done = np.zeros(len(edges))
     for task in tasks:
         done += task.examples * np.clip((edges - (task.start_s - start)) / task.seconds, 0, 1)
@@ -298,7 +292,7 @@ def _per_worker(facts: Facts) -> Plot | None:
 
 
 def _rates(tasks: Sequence[Task]) -> list[float]:
-    """Returns images/s of each worker while it was at work, fastest first."""
+    """Returns the images/s of each worker during its tasks, fastest first."""
     examples: Counter[str] = Counter()
     seconds: Counter[str] = Counter()
     for task in tasks:

@@ -1,7 +1,7 @@
-"""One self-contained page: nothing is fetched, and no text of a data set becomes markup.
+"""Self-contained pages: nothing is fetched, and no text of a dataset becomes markup.
 
 Jinja2 escapes all that it is given; facts reach the script as JSON and the page as text
-nodes. A content security policy allows the one script by its hash, and no request at all.
+nodes. A content security policy allows only the script, by its hash, and no request.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def render(
       template: name of a file in templates/.
       title: of the page.
       made_at: now, in UTC.
-      data: what the script is given.
-      filters: that this template has besides those of all.
-      **values: what the template names.
+      data: for the script.
+      filters: of this template only.
+      **values: of the template.
     """
     environment = Environment(
         loader=PackageLoader("imagenet_prep.reporting"),

@@ -1,4 +1,4 @@
-"""Which images a report shows: some of every class, and those that were left out or changed."""
+"""The images of a report: some of every class, and those that were excluded or changed."""
 
 from __future__ import annotations
 
@@ -22,29 +22,23 @@ from imagenet_prep.storage.ahead import ahead
 # One image of each class of ImageNet, 1.7 kB each, fills half of the 5 MB that a report may have.
 _MAX_TILES = 1000
 _MAX_PER_CLASS = 24
-# Records that cannot be shown: who reads of a hundred knows enough, and each may take a while.
+# Records that cannot be shown; each may take a while.
 _MAX_DAMAGED = 100
 # This many draws leave 0.3 of 1000 equally likely classes without an image.
 _DRAWS = 8000
-# Side in pixels and WebP quality of thumbnails; large ones if there are at most _MAX_LARGE.
+# Side in pixels and WebP quality of thumbnails, large for at most _MAX_LARGE.
 _LARGE, _SMALL, _MAX_LARGE = (176, 72), (88, 48), 240
 # Bytes of data URIs that all tiles, and all pairs, may take.
 _TILE_BYTES, _PAIR_BYTES = 2_600_000, 650_000
 _PAIRS = 16
-# Width and height in pixels of what a pair shows of the stored image.
+# Width and height in pixels of the part of the stored image that a pair shows.
 _PAIR_SIDE = 288
 _INCIDENTS_PER_REASON = 12
 _INCIDENT = (104, 52)
 
 
 class Record(NamedTuple):
-    """One record of the data set.
-
-    Attributes:
-      shard, number: where it lies.
-      line: of the shard's index; "" where that is too short.
-      origin: of the source image, if a receipt tells it.
-    """
+    """One record; `line` is that of the index, or "", and receipts tell the origin of some."""
 
     shard: str
     number: int
@@ -53,7 +47,7 @@ class Record(NamedTuple):
 
     @property
     def where(self) -> str:
-        """How messages call it."""
+        """Its name in messages."""
         return f"{self.shard}: record {self.number}"
 
 
@@ -62,13 +56,10 @@ class Tile:
     """One image of the sample.
 
     Attributes:
-      record: that holds it.
-      class_index: of the image.
-      image: what the record says of it, without the bytes.
-      num_bytes: of the stored image.
+      image: the record without the image's bytes, of which there are `num_bytes`.
       picture: data URI.
       psnr: dB against the source shrunk by Lanczos, if it was resized and the source is there.
-      before, after: data URIs of the middle of the image, if there is room for them.
+      before, after: data URIs of the middle of the image, for the first pairs.
     """
 
     record: Record
@@ -87,13 +78,7 @@ _Group = tuple[str, list[tuple[int, Origin | None]]]
 
 @dataclass
 class ShownIncident:
-    """One image that was left out or changed.
-
-    Attributes:
-      line: of quarantine.jsonl.
-      wnid, words: its class.
-      picture: data URI of the source image, if that is there and can be decoded.
-    """
+    """An image that was excluded or changed, its class, and a data URI if its source decodes."""
 
     line: Incident
     wnid: str
@@ -104,7 +89,7 @@ class ShownIncident:
 def draw(facts: Facts, seed: int) -> list[Tile]:
     """Returns images of as many classes as possible, by class; the same for the same seed.
 
-    Damage that is met on the way is added to the problems of `facts`.
+    Damage on the way is added to the problems of `facts`.
     """
     left = _quota(facts)
     num = min(sum(left.values()), _MAX_TILES)
@@ -138,14 +123,14 @@ def draw(facts: Facts, seed: int) -> list[Tile]:
 
 
 def _quota(facts: Facts) -> dict[int, int]:
-    """Returns how many images of each class may be shown."""
+    """Returns the number of images of each class that may be shown."""
     per_class = facts.examples_per_class
     quota = min(_MAX_PER_CLASS, max(1, _MAX_TILES // max(len(per_class), 1)))
     return {index: min(quota, count) for index, count in per_class.items()}
 
 
 def _has_room(facts: Facts, record: Record, left: dict[int, int]) -> bool:
-    """Returns whether its class may lack images, as far as that is known without the record."""
+    """Returns whether the class of a record may lack images, as far as its origin tells."""
     if record.origin is None:
         return True
     known = facts.index_of_wnid.get(record.origin.key.partition("/")[0])
@@ -153,7 +138,7 @@ def _has_room(facts: Facts, record: Record, left: dict[int, int]) -> bool:
 
 
 def incidents(facts: Facts) -> list[ShownIncident]:
-    """Returns some images of each reason, those that were left out first."""
+    """Returns some images of each reason, the excluded ones first."""
     shown: Counter[tuple[str, str]] = Counter()
     found = []
     lines = sorted(facts.incidents, key=lambda line: line.action != QUARANTINED)
@@ -170,7 +155,7 @@ def incidents(facts: Facts) -> list[ShownIncident]:
 
 
 def _records(facts: Facts, seed: int) -> Iterator[Record]:
-    """Yields records as `_groups` lists them, each with its line of the index."""
+    """Yields the records of `_groups`, each with its line of the index."""
     groups = _groups(facts, seed)
 
     def lines_of(group: _Group) -> dict[int, str]:
@@ -190,8 +175,7 @@ def _records(facts: Facts, seed: int) -> Iterator[Record]:
 def _groups(facts: Facts, seed: int) -> Iterator[_Group]:
     """Yields shards with records of theirs, both in a random order that the seed decides.
 
-    Records whose origin is in a receipt come first. They are few in each shard, and after them any
-    other record is as good.
+    Records whose origin is in a receipt come first; they are few in each shard.
     """
     chance = random.Random(seed)
     known: dict[str, dict[int, Origin | None]] = {}
@@ -215,7 +199,7 @@ def _groups(facts: Facts, seed: int) -> Iterator[_Group]:
 
 
 def read(facts: Facts, record: Record) -> ImageExample:
-    """Returns what a record holds."""
+    """Returns the content of a record."""
     try:
         offset, size = tfrecord.index_numbers(record.line)
         if size < tfrecord.FRAMING_BYTES:

@@ -1,4 +1,4 @@
-"""The figures of `bench-train`: read again from their file, and as cells of a table."""
+"""The figures of `bench-train`: read from their file, and as cells of a table."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from imagenet_prep.storage.os_errors import storage_errors
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of one number of ranks, and what it forecasts of 90 epochs.
+    """The measurements of one number of ranks, and a forecast of 90 epochs.
 
-    Shares are of the time. Without a data set there is no share of input, without a price no cost.
+    Shares are of the time. Without a dataset there is no share of input, without a price no cost.
     """
 
     ranks: int
@@ -32,12 +32,12 @@ class Row:
 
 @dataclass(frozen=True)
 class _Figures:
-    """The file of figures, as far as it is read again."""
+    """The part of the file of figures that is read."""
 
     rows: list[Row]
 
 
-# The columns of the table: what is above each, and what it shows of a row.
+# The columns of the table.
 _COLUMNS: dict[str, Callable[[Row], str]] = {
     "ranks": lambda row: f"{row.ranks:,}",
     "hosts": lambda row: f"{row.hosts:,}",
@@ -51,7 +51,7 @@ _COLUMNS: dict[str, Callable[[Row], str]] = {
     "dollars": lambda row: "-" if row.dollars is None else f"{row.dollars:,.0f}",
 }
 HEADER = tuple(_COLUMNS)
-# A row has 400 bytes; bench-train measures a few numbers of ranks.
+# A row has 400 bytes.
 _MOST_BYTES = 1 << 20
 
 

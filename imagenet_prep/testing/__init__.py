@@ -1,1 +1,1 @@
-"""What demo and tests stand on: a miniature ILSVRC2012."""
+"""A miniature ILSVRC2012 for the demo and tests."""

@@ -1,8 +1,7 @@
 """A miniature ILSVRC2012: the three archives in their real layout, and the truth about each image.
 
-The images are cut from photographs that are already installed, one family of photographs for each
-class, so nothing is downloaded. This module reads no archives: the demo and the tests give what it
-made to the real readers, and compare with `Miniature.images`.
+The images are cut from installed photographs, one family for each class. The demo and tests pass
+the archives to the real readers, and compare the result with `Miniature.images`.
 """
 
 from __future__ import annotations
@@ -56,16 +55,12 @@ class SourceImage:
     """The truth about one source image.
 
     Attributes:
-      split: "train" or "validation".
       key: "n01440764/n01440764_10026.JPEG" or "ILSVRC2012_val_00000001.JPEG".
-      wnid: the class it belongs to.
       class_index: position of `wnid` in the sorted WNIDs of the miniature, from 0.
       kind: "plain" or a key of `ODD_KINDS`.
-      fate: "kept", "repaired" or "quarantined": what prepare makes of it by default.
-      width: stored pixels, EXIF rotation not applied; 0 where undecodable.
-      height: likewise.
-      sha256: hexadecimal digest of the source bytes.
-      num_bytes: length of the source bytes.
+      fate: "kept", "repaired" or "quarantined": the result of prepare by default.
+      width, height: stored pixels, EXIF rotation not applied; 0 if undecodable.
+      sha256, num_bytes: of the source bytes.
     """
 
     split: str
@@ -85,7 +80,6 @@ class Miniature:
     """The archives under `root` and the truth about them.
 
     Attributes:
-      root: the directory that holds the three archives.
       classes: (wnid, words) of the devkit's leaf synsets, sorted by wnid.
       images: every source image, in the order of the archives' members.
     """
@@ -125,13 +119,13 @@ def make_miniature(
     """Writes the train, validation and devkit archives into `root` and returns the truth.
 
     The same arguments give byte-identical archives (with the same Pillow, NumPy and simplejpeg).
-    One image is held in memory at a time; 20,000 images take a minute or two on one core.
+    One image is in memory at a time; 20,000 images take a minute or two on one core.
 
     Args:
-      root: created if missing; archives that are already there are replaced.
-      num_train: train images over all classes; the classes get slightly different counts. With
-        odd files at least 20, and two for each class.
-      num_validation: validation images, as equally spread over the classes as possible.
+      root: created if missing; existing archives are replaced.
+      num_train: over all classes, whose counts differ slightly. With odd files at least 20, and two
+        for each class.
+      num_validation: spread over the classes as evenly as possible.
       num_classes: 2 to 10, one family of photographs each.
       seed: not negative; decides every random choice.
       odd_files: whether one train image of each kind in `ODD_KINDS` and a few validation images
@@ -143,7 +137,6 @@ def make_miniature(
     for family in families:
         photograph_path(family, 0)  # raises before anything is written
     studio = _Studio(root, families, size, seed)
-    # Each file is made from the random numbers after those of the file before it.
     rng = np.random.default_rng(seed)
     counts = _class_counts(num_train, num_classes, rng)
     root.mkdir(parents=True, exist_ok=True)
@@ -167,11 +160,7 @@ def make_miniature(
 
 
 class _Studio:
-    """Makes the images of one miniature, and their archives.
-
-    Attributes:
-      images: the truth about each image that was made, in that order.
-    """
+    """Makes the archives of one miniature; `images` has the truth about each image so far."""
 
     def __init__(
         self, root: Path, families: Sequence[Family], size: tuple[int, int], seed: int
@@ -249,7 +238,7 @@ def _odd_places(counts: Sequence[int], rng: _Rng) -> dict[tuple[int, int], str]:
 
 
 def _scrambled(count: int, rng: _Rng) -> list[int]:
-    """Returns a permutation of range(count), without fixed points as far as that is possible."""
+    """Returns a permutation of range(count), without fixed points if possible."""
     while True:
         order = [int(place) for place in rng.permutation(count)]
         if count == 1 or all(i != place for i, place in enumerate(order)):
@@ -277,7 +266,7 @@ def make_devkit(
     """Writes a devkit archive: readme, data/meta.mat and the validation ground truth.
 
     Args:
-      path: where to write ILSVRC2012_devkit_t12.tar.gz.
+      path: of ILSVRC2012_devkit_t12.tar.gz.
       leaves: the classes, no children. Rows of meta.mat are sorted by ID, leaves before inner.
       inner: synsets above the leaves.
       ground_truth: ILSVRC2012_ID of each validation image, in file-name order.

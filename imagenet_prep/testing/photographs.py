@@ -1,4 +1,4 @@
-"""Images cut from the photographs that scikit-image and scikit-learn ship inside their wheels."""
+"""Images cut from the photographs in the wheels of scikit-image and scikit-learn."""
 
 from __future__ import annotations
 
@@ -31,10 +31,8 @@ class Family(NamedTuple):
     """A class and its photographs.
 
     Attributes:
-      wnid, words: of the class.
       parent: WNID of the synset above it.
       folder: of the files; begins with the name of the installed package.
-      files: names of the photographs.
     """
 
     wnid: str

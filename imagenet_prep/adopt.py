@@ -21,7 +21,7 @@ from imagenet_prep.core.errors import (
     UsageError,
     some,
 )
-from imagenet_prep.core.flags import Place, WorkerFlags, flag
+from imagenet_prep.core.flags import Place, WorkerFlags, optional, switch
 from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.flag import data_set
@@ -59,22 +59,20 @@ class Config(WorkerFlags):
         place=Place.FOLDER_OR_BUCKET,
         help="folder or s3://bucket/prefix with TFRecord shards, flat or in train/ and validation/",
     )
-    out: str | None = flag(
-        None,
+    out: str | None = optional(
         place=Place.FOLDER_OR_BUCKET,
         help="leave the shards where they are and make the data set here: from folder to folder of "
         "hard links, from or to s3:// of copies",
     )
-    rewrite: bool = flag(
-        False,
+    rewrite: bool = switch(
         help="write the shards again to --out, with all keys, true sizes and labels from 1; the "
-        "images stay byte for byte",
+        "images stay byte for byte"
     )
-    allow_subset: bool = flag(False, help="accept other numbers of images than those of ILSVRC2012")
-    dry_run: bool = flag(
-        False, help="read everything, print what was found and would be done; change nothing"
+    allow_subset: bool = switch(help="accept other numbers of images than those of ILSVRC2012")
+    dry_run: bool = switch(
+        help="read everything, print what was found and would be done; change nothing"
     )
-    json: bool = flag(False, help="print the result as JSON")
+    json: bool = switch(help="print the result as JSON")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from imagenet_prep.core import program
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.flags import Place, WorkerFlags, flag
+from imagenet_prep.core.flags import Place, WorkerFlags, flag, optional, switch
 from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset.flag import data_set
 
@@ -40,28 +40,25 @@ class Config(WorkerFlags):
         help="the set that is made: a folder on the same file system, or a prefix of the same "
         "server",
     )
-    exclude: str | None = flag(
-        None,
+    exclude: str | None = optional(
         place=Place.FILE,
         help="leave out the images whose keys this file lists, one a line: "
         "n01440764/n01440764_10026.JPEG",
     )
-    relabel: str | None = flag(
-        None,
+    relabel: str | None = optional(
         place=Place.FILE,
         help="give other classes to the images that this CSV lists; its header is key,class, and a "
         "class is called as in labels.txt, or by its index",
         metavar="CSV",
     )
-    add: str | None = flag(
-        None,
+    add: str | None = optional(
         place=Place.FOLDER,
         help="add the images in this folder of class folders, made as the set was made: "
         "train/CLASS/*.jpg, val/CLASS/*.jpg, or CLASS/*.jpg of train; on this machine, and "
         "unpacked: no tars, and no address",
     )
-    dry_run: bool = flag(False, help="print what would change; write nothing")
-    json: bool = flag(False, help="print the result as JSON")
+    dry_run: bool = switch(help="print what would change; write nothing")
+    json: bool = switch(help="print the result as JSON")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,8 +66,9 @@ class Config(WorkerFlags):
             raise ValueError("expected --exclude, --relabel or --add: what is to change")
 
 
-def amend(config: Config) -> Json:
-    """Runs, or resumes, and returns the summary that is printed."""
+@program.verb("imagenet_prep.amend", Config, HELP)
+def run(config: Config) -> None:
+    """Runs, or resumes, and prints the summary."""
     from imagenet_prep.dataset import keys
     from imagenet_prep.engine import Workers
     from imagenet_prep.preparation import amendment, changes
@@ -87,13 +85,7 @@ def amend(config: Config) -> Json:
     )
     workers = Workers(config.workers, config.worker_kind)
     job = amendment.Job(dataset, request, workers, quiet=config.json)
-    return amendment.preview(job, out) if config.dry_run else amendment.run(job, out)
-
-
-@program.verb("imagenet_prep.amend", Config, HELP)
-def run(config: Config) -> None:
-    """Runs the verb; errors are raised."""
-    summary = amend(config)
+    summary = amendment.preview(job, out) if config.dry_run else amendment.run(job, out)
     print(json.dumps(summary, indent=1) if config.json else _render(summary))
 
 

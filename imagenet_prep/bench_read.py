@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from imagenet_prep.core import program
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.flags import Settings, flag
+from imagenet_prep.core.flags import Settings, flag, switch
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import schema
@@ -55,11 +55,12 @@ class Config(Settings):
         help="images that one GPU trains on in a second; the default is that of ResNet-50 in fp16 "
         "on a V100",
     )
-    json: bool = flag(False, help="print the result as JSON")
+    json: bool = switch(help="print the result as JSON")
 
 
-def measure(config: Config) -> Json:
-    """Reads for a while, as a trainer would, and returns the rates."""
+@program.verb("imagenet_prep.bench_read", Config, HELP)
+def run(config: Config) -> None:
+    """Reads for a while, as a trainer would, and prints the rates."""
     from imagenet_prep.read import make_dataset
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -85,7 +86,7 @@ def measure(config: Config) -> Json:
     wanted = config.gpus * config.images_per_gpu
     rate = images / wall
     split = reader.manifest.splits[config.split]
-    return {
+    result = {
         "images": images,
         "images_per_s": round(rate, 1),
         "megabytes_per_s": round(rate * split.num_bytes / split.examples / 1e6, 1),
@@ -96,6 +97,7 @@ def measure(config: Config) -> Json:
         "cores_needed": round(wanted * cpu / images, 1),
         "enough": rate >= wanted,
     }
+    print(json.dumps(result, indent=1) if config.json else _render(config, result))
 
 
 def _world(dataset: str) -> World:
@@ -127,13 +129,6 @@ def _cost_of_reading(reader: Reader, steps: int) -> float:
     for _ in itertools.islice(itertools.chain.from_iterable(epochs), steps):
         pass
     return time.process_time() - cpu
-
-
-@program.verb("imagenet_prep.bench_read", Config, HELP)
-def run(config: Config) -> None:
-    """Runs the verb; errors are raised."""
-    result = measure(config)
-    print(json.dumps(result, indent=1) if config.json else _render(config, result))
 
 
 def _render(config: Config, result: Json) -> str:

@@ -24,6 +24,8 @@ from imagenet_prep.core.flags import (
     absolute,
     after_dashes,
     flag,
+    optional,
+    switch,
     with_absolute,
 )
 from imagenet_prep.core.terminal import counted, in_columns
@@ -65,14 +67,14 @@ class Config(Settings):
         aliases=("-np",),
         metavar="N,N",
     )
-    hosts: str | None = flag(
-        None, place=Place.FILE, help="the hosts file, as of launch; without it, this machine"
+    hosts: str | None = optional(
+        place=Place.FILE, help="the hosts file, as of launch; without it, this machine"
     )
     servers: int = flag(
         0, least=0, help="MXNet's parameter servers of each run, as of launch; 0: none"
     )
-    price: float | None = flag(
-        None, above=0, help="dollars that one host costs in an hour", metavar="DOLLARS"
+    price: float | None = optional(
+        above=0, help="dollars that one host costs in an hour", metavar="DOLLARS"
     )
     steps: int = flag(100, least=_ROWS, help="steps of each run")
     out: str = flag(
@@ -80,7 +82,7 @@ class Config(Settings):
         place=Place.FOLDER,
         help=f"folder that gets {FIGURES}, which `report --training` shows, and {PICTURE}",
     )
-    json: bool = flag(False, help="print the figures as JSON")
+    json: bool = switch(help="print the figures as JSON")
     command: tuple[str, ...] = after_dashes("what every rank runs goes")
 
     def __post_init__(self) -> None:

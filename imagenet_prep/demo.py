@@ -12,7 +12,7 @@ from pathlib import Path
 
 from imagenet_prep.core import children, program
 from imagenet_prep.core.errors import ImagenetPrepError
-from imagenet_prep.core.flags import Place, Settings, flag
+from imagenet_prep.core.flags import Place, Settings, flag, switch
 from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.dataset import naming
 from imagenet_prep.storage.folder import LocalStore
@@ -40,7 +40,7 @@ class Config(Settings):
     short_side: int = flag(
         256, least=1, help="pixels of the shorter edge after resizing", metavar="PX"
     )
-    no_training: bool = flag(False, help="leave out the training of a small network")
+    no_training: bool = switch(help="leave out the training of a small network")
 
 
 @program.verb("imagenet_prep.demo", Config, HELP)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from imagenet_prep.core import program, regular_file, terminal
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.core.flags import Place, Settings, flag
+from imagenet_prep.core.flags import Place, Settings, flag, optional, switch
 from imagenet_prep.dataset.flag import without_manifest
 
 if TYPE_CHECKING:
@@ -66,18 +66,16 @@ class Config(Settings):
         metavar="B",
         read=without_manifest,
     )
-    out: str | None = flag(
-        None,
+    out: str | None = optional(
         place=Place.FILE,
         help="write all differences to this CSV file, one line a key",
         metavar="CSV",
     )
-    prove: bool = flag(
-        False,
-        help="read all tables of both sets, and compute the roots that their manifests only claim",
+    prove: bool = switch(
+        help="read all tables of both sets, and compute the roots that their manifests only claim"
     )
-    exit_code: bool = flag(False, help="end with 1 if anything differs, and with 0 otherwise")
-    json: bool = flag(False, help="print the counts as JSON")
+    exit_code: bool = switch(help="end with 1 if anything differs, and with 0 otherwise")
+    json: bool = switch(help="print the counts as JSON")
 
 
 def diff(config: Config) -> Json:

@@ -11,7 +11,7 @@ from pathlib import Path
 from imagenet_prep.core import program
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.core.flags import Place, Settings, flag
+from imagenet_prep.core.flags import Place, Settings, flag, optional, switch
 from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.sources import published
 from imagenet_prep.storage.credentials import COOKIES_VARIABLE, TOKEN_VARIABLE
@@ -68,22 +68,21 @@ class Config(Settings):
         help=f"archives to get, separated by commas: {', '.join(ARCHIVES)}",
         metavar="NAMES",
     )
-    base_url: str | None = flag(
-        None,
+    base_url: str | None = optional(
         place=Place.ANYWHERE,
         help="where they lie: http(s)://…, s3://bucket/prefix, or a folder (default: where they "
         "are published)",
         metavar="URL",
     )
-    allow_other: bool = flag(
-        False, help="accept other archives than the official ones, e.g. repacked; tells their md5"
+    allow_other: bool = switch(
+        help="accept other archives than the official ones, e.g. repacked; tells their md5"
     )
     connections: int = flag(8, least=1, help="ranges fetched at a time", metavar="N")
     part_size: int = flag(32, least=1, help="size of a range in MiB", metavar="MIB")
     retries: int = flag(20, least=0, help="failed attempts allowed for each range", metavar="N")
     timeout: int = flag(60, least=1, help="seconds without a byte that are a failure", metavar="S")
-    dry_run: bool = flag(False, help="print names, sizes and free space; write nothing")
-    json: bool = flag(False, help="print the result as JSON")
+    dry_run: bool = switch(help="print names, sizes and free space; write nothing")
+    json: bool = switch(help="print the result as JSON")
 
     def __post_init__(self) -> None:
         super().__post_init__()

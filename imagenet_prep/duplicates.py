@@ -17,7 +17,7 @@ from imagenet_prep.core import program, terminal
 from imagenet_prep.core.address import is_remote
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import BusyError, DataDamagedError, ImagenetPrepError, UsageError
-from imagenet_prep.core.flags import Place, WorkerFlags, flag
+from imagenet_prep.core.flags import Place, WorkerFlags, flag, optional, switch
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.flag import data_set
 
@@ -51,8 +51,7 @@ class Config(WorkerFlags):
         help="folder for pairs.csv, exclude-SPLIT.txt and duplicates.html; made if it is absent",
     )
     dataset: str | None = data_set(None)
-    source: str | None = flag(
-        None,
+    source: str | None = optional(
         place=Place.FOLDER,
         help="look at images before they are prepared: a folder that prepare --source takes",
     )
@@ -62,18 +61,16 @@ class Config(WorkerFlags):
         help="look at these splits alone, as far as they are there",
         metavar="NAMES",
     )
-    against: str | None = flag(
-        None,
+    against: str | None = optional(
         place=Place.ANYWHERE,
         help="find only what the set has of another one, or of a split of it: OTHER:validation",
         metavar="OTHER[:SPLIT]",
     )
-    fail_on: str | None = flag(
-        None,
+    fail_on: str | None = optional(
         choices=(_CROSS,),
         help="end with exit code 3 if a picture is in more than one split, or in both sets",
     )
-    json: bool = flag(False, help="print the counts as JSON")
+    json: bool = switch(help="print the counts as JSON")
 
     def __post_init__(self) -> None:
         super().__post_init__()

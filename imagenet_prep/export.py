@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from imagenet_prep.core import program
 from imagenet_prep.core.address import is_remote
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.flags import Place, WorkerFlags, flag
+from imagenet_prep.core.flags import Place, WorkerFlags, flag, optional, switch
 from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.flag import data_set
@@ -60,8 +60,7 @@ class Config(WorkerFlags):
         "the names and the layout of torchvision's ResNets, or of examples/tiny.py",
         aliases=("--format",),
     )
-    split: tuple[str, ...] | None = flag(
-        None,
+    split: tuple[str, ...] | None = optional(
         choices=schema.SPLITS,
         help="export these splits alone, separated by commas (default: all)",
         metavar="NAMES",
@@ -73,24 +72,21 @@ class Config(WorkerFlags):
         metavar="NAMES",
         only={"to": _OF_SETS},
     )
-    keys: str | None = flag(
-        None,
+    keys: str | None = optional(
         place=Place.FILE,
         help="export the images alone whose keys this file lists, one a line",
         only={"to": _OF_SETS},
     )
-    exclude: str | None = flag(
-        None,
+    exclude: str | None = optional(
         place=Place.FILE,
         help="leave out the images whose keys this file lists, one a line",
         only={"to": _OF_SETS},
     )
-    allow_empty_class: bool = flag(
-        False,
+    allow_empty_class: bool = switch(
         help="give a class without an image in a split an empty folder there",
         only={"to": (FOLDER,)},
     )
-    json: bool = flag(False, help="print the summary as JSON, and no progress")
+    json: bool = switch(help="print the summary as JSON, and no progress")
 
     def __post_init__(self) -> None:
         super().__post_init__()

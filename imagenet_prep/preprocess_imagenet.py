@@ -12,7 +12,7 @@ from pathlib import Path
 from imagenet_prep import download
 from imagenet_prep.core import program, terminal
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.core.flags import Place, Settings, flag
+from imagenet_prep.core.flags import Place, Settings, flag, optional, switch
 from imagenet_prep.dataset import naming
 
 _ARCHIVES = f"{naming.WORK}/archives"
@@ -34,18 +34,17 @@ class Config(Settings):
     """Settings of one run; see the help of each flag."""
 
     local_scratch_dir: str = flag(place=Place.FOLDER, help="folder of the data set, made if absent")
-    raw_data_dir: str | None = flag(
-        None,
+    raw_data_dir: str | None = optional(
         place=Place.FOLDER,
         help="folder with the archives, or with train/, validation/ and synset_labels.txt "
         "(default: the archives are downloaded into DIR/.work/archives)",
     )
-    allow_subset: bool = flag(False, help="accept other numbers of images than those of ILSVRC2012")
-    imagenet_username: str | None = flag(None, help="accepted, without effect", metavar="NAME")
-    imagenet_access_key: str | None = flag(None, help="accepted, without effect", metavar="KEY")
-    nogcs_upload: bool = flag(False, help="accepted: nothing is uploaded")
-    project: str | None = flag(None, help="refused: there is no upload to Google Cloud")
-    gcs_output_path: str | None = flag(None, help="refused, likewise", metavar="URL")
+    allow_subset: bool = switch(help="accept other numbers of images than those of ILSVRC2012")
+    imagenet_username: str | None = optional(help="accepted, without effect", metavar="NAME")
+    imagenet_access_key: str | None = optional(help="accepted, without effect", metavar="KEY")
+    nogcs_upload: bool = switch(help="accepted: nothing is uploaded")
+    project: str | None = optional(help="refused: there is no upload to Google Cloud")
+    gcs_output_path: str | None = optional(help="refused, likewise", metavar="URL")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from imagenet_prep.core import program, regular_file
 from imagenet_prep.core.errors import DataDamagedError, ManifestError, StoreError, UsageError
-from imagenet_prep.core.flags import Place, Settings, absolute, flag
+from imagenet_prep.core.flags import Place, Settings, absolute, flag, optional, switch
 from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.flag import data_set, without_manifest
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from imagenet_prep.dataset.example import ImageExample
     from imagenet_prep.reporting.disagreements import Disagreements
     from imagenet_prep.reporting.facts import Facts
-    from imagenet_prep.reporting.mistakes import Mistakes
     from imagenet_prep.storage.store import Readable
 
     _Images = Callable[[Sequence[str]], Iterator[ImageExample | None]]
@@ -50,17 +49,15 @@ class Config(Settings):
     """Settings of one report; see the help of each flag."""
 
     dataset: str = data_set()
-    other: str | None = flag(
-        None,
+    other: str | None = optional(
         place=Place.ANYWHERE,
         help="the other data set, with --compare",
         positional=True,
         metavar="OTHER",
         read=without_manifest,
     )
-    compare: bool = flag(False, help="show two data sets side by side")
-    out: str | None = flag(
-        None,
+    compare: bool = switch(help="show two data sets side by side")
+    out: str | None = optional(
         place=Place.FILE,
         help=f"file to write (default: DATASET/{naming.REPORT}; of one in s3:// "
         f"{naming.REPORT} here, where a browser can open it; with --compare {_COMPARISON})",
@@ -70,17 +67,15 @@ class Config(Settings):
         choices=tuple(LEVELS),
         help="how thoroughly to verify first; crc and decode read the whole data set",
     )
-    source: str | None = flag(
-        None,
+    source: str | None = optional(
         place=Place.FOLDER_OR_BUCKET,
         help="folder or s3://bucket/prefix of the archives, to show images before and after "
         "(default: where prepare or resize has read them, if you ran it on this machine)",
     )
-    training: str | None = flag(
-        None, place=Place.FILE, help="figures of bench-train to show as well: its bench-train.json"
+    training: str | None = optional(
+        place=Place.FILE, help="figures of bench-train to show as well: its bench-train.json"
     )
-    predictions: str | None = flag(
-        None,
+    predictions: str | None = optional(
         place=Place.FILE,
         help="what a network says of each image, as `train --evaluate --predictions` writes it: "
         "show its surest mistakes, and which classes it takes for which",
@@ -150,7 +145,8 @@ def _refuse_folder_of_others(config: Config) -> None:
 
 
 def _page(config: Config, store: Readable) -> str:
-    from imagenet_prep.reporting import page, sample, training
+    from imagenet_prep.dataset import predictions
+    from imagenet_prep.reporting import mistakes, page, sample, training
 
     made_at = datetime.now(UTC)
     trained = training.load(Path(config.training).expanduser()) if config.training else []
@@ -162,7 +158,10 @@ def _page(config: Config, store: Readable) -> str:
     tiles = sample.draw(facts, config.seed)
     incidents = sample.incidents(facts)
     look = _look(facts)
-    mistakes = _mistakes(config, facts, *look) if config.predictions is not None else None
+    found = None
+    if config.predictions is not None:
+        path = Path(config.predictions).expanduser()
+        found = mistakes.find(predictions.read(path, facts.manifest.classes.count), *look)
     disagreements = _disagreements(config, facts, *look) if config.labels else None
     if facts.problems:
         problems = counted(len(facts.problems), "problem")
@@ -175,7 +174,7 @@ def _page(config: Config, store: Readable) -> str:
         seed=config.seed,
         made_at=made_at,
         trained=trained,
-        mistakes=mistakes,
+        mistakes=found,
         disagreements=disagreements,
     )
 
@@ -206,21 +205,6 @@ def _look(facts: Facts) -> tuple[Callable[[int], str], _Images]:
         return name if name == wnid.replace("_", " ") else f"{wnid} {name}".strip()
 
     return words, images_of
-
-
-def _mistakes(
-    config: Config,
-    facts: Facts,
-    words: Callable[[int], str],
-    images_of: _Images,
-) -> Mistakes:
-    from imagenet_prep.dataset import predictions
-    from imagenet_prep.reporting import mistakes
-
-    said = predictions.read(
-        Path(str(config.predictions)).expanduser(), facts.manifest.classes.count
-    )
-    return mistakes.find(said, words, images_of)
 
 
 def _disagreements(

@@ -15,7 +15,7 @@ from imagenet_prep import report
 from imagenet_prep.codec.policy import CODEC_HELP, CODECS
 from imagenet_prep.core import program, terminal
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.flags import Place, flag, with_absolute
+from imagenet_prep.core.flags import Place, flag, optional, switch, with_absolute
 from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.flag import data_set
@@ -66,8 +66,7 @@ class Config(RunFlags):
         metavar="NAMES",
         aliases=("-s", "--subset-name"),
     )
-    dataset_name: str | None = flag(
-        None,
+    dataset_name: str | None = optional(
         choices=("imagenet", "flowers"),
         help="imagenet: refuse a set without WNIDs; flowers: take the class list from the records "
         "(default: by what the records hold)",
@@ -89,32 +88,27 @@ class Config(RunFlags):
         aliases=("-Q",),
     )
     codec: str = flag("auto", choices=tuple(CODECS), help=CODEC_HELP)
-    stretch: bool = flag(
-        False,
+    stretch: bool = switch(
         help="make every image a square of --short-side pixels: proportions are lost, and small "
         "images are enlarged",
         aliases=("-R",),
     )
-    keep_original: bool = flag(
-        False,
+    keep_original: bool = switch(
         help="keep every image byte for byte, whatever its size; only what the records lack is "
-        "added",
+        "added"
     )
-    orientation: str | None = flag(
-        None,
+    orientation: str | None = optional(
         choices=RULES,
         help="an image whose EXIF orientation is not 1: neutral leaves its pixels and sets the tag "
         "to 1; apply turns its pixels and boxes; keep leaves the tag of what is not shrunk "
         "(default: neutral; keep with --keep-original)",
     )
-    exclude: str | None = flag(
-        None,
+    exclude: str | None = optional(
         place=Place.FILE,
         help="leave out the images whose keys this file lists, one a line: "
         "n01440764/n01440764_10026.JPEG",
     )
-    force: bool = flag(
-        False,
+    force: bool = switch(
         help="replace a split that resize made in OUTPUT with other settings or another codec, and "
         "nothing else",
         aliases=("-f",),

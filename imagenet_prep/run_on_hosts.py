@@ -9,7 +9,7 @@ from pathlib import Path
 
 from imagenet_prep.core import program
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
-from imagenet_prep.core.flags import Place, Settings, after_dashes, flag
+from imagenet_prep.core.flags import Place, Settings, after_dashes, flag, switch
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.hosts import host_keys
 from imagenet_prep.hosts.hosts_file import Host, read_hosts
@@ -39,12 +39,11 @@ class Config(Settings):
         help="seconds after which a host that has not finished is given up",
         metavar="S",
     )
-    show_keys: bool = flag(
-        False,
+    show_keys: bool = switch(
         help="in place of a command: show the key of each host, ask, and add the new keys to "
-        "known_hosts; a key that has changed is never replaced",
+        "known_hosts; a key that has changed is never replaced"
     )
-    yes: bool = flag(False, help="with --show-keys: add the new keys without asking")
+    yes: bool = switch(help="with --show-keys: add the new keys without asking")
     command: tuple[str, ...] = after_dashes("the command goes")
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 
 from imagenet_prep.core import program
-from imagenet_prep.core.flags import Place, Settings, flag
+from imagenet_prep.core.flags import Place, Settings, flag, switch
 from imagenet_prep.dataset.flag import data_set
 
 HELP = """\
@@ -37,7 +37,7 @@ class Config(Settings):
         help="count by these labels too: CSV with the header key,class, ReaL's real.json, or the "
         "several-label annotations; may be given several times",
     )
-    json: bool = flag(False, help="print the table as JSON")
+    json: bool = switch(help="print the table as JSON")
 
 
 @program.verb("imagenet_prep.score", Config, HELP)

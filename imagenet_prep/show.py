@@ -14,7 +14,7 @@ from imagenet_prep.core import program, regular_file, terminal
 from imagenet_prep.core.address import is_remote
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError, UsageError, some
-from imagenet_prep.core.flags import Place, Settings, flag
+from imagenet_prep.core.flags import Place, Settings, optional, switch
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.flag import data_set
 from imagenet_prep.storage.new_file import complete_file
@@ -45,45 +45,40 @@ class Config(Settings):
         place=Place.FILE_OR_OBJECT,
         help="a dataset, or one TFRecord file; a path, s3:// or http(s)://",
     )
-    limit: int | None = flag(None, least=0, help="show only the first N records or images")
-    image: int | None = flag(
-        None, help="number of the record whose image is written to --out", metavar="RECORD"
+    limit: int | None = optional(least=0, help="show only the first N records or images")
+    image: int | None = optional(
+        help="number of the record whose image is written to --out", metavar="RECORD"
     )
-    out: str | None = flag(
-        None, place=Place.FILE, help="the file to which --image or --key writes the image"
+    out: str | None = optional(
+        place=Place.FILE, help="the file to which --image or --key writes the image"
     )
-    keys: bool = flag(
-        False,
+    keys: bool = switch(
         help="list the keys of the data set, one a line, as --keys and --exclude of other verbs "
         "read them",
         without=("image", "key"),
     )
-    key: str | None = flag(
-        None,
+    key: str | None = optional(
         help="show the image of the data set that has this key, CLASS/NAME or NAME",
         without=("image", "class_"),
     )
-    class_: str | None = flag(
-        None,
+    class_: str | None = optional(
         help="show the images of the data set that are of this class, given by name or by class "
         "index; with --keys only their keys",
         metavar="CLASS",
         without=("image",),
     )
-    image_file: str | None = flag(
-        None,
+    image_file: str | None = optional(
         place=Place.FILE,
         help="tell whether the data set holds this image file, byte for byte as it is stored or as "
         "its source was, and where; exit code 1 if not",
         without=("image", "keys", "key", "class_"),
     )
-    splits: tuple[str, ...] | None = flag(
-        None,
+    splits: tuple[str, ...] | None = optional(
         choices=schema.SPLITS,
         help="the splits of the data set to look through, separated by commas (default: all)",
         metavar="NAMES",
     )
-    json: bool = flag(False, help="print one JSON object a line")
+    json: bool = switch(help="print one JSON object a line")
 
     def __post_init__(self) -> None:
         super().__post_init__()

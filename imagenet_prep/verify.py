@@ -17,7 +17,7 @@ from imagenet_prep.core import program, terminal
 from imagenet_prep.core.address import is_remote
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.core.flags import WorkerFlags, after_dashes, flag, with_absolute
+from imagenet_prep.core.flags import WorkerFlags, after_dashes, flag, switch, with_absolute
 from imagenet_prep.dataset import naming, schema, settings
 from imagenet_prep.dataset.flag import data_set
 
@@ -53,12 +53,11 @@ class Config(WorkerFlags):
         help="manifest: every file is there with its size; crc: every byte of every file; "
         "decode: also every image, label and class count",
     )
-    if_changed: bool = flag(
-        False,
+    if_changed: bool = switch(
         help="read no shard where --if-changed has proven them all before, at this level or a "
-        "higher one, and none was touched since; what rots on the disk is not seen",
+        "higher one, and none was touched since; what rots on the disk is not seen"
     )
-    json: bool = flag(False, help="print the result as JSON")
+    json: bool = switch(help="print the result as JSON")
     beam_args: tuple[str, ...] = after_dashes("Options for Apache Beam go", are_flags=True)
 
     def __post_init__(self) -> None:

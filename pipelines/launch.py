@@ -19,7 +19,7 @@ from pathlib import Path
 
 from imagenet_prep.core import program
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.core.flags import Place, Settings, absolute, after_dashes, flag
+from imagenet_prep.core.flags import Place, Settings, absolute, after_dashes, flag, optional, switch
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.hosts.hosts_file import Host, where_ranks_run
 from imagenet_prep.launching import detached, fit, mpi, variables, work
@@ -47,14 +47,10 @@ Examples:
 class Config(Settings):
     """Settings of one launch; see the help of each flag."""
 
-    num_processes: int | None = flag(
-        None,
-        least=1,
-        help="number of ranks on all hosts together, one for each GPU",
-        aliases=("-np",),
+    num_processes: int | None = optional(
+        least=1, help="number of ranks on all hosts together, one for each GPU", aliases=("-np",)
     )
-    hosts: str | None = flag(
-        None,
+    hosts: str | None = optional(
         place=Place.FILE,
         help="the hosts file: on each line one host, as ADDRESS slots=N; without it, all ranks run "
         "on this machine",
@@ -65,11 +61,10 @@ class Config(Settings):
         help="start so many of MXNet's parameter servers, on the hosts in turn, for train "
         "--comm dist_sync or a script of your own; 0: none, ranks use Horovod",
     )
-    mpi: bool = flag(
-        False, help="use Open MPI instead of Gloo; Horovod must be built by install-horovod --mpi"
+    mpi: bool = switch(
+        help="use Open MPI instead of Gloo; Horovod must be built by install-horovod --mpi"
     )
-    network_interface: str | None = flag(
-        None,
+    network_interface: str | None = optional(
         help="the network interface by which hosts reach each other, of the same name on all of "
         "them, e.g. ens5 (default: on each host the one that ssh connects to)",
         metavar="NAME",
@@ -77,36 +72,31 @@ class Config(Settings):
     mpi_args: str = flag(
         "", help="with --mpi: more options of mpirun, in one word", metavar="='OPTIONS'"
     )
-    fusion_threshold_mb: int | None = flag(
-        None,
+    fusion_threshold_mb: int | None = optional(
         least=0,
         help="Horovod sends gradients together up to so many MiB; 0: each alone. Horovod's own "
         "value is 128; the tutorial took 16",
         metavar="MIB",
     )
-    cycle_time_ms: float | None = flag(
-        None,
+    cycle_time_ms: float | None = optional(
         least=0,
         help="how often Horovod looks for gradients that are ready; Horovod's own value is 1; in "
         "2018, for the tutorial, it was 5",
         metavar="MS",
     )
-    autotune: bool = flag(
-        False, help="let Horovod try values of both while it trains, and keep the best"
+    autotune: bool = switch(
+        help="let Horovod try values of both while it trains, and keep the best"
     )
-    timeline: str | None = flag(
-        None,
+    timeline: str | None = optional(
         place=Place.FILE,
         help="rank 0 writes here when each gradient was ready, sent, and reduced; for "
         "chrome://tracing",
     )
-    torus_allreduce: bool = flag(
-        False,
+    torus_allreduce: bool = switch(
         help="sum within each host first, then among hosts; for Horovod with NCCL on several "
-        "hosts, ignored elsewhere",
+        "hosts, ignored elsewhere"
     )
-    rank_logs: str | None = flag(
-        None,
+    rank_logs: str | None = optional(
         place=Place.FOLDER,
         help="also write all that each rank prints to rank-NUMBER.log in this folder of its host",
     )
@@ -131,20 +121,17 @@ class Config(Settings):
         help="seconds that ranks have to save a checkpoint when they are asked to end",
         metavar="S",
     )
-    dry_run: bool = flag(False, help="check the hosts and print the commands; start nothing")
-    detach: bool = flag(
-        False,
+    dry_run: bool = switch(help="check the hosts and print the commands; start nothing")
+    detach: bool = switch(
         help="once the hosts are checked, go on in the background; the output goes to launch.log "
-        "in the --log-dir of what trains, or in --rank-logs",
+        "in the --log-dir of what trains, or in --rank-logs"
     )
-    status: str | None = flag(
-        None,
+    status: str | None = optional(
         place=Place.FOLDER,
         help="print whether the launch that was detached with this folder still runs; exit code "
         "0 if so, and its own exit code when it has ended",
     )
-    stop: str | None = flag(
-        None,
+    stop: str | None = optional(
         place=Place.FOLDER,
         help="let the launch that was detached with this folder save a checkpoint and end, and "
         "wait for its end",

@@ -19,7 +19,7 @@ from imagenet_prep import train
 from imagenet_prep.core import program, regular_file
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import EXIT_DONE, EXIT_INTERRUPTED, ImagenetPrepError, UsageError
-from imagenet_prep.core.flags import Place, Settings, after_dashes, flag
+from imagenet_prep.core.flags import Place, Settings, after_dashes, flag, optional, switch
 from imagenet_prep.launching import work
 from imagenet_prep.launching.work import Work
 from imagenet_prep.pipelines.sagemaker_container import CHANNELS, TOKEN_VARIABLE
@@ -103,18 +103,17 @@ class Config(Settings):
     volume_size: int = flag(
         300, least=1, help="size of the disk of instances that have none of their own", metavar="GB"
     )
-    name: str | None = flag(
-        None, help="name of the job, not used before (default: imagenet-prep-DATE-TIME)"
+    name: str | None = optional(
+        help="name of the job, not used before (default: imagenet-prep-DATE-TIME)"
     )
-    checkpoints: str | None = flag(
-        None,
+    checkpoints: str | None = optional(
         place=Place.BUCKET,
         help="where checkpoints are kept: s3://bucket/prefix. A job resumes from the last one "
         "there, so give that of an ended job to continue it (default: OUTPUT/NAME/checkpoints)",
         metavar="URL",
     )
-    spot: bool = flag(
-        False, help="use spot instances; after an interruption the job resumes from its checkpoint"
+    spot: bool = switch(
+        help="use spot instances; after an interruption the job resumes from its checkpoint"
     )
     max_runtime: int = flag(
         86_400, least=1, help="seconds of training after which the job is stopped", metavar="S"
@@ -136,11 +135,11 @@ class Config(Settings):
         metavar="ID,…",
     )
     tags: tuple[str, ...] = flag((), help="tags of the job", metavar="KEY=VALUE,…")
-    wait: bool = flag(False, help="print each state of the job until it has ended")
-    follow: bool = flag(
-        False, help="the same, and each line that the job prints; Ctrl-C leaves the job running"
+    wait: bool = switch(help="print each state of the job until it has ended")
+    follow: bool = switch(
+        help="the same, and each line that the job prints; Ctrl-C leaves the job running"
     )
-    dry_run: bool = flag(False, help="print the request, submit nothing")
+    dry_run: bool = switch(help="print the request, submit nothing")
     command: tuple[str, ...] = after_dashes("what every rank runs goes")
 
     def __post_init__(self) -> None:
@@ -313,7 +312,8 @@ def _upload(script: Path, prefix: str) -> None:
         code.write(path.name, regular_file.read(path))
 
 
-def submit(config: Config) -> int:
+@program.verb("imagenet_prep.pipelines.sagemaker", Config, HELP)
+def run(config: Config) -> int:
     """Starts a job, and waits for its end if requested; returns the exit code."""
     name = config.name or time.strftime("imagenet-prep-%Y%m%d-%H%M%S", time.gmtime())
     if config.command[:1] == ("train",):
@@ -345,9 +345,3 @@ def submit(config: Config) -> int:
         )
         return EXIT_INTERRUPTED
     return EXIT_DONE
-
-
-@program.verb("imagenet_prep.pipelines.sagemaker", Config, HELP)
-def run(config: Config) -> int:
-    """Runs the verb and returns its exit code; errors are raised."""
-    return submit(config)

@@ -104,6 +104,16 @@ def flag(default: Any = dataclasses.MISSING, **how: Any) -> Any:
     return dataclasses.field(default=default, metadata={"flag": Flag(**how)})
 
 
+def optional(**how: Any) -> Any:
+    """Returns a field for a flag whose default is None."""
+    return flag(None, **how)
+
+
+def switch(**how: Any) -> Any:
+    """Returns a field for a flag that takes no value."""
+    return flag(False, **how)
+
+
 def after_dashes(what: str, *, are_flags: bool = False) -> Any:
     """Returns a dataclass field for all words after --, which are no flags of this verb.
 

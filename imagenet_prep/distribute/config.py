@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.core.flags import Place, Settings, flag
+from imagenet_prep.core.flags import Place, Settings, flag, optional, switch
 from imagenet_prep.dataset.flag import data_set
 from imagenet_prep.dataset.placement import WHOLE, Placement
 
@@ -33,19 +33,18 @@ class Config(Settings):
         help="full: every host gets all; partition: the part that its own ranks will read",
     )
     copies: int = flag(1, help="of a partition: how many hosts get each shard", metavar="R")
-    part: str | None = flag(
-        None, help="of a partition, into a folder: the part of host K (from 0) of N", metavar="K/N"
+    part: str | None = optional(
+        help="of a partition, into a folder: the part of host K (from 0) of N", metavar="K/N"
     )
-    from_parent: str | None = flag(
-        None,
+    from_parent: str | None = optional(
         place=Place.FOLDER_OR_BUCKET,
         help="of an amended set: where a replica of its parent lies beside the target, on every "
         "host the same folder; what both have in common is linked or copied there, not moved",
         without=("check", "dry_run"),
     )
-    check: bool = flag(False, help="read every byte of the replicas and report; move nothing")
-    repair: bool = flag(False, help="read every byte first, then move what is wrong or missing")
-    dry_run: bool = flag(False, help="print what would be moved and how long it takes")
+    check: bool = switch(help="read every byte of the replicas and report; move nothing")
+    repair: bool = switch(help="read every byte first, then move what is wrong or missing")
+    dry_run: bool = switch(help="print what would be moved and how long it takes")
     bandwidth_limit: float = flag(
         0.0,
         least=0,
@@ -69,7 +68,7 @@ class Config(Settings):
     )
     retries: int = flag(20, least=0, help="failed attempts allowed for each file", metavar="N")
     timeout: int = flag(60, least=1, help="seconds without a byte that are a failure", metavar="S")
-    json: bool = flag(False, help="print the result as JSON")
+    json: bool = switch(help="print the result as JSON")
 
     def __post_init__(self) -> None:
         """Refuses what cannot be combined, and impossible numbers."""

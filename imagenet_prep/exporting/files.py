@@ -86,7 +86,7 @@ class Tree:
         place = self._folder.path(self._unseen)
         with storage_errors("write", place):
             settle = FolderSync(place)
-            return _each(self._write, pieces)._replace(settle=settle)
+            return write_each(self._write, pieces)._replace(settle=settle)
 
     def _write(self, name: str, data: bytes) -> None:
         folder, _, file = self._place(name).rpartition("/")
@@ -135,12 +135,8 @@ def forget_lost(store: Store, tree: Tree | None, sizes: Mapping[str, Sequence[in
     store.remove(*(sums for sums, of in sizes.items() if [*map(there.get, names[sums])] != [*of]))
 
 
-def write_each(store: Store, pieces: Iterable[Piece]) -> Made:
-    """Writes an object for each piece; arguments as for `Tree.write`."""
-    return _each(store.write, pieces)
-
-
-def _each(write: Callable[[str, bytes], None], pieces: Iterable[Piece]) -> Made:
+def write_each(write: Callable[[str, bytes], None], pieces: Iterable[Piece]) -> Made:
+    """Writes each piece as a file; one whose name ends with a slash is a folder."""
     sizes, sums = [], []
     for name, data, sha256 in pieces:
         write(name, data)

@@ -49,7 +49,7 @@ class Work:
         if self.tree is not None:
             made = self.tree.write(pieces)
         elif self.format.file_an_image:
-            made = files.write_each(self.store, pieces)
+            made = files.write_each(self.store.write, pieces)
         else:
             made = files.write_few(self.store, pieces)
         with removed_on_failure(*(output.temporary for output in made.outputs)):
@@ -96,12 +96,9 @@ class Job:
 
     def digest(self) -> str:
         """Returns the digest that tells this export from others."""
-        wanted = [self.to, self._dataset, self.splits, self.choice.asked(), self.called]
+        dataset = self.source.dataset.manifest.digest
+        wanted = [self.to, dataset, self.splits, self.choice.asked(), self.called]
         return canonical.digest([*wanted, self.format])
-
-    @property
-    def _dataset(self) -> str:
-        return self.source.dataset.manifest.digest
 
     def receipt(self, written: Mapping[str, Sequence[Written]], sums: str, sha256: str) -> Json:
         """Returns the content of export.json; `sha256` is of the list `sums` of all files."""
@@ -114,7 +111,8 @@ class Job:
             for split, parts in written.items()
         }
         totals = sum((Counter(each) for each in splits.values()), Counter())
-        asked = {"to": self.to, "dataset": self._dataset, "chosen": self.choice.asked()}
+        dataset = self.source.dataset.manifest.digest
+        asked = {"to": self.to, "dataset": dataset, "chosen": self.choice.asked()}
         return {**asked, "splits": splits, **totals, "sums": sums, "sha256": sha256}
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from imagenet_prep.codec.policy import CODEC_HELP, CODECS
 from imagenet_prep.core import address
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.flags import Place, WorkerFlags, after_dashes, flag
+from imagenet_prep.core.flags import Place, WorkerFlags, after_dashes, flag, optional, switch
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.orientation import APPLY, KEEP, NEUTRAL, RULES
 
@@ -28,16 +28,15 @@ class RunFlags(WorkerFlags):
         help="leave out an image that cannot be used and list it in quarantine.jsonl, or end the "
         "run with exit code 3",
     )
-    max_bad: int | None = flag(
-        None, least=0, help="stop when more images than this cannot be used (default: no limit)"
+    max_bad: int | None = optional(
+        least=0, help="stop when more images than this cannot be used (default: no limit)"
     )
-    report: bool = flag(
-        False,
+    report: bool = switch(
         help=f"at the end make a page of pictures, {naming.REPORT} in the data set; in the current "
-        "folder where that lies in s3://",
+        "folder where that lies in s3://"
     )
-    dry_run: bool = flag(False, help="print what was found and what would be made; write nothing")
-    json: bool = flag(False, help="print the result as JSON")
+    dry_run: bool = switch(help="print what was found and what would be made; write nothing")
+    json: bool = switch(help="print the result as JSON")
     beam_args: tuple[str, ...] = after_dashes("Options for Apache Beam go", are_flags=True)
 
     def __post_init__(self) -> None:
@@ -71,10 +70,9 @@ class Config(RunFlags):
         choices=(*_ON_SERVERS, "folder", "parquet", "recordio", "cifar10", "mnist"),
         help="layout of the source; auto recognises it and prints what it found",
     )
-    follow_links: bool = flag(
-        False,
+    follow_links: bool = switch(
         help="take images also where links in a folder of images lead out of it; else these are "
-        "refused, since a source from elsewhere could name private pictures",
+        "refused, since a source from elsewhere could name private pictures"
     )
     splits: tuple[str, ...] = flag(
         schema.SOURCE_SPLITS,
@@ -94,20 +92,15 @@ class Config(RunFlags):
         help="make validation of this many images of each class of train, chosen by the seed, at "
         "most half of a class; for sources without a validation split, such as ImageNet-21K",
     )
-    exclude: str | None = flag(
-        None,
+    exclude: str | None = optional(
         place=Place.FILE,
         help="leave out the images whose keys this file lists, one a line: "
         "n01440764/n01440764_10026.JPEG. Their places stay empty, so only their shards change",
     )
-    train_shards: int | None = flag(
-        None,
-        least=1,
-        most=naming.MAX_SHARDS,
-        help="shards of train (default: 1024, fewer for a subset)",
+    train_shards: int | None = optional(
+        least=1, most=naming.MAX_SHARDS, help="shards of train (default: 1024, fewer for a subset)"
     )
-    validation_shards: int | None = flag(
-        None,
+    validation_shards: int | None = optional(
         least=1,
         most=naming.MAX_SHARDS,
         help="shards of validation (default: 128, fewer for a subset)",
@@ -122,11 +115,10 @@ class Config(RunFlags):
         90, least=1, most=100, help="JPEG quality of images that are encoded", metavar="1-100"
     )
     codec: str = flag("auto", choices=tuple(CODECS), help=CODEC_HELP)
-    keep_original: bool = flag(
-        False, help="keep the size of every image, and the bytes of sound RGB JPEGs"
+    keep_original: bool = switch(
+        help="keep the size of every image, and the bytes of sound RGB JPEGs"
     )
-    orientation: str | None = flag(
-        None,
+    orientation: str | None = optional(
         choices=RULES,
         help="an image whose EXIF orientation is not 1: apply turns its pixels and boxes; neutral "
         "leaves its pixels and sets the tag to 1; keep leaves its bytes, so that some decoders "
@@ -139,12 +131,11 @@ class Config(RunFlags):
         help="decode: decode every image and compute the md5 of the archives; header: read only "
         "the headers of images, for archives whose md5 was checked before",
     )
-    rehash: bool = flag(
-        False,
+    rehash: bool = switch(
         help="read archives for their md5 even if imagenet-prep download has proven it and they "
-        "are untouched since; list those on a server anew, whatever an earlier run has kept",
+        "are untouched since; list those on a server anew, whatever an earlier run has kept"
     )
-    no_boxes: bool = flag(False, help="leave out bounding boxes that lie beside the source")
+    no_boxes: bool = switch(help="leave out bounding boxes that lie beside the source")
     seed: int = flag(
         0, least=-(2**63), most=2**63 - 1, help="decides which image lies in which shard"
     )
@@ -157,16 +148,16 @@ class Config(RunFlags):
         "labels as class indices, such as timm and big_vision",
         metavar="0|1",
     )
-    allow_subset: bool = flag(
-        False, help="accept other numbers of images than those of a published edition"
+    allow_subset: bool = switch(
+        help="accept other numbers of images than those of a published edition"
     )
     subset_classes: tuple[str, ...] = flag(
         (),
         help="only these WNIDs, or the first N classes; labels stay as in the whole set",
         metavar="N|WNIDS",
     )
-    subset_per_class: int | None = flag(
-        None, least=1, help="at most this many images of each class, chosen by the seed"
+    subset_per_class: int | None = optional(
+        least=1, help="at most this many images of each class, chosen by the seed"
     )
 
     def __post_init__(self) -> None:

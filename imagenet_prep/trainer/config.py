@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from imagenet_prep.core.flags import Place, Settings, flag
+from imagenet_prep.core.flags import Place, Settings, flag, optional, switch
 from imagenet_prep.dataset.flag import data_set
 from imagenet_prep.trainer.choices import (
     FRAMEWORKS,
@@ -47,13 +47,11 @@ class Config(Settings):
         "process on a GPU",
         only={"framework": ("mxnet",)},
     )
-    synthetic: bool = flag(
-        False,
+    synthetic: bool = switch(
         help="train on random images; this needs no data set",
         without=("backend", "keys", "exclude", "classes", "fraction", "evaluate", "eval_every"),
     )
-    model: str | None = flag(
-        None,
+    model: str | None = optional(
         choices=(
             *("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
             *("resnet50-v1", "resnet101-v1", "resnet152-v1", "tiny", "cifar", "mnist"),
@@ -68,114 +66,96 @@ class Config(Settings):
         help="images that each process trains on in a step",
         aliases=("-b",),
     )
-    num_epochs: float | None = flag(
-        None,
+    num_epochs: float | None = optional(
         above=0,
         help="how often every image is used; default: 90, or the recipe's",
         aliases=("--epochs",),
     )
-    num_batches: int | None = flag(
-        None, least=1, help="steps of the run, instead of --num-epochs", without=("num_epochs",)
+    num_batches: int | None = optional(
+        least=1, help="steps of the run, instead of --num-epochs", without=("num_epochs",)
     )
-    image_size: int | None = flag(
-        None,
-        least=16,
-        help="height and width of the crops; default: 224, or the recipe's",
-        metavar="PX",
+    image_size: int | None = optional(
+        least=16, help="height and width of the crops; default: 224, or the recipe's", metavar="PX"
     )
     log_dir: str = flag(
         "imagenet_resnet",
         place=Place.RUN,
         help="folder of checkpoints, log and TensorBoard's scalars; a run resumes from it",
     )
-    clear_log: bool = flag(
-        False,
+    clear_log: bool = switch(
         help="begin anew: remove the checkpoints, the log and the scalars of an earlier run first",
         without=("evaluate", "mirror"),
     )
-    local_ckpt: bool = flag(
-        False,
+    local_ckpt: bool = switch(
         help="accepted, without effect: rank 0 saves checkpoints, and gives them to all when the "
-        "run resumes",
+        "run resumes"
     )
-    tensorboard_dir: str | None = flag(
-        None,
+    tensorboard_dir: str | None = optional(
         place=Place.RUN,
         help="folder of TensorBoard's scalars (default: LOG_DIR/tensorboard)",
         metavar="DIR",
         only=_TENSORFLOW,
     )
-    mirror: str | None = flag(
-        None,
+    mirror: str | None = optional(
         place=Place.BUCKET,
         help="s3://bucket/prefix where a copy of log, scalars, checkpoints and exported model is "
         "kept in the background; a new machine resumes from it",
         metavar="URL",
     )
-    recipe: str = flag(
-        None,
+    recipe: str = optional(
         choices=tuple(RECIPES),
         help="defaults of many flags, and crops; tutorial: AWS's tutorial of 2018; v1.5: NVIDIA's; "
         "article: AWS's article of 2019 on MXNet; cifar10: the SageMaker guide's; mnist: an epoch "
         "in seconds; default: v1.5, of mxnet article",
     )
-    optimizer: str | None = flag(
-        None, choices=OPTIMIZERS, help="the optimizer; default: the recipe's"
+    optimizer: str | None = optional(
+        choices=OPTIMIZERS, help="the optimizer; default: the recipe's"
     )
-    nesterov: bool = flag(
-        False,
+    nesterov: bool = switch(
         help="use Nesterov momentum, as recipe tutorial does anyway",
         only={"optimizer": (None, "sgd", "larc")},
     )
-    lr: float | None = flag(
-        None,
+    lr: float | None = optional(
         above=0,
         help="peak learning rate; default: the recipe's for the global batch",
         aliases=("--learning-rate",),
     )
-    momentum: float | None = flag(
-        None,
+    momentum: float | None = optional(
         least=0,
         below=1,
         help="momentum of sgd, lars and larc; default: the recipe's",
         aliases=("--mom",),
     )
-    weight_decay: float | None = flag(
-        None,
+    weight_decay: float | None = optional(
         least=0,
         below=1,
         help="L2 of kernels, not of batch norms and biases; default: the recipe's",
         aliases=("--wdecay",),
     )
-    trust_coefficient: float | None = flag(
-        None,
+    trust_coefficient: float | None = optional(
         above=0,
         below=1,
         help="eta of lars and larc (default: 0.013 for larc, 0.001 for lars)",
         aliases=("--leta",),
         only={"optimizer": ("lars", "larc")},
     )
-    label_smoothing: float | None = flag(
-        None,
+    label_smoothing: float | None = optional(
         least=0,
         below=1,
         help="share of the label that goes to the other classes; default: the recipe's",
     )
-    schedule: str | None = flag(
-        None,
+    schedule: str | None = optional(
         choices=KINDS,
         help="how the rate decays; default: the recipe's",
         aliases=("--lr-decay-mode",),
     )
-    lr_decay_steps: str | None = flag(
-        None,
+    lr_decay_steps: str | None = optional(
         help="epochs at which schedule steps lowers the rate (default: 30,60,80, in proportion "
         "for fewer than 90 epochs)",
         metavar="EPOCHS",
         only=_STEPS,
     )
-    lr_decay_lrs: str | None = flag(
-        None,
+    lr_decay_lrs: str | None = optional(
         help="rates of schedule steps, one more than --lr-decay-steps: the first is that before "
         "the first of them (default: a tenth at each)",
         metavar="RATES",
@@ -187,40 +167,36 @@ class Config(Settings):
     plateau_factor: float = flag(
         0.1, above=0, below=1, help="to what share of its rate schedule plateau falls"
     )
-    warmup_epochs: float | None = flag(
-        None, least=0, help="epochs in which the rate rises; default: the recipe's"
+    warmup_epochs: float | None = optional(
+        least=0, help="epochs in which the rate rises; default: the recipe's"
     )
-    warmup_lr: float | None = flag(
-        None,
+    warmup_lr: float | None = optional(
         least=0,
         help=f"learning rate at which the warm-up begins (default: {WARMUP_START}, of recipe "
         "article 0.1)",
     )
-    increased_aug: bool = flag(
-        False, help="change colours at random too, as recipe tutorial does from 128 ranks on"
+    increased_aug: bool = switch(
+        help="change colours at random too, as recipe tutorial does from 128 ranks on"
     )
-    precision: str | None = flag(
-        None,
+    precision: str | None = optional(
         choices=("float32", "bfloat16", "float16"),
         help="type of activations; weights stay float32 (default: float32; of recipes tutorial "
         "and article float16 on a GPU that is fast at it)",
     )
-    loss_scale: float | None = flag(
-        None,
+    loss_scale: float | None = optional(
         least=1,
         help="factor of the loss with float16, so that gradients do not vanish (default: 1024, "
         "with larc 256)",
     )
-    fp16_compression: bool = flag(
-        False, help="send gradients between processes as float16", only=_TENSORFLOW
+    fp16_compression: bool = switch(
+        help="send gradients between processes as float16", only=_TENSORFLOW
     )
-    jit: bool = flag(False, help="compile forward and backward pass with XLA", only=_TENSORFLOW)
-    train_accuracy: bool = flag(
-        False, help="print how many of the images of a step the network knew, in a column Acc"
+    jit: bool = switch(help="compile forward and backward pass with XLA", only=_TENSORFLOW)
+    train_accuracy: bool = switch(
+        help="print how many of the images of a step the network knew, in a column Acc"
     )
     display_every: int = flag(50, least=1, help="steps between two lines of output")
-    eval_every: float | None = flag(
-        None,
+    eval_every: float | None = optional(
         least=0,
         help="epochs between evaluations, of the split holdout where the set has one, else of "
         "validation; 0: evaluate only at the end; default: 0, or the recipe's",
@@ -233,9 +209,8 @@ class Config(Settings):
         aliases=("--save-interval", "--save-checkpoints-steps"),
     )
     keep: int = flag(3, least=1, help="how many checkpoints are kept")
-    evaluate: bool = flag(False, help="evaluate the last checkpoint and end", aliases=("--eval",))
-    predictions: str | None = flag(
-        None,
+    evaluate: bool = switch(help="evaluate the last checkpoint and end", aliases=("--eval",))
+    predictions: str | None = optional(
         place=Place.RUN,
         help="with --evaluate: write what the network says of each image, a line each: "
         "key,class_index,top1,p1,... to top5,p5. `report --predictions` shows it",
@@ -256,13 +231,11 @@ class Config(Settings):
         metavar="SET",
         without=("synthetic", "no_evaluation", "classes"),
     )
-    no_evaluation: bool = flag(
-        False,
+    no_evaluation: bool = switch(
         help="do not evaluate; for a set that has neither validation nor holdout",
         without=("synthetic", "evaluate", "eval_every"),
     )
-    export: str | None = flag(
-        None,
+    export: str | None = optional(
         place=Place.RUN,
         help="write the model here at the end: FILE.keras, or a folder for a SavedModel, or for "
         "the two files of Gluon",
@@ -275,21 +248,19 @@ class Config(Settings):
         most=1,
         help="train on this share of the images, chosen by their keys: 0.1 is a part of 0.2",
     )
-    keys: str | None = flag(
-        None, place=Place.FILE, help="train on the images whose keys this file lists, one a line"
+    keys: str | None = optional(
+        place=Place.FILE, help="train on the images whose keys this file lists, one a line"
     )
-    exclude: str | None = flag(
-        None, place=Place.FILE, help="train on no image whose key this file lists, one a line"
+    exclude: str | None = optional(
+        place=Place.FILE, help="train on no image whose key this file lists, one a line"
     )
-    classes: tuple[str, ...] | None = flag(
-        None,
+    classes: tuple[str, ...] | None = optional(
         help="train and evaluate on these classes alone, given by name or by class index, "
         "separated by commas",
         metavar="NAMES",
     )
-    remap: bool = flag(
-        False,
-        help="number the --classes from 0 without gaps, so that the network has no other outputs",
+    remap: bool = switch(
+        help="number the --classes from 0 without gaps, so that the network has no other outputs"
     )
     backend: str = flag(
         "auto", choices=("auto", "tfdata", "dali", "native"), help="what decodes the JPEGs"

@@ -15,7 +15,7 @@ from imagenet_prep.core.address import is_remote
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError, UsageError, some
 from imagenet_prep.core.flags import Place, Settings, optional, switch
-from imagenet_prep.dataset import schema
+from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.flag import data_set
 from imagenet_prep.storage.new_file import complete_file
 
@@ -142,17 +142,12 @@ def run(config: Config) -> int:
     if config.image is not None and config.out is not None:
         return _write_image(config.dataset, config.image, Path(config.out))
     for row in itertools.islice(records(config.dataset), config.limit):
-        image = row.pop("encoded")
-        if config.json:
-            print(json.dumps({**row, "encoded_bytes": len(image)}, ensure_ascii=False))
-        else:
-            print(f"{row['record']:>6} @{row['offset']:<12,} {_described(row, len(image))}")
+        _print(config, row, f"{row['record']:>6} @{row['offset']:<12,}")
     return 0
 
 
 def _is_set(place: str) -> bool:
     """Returns whether a place holds a dataset; if not, it is one file."""
-    from imagenet_prep.dataset import naming
     from imagenet_prep.storage.store import open_readable
 
     if not is_remote(place):
@@ -161,7 +156,6 @@ def _is_set(place: str) -> bool:
 
 
 def _show_set(config: Config) -> int:
-    from imagenet_prep.dataset import naming
     from imagenet_prep.shards import summary
     from imagenet_prep.storage.opened import open_dataset
 
@@ -209,13 +203,9 @@ def _show_images(config: Config) -> int:
             continue
         place, image = catalogue.read(entry)
         row = {**entry._asdict(), **place, **image._asdict(), "boxes": image.boxes._asdict()}
-        encoded = row.pop("encoded")
-        if config.json:
-            print(json.dumps({**row, "encoded_bytes": len(encoded)}, ensure_ascii=False))
-        else:
-            print(f"{row['shard']} {row['record']:>6} {_described(row, len(encoded))}")
+        _print(config, row, f"{row['shard']} {row['record']:>6}")
         if config.out is not None:
-            _write(encoded, Path(config.out))
+            _write(image.encoded, Path(config.out))
             break
     return 0
 
@@ -249,12 +239,14 @@ def _show_file(config: Config, catalogue: Catalogue, path: Path) -> int:
     return 0 if is_found else 1
 
 
-def _described(row: Json, num_bytes: int) -> str:
-    return (
-        f"{row['stored_label']:>4} {terminal.printable(row['wnid'])} "
-        f"{row['width']:>5}x{row['height']:<5} {num_bytes:>9,} B  "
-        f"{terminal.printable(row['filename'])}  {terminal.printable(row['text'])}"
-    )
+def _print(config: Config, row: Json, where: str) -> None:
+    num_bytes = len(row.pop("encoded"))
+    if config.json:
+        print(json.dumps({**row, "encoded_bytes": num_bytes}, ensure_ascii=False))
+        return
+    wnid, name, text = (terminal.printable(row[key]) for key in ("wnid", "filename", "text"))
+    size = f"{row['width']:>5}x{row['height']:<5} {num_bytes:>9,} B"
+    print(f"{where} {row['stored_label']:>4} {wnid} {size}  {name}  {text}")
 
 
 def _write_image(shard: str, number: int, out: Path) -> int:

@@ -182,11 +182,8 @@ def launch(config: Config, under_way: Callable[[], None] = lambda: None) -> int:
     network = fit.check(
         used, asked, timeout_s=config.check_timeout, interface=config.network_interface
     )
-    if (
-        config.timeline
-        and used[0].is_local
-        and not Path(config.timeline).absolute().parent.is_dir()
-    ):
+    folder = Path(config.timeline or "").absolute().parent
+    if config.timeline and used[0].is_local and not folder.is_dir():
         raise UsageError(f"--timeline {config.timeline}: its folder is not there")
     made = _Launch(config, used, network, asked)
     if config.dry_run:

@@ -104,11 +104,6 @@ class Table:
     def _cells(self, row: Row) -> tuple[str, ...]:
         chosen = f"{'all' if row.among == self.num_classes else 'its'} {row.among:,}"
         name = f"{row.labels}, mean of classes" if row.mean == "classes" else row.labels
+        counts = f"{row.images:,}", f"{row.classes:,}"
         shares = f"{row.top1:.2%}", f"{row.top5:.2%}"
-        return (
-            *map(printable, (row.set, name)),
-            f"{row.images:,}",
-            f"{row.classes:,}",
-            chosen,
-            *shares,
-        )
+        return printable(row.set), printable(name), *counts, chosen, *shares

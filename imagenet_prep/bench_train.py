@@ -51,7 +51,7 @@ Examples:
 FIGURES, PICTURE = "bench-train.json", "bench-train.png"
 # The forecast is about the tutorial's run.
 _EPOCHS, _IMAGES = 90, schema.OFFICIAL_NUM_EXAMPLES[schema.TRAIN]
-# The first step compiles, the second is alone in its row, in the third row queues still fill.
+# Step 1 compiles, step 2 is alone in its row, and in row 3 queues still fill.
 _UNSETTLED_ROWS = 3
 _ROWS = 10
 _ANSWER_S = 60
@@ -164,12 +164,7 @@ def short_run(
 ) -> list[str]:
     """Returns the verb and flags of a run like `asked` with this number of steps.
 
-    Args:
-      asked: by the user.
-      ranks: that will run it.
-      steps: the number of steps.
-      examples: of the dataset; None trains on noise.
-      log_dir: on the host of rank 0.
+    Without `examples` of a dataset, it trains on noise; `log_dir` is on the host of rank 0.
     """
     noise: Json = {"data_dir": None, "backend": "auto"} if examples is None else {}
     batch = ranks * asked.batch_size

@@ -49,7 +49,7 @@ ARCHIVES = {
     "real": (published.REAL,),
 }
 
-# Flags of the 2018 tutorial's preprocess_imagenet.py that have no meaning any more.
+# Flags of the 2018 tutorial's preprocess_imagenet.py without effect.
 _DEAD_FLAGS = {"__imagenet_username", "__imagenet_access_key"}
 DEAD_FLAGS = (
     "--imagenet_username and --imagenet_access_key belong to addresses that image-net.org closed "
@@ -99,11 +99,7 @@ class Config(Settings):
 
 
 def download(config: Config) -> Json:
-    """Brings the archives, or what is left of them; returns the summary that is printed.
-
-    Raises:
-      ImagenetPrepError: the class says with which exit code the command ends.
-    """
+    """Downloads the missing archives; returns the summary that is printed."""
     from imagenet_prep.preparation.archives import Archives
     from imagenet_prep.storage import store
     from imagenet_prep.storage.folder import LocalStore

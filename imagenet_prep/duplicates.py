@@ -246,7 +246,7 @@ def _groups(seen: Pictures, found: Found, sides: Sequence[_Side]) -> list[Group]
         split, wnids = f"{AGAINST if piece.other else ''}{piece.split}", sides[piece.other].wnids
         for number, sample in enumerate(piece.samples(), start=int(start)):
             if number in wanted:
-                # Classes of sources of other sets may be beyond the list.
+                # Sources may have classes that are not in the list.
                 known = sample.class_index < len(wnids)
                 wnid = wnids[sample.class_index] if known else str(sample.class_index)
                 members[number] = Member(number, split, sample.key, sample.class_index, wnid)

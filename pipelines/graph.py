@@ -235,7 +235,7 @@ class Deal(_Step):
             classes = index["lists"] | "ByClass" >> beam.GroupByKey()
             ranked = classes | "Ranks" >> beam.FlatMap(_ranks, ours).with_output_types(Any)
             ranks = AsIter(ranked)
-        # One element begins what is done once; what it needs comes beside it.
+        # One element starts steps that run once; their data are side inputs.
         once = index["images"].pipeline | "Once" >> beam.Create([None])
         census = AsSingleton(
             once

@@ -38,7 +38,7 @@ Examples:
   imagenet-prep sagemaker-container -- python /opt/ml/input/data/code/my_train.py
   imagenet-prep sagemaker-container --root /tmp/ml --processes 2    # a rehearsal"""
 
-# This variable of the job holds the token by which its containers know each other.
+# The variable with the token by which the containers of a job know each other.
 TOKEN_VARIABLE = "IMAGENET_PREP_JOB_TOKEN"  # noqa: S105 - where the token is, not what it is
 
 # Channels of the dataset; it is in one of the first two, or in several.
@@ -48,7 +48,7 @@ _KNOWN = {"gpu_count", "model_dir", "output_data_dir", "tensorboard_logs"}
 
 # Any port above 1024 will do: a container has its network to itself.
 _PORT, _TORCH_PORT = 29_431, 29_432
-# Containers start when their data is there, which may take one host longer than another.
+# Containers start when their data is there, and not at the same time.
 _HOSTS_S = 1800.0
 _END_S = 30.0
 # SageMaker kills 120 s after SIGTERM; rank 0 may have a checkpoint to save and a mirror to fill.
@@ -69,14 +69,10 @@ class Config(Settings):
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """SageMaker's description of the job.
+    """SageMaker's description of the job: `host` is this one, and `hosts` are the same everywhere.
 
-    Attributes:
-      host: this one, e.g. "algo-1".
-      hosts: all, in the same order on each.
-      interface: of their common network.
-      hyperparameters: flags of `train`, by name.
-      token: the secret of the job's containers; "" if there is none.
+    `interface` is of their network, `hyperparameters` are flags of `train`, and `token` is the
+    secret of the job's containers, or "".
     """
 
     host: str
@@ -282,7 +278,7 @@ def _run(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> i
     failed: list[Rank] = []
 
     def note(rank: Rank) -> None:
-        # Ranks that another left say so and end by themselves, unless they hang.
+        # Ranks that lost another one end by themselves, unless they hang.
         failed.append(rank)
         ranks.limit(_GRACE_S)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.core import errors, flags, terminal
+from imagenet_prep.core import errors, flags, program, terminal
 from tests.kit.command import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -513,3 +513,29 @@ def test_whatever_a_command_prints_is_escaped() -> None:
     assert json.loads(lines[2]) == OBEYED
     assert lines[3] == r"\udcff"
     assert done.stderr.decode() == f"\r 50 %imagenet-prep: {SHOWN}\n"
+
+
+@pytest.mark.parametrize(("returned", "code"), [(None, 0), (0, 0), (1, 1)])
+def test_a_verb_gets_its_config_and_returns_its_exit_code(returned: int | None, code: int) -> None:
+    given = []
+
+    @program.verb("imagenet_prep.try_it", Settings, "Tries.\n\nExamples:\n  imagenet-prep try-it")
+    def run(config: Settings) -> int | None:
+        given.append(config)
+        return returned
+
+    assert run(["here", "--source", "there"]) == code
+    assert given == [Settings("here", "there")]
+    with pytest.raises(errors.UsageError, match="Help: imagenet-prep try-it --help"):
+        run([])
+
+
+def test_columns_are_aligned_to_the_left_and_then_to_the_right() -> None:
+    lines = [("set", "labels", "top-1"), ("v2", "real.json", "7%"), ("", "x", "100%")]
+
+    assert terminal.in_columns(lines, 2).split("\n") == [
+        "set  labels     top-1",
+        "v2   real.json     7%",
+        "     x           100%",
+    ]
+    assert terminal.in_columns([("a", "b"), ("cc", "")], 2) == "a   b\ncc"

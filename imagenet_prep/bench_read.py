@@ -109,7 +109,6 @@ def _world(dataset: str) -> World:
 
 
 def _read(reader: Reader, seconds: float) -> tuple[float, float, int]:
-    """Returns (wall seconds, CPU seconds, steps) of reading epoch after epoch."""
     steps = 0
     start, cpu = time.perf_counter(), time.process_time()
     while True:

@@ -45,7 +45,7 @@ class Config(Settings):
 
 @program.verb("imagenet_prep.demo", Config, HELP)
 def run(config: Config) -> None:
-    """Makes the archives, prepares and verifies them, and says what to do next."""
+    """Makes the archives, prepares and verifies them, and prints the next commands."""
     from imagenet_prep import report, show, verify
     from imagenet_prep.pipelines import prepare
     from imagenet_prep.testing.miniature import make_miniature

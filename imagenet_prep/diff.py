@@ -160,7 +160,6 @@ def _row(difference: Difference) -> list[Any]:
 
 
 def _text(found: Json) -> Iterator[str]:
-    """Yields the lines of the result for people."""
     for name in "ab":
         side = found[name]
         yield f"{name.upper()}: {side['dataset']}, {terminal.counted(side['examples'], 'image')}"

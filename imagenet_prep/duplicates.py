@@ -229,7 +229,6 @@ def _takes_notes(store: Store) -> bool:
 
 
 def _tell(what: str) -> None:
-    """Shows the current step."""
     print(f"\r{what:<30}", end="", file=sys.stderr, flush=True)
 
 

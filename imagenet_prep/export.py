@@ -174,7 +174,7 @@ def export_weights(config: Config) -> Json:
 
 
 def _how_to_load(out: str, summary: Json) -> str:
-    """Returns what was written, and the lines of Python that read it."""
+    """Returns the summary, and the lines of Python that read the file."""
     from imagenet_prep.trainer import torchvision
 
     model, classes = summary["model"], summary["classes"]

@@ -137,7 +137,7 @@ class Config(Settings):
 
     @property
     def launcher(self) -> str:
-        """The flag with which horovodrun uses what was built."""
+        """The flag of horovodrun for the built transport."""
         return "--mpi" if self.mpi else "--gloo"
 
 
@@ -277,7 +277,6 @@ def _build(config: Config, scratch: Path, log: Path) -> Path:
 
 
 def _variables(config: Config, tools: Path) -> dict[str, str]:
-    """Returns the environment variables of the build."""
     frameworks = {
         f"HOROVOD_WITH{'' if name == config.framework else 'OUT'}_{name.upper()}": "1"
         for name in FRAMEWORKS
@@ -329,7 +328,6 @@ def _pip(
 
 
 def _prove(config: Config, log: Path) -> None:
-    """Adds up two numbers on two ranks."""
     proof = _PROOF.format(**FRAMEWORKS[config.framework]._asdict(), nccl=config.nccl)
     program = Path(sys.executable).with_name("horovodrun")
     argv = [str(program), "-np", "2", config.launcher, *children.python("-c", proof)]

@@ -72,7 +72,6 @@ def run(config: Config) -> int:
 
 
 def _downloaded(config: Config) -> str:
-    """Downloads the archives and returns the folder that they are in."""
     from imagenet_prep.storage.folder import LocalStore
 
     out = LocalStore(Path(config.local_scratch_dir).expanduser())

@@ -142,7 +142,6 @@ def _pull_words(config: Config, part: Placement) -> list[str]:
 
 
 def _to_one(config: Config, source: Original) -> Json:
-    """Replicates to a folder or a bucket, or checks it."""
     target = _open_target(config, source.data)
     if config.check:
         problems = [problem for problem, _ in _look(config, target, target.files)]

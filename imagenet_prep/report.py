@@ -213,7 +213,7 @@ def _disagreements(
     words: Callable[[int], str],
     images_of: _Images,
 ) -> Disagreements | None:
-    """Returns where lists of labels disagree; None if a table is damaged, which is a problem."""
+    """Returns the disagreements; None if a table is damaged, which is a problem."""
     from imagenet_prep.evaluation.sheet import Sheet
     from imagenet_prep.reporting import disagreements
 

@@ -93,7 +93,7 @@ class Config(Settings):
 
     @property
     def finds_images(self) -> bool:
-        """Whether images of a data set are asked for, and not a shard."""
+        """Whether images of a dataset are requested, and not a shard."""
         asked = (self.key, self.class_, self.image_file)
         return self.keys or any(each is not None for each in asked)
 
@@ -211,7 +211,6 @@ def _show_images(config: Config) -> int:
 
 
 def _show_file(config: Config, catalogue: Catalogue, path: Path) -> int:
-    """Shows where a dataset holds an image file."""
     import hashlib
 
     try:

@@ -112,7 +112,6 @@ def readers(config: Config) -> OpenReader:
 
 
 def _of_sagemaker(argv: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the settings from the SM_… variables of a SageMaker container."""
     found = {}
     for channel in ("SM_CHANNEL_TRAINING", "SM_CHANNEL_TRAIN"):
         if channel in environment and "--synthetic" not in argv:

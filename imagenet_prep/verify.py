@@ -206,7 +206,6 @@ def _expectation(dataset: Dataset, level: str, checks_labels: bool) -> Expectati
 
 
 def _check_small_files(dataset: Dataset) -> dict[str, str]:
-    """Returns problems by file name."""
     from imagenet_prep.storage.fetch import hashed
 
     problems, store = {}, dataset.store

@@ -156,7 +156,7 @@ PARAMS = {
 # Time-outs are several times what ImageNet takes on a modest host.
 @task(execution_timeout=timedelta(hours=48))
 def download(params: dict[str, Any]) -> dict[str, Any]:
-    """Brings the archives to `source`; what is there and proven is not fetched again."""
+    """Downloads the archives to `source`; those that are there are not fetched again."""
     if not params["download_from"]:
         raise AirflowSkipException("download_from is empty: the archives are in place")
     flags = _flags(into=params["source"], base_url=params["download_from"])
@@ -184,7 +184,7 @@ def prepare(params: dict[str, Any]) -> dict[str, Any]:
 
 @task(execution_timeout=timedelta(hours=12))
 def verify(params: dict[str, Any]) -> dict[str, Any]:
-    """Proves the data set at `verify_level`; once, where it is not touched."""
+    """Verifies the dataset at `verify_level`; once, if it is not touched."""
     level, if_changed = params["verify_level"], not params["verify_again"]
     flags = _flags(level=level, if_changed=if_changed, workers=params["workers"])
     run("verify", params["out"], *flags)
@@ -193,7 +193,7 @@ def verify(params: dict[str, Any]) -> dict[str, Any]:
 
 @task(execution_timeout=timedelta(hours=24))
 def duplicates(params: dict[str, Any]) -> dict[str, Any]:
-    """Lists which images are the same picture; what was hashed once is not decoded again."""
+    """Lists duplicate images; an image that was hashed before is not decoded again."""
     if (wanted := params["duplicates"]) == "no":
         raise AirflowSkipException("duplicates is no: nobody asked for them")
     found = f"{params['out'].rstrip('/')}-duplicates"
@@ -204,7 +204,7 @@ def duplicates(params: dict[str, Any]) -> dict[str, Any]:
 
 @task(execution_timeout=timedelta(hours=24))
 def replicate(params: dict[str, Any]) -> dict[str, Any]:
-    """Moves what the replicas lack."""
+    """Moves the missing files to the replicas."""
     if not params["replicate_to"]:
         raise AirflowSkipException("replicate_to is empty: no replica was asked for")
     kind, _, rest = params["replicate_to"].partition(":")
@@ -216,7 +216,7 @@ def replicate(params: dict[str, Any]) -> dict[str, Any]:
 
 @task(execution_timeout=timedelta(hours=2))
 def report(params: dict[str, Any]) -> dict[str, Any]:
-    """Makes the page of the data set, unless it is newer than all that it tells of."""
+    """Makes the page of the dataset, unless it is newer than its sources."""
     out = Path(params["out"])
     page, sources = out / "report.html", (out / "dataset.json", out / ".work" / "replicas.jsonl")
     changed = max((path.stat().st_mtime_ns for path in sources if path.exists()), default=0)
@@ -264,7 +264,7 @@ def train(params: dict[str, Any]) -> dict[str, Any]:
     },
 )
 def imagenet_prep() -> None:
-    """Chains the tasks; each is an `imagenet-prep` command that does what is left to do."""
+    """Chains the tasks; each is an `imagenet-prep` command that does the remaining work."""
     download() >> prepare() >> verify() >> duplicates() >> replicate() >> report() >> train()
 
 
@@ -297,7 +297,7 @@ def run(*arguments: str) -> None:
 
 
 def _once(program: str, arguments: Sequence[str], said: deque[str]) -> int:
-    """Runs a command to its end, and returns its exit code; `said` gets what it prints."""
+    """Runs a command to its end, and returns its exit code; `said` gets its output."""
     log.info("%s", shlex.join([program, *arguments]))
     process = subprocess.Popen(
         # Airflow kills tasks without a warning; the command is then asked to end by the kernel.
@@ -381,7 +381,7 @@ def _demand_allowed(parameter: str, *files: str) -> None:
 
 
 def _lineage(params: dict[str, Any]) -> dict[str, Any]:
-    """Returns what names the data set for good: its manifest's digest."""
+    """Returns the dataset and the digest of its manifest, which identifies it."""
     path = Path(params["out"]) / "dataset.json"
     # As `core/regular_file` of the program does, which is not in this environment.
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:

@@ -95,7 +95,7 @@ class Preparation:
 
     @cached_property
     def boxes(self) -> tuple[Stage[BoxTask, box_lists.ReadBoxes], box_lists.BoxLookup] | None:
-        """The stage that reads annotations, and what finds boxes in them; None without any."""
+        """The stage that reads annotations, and the lookup of boxes in them; None without any."""
         annotations = self.job.selection.annotations
         return box_lists.box_stage(annotations, self.store) if annotations else None
 
@@ -329,7 +329,7 @@ class Shard(_Step):
     """
 
     def expand(self, plan: Any) -> Any:
-        """Returns what is done."""
+        """Returns the finished tasks."""
         ours = self._ours
         stage = AsSingleton(plan | "Stage" >> beam.Map(ours.write).with_output_types(Any))
         tasks = plan | "Shards" >> beam.FlatMap(_begin, ours).with_output_types(Any)

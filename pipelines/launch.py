@@ -155,7 +155,7 @@ class Config(Settings):
             raise ValueError("--servers: leave out --mpi, and the flags for Horovod")
 
     def horovod(self) -> dict[str, str]:
-        """Returns the variables of Horovod for what was asked for."""
+        """Returns the variables of Horovod for the flags."""
         asked = {
             "FUSION_THRESHOLD": self.fusion_threshold_mb and self.fusion_threshold_mb << 20,
             "CYCLE_TIME": self.cycle_time_ms,
@@ -222,8 +222,6 @@ def _deal(hosts: Sequence[Host], ranks: int) -> list[Host]:
 
 @dataclass(frozen=True)
 class _Launch:
-    """A launch on hosts that are fit."""
-
     config: Config
     used: Sequence[Host]
     network: fit.Network

@@ -168,7 +168,7 @@ class Config(Settings):
 
     @property
     def channels(self) -> dict[str, str]:
-        """Where the data set lies, by channel."""
+        """The places of the dataset, by channel."""
         if len(self.data) == 1 and self.data[0].partition("=")[0] not in CHANNELS:
             return {CHANNELS[0]: self.data[0]}
         named = [each.partition("=") for each in self.data]
@@ -263,7 +263,6 @@ def request(config: Config, name: str, train: Mapping[str, str], own: Work | Non
 
 
 def _channels(config: Config, code: str | None) -> list[Json]:
-    """Returns the channels: the data, and the user's own script."""
     sources = {**config.channels, **({} if code is None else {_CODE: code})}
     return [
         {"ChannelName": channel, "DataSource": _source(where)} for channel, where in sources.items()
@@ -291,7 +290,7 @@ def _source(data: str) -> Json:
 
 
 def _upload(script: Path, prefix: str) -> None:
-    """Copies a script, and the Python files beside it, to s3://bucket/prefix."""
+    """Copies a script, and the Python files next to it, to s3://bucket/prefix."""
     files = sorted(script.parent.glob("*.py"))
     if len(files) > _MOST_FILES:
         raise UsageError(

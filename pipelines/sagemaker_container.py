@@ -251,7 +251,6 @@ def _meeting(
 
 
 def _facts(host: Host, answer: str) -> Answer:
-    """Returns the facts that a host has sent."""
     if (facts := understood(answer)) is None:
         raise ImagenetPrepError(
             f"{host.address}: its answer is not understood: {answer[:200]!r}. Run the "
@@ -261,7 +260,6 @@ def _facts(host: Host, answer: str) -> Answer:
 
 
 def _address(host: str) -> str:
-    """Returns the IP address of a host, whose name may take a while to be known."""
     patience = time.monotonic() + _HOSTS_S
     while True:
         try:

@@ -136,6 +136,5 @@ def opened(name: str) -> tuple[Dataset, str]:
 
 
 def _pairs(values: Integers) -> int:
-    """Returns the number of pairs of equal values."""
     counts = np.unique(values, return_counts=True)[1]
     return int((counts * (counts - 1)).sum()) // 2

@@ -100,7 +100,6 @@ def _of_csv(data: bytes) -> LabelList:
 
 
 def _of_json(content: Any) -> LabelList:
-    """Returns the list in a value of JSON; ValueError if it is none."""
     if isinstance(content, list):
         rows = records.parse(list[list[int]], content)
         # Position i, from 0, is image i + 1.

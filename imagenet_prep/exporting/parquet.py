@@ -34,7 +34,7 @@ class Parquet(Format):
             )
 
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
-        """Yields what pyarrow writes, a group of rows at a time."""
+        """Yields the bytes from pyarrow, a group of rows at a time."""
         import pyarrow as pa  # type: ignore[import-untyped]
         import pyarrow.parquet as pq  # type: ignore[import-untyped]
 

@@ -120,7 +120,6 @@ class Found:
             raise DataDamagedError(f"{piece.where}: record {at}: {error}") from error
 
     def _searches(self) -> list[Search]:
-        """Returns the joins that find all candidates."""
         whole, window = self._pictures.whole, self._pictures.window
         wanted = self._pictures.may_be_judged & self._first_of(self.by_pixels)
         ours = theirs = np.flatnonzero(wanted & ~self._other).astype(np.uint32)
@@ -154,7 +153,6 @@ class Found:
     def _is_open(
         self, left: npt.NDArray[np.uint32], right: npt.NDArray[np.uint32]
     ) -> npt.NDArray[np.bool_]:
-        """Returns the pairs that may still be duplicates."""
         judged = self._pictures.judged
         is_open = self.by_sight.first(left) != self.by_sight.first(right)
         is_open &= judged[left] | judged[right]
@@ -212,7 +210,6 @@ class Found:
 
 
 def _digest(data: bytes) -> tuple[tuple[int, int], bytes]:
-    """Returns the size of an image and a digest of its pixels."""
     with opening.opened(data) as image:
         return image.size, hashlib.sha256(opening.pixels(image).data).digest()
 
@@ -237,7 +234,6 @@ def _runs(values: npt.NDArray[np.uint64]) -> Iterator[npt.NDArray[np.uint32]]:
 def _split(
     numbers: npt.NDArray[np.uint32], values: list[object]
 ) -> Iterator[npt.NDArray[np.uint32]]:
-    """Yields the images that share a value."""
     found: dict[object, list[int]] = {}
     for number, value in zip(numbers.tolist(), values, strict=True):
         found.setdefault(value, []).append(number)

@@ -54,7 +54,7 @@ class Columns(NamedTuple):
 
 
 def columns(samples: Iterable[Sample]) -> Columns:
-    """Returns what the search needs of a table."""
+    """Returns the columns of a table that the search needs."""
     numbers, digests = array("q"), bytearray()
     for each in samples:
         numbers.extend((each.class_index, each.width, each.height))

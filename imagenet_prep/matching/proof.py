@@ -87,7 +87,6 @@ def _halved(means: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint16]:
 def _are_one(
     found: npt.NDArray[np.float32], whole: float, fine: float, outside: float
 ) -> npt.NDArray[np.bool_]:
-    """Returns the `scores` that are good enough."""
     # The C code leaves correlations squared, with their sign.
     alike = (found[:, 6] >= whole**2) & (found[:, 7] >= fine**2)
     alike &= (found[:, 4] >= LEAST_GAIN) & (found[:, 4] <= MOST_GAIN)

@@ -133,7 +133,6 @@ def compare(one: Facts, other: Facts, differences: Iterable[Difference], seed: i
 
 
 def _match_all(comparison: Comparison, differences: Sequence[Difference]) -> None:
-    """Compares images, and keeps pictures of the worst."""
     one, other = comparison.facts
     first = _images(one, [each.a for each in differences if each.a])
     second = _images(other, [each.b for each in differences if each.b])
@@ -152,7 +151,6 @@ def _match_all(comparison: Comparison, differences: Sequence[Difference]) -> Non
 
 
 def _shown(facts: Facts, differences: Sequence[Difference]) -> list[Shown]:
-    """Returns images of one of the datasets, with small pictures."""
     places = {each: each.a or each.b for each in differences}
     images = _images(facts, [place for place in places.values() if place])
     shown = []
@@ -189,7 +187,6 @@ def _images(facts: Facts, places: Sequence[Stored]) -> dict[Stored | None, Image
 
 
 def _pictures(one: ImageExample, other: ImageExample) -> tuple[str, str]:
-    """Returns the middle of both images at the smaller size, as data URIs."""
     decoded = _at_one_size(one, other)
     assert decoded is not None
     first, second = (pictures.data_uri(pictures.middle(d, _SIDE, _SIDE), _QUALITY) for d in decoded)

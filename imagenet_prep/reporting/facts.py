@@ -327,7 +327,6 @@ def _is_shown(incident: Incident) -> bool:
 
 
 def _lines(store: Readable, name: str, kind: type[Item]) -> Iterator[Item]:
-    """Yields the lines of a list that are records of this kind."""
     lines = io.BytesIO(_bytes(store, name, _MAX_LIST_BYTES))
     for line in itertools.islice(lines, _MAX_LINES):
         if (record := _parsed(kind, line)) is not None:
@@ -335,7 +334,6 @@ def _lines(store: Readable, name: str, kind: type[Item]) -> Iterator[Item]:
 
 
 def _parsed(kind: type[Item], data: bytes) -> Item | None:
-    """Returns a record; None for anything else, or for too much of it."""
     try:
         if len(data) <= _MAX_JSON_BYTES:
             return records.parse(kind, canonical.loads(data), others=True)

@@ -123,7 +123,6 @@ def _defaults() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _style() -> Iterator[None]:
-    """Draws in the page's style."""
     with _defaults():
         mpl.rcParams.update(_STYLE)
         yield
@@ -309,7 +308,6 @@ def _time_unit(seconds: float) -> tuple[str, float]:
 
 
 def _splits(facts: Facts) -> Iterator[tuple[str, Split, str]]:
-    """Yields name, split and its colour."""
     colours = {schema.VALIDATION: _BEFORE, schema.HOLDOUT: _INK}
     for name, split in facts.manifest.splits.items():
         yield name, split, colours.get(name, _AFTER)

@@ -123,7 +123,6 @@ def draw(facts: Facts, seed: int) -> list[Tile]:
 
 
 def _quota(facts: Facts) -> dict[int, int]:
-    """Returns the number of images of each class that may be shown."""
     per_class = facts.examples_per_class
     quota = min(_MAX_PER_CLASS, max(1, _MAX_TILES // max(len(per_class), 1)))
     return {index: min(quota, count) for index, count in per_class.items()}

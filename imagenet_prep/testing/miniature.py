@@ -198,7 +198,6 @@ class _Studio:
                 add_file(flat, key, io.BytesIO(data), len(data))
 
     def _shoot(self, split: str, key: str, class_index: int, kind: str, ordinal: int) -> bytes:
-        """Returns the bytes of one image; the same for the same arguments."""
         stream = (self._seed, split == "validation", class_index, ordinal)
         family, rng = self._families[class_index], np.random.default_rng(stream)
         kind, width, height, data = self._camera.shoot(family, kind, rng)

@@ -80,7 +80,7 @@ def test_new_keys_are_added_once_and_known_from_then_on(home: Path, hashed: str)
     hosts = "localhost slots=8\nnode1 slots=8\nme@node2 slots=8\n"
     unsaid = show(home, hosts)
     assert unsaid.code == 1
-    assert f"node1     new        ssh-ed25519 {fingerprint}\n" in unsaid.out
+    assert f"node1     new    ssh-ed25519 {fingerprint}\n" in unsaid.out
     assert "node1: not added" in unsaid.err
     assert (home / "known").read_text() == "other ssh-ed25519 AAAA"
 

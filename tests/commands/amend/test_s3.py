@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from imagenet_prep.amend import Config, amend
+from imagenet_prep import amend
 from imagenet_prep.storage.s3 import S3
 from tests.kit import command
 from tests.kit.amended import make_changes
@@ -20,6 +21,7 @@ def test_a_set_in_a_bucket_is_amended_there(
     reference: Reference,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     changes = make_changes(reference.out, tmp_path / "changes")
     local = command.run("amend", reference.out, *changes.flags, "--out", tmp_path / "new", "--json")
@@ -38,16 +40,9 @@ def test_a_set_in_a_bucket_is_amended_there(
 
     for way in ("read", "get"):
         monkeypatch.setattr(S3, way, note(getattr(S3, way)))
-    found = amend(
-        Config(
-            there,
-            new,
-            exclude=str(changes.exclude),
-            relabel=str(changes.relabel),
-            add=str(changes.add),
-            json=True,
-        )
-    )
+    flags = ("--exclude", changes.exclude, "--relabel", changes.relabel, "--add", changes.add)
+    assert amend.run([there, "--out", new, *map(str, flags), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
     assert found["digest"] == local.json["digest"]
     made = {n: d for n, d in objects(s3.client(), new).items() if not n.startswith(".work")}
     assert made == contents(tmp_path / "new")

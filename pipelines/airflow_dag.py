@@ -375,8 +375,9 @@ def _demand_allowed(parameter: str, *files: str) -> None:
         there = Path(os.path.realpath(file)) if Path(file).is_absolute() else None
         if not folder or there is None or not there.is_relative_to(os.path.realpath(folder)):
             raise AirflowFailException(
-                f"{parameter}: {file}: a run may only name files in the folder {_FILES} of the "
-                f"workers' environment. It is {folder or 'not set'}. Put the file there."
+                f"{parameter}: {file}: a run may only name files in the folder of the variable "
+                f"{_FILES} in the environment of the workers. It is {folder or 'not set'}. Put the "
+                "file there, and give its path."
             )
 
 

@@ -19,7 +19,7 @@ from imagenet_prep.sources.source import Packed
 
 
 def run(job: Job, output: Output) -> None:
-    """Runs the graph until the dataset is committed; a lost job is followed by another."""
+    """Runs the graph until the data set is committed; a lost job is followed by another."""
     store, selection = output.store, job.selection
     if store.as_folder is None and isinstance(selection.source, Packed):
         raise errors.UsageError(

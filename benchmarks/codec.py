@@ -173,7 +173,7 @@ def thread_of(jpeg: str) -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(1) as thread:
         try:
             # A thread chooses with its first image, and keeps to it.
-            thread.submit(planes.shrink, b"", 1, 1, QUALITY, 1).result()
+            thread.submit(planes.workspace).result()
         finally:
             del os.environ[planes.JPEG_VARIABLE]
             if before is not None:

@@ -18,7 +18,6 @@ from imagenet_prep.dataset.jpeg import MAX_PIXELS
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-    from PIL import Image
 
 # The names of likeness.h and likeness.c.
 CELLS, FREQUENCIES, WINDOW, SIXTEENTHS = 64, 256, 60, 16
@@ -34,20 +33,14 @@ HASH = np.dtype([("bits", "<u8", FREQUENCIES // 64), ("strong", "<i4"), ("rough"
 def means(data: bytes, simd: str = "best") -> npt.NDArray[np.uint16]:
     """Returns the mean luma of an image on [64, 64] cells, in sixteenths of a grey level.
 
-    Args:
-      data: an image file of any kind that the codec takes.
-      simd: vector code to use, a key of planes.SIMD; all of them make the same numbers.
+    The vector code is a key of planes.SIMD; all of them make the same numbers.
     """
-    found = planes.means(data, MAX_PIXELS, simd)
+    found = planes.workspace(simd).means(data, MAX_PIXELS)
     if found is not None:
         return found
     with opening.opened(data) as image:
-        luma = opening.pixels(image, _luma)
+        luma = opening.pixels(image, lambda band: band.convert("RGB").convert("L"))
     return means_of_pixels(luma, simd)
-
-
-def _luma(image: Image.Image) -> Image.Image:
-    return image.convert("RGB").convert("L")
 
 
 def means_of_pixels(luma: npt.NDArray[np.uint8], simd: str = "best") -> npt.NDArray[np.uint16]:

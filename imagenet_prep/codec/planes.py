@@ -51,60 +51,33 @@ _PROBE = base64.b64decode(
 _PROOF = "7347788251d477da09e462fa0e49acac8c10ebb762529485a2f97c93dab97558"
 
 
-def require() -> None:
-    """Makes sure that this codec works here."""
-    _libraries()
-
-
-def shrink(
-    data: bytes, height: int, width: int, quality: int, max_pixels: int, simd: str = "best"
-) -> bytes | None:
-    """Returns the 4:2:0 JPEG of [height, width] that is made from a grey or YCbCr JPEG.
-
-    Args:
-      data: a JPEG.
-      height, width: pixels of the result, 1 ... 65500.
-      quality: 1 ... 100.
-      max_pixels: that the header may claim.
-      simd: vector code to use, a key of SIMD; all of them make the same bytes.
-
-    Returns:
-      None where libjpeg has anything to say of the data, or the format is another one.
-    """
-    return _workspace(simd).shrink(data, height, width, quality, max_pixels)
+@functools.lru_cache(maxsize=1)
+def require() -> Libraries:
+    """Returns the loaded libraries, once they are known to make the right bytes here."""
+    libraries = load()
+    for jpeg in ("libjpeg", "own"):
+        _prove(libraries, jpeg)
+    return libraries
 
 
 def proves(data: bytes) -> bool:
     """Returns True for a JPEG that is known to be sound from its first byte to its last.
 
-    No pixels are made, so this takes a third of the time that libjpeg needs to read through a file.
-    False says nothing: the file may be damaged, or of a kind that our decoder declines, or the
-    decoder does not work here.
+    No pixels are made, which takes a third of libjpeg's time. False says nothing: the file may be
+    damaged, or of a kind that our decoder declines, or the decoder does not work here.
     """
-    return _is_available() and _workspace("best").prove(data)
-
-
-def means(data: bytes, max_pixels: int, simd: str) -> npt.NDArray[np.uint16] | None:
-    """Returns the means of luma that likeness.h defines, of a grey or YCbCr JPEG.
-
-    None, and what is raised, as for `shrink`.
-    """
-    return _workspace(simd).means(data, max_pixels)
+    return _is_available() and workspace().prove(data)
 
 
 def kernel() -> ctypes.CDLL:
     """Returns the library that planes.c and the other C of this room are compiled to."""
-    return _libraries().kernel
+    return require().kernel
 
 
+@functools.cache
 def best(simd: str) -> int:
     """Returns the number of a key of SIMD; of "best" that of the best that this processor has."""
-    return _best() if simd == "best" else SIMD[simd]
-
-
-@functools.lru_cache(maxsize=1)
-def _best() -> int:
-    return int(kernel().planes_best())
+    return int(kernel().planes_best()) if simd == "best" else SIMD[simd]
 
 
 class Values:
@@ -161,7 +134,7 @@ class Look:
         pixels: npt.NDArray[Any],
         *,
         mirrored: bool = False,
-        simd: str = "best",
+        within: Workspace | None = None,
     ) -> bool:
         """Writes a window of a grey or YCbCr JPEG into an array.
 
@@ -174,17 +147,38 @@ class Look:
           window: top, left, height and width of the part, in pixels; None for the whole.
           pixels: contiguous, of the size and type that this look has.
           mirrored: left becomes right.
-          simd: as for `shrink`.
+          within: the memory to use; by default this thread's.
 
         Returns:
-          False where libjpeg has anything to say of the data, the format is another one, or the
-          window leaves the image; `pixels` may have changed then.
+          False if libjpeg complains about the data, the format is a different one, or the window
+          leaves the image; `pixels` may have changed then.
         """
-        return _workspace(simd).decode(self, data, window, pixels, mirrored=mirrored)
+        values = self.values
+        assert pixels.flags.c_contiguous
+        assert pixels.size == 3 * self.height * self.width
+        assert pixels.itemsize == values.table.itemsize
+        output = PixelOutput(
+            pixels.ctypes.data,
+            values.table.ctypes.data,
+            values.mean,
+            values.factor,
+            values.item,
+            self.channels_first,
+            mirrored,
+        )
+        part = None if window is None else (ctypes.c_int * 4)(*window)
+        start = data if isinstance(data, bytes) else ctypes.byref(ctypes.c_char.from_buffer(data))
+        arguments = (part, self.height, self.width, self.kernel, MAX_PIXELS, output)
+        return (within or workspace()).decode(start, len(data), *arguments)
 
 
-class _Workspace:
-    """A thread's memory in planes.c; freed with the thread."""
+class Workspace:
+    """A thread's memory in planes.c; freed with the thread.
+
+    Args:
+      simd: vector code to use, a key of SIMD; all of them make the same bytes.
+      jpeg: "libjpeg" to do without our own decoder and encoder.
+    """
 
     def __init__(self, libraries: Libraries, simd: str, jpeg: str = "own") -> None:
         self.kernel = libraries.kernel
@@ -197,7 +191,14 @@ class _Workspace:
     def shrink(
         self, data: bytes, height: int, width: int, quality: int, max_pixels: int
     ) -> bytes | None:
-        """Returns what the function `shrink` returns."""
+        """Returns the 4:2:0 JPEG of [height, width] that is made from a grey or YCbCr JPEG.
+
+        Args:
+          data: a JPEG; None is returned if libjpeg complains about it, or for other formats.
+          height, width: pixels of the result, 1 ... 65500.
+          quality: 1 ... 100.
+          max_pixels: that the header may claim.
+        """
         code = self.kernel.planes_shrink(
             self.pointer, data, len(data), height, width, quality, max_pixels
         )
@@ -206,38 +207,12 @@ class _Workspace:
         size = self.kernel.planes_result_bytes(self.pointer)
         return ctypes.string_at(self.kernel.planes_result(self.pointer), size)
 
-    def decode(
-        self,
-        look: Look,
-        data: bytes | memoryview,
-        window: Sequence[int] | None,
-        pixels: npt.NDArray[Any],
-        *,
-        mirrored: bool = False,
-    ) -> bool:
-        """Returns what `Look.decode` returns."""
-        height, width, values = look.height, look.width, look.values
-        assert pixels.flags.c_contiguous
-        assert pixels.size == 3 * height * width
-        assert pixels.itemsize == values.table.itemsize
-        output = PixelOutput(
-            pixels.ctypes.data,
-            values.table.ctypes.data,
-            values.mean,
-            values.factor,
-            values.item,
-            look.channels_first,
-            mirrored,
-        )
-        part = None if window is None else (ctypes.c_int * 4)(*window)
-        start = data if isinstance(data, bytes) else ctypes.byref(ctypes.c_char.from_buffer(data))
-        code = self.kernel.planes_decode(
-            self.pointer, start, len(data), part, height, width, look.kernel, MAX_PIXELS, output
-        )
-        return self._is_done(code)
+    def decode(self, *arguments: Any) -> bool:
+        """Calls planes_decode for a `Look`."""
+        return self._is_done(self.kernel.planes_decode(self.pointer, *arguments))
 
     def means(self, data: bytes, max_pixels: int) -> npt.NDArray[np.uint16] | None:
-        """As the function `means`."""
+        """Returns the means of luma that likeness.h defines; None as for `shrink`."""
         found = np.empty((64, 64), np.uint16)
         code = self.kernel.planes_means(
             self.pointer, data, len(data), max_pixels, found.ctypes.data
@@ -245,7 +220,7 @@ class _Workspace:
         return found if self._is_done(code) else None
 
     def prove(self, data: bytes) -> bool:
-        """As the function `proves`."""
+        """Returns what the function `proves` returns."""
         return self._is_done(self.kernel.planes_prove(self.pointer, data, len(data)))
 
     def _is_done(self, code: int) -> bool:
@@ -263,25 +238,18 @@ class _Workspace:
 _threads = threading.local()
 
 
-def _workspace(simd: str) -> _Workspace:
-    workspaces: dict[str, _Workspace] = _threads.__dict__.setdefault("workspaces", {})
+def workspace(simd: str = "best") -> Workspace:
+    """Returns this thread's memory for a kind of vector code."""
+    workspaces: dict[str, Workspace] = _threads.__dict__.setdefault("workspaces", {})
     if simd not in workspaces:
         jpeg = os.environ.get(JPEG_VARIABLE, "own")
-        workspaces[simd] = _Workspace(_libraries(), simd, jpeg)
+        workspaces[simd] = Workspace(require(), simd, jpeg)
     return workspaces[simd]
 
 
 def forget() -> None:
     """Frees what this thread keeps for its next image: after a huge one, hundreds of megabytes."""
     _threads.__dict__.pop("workspaces", None)
-
-
-@functools.lru_cache(maxsize=1)
-def _libraries() -> Libraries:
-    libraries = load()
-    for jpeg in ("libjpeg", "own"):
-        _prove(libraries, jpeg)
-    return libraries
 
 
 @functools.lru_cache(maxsize=1)
@@ -299,20 +267,20 @@ def _prove(libraries: Libraries, jpeg: str) -> None:
     All versions of libjpeg-turbo 3 make the same bytes. One that does not is seen here, whatever
     it calls itself.
     """
-    workspace = _Workspace(libraries, "best", jpeg)
+    own = Workspace(libraries, "best", jpeg)
     # libjpeg encodes the first, from which our encoder learns to encode the second.
-    made = {workspace.shrink(_PROBE, 13, 16, 90, MAX_PIXELS) or b"" for _ in range(2)}
+    made = {own.shrink(_PROBE, 13, 16, 90, MAX_PIXELS) or b"" for _ in range(2)}
     if {hashlib.sha256(each).hexdigest() for each in made} != {_PROOF}:
         raise UnavailableError(
             f"{libraries.libjpeg._name} makes other bytes than it should"
-            f" ({workspace.message or 'wrong sha256'})"
+            f" ({own.message or 'wrong sha256'})"
         )
-    wide = workspace.shrink(_PROBE, 16, 80, 90, MAX_PIXELS) or b""
+    wide = own.shrink(_PROBE, 16, 80, 90, MAX_PIXELS) or b""
     whole, part = (np.zeros((16, width, 3), np.uint8) for width in (80, 32))
     for pixels, left in ((whole, 0), (part, 48)):
         height, width, _ = pixels.shape
         look = Look(height, width, BYTES, NEIGHBOURS)
-        workspace.decode(look, wide, (0, left, height, width), pixels)
+        look.decode(wide, (0, left, height, width), pixels, within=own)
     # The columns at the edge differ: there chroma is enlarged from fewer samples.
     if not np.array_equal(whole[:, 56:], part[:, 8:]):
         raise UnavailableError(

@@ -92,7 +92,8 @@ def _from_jpeg(
     encoded = None
     if policy.codec == PLANES and header.colorspace in _PLANAR:
         if turn == orientation.UPRIGHT:
-            encoded = planes.shrink(data, height, width, policy.quality, policy.max_pixels)
+            ours = planes.workspace()
+            encoded = ours.shrink(data, height, width, policy.quality, policy.max_pixels)
         else:
             pixels = np.empty((height, width, 3), np.uint8)
             look = planes.Look(height, width, planes.BYTES, planes.BICUBIC)
@@ -144,23 +145,18 @@ def _prove(data: bytes, frame: Frame, policy: Policy) -> str | None:
 
 
 def _read_through(data: bytes, frame: Frame) -> None:
-    """Decodes a JPEG from its first byte to its last; raises ValueError for any message.
-
-    Our own decoder is asked first, and has nothing to say where it declines. Decoding grey at 1/8
-    size walks all of the entropy-coded data, too, which is where damage shows, and leaves out the
-    transforms and colours that cost as much again.
-    """
+    """Decodes a JPEG from its first byte to its last; raises ValueError for any message."""
+    # To decode grey at 1/8 size walks all of the entropy-coded data, too, where damage shows. It
+    # leaves out the transforms and colours, which cost as much again.
     if planes.proves(data):
         return
     opening.decode_jpeg(data, frame, "GRAY", min_height=1, min_width=1, min_factor=8)
 
 
 def _decode(data: bytes, header: Frame, height: int, width: int) -> tuple[Pixels, str | None]:
-    """Returns pixels [>= height, >= width, 3] uint8 RGB, and the reason if they were rescued.
-
-    libjpeg halves the sides while decoding as long as 4 times the target is left. Nearer to
-    it, its cut-off in 8 x 8 blocks shows: up to 3 dB worse than shrinking all pixels.
-    """
+    """Returns pixels [>= height, >= width, 3] uint8 RGB, and the reason if they were rescued."""
+    # Nearer to the target, libjpeg's cut-off in 8 x 8 blocks shows: up to 3 dB worse than shrinking
+    # all pixels.
     size: dict[str, Any] = {"min_height": 4 * height, "min_width": 4 * width, "min_factor": 2}
     if (height, width) == (header.height, header.width):
         size = {}
@@ -267,15 +263,10 @@ def _stored(encoded: bytes) -> Frame | None:
 def prove_stored(
     encoded: bytes, height: int, width: int, *, any_size: bool = False, any_colorspace: bool = False
 ) -> bool:
-    """Proves a stored image from its first byte to its last, and that it is what its record says.
+    """Verifies a stored JPEG from its first byte to its last, and that it is what its record says.
 
-    Args:
-      encoded: a JPEG.
-      height, width: pixels.
-      any_size, any_colorspace: records of this set are known to be untrue there.
-
-    Returns:
-      Whether it has an EXIF orientation that is not 1, so that decoders differ in how they show it.
+    With `any_size` and `any_colorspace`, records of this dataset are known to be untrue there.
+    Returns whether it has an EXIF orientation other than 1, so that decoders show it differently.
     """
     header = _stored(encoded)
     if header is None or not (any_colorspace or header.colorspace in _RGB):

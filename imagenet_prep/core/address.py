@@ -23,21 +23,11 @@ class Place(enum.Enum):
     ANYWHERE = "a folder, http(s)://... or s3://bucket/prefix"
 
     def check(self, name: str, text: str) -> None:
-        """Refuses another kind of place, and what must not be in an address.
-
-        Args:
-          name: what the message calls the text, e.g. "--out".
-          text: what the user gave.
-        """
+        """Raises ValueError unless `text`, the value of the flag `name`, names such a place."""
         is_bucket, is_address = text.startswith("s3://"), "://" in text
-        allowed = {
-            Place.FOLDER: not is_address,
-            Place.FILE: not is_address,
-            Place.RUN: not is_address,
-            Place.BUCKET: is_bucket,
-            Place.ANYWHERE: True,
-            Place.FILE_OR_OBJECT: True,
-        }.get(self, is_bucket or not is_address)
+        allowed = not is_address and self is not Place.BUCKET
+        allowed |= is_bucket and self in (Place.BUCKET, Place.FOLDER_OR_BUCKET)
+        allowed |= self in (Place.ANYWHERE, Place.FILE_OR_OBJECT)
         try:
             refuse_login(text)
             if allowed:
@@ -64,11 +54,7 @@ def check_base(base: str) -> None:
 
 
 def refuse_login(text: str) -> None:
-    """Refuses a word that holds an address with a user name or password in it.
-
-    Args:
-      text: any word of a command line, e.g. --base-url=http://ann:secret@host/.
-    """
+    """Raises ValueError for a word that holds an address with a user name or password."""
     if _LOGIN.search(text):
         raise ValueError(
             "the address holds a user name or password, which would end up in logs, process "

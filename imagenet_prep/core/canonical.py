@@ -56,9 +56,7 @@ def digest(value: Any) -> str:
 def loads(data: bytes | bytearray | str, most_values: int | None = MOST_VALUES) -> Any:
     """Returns the value of JSON text from outside.
 
-    Args:
-      data: the text.
-      most_values: that it may hold; of lists and objects an eighth of that. None: any number.
+    It may hold `most_values`, of which an eighth are lists and objects; None allows any number.
     """
     text = data if isinstance(data, str) else data.decode()
     if most_values is not None and len(text) > most_values // 8:

@@ -14,12 +14,7 @@ _BOUND_CHILD = str(Path(__file__).with_name("bound_child.py"))
 def python(*words: str, program: str = sys.executable) -> list[str]:
     """Returns the command line of a Python that imports nothing from the current folder.
 
-    Without -P both -m and -c look there first: a file called select.py in a folder that
-    somebody else may write to would run.
-
-    Args:
-      *words: e.g. "-m", a module and its arguments.
-      program: the interpreter, where it is that of another host.
+    Without -P, -m and -c look there first: somebody else's file select.py would run.
     """
     return [program, "-P", *words]
 

@@ -19,12 +19,7 @@ class NotCompiledError(UsageError):
 
 @functools.cache
 def load(path: Path, **functions: tuple[Any, ...]) -> ctypes.CDLL:
-    """Returns a library.
-
-    Args:
-      path: of the library.
-      functions: what each returns, and what it takes, as C declares it.
-    """
+    """Returns a library; `functions` say what each returns and takes, as C declares it."""
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:

@@ -95,12 +95,7 @@ class Flag:
 
 
 def flag(default: Any = dataclasses.MISSING, **how: Any) -> Any:
-    """Returns a dataclass field that `parse` turns into a flag.
-
-    Args:
-      default: value where the flag is not given; without one the flag is required.
-      **how: attributes of `Flag`.
-    """
+    """Returns a dataclass field that becomes a flag, which is required without a default."""
     return dataclasses.field(default=default, metadata={"flag": Flag(**how)})
 
 
@@ -115,12 +110,7 @@ def switch(**how: Any) -> Any:
 
 
 def after_dashes(what: str, *, are_flags: bool = False) -> Any:
-    """Returns a dataclass field for all words after --, which are no flags of this verb.
-
-    Args:
-      what: these words, as a message says it that misses the --, e.g. "the command goes".
-      are_flags: they begin with a flag.
-    """
+    """Returns a dataclass field for all words after --; arguments as for `AfterDashes`."""
     return dataclasses.field(default=(), metadata={"after_dashes": AfterDashes(what, are_flags)})
 
 
@@ -133,7 +123,6 @@ class Settings:
     """
 
     def __post_init__(self) -> None:
-        """Checks each value against its flag."""
         for field in dataclasses.fields(self):
             if spec := field.metadata.get("flag"):
                 spec.check(_spelled(field.name, spec), getattr(self, field.name))
@@ -351,21 +340,17 @@ def _spelled(name: str, spec: Flag) -> str:
     return f"--{name.rstrip('_').replace('_', '-')}"
 
 
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a whole number, found {text!r}") from None
+def _reader(kind: type[Any], expected: str) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        try:
+            return kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"expected {expected}, found {text!r}") from None
+
+    return read
 
 
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a number, found {text!r}") from None
-
-
-_READERS: dict[Any, Callable[[str], Any]] = {int: _whole, float: _number}
+_READERS = {int: _reader(int, "a whole number"), float: _reader(float, "a number")}
 
 
 def _comma_separated(text: str) -> tuple[str, ...]:

@@ -78,10 +78,7 @@ def _elsewhere() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_chatter() -> Iterator[None]:
-    """Lets a program filter what libraries write to standard error meanwhile.
-
-    TensorFlow writes two lines twice before it reads how much it is to say.
-    """
+    """Filters meanwhile what libraries write to standard error, also before they know a level."""
     if os.environ.get(_LOG_LEVEL, "2") < "2":  # somebody wants to see it
         yield
         return

@@ -26,12 +26,8 @@ def before_ending(act: Callable[[], None]) -> None:
 def main(module: str, argv: Sequence[str] | None = None) -> NoReturn:
     """Runs the verb of a module, which is its function `run`, and ends the process.
 
-    The module is imported by its own name, also where it is the program itself: worker processes
-    import by this name what they are sent.
-
-    Args:
-      module: e.g. "imagenet_prep.verify".
-      argv: what follows the verb; None: the command line of this process.
+    The module is imported by its own name even if it is the program itself: worker processes import
+    by this name what they are sent. `argv` is what follows the verb.
     """
     words = sys.argv[1:] if argv is None else argv
     finish(lambda: importlib.import_module(module).run(words))

@@ -54,13 +54,10 @@ def loads(kind: type[T], data: bytes) -> T:
 
 
 def parse(kind: type[T], content: object, where: str = "", *, others: bool = False) -> T:
-    """Returns a record from a value of JSON.
+    """Returns a record of a dataclass, or another annotation, from a value of JSON.
 
-    Args:
-      kind: a dataclass or another annotation, see above.
-      content: as `canonical.loads` returns it. A field that has a default may be missing.
-      where: how the message calls the record.
-      others: whether the record may have fields that `kind` has not; they are left out.
+    A field that has a default may be missing. `where` is what the message calls the record. With
+    `others`, fields that `kind` has not are ignored.
     """
     if others and isinstance(content, dict):
         names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]

@@ -70,12 +70,7 @@ def _no_file(path: Path, mode: int) -> DataDamagedError:
 
 
 def read(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Returns the bytes of a small regular file.
-
-    Args:
-      path: the file; links are followed.
-      most: bytes that it may have.
-    """
+    """Returns the bytes of a small regular file; links are followed."""
     with open(open_to_read(path), "rb") as file:
         return read_whole(file, path, most)
 
@@ -100,13 +95,9 @@ def read_whole(file: BinaryIO, path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def demand_own(path: Path, kind: str, beginning: bytes, at: int = 0) -> None:
-    """Refuses to replace a regular file that the running command does not write.
+    """Raises UsageError if a file was not written by the running command, or is not empty.
 
-    Args:
-      path: an output that a user has named. An empty file may be replaced.
-      kind: how the message calls the files of the command.
-      beginning: bytes that each of these files has.
-      at: offset of these bytes.
+    Files of the command, which the message calls `kind`, have the bytes `beginning` at an offset.
     """
     try:
         if not path.is_file():

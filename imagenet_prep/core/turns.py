@@ -23,11 +23,9 @@ def among_threads(workers: int) -> None:
 
 
 def among_processes(workers: int, descriptor: int) -> None:
-    """Says how many processes work, of a thread each, and which file all of them have open.
+    """Sets how many processes work, of one thread each, and the file that all of them have open.
 
-    Args:
-      workers: their number.
-      descriptor: of the file, open to write; it stays open, and no other one of it is closed.
+    To close another descriptor of that file would release its locks.
     """
     global _place
     _place = descriptor, os.getpid() % _turns(workers)

@@ -45,11 +45,7 @@ class Parser(argparse.ArgumentParser):
     ) -> UsageError:
         """Returns the error for a word that is no flag and no value of this verb.
 
-        Args:
-          words: the whole command line after the verb.
-          stray: the word.
-          flags: all flags of the verb.
-          after: what may follow --; None where nothing may, or where -- is there.
+        `after` is None if nothing may follow --, or if -- is there.
         """
         name = stray.partition("=")[0]
         verb = self.prog.partition(" ")[2]

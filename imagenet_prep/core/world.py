@@ -57,7 +57,6 @@ class World:
     local_size: int = -1
 
     def __post_init__(self) -> None:
-        """Fills in the defaults, and refuses numbers that cannot be."""
         if self.local_rank < 0:
             object.__setattr__(self, "local_rank", self.rank)
         if self.local_size < 0:

@@ -125,14 +125,9 @@ class Actions(Protocol):
 
 
 class Chain:
-    """Decides who gives to whom.
-
-    Attributes:
-      peers: in the order of the hosts file.
-    """
+    """Decides who gives to whom; the peers are in the order of the hosts file."""
 
     def __init__(self, peers: Sequence[Peer], request: Request, actions: Actions) -> None:
-        """Takes the hosts in the order of the chain; nothing is started."""
         self.peers = list(peers)
         self._order = list(peers)
         self._request = request
@@ -145,11 +140,7 @@ class Chain:
             self._connect(peer)
 
     def is_over(self, now_s: float) -> bool:
-        """Whether every host is whole or has failed, or the time to wait for lost ones is over.
-
-        Args:
-          now_s: of a monotonic clock.
-        """
+        """Whether every host is whole or has failed, or the time to wait for lost ones is over."""
         states = {peer.state for peer in self.peers}
         if states & _UNDER_WAY or self._active_at_s is None:
             self._active_at_s = now_s
@@ -173,13 +164,7 @@ class Chain:
         taken[frame.kind](peer, **frame.fields)
 
     def giver_broken(self, peer: Peer, why: str, code: int | None = None) -> None:
-        """The giver of a host ended too early, fell silent, or sent an impossible message.
-
-        Args:
-          peer: the host.
-          why: it did.
-          code: its exit code, where it ended by itself.
-        """
+        """Takes the early end of a giver; `code` is its exit code if it ended by itself."""
         giver = peer.upstream
         peer.losses += 1
         if giver is not None:

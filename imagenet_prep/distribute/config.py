@@ -71,7 +71,6 @@ class Config(Settings):
     json: bool = switch(help="print the result as JSON")
 
     def __post_init__(self) -> None:
-        """Refuses what cannot be combined, and impossible numbers."""
         super().__post_init__()
         if self.mode == "full" and (self.part is not None or self.copies != 1):
             raise ValueError("--part, --copies: expected --mode partition")

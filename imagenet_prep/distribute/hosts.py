@@ -65,14 +65,9 @@ class Request:
 
 
 def ask(num_files: Mapping[str, int], request: Request) -> list[Json | ImagenetPrepError]:
-    """Returns what every host says about its replica; moves nothing.
+    """Returns problems and lacking_bytes of every host's replica, or its error; moves nothing.
 
-    Args:
-      num_files: that each host is to hold, by address.
-      request: what is wanted.
-
-    Returns:
-      For each host problems and lacking_bytes, or the error.
+    `num_files` is how many files each host is to hold, by address.
     """
 
     def ask_one(address: str) -> Json | ImagenetPrepError:
@@ -128,10 +123,7 @@ def pull(
 ) -> list[Json | ImagenetPrepError]:
     """Runs this program on every host at once; returns their results.
 
-    Args:
-      addresses: of the hosts.
-      request: for the interpreter, and the part that each host is to hold.
-      argv_of: verb and flags for a host that is to hold this part; --json is added.
+    `argv_of` returns verb and flags for a host that is to hold this part; --json is added.
     """
 
     def argv(address: str) -> list[str]:

@@ -33,11 +33,7 @@ _MAX_WAITING = 64
 
 
 class _Giver:
-    """What gives to one host: a process, and the thread that listens to it.
-
-    Attributes:
-      room: for messages that wait for the loop.
-    """
+    """A process that gives to one host, and `room` for its messages that wait for the loop."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -74,11 +70,8 @@ class Leader:
     ) -> None:
         """Prepares the chain; nothing is started.
 
-        Args:
-          sizes: bytes by file name, for each address, in the order of the chain.
-          request: what is wanted on the hosts.
-          say: called with a sentence about what happened to a host.
-          count: called with the bytes that were moved, for each file that a host has.
+        `sizes` has the bytes of each file by name, for each address, in the order of the chain.
+        `say` gets a sentence about a host, `count` the bytes of each file that a host has.
         """
         peers = [
             Peer(address, files, alone=request.placements[address].nodes > 1)

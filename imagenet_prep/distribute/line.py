@@ -24,7 +24,6 @@ class Line:
     """
 
     def __init__(self, files: Sequence[File]) -> None:
-        """Begins with no file lacking; `files` are all files of the data set."""
         self.all_named = False
         self._files = {file.name: file for file in files}
         # How many of its first bytes the neighbour has, by name.
@@ -61,11 +60,7 @@ class Line:
                 self._ready.append(name)
 
     def next(self) -> tuple[File, int] | None:
-        """Takes the first offered file out of the line; None if there is none yet.
-
-        Returns:
-          The file, and how many of its first bytes the neighbour has.
-        """
+        """Takes the first offered file; returns it and how many of its bytes the neighbour has."""
         if not self.all_named:
             return None
         while self._ready:

@@ -36,7 +36,6 @@ class Replica(Target):
     store: LocalStore
 
     def __init__(self, root: Path, data: bytes, placement: Placement = WHOLE) -> None:
-        """As for `Target`."""
         super().__init__(LocalStore(root), data, placement)
         self._ledger = Ledger(
             self.store,
@@ -66,12 +65,7 @@ class Replica(Target):
         super().refuse_others()
 
     def problem(self, file: File, *, prove: bool) -> Problem | None:
-        """Returns what is wrong with a file here; None where it is right.
-
-        Args:
-          file: one of `files`.
-          prove: read every byte even if the file was verified before.
-        """
+        """Returns what is wrong with a file here, or None; `prove` reads every byte again."""
         path = self.store.path(file.name)
         size = self.store.size(file.name)
         if size is None:
@@ -83,10 +77,6 @@ class Replica(Target):
         if sha256 != file.sha256:
             return Problem(f"{file.name}: sha256 {sha256}, expected {file.sha256}")
         return None
-
-    def is_proven(self, file: File) -> bool:
-        """Returns whether a file was verified here and not touched since."""
-        return self._is_noted(file.name)
 
     def arriving(self) -> set[str]:
         """Returns the names of files that are growing here."""
@@ -101,9 +91,10 @@ class Replica(Target):
 
     def reload(self) -> list[str]:
         """Reads the notes of another process since; returns the names of the verified files."""
-        return [name for name in self._ledger.reload() if self._is_noted(name)]
+        return [name for name in self._ledger.reload() if self.is_proven(name)]
 
-    def _is_noted(self, name: str) -> bool:
+    def is_proven(self, name: str) -> bool:
+        """Returns whether a file was verified here and not touched since."""
         note = self._ledger.find(name) or {}
         return name in self._sha256 and note.get("sha256") == self._sha256[name]
 
@@ -158,10 +149,7 @@ class Replica(Target):
     def incoming(
         self, file: File, start: int = 0, *, kept: tuple[type[BaseException], ...] = ()
     ) -> Iterator[Incoming]:
-        """Yields where a file's bytes go; on leaving it is proven, synced, named and noted.
-
-        Raises as `storage.incoming`.
-        """
+        """Yields where a file's bytes go; on leaving it is verified, synced, named and noted."""
         temporary = incoming_name(file.name)
         with incoming(
             self.store, file, temporary, file.name, _DAMAGED, start=start, kept=kept

@@ -41,10 +41,5 @@ class Bucket(Target):
         self.store.remove(naming.MANIFEST)
 
     def put(self, file: File, chunks: Callable[[], Iterator[bytes]]) -> None:
-        """Uploads an object; the server proves its bytes.
-
-        Args:
-          file: one of `files`.
-          chunks: begins to read its bytes; called again where an upload has to be begun anew.
-        """
+        """Uploads an object, verified by the server; `chunks` is called again to start over."""
         self.store.put(file, lambda: as_file(chunks()))

@@ -35,16 +35,9 @@ _POLL_S = 0.01
 
 
 class Hop:
-    """The connection to one neighbour."""
+    """The connection to one neighbour, whose answers the leader gets."""
 
     def __init__(self, give: Frame, leader: Channel, silence_s: float) -> None:
-        """Starts the receiver.
-
-        Args:
-          give: the leader's message.
-          leader: gets the neighbour's answers.
-          silence_s: seconds without a sign of life after which the neighbour is given up.
-        """
         settings = give.fields
         self._replica = Replica(Path(settings["root"]).expanduser(), give.body)
         # True in the folder of the data set itself: all files are there, and need no proof here.
@@ -134,7 +127,7 @@ class Hop:
         if not self._trusted:
             replica.reload()
         self._line.offer(
-            file.name for file in replica.files if self._trusted or replica.is_proven(file)
+            file.name for file in replica.files if self._trusted or replica.is_proven(file.name)
         )
 
     def _next(self) -> tuple[File, int] | None:
@@ -179,7 +172,7 @@ class Hop:
         """Returns the open file, whole or growing; None if it has vanished."""
         store = self._replica.store
         with self._errors_of(file):
-            if not (self._trusted or self._replica.is_proven(file)):
+            if not (self._trusted or self._replica.is_proven(file.name)):
                 with contextlib.suppress(FileNotFoundError):
                     growing = store.open(incoming_name(file.name), os.O_RDONLY)
                     return os.fdopen(growing, "rb", buffering=0)
@@ -191,7 +184,7 @@ class Hop:
     def _put_back(self, file: File) -> None:
         with self._news:
             self._line.put_back(file.name)
-            if self._trusted or self._replica.is_proven(file):
+            if self._trusted or self._replica.is_proven(file.name):
                 self._line.offer([file.name])
         time.sleep(_POLL_S)
 

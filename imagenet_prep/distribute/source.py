@@ -68,12 +68,7 @@ class Original:
             )
 
     def note_replicas(self, places: Sequence[str], digest: str) -> None:
-        """Notes each replica that became whole, for the report of the data set.
-
-        Args:
-          places: where its replicas are.
-          digest: of its manifest.
-        """
+        """Notes where replicas of this digest became whole, for the report of the dataset."""
         if "://" in self.base:
             return
         when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())

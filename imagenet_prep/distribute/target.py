@@ -18,20 +18,13 @@ if TYPE_CHECKING:
 
 
 class Target:
-    """One data set in one place; `Replica` is a folder, `Bucket` a prefix of a bucket.
+    """One dataset in one place; `Replica` is a folder, `Bucket` a prefix of a bucket.
 
-    Every method raises IncompleteError or StoreError where the place does not answer, or refuses.
-
-    Attributes:
-      store: the place.
-      manifest: of the data set.
-      placement: the part of the data set that belongs there.
-      files: what it must hold, but for the manifest.
-      names: of these files.
+    Every method raises IncompleteError or StoreError if the place does not answer, or refuses.
+    `files` are all that it must hold, except the manifest.
     """
 
     def __init__(self, store: Store, data: bytes, placement: Placement = WHOLE) -> None:
-        """Begins with the manifest's bytes and the part that is wanted; nothing is written."""
         self.store = store
         demand_file(store)
         self.manifest = manifest.loads(data, naming.MANIFEST)

@@ -53,18 +53,14 @@ class Frame(NamedTuple):
 class Channel:
     """A pair of pipes. One thread reads and closes; any thread may write.
 
-    Attributes:
-      noise: the last line before the first message, such as a login shell's greeting.
+    `noise` is the last line before the first message, such as a login shell's greeting.
     """
 
     def __init__(self, reads: int, writes: int, messages: Messages, *, silence_s: float) -> None:
-        """Takes over open descriptors.
+        """Takes over pipes, through which the other end may send `messages` and signs of life.
 
-        Args:
-          reads, writes: pipes.
-          messages: that the other end may send; signs of life need not be among them.
-          silence_s: seconds without a byte after which the channel is broken; before the first
-            message they are START_S, if that is longer.
+        The channel is broken after `silence_s` without a byte; before the first message, after
+        START_S if that is longer.
         """
         self._reads, self._writes = reads, writes
         self._messages = {"alive": Kind(), **messages}
@@ -198,16 +194,9 @@ class Process:
         ssh_options: Sequence[str] = SSH_OPTIONS,
         hear: Callable[[bytes], object] | None = None,
     ) -> None:
-        """Starts it; it ends when its input does, which is when this process ends.
+        """Starts the module in `words`; it ends when its input does: when this process ends.
 
-        Args:
-          address: of the host.
-          python: the interpreter there.
-          words: the module that it runs, and its arguments; `silence_s` is the last one.
-          messages: that it may send.
-          silence_s: seconds after which it is given up.
-          ssh_options: of ssh_config(5).
-          hear: called with each line of its standard error, as by `Tail`.
+        It is given up after `silence_s`, which is its last argument. `hear` is as for `Tail`.
         """
         self.address = address
         argv = children.python("-m", *words, str(silence_s), program=python)
@@ -227,10 +216,8 @@ class Process:
     ) -> tuple[BrokenError | None, Ending]:
         """Gives each message to `take`, up to one for which that returns True; then ends it.
 
-        Silence kills it, and so does a message that `take` refuses by a BrokenError.
-
-        Returns:
-          What broke the connection, if anything did, and how the process ended, as `end` does.
+        Silence kills it, and so does a message that `take` refuses by a BrokenError. Returns what
+        broke the connection, if anything did, and how the process ended.
         """
         broken = None
         try:

@@ -51,8 +51,7 @@ def read_hosts(path: Path) -> list[Host]:
         raise UsageError(f"{path}: the hosts file cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: the hosts file is not UTF-8: byte {error.start:,}") from None
-    hosts: dict[str, Host] = {}
-    lines: dict[str, int] = {}
+    hosts: dict[str, tuple[int, Host]] = {}
     for number, line in enumerate(text.split("\n"), start=1):
         words = line.partition("#")[0].split()
         if not words:
@@ -62,12 +61,11 @@ def read_hosts(path: Path) -> list[Host]:
             raise UsageError(f"{path}: line {number}: the first word is no address of a host")
         if len(words) > 1 and slots is None:
             raise UsageError(f"{path}: line {number}: expected after the address: slots=N")
-        count = int(slots[1]) if slots else 1
-        if count < 1:
+        host = Host(words[0], int(slots[1]) if slots else 1)
+        if host.slots < 1:
             raise UsageError(f"{path}: line {number}: slots=0; remove this line")
-        if words[0] in hosts:
-            raise UsageError(f"{path}: line {number}: the host of line {lines[words[0]]} again")
-        hosts[words[0]], lines[words[0]] = Host(words[0], count), number
+        if (first := hosts.setdefault(host.address, (number, host))[0]) != number:
+            raise UsageError(f"{path}: line {number}: the host of line {first} again")
     if not hosts:
         raise UsageError(f"{path}: lists no host. Write one on each line: ADDRESS slots=N")
-    return list(hosts.values())
+    return [host for _, host in hosts.values()]

@@ -32,11 +32,7 @@ class Cause(enum.StrEnum):
 
 
 class BrokenError(Exception):
-    """The other end fell silent, or sent something that is not one of our messages.
-
-    Attributes:
-      cause: SILENT or UNREADABLE.
-    """
+    """The other end fell silent, or sent something that is not one of our messages."""
 
     def __init__(self, message: str, cause: Cause = Cause.UNREADABLE) -> None:
         super().__init__(message)
@@ -101,12 +97,7 @@ def flag(value: Any) -> bool:
 def checked(
     messages: Messages, name: str, size: Any, fields: Any
 ) -> tuple[str, int, dict[str, Any]]:
-    """Returns kind, size of the body and fields of a message, checked.
-
-    Args:
-      messages: that the other end may send.
-      name, size, fields: as received.
-    """
+    """Returns kind, size of the body and fields of a message as received, once all are checked."""
     if not isinstance(fields, dict):
         raise ValueError("expected fields by name")
     if fields.get("protocol", PROTOCOL) != PROTOCOL:

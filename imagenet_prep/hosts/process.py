@@ -132,7 +132,10 @@ def start(
 
 
 class Tail:
-    """The last bytes of a pipe, which a thread of its own reads to the end, and closes."""
+    """The last bytes of a pipe, which a thread of its own reads to the end, and closes.
+
+    `hear` is called with each line as it comes; one of more than 64 KiB comes in pieces.
+    """
 
     def __init__(
         self,
@@ -140,13 +143,6 @@ class Tail:
         num_bytes: int = _STDERR_BYTES,
         hear: Callable[[bytes], object] | None = None,
     ) -> None:
-        """Begins to read; without a pipe there is nothing.
-
-        Args:
-          pipe: with a buffer.
-          num_bytes: that are kept.
-          hear: called with each line as it comes; a longer one than 64 KiB comes in pieces.
-        """
         self._kept = bytearray()
         self._num_bytes = num_bytes
         self._hear = hear
@@ -215,15 +211,10 @@ class _Running:
 def run_all(
     commands: Sequence[Sequence[str]], *, timeout_s: float | None = None, together: bool = False
 ) -> list[Ending]:
-    """Runs commands at once, e.g. one a host; kills all where it is interrupted, as by Ctrl-C.
+    """Runs commands without input at once, e.g. one per host; returns how each ended, in order.
 
-    Args:
-      commands: as of `command_on`; they have no input.
-      timeout_s: after which each is killed; None waits.
-      together: standard error comes in `output`, in its place between the other lines.
-
-    Returns:
-      How each ended, in their order.
+    Each is killed after `timeout_s`, and all when this is interrupted. If they are run `together`,
+    the standard error comes in `output`, in its place between the other lines.
     """
     running: list[_Running] = []
     try:

@@ -39,11 +39,7 @@ _printing = threading.Lock()
 
 
 def exit_code(failures: Sequence[tuple[int, bool]]) -> int:
-    """Returns the code of the first rank that failed by itself, else of the first, else 0.
-
-    Args:
-      failures: the code of each, and whether another had left it, in the order in which they came.
-    """
+    """Returns the code of the first that failed by itself, else that of the first, else 0."""
     by_themselves = [code for code, left in failures if not left]
     codes = by_themselves or [code for code, _ in failures]
     return codes[0] if codes else 0
@@ -61,15 +57,9 @@ def _say(sentence: str) -> None:
 
 
 class Crew:
-    """The processes of one launch on all hosts."""
+    """The processes of one launch on all hosts; ranks have `grace_s` to save a checkpoint."""
 
     def __init__(self, hosts: Sequence[Host], grace_s: float) -> None:
-        """Begins with none.
-
-        Args:
-          hosts: where ranks run.
-          grace_s: that ranks have to save a checkpoint when asked to end.
-        """
         self._hosts, self._grace_s = hosts, grace_s
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._members: list[Process] = []
@@ -90,10 +80,7 @@ class Crew:
     ) -> int:
         """Runs all ranks to their end, and returns the exit code of the launch.
 
-        Args:
-          orders: what each host is to run.
-          starter: the mpirun that starts the ranks, where those do not.
-          environment: of that.
+        The `starter` is the mpirun that starts the ranks, with its environment, if hosts do not.
         """
         with signals.handled(lambda *_: self._events.put(self._ask), signal.SIGINT):
             try:

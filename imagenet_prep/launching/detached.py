@@ -39,17 +39,13 @@ _ORDERLY = (errors.EXIT_DONE, errors.IncompleteError.exit_code, errors.EXIT_INTE
 
 @dataclass(frozen=True)
 class Record:
-    """What LOG_DIR/launch.json says.
+    """The content of LOG_DIR/launch.json.
 
     Attributes:
-      host: where it runs.
-      pid: its process there.
-      start: when the kernel started that process, in ticks since `boot`: a number that is used
-        again for another process does not have it.
+      start: when the kernel started the process, in ticks since `boot`: no later process with the
+        same pid has it.
       boot: which start of the machine that was.
-      since: the same for people, UTC.
       exit: its exit code, None until it has ended by itself.
-      ended: when, UTC, "" until then.
     """
 
     host: str
@@ -112,11 +108,7 @@ def start(folder: Path, work: Callable[[Callable[[], None]], int]) -> int:
     """Runs `work` in a session of its own; returns when it has said that it is under way.
 
     Returns in both processes: here 0, or the exit code of one that ended before; there the exit
-    code of the work.
-
-    Args:
-      folder: for record and log.
-      work: is given what it calls when all is checked, and returns an exit code.
+    code of the work, which is given what to call when all is checked.
     """
     with storage_errors("create", folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -191,11 +183,10 @@ def status(folder: Path) -> int:
 
 
 def stop(folder: Path) -> int:
-    """Asks it to end as SIGTERM does, waits for that, and says what came of it.
+    """Asks it to end as SIGTERM does, waits for that, and reports the result.
 
-    Returns:
-      0 where it has ended in order (all done, saved, or before training began) or does not run;
-      else its exit code.
+    Returns 0 if it has ended in order (all done, saved, or before training began) or does not run;
+    else its exit code.
     """
     record = _known(folder)
     try:

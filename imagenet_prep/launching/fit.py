@@ -36,11 +36,8 @@ class Network(NamedTuple):
 def check(used: Sequence[Host], work: Work, *, timeout_s: float, interface: str | None) -> Network:
     """Asks all hosts at once and returns how they reach each other.
 
-    Args:
-      used: hosts, with their ranks as slots.
-      work: what they are to run: its data set and its script must be alike on all.
-      timeout_s: that a host has to answer.
-      interface: the network interface that all are to use; None: the one that ssh came by.
+    A host has `timeout_s` to answer. All are to use the network `interface`, or the one that ssh
+    came by.
     """
     needs = (work.data_dir or "", str(work.script or ""))
     argv = children.python("-m", "imagenet_prep.launching.host", "probe", *needs)

@@ -79,10 +79,8 @@ class Order:
 
     Attributes:
       mark: of the launch, see `MARK`.
-      folder: to be in, where it is there.
-      command: of each rank.
-      shared: variables of all ranks.
-      ranks: variables of each rank and each server; none where mpirun starts them.
+      folder: the current folder of the ranks, if it exists.
+      ranks: variables of each rank and each server; none if mpirun starts them.
       logs: the folder for copies of what they print, or None.
     """
 
@@ -138,7 +136,6 @@ class Answer:
     problem: str
 
     def __post_init__(self) -> None:
-        """Refuses an answer without all versions, or of a part that cannot be."""
         if lacking := {"python", *PACKAGES} - self.versions.keys():
             raise ValueError(f"versions of {', '.join(sorted(lacking))} are missing")
         Placement(*self.part)
@@ -218,10 +215,7 @@ def run(launch: Channel) -> None:
     """Runs this host's ranks until they have ended, or `launch` has.
 
     Says "left" of each rank that another one left, "failed" of each that fails, and "done" when no
-    rank is left.
-
-    Args:
-      launch: what is to be done comes through it, see `TO_HOST`. The first message is "run".
+    rank is left. The first message of `launch` is "run": see `TO_HOST`.
     """
     orders = _orders(launch)
     if (first := next(orders, None)) is None:
@@ -232,7 +226,10 @@ def run(launch: Channel) -> None:
         raise BrokenError(f"its order to run is not understood: {error}") from None
     with contextlib.suppress(OSError):
         os.chdir(Path(asked.folder).expanduser())
-    left = partial(_say_left, launch)
+
+    def left(rank: int) -> None:
+        _say(launch, "left", rank=rank)
+
     if not asked.ranks:
         # mpirun starts them here. They end when `launch` says so, or is gone.
         with Pipes(asked.mark, asked.logs, left):
@@ -282,10 +279,6 @@ def _say_failed(launch: Channel, rank: Rank) -> None:
         with contextlib.suppress(OSError):
             terminal.say(rank.reason())
     _say(launch, "failed", rank=rank.number, code=code)
-
-
-def _say_left(launch: Channel, rank: int) -> None:
-    _say(launch, "left", rank=rank)
 
 
 def _say(launch: Channel, kind: str, **fields: Any) -> None:

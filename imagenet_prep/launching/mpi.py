@@ -22,14 +22,9 @@ def mpirun(
     command: Sequence[str],
     more: Sequence[str] = (),
 ) -> list[str]:
-    """Returns the command line that starts all ranks.
+    """Returns the command line that starts `command` as all ranks, with `more` options of mpirun.
 
-    Args:
-      used: hosts, with their ranks as slots.
-      network: how they reach each other.
-      variables: which ranks get, from mpirun's own environment: no command line holds a value.
-      command: of every rank.
-      more: options of mpirun, behind ours.
+    Ranks get the variables from mpirun's own environment: no command line has a value.
     """
     argv = ["mpirun", "--allow-run-as-root"]
     argv += ["-np", str(sum(host.slots for host in used))]

@@ -43,16 +43,12 @@ def _address(mark: str) -> str:
 
 
 class Pipes:
-    """The pipes that ranks of one launch have been given on this machine."""
+    """The pipes that ranks of one launch have been given on this machine.
+
+    `left` is called with the number of a rank that another one left.
+    """
 
     def __init__(self, mark: str, logs: str | None, left: Callable[[int], object]) -> None:
-        """Begins to give.
-
-        Args:
-          mark: of the launch.
-          logs: the folder for copies of what ranks print, or None.
-          left: called with the number of a rank that another one left.
-        """
         self._logs, self._left = logs, left
         self._voices: list[Voice] = []
         self._door = socket.socket(socket.AF_UNIX)

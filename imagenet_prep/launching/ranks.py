@@ -43,25 +43,18 @@ def _print(line: str, target: IO[str]) -> None:
 class Voice:
     """What one process says: passed on line by line, so that lines of several ones do not mix.
 
-    Its error output has its mark before each line.
+    Its error output has its mark before each line. All is also written to a file in `logs`, such as
+    `rank-3.log`, if given.
 
     Attributes:
       error: the last line in which the program said why it fails, "" if none.
       last: the last line of its error output.
-      left: whether it said that another rank left it.
+      left: whether it said that another rank left it; the function of this name is called then.
     """
 
     def __init__(
         self, name: str, logs: str | None = None, left: Callable[[], object] = lambda: None
     ) -> None:
-        """Begins with a process that has not said anything.
-
-        Args:
-          name: "rank 3", "server 0" or "scheduler".
-          logs: the folder in which all that it says is also written to a file of its name, such as
-            `rank-3.log`; None: it is not.
-          left: called where it says that another rank left it.
-        """
         self._mark, self._left = name.removeprefix("rank "), left
         self._log: IO[str] | None = None
         if logs is not None:
@@ -131,14 +124,7 @@ class Rank:
         logs: str | None = None,
         left: Callable[[int], object] = lambda _: None,
     ) -> None:
-        """Starts it; to be called by a thread that lives as long as the rank may.
-
-        Args:
-          command: its command line.
-          environment: its variables beside those of this process.
-          logs: as for `Voice`.
-          left: called with its number where another rank left it.
-        """
+        """Starts it; to be called by a thread that lives as long as the rank may."""
         role = environment.get("DMLC_ROLE", "worker")
         if role == "worker":
             self.number = int(environment.get("HOROVOD_RANK", environment.get("RANK", "0")))
@@ -190,10 +176,9 @@ class Rank:
 
 
 class Ranks:
-    """All ranks of this host."""
+    """All ranks of this host; `left` is called with the number of one that another one left."""
 
     def __init__(self, left: Callable[[int], object] = lambda _: None) -> None:
-        """Begins with none; `left` is called with the number of a rank that another one left."""
         self._left = left
         self._ranks: list[Rank] = []
         self._asked = False
@@ -233,10 +218,8 @@ class Ranks:
     ) -> None:
         """Returns when no rank and no server is left.
 
-        Args:
-          failed: called with each rank whose exit code is not 0, in the order of their ends, but
-            not with those that were killed here.
-          done: called when there may be servers left, but no rank.
+        `failed` is called with each rank whose exit code is not 0, unless it was killed here, and
+        `done` when there may be servers left, but no rank.
         """
         running = list(self._ranks)
         serving = False

@@ -33,12 +33,9 @@ _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|KEY|AUTH|COOKIE", re.IGNORE
 def travelling(
     environment: Mapping[str, str], more: Sequence[str], *, private: bool
 ) -> dict[str, str]:
-    """Returns the variables that go to ranks on other hosts.
+    """Returns the variables that go to ranks on other hosts, with those called `more`.
 
-    Args:
-      environment: of this process.
-      more: names that are not in the list, and are to go too.
-      private: whether the way there is ssh; else what looks like a secret stays here.
+    What looks like a secret stays here unless the way there is `private`, as ssh is.
     """
     if absent := [name for name in more if name not in environment]:
         raise UsageError(f"--env {absent[0]}: there is no such variable here")
@@ -60,11 +57,7 @@ def travelling(
 
 
 def of_horovod(stall_s: int = 600) -> dict[str, str]:
-    """Returns how long Horovod's ranks wait for each other.
-
-    Args:
-      stall_s: seconds after which a job ends where all other ranks wait for one.
-    """
+    """Returns how long Horovod's ranks wait for each other, and the job if all wait for one."""
     return {
         "HOROVOD_STALL_CHECK_TIME_SECONDS": str(STALL_WARNING_S),
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(stall_s),
@@ -78,10 +71,7 @@ def of_torchrun(
 ) -> list[list[dict[str, str]]]:
     """Returns, for each host, the variables of torchrun for each of its ranks, and their interface.
 
-    Args:
-      hosts: with their ranks as slots; ranks are numbered host by host, as Horovod does.
-      interfaces: of each host, the network interface by which the others reach it.
-      address, port: of the first host, where rank 0 may listen for the others.
+    Ranks are numbered host by host, as Horovod does. Rank 0 may listen at the address and port.
     """
     size = sum(host.slots for host in hosts)
     found, first = [], 0
@@ -105,11 +95,8 @@ def of_servers(
 ) -> tuple[list[dict[str, str]], list[list[dict[str, str]]]]:
     """Returns, for each host, the variables of MXNet for its ranks, and those of each server on it.
 
-    Args:
-      hosts: where servers are started in turn; the scheduler, by which all meet, on the first.
-      interfaces: of each host, the network interface by which the others reach it.
-      address, port: of the first host, where the scheduler may listen.
-      servers: how many there are.
+    Hosts get servers in turn. The scheduler, by which all meet, is on the first, at the address and
+    port.
     """
     of_ranks, of_others = [], []
     for place, (_, interface) in enumerate(zip(hosts, interfaces, strict=True)):

@@ -147,16 +147,10 @@ def boxes_in(
     widths: npt.NDArray[np.int64],
     side: int,
 ) -> npt.NDArray[np.float32]:
-    """Returns [N, most, 4]: where objects are seen, in pixels of square views.
+    """Returns [N, most, 4]: left, top, right, bottom of objects in pixels of square views.
 
-    Args:
-      views: of N images.
-      boxes: [N, most, 4]: left, top, right, bottom; each a share of the image's side.
-      heights, widths: pixels of the images.
-      side: of the views, pixels.
-
-    Returns:
-      left, top, right, bottom, clipped to the view; zeros where no area of a box is seen.
+    They are clipped to the view, whose `side` is in pixels; zeros if no area of a box is seen. The
+    `boxes` have the same shape and order, as shares of the image's sides.
     """
     left_top, extent = (views.boxes[:, None, places] for places in ([1, 0, 1, 0], [3, 2, 3, 2]))
     pixels = boxes * np.stack([widths, heights, widths, heights], axis=1)[:, None, :]

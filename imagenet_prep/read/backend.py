@@ -22,12 +22,7 @@ class Backend(Protocol):
     """Decodes, crops and resizes images."""
 
     def batches(self, encoded: Iterator[EncodedBatch], steps: int) -> Iterator[Any]:
-        """Yields the images of each step, as `Batch` describes them.
-
-        Args:
-          encoded: the steps, in order. A backend takes some of them ahead.
-          steps: how many steps `encoded` has.
-        """
+        """Yields the images of each step, as `Batch` describes them; takes some steps ahead."""
 
 
 class Undecoded:
@@ -40,12 +35,7 @@ class Undecoded:
 
 
 def open_backend(config: ReadConfig, split: Split) -> Backend:
-    """Returns the backend that `config` names; imports its framework, which takes seconds.
-
-    Args:
-      config: `refuse_contradictions` has nothing against it.
-      split: the split to read, for the height and width of its largest images.
-    """
+    """Returns the backend that `config` names; imports its framework, which takes seconds."""
     if "images" not in config.fields:
         return Undecoded()
     if config.backend == "native":

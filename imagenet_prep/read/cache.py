@@ -53,7 +53,6 @@ class _Copy:
     """
 
     def __init__(self, dataset: Dataset, folder: Path, limit_bytes: int | None) -> None:
-        """Takes its folder; see `NodeCache`."""
         self._remote = open_remote(dataset.where, connections=THREADS, timeout_s=_TIMEOUT_S)
         self._limit = limit_bytes
         self.ended = threading.Event()
@@ -101,12 +100,10 @@ class _Copy:
             open(inside.open_inside(self.root, file.name, flags), "rb") as opened,
         ):
             status = os.fstat(opened.fileno())
-            if not (stat.S_ISREG(status.st_mode) and inside.is_only_ours(status)):
-                return False
-            if status.st_size != file.num_bytes:
-                return False
-            self._ledger.reload()
-            return self._ledger.sha256(file.name, opened) == file.sha256
+            is_ours = stat.S_ISREG(status.st_mode) and inside.is_only_ours(status)
+            if is_ours and status.st_size == file.num_bytes:
+                self._ledger.reload()
+                return self._ledger.sha256(file.name, opened) == file.sha256
         return False
 
     def _make_room(self, files: Sequence[File], near: Callable[[], set[str]]) -> None:
@@ -167,13 +164,9 @@ class NodeCache(FetchAhead):
     """
 
     def __init__(self, dataset: Dataset, folder: Path, limit_bytes: int | None) -> None:
-        """Fetches nothing yet; shards come when `follow` names them.
+        """Fetches nothing yet; each dataset gets its own folder below this one.
 
-        Args:
-          dataset: on a server.
-          folder: on this node; each data set gets its own below it.
-          limit_bytes: what the shards may take, and as much more as readers of this node hold at
-            that moment; None for as much as the disk holds.
+        Shards may take `limit_bytes`, or what readers of this node hold if that is more; None: all.
         """
         self._limit = limit_bytes
         # It does not refer to this object. So connections are closed at once when the last thread

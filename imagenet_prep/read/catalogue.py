@@ -17,15 +17,7 @@ from imagenet_prep.storage.opened import Dataset
 
 
 class Entry(NamedTuple):
-    """One image, as it is called.
-
-    Attributes:
-      split: in which it is.
-      number: of the example, counted through the shards of the split.
-      class_index: in the class list.
-      wnid: of its class.
-      key: see `dataset.keys`.
-    """
+    """One image; its number counts through the shards of its split, for its key see `keys`."""
 
     split: str
     number: int
@@ -38,7 +30,6 @@ class Catalogue:
     """Some splits of a data set, on this machine or elsewhere."""
 
     def __init__(self, dataset: Dataset, splits: Sequence[str]) -> None:
-        """Opens the splits; raises as `Records`, and UsageError if images have no names."""
         self._dataset = dataset
         self._splits = {split: open_records(dataset, split) for split in splits}
         if schema.FILENAME in dataset.manifest.lacks:
@@ -48,12 +39,9 @@ class Catalogue:
             )
 
     def entries(self, of_class: str | None = None) -> Iterator[Entry]:
-        """Yields all images, or those of a class, in the order of their records.
+        """Yields all images, or those of a WNID or class index, in the order of their records.
 
-        No image is read. Of a set of which only a part is here, only that part is looked at.
-
-        Args:
-          of_class: its WNID, or its class index.
+        No image is read. If only a part of the dataset is here, only that is looked at.
         """
         for split, records in self._splits.items():
             classes = None if of_class is None else class_indices([of_class], records.wnids)
@@ -81,12 +69,9 @@ class Catalogue:
         return self._splits[entry.split].shards[shard].name, record
 
     def find(self, keys: Collection[str]) -> dict[str, list[Entry]]:
-        """Returns the images with some keys, by key: of each split, the first that has it.
+        """Returns the images with some keys (CLASS/NAME or NAME), by key: the first in each split.
 
-        Tables are read once for all keys, and to their end, where they are proven.
-
-        Args:
-          keys: CLASS/NAME, or NAME alone.
+        Tables are read once for all keys, and to their end, where they are verified.
         """
         found: dict[str, list[Entry]] = {}
         for split, records in self._splits.items():

@@ -34,7 +34,6 @@ class Choice:
     """Chooses the examples that fulfil all that the settings of a reader ask for."""
 
     def __init__(self, wanted: Wanted, wnids: Sequence[str]) -> None:
-        """Looks classes up, and reads the lists of keys."""
         self._wanted = wanted
         self._classes = class_indices(() if wanted.classes is None else wanted.classes, wnids)
         self._keys = None if wanted.keys is None else read_list(wanted.keys)
@@ -48,23 +47,20 @@ class Choice:
 
     def asked(self) -> dict[str, Any]:
         """Returns what was asked for as JSON; lists as their digests; empty for everything."""
-        asked: dict[str, Any] = {}
-        if self._classes:
-            asked["classes"] = canonical.digest(self._classes)
-        if self._wanted.remap:
-            asked["remap"] = True
-        if self._keys is not None:
-            asked["keys"] = self._keys.sha256
-        if self._excluded is not None:
-            asked["exclude"] = self._excluded.sha256
-        seed = {"choice_seed": self._wanted.choice_seed}
-        if self._wanted.fraction < 1:
-            asked |= {"fraction": self._wanted.fraction, **seed}
-        if self._wanted.fold[1] > 1:
-            asked |= {"fold": [*self._wanted.fold], **seed}
-        if self._wanted.others:
-            asked["others"] = True
-        return asked
+        wanted = self._wanted
+        fraction = wanted.fraction if wanted.fraction < 1 else None
+        fold = [*wanted.fold] if wanted.fold[1] > 1 else None
+        asked = {
+            "classes": canonical.digest(self._classes) if self._classes else None,
+            "remap": wanted.remap or None,
+            "keys": None if self._keys is None else self._keys.sha256,
+            "exclude": None if self._excluded is None else self._excluded.sha256,
+            "fraction": fraction,
+            "choice_seed": wanted.choice_seed if fraction or fold else None,
+            "fold": fold,
+            "others": wanted.others or None,
+        }
+        return {name: value for name, value in asked.items() if value is not None}
 
     def numbers(self, records: Records) -> npt.NDArray[np.int64]:
         """Returns the numbers of the chosen examples of a split, sorted."""
@@ -111,11 +107,7 @@ class Choice:
 
 
 class _Listed:
-    """A list of keys, and which of its lines examples have been found for.
-
-    Attributes:
-      keys: the list.
-    """
+    """A list of keys, and the lines of it for which examples have been found."""
 
     def __init__(self, keys: KeyList) -> None:
         self.keys = keys
@@ -141,7 +133,6 @@ class Finder:
     """Finds examples by their keys, by a sorted table of hashes: 16 bytes an example."""
 
     def __init__(self, records: Records) -> None:
-        """Takes a split."""
         self._wnids = records.wnids
         self._names = Names(records)
         # Python's own hash is quick, and nobody can tell which keys have equal ones.

@@ -43,7 +43,6 @@ class Wanted:
     choice_seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuses what chooses nothing, or has nothing to choose from."""
         if not 0 < self.fraction <= 1:
             raise UsageError(f"fraction={self.fraction}: expected more than 0, at most 1")
         part, parts = self.fold
@@ -89,7 +88,6 @@ class ReadConfig(Wanted):
     views: int
 
     def __post_init__(self) -> None:
-        """Refuses unknown choices, numbers that are too small, and options that contradict."""
         super().__post_init__()
         for name, allowed in _CHOICES.items():
             value = getattr(self, name)

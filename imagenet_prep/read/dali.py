@@ -28,12 +28,7 @@ class DaliBackend:
     """
 
     def __init__(self, config: ReadConfig, largest: tuple[int, int]) -> None:
-        """Builds the pipeline.
-
-        Args:
-          config: the settings; with device "gpu", the GPU of this local rank decodes.
-          largest: height and width of the data set's largest image, for nvJPEG's buffers.
-        """
+        """Builds the pipeline; nvJPEG's buffers are for images of `largest` height and width."""
         self._encoded: Iterator[EncodedBatch] = iter(())
         # The inputs that DALI may still be reading, since it does not copy them.
         self._given: deque[tuple[Any, ...]] = deque(maxlen=_QUEUE_DEPTH + 1)
@@ -101,13 +96,7 @@ def _arrays(views: Views) -> tuple[Any, ...]:
 
 @pipeline_def(exec_dynamic=True, prefetch_queue_depth=_QUEUE_DEPTH)  # type: ignore[untyped-decorator]
 def _show(source: Callable[[], Any], config: ReadConfig, decoder: dict[str, Any]) -> Any:
-    """Defines the pipeline.
-
-    Args:
-      source: returns the inputs of a batch, as `DaliBackend._next` does.
-      config: the settings.
-      decoder: the arguments of DALI's decoder that say where it decodes.
-    """
+    """Defines the pipeline; `source` is `DaliBackend._next`, `decoder` says where DALI decodes."""
     per_view = 5 if config.is_coloured else 3  # The number of arrays that `_arrays` returns.
     encoded, *arrays = fn.external_source(
         source=source, num_outputs=1 + config.views * per_view, batch=True, no_copy=True
@@ -171,14 +160,9 @@ def _to_tensorflow(tensor: Any) -> Any:
     return tf.experimental.dlpack.from_dlpack(tensor.__dlpack__())
 
 
-def _to_numpy(tensor: Any) -> Any:
-    """Returns a copy of DALI's tensor in this machine's memory."""
-    return np.array(tensor.as_cpu())
-
-
 # DALI's tensor itself has the DLPack protocol.
 _CONVERTERS = {
     "dlpack": lambda tensor: tensor,
-    "numpy": _to_numpy,
+    "numpy": lambda tensor: np.array(tensor.as_cpu()),
     "tensorflow": _to_tensorflow,
 }

@@ -14,7 +14,6 @@ class Diagnosis:
     """Remembers the batches that a decoder holds, and reads their images again if it fails."""
 
     def __init__(self, feed: Feed, epoch: int, start: int, steps: int) -> None:
-        """Takes the feed of the decoder, and what its `batches` takes."""
         self._feed = feed
         self._part = epoch, start, steps
         self._fed: deque[EncodedBatch] = deque()
@@ -39,11 +38,7 @@ class Diagnosis:
         return self._fed.popleft()
 
     def explain(self, error: Exception) -> None:
-        """Marks the images that made a step fail, so that they are skipped from now on.
-
-        Args:
-          error: of the framework.
-        """
+        """Marks the images that made a step fail as skipped; raises the error if none did."""
         if self._error is not None:
             raise self._error from None
         found = False

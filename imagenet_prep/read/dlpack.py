@@ -49,7 +49,6 @@ class Bfloat16(_Renamed):
     """
 
     def __init__(self, bits: npt.NDArray[np.uint16]) -> None:
-        """Takes the numbers."""
         super().__init__(bits, _UINT, _BFLOAT)
         self.bits = bits
         self.shape = bits.shape
@@ -71,7 +70,6 @@ class Lease(Memory):
     """
 
     def __init__(self, array: npt.NDArray[Any], free: deque[npt.NDArray[Any]]) -> None:
-        """Takes the memory, and where it is put when it is free."""
         super().__init__(array)
         self._free = free
 
@@ -82,8 +80,7 @@ class Lease(Memory):
 def array_over(buffer: Any) -> npt.NDArray[Any]:
     """Returns the memory of another library's array, to be written to; bfloat16 is uint16.
 
-    Args:
-      buffer: has the DLPack or the buffer protocol, in memory of this machine.
+    The array is in memory of this machine, and has the DLPack or the buffer protocol.
     """
     if not isinstance(buffer, np.ndarray) and hasattr(buffer, "__dlpack__"):
         # DLPack does not say whether memory may be written to, so NumPy takes it for read-only.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import dropwhile
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from imagenet_prep.core.errors import DataDamagedError, UsageError
-from imagenet_prep.core.world import World
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.read.augment import Views, boxes_in, central_views, random_views
 from imagenet_prep.read.batch import DECODED
@@ -65,44 +65,30 @@ class EncodedBatch(NamedTuple):
     details: Mapping[str, npt.NDArray[Any]]
 
 
+@dataclass(eq=False)
 class Feed:
     """Reads the batches of one rank ahead of the backend that decodes them.
 
     Attributes:
-      records: of the split.
-      order: of the examples.
-      world: this rank.
-      config: what batches hold, and what they show. Training has random views and no padding;
-        else views are central, and the last step is padded.
+      config: training has random views and no padding; else views are central, and the last step
+        is padded.
       class_numbers: the number in the class list of each class index.
       skipped: one sentence for each damaged record that was masked, by example number.
     """
 
-    def __init__(
-        self,
-        records: Records,
-        order: Order,
-        world: World,
-        config: ReadConfig,
-        class_numbers: Sequence[int],
-    ) -> None:
-        """Takes what to read; nothing is read yet.
+    records: Records
+    order: Order
+    config: ReadConfig
+    class_numbers: Sequence[int]
 
-        `class_numbers` are the classes of the class list that are there, in the order of their
-        class indices.
-        """
-        self.records = records
-        self.order = order
-        self.world = world
-        self.config = config
+    def __post_init__(self) -> None:
         self.skipped: dict[int, str] = {}
         # Keys by shard and record that the records of an amended set do not tell.
         self._former: dict[int, dict[int, str]] = {}
         self._dense: npt.NDArray[np.int32] | None = None
-        self.class_numbers = class_numbers
-        if len(class_numbers) < len(records.wnids):
-            self._dense = np.zeros(len(records.wnids), np.int32)
-            self._dense[list(class_numbers)] = range(len(class_numbers))
+        if len(self.class_numbers) < len(self.records.wnids):
+            self._dense = np.zeros(len(self.records.wnids), np.int32)
+            self._dense[list(self.class_numbers)] = range(len(self.class_numbers))
         # One thread is enough, since the kernel knows what comes next and reads it ahead. More
         # threads would only wait for each other's interpreter lock.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="read")
@@ -114,7 +100,7 @@ class Feed:
         nodes = self.order.placement.nodes
         total = self.order.num_examples
         size, training = self.config.batch_size, self.config.is_training
-        return Steps(start, total, self.world.size, size, training, nodes)
+        return Steps(start, total, self.config.rank.size, size, training, nodes)
 
     def batches(self, epoch: int, start: int, most: int | None = None) -> Iterator[EncodedBatch]:
         """Yields this rank's steps of the rest of an epoch, or the first `most` of them."""
@@ -132,7 +118,7 @@ class Feed:
         try:
             for step in range(count + _STEPS_AHEAD):
                 if step < count:
-                    positions = steps.positions(step, self.world.rank)
+                    positions = steps.positions(step, self.config.rank.rank)
                     of_rank = numbers[positions.start : positions.stop].tolist()
                     self.records.will_need(of_rank)
                     ahead.append((of_rank, self._thread.submit(self._read, of_rank)))

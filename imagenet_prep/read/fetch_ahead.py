@@ -17,7 +17,6 @@ class Windows:
     """The shards that an epoch reads together, one window after the other, and how far it is."""
 
     def __init__(self, windows: Sequence[Sequence[Shard]] = ()) -> None:
-        """Begins at the first window."""
         self._windows = windows
         self._number_of = {
             shard.name: number for number, window in enumerate(windows) for shard in window
@@ -51,12 +50,7 @@ class FetchAhead:
     """
 
     def __init__(self, fetch: Callable[[Shard, Callable[[], set[str]]], HeldFile]) -> None:
-        """Starts no thread yet.
-
-        Args:
-          fetch: brings a shard, and returns it open. It is called by several threads, with a
-            shard and with `near`.
-        """
+        """Starts no thread yet; several will call `fetch` with a shard and with `near`."""
         self._fetch = fetch
         # The lock must be one that a thread may take twice: see `stop`.
         self._changed = threading.Condition(threading.RLock())

@@ -32,18 +32,14 @@ def gather(
     sizes: npt.NDArray[np.int64],
     free: deque[npt.NDArray[Any]],
 ) -> tuple[memoryview, list[tuple[Places, tuple[int, int]] | None]]:
-    """Reads records.
+    """Reads records at `offsets` of open files, of `sizes` in bytes.
 
-    Args:
-      descriptors: the open file of each record.
-      offsets, sizes: where each record lies in its file, in bytes.
-      free: the memory of earlier batches. The memory of this batch is put there once nothing
-        refers to it.
+    The memory of this batch is put into `free` once nothing refers to it.
 
     Returns:
       The bytes of all records, and for each record the places of its parts in these bytes, and
       (height, width) of its image in pixels, as the JPEG says. None stands for a record that is
-      damaged or unlike those of `prepare`, and for every record where gather.c was not compiled or
+      damaged or unlike those of `prepare`, and for every record if gather.c was not compiled or
       the processor lacks an instruction for CRC32C.
     """
     library = compiled.find(_LIBRARY, gather=_TYPES)

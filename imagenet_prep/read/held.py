@@ -21,19 +21,12 @@ _LOCKS = f"{naming.WORK}/locks"
 
 
 class HeldFile:
-    """One open file; the last reference closes it, so that no thread reads a closed descriptor.
-
-    Attributes:
-      descriptor: for os.pread and the like.
-    """
+    """One open file; the last reference closes it, so that no thread reads a closed descriptor."""
 
     def __init__(self, path: Path, lock: int = 0) -> None:
-        """Opens a file that is there.
+        """Opens a file, with a lock if these flags of fcntl.flock ask for it.
 
-        Args:
-          path: the file.
-          lock: flags of fcntl.flock; 0 for no lock. The kernel releases the lock with the
-            descriptor, so also when the process dies.
+        The kernel releases the lock with the descriptor, so also when the process dies.
         """
         # Network file systems allow an exclusive lock only for files that are open for writing.
         mode = os.O_RDWR if lock & fcntl.LOCK_EX else os.O_RDONLY

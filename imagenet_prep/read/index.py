@@ -25,13 +25,7 @@ def most_bytes(shard: Shard) -> int:
 
 
 def parse(content: bytes, shard: Shard, root: Path) -> npt.NDArray[np.int64]:
-    """Returns [records, 2]: offset and size in bytes of each record of a shard.
-
-    Args:
-      content: of the index.
-      shard: what the manifest says of it.
-      root: folder of the data set, for errors.
-    """
+    """Returns [records, 2]: offset and size in bytes of each record; `root` is for errors."""
     path = root / naming.index_name(shard.name)
     words = content.split()
     try:

@@ -19,7 +19,6 @@ class Names:
     """Class index and key of examples: from the tables of samples, or else from the records."""
 
     def __init__(self, records: Records) -> None:
-        """Takes a split; of a remote set the tables are fetched, and no shard."""
         self._records = records
         self._store = LocalStore(records.root)
         if records.manifest.has_samples:
@@ -39,16 +38,10 @@ class Names:
         return tables.heads(self._store, records.shards[shard], len(records.wnids))
 
     def __iter__(self) -> Iterator[Head]:
-        """Yields those of all examples, in the order of their records."""
         return itertools.chain.from_iterable(map(self.of, range(len(self._records.shards))))
 
     def having(self, shard: int, sha256: str) -> Iterator[tuple[int, Sample]]:
-        """Yields number and sample of each example of a shard that is, or was, a certain file.
-
-        Args:
-          shard: with a table of samples.
-          sha256: of the file, in hex: as the image is stored, or as it was in the source.
-        """
+        """Yields number and sample of each example that is this file, or was in the source."""
         records, there = self._records, self._records.shards[shard]
         if not any(sha256.encode() in line for line in tables.lines(self._store, there)):
             return

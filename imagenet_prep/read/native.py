@@ -40,7 +40,6 @@ class NativeBackend:
     """
 
     def __init__(self, config: ReadConfig) -> None:
-        """Starts no thread yet."""
         side = config.image_size
         self._config = config
         shape = (3, side, side) if config.layout == "NCHW" else (side, side, 3)

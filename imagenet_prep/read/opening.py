@@ -43,7 +43,7 @@ def open_feed(config: ReadConfig) -> tuple[Feed, dict[str, Any]]:
         asked["numbers"] = hashlib.sha256(chosen.tobytes()).hexdigest()
     seed = config.seed if config.is_training else None
     order = Order(records.examples_per_shard, seed, config.window, records.placement, chosen)
-    feed = Feed(records, order, world, config, choice.class_numbers)
+    feed = Feed(records, order, config, choice.class_numbers)
     if config.is_training and not feed.steps(0).count:
         raise UsageError(
             f"{config.split}: {counted(feed.order.num_examples, 'example')}, fewer than one step "

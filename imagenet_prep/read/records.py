@@ -44,26 +44,13 @@ _FREE = 3
 class Records:
     """The examples of one split by number, counted through all shards in record order.
 
-    Safe for threads.
-
-    Attributes:
-      dataset: that they are of.
-      manifest: of the data set.
-      root: the folder that holds the shards, or some of them.
-      split: "train" or "validation".
-      wnids: WNIDs by class index.
-      shards: of the split.
-      examples_per_shard: records of each of them.
-      placement: which of the shards are here.
+    Safe for threads. `root` is the folder that holds the shards, or some of them.
     """
 
     def __init__(self, dataset: Dataset, split: str, cache: NodeCache | None = None) -> None:
         """Opens a split, and compares the size of every shard here with the manifest.
 
-        Args:
-          dataset: in a folder, or elsewhere.
-          split: "train" or "validation".
-          cache: brings the shards of a dataset elsewhere into a folder, one by one.
+        The cache brings the shards of a dataset elsewhere into a folder, one by one.
         """
         self.dataset, self.manifest = dataset, dataset.manifest
         folder = cache or dataset.store.as_folder

@@ -16,7 +16,6 @@ class TfDataBackend:
     """The backend of tf.data; its images are tensors or NumPy's arrays."""
 
     def __init__(self, config: ReadConfig) -> None:
-        """Builds nothing yet."""
         self._config = config
         self._encoded: Iterator[EncodedBatch] = iter(())
 
@@ -33,11 +32,9 @@ class TfDataBackend:
 
     @functools.cached_property
     def _dataset(self) -> Any:
-        """A tf.data.Dataset of the batches that `_encoded` yields.
-
-        It is made only once. TensorFlow never frees what a generator refers to; with one dataset
-        an epoch, this would be the encoded images of every epoch.
-        """
+        """A tf.data.Dataset of the batches that `_encoded` yields."""
+        # Made once: TensorFlow never frees what a generator refers to. With one dataset an epoch,
+        # this would be the encoded images of every epoch.
 
         def arrays() -> Iterator[tuple[Any, ...]]:
             for batch in self._encoded:
@@ -111,10 +108,7 @@ class TfDataBackend:
         return tf.image.crop_to_bounding_box(padded, top + padding, left + padding, height, width)
 
     def _normalised(self, image: Any) -> Any:
-        """Returns (image - mean) / std, a row of pixels at a time.
-
-        Broadcast over three channels only, the same arithmetic takes four times as long.
-        """
+        """Returns (image - mean) / std by rows: over channels only, it takes four times as long."""
         side = self._config.image_size
         constants = self._config.constants
         scale = [1 / std for std in constants.std] * side

@@ -56,12 +56,7 @@ class BoxTask(NamedTuple):
 
 @dataclass(frozen=True)
 class Annotations:
-    """The annotations beside a source.
-
-    Attributes:
-      parts: by split, in the order of the splits.
-      tasks: one an archive, and one a class folder.
-    """
+    """The annotations next to a source, by split; a task for each archive or class folder."""
 
     parts: dict[str, source.Part]
     tasks: tuple[BoxTask, ...]
@@ -73,12 +68,9 @@ class Annotations:
 
 
 class Found(NamedTuple):
-    """What one task has read.
+    """The result of one task: a line per image (see `parse`), by WNID in train, by split elsewhere.
 
-    Attributes:
-      lines: by WNID in train, by split in validation: a line an image, see `parse`.
-      images, boxes: how many.
-      dropped: boxes without an area, or that lie outside their image.
+    `dropped` counts boxes without an area, or outside of their image.
     """
 
     lines: dict[str, bytearray]
@@ -88,10 +80,7 @@ class Found(NamedTuple):
 
 
 def find(root: Location, splits: Sequence[str], *, official: bool) -> Annotations | None:
-    """Returns the annotations of `splits` that lie beside a source; None without any.
-
-    On a server, only the archives are found.
-    """
+    """Returns the annotations next to a source, on a server only archives; None if none."""
     parts: dict[str, source.Part] = {}
     tasks: list[BoxTask] = []
     for split in splits:
@@ -191,10 +180,7 @@ def _archived(
 
 
 def _parse_xml(data: bytes, where: str) -> tuple[Boxes, int]:
-    """Returns the boxes relative to the annotated size, and how many had no area.
-
-    Corners are pixels, in either order; what lies outside the image is cut off.
-    """
+    """Returns the boxes relative to the annotated size, clipped; counts those without an area."""
     if len(data) > _MAX_XML_BYTES:
         raise SourceError(f"{where}: has more than {_MAX_XML_BYTES:,} bytes. {_ADVICE}")
     try:

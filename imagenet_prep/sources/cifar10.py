@@ -28,9 +28,10 @@ BATCHES = {
     schema.VALIDATION: ("test_batch",),
 }
 _META = "batches.meta"
-_BATCH_IMAGES = 10_000
 _SIDE = 32
 _PIXEL_BYTES = 3 * _SIDE * _SIDE
+# The pixels of a batch; encoded they take a little less.
+_BATCH_BYTES = 10_000 * _PIXEL_BYTES
 # A batch has 31 MB.
 _MAX_BATCH_BYTES = 64 << 20
 # The archive unpacks to 186 MB.
@@ -41,11 +42,7 @@ _MAX_NAME_BYTES = 255
 
 @dataclass(frozen=True)
 class Cifar10(source.Pixels):
-    """The batches of CIFAR-10.
-
-    Attributes:
-      path: the archive, or the folder it was extracted to.
-    """
+    """The batches of CIFAR-10; `path` is the archive, or the folder it was extracted to."""
 
     name = "cifar10"
     edition = Edition(
@@ -55,10 +52,6 @@ class Cifar10(source.Pixels):
         {schema.TRAIN: (5000, 5000), schema.VALIDATION: (1000, 1000)},
     )
     path: Path
-
-    def unpacked_bytes(self, task: IndexTask) -> int:  # noqa: ARG002
-        """Returns the bytes of a batch's pixels; encoded they take a little less."""
-        return _BATCH_IMAGES * _PIXEL_BYTES
 
     def images(self, task: IndexTask) -> Iterator[PackedImage]:
         """Yields the images of one batch, encoded."""
@@ -115,7 +108,11 @@ def find(root: Path, encode: Encode, encoding: str) -> Cifar10:
         part = source.folder_part(path.name, [("", scan(path))])
     else:
         part = source.file_part(path, ARCHIVE_MD5)
-    tasks = [IndexTask(batch, split, path.name) for split in BATCHES for batch in BATCHES[split]]
+    tasks = [
+        IndexTask(batch, split, path.name, num_bytes=_BATCH_BYTES)
+        for split in BATCHES
+        for batch in BATCHES[split]
+    ]
     return Cifar10(classes, (part,), encode, encoding, path, tasks=tuple(tasks))
 
 

@@ -58,9 +58,9 @@ def _places(root: Location) -> Iterator[Location]:
 
 
 def find(root: Location, splits: Sequence[str]) -> ClassTars:
-    """Returns the class tars, and the class list: sorted WNIDs, with words where they lie beside.
+    """Returns the class tars; their class list is sorted by WNID.
 
-    ILSVRC2012's class list is taken where it has all of them, so that labels never shift.
+    It is ILSVRC2012's if that has all of them, so that labels never shift.
     """
     places = [*_places(root)]
     if len(places) > 1:

@@ -32,12 +32,7 @@ _ZIP_ERRORS = (zipfile.BadZipFile, RuntimeError, NotImplementedError, ValueError
 
 
 def contents(path: Location, most: Callable[[str], int]) -> Iterator[tuple[str, int, bytes]]:
-    """Yields name, size and beginning of each file of an archive.
-
-    Args:
-      path: the archive.
-      most: how many bytes of a file are wanted, by its name.
-    """
+    """Yields the name, size and first `most(name)` bytes of each file of an archive."""
     size = path.stat.size if isinstance(path, RemotePath) else path.stat().st_size
     allowance = Allowance(_LEAST_ALLOWANCE + _MOST_RATIO * size)
     try:

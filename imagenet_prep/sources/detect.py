@@ -54,14 +54,9 @@ def find(
     encoding: str,
     follow_links: bool = False,
 ) -> tuple[Source, str]:
-    """Returns the source, and in a line what was seen.
+    """Returns the source of a `kind`, a key of LAYOUTS or AUTO, and a line that describes it.
 
-    Args:
-      root: what --source names.
-      splits: to be read.
-      kind: one of LAYOUTS, or "auto" to recognise it.
-      encode, encoding: for pixels that come without a format, see `source.Pixels`.
-      follow_links: as for `folder.find`.
+    `encode` and `encoding` are for pixels without a format: see `source.Pixels`.
     """
     kinds = recognised(root) if kind == AUTO else [kind]
     finders: dict[str, Callable[[], Source]] = {

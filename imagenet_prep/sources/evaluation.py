@@ -59,19 +59,9 @@ class Folder(folder.Folder):
 
 @dataclass(frozen=True)
 class Archives(source.Packed):
-    """Archives of any kind.
-
-    Attributes:
-      archives: where each lies, by its name.
-      num_bytes: of the images in each.
-    """
+    """Archives of any kind, by name."""
 
     archives: dict[str, Location]
-    num_bytes: dict[str, int]
-
-    def unpacked_bytes(self, task: IndexTask) -> int:
-        """Returns how many bytes the images of an archive take."""
-        return self.num_bytes[task.part]
 
     def images(self, task: IndexTask) -> Iterator[PackedImage]:
         """Yields the images of one archive; raises SourceError."""
@@ -98,8 +88,7 @@ def _member(found: source.Source, path: str, archive: str = "", size: int = 0) -
 def locate(root: Location) -> list[Location]:
     """Returns the archives or the folder of an evaluation set that `root` is or holds.
 
-    Several are one set only where all are archives of ImageNet-C. On a web server, which cannot be
-    listed, `root` is the archive.
+    Only archives of ImageNet-C may be several. On a web server, `root` must be the archive itself.
     """
     if root.is_file():
         return [root] * (root.name.endswith(ARCHIVES) and _is_archive(root))
@@ -239,14 +228,11 @@ def _archives(archives: dict[str, Location]) -> Archives:
         for name, archive in archives.items()
     )
     tasks = (
-        IndexTask(f"{schema.TEST}-{i:02d}", schema.TEST, name) for i, name in enumerate(archives)
+        IndexTask(f"{schema.TEST}-{i:02d}", schema.TEST, name, num_bytes=num_bytes[name])
+        for i, name in enumerate(archives)
     )
-    return Archives(
-        *(labels.official_classes(), tuple(parts), archives),
-        num_bytes,
-        evaluation=meant,
-        tasks=tuple(tasks),
-    )
+    classes = labels.official_classes()
+    return Archives(classes, tuple(parts), archives, evaluation=meant, tasks=tuple(tasks))
 
 
 def _with_ignored(

@@ -38,14 +38,13 @@ _MOST_OBJECTS = 1000
 
 @dataclass(frozen=True)
 class Layout:
-    """What the folders of a set mean.
+    """The meaning of the folders of a dataset.
 
     Attributes:
-      edition: which set it is.
       is_numbered: whether folders are class indices.
       objects: ObjectNet's mapping: by folder, the indices of the classes that its object is of,
-        which may be none of ILSVRC2012's; None for other sets.
-      problems: how its counts differ from the published ones, a sentence each.
+        which may be none of ILSVRC2012's; None for other datasets.
+      problems: how its counts differ from the published ones, one sentence each.
     """
 
     edition: Edition
@@ -54,13 +53,9 @@ class Layout:
     problems: Sequence[str] = ()
 
     def place(self, path: str, where: str) -> tuple[int, str] | None:
-        """Returns the class index of an image, and what its key has instead of its class.
+        """Returns the class index of an image, and the part of its key that replaces the class.
 
-        That is "", but for ImageNet-C. Returns None for an object that is of no class.
-
-        Args:
-          path: of the image.
-          where: how errors call it.
+        That is "", except for ImageNet-C. Returns None for an object that is of no class.
         """
         folder = path.rpartition("/")[0].rpartition("/")[2]
         index: int | None
@@ -98,14 +93,7 @@ class Layout:
 def layout_of(
     names: Sequence[str], sample: str, in_folder: Counter[str], mapping: Mapping[str, bytes]
 ) -> Layout:
-    """Returns what the folders of a set mean.
-
-    Args:
-      names: of the archives or folders that it lies in.
-      sample: the path of its first image; "" if there is none.
-      in_folder: the number of images in each folder.
-      mapping: the files of ObjectNet's mapping, by name.
-    """
+    """Returns what the folders mean; `sample` is the path of the first image, or ""."""
     where = names[0]
     folders = {path.rpartition("/")[2] for path in in_folder}
     if not sample:

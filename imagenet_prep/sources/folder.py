@@ -46,10 +46,7 @@ class FileReader:
         self._root = root
 
     def read(self, archive: str, offset: int, size: int) -> bytes:
-        """Returns the bytes of a file, `size` of them from `offset` 0.
-
-        Of files that are too large for an image the beginning may be asked for.
-        """
+        """Returns the first `size` bytes of a file: all of them unless it is too large."""
         path = self._root / archive
         try:
             with open_to_read(path) as file:
@@ -77,11 +74,10 @@ class Folder(source.Stored):
 
     Attributes:
       root: what paths are relative to.
-      validation_class_index: class index by stem of each image of a flat validation folder;
-        None where it has a folder a class.
-      inside: where links must lead; None where they may lead anywhere.
-      is_own: these are photographs of one's own, not ImageNet's: what a file holds decides whether
-        it is an image, and keys have the folders below that of the class.
+      validation_class_index: class index by stem, if the validation folder is flat.
+      inside: where links must lead; None if they may lead anywhere.
+      is_own: these are custom photographs, not ImageNet's: the content of a file decides if it is
+        an image, and keys have the folders below that of the class.
     """
 
     decisive: ClassVar[tuple[str, ...]] = ("validation_class_index", "is_own")
@@ -155,12 +151,11 @@ def find(
 ) -> Folder:
     """Returns the folders that `splits` need, and the class list.
 
-    Images may be links, and so may folders. Unless `follow_links`, they must lead to what lies in
-    `root`: a link that came with a source could name a private picture of whoever prepares it.
+    Links must lead into `root`, unless `follow_links`: a link in a source from elsewhere could name
+    a private picture.
 
-    The class list is `classes`, if given; else the devkit's or Kaggle's where one is there. Else it
-    is the official one where all class folders belong to it, so that labels never shift in a
-    subset; else the sorted names of the class folders.
+    The class list is `classes`, or else the devkit's or Kaggle's. Else it is the official one if it
+    has all class folders, so that labels never shift in a subset; else the sorted names of folders.
     """
     inside = None if follow_links else root
     base, folders, beside = layout.split_folders(root)
@@ -218,10 +213,7 @@ def is_imagenet(classes: ClassList, folders: Iterable[str]) -> bool:
 def _listed(
     folder: Path, names: Sequence[str], inside: Path | None, by_content: bool, ignored: Counter[str]
 ) -> Iterator[tuple[str, list[File]]]:
-    """Yields the images of each class folder, and counts what is ignored.
-
-    One class at a time: the names of 13 million files take gigabytes.
-    """
+    """Yields the images of one class after the other: names of 13 million files take gigabytes."""
     for name in names:
         found = listing.below(folder / name, inside, by_content=by_content)
         ignored.update(found.ignored)

@@ -32,12 +32,11 @@ CLASS_TAR = re.compile(rf"({keys.WNID.pattern})\.tar")
 
 @dataclass(frozen=True)
 class Tars(source.Stored):
-    """Tars of images, which are archives, or lie in one.
+    """Tars of images, which are archives or in one.
 
     Attributes:
-      archives: where each lies, by its name.
-      validation_class_index: class index of each validation image, in file-name order;
-        empty where no validation split is read.
+      validation_class_index: class index of each validation image, in file-name order; empty if
+        the validation split is not read.
     """
 
     archives: dict[str, Location]
@@ -94,12 +93,7 @@ class Tars(source.Stored):
 def inner_tars(
     reader: ArchiveReader | RemoteArchives, archive: str, advice: str
 ) -> dict[str, Range]:
-    """Returns where in an archive the tar of each class lies, by WNID.
-
-    Args:
-      reader, archive: what is listed.
-      advice: what to do where something else than tars of classes lies there.
-    """
+    """Returns where in an archive the tar of each class is; `advice` is for other members."""
     found: dict[str, Range] = {}
     for inner in tar.files_of(reader, archive, 0, reader.size(archive), skipping=True):
         match = CLASS_TAR.fullmatch(inner.name.rpartition("/")[2])

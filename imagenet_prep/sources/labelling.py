@@ -27,12 +27,7 @@ class LabelUse(NamedTuple):
 
 @dataclass(frozen=True)
 class Labelling:
-    """What the labels of a set mean.
-
-    Attributes:
-      classes: the class list.
-      offset: label - class index.
-    """
+    """The meaning of a dataset's labels: a label is a class index + `offset`."""
 
     classes: ClassList
     offset: int
@@ -56,12 +51,9 @@ class Labelling:
 
 
 def labelling_of(uses: Iterable[LabelUse], known: ClassList | None = None) -> Labelling:
-    """Returns the class list and the offset, 0 or 1, that all labels of a set agree with.
+    """Returns the class list and the offset, 0 or 1, that all labels of a dataset agree with.
 
-    Args:
-      uses: of all shards.
-      known: a class list to prefer where it holds all classes of the set; else the official
-        one is tried, then the classes that the records name.
+    `known` is preferred if it has all classes, then the official list, then the records' classes.
     """
     uses = list(uses)
     official = official_classes()

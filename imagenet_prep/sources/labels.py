@@ -54,11 +54,9 @@ CANARIES = (
 
 @dataclass(frozen=True)
 class Devkit:
-    """The contents of ILSVRC2012_devkit_t12.tar.gz.
+    """The leaf synsets of a devkit, sorted by WNID, and its validation labels.
 
-    Attributes:
-      classes: the leaf synsets, sorted by WNID.
-      validation_class_index: class index of each validation image, in file-name order.
+    The labels are class indices, in the order of the images' file names.
     """
 
     classes: ClassList
@@ -92,12 +90,9 @@ def classes_called(
 
 
 def check_validation(classes: ClassList, class_index: dict[int, int], where: str) -> None:
-    """Compares the 50,000 validation labels with the known ones.
+    """Compares validation labels, by the number in the file name, with the known ones.
 
-    Args:
-      classes: the class list; only the official one is checked.
-      class_index: by the number in the file name; checked only if all 50,000 are there.
-      where: the source, for error messages.
+    Only those of the official class list are checked, and only if all 50,000 are there.
     """
     numbers = range(1, schema.OFFICIAL_NUM_EXAMPLES[schema.VALIDATION] + 1)
     if classes.official and class_index.keys() == set(numbers):

@@ -21,13 +21,7 @@ _LEAST_CLASSES = 2
 
 
 class Splits(NamedTuple):
-    """Where the splits of a folder of images lie.
-
-    Attributes:
-      base: the folder that paths are relative to.
-      folders: each split's folder below it.
-      beside: the folders in which lists of labels may lie.
-    """
+    """The folders of the splits, relative to `base`; lists of labels may be in `beside`."""
 
     base: Path
     folders: dict[str, str]
@@ -44,19 +38,12 @@ def split_folders(root: Path) -> Splits:
 
 
 def is_class_root(root: Path) -> bool:
-    """Returns whether a folder holds folders of classes, two or more, and no train/ or val/.
-
-    This looks into every class folder, which takes a while where there are thousands.
-    """
+    """Returns whether a folder holds two or more folders of classes, and no train/ or val/."""
     return not named_splits(root).folders and _holds_classes(root)
 
 
 def _holds_classes(root: Path) -> bool:
-    """Returns whether the folders in a folder, none of which is called like a split, are classes.
-
-    They are not where one of them holds splits: then `root` lies above the folder that is meant. A
-    single folder of images is no class: their labels lie elsewhere.
-    """
+    """Returns whether subfolders are classes: several, with images, and without splits inside."""
     names = subfolders(root) if root.is_dir() else []
     if len(names) < _LEAST_CLASSES or any(named_splits(root / name).folders for name in names):
         return False

@@ -15,10 +15,7 @@ _IDS, _LEMMAS = "imagenet21k_wordnet_ids.txt", "imagenet21k_wordnet_lemmas.txt"
 
 
 def beside(folders: Iterable[Location]) -> dict[str, str]:
-    """Returns words by WNID from the first such file in these folders; empty without any.
-
-    Words only help people, so a line that is none of the kind is passed over.
-    """
+    """Returns words by WNID from the first such file in these folders; other lines are ignored."""
     for folder in folders:
         for name in _LISTS:
             if (folder / name).is_file():

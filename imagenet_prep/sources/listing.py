@@ -24,12 +24,7 @@ _BY_CONTENT = formats.READ - {"TIFF"}
 
 
 class Listing(NamedTuple):
-    """The files below a folder.
-
-    Attributes:
-      images: sorted by path.
-      ignored: how many files are none, by ending.
-    """
+    """The images below a folder, sorted by path, and the number of other files by ending."""
 
     images: list[File]
     ignored: Counter[str]
@@ -57,11 +52,9 @@ def is_image(path: Path, *, by_content: bool) -> bool:
 
 
 def below(folder: Path, inside: Path | None, *, by_content: bool) -> Listing:
-    """Returns the images below a folder, and counts all other files.
+    """Returns the images below a folder, and counts all other files; see `scan`.
 
-    Args:
-      folder, inside: as for `scan`, whose errors it raises.
-      by_content: whether the content decides where the name is not an image's.
+    With `by_content`, the content decides if the name is not an image's.
     """
     hidden: list[str] = []
     images, ignored = [], Counter[str]()

@@ -22,7 +22,6 @@ class MemberReader:
     _header_bytes = 0
 
     def __init__(self, reader: RangeReader) -> None:
-        """Takes what reads the archives."""
         self._reader = reader
 
     def will_need(self, members: Iterable[Member]) -> None:

@@ -35,19 +35,11 @@ _ADVICE = "Download it again."
 
 @dataclass(frozen=True)
 class Mnist(source.Pixels):
-    """The IDX files.
-
-    Attributes:
-      files: the images and the labels of each split.
-    """
+    """The IDX files of images and of labels, by split."""
 
     name = "mnist"
     edition = Edition("MNIST", 10, {schema.TRAIN: 60_000, schema.VALIDATION: 10_000})
     files: dict[str, tuple[Path, Path]]
-
-    def unpacked_bytes(self, task: IndexTask) -> int:
-        """Returns about how many bytes the encoded images of a split take."""
-        return self.edition.examples[task.split] * _ENCODED_BYTES
 
     def images(self, task: IndexTask) -> Iterator[PackedImage]:
         """Yields the images of a split, encoded."""
@@ -81,14 +73,14 @@ def find(root: Path, splits: Sequence[str], encode: Encode, encoding: str) -> Mn
         raise UsageError(f"--source {root}: holds no {' and no '.join(missing)}, packed or not.")
     paths = {name: path for name, path in found.items() if path is not None}
     files = {split: (paths[images], paths[marks]) for split, (images, marks) in names.items()}
-    return Mnist(
-        labels.classes_called([str(digit) for digit in range(_NUM_CLASSES)], str(root)),
-        tuple(map(source.file_part, paths.values())),
-        encode,
-        encoding,
-        files,
-        tasks=tuple(IndexTask(names[s][0], s, images.name) for s, (images, _) in files.items()),
+    classes = labels.classes_called([str(digit) for digit in range(_NUM_CLASSES)], str(root))
+    parts = tuple(map(source.file_part, paths.values()))
+    sizes = {split: _ENCODED_BYTES * number for split, number in Mnist.edition.examples.items()}
+    tasks = tuple(
+        IndexTask(names[split][0], split, images.name, num_bytes=sizes[split])
+        for split, (images, _) in files.items()
     )
+    return Mnist(classes, parts, encode, encoding, files, tasks=tasks)
 
 
 def _locate(root: Path, name: str) -> Path | None:

@@ -29,12 +29,7 @@ _BOOLEANS, _INTEGERS, _BINARY, _STRUCT = (1, 2), (4, 5, 6), 8, 12
 
 
 def check(descriptor: int, column: ColumnChunkMetaData) -> None:
-    """Makes sure that the pages of a column unpack to no more than the footer says.
-
-    Args:
-      descriptor: of the open file.
-      column: what the footer says of the column in one group of rows.
-    """
+    """Makes sure that the pages of a column unpack to no more than the footer says."""
     starts = (column.dictionary_page_offset, column.data_page_offset)
     position = min(start for start in starts if start is not None)
     stop, left = position + column.total_compressed_size, column.total_uncompressed_size

@@ -47,21 +47,10 @@ _PROBE_ROWS = 100
 
 @dataclass(frozen=True)
 class Parquet(source.Packed):
-    """The files of one data set.
-
-    Attributes:
-      files: path by part name.
-      absent: files that the names speak of and that are not there, by split.
-      num_bytes: of all images, by part name.
-    """
+    """The files of one dataset by name, and how many more their names promise, by split."""
 
     files: dict[str, Path]
     absent: dict[str, int]
-    num_bytes: dict[str, int]
-
-    def unpacked_bytes(self, task: IndexTask) -> int:
-        """Returns the bytes of a file's images, as its footer says."""
-        return self.num_bytes[task.part]
 
     def images(self, task: IndexTask) -> Iterator[PackedImage]:
         """Yields the images of one file in the order of their rows."""
@@ -143,22 +132,20 @@ def find(root: Path, splits: Sequence[str]) -> Parquet:
             )
         absent[split] = counts.pop() - len(found[split])
     files = {name: there / name for split in splits for name in found[split]}
-    num_bytes = {}
-    for name, path in files.items():
-        with _opened(path) as (file, _):
-            num_bytes[name] = _image_bytes(file, path)
+    # Refuses files that would fill the memory, before anything of them is read.
+    tasks = tuple(
+        IndexTask(name, split, name, num_bytes=_image_bytes(files[name]))
+        for split in splits
+        for name in found[split]
+    )
     classes = _classes(next(iter(files.values())))
     parts = tuple(source.file_part(path) for path in files.values())
-    tasks = tuple(IndexTask(name, split, name) for split in splits for name in found[split])
-    return Parquet(classes, parts, files, absent, num_bytes, tasks=tasks)
+    return Parquet(classes, parts, files, absent, tasks=tasks)
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[ParquetFile, int]]:
-    """Yields an open file with the columns that we need, and its descriptor.
-
-    It turns pyarrow's errors into ours.
-    """
+    """Yields an open file that has our columns, and its descriptor; translates pyarrow's errors."""
     try:
         import pyarrow as pa  # type: ignore[import-untyped]
         import pyarrow.parquet as pq
@@ -202,9 +189,11 @@ def _rows(
         yield from zip(*columns, strict=True)
 
 
-def _image_bytes(file: ParquetFile, path: Path) -> int:
-    groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
-    columns = [group.column(i) for group in groups for i in range(group.num_columns)]
+def _image_bytes(path: Path) -> int:
+    """Returns the bytes of a file's images, as its footer says."""
+    with _opened(path) as (file, _):
+        groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+        columns = [group.column(i) for group in groups for i in range(group.num_columns)]
     if any(not 0 <= c.total_uncompressed_size <= _MAX_GROUP_BYTES for c in columns):
         raise SourceError(
             f"{path}: a group of rows claims more than {_MAX_GROUP_BYTES:,} bytes, which would lie "
@@ -218,11 +207,7 @@ def _base(image: dict[str, Any]) -> str:
 
 
 def _classes(path: Path) -> ClassList:
-    """Returns the official list where the names of images prove it, else the schema's names.
-
-    The proof: the path of each of the first rows carries a WNID, and its place among
-    ILSVRC2012's sorted WNIDs is the row's label. The other rows are held to it later.
-    """
+    """Returns the official list if the paths of the first rows prove it, else names."""
     official = labels.official_classes()
     with _opened(path) as (file, descriptor):
         names = _class_names(file, path)

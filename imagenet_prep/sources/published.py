@@ -9,9 +9,8 @@ class Archive(NamedTuple):
     """One published archive.
 
     Attributes:
-      name: of the file.
       md5: from the page that publishes it and torchvision's source.
-      size: bytes, from Content-Length; None where published figures disagree.
+      size: bytes, from Content-Length; None if published figures disagree.
     """
 
     name: str

@@ -61,7 +61,6 @@ class ImageList:
     """
 
     def __init__(self, path: Path) -> None:
-        """Reads the list."""
         refuse_link_out(path)
         firsts, lasts, odd = dict[int, str](), dict[int, str](), ""
         self._path = path
@@ -134,12 +133,7 @@ def _row(line: bytes, where: str) -> tuple[int, int, str]:
 
 @dataclass(frozen=True)
 class RecordIO(source.Stored):
-    """Files of records.
-
-    Attributes:
-      files: path by part name.
-      lists: the `.lst` files by the name of the `.rec` file that they belong to.
-    """
+    """Files of records by part name, and their `.lst` files by the same name."""
 
     files: dict[str, Path]
     lists: dict[str, ImageList]

@@ -10,12 +10,14 @@ from typing import NamedTuple
 from imagenet_prep.core.errors import SourceError
 from imagenet_prep.storage.os_errors import demand_disk
 
+_FOLLOW = (
+    "If the images there shall become part of the data set, add --follow-links; else remove the "
+    "link."
+)
+
 
 class File(NamedTuple):
-    """A file below a folder: path relative to it, bytes, and its `stamp`.
-
-    For a file on a server, the stamp is its ETag.
-    """
+    """A file below a folder: relative path, bytes, and `stamp`, which is its ETag on a server."""
 
     path: str
     num_bytes: int
@@ -32,20 +34,20 @@ def stamp(status: os.stat_result) -> int:
 
 
 def scan(folder: Path, inside: Path | None = None, hidden: list[str] | None = None) -> list[File]:
-    """Returns all files below a folder, sorted by path; hidden ones are left out.
+    """Returns all files below a folder, sorted by path, except hidden ones.
 
-    Links to files are followed. A linked folder below is refused, for it may lead in a circle.
+    Links to files are followed. A linked folder below is refused, since it may lead in a circle.
 
     Args:
-      folder: what is listed.
+      folder: the root of the paths.
       inside: where the folder, and all links to files, must lead; None to follow them anywhere.
       hidden: gets the paths of hidden files, and of those in hidden folders.
     """
     files: list[File] = []
     folders = [""]
-    within = _Within(inside)
+    root = None if inside is None else os.path.realpath(inside)
     try:
-        within.demand(folder)
+        _refuse_out(folder, root, _FOLLOW)
         while folders:
             below = folders.pop()
             with os.scandir(folder / below) as entries:
@@ -68,7 +70,7 @@ def scan(folder: Path, inside: Path | None = None, hidden: list[str] | None = No
                         # To read a pipe would wait for whoever writes into it.
                         raise SourceError(f"{folder / path}: is no file. Remove it.")
                     if entry.is_symlink():
-                        within.demand(folder / path)
+                        _refuse_out(folder / path, root, _FOLLOW)
                     files.append(File(path, status.st_size, stamp(status)))
     except OSError as error:
         demand_disk(error.filename, error)
@@ -80,42 +82,27 @@ def scan(folder: Path, inside: Path | None = None, hidden: list[str] | None = No
 
 
 def hidden_files(folder: Path, path: str) -> list[str]:
-    """Returns a hidden file, or the files of a hidden folder, by their paths below `folder`.
-
-    They are counted only: links are not followed, and what cannot be read is left out.
-    """
+    """Returns a hidden file, or the files of a hidden folder, by path below `folder`."""
     if (folder / path).is_symlink() or not (folder / path).is_dir():
         return [path]
     return [f"{path}/{name}" for _, _, names in os.walk(folder / path) for name in names]
 
 
-class _Within:
-    """Refuses what leads out of a folder: a link in a source may name a private file."""
-
-    def __init__(self, root: Path | None) -> None:
-        self._root = None if root is None else os.path.realpath(root)
-
-    def demand(self, path: Path) -> None:
-        if self._root is None:
-            return
-        real = Path(os.path.realpath(path))
-        if not real.is_relative_to(self._root):
-            raise SourceError(
-                f"{path}: is a link that leads out of the source, to {real}. If the images there "
-                "shall become part of the data set, add --follow-links; else remove the link."
-            )
+def _refuse_out(path: Path, root: str | None, remedy: str) -> None:
+    """Raises SourceError if a link leads out of a folder: it may name a private file."""
+    if root is None:
+        return
+    real = Path(os.path.realpath(path))
+    if not real.is_relative_to(root):
+        raise SourceError(f"{path}: is a link that leads out of the source, to {real}. {remedy}")
 
 
 def refuse_link_out(path: Path) -> None:
-    """Raises SourceError where a list is a link that leads out of the folder in which it lies.
+    """Raises SourceError if a list is a link that leads out of its folder.
 
-    What a list says becomes names of classes and of images, which the data set shows to others.
+    The content of a list becomes names of classes and images, which the dataset shows to others.
     """
-    real = Path(os.path.realpath(path))
-    if not real.is_relative_to(os.path.realpath(path.parent)):
-        raise SourceError(
-            f"{path}: is a link that leads out of the source, to {real}. Put the list itself there."
-        )
+    _refuse_out(path, os.path.realpath(path.parent), "Put the list itself there.")
 
 
 def subfolders(folder: Path) -> list[str]:

@@ -20,15 +20,12 @@ _TFDS = re.compile(rf"\w+-({_SPLIT})\.tfrecord-(\d{{5}})-of-(\d{{5}})")
 
 
 class ShardFile(NamedTuple):
-    """One shard as it lies there.
+    """One shard as it was found.
 
     Attributes:
-      split: "train", "validation", "holdout" or "test".
-      number: 0-based, whatever the file's name begins to count from.
-      num_shards: of the split.
-      path: the file, relative to the set.
-      stat: the file as it was found.
-      listed: what a manifest of ours says of it; None without one.
+      number: from 0, wherever the names of files begin to count.
+      path: relative to the dataset.
+      listed: its entry in a manifest of ours, if there is one.
     """
 
     split: str
@@ -61,13 +58,7 @@ class ShardFile(NamedTuple):
 
 @dataclass(frozen=True)
 class TfrecordSet:
-    """The shards of one folder or prefix.
-
-    Attributes:
-      store: where they lie.
-      splits: shards by split, in order, none missing.
-      dataset: the set, if this program made it.
-    """
+    """The shards of a store by split, in order and complete; `dataset` if we made them."""
 
     store: Store
     splits: dict[str, tuple[ShardFile, ...]]
@@ -80,10 +71,7 @@ class TfrecordSet:
 
 
 def find(store: Store, *, check: bool = True) -> TfrecordSet:
-    """Returns the set of shards in `store`, or in folders below it that are called as splits.
-
-    `check` is that of `open_dataset`, for a dataset of ours.
-    """
+    """Returns the shards in `store`, or in its folders of splits; `check` as for `open_dataset`."""
     where = store.where()
     if (local := store.as_folder) and not local.root.is_dir():
         raise UsageError(f"{where}: no such folder")
@@ -159,12 +147,7 @@ def split_of(name: str) -> str:
 
 
 def becomes(path: str, name: str) -> bool:
-    """Returns whether a shard that `find` lists as `path` may be called `name` here.
-
-    Args:
-      path: relative to the folder.
-      name: in a data set of this program.
-    """
+    """Returns whether a shard that `find` lists as `path` may be called `name` in our datasets."""
     base = path.rpartition("/")[2]
     there, here = _parts(base), naming.parse_shard_name(name)
     return (

@@ -73,7 +73,8 @@ class IndexTask(NamedTuple):
       part: name of the part that it lies in.
       class_index: where it holds this class and no other; None where it may hold any.
       start, stop: byte range of the archive, where the piece is one.
-      archive: where it lies, where the part is a folder of archives or of folders.
+      archive: where it is, if the part is a folder of archives or of folders.
+      num_bytes: of its images once they are unpacked, about; 0 if they are not packed.
     """
 
     name: str
@@ -83,6 +84,7 @@ class IndexTask(NamedTuple):
     start: int = 0
     stop: int = 0
     archive: str = ""
+    num_bytes: int = 0
 
 
 class PackedImage(NamedTuple):
@@ -95,16 +97,15 @@ class PackedImage(NamedTuple):
 
 @dataclass(frozen=True)
 class Source(ABC):
-    """A data set as it lies there. Picklable.
+    """A dataset as it was found. Picklable.
 
     Attributes:
       decisive: names of more attributes that decide the members.
-      other_name: what a data set is called that is not ILSVRC2012.
+      other_name: the name of a dataset that is not ILSVRC2012.
       classes: the class list; a class index is a position in it.
-      parts: what it is made of.
-      tasks: its pieces, in class order where they hold one class each; empty where they are
-        listed when they are asked for.
-      evaluation: what its folders mean, if it is a set to evaluate on.
+      tasks: its pieces, in class order if each holds one class; empty if they are listed when
+        needed.
+      evaluation: the meaning of its folders, if it is a dataset to evaluate on.
     """
 
     decisive: ClassVar[tuple[str, ...]] = ()
@@ -144,12 +145,7 @@ class Source(ABC):
     def key_of(self, split: str, class_index: int, path: str, where: str, folder: str = "") -> str:
         """Returns the key of an image, as `dataset.keys` says, from the last part of its path.
 
-        Args:
-          split: "train" or "validation".
-          class_index: of its class.
-          path: of the image.
-          where: how errors call it.
-          folder: below that of its class, which is to be a part of the key, with a slash behind it.
+        The key has `folder`, which ends with a slash, between class and name.
         """
         base, class_id = path.rpartition("/")[2], self.classes.wnids[class_index]
         if len(base.encode()) > _MAX_BASE_BYTES:
@@ -216,9 +212,9 @@ class Packed(Source):
     def images(self, task: IndexTask) -> Iterator[PackedImage]:
         """Yields the images of a piece in their order there; raises SourceError."""
 
-    @abstractmethod
     def unpacked_bytes(self, task: IndexTask) -> int:
         """Returns about how many bytes the images of a piece take."""
+        return task.num_bytes
 
 
 @dataclass(frozen=True)
@@ -267,12 +263,7 @@ def sorted_by_key(members: Iterable[Member], where: str) -> list[Member]:
 
 
 def read_list(path: Location, *, lenient: bool = False) -> str:
-    """Returns the text of a small list beside the images.
-
-    Args:
-      path: the file.
-      lenient: take what is not UTF-8 for Latin-1, as in lists that are older.
-    """
+    """Returns the text of a small list; if `lenient`, other bytes than UTF-8 are Latin-1."""
     if not isinstance(path, RemotePath):
         refuse_link_out(path)
     data = read_bytes(path, _MAX_LIST_BYTES)

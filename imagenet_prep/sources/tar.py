@@ -58,11 +58,9 @@ def files_of(
     *,
     skipping: bool = False,
 ) -> list[TarMember]:
-    """Returns what `members` yields, as archives on a server are best read: in one pass.
+    """Returns what `members` yields; an archive on a server is read in one pass.
 
-    Args:
-      archives, archive, start, stop: as for `members`.
-      skipping: read headers only, also on a server: few large files lie between them.
+    With `skipping`, only headers are read, also on a server: few large files are between them.
     """
     files = archives.files_of(
         archive,
@@ -76,11 +74,7 @@ def files_of(
 
 
 def _is_whole(reader: Reads, archive: str, start: int, stop: int, files: Sequence[Entry]) -> bool:
-    """Returns whether a list may be that of the whole tar in bytes [start, stop) of an archive.
-
-    One plain header lies in front of each file, nothing else is between them, and after them the
-    tar ends. So no file is left out, if each has the name and size that its header says.
-    """
+    """Returns whether a list can be complete: one plain header before each file, then the end."""
     position = start
     for _, offset, size in files:
         if offset != position + HEADER_BYTES:
@@ -90,12 +84,7 @@ def _is_whole(reader: Reads, archive: str, start: int, stop: int, files: Sequenc
 
 
 def file_behind(headers: bytes, archive: str, offset: int) -> TarMember | None:
-    """Returns the file whose content begins at `offset`, as the headers in front of it say.
-
-    Args:
-      headers: the bytes of the archive that end at `offset`; other files may be at their start.
-      archive, offset: where they lie.
-    """
+    """Returns the file whose content begins at `offset`, from the header bytes that end there."""
     for skipped in range(len(headers) % _BLOCK, len(headers), _BLOCK):
         # Farthest first: a name that is too long for its header stands before it.
         start = offset - len(headers) + skipped
@@ -242,11 +231,7 @@ def _number(digits: bytes, base: int, where: str) -> int:
 
 
 class Allowance:
-    """How many bytes an archive, and the archives in it, may still unpack to.
-
-    What is packed well can unpack to a thousand times its size, and again in each archive that
-    lies inside.
-    """
+    """The number of bytes that an archive, and all archives in it, may still unpack to."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most = self._left = most_bytes
@@ -291,12 +276,9 @@ class _Forward:
 def contents(
     stream: io.BufferedIOBase, archive: str, allowance: Allowance
 ) -> Iterator[tuple[TarMember, Callable[[int], bytes]]]:
-    """Yields each regular file of a tar, and what reads at most so many bytes from its start.
+    """Yields each regular file of a tar, and a function that reads at most so many of its bytes.
 
-    Args:
-      stream: the tar, open at its start; it is read to its end.
-      archive: what errors call it.
-      allowance: every byte that is read of it is counted.
+    The stream is read to its end. Each byte that is read is taken from the allowance.
     """
     reader = _Forward(stream, allowance)
     for member in members(reader, archive, 0, reader.END):
@@ -312,14 +294,9 @@ def contents(
 def small_files(
     path: Location, names: Sequence[str], *, max_bytes: int, max_unpacked_bytes: int, advice: str
 ) -> list[bytes]:
-    """Returns some files of a published archive, or of the folder that it was extracted to.
+    """Returns files of a published archive, which may be packed, or of its extracted folder.
 
-    Args:
-      path: a tar, which may be packed, or a folder.
-      names: relative to the folder; in a tar, relative to any folder.
-      max_bytes: of one file.
-      max_unpacked_bytes: of all that is unpacked on the way.
-      advice: the last sentence of each error.
+    In a tar, `names` are relative to any folder. `advice` is the last sentence of each error.
     """
     found: dict[str, bytes] = {}
     try:

@@ -46,17 +46,12 @@ T = TypeVar("T")
 
 
 class Entry(NamedTuple):
-    """What one record says, whatever its writer calls it.
+    """The content of a record, in one form for all writers.
 
     Attributes:
-      features: all feature lists as they are.
-      encoded: the image's bytes.
-      label: as stored.
-      name: what the class is called: WNID, else text without blanks; "" where only the label
-        says it.
+      name: the class: its WNID, else its text without blanks; "" if only the label tells it.
       filename: base name of the source image.
-      text: the class in words; "" where the record does not say.
-      boxes: bounding boxes.
+      text: the class in words; "" if the record does not have it.
     """
 
     features: dict[str, Value]
@@ -69,10 +64,10 @@ class Entry(NamedTuple):
 
 
 def entries(
-    store: Store, shard: ShardFile, on_damage: OnDamage | None = None, hashes: Sequence[Any] = ()
+    store: Store, shard: ShardFile, on_damage: OnDamage | None = None
 ) -> Iterator[tuple[tfrecord.Record, Entry]]:
     """Yields (record, its content) in the order of the records; arguments as for `check`."""
-    return check(store, shard, lambda record: parse(record.payload), on_damage, hashes)
+    return check(store, shard, lambda record: parse(record.payload), on_damage)
 
 
 def check(
@@ -87,8 +82,7 @@ def check(
     The shard is read once. If a manifest has its sha256, that is verified, too.
 
     Args:
-      store: where the shard is.
-      shard: to read.
+      store, shard: to read.
       look: as for `tfrecord.check_records`.
       on_damage: is given the error of each damaged record, which is skipped; without it the first
         error is raised.
@@ -223,23 +217,19 @@ def member(shard: ShardFile, record: tfrecord.Record, entry: Entry, labelling: L
 
 
 def _find(payload: bytes, encoded: bytes) -> int:
-    """Returns where an image begins in its record.
-
-    `bytes.find` prepares tables as long as what it looks for, which takes 0.1 ms an image. So its
-    first bytes alone are looked for, and the rest is compared. Where that is not the image, all of
-    it is looked for, which takes a time in proportion to the record whatever the bytes are.
-    """
+    """Returns where an image begins in its record."""
+    # `find` prepares a table as long as its argument, 0.1 ms per image: so its first bytes are
+    # looked for, and the complete image only if these are elsewhere, too.
     start = payload.find(encoded[:_FIRST_BYTES])
     return start if payload.startswith(encoded, start) else payload.find(encoded)
 
 
 def known_labelling(found: TfrecordSet, splits: Sequence[str]) -> Labelling | None:
-    """Returns what the labels mean, or None where only the whole set can tell.
+    """Returns what the labels mean, or None if only the complete dataset can tell.
 
-    A set of ours says so in its manifest. Another is ILSVRC2012 where the first and last
-    shard of its splits agree with the official class list: a class's place in a shorter
-    list differs the more, the later it stands. Reading then holds every record against it.
-    Of any other set that TensorFlow Datasets has written, its list of labels says it.
+    Ours says so in its manifest. Another one is ILSVRC2012 if the first and last shard of its
+    splits agree with the official class list: a later class of a shorter list has another place.
+    Reading compares all records with it. Of other datasets of TFDS, their list of labels says it.
     """
     if found.dataset is not None:
         return Labelling(found.dataset.classes, found.dataset.manifest.label_offset)

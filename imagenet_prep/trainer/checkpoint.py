@@ -44,6 +44,8 @@ _NPY_HEADER = re.compile(
     r"\{'descr': '([<|][fiu][1248])', 'fortran_order': (False|True), "
     r"'shape': \(((?:[0-9]{1,18},? ?)*)\), \} *\n"
 )
+# zipfile raises RuntimeError for what it does not know, OverflowError for what no disk has.
+_DAMAGE = (ValueError, KeyError, EOFError, RuntimeError, OverflowError, zipfile.BadZipFile)
 # The most that is read at once; the list of ten thousand members has less.
 _PIECE_BYTES = 1 << 20
 
@@ -60,15 +62,7 @@ class _Head:
 
 @dataclass(frozen=True)
 class Checkpoint(_Head):
-    """One state of a run.
-
-    Attributes:
-      version: of the form of the file.
-      step: number of steps made.
-      saved_at: seconds since 1970, UTC.
-      facts: the numbers of the run and the state of the reader, as JSON.
-      arrays: all variables by name, in the order in which they were saved.
-    """
+    """One state of a run; `saved_at` is in seconds since 1970, `arrays` are in saved order."""
 
     arrays: Arrays
 
@@ -130,14 +124,9 @@ def load_latest(
     shapes: Sequence[Shape] | None = None,
     accept: Callable[[Json], object] = lambda _: None,
 ) -> Checkpoint | None:
-    """Returns the last sound checkpoint, or None where there is none.
+    """Returns the last sound checkpoint, or None if there is none; arguments as for `load`.
 
     Damaged ones after it are reported and renamed. If none is sound, all stay as they are.
-
-    Args:
-      folder: of the checkpoints.
-      shapes: as for `load`.
-      accept: as for `load`.
     """
     there = steps(folder)
     damaged: list[Path] = []
@@ -169,10 +158,9 @@ def load(
 
     Args:
       path: its file.
-      shapes: of the arrays that are wanted, in their order; those behind them are not read. None:
-        all, whatever their shapes.
-      accept: is given the facts before any array is read. Raises ValueError where they are not
-        what a run writes, and any other error where they are of another run.
+      shapes: of the wanted arrays, in their order; those behind them are not read. None: all.
+      accept: is given the facts before any array is read. Raises ValueError if they are not
+        what a run writes, and any other error if they are of another run.
     """
     try:
         with _opened(path) as stream, zipfile.ZipFile(stream) as file:
@@ -189,10 +177,7 @@ def load(
             wanted = zip(members.items(), repeat(None) if shapes is None else shapes, strict=False)
             arrays = {name: _array(file, each, shape) for (name, each), shape in wanted}
         return Checkpoint(**vars(head), arrays=arrays)
-    # zipfile raises RuntimeError for what it does not know, OverflowError for what no disk has.
-    except (
-        *(ValueError, KeyError, EOFError, RuntimeError, OverflowError, zipfile.BadZipFile),
-    ) as error:
+    except _DAMAGE as error:
         raise DataDamagedError(f"{path}: damaged checkpoint ({error}).") from error
     except OSError as error:
         raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error

@@ -29,17 +29,16 @@ class Comm:
     """The ways in which ranks work together; here there is only one rank.
 
     All ranks call the same methods in the same order.
-
-    Attributes:
-      world: which rank this is.
     """
 
     world = World()
+    # The module of Horovod, where ranks talk by it.
+    _hvd: Any = None
 
     @property
     def versions(self) -> dict[str, str]:
-        """The versions of what the ranks talk by, by name."""
-        return {}
+        """The versions of Horovod, and of NCCL if it was built with it; of other ways, none."""
+        return {} if self._hvd is None else horovod_versions(self._hvd)
 
     def totals(self, sums: Any) -> list[float]:
         """Returns the sums over the ranks of a few numbers."""
@@ -56,9 +55,7 @@ class Comm:
     def add_up(self, arrays: Sequence[Any], what: str) -> None:
         """Sets each array of MXNet to its sum over the ranks, as soon as it is known.
 
-        Args:
-          arrays: the same number and shapes each time.
-          what: one word. What bears the same word must be waited for in between.
+        Arrays of the same `what` have the same number and shapes, and are waited for in between.
         """
 
     def average(self, arrays: Sequence[Any]) -> None:
@@ -103,21 +100,18 @@ class Comm:
 
     def close(self) -> None:
         """Waits for all ranks and parts from them."""
+        if self._hvd is not None:
+            self.totals([0.0])  # returns when all ranks are here
+            self._hvd.shutdown()
 
 
 class Horovod(Comm):
     """Several processes, started by `imagenet-prep launch`, horovodrun or mpirun."""
 
     def __init__(self, world: World, *, fp16_compression: bool) -> None:
-        """Meets the other ranks."""
         self._hvd, self.world = meet("tensorflow", world)
         compression = self._hvd.Compression
         self._compression = compression.fp16 if fp16_compression else compression.none
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """Horovod's, and NCCL's where it was built with it."""
-        return horovod_versions(self._hvd)
 
     def tape(self, tape: Any) -> Any:
         """Returns Horovod's tape: each gradient is sent as soon as it is known."""
@@ -158,13 +152,6 @@ class Horovod(Comm):
 
         return self._hvd.broadcast(tf.constant(array), root_rank=0, name=name).numpy()
 
-    def close(self) -> None:
-        """Waits for all ranks and parts from them."""
-        import tensorflow as tf
-
-        self.sum(tf.zeros([]))  # returns when all ranks are here
-        self._hvd.shutdown()
-
 
 def launched() -> World:
     """Returns which rank this is, as the launcher says."""
@@ -191,9 +178,7 @@ def check_gpus(local_rank: int, gpus: int) -> None:
 def meet(framework: str, world: World) -> tuple[Any, World]:
     """Meets the other ranks by Horovod; returns its module, and which rank this is.
 
-    Args:
-      framework: that Horovod was built for, "tensorflow" or "mxnet".
-      world: of which the launcher says that it is.
+    `world` is what the launcher says.
     """
     try:
         hvd = importlib.import_module(f"horovod.{framework}")

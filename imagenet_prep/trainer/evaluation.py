@@ -30,12 +30,7 @@ class Score(NamedTuple):
 def count(logits: Any, class_index: Any, mask: Any) -> Any:
     """Returns [examples, top1, top5, loss] of a batch, as float64 sums.
 
-    Logits that are not finite count as wrong.
-
-    Args:
-      logits: [batch, classes].
-      class_index: [batch] integers.
-      mask: [batch], False for what is not to be counted.
+    Logits [batch, classes] that are not finite count as wrong. Only images in the mask count.
     """
     wanted = np.asarray(mask, bool)
     rows = np.asarray(logits, np.float64)[wanted]
@@ -56,14 +51,9 @@ def evaluate(
     comm: Comm,
     see: Callable[[Batch, Any], None] = lambda _, __: None,
 ) -> Score:
-    """Returns the score of one pass over a split.
+    """Returns the score of one pass over a split of `expected` examples.
 
-    Args:
-      logits: of a batch's images, as a NumPy array.
-      batches: of this rank, with padding masked; the same number on every rank.
-      expected: examples of the split.
-      comm: the ranks that share the split.
-      see: is shown each batch, and what the network says of it.
+    Every rank has the same number of batches, with padding masked. `see` gets each, and its logits.
     """
     sums = np.zeros(4)
     for batch in batches:

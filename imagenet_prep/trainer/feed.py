@@ -65,20 +65,15 @@ class BatchReader(Protocol):
 OpenReader = Callable[..., BatchReader]
 
 
-class Splits(NamedTuple):
-    """The splits on which a run is evaluated; both may be the same.
+class Evaluated(NamedTuple):
+    """A split that a run is evaluated on."""
 
-    Attributes:
-      watched: decides while training.
-      last: is for the end, and for `--evaluate`.
-    """
-
-    watched: str
-    last: str
+    split: str
+    reader: BatchReader
 
 
-def splits(there: Collection[str], data_dir: str | None) -> Splits:
-    """Returns on which splits of a data set a run is evaluated."""
+def splits(there: Collection[str], data_dir: str | None) -> tuple[str, str]:
+    """Returns the splits to evaluate on during training and at its end, which may be the same."""
     found = [split for split in (schema.HOLDOUT, schema.VALIDATION) if split in there]
     if not found:
         raise UsageError(
@@ -86,25 +81,21 @@ def splits(there: Collection[str], data_dir: str | None) -> Splits:
             "nothing to evaluate on. Prepare it with --holdout 10%, which holds that share of "
             "train out of it; or train with --no-evaluation."
         )
-    return Splits(found[0], found[-1])
+    return found[0], found[-1]
 
 
 class Inputs:
     """The readers of a run.
 
     Attributes:
-      train: what is trained on.
-      watched: what decides while training; None where nothing is evaluated.
-      last: what the run is evaluated on at its end, and by `--evaluate`.
-      splits: the names of the splits of these two.
-      also: what the run is evaluated on besides, by the names of the sets.
+      watched: evaluated during training; None if nothing is evaluated.
+      last: evaluated at the end, and by `--evaluate`.
+      also: the other datasets to evaluate on, by name.
     """
 
     def __init__(self, config: Config, world: World, open_reader: OpenReader) -> None:
-        """Opens them; needs no framework."""
-        self.watched: BatchReader | None = None
-        self.last: BatchReader | None = None
-        self.splits: Splits | None = None
+        self.watched: Evaluated | None = None
+        self.last: Evaluated | None = None
         self.also: dict[str, BatchReader] = {}
         if config.synthetic:
             assert config.image_size is not None
@@ -112,17 +103,17 @@ class Inputs:
             return
         self.train = open_reader(schema.TRAIN, True, world)
         if not config.no_evaluation:
-            self.splits = splits(self.train.splits, config.data_dir)
-            self.last = self.watched = open_reader(self.splits.last, False, world)
-            if self.splits.watched != self.splits.last:
-                self.watched = open_reader(self.splits.watched, False, world)
+            watched, last = splits(self.train.splits, config.data_dir)
+            self.last = self.watched = Evaluated(last, open_reader(last, False, world))
+            if watched != last:
+                self.watched = Evaluated(watched, open_reader(watched, False, world))
         self.also = {name: open_reader(name, False, world, True) for name in config.also}
 
     def close(self) -> None:
         """Closes the data."""
-        for reader in {self.train, self.watched, self.last, *self.also.values()}:
-            if reader is not None:
-                reader.close()
+        evaluated = (each.reader for each in (self.watched, self.last) if each is not None)
+        for reader in {self.train, *evaluated, *self.also.values()}:
+            reader.close()
 
 
 class Noise:
@@ -134,7 +125,6 @@ class Noise:
     splits = (schema.TRAIN,)
 
     def __init__(self, batch_size: int, image_size: int, world: World) -> None:
-        """Draws the batch, of NumPy arrays."""
         random = np.random.default_rng(world.rank)
         shape = (batch_size, image_size, image_size, 3)
         self._batch: Batch = {

@@ -55,11 +55,10 @@ class Learner(Protocol):
         """Sets the statistics of batch norms to their mean over the ranks."""
 
     def step(self, number: int, batch: Batch, rate: float, *, asks: bool) -> tuple[Any, Any]:
-        """Makes a step; returns what it has shown, and how many ranks ask to end.
+        """Makes a step; returns its values, and how many ranks ask to end.
 
-        That is [loss, total loss, share of the images whose class was the likeliest] of this rank.
-
-        Both may still be on their way; who reads them waits.
+        The values are [loss, total loss, share of images whose class was the likeliest] of this
+        rank. Both may still be on their way: to read them waits.
         """
 
     def logits(self, images: Any) -> Any:

@@ -27,12 +27,9 @@ _EVALUATION_HEADER = "  step  epoch  top1    top5     loss   checkpoint_time(UTC
 
 
 class Log:
-    """Prints rows and writes them to files; does nothing on other ranks than 0.
+    """Prints rows, and writes them to `train.jsonl` and TensorBoard's files; only if it `speaks`.
 
-    Args:
-      folder: gets `train.jsonl`.
-      scalars: gets TensorBoard's files, which need TensorFlow; None: there are none.
-      speaks: whether this is rank 0.
+    TensorBoard's files need TensorFlow, and there are none if `scalars` is None.
     """
 
     def __init__(self, folder: Path, scalars: Path | None, *, speaks: bool) -> None:
@@ -82,12 +79,11 @@ class Log:
         Args:
           step: from 0, whose batch this is.
           epoch: how often every image was seen before it.
-          speed: images a second of all ranks since the last row, input included, checkpoints
-            and evaluations left out.
+          speed: images/s of all ranks since the last row, without checkpoints and evaluations.
           loss: cross entropy, mean over the ranks.
           total: with weight decay's loss.
           rate: learning rate of the step.
-          accuracy: share of the images of the step whose class was the likeliest; None: no column.
+          accuracy: share of images whose class was the likeliest; None: no column.
         """
         if not self._has_header:
             self.say(_TRAIN_HEADER + "     Acc" * (accuracy is not None))

@@ -19,7 +19,7 @@ from imagenet_prep.trainer import checkpoint, evaluation, recipe
 from imagenet_prep.trainer.comm import launched, lost_rank
 from imagenet_prep.trainer.config import Config
 from imagenet_prep.trainer.evaluation import Score
-from imagenet_prep.trainer.feed import Batch, BatchReader, Inputs, Noise, OpenReader
+from imagenet_prep.trainer.feed import Batch, BatchReader, Evaluated, Inputs, Noise, OpenReader
 from imagenet_prep.trainer.learner import Learner, connect, serves
 from imagenet_prep.trainer.log import Log, Timer
 from imagenet_prep.trainer.predicted import Predicted, Sheet
@@ -30,15 +30,12 @@ from imagenet_prep.trainer.stop import Stop
 
 
 def train(config: Config, open_reader: OpenReader, sheet: Sheet | None = None) -> Score | None:
-    """Trains as configured and returns the last evaluation; None where there is none.
+    """Trains as configured and returns the last evaluation; None if there is none.
 
     Every rank runs this. All that is random is drawn from the seed, the epoch and the example:
     a run that was ended and resumed on one rank has the very weights of one that was not.
 
-    Args:
-      config: the settings, the same on every rank.
-      open_reader: opens a split of the data set for a rank.
-      sheet: of `--labels` and `--also`; rank 0 alone has it.
+    Only rank 0 has the `sheet`, which is that of `--labels` and `--also`.
     """
     config, world = recipe.settled(config), launched()
     if serves():
@@ -69,31 +66,26 @@ def train(config: Config, open_reader: OpenReader, sheet: Sheet | None = None) -
     return score
 
 
+@dataclasses.dataclass(eq=False)
 class _Training:
     """One rank of a run."""
 
-    def __init__(
-        self,
-        config: Config,
-        learner: Learner,
-        inputs: Inputs,
-        saved: Saved,
-        plan: Run,
-        sheet: Sheet | None,
-    ) -> None:
-        self._config = config
-        self._sheet = sheet
-        self._learner = learner
-        self._inputs = inputs
-        self._saved = saved
-        self._plan = plan
-        self._comm = learner.comm
+    _config: Config
+    _learner: Learner
+    _inputs: Inputs
+    _saved: Saved
+    _plan: Run
+    _sheet: Sheet | None
+
+    def __post_init__(self) -> None:
+        config, saved = self._config, self._saved
+        self._comm = self._learner.comm
         self._leads = self._comm.world.rank == 0
-        if isinstance(inputs.train, Noise):
-            inputs.train.be_held(learner.hold)
-        learner.build(plan, jit=config.jit)
-        self._plateau = Plateau(plan.schedule)
-        self._eval_steps = recipe.eval_steps(config, plan.steps_per_epoch)
+        if isinstance(self._inputs.train, Noise):
+            self._inputs.train.be_held(self._learner.hold)
+        self._learner.build(self._plan, jit=config.jit)
+        self._plateau = Plateau()
+        self._eval_steps = recipe.eval_steps(config, self._plan.steps_per_epoch)
         self._step = 0
         self._saved_at = 0.0
         self._saved_step = -1
@@ -146,7 +138,7 @@ class _Training:
             f"{counted(plan.schedule.warmup_steps, 'step')} of warm-up, "
             f"{recipe.precision_in_words(self._config, plan)}"
         )
-        if self._inputs.splits is not None and self._inputs.splits.last == schema.HOLDOUT:
+        if self._inputs.last is not None and self._inputs.last.split == schema.HOLDOUT:
             self._log.say("the set has no split validation: evaluations use holdout")
         if self._config.local_ckpt:
             self._log.say("--local_ckpt has no effect: rank 0 saves, and all resume from that.")
@@ -156,7 +148,7 @@ class _Training:
         if found is not None:
             self._step, self._saved_at = found["step"], found["saved_at"]
             self._saved_step = self._step
-            self._plateau.restore(found["plateau"])
+            self._plateau = Plateau(**found["plateau"])
             self._log.say(f"resumed after step {self._step:,} from {found['name']}")
         self._learner.share()
         place = self._inputs.train.state()
@@ -168,10 +160,7 @@ class _Training:
         self._flush()
 
     def _on_first(self, work: Callable[[], Any]) -> Any:
-        """Returns to all ranks, as JSON has it, what `work` returns on rank 0.
-
-        An error there ends all ranks with one exit code: the others would wait for ever.
-        """
+        """Returns to all ranks, as JSON has it, what `work` returns or raises on rank 0."""
         value: Any = None
         failure: Sequence[str] | None = None
         if self._leads:
@@ -244,28 +233,25 @@ class _Training:
                 if ends or is_last or self._is_due() or self._step % config.checkpoint_every == 0:
                     self._save()
                 if ends and not is_last:
-                    self._end_together()
+                    # All ranks wait for the mirror: launchers kill the others when one ends.
+                    self._saved.close()
+                    self._comm.close()
                     raise self._ended()
                 if is_last:
                     self._log.finished(time.monotonic() - began)
-                score = self._evaluate_due(is_last=is_last) or score
+                due, watched, last = self._is_due(), self._inputs.watched, self._inputs.last
+                if due and watched is not None:
+                    score = self._watch()
+                if is_last and last is not None and not (due and last is watched):
+                    score = self._evaluate(last)
         return score
 
     def _is_due(self) -> bool:
         return self._eval_steps > 0 and self._step % self._eval_steps == 0
 
-    def _evaluate_due(self, *, is_last: bool) -> Score | None:
-        """Evaluates where it is time for it."""
-        watched, last = self._inputs.watched, self._inputs.last
-        score = self._watch() if watched is not None and self._is_due() else None
-        seen = score is not None and last is watched
-        if is_last and last is not None and not seen:
-            score = self._evaluate(last)
-        return score
-
     def _watch(self) -> Score:
         score = self._evaluate(self._inputs.watched)
-        self._plateau.see(score.loss)
+        self._plateau.see(score.loss, self._plan.schedule)
         return score
 
     def _batches(self) -> Iterator[Batch]:
@@ -289,7 +275,7 @@ class _Training:
         facts = {
             "run": self._plan.facts(),
             "reader": self._inputs.train.state(),
-            "plateau": self._plateau.state(),
+            "plateau": vars(self._plateau),
             **({"labels": {each["name"]: each["sha256"] for each in lists}} if lists else {}),
         }
         self._saved_at = self._on_first(lambda: self._saved.save(self._step, facts, self._learner))
@@ -299,11 +285,6 @@ class _Training:
     def _flush(self) -> None:
         self._log.flush()
         self._saved.flush()
-
-    def _end_together(self) -> None:
-        """Makes all ranks wait for the mirror: launchers kill the others when one ends."""
-        self._saved.close()
-        self._comm.close()
 
     def _ended(self) -> IncompleteError:
         return IncompleteError(
@@ -332,22 +313,22 @@ class _Training:
         """Returns the score of one pass; tells the sheet what the network says of the set."""
         predicted = Predicted(self._comm, reader.class_numbers, reader.present)
         score = self._pass_over(reader, predicted.see)
+        last = self._inputs.last
 
         def keep() -> None:
             if self._sheet is not None:
                 self._sheet.enter(name, *predicted.said())
-            if self._config.predictions is not None and reader is self._inputs.last:
+            if self._config.predictions is not None and last is not None and reader is last.reader:
                 more = self._sheet.columns(name) if self._sheet else {}
                 predicted.write(Path(self._config.predictions).expanduser(), more)
 
         self._on_first(keep)
         return score
 
-    def _evaluate(self, reader: BatchReader | None) -> Score:
-        assert reader is not None
-        assert self._inputs.splits is not None
-        is_last = reader is self._inputs.last
-        split = self._inputs.splits.last if is_last else self._inputs.splits.watched
+    def _evaluate(self, evaluated: Evaluated | None) -> Score:
+        assert evaluated is not None
+        split, reader = evaluated
+        is_last = evaluated is self._inputs.last
         self._log.say(f"Evaluating {counted(reader.num_examples, 'image')} of {split}")
         ends = self._config.evaluate or self._step >= self._plan.total_steps
         tells = self._config.tabulates or self._config.predictions is not None
@@ -357,7 +338,7 @@ class _Training:
             score = self._pass_over(reader)
         epoch = self._plan.epoch(self._step)
         self._log.evaluation(self._step, epoch, split, score, self._saved_at)
-        if is_last and reader is not self._inputs.watched:
+        if is_last and evaluated is not self._inputs.watched:
             self._log.test(score)
         if self._config.predictions is not None:
             self._log.say(f"predictions: {self._config.predictions}")
@@ -365,10 +346,7 @@ class _Training:
         return score
 
     def _unless_asked(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Yields the batches of an evaluation; it breaks off where a wish to end comes.
-
-        The step before it is saved, and nothing is lost. Several ranks would have to agree first.
-        """
+        """Yields batches until a lone rank is asked to end: several ranks would have to agree."""
         for batch in batches:
             if self._stop.came and self._stop.alone:
                 raise self._ended()

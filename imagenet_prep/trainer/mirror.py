@@ -53,11 +53,7 @@ _LAST_S = 30.0
 class Mirror:
     """The files of a run below a prefix of a bucket: log, scalars, checkpoints, exported model.
 
-    Args:
-      base: s3://bucket/prefix.
-      folder: the log directory.
-      scalars: where TensorBoard's files are; `tensorboard/` there.
-      export: file or folder of the exported model, where there is to be one; `export/` there.
+    TensorBoard's files are in `tensorboard/` there, the exported file or folder in `export/`.
     """
 
     def __init__(self, base: str, folder: Path, scalars: Path, export: Path | None) -> None:
@@ -75,10 +71,7 @@ class Mirror:
         self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
 
     def fetch(self) -> None:
-        """Brings log and checkpoints to a folder without checkpoints, proven.
-
-        A damaged object is said, and left where it is.
-        """
+        """Brings log and checkpoints to a folder without checkpoints; reports damaged objects."""
         store = BucketStore(
             self._base, connections=1, timeout_s=_TIMEOUT_S, retries=_RETRIES, remedy=_NOT_BEGUN
         )
@@ -123,10 +116,7 @@ class Mirror:
         return not absent
 
     def _files(self) -> list[tuple[str, _Place]]:
-        """Returns what there is to mirror, logs first, then the latest checkpoint.
-
-        Only what a run writes, and no link: any other file of these folders may be a private one.
-        """
+        """Returns the files of the run, but no links: logs first, then the latest checkpoint."""
         own, events = LocalStore(self._folder).names(""), LocalStore(self._scalars).names("")
         found = [(name, (self._folder, name)) for name in own if _is_needed(name)]
         found += [

@@ -63,11 +63,13 @@ def _resnet(x: Any, name: str) -> Any:
     for stage, blocks in enumerate(plain or _BOTTLENECKS[name.removesuffix(_V1)]):
         for block in range(blocks):
             stride = 2 if stage and not block else 1
-            called = f"layer{stage + 1}.{block}"
+            called, filters = f"layer{stage + 1}.{block}", 64 << stage
             if plain:
-                x = _plain(x, called, 64 << stage, stride)
+                x = _plain(x, called, filters, stride)
             else:
-                x = _bottleneck(x, called, 64 << stage, stride, strides_first=name.endswith(_V1))
+                first, second = (stride, 1) if name.endswith(_V1) else (1, stride)
+                widths = (filters, 1, first), (filters, 3, second), (4 * filters, 1, 1)
+                x = _block(x, called, stride, *widths)
     return x
 
 
@@ -102,11 +104,6 @@ def _mnist(x: Any) -> Any:
     x = keras.layers.Flatten()(x)
     x = keras.layers.Dense(128, activation="relu", name="hidden")(x)
     return keras.layers.Dropout(0.5)(x)
-
-
-def _bottleneck(x: Any, name: str, filters: int, stride: int, *, strides_first: bool) -> Any:
-    first, second = (stride, 1) if strides_first else (1, stride)
-    return _block(x, name, stride, (filters, 1, first), (filters, 3, second), (4 * filters, 1, 1))
 
 
 def _plain(x: Any, name: str, filters: int, stride: int) -> Any:

@@ -13,9 +13,11 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
-from imagenet_prep.trainer.comm import Comm, horovod_versions, meet
+from imagenet_prep.trainer.comm import Comm, meet
 
 # The numbers of one message. An object of rank 0 has a few hundred bytes, and the servers want
 # arrays of one name to have one shape.
@@ -28,64 +30,51 @@ class _Together(Comm):
     # The type in which counts are added up.
     _dtype = "float64"
 
-    def broadcast(self, arrays: Sequence[Any], what: str) -> None:
-        """Sets each array to what it is on rank 0, and waits for it.
-
-        The servers have no operation for this, so all other ranks add zeros to the array of rank 0.
-        """
+    @property
+    def _nd(self) -> Any:
         import mxnet as mx
 
+        return mx.nd
+
+    def broadcast(self, arrays: Sequence[Any], what: str) -> None:
+        """Sets each array to rank 0's: other ranks add zeros, since servers can only add up."""
         if self.world.rank:
             for array in arrays:
                 array[:] = 0
-        mx.nd.waitall()
+        self._nd.waitall()
         self.add_up(arrays, what)
-        mx.nd.waitall()
+        self._nd.waitall()
 
     def average(self, arrays: Sequence[Any]) -> None:
         """Sets each array to its mean over the ranks, and waits for it."""
-        import mxnet as mx
-
-        mx.nd.waitall()
+        self._nd.waitall()
         self.add_up(arrays, "statistic")
         for array in arrays:
             array /= self.world.size
-        mx.nd.waitall()
+        self._nd.waitall()
 
     def totals(self, sums: Any) -> list[float]:
         """Returns the sums over the ranks of at most four numbers."""
-        import mxnet as mx
-        import numpy as np
-
         numbers = np.zeros(4)
         numbers[: len(sums)] = super().totals(sums)
-        array = mx.nd.array(numbers, dtype=self._dtype)
+        array = self._nd.array(numbers, dtype=self._dtype)
         self.add_up([array], "totals")
         return super().totals(array.asnumpy())[: len(sums)]
 
     def gather(self, array: Any, what: str) -> Any:
-        """Returns [ranks, ...]: a NumPy array of every rank.
-
-        There is only a sum, so each rank adds its own to zeros.
-        """
-        import mxnet as mx
-        import numpy as np
-
+        """Returns [ranks, ...]: each rank adds its NumPy array to zeros, as there is only a sum."""
         room = np.zeros((self.world.size, *array.shape))
         room[self.world.rank] = array
-        held = mx.nd.array(room, dtype=self._dtype)
+        held = self._nd.array(room, dtype=self._dtype)
         self.add_up([held], what)
         return held.asnumpy()
 
     def from_first(self, name: str, array: Any) -> Any:  # noqa: ARG002 - pieces are alike
         """Returns what a NumPy array of small whole numbers is on rank 0."""
-        import mxnet as mx
-        import numpy as np
-
         room = np.zeros(-(-array.size // _PIECE) * _PIECE, np.float32)
         room[: array.size] = array
         # Float32 holds these numbers exactly: they are bytes, and the number of bytes.
-        pieces = [mx.nd.array(piece) for piece in room.reshape(-1, _PIECE)]
+        pieces = [self._nd.array(piece) for piece in room.reshape(-1, _PIECE)]
         for piece in pieces:
             self.broadcast([piece], "object")
         came = np.concatenate([piece.asnumpy() for piece in pieces])
@@ -96,28 +85,17 @@ class Ring(_Together):
     """Horovod: started by `imagenet-prep launch`, horovodrun or mpirun."""
 
     def __init__(self, world: World) -> None:
-        """Meets the other ranks."""
         # Horovod makes all symbols of MXNet global, among them those of an old libjpeg. The libjpeg
         # of Pillow, which our reader uses too, crashes unless it was loaded before.
         import PIL.Image  # noqa: F401
 
         self._hvd, self.world = meet("mxnet", world)
 
-    @property
-    def versions(self) -> dict[str, str]:
-        """Horovod's, and NCCL's where it was built with it."""
-        return horovod_versions(self._hvd)
-
     def add_up(self, arrays: Sequence[Any], what: str) -> None:
         """Sets each array to its sum over the ranks, as soon as it is known."""
         for number, array in enumerate(arrays):
             name = f"{what}.{number}"
             self._hvd.allreduce_(array, average=False, name=name, priority=-number)
-
-    def close(self) -> None:
-        """Waits for all ranks and parts from them."""
-        self.totals([0.0])  # returns when all ranks are here
-        self._hvd.shutdown()
 
 
 class Servers(_Together):
@@ -127,7 +105,6 @@ class Servers(_Together):
     _dtype = "float32"
 
     def __init__(self, world: World, kind: str) -> None:
-        """Meets servers and ranks; raises UsageError where there are no servers."""
         if "DMLC_PS_ROOT_URI" not in os.environ:
             raise UsageError(
                 f"--comm {kind} needs parameter servers: start it by `imagenet-prep launch "
@@ -143,13 +120,11 @@ class Servers(_Together):
 
     def add_up(self, arrays: Sequence[Any], what: str) -> None:
         """Sets each array to its sum over the ranks, as soon as it is known."""
-        import mxnet as mx
-
         for number, array in enumerate(arrays):
             name = f"{what}.{number}"
             if name not in self._known:
                 self._known.add(name)
-                self._store.init(name, mx.nd.zeros(array.shape, dtype=array.dtype))
+                self._store.init(name, self._nd.zeros(array.shape, dtype=array.dtype))
             # Without an optimizer a server keeps the sum of what all ranks have pushed.
             self._store.push(name, array, priority=-number)
             self._store.pull(name, out=array, priority=-number)

@@ -25,7 +25,6 @@ class MxnetLearner:
     """See `trainer.learner.Learner`."""
 
     def __init__(self, config: Config) -> None:
-        """Meets the other ranks, takes a GPU or cores, seeds first weights."""
         world, self.comm = launched(), Comm()
         if config.comm != "horovod":
             self.comm = Servers(world, config.comm)
@@ -169,17 +168,13 @@ class MxnetLearner:
 
 
 def _network(plan: Run, context: Any) -> Any:
-    """Returns an initialised network: [batch, 3, size, size] normalised images -> logits.
-
-    "tiny" has 24 thousand weights and no batch norm, "mnist" is the net of Horovod's example
-    mxnet_mnist.py; all others are v1 of Gluon's model zoo.
-    """
+    """Returns an initialised network: [batch, 3, size, size] normalised images -> logits."""
     if plan.model == "tiny":
         network = nn.HybridSequential()
         for filters in (16, 32, 64):
             network.add(nn.Conv2D(filters, 3, strides=2, padding=1, activation="relu"))
         network.add(nn.GlobalAvgPool2D(), nn.Dense(plan.num_classes))
-    elif plan.model == "mnist":
+    elif plan.model == "mnist":  # the net of Horovod's example mxnet_mnist.py
         network = nn.HybridSequential()
         for filters in (20, 50):
             network.add(nn.Conv2D(filters, 5, activation="relu"), nn.MaxPool2D(2, 2))

@@ -29,7 +29,6 @@ class Optimizer:
     """
 
     def __init__(self, plan: Run, variables: Sequence[Any]) -> None:
-        """Makes the slots; kind and numbers of the optimizer are those of the run."""
         self._plan, self._kind = plan, plan.optimizer
         self._variables = list(variables)
         like = self._variables * (2 if self._kind == "adam" else 1)
@@ -82,11 +81,9 @@ class Optimizer:
         return gradient / tf.sqrt(square + _EPSILON)
 
     def _layer_rate(self, variable: Any, gradient: Any, learning_rate: Any) -> Any:
-        """Returns what multiplies the learning rate for this layer.
-
-        LARS (You et al. 2017) leaves batch norms and biases alone. LARC only ever lowers the
-        rate, and as in the tutorial does so for all variables; one that is 0 takes a full step.
-        """
+        """Returns the factor of the learning rate for this layer."""
+        # LARS (You et al. 2017) leaves batch norms and biases alone. LARC only ever lowers the
+        # rate; in the tutorial, that of all variables. One that is 0 takes a full step.
         if self._kind == "sgd" or (self._kind == "lars" and not _decays(variable)):
             return 1.0
         weights, slope = tf.norm(variable), tf.norm(gradient)

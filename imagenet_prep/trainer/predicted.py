@@ -41,7 +41,6 @@ class Predicted:
     """Gathers predictions batch by batch; every rank sees its own, in the order of the records."""
 
     def __init__(self, comm: Comm, class_numbers: Sequence[int], present: Sequence[int]) -> None:
-        """Takes the number in the class list of each class index, and those that the split has."""
         self._comm = comm
         self._class_numbers = np.asarray(class_numbers)
         self._present = present
@@ -59,7 +58,9 @@ class Predicted:
         label, mask = (np.asarray(batch[name])[:, None] for name in ("class_index", "mask"))
         likely = np.take_along_axis(shares, order, 1)
         mine = np.concatenate([mask, label, order, within, likely], 1).astype(np.float64)
-        keys = [each.encode() if isinstance(each, str) else each for each in _texts(batch["key"])]
+        # Text of NumPy's, or bytes of TensorFlow's.
+        keys = np.asarray(batch["key"]).tolist()
+        keys = [each.encode() if isinstance(each, str) else each for each in keys]
         said = self._comm.gather(mine, f"predictions-{mine.shape[1]}")
         names = self._gathered(keys)
         for row, key in zip(said.reshape(-1, mine.shape[1]), names, strict=True):
@@ -93,9 +94,3 @@ class Predicted:
             path.parent.mkdir(parents=True, exist_ok=True)
         with complete_file(path) as file:
             file.write(stream.getvalue().encode())
-
-
-def _texts(keys: Any) -> list[Any]:
-    """Returns keys as text or bytes, from an array of NumPy or a tensor of TensorFlow."""
-    found: list[Any] = np.asarray(keys).tolist()
-    return found

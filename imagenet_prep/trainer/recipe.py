@@ -126,12 +126,7 @@ _NETWORK = ("framework", "recipe", "model", "num_classes", "image_size")
 
 
 def difference(there: Json, run: Run) -> str | None:
-    """Returns the first thing in which a run of a checkpoint differs from this one, if any.
-
-    Args:
-      there: `facts` of that run, as JSON.
-      run: this run.
-    """
+    """Returns the first thing in which a checkpoint's run, by its facts, differs from this one."""
     here: Json = json.loads(json.dumps(run.facts()))
     for key in (*_NETWORK, *here, *there):
         one, other = there.get(key), here.get(key)
@@ -208,15 +203,7 @@ def resolve(
     *,
     fast_half: bool = False,
 ) -> Run:
-    """Returns the numbers of the run that `config` asks for.
-
-    Args:
-      config: the settings.
-      world_size: ranks.
-      num_examples: of the train split.
-      num_classes: of the data set.
-      fast_half: whether the device is fast at half precision.
-    """
+    """Returns the numbers of the run that `config` asks for, with so many images to train on."""
     config = settled(config)
     assert config.model is not None
     assert config.image_size is not None

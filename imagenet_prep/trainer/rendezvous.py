@@ -75,11 +75,7 @@ def environments(
 ) -> list[dict[str, str]]:
     """Returns the variables of each rank of `host`, for Horovod and NCCL.
 
-    Args:
-      hosts: all of them, with their ranks as slots, in the same order everywhere.
-      host: whose ranks these are.
-      place: of the server.
-      interface: the network interface that all hosts share.
+    All `hosts` are in the same order everywhere, and share a network `interface`.
     """
     try:
         from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
@@ -104,12 +100,7 @@ def exchange(
 ) -> dict[str, str]:
     """Puts a value of this host on the server, and returns the values of all `hosts`, by address.
 
-    Args:
-      about: name of the value, one word; used once in a job.
-      value: of this host.
-      hosts: to wait for.
-      host, place: as for `environments`.
-      limit_s: seconds to wait.
+    `about` is one word, used once in a job; `limit_s` are seconds.
     """
     deadline = time.monotonic() + limit_s
     values: dict[str, str] = {}
@@ -164,7 +155,6 @@ class _Server(socketserver.ThreadingTCPServer):
     request_queue_size = 1024
 
     def __init__(self, place: Place, size: int) -> None:
-        """Listens at `place`, for `size` ranks and hosts."""
         super().__init__((place.address, place.port), _Handler)
         self._token = place.token.encode()
         self._most_values = _VALUES_EACH * size

@@ -24,15 +24,7 @@ from imagenet_prep.trainer.learner import Learner
 from imagenet_prep.trainer.log import SCALARS
 from imagenet_prep.trainer.mirror import Mirror
 from imagenet_prep.trainer.recipe import Run
-
-
-@dataclass(frozen=True)
-class _Plateau:
-    """The state of a schedule that looks at losses."""
-
-    scale: float
-    best: float | None
-    waited: int
+from imagenet_prep.trainer.schedule import Plateau
 
 
 @dataclass(frozen=True)
@@ -41,7 +33,7 @@ class _Facts:
 
     run: Json
     reader: Json
-    plateau: _Plateau
+    plateau: Plateau
     labels: dict[str, str] = field(default_factory=dict)
 
 
@@ -57,14 +49,10 @@ class _Network:
 
 
 def settings_of(log_dir: str, world: World) -> Json:
-    """Returns the settings that an evaluation of a run takes from it, by field of `Config`.
+    """Returns the settings that an evaluation takes from the run in `log_dir`.
 
-    They are those of its last sound checkpoint. There are none where ranks are on several hosts,
-    some of which may not have it: then all need the same flags.
-
-    Args:
-      log_dir: folder of the run.
-      world: of this process.
+    They are those of its last sound checkpoint. There are none if ranks are on several hosts, some
+    of which may not have it: then all need the same flags.
     """
     folder = Path(log_dir).expanduser()
     if world.local_size < world.size or not folder.is_dir():
@@ -91,13 +79,11 @@ class Saved:
     """The checkpoints of a run, and its mirror; rank 0 alone uses them.
 
     Attributes:
-      folder: `--log-dir`.
       scalars: folder of TensorBoard's files.
       export: where the model goes at the end; None if it is not wanted.
     """
 
     def __init__(self, config: Config) -> None:
-        """Looks at nothing yet."""
         self._config = config
         self.folder = Path(config.log_dir).expanduser()
         self.scalars = Path(config.tensorboard_dir or self.folder / SCALARS).expanduser()
@@ -107,8 +93,7 @@ class Saved:
     def refuse_another_run(self, plan: Callable[[bool], Run]) -> None:
         """Looks at the last checkpoint, before any framework is imported, but at no variable.
 
-        Args:
-          plan: returns the numbers of this run, on a device that is fast at half precision or not.
+        `plan` returns the numbers of this run, on a device that is fast at half precision or not.
         """
         if self._config.predictions is not None:
             predictions.demand_replaceable(Path(self._config.predictions).expanduser())
@@ -119,7 +104,8 @@ class Saved:
 
         def accept(facts: Json) -> None:
             # The type that a device decides on is not known yet: it may be the checkpoint's.
-            self._accept(facts, plan(_is_half(facts)))
+            run = facts.get("run")
+            self._accept(facts, plan(isinstance(run, dict) and run.get("precision") == "float16"))
 
         found = checkpoint.load_latest(self.folder, [], accept)
         if self._config.evaluate and found is None and self._config.mirror is None:
@@ -183,8 +169,3 @@ class Saved:
                     "its ranks are on several hosts, or its mirror alone has it, give its own."
                 )
             raise UsageError(f"{self.folder}{source} holds a run with {other}. {remedy}")
-
-
-def _is_half(facts: Json) -> bool:
-    run = facts.get("run")
-    return isinstance(run, dict) and run.get("precision") == "float16"

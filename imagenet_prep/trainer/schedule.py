@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from imagenet_prep.core.canonical import Json
-
 KINDS = ("poly", "cosine", "cosine-restarts", "linear-cosine", "steps", "plateau")
 
 # train_imagenet_resnet_hvd.py has these constants, and the tutorial's output depends on them.
@@ -84,38 +82,30 @@ def _restarting_cosine(done: float) -> float:
     return height * (1 + math.cos(math.pi * (done - begin) / length)) / 2
 
 
+@dataclass
 class Plateau:
     """Lowers the learning rate when the loss of evaluations no longer falls.
 
-    Every rank sees the same losses, and so has the same state.
+    Every rank sees the same losses, and so has the same state, which checkpoints store.
 
     Attributes:
       scale: share of the schedule's rate that is left.
+      best: the lowest loss so far.
+      waited: evaluations since then, or since the rate was last lowered.
     """
 
-    def __init__(self, schedule: Schedule) -> None:
-        self._patience, self._factor = schedule.patience, schedule.factor
-        self.scale = 1.0
-        self._best: float | None = None
-        self._waited = 0
+    scale: float = 1.0
+    best: float | None = None
+    waited: int = 0
 
-    def see(self, loss: float) -> None:
+    def see(self, loss: float, schedule: Schedule) -> None:
         """Counts an evaluation."""
-        if math.isfinite(loss) and (self._best is None or loss < self._best - _LEAST_GAIN):
-            self._best, self._waited = loss, 0
+        if math.isfinite(loss) and (self.best is None or loss < self.best - _LEAST_GAIN):
+            self.best, self.waited = loss, 0
             return
-        self._waited += 1
-        if self._waited >= self._patience:
-            self.scale, self._waited = self.scale * self._factor, 0
-
-    def state(self) -> Json:
-        """Returns what was seen, as JSON."""
-        return {"scale": self.scale, "best": self._best, "waited": self._waited}
-
-    def restore(self, state: Json) -> None:
-        """Goes on from a state."""
-        self.scale, self._best = state["scale"], state["best"]
-        self._waited = state["waited"]
+        self.waited += 1
+        if self.waited >= schedule.patience:
+            self.scale, self.waited = self.scale * schedule.factor, 0
 
 
 def numbers(name: str, text: str | None) -> tuple[float, ...]:

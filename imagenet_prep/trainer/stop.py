@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import FrameType
 
 from imagenet_prep.core import signals
@@ -15,17 +16,12 @@ _AGAIN = (
 )
 
 
+@dataclass(eq=False)
 class Stop:
-    """Whether a run was asked to end.
+    """Whether a run was asked to end (`came`); a rank that is `alone` decides by itself."""
 
-    Attributes:
-      came: whether it was.
-      alone: whether this process is the only rank, so that it decides alone.
-    """
-
-    def __init__(self, *, alone: bool) -> None:
-        self.came = False
-        self.alone = alone
+    alone: bool
+    came: bool = False
 
     @contextlib.contextmanager
     def heard(self) -> Iterator[None]:

@@ -28,7 +28,6 @@ class TensorFlowLearner:
     """See `trainer.learner.Learner`."""
 
     def __init__(self, config: Config) -> None:
-        """Meets the other ranks, takes a GPU or cores, seeds first weights."""
         world, self.comm = launched(), Comm()
         if world.size > 1:
             self.comm = Horovod(world, fp16_compression=config.fp16_compression)

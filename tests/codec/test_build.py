@@ -44,10 +44,10 @@ def build(setup: ModuleType, folder: Path) -> Path:
 @pytest.fixture
 def unloaded() -> Iterator[None]:
     """Threads that begin now load anew."""
-    planes._libraries.cache_clear()
+    planes.require.cache_clear()
     planes._threads.__dict__.clear()
     yield
-    planes._libraries.cache_clear()
+    planes.require.cache_clear()
     planes._threads.__dict__.clear()
 
 

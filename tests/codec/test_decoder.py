@@ -80,15 +80,15 @@ def test_a_file_is_proven_only_if_libjpeg_says_nothing(seed: int) -> None:
 @pytest.mark.parametrize("seed", long_but(range(2), range(40)))
 def test_windows_of_damaged_files_have_the_verdict_and_pixels_of_libjpeg(seed: int) -> None:
     """Damage below a window is not looked at, by neither."""
-    loaded = planes._libraries()
-    decoders = [planes._Workspace(loaded, "best", name) for name in ("own", "libjpeg")]
+    loaded = planes.require()
+    decoders = [planes.Workspace(loaded, "best", name) for name in ("own", "libjpeg")]
     look, done = planes.Look(20, 30, planes.BYTES, planes.LINEAR), 0
     cut = [("cut", data[: len(data) // 2] + b"\xff\xff") for data in mutations.sources().values()]
     for how, data in [*cut, *mutations.mutated(4000 + seed, 250)]:
         for window in ((0, 0, 40, 60), (30, 50, 60, 70), (100, 100, 20, 60)):
             found = [np.zeros((20, 30, 3), np.uint8) for _ in decoders]
             pairs = zip(decoders, found, strict=True)
-            verdicts = [decoder.decode(look, data, window, to) for decoder, to in pairs]
+            verdicts = [look.decode(data, window, to, within=decoder) for decoder, to in pairs]
             assert verdicts[0] == verdicts[1], (how, window)
             assert not verdicts[0] or np.array_equal(*found), (how, window)
             done += verdicts[0]
@@ -113,7 +113,7 @@ def unloaded() -> Iterator[None]:
     """Nothing is loaded yet, and nothing of the test stays loaded."""
 
     def forget() -> None:
-        planes._libraries.cache_clear()
+        planes.require.cache_clear()
         planes._is_available.cache_clear()
         planes.forget()
 
@@ -125,13 +125,13 @@ def unloaded() -> Iterator[None]:
 @pytest.mark.usefixtures("unloaded")
 def test_the_variable_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     data = mutations.sources()["420"]
-    made = planes.shrink(data, 50, 60, 90, 1 << 20)
+    made = planes.workspace().shrink(data, 50, 60, 90, 1 << 20)
     assert planes.proves(data)
     planes.forget()
     monkeypatch.setenv(planes.JPEG_VARIABLE, "libjpeg")
 
     assert not planes.proves(data)
-    assert planes.shrink(data, 50, 60, 90, 1 << 20) == made
+    assert planes.workspace().shrink(data, 50, 60, 90, 1 << 20) == made
 
 
 @pytest.mark.usefixtures("unloaded")

@@ -37,8 +37,8 @@ def test_random_planes_become_the_files_of_libjpeg(tmp_path: Path, count: int) -
 @pytest.mark.parametrize("count", long_but([100], [100, 3_000]))
 @pytest.mark.parametrize("simd", ["best", "plain"])
 def test_photographs_become_the_files_of_libjpeg(simd: str, count: int) -> None:
-    loaded = planes._libraries()
-    workspaces = [planes._Workspace(loaded, simd, name) for name in ("own", "libjpeg")]
+    loaded = planes.require()
+    workspaces = [planes.Workspace(loaded, simd, name) for name in ("own", "libjpeg")]
     made = 0
     for number, data in enumerate([*corpus.files().values(), *variety.files(count, seed=32)]):
         # A quality is learnt from its first picture, so it has to come up twice.
@@ -53,8 +53,8 @@ def test_planes_larger_than_the_room_that_is_expected_fit() -> None:
     """Noise at the highest quality takes three bytes a pixel, where half of one is expected."""
     noise = np.random.default_rng(0).integers(0, 2, (600, 900, 3), np.uint8) * 255
     data = simplejpeg.encode_jpeg(noise, 100, "RGB", "444")
-    loaded = planes._libraries()
-    own, libjpeg = (planes._Workspace(loaded, "best", name) for name in ("own", "libjpeg"))
+    loaded = planes.require()
+    own, libjpeg = (planes.Workspace(loaded, "best", name) for name in ("own", "libjpeg"))
     own.shrink(data, 9, 9, 100, 1 << 24)  # from which it learns
 
     made = own.shrink(data, 600, 900, 100, 1 << 24)

@@ -37,7 +37,7 @@ def supported() -> list[str]:
     found = []
     for simd in planes.SIMD:
         try:
-            planes.shrink(b"", 1, 1, 90, MAX_PIXELS, simd)
+            planes.workspace(simd).shrink(b"", 1, 1, 90, MAX_PIXELS)
             found.append(simd)
         except UsageError:
             continue
@@ -110,7 +110,7 @@ def test_every_kernel_makes_the_same_bytes(count: int) -> None:
     sizes = ((1, 1), (31, 45), (64, 64), (130, 7))
     jobs += itertools.product(corpus.files().values(), sizes)
     for data, size in jobs:
-        made = {planes.shrink(data, *size, 90, MAX_PIXELS, s) for s in supported()}
+        made = {planes.workspace(s).shrink(data, *size, 90, MAX_PIXELS) for s in supported()}
         assert len(made) == 1, size
 
 
@@ -137,10 +137,10 @@ def test_no_image_leaves_anything_to_the_next() -> None:
     size = int.from_bytes(whole[at + 2 : at + 4], "big") + 2
     without = whole[:at] + whole[at + size :]
 
-    alone = planes.shrink(without, 32, 32, 90, MAX_PIXELS)
-    planes.shrink(whole, 32, 32, 90, MAX_PIXELS)
+    alone = planes.workspace().shrink(without, 32, 32, 90, MAX_PIXELS)
+    planes.workspace().shrink(whole, 32, 32, 90, MAX_PIXELS)
 
-    assert planes.shrink(without, 32, 32, 90, MAX_PIXELS) == alone
+    assert planes.workspace().shrink(without, 32, 32, 90, MAX_PIXELS) == alone
 
 
 @pytest.mark.parametrize("sampling", [*corpus.SAMPLINGS, "progressive", "restarts", "grey"])
@@ -173,7 +173,7 @@ def test_sizes_are_exact_however_odd(sampling: str) -> None:
     for height, width in corpus.SIZES:
         data = corpus.files()[f"{height}x{width} {sampling}"]
         for target in ((1, 1), (1, 9), (17, 1), (15, 16), (33, 31)):
-            made = planes.shrink(data, *target, 90, MAX_PIXELS)
+            made = planes.workspace().shrink(data, *target, 90, MAX_PIXELS)
             assert made is not None
             assert simplejpeg.decode_jpeg(made).shape == (*target, 3)
 
@@ -217,7 +217,7 @@ def test_damage_has_the_same_verdict_under_both_names(seed: int) -> None:
 def test_the_error_for_short_memory_has_the_number_that_we_know() -> None:
     """An image that memory was too short for must not go the portable way: other bytes."""
     manager = ctypes.create_string_buffer(168)
-    planes._libraries().libjpeg.jpeg_std_error(manager)
+    planes.require().libjpeg.jpeg_std_error(manager)
     table = ctypes.c_void_p.from_buffer(manager, 136).value
 
     text = ctypes.cast(table, ctypes.POINTER(ctypes.c_char_p))[54]
@@ -232,7 +232,7 @@ def test_short_memory_is_no_verdict() -> None:
         "data = sys.stdin.buffer.read(); planes.require()\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         "resource.setrlimit(resource.RLIMIT_AS, (used + (8 << 20),) * 2)\n"
-        "try: planes.shrink(data, 9000, 9000, 90, 10**6)\n"
+        "try: planes.workspace().shrink(data, 9000, 9000, 90, 10**6)\n"
         "except MemoryError as error: print('short:', error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True)
@@ -250,7 +250,7 @@ def test_no_image_leaves_memory_behind(count: int) -> None:
         "def work(n):\n"
         "    for i, data in enumerate(islice(cycle(small), n)):\n"
         "        part, size = data[: len(data) - i % 3], (9 + i % 50, 9 + i % 31)\n"
-        "        planes.shrink(part, *size, 90, 10**6), corpus.decoded(part, *size)\n"
+        "        planes.workspace().shrink(part, *size, 90, 10**6), corpus.decoded(part, *size)\n"
         f"work(2000); before = rss(); work({count}); print(rss() - before)\n"
     )
     done = subprocess.run(
@@ -265,15 +265,15 @@ def test_other_formats_are_declined() -> None:
     rgb = io.BytesIO()
     Image.new("RGB", (40, 30)).save(rgb, "JPEG", keep_rgb=True)
     for data in (buffer.getvalue(), rgb.getvalue(), b"", b"\x89PNG", b"\xff\xd8\xff"):
-        assert planes.shrink(data, 10, 10, 90, MAX_PIXELS) is None
+        assert planes.workspace().shrink(data, 10, 10, 90, MAX_PIXELS) is None
         assert corpus.decoded(data, 10, 10) is None
 
 
 def test_sizes_that_no_jpeg_has_are_declined() -> None:
     data = corpus.files()["96x128 420"]
     for height, width in ((0, 5), (5, 0), (-1, 5), (5, 65_501), (2**31 - 1, 1)):
-        assert planes.shrink(data, height, width, 90, MAX_PIXELS) is None
-    assert planes.shrink(data, 10, 10, 90, 96 * 128 - 1) is None
+        assert planes.workspace().shrink(data, height, width, 90, MAX_PIXELS) is None
+    assert planes.workspace().shrink(data, 10, 10, 90, 96 * 128 - 1) is None
 
 
 WINDOWS = [
@@ -304,7 +304,8 @@ def test_every_kernel_makes_the_same_pixels(dtype: str) -> None:
         expected = expected[:, ::-1] if mirrored and not first else expected
         for simd in supported():
             found = np.empty_like(expected, order="C")
-            assert look.decode(data, window, found, mirrored=mirrored, simd=simd)
+            own = planes.workspace(simd)
+            assert look.decode(data, window, found, mirrored=mirrored, within=own)
             assert np.array_equal(found, expected), (simd, name, first, mirrored)
 
 
@@ -372,9 +373,9 @@ def test_a_window_that_leaves_the_picture_is_declined(window: tuple[int, int, in
 @pytest.fixture
 def unloaded() -> Iterator[None]:
     """Nothing is loaded yet, and nothing of the test stays loaded."""
-    planes._libraries.cache_clear()
+    planes.require.cache_clear()
     yield
-    planes._libraries.cache_clear()
+    planes.require.cache_clear()
 
 
 @pytest.mark.usefixtures("unloaded")
@@ -404,12 +405,12 @@ def test_a_libjpeg_that_makes_other_bytes_is_refused(monkeypatch: pytest.MonkeyP
 def test_a_libjpeg_that_leaves_out_other_columns_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole = planes._Workspace.decode
+    whole = planes.Look.decode
     monkeypatch.setattr(
-        planes._Workspace,
+        planes.Look,
         "decode",
-        lambda self, look, data, window, pixels: whole(
-            self, look, data, (window[0], window[1] // 2, *window[2:]), pixels
+        lambda look, data, window, pixels, within: whole(
+            look, data, (window[0], window[1] // 2, *window[2:]), pixels, within=within
         ),
     )
     with pytest.raises(UsageError, match="leaves out other columns"):

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.core.world import World
 from imagenet_prep.read.feed import Feed
 from imagenet_prep.read.order import Order
 from imagenet_prep.read.records import Records
@@ -42,7 +41,7 @@ def test_an_adopted_set_reads_with_true_sizes_and_classes(
 
     order = Order(records.examples_per_shard, 0)
     config = asked(str(root), "train", 4)
-    feed = Feed(records, order, World(), config, range(len(records.wnids)))
+    feed = Feed(records, order, config, range(len(records.wnids)))
     for batch in feed.batches(0, 0):
         for encoded, (top, left, height, width) in zip(
             batch.encoded, batch.views[0].boxes.tolist(), strict=True

@@ -83,8 +83,8 @@ def open_feed(
     records = Records(open_dataset(address), "train", copy)
     order = Order(records.examples_per_shard, more.get("seed", 3), window)
     on_bad_record = "skip" if more.get("skip") else "raise"
-    config = asked(address, "train", 4, seed=3, on_bad_record=on_bad_record)
-    return Feed(records, order, world or World(), config, range(len(records.wnids)))
+    config = asked(address, "train", 4, seed=3, on_bad_record=on_bad_record, world=world)
+    return Feed(records, order, config, range(len(records.wnids)))
 
 
 def two_windows(root: Path) -> int:

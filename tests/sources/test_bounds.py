@@ -235,7 +235,7 @@ def test_a_parquet_group_that_would_lie_in_memory_whole_is_refused(
 ) -> None:
     rows = [{"image": {"bytes": bytes(5000), "path": "a.JPEG"}, "label": 0}] * 20
     layouts.write_parquet(tmp_path / "train-00000-of-00001.parquet", rows, names=["a", "b"])
-    assert parquet.find(tmp_path, ["train"]).num_bytes
+    assert parquet.find(tmp_path, ["train"]).tasks[0].num_bytes
 
     monkeypatch.setattr(parquet, "_MAX_GROUP_BYTES", 1000)
     with pytest.raises(SourceError, match="claims more than 1,000 bytes"):

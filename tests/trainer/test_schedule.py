@@ -124,14 +124,12 @@ def test_a_plateau_lowers_the_rate_after_so_many_evaluations_without_improvement
     schedule = Schedule("plateau", 1.0, 2, 100, patience=2, factor=0.5)
     assert [schedule(step) for step in (1, 2, 99)] == [pytest.approx(0.5005), 1, 1]
 
-    plateau, scales = Plateau(schedule), []
+    plateau, scales = Plateau(), []
     for loss in (3.0, 2.0, 2.0, 1.99995, 1.9, 2.5, math.nan, 2.5, 2.5, 1.0):
-        plateau.see(loss)
+        plateau.see(loss, schedule)
         scales.append(plateau.scale)
         # As a checkpoint has it.
-        state = json.loads(json.dumps(plateau.state(), allow_nan=False))
-        plateau = Plateau(schedule)
-        plateau.restore(state)
+        plateau = Plateau(**json.loads(json.dumps(vars(plateau), allow_nan=False)))
 
     assert scales == [1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.125, 0.125]
 

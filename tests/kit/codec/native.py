@@ -104,7 +104,7 @@ def jobs(num_photographs: int) -> list[Job]:
 
 def expected(jobs: Sequence[Job]) -> bytes:
     """Returns what `harness shrink` is to write: what this process makes, of proven bytes."""
-    return b"".join(planes.shrink(*job, 90, 1 << 24) or b"-" for job in jobs)
+    return b"".join(planes.workspace().shrink(*job, 90, 1 << 24) or b"-" for job in jobs)
 
 
 def write(path: Path, jobs: Sequence[Job]) -> Path:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 
 from PIL import Image
 from PIL.TiffImagePlugin import BITSPERSAMPLE, TILELENGTH, TILEWIDTH, TiffImageFile
@@ -33,7 +32,6 @@ LIGHT_BYTES = 128 << 20
 MOST_BYTES = 800_000_000
 
 _JPEG, _WEBP, _OTHER, _PILLOW = 7, 12, 8, 4  # bytes a pixel
-_AT_ONCE = contextlib.nullcontext()
 
 
 def of_jpeg(frame: Frame, decoded: int) -> int:
@@ -62,13 +60,12 @@ def _tile_bytes(opened: TiffImageFile) -> int:
     return int(width * height * sum(tags.get(BITSPERSAMPLE, (1,))) // 8)
 
 
-def room(estimate: int) -> AbstractContextManager[None]:
-    """Waits until an image of this estimate may be decoded, for as long as the block lasts."""
-    return _in_turn() if estimate > LIGHT_BYTES else _AT_ONCE
-
-
 @contextlib.contextmanager
-def _in_turn() -> Iterator[None]:
+def room(estimate: int) -> Iterator[None]:
+    """Waits until an image of this estimate may be decoded, for as long as the block lasts."""
+    if estimate <= LIGHT_BYTES:
+        yield
+        return
     with turns.turn():
         try:
             yield

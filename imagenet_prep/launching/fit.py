@@ -110,9 +110,7 @@ def _network(
     used: Sequence[Host], answers: Sequence[Answer], interface: str | None
 ) -> tuple[Network | None, list[str]]:
     """Returns how the hosts reach each other, or what keeps them from it."""
-    first, second = answers[0].ports
-    ports = (first, second)
-    interfaces = here.interfaces()
+    ports, interfaces = answers[0].ports, here.interfaces()
     # The interface of this machine, and that of each host; None where it is not known.
     own, names = interface, [interface] * len(used)
     if interface is None:

@@ -52,9 +52,7 @@ class Voice:
       left: whether it said that another rank left it; the function of this name is called then.
     """
 
-    def __init__(
-        self, name: str, logs: str | None = None, left: Callable[[], object] = lambda: None
-    ) -> None:
+    def __init__(self, name: str, logs: str | None, left: Callable[[], object]) -> None:
         self._mark, self._left = name.removeprefix("rank "), left
         self._log: IO[str] | None = None
         if logs is not None:

@@ -88,7 +88,8 @@ class _Copy:
         if missing:
             self._make_room(missing, near)
         for file in missing:
-            name, budget = _temporary(file.name), self._budget(file.name)
+            budget = RetryBudget(self._remote.where(file.name), _RETRIES, self.ended)
+            name = _temporary(file.name)
             status = bring(self._remote, file, self._store, name, budget, _REMEDY, reserved=True)
             self._ledger.add({file.name: status}, sha256=file.sha256)
 
@@ -151,9 +152,6 @@ class _Copy:
         except BlockingIOError:
             return False
         return True
-
-    def _budget(self, name: str) -> RetryBudget:
-        return RetryBudget(self._remote.where(name), _RETRIES, self.ended)
 
 
 class NodeCache(FetchAhead):

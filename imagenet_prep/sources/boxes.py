@@ -146,7 +146,7 @@ def parse(lines: bytes, where: str) -> dict[str, Boxes]:
 
 def _files(path: Location) -> Iterator[tuple[str, bytes]]:
     """Yields (name, bytes) of the XML files in an archive or a folder."""
-    try:
+    with packed.errors(path, _ADVICE):
         if isinstance(path, Path) and path.is_dir():
             for file in scan(path):
                 if file.path.endswith(".xml"):
@@ -156,8 +156,6 @@ def _files(path: Location) -> Iterator[tuple[str, bytes]]:
             with packed.unpacked(path) as stream:
                 allowance = tar.Allowance(_MAX_UNPACKED_BYTES)
                 yield from _archived(stream, path.name, allowance, 0)
-    except packed.UNPACKING_ERRORS as error:
-        raise SourceError(f"{path}: cannot be read: {error}. {_ADVICE}") from error
 
 
 def _archived(

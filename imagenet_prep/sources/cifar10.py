@@ -55,6 +55,8 @@ class Cifar10(source.Pixels):
 
     def images(self, task: IndexTask) -> Iterator[PackedImage]:
         """Yields the images of one batch, encoded."""
+        import numpy as np
+
         where = f"{self.path}: {task.name}"
         batch = _load(_read(self.path, task.name), where)
         pixels, classes, names = (batch.get(key) for key in ("data", "labels", "filenames"))
@@ -75,15 +77,10 @@ class Cifar10(source.Pixels):
             # CIFAR's names are not promised to be unique; with the place they are.
             stem = _name(name, where).rpartition("/")[2].rpartition(".")[0]
             base = f"{task.name}_{row:05d}_{stem}.jpg"
-            yield PackedImage(
-                f"{self.classes.wnids[label]}/{base}", label, self._encode(pixels, row)
-            )
-
-    def _encode(self, pixels: pickles.Array, row: int) -> bytes:
-        import numpy as np
-
-        planes = np.frombuffer(pixels.data, np.uint8, _PIXEL_BYTES, row * _PIXEL_BYTES)
-        return self.encode(np.ascontiguousarray(planes.reshape(3, _SIDE, _SIDE).transpose(1, 2, 0)))
+            planes = np.frombuffer(pixels.data, np.uint8, _PIXEL_BYTES, row * _PIXEL_BYTES)
+            image = planes.reshape(3, _SIDE, _SIDE).transpose(1, 2, 0)
+            encoded = self.encode(np.ascontiguousarray(image))
+            yield PackedImage(f"{self.classes.wnids[label]}/{base}", label, encoded)
 
 
 def locate(root: Path) -> Path | None:

@@ -16,8 +16,7 @@ from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.editions import FALL11, WINTER21
 from imagenet_prep.sources import ilsvrc, labels, lemmas, source
 from imagenet_prep.sources.ilsvrc import CLASS_TAR
-from imagenet_prep.sources.scan import File, stamp
-from imagenet_prep.storage.os_errors import demand_disk
+from imagenet_prep.sources.scan import File, read_errors, stamp
 from imagenet_prep.storage.remote_archives import open_archives
 from imagenet_prep.storage.remote_path import Location, RemotePath
 
@@ -124,13 +123,8 @@ def _class_files(folder: Location) -> list[File]:
         if isinstance(path, RemotePath):
             files.append(File(path.name, path.stat.size, path.stat.validator))
             continue
-        try:
+        with read_errors(path, "Check links and permissions."):
             status = path.stat()
-        except OSError as error:
-            demand_disk(path, error)
-            raise SourceError(
-                f"{path}: cannot be read: {error.strerror}. Check links and permissions."
-            ) from error
         if not stat.S_ISREG(status.st_mode):
             raise SourceError(f"{path}: is no file. Remove it.")
         files.append(File(path.name, status.st_size, stamp(status)))

@@ -14,6 +14,7 @@ from typing import Any
 from imagenet_prep.core.errors import SourceError
 from imagenet_prep.sources import packed, tar
 from imagenet_prep.sources.tar import Allowance
+from imagenet_prep.storage.os_errors import demand_disk
 from imagenet_prep.storage.remote_path import Location, RemotePath, open_to_read
 
 _ZIP = b"PK\x03\x04"
@@ -45,6 +46,7 @@ def contents(path: Location, most: Callable[[str], int]) -> Iterator[tuple[str, 
             for member, read in tar.contents(stream, path.name, allowance):
                 yield member.name, member.size, read(most(member.name))
     except (*packed.UNPACKING_ERRORS, *_ZIP_ERRORS) as error:
+        demand_disk(path, error)
         raise SourceError(f"{path}: cannot be unpacked: {error}. Download it again.") from error
 
 

@@ -24,10 +24,9 @@ from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.ignored import ending, in_words, most_frequent
 from imagenet_prep.dataset.member import MAX_IMAGE_BYTES, Member
 from imagenet_prep.sources import labels, layout, lemmas, listing, source
-from imagenet_prep.sources.scan import File, hidden_files, subfolders
+from imagenet_prep.sources.scan import File, hidden_files, read_errors, subfolders
 from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage.archive import Range
-from imagenet_prep.storage.os_errors import demand_disk
 from imagenet_prep.storage.remote_path import open_to_read
 
 # As it comes, or unpacked.
@@ -48,15 +47,9 @@ class FileReader:
     def read(self, archive: str, offset: int, size: int) -> bytes:
         """Returns the first `size` bytes of a file: all of them unless it is too large."""
         path = self._root / archive
-        try:
-            with open_to_read(path) as file:
-                there = os.fstat(file.fileno()).st_size
-                data = file.read(offset + size)
-        except OSError as error:
-            demand_disk(path, error)
-            raise SourceError(
-                f"{path}: cannot be read: {error.strerror}. Check the disk that holds it."
-            ) from error
+        with read_errors(path, "Check the disk that holds it."), open_to_read(path) as file:
+            there = os.fstat(file.fileno()).st_size
+            data = file.read(offset + size)
         if there < size or (there > size and size <= MAX_IMAGE_BYTES):
             raise SourceError(
                 f"{path}: has {there:,} bytes, had {size:,} when it was listed. "

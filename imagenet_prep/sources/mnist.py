@@ -90,14 +90,11 @@ def _locate(root: Path, name: str) -> Path | None:
 def _read(path: Path, shape: tuple[int, ...]) -> bytes:
     """Returns the items of an IDX file, each uint8 of this shape; raises SourceError."""
     header = struct.Struct(f">{2 + len(shape)}I")
-    try:
-        with packed.unpacked(path) as stream:
-            head = stream.read(header.size)
-            num_bytes = _number(path, head, header, shape) * math.prod(shape)
-            # One byte more: it must not be there, and the checksum of a gzip lies behind it.
-            data = stream.read(num_bytes + 1)
-    except packed.UNPACKING_ERRORS as error:
-        raise SourceError(f"{path}: cannot be read: {error}. {_ADVICE}") from error
+    with packed.errors(path, _ADVICE), packed.unpacked(path) as stream:
+        head = stream.read(header.size)
+        num_bytes = _number(path, head, header, shape) * math.prod(shape)
+        # One byte more: it must not be there, and the checksum of a gzip is behind it.
+        data = stream.read(num_bytes + 1)
     if len(data) != num_bytes:
         there = "more" if len(data) > num_bytes else f"{len(data):,}"
         raise SourceError(

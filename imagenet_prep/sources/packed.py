@@ -11,6 +11,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, cast
 
+from imagenet_prep.core.errors import SourceError
+from imagenet_prep.storage.os_errors import demand_disk
 from imagenet_prep.storage.remote_path import Location, open_to_read
 
 # The errors that unpacking raises for damaged bytes.
@@ -20,6 +22,17 @@ _MAX_PADDING_BYTES = 1 << 20
 _PADDED = f"behind the packed bytes are more than {_MAX_PADDING_BYTES:,} zeros"
 # The file names its dictionary, which may have 4 GB. That of xz -9 takes 65 MB.
 _MOST_XZ_BYTES, _PIECE_BYTES = 128 << 20, 1 << 16
+
+
+@contextlib.contextmanager
+def errors(path: Location, remedy: str, *more: type[Exception]) -> Iterator[None]:
+    """Turns the errors of unpacking, and `more`, into a SourceError; a disk that fails is named."""
+    kinds: tuple[type[Exception], ...] = (*UNPACKING_ERRORS, *more)
+    try:
+        yield
+    except kinds as error:
+        demand_disk(path, error)
+        raise SourceError(f"{path}: cannot be read: {error}. {remedy}") from error
 
 
 class _Padded:

@@ -22,7 +22,7 @@ from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.keys import WNID
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import labels, source
-from imagenet_prep.sources.scan import refuse_link_out
+from imagenet_prep.sources.scan import read_errors, refuse_link_out
 from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage.archive import ArchiveReader
 from imagenet_prep.storage.remote_path import open_to_read
@@ -107,14 +107,9 @@ class ImageList:
         return _row(line, str(self._path))[2]
 
     def _lines(self) -> Iterator[bytes]:
-        try:
-            with open_to_read(self._path) as file:
-                while line := file.readline(_MAX_LINE_BYTES):
-                    yield line
-        except OSError as error:
-            raise SourceError(
-                f"{self._path}: cannot be read: {error.strerror}. Get it again."
-            ) from error
+        with read_errors(self._path, "Get it again."), open_to_read(self._path) as file:
+            while line := file.readline(_MAX_LINE_BYTES):
+                yield line
 
 
 def _row(line: bytes, where: str) -> tuple[int, int, str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +24,17 @@ class File(NamedTuple):
     path: str
     num_bytes: int
     stamp: int | str
+
+
+@contextlib.contextmanager
+def read_errors(path: object, remedy: str) -> Iterator[None]:
+    """Turns an OSError into a SourceError for this path, or for the one that the error names."""
+    try:
+        yield
+    except OSError as error:
+        where = path or error.filename
+        demand_disk(where, error)
+        raise SourceError(f"{where}: cannot be read: {error.strerror}. {remedy}") from error
 
 
 def stamp(status: os.stat_result) -> int:
@@ -46,7 +59,7 @@ def scan(folder: Path, inside: Path | None = None, hidden: list[str] | None = No
     files: list[File] = []
     folders = [""]
     root = None if inside is None else os.path.realpath(inside)
-    try:
+    with read_errors(None, "Check links, permissions and the disk."):
         _refuse_out(folder, root, _FOLLOW)
         while folders:
             below = folders.pop()
@@ -72,12 +85,6 @@ def scan(folder: Path, inside: Path | None = None, hidden: list[str] | None = No
                     if entry.is_symlink():
                         _refuse_out(folder / path, root, _FOLLOW)
                     files.append(File(path, status.st_size, stamp(status)))
-    except OSError as error:
-        demand_disk(error.filename, error)
-        raise SourceError(
-            f"{error.filename}: cannot be read: {error.strerror}. "
-            "Check links, permissions and the disk."
-        ) from error
     return sorted(files)
 
 

@@ -21,9 +21,8 @@ from imagenet_prep.dataset.keys import WNID
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources.evaluation_layout import Layout
 from imagenet_prep.sources.member_reader import MemberReader
-from imagenet_prep.sources.scan import File, refuse_link_out, stamp
+from imagenet_prep.sources.scan import File, read_errors, refuse_link_out, stamp
 from imagenet_prep.storage.archive import RangeReader
-from imagenet_prep.storage.os_errors import demand_disk
 from imagenet_prep.storage.remote_path import Location, RemotePath, open_to_read
 
 if TYPE_CHECKING:
@@ -278,14 +277,10 @@ def read_list(path: Location, *, lenient: bool = False) -> str:
 def read_bytes(path: Location, most: int) -> bytes:
     """Returns a file of at most so many bytes."""
     data = bytearray()
-    try:
-        with open_to_read(path) as file:
-            # A read makes room for all that it is asked for.
-            while len(data) <= most and (part := file.read(_PIECE_BYTES)):
-                data += part
-    except OSError as error:
-        demand_disk(path, error)
-        raise SourceError(f"{path}: cannot be read: {error.strerror}. Get it again.") from error
+    with read_errors(path, "Get it again."), open_to_read(path) as file:
+        # A read makes room for all that it is asked for.
+        while len(data) <= most and (part := file.read(_PIECE_BYTES)):
+            data += part
     if len(data) > most:
         raise SourceError(f"{path}: has more than {most:,} bytes. Get it again.")
     return bytes(data)

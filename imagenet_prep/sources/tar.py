@@ -299,7 +299,7 @@ def small_files(
     In a tar, `names` are relative to any folder. `advice` is the last sentence of each error.
     """
     found: dict[str, bytes] = {}
-    try:
+    with packed.errors(path, advice, SourceError):
         if path.is_dir():
             for name in names:
                 with open_to_read(path / name) as file:
@@ -311,8 +311,6 @@ def small_files(
                     for name in names:
                         if f"/{member.name}".endswith(f"/{name}"):
                             found[name] = read(max_bytes + 1)
-    except (*packed.UNPACKING_ERRORS, SourceError) as error:
-        raise SourceError(f"{path}: cannot be read: {error}. {advice}") from error
     if missing := [name for name in names if not found.get(name)]:
         raise SourceError(f"{path}: holds no {' and no '.join(missing)}. {advice}")
     for name in names:

@@ -18,7 +18,7 @@ from imagenet_prep.trainer.comm import Comm, check_gpus, launched
 from imagenet_prep.trainer.config import Config
 from imagenet_prep.trainer.feed import Batch
 from imagenet_prep.trainer.mxnet_comm import Ring, Servers
-from imagenet_prep.trainer.recipe import Run
+from imagenet_prep.trainer.recipe import Run, decays
 
 
 class MxnetLearner:
@@ -68,7 +68,7 @@ class MxnetLearner:
             wd=plan.weight_decay,
             rescale_grad=1 / (self.comm.world.size * plan.loss_scale),
         )
-        flat = [number for number, each in enumerate(self._weights) if not _decays(each)]
+        flat = [number for number, each in enumerate(self._weights) if not decays(each)]
         self._optimizer.set_wd_mult(dict.fromkeys(flat, 0.0))
         self._slots = [
             self._optimizer.create_state(number, each.data())
@@ -129,7 +129,7 @@ class MxnetLearner:
         weights = [each.data() for each in self._weights]
         gradients = [each.grad() for each in self._weights]
         self.comm.add_up(gradients, "weight")
-        decaying = [each.data() for each in self._weights if _decays(each)]
+        decaying = [each.data() for each in self._weights if decays(each)]
         squares = mx.nd.multi_sum_sq(*decaying, num_arrays=len(decaying)).sum()
         total = loss + plan.weight_decay / 2 * squares
         # The elements of such an array turn into numbers when they are asked for.
@@ -196,7 +196,3 @@ def _are_finite(arrays: list[Any]) -> bool:
     # A GPU takes at most 200 arrays at once.
     parts = [arrays[first : first + 200] for first in range(0, len(arrays), 200)]
     return all(mx.nd.multi_all_finite(*part, num_arrays=len(part)).asscalar() for part in parts)
-
-
-def _decays(parameter: Any) -> bool:
-    return len(parameter.shape) > 1

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from imagenet_prep.trainer.recipe import Run
+from imagenet_prep.trainer.recipe import Run, decays
 
 # The defaults of Keras; the guide's runs had them. RMSprop forgets as Adam's momentum does.
 _FIRST_DECAY, _SECOND_DECAY, _EPSILON = 0.9, 0.999, 1e-7
@@ -20,8 +20,7 @@ _FIRST_DECAY, _SECOND_DECAY, _EPSILON = 0.9, 0.999, 1e-7
 class Optimizer:
     """Moves float32 variables along their averaged gradients.
 
-    Weight decay is L2, added to the gradient before anything else. Kernels have it; batch norms
-    and biases, which have one dimension, do not.
+    Weight decay is L2, added to the gradient before anything else.
 
     Attributes:
       slots: the optimizer's own variables: the momentum of each variable in their order (RMSprop:
@@ -42,7 +41,7 @@ class Optimizer:
     def regularizer(self) -> Any:
         """Returns the loss whose gradient the weight decay is: decay / 2 * sum(w^2)."""
         # tf.nn.l2_loss halves.
-        norms = [tf.nn.l2_loss(variable) for variable in self._variables if _decays(variable)]
+        norms = [tf.nn.l2_loss(variable) for variable in self._variables if decays(variable)]
         return self._plan.weight_decay * tf.add_n(norms)
 
     def apply(self, gradients: Sequence[Any], learning_rate: Any) -> None:
@@ -50,7 +49,7 @@ class Optimizer:
         if self._kind == "adam":
             self._steps.assign_add(1.0)
         for number, (variable, gradient) in enumerate(zip(self._variables, gradients, strict=True)):
-            if _decays(variable):
+            if decays(variable):
                 gradient = gradient + self._plan.weight_decay * variable
             if self._kind == "adam":
                 step = self._adam(number, gradient)
@@ -84,14 +83,10 @@ class Optimizer:
         """Returns the factor of the learning rate for this layer."""
         # LARS (You et al. 2017) leaves batch norms and biases alone. LARC only ever lowers the
         # rate; in the tutorial, that of all variables. One that is 0 takes a full step.
-        if self._kind == "sgd" or (self._kind == "lars" and not _decays(variable)):
+        if self._kind == "sgd" or (self._kind == "lars" and not decays(variable)):
             return 1.0
         weights, slope = tf.norm(variable), tf.norm(gradient)
         known = tf.logical_and(weights > 0, slope > 0)
         trust = self._plan.trust_coefficient
         rate = tf.where(known, trust * weights / tf.where(known, slope, 1.0), 1.0)
         return tf.minimum(rate / learning_rate, 1.0) if self._kind == "larc" else rate
-
-
-def _decays(variable: Any) -> bool:
-    return len(variable.shape) > 1

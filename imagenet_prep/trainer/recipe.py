@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError
@@ -246,6 +247,11 @@ def resolve(
         framework=config.framework,
         recipe=config.recipe,
     )
+
+
+def decays(variable: Any) -> bool:
+    """Returns whether a variable has weight decay: kernels, but no batch norms and biases."""
+    return len(variable.shape) > 1
 
 
 def eval_steps(config: Config, steps_per_epoch: int) -> int:

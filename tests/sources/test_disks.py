@@ -12,7 +12,17 @@ from typing import Any, NoReturn
 import pytest
 
 from imagenet_prep.core.errors import StoreError
-from imagenet_prep.sources import class_tars, folder, parquet, scan, source
+from imagenet_prep.sources import (
+    class_tars,
+    containers,
+    folder,
+    packed,
+    parquet,
+    recordio,
+    scan,
+    source,
+    tar,
+)
 from tests.kit.layouts import PARQUET_NAME as NAME
 from tests.kit.layouts import parquet_row as row
 from tests.kit.layouts import write_parquet
@@ -39,6 +49,11 @@ READS: dict[str, Callable[[Path], object]] = {
     "an image": lambda root: folder.FileReader(root).read(NAME, 0, 1),
     "a list": lambda root: source.read_bytes(root / NAME, 10),
     "a Parquet file": lambda root: list(of_parquet(root)),
+    "a list of records": lambda root: recordio.ImageList(root / NAME),
+    "a packed file": lambda root: tar.small_files(
+        root / NAME, ["a"], max_bytes=1, max_unpacked_bytes=1, advice=""
+    ),
+    "an archive": lambda root: list(containers.contents(root / NAME, len)),
 }
 
 
@@ -52,8 +67,9 @@ def test_a_disk_that_fails_is_named_and_the_data_is_not_called_damaged(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_parquet(tmp_path / NAME, [row(1, n, os.urandom(1000)) for n in range(50)], ())
-    for module in (folder, source, parquet):
+    for module in (folder, source, parquet, recordio, containers):
         monkeypatch.setattr(module, "open_to_read", Failing)
+    monkeypatch.setattr(packed, "open_to_read", lambda path: io.BufferedReader(Failing(path)))
 
     with pytest.raises(StoreError, match=rf"{NAME}: cannot be read: Input/output error.*the disk"):
         READS[what](tmp_path)

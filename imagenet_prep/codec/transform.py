@@ -263,7 +263,7 @@ def _stored(encoded: bytes) -> Frame | None:
 def prove_stored(
     encoded: bytes, height: int, width: int, *, any_size: bool = False, any_colorspace: bool = False
 ) -> bool:
-    """Verifies a stored JPEG from its first byte to its last, and that it is what its record says.
+    """Verifies a stored JPEG from its first byte to its last, and that it fits its record.
 
     With `any_size` and `any_colorspace`, records of this dataset are known to be untrue there.
     Returns whether it has an EXIF orientation other than 1, so that decoders show it differently.

@@ -54,10 +54,10 @@ def loads(kind: type[T], data: bytes) -> T:
 
 
 def parse(kind: type[T], content: object, where: str = "", *, others: bool = False) -> T:
-    """Returns a record of a dataclass, or another annotation, from a value of JSON.
+    """Returns a record of `kind`, a dataclass or another annotation as above, from a value of JSON.
 
-    A field that has a default may be missing. `where` is what the message calls the record. With
-    `others`, fields that `kind` has not are ignored.
+    A field that has a default may be missing. Messages call the record `where`. With `others`,
+    fields that `kind` has not are ignored.
     """
     if others and isinstance(content, dict):
         names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]

@@ -140,7 +140,7 @@ class Chain:
             self._connect(peer)
 
     def is_over(self, now_s: float) -> bool:
-        """Whether every host is whole or has failed, or the time to wait for lost ones is over."""
+        """Whether every host is complete or failed, or the time to wait for lost ones is over."""
         states = {peer.state for peer in self.peers}
         if states & _UNDER_WAY or self._active_at_s is None:
             self._active_at_s = now_s

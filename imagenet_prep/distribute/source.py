@@ -68,7 +68,7 @@ class Original:
             )
 
     def note_replicas(self, places: Sequence[str], digest: str) -> None:
-        """Notes where replicas of this digest became whole, for the report of the dataset."""
+        """Notes the places of complete replicas of this digest, for the report of the dataset."""
         if "://" in self.base:
             return
         when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())

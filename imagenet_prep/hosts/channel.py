@@ -216,8 +216,8 @@ class Process:
     ) -> tuple[BrokenError | None, Ending]:
         """Gives each message to `take`, up to one for which that returns True; then ends it.
 
-        Silence kills it, and so does a message that `take` refuses by a BrokenError. Returns what
-        broke the connection, if anything did, and how the process ended.
+        Silence kills it, and so does a message that `take` refuses by a BrokenError. Returns the
+        error that broke the connection, if any, and how the process ended.
         """
         broken = None
         try:

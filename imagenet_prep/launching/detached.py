@@ -105,10 +105,10 @@ class Record:
 
 
 def start(folder: Path, work: Callable[[Callable[[], None]], int]) -> int:
-    """Runs `work` in a session of its own; returns when it has said that it is under way.
+    """Runs `work` in a session of its own; returns once it has reported that it is under way.
 
     Returns in both processes: here 0, or the exit code of one that ended before; there the exit
-    code of the work, which is given what to call when all is checked.
+    code of the work. `work` is given a function to call when all is checked.
     """
     with storage_errors("create", folder):
         folder.mkdir(parents=True, exist_ok=True)

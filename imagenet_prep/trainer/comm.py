@@ -32,7 +32,7 @@ class Comm:
     """
 
     world = World()
-    # The module of Horovod, where ranks talk by it.
+    # The module of Horovod, if ranks communicate by it.
     _hvd: Any = None
 
     @property
@@ -178,7 +178,7 @@ def check_gpus(local_rank: int, gpus: int) -> None:
 def meet(framework: str, world: World) -> tuple[Any, World]:
     """Meets the other ranks by Horovod; returns its module, and which rank this is.
 
-    `world` is what the launcher says.
+    `world` is the launcher's answer to that.
     """
     try:
         hvd = importlib.import_module(f"horovod.{framework}")

@@ -35,7 +35,6 @@ from imagenet_prep.preparation.planning import Census, ClassKey, Inventory, line
 from imagenet_prep.preparation.provenance import demand_same_source
 from imagenet_prep.preparation.selection import index_stage
 from imagenet_prep.preparation.shared_plan import BlockKey, SharedPlan, ShareKey, share_of, smallest
-from imagenet_prep.preparation.space import Forecast
 from imagenet_prep.preparation.tasks import Listed, member_list
 from imagenet_prep.preparation.writing import begin, commit, write_stage, write_tasks
 from imagenet_prep.sources.boxes import BoxTask
@@ -338,10 +337,9 @@ class Shard(_Step):
 
 def _begin(inventory: Inventory, ours: Preparation) -> list[Any]:
     with reported(ours.lease):
-        job, store = ours.job, ours.store
-        forecast = Forecast(job.selection, job.policy, job.workers, store, store, inventory.folder)
-        begin(job, inventory, forecast, ours.output)
-        return [*write_tasks(job, inventory)]
+        forecast = ours.job.forecast(ours.store, ours.store, inventory.folder)
+        begin(ours.write(inventory), inventory, forecast, ours.output)
+        return [*write_tasks(ours.job, inventory)]
 
 
 class Commit(_Step):

@@ -44,7 +44,6 @@ def prepare(config: Config) -> Json:
     from imagenet_prep.preparation.preview import preview
     from imagenet_prep.preparation.provenance import demand_same_source
     from imagenet_prep.preparation.shared_plan import remove_plans
-    from imagenet_prep.preparation.space import Forecast
     from imagenet_prep.preparation.writing import write
     from imagenet_prep.storage.store import open_store
 
@@ -62,7 +61,7 @@ def prepare(config: Config) -> Json:
         with output.lock():
             output.left()
             remove_unpacked(store.local, keep=images)
-            forecast = Forecast(images, job.policy, workers, store, plans=store.local)
+            forecast = job.forecast(store, plans=store.local)
             forecast.check_unpacking()
             if workers.remote:
                 # Beam costs seconds to import, and prints irrelevant warnings.

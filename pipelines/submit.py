@@ -60,6 +60,10 @@ def _stages(ours: Preparation, output: Output) -> Iterator[engine.Followed[Any] 
         yield follow(ours.boxes[0], selection.annotations.tasks, title="boxes")
     while (inventory := ours.plan.found()) is None:
         yield None
-    tasks = write_tasks(ours.job, inventory)
-    images = sum(split.examples for split in inventory.plans)
-    yield follow(ours.write(inventory), tasks, title="write", images=images, watch=output.watch)
+    yield follow(
+        ours.write(inventory),
+        write_tasks(ours.job, inventory),
+        title="write",
+        images=inventory.examples,
+        watch=output.watch,
+    )

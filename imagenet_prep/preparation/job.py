@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 
 from imagenet_prep.codec.policy import CHECK_HEADER, CODECS, Policy
-from imagenet_prep.codec.transform import RAW_ENCODING, encode_raw, require
+from imagenet_prep.codec.transform import RAW_ENCODING, encode_raw, require, transform
 from imagenet_prep.core import address
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import keys, schema
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.editions import OBJECTNET
+from imagenet_prep.dataset.member import PreparedImage
 from imagenet_prep.dataset.orientation import APPLY, KEEP
 from imagenet_prep.dataset.settings import EXCLUDED, ORIENTATION, PREPARE, Settings
 from imagenet_prep.engine import PROCESSES, Workers
 from imagenet_prep.preparation.config import Config
 from imagenet_prep.preparation.selection import Selection, refuse_source_as_output
+from imagenet_prep.preparation.space import Forecast
 from imagenet_prep.preparation.standing import Wanted
+from imagenet_prep.preparation.tasks import PLAN_FOLDER
 from imagenet_prep.sources import boxes, detect, layout
 from imagenet_prep.sources.folder import Folder
 from imagenet_prep.sources.source import Part, Pixels
 from imagenet_prep.storage import kept_lists, ledger, remote_path
 from imagenet_prep.storage.kept_lists import KeptLists
 from imagenet_prep.storage.origins import Origin
+from imagenet_prep.storage.store import Store
 
 # If images are only copied, a third of the time is Python's. From this size on, processes finish
 # earlier than threads, though they start 1 s later (benchmarks/README.md).
@@ -97,6 +102,16 @@ class Job:
             fail_on_bad_image=config.on_bad_image == "fail",
             quiet=config.json,
         )
+
+    @cached_property
+    def transform(self) -> Callable[[bytes], PreparedImage]:
+        """Makes the stored image of the source's bytes; raises BadImageError."""
+        return partial(transform, policy=self.policy)
+
+    def forecast(self, out: Store, plans: Store, folder: str = PLAN_FOLDER) -> Forecast:
+        """Returns the estimate of the bytes that this job writes to `out`."""
+        shrinks = self.policy.short_side is not None
+        return Forecast(self.selection, self.transform, shrinks, self.workers, out, plans, folder)
 
 
 def _splits_there(config: Config) -> Config:

@@ -68,6 +68,16 @@ class Inventory(NamedTuple):
     md5: dict[str, str]
     excluded: bytes
 
+    @property
+    def shard_names(self) -> list[str]:
+        """Names of the shards of all splits."""
+        return [name for split in self.plans for name in split.shard_names]
+
+    @property
+    def examples(self) -> int:
+        """Images in all shards."""
+        return sum(split.examples for split in self.plans)
+
 
 class Counts(NamedTuple):
     """How many images the source has.

@@ -9,8 +9,7 @@ from imagenet_prep.dataset import ignored
 from imagenet_prep.preparation.inventory import take_inventory
 from imagenet_prep.preparation.job import Job
 from imagenet_prep.preparation.output import Output
-from imagenet_prep.preparation.space import Forecast
-from imagenet_prep.preparation.writing import check_space
+from imagenet_prep.preparation.writing import write_stage
 from imagenet_prep.storage import scratch
 from imagenet_prep.storage.folder import LocalStore
 
@@ -21,20 +20,21 @@ def preview(job: Job, output: Output) -> dict[str, Any]:
     Too little space is `refusal`, so that the plan is shown all the same.
     """
     left = output.left()
-    images, workers, store = job.selection, job.workers, output.store
+    images, store = job.selection, output.store
     with scratch.place() as place:
         plans = LocalStore(place)
-        forecast = Forecast(images, job.policy, workers, store, plans)
+        forecast = job.forecast(store, plans)
         refusal = None
         try:
             if left:
                 forecast.check_unpacking()
         except StoreError as error:
             refusal = str(error)
-        inventory = take_inventory(images, plans, workers, quiet=True, unpack=False)
+        inventory = take_inventory(images, plans, job.workers, quiet=True, unpack=False)
         try:
             if left:
-                check_space(job, inventory, forecast, store)
+                stage = write_stage(job, inventory, store, plans)
+                forecast.check_shards(inventory.plans, stage.receipts(inventory.shard_names))
         except StoreError as error:
             refusal = refusal or str(error)
         return {

@@ -17,7 +17,6 @@ from typing import Any
 
 from imagenet_prep import engine
 from imagenet_prep.codec.policy import CHECK_HEADER
-from imagenet_prep.codec.transform import transform
 from imagenet_prep.core.errors import BadImageError, SourceError, UsageError, some
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset.manifest import Manifest, Shard
@@ -167,7 +166,7 @@ def _is_other_file(
     if row is not None:
         return hashlib.sha256(data).hexdigest() != row.source_sha256
     try:
-        transform(data, job.policy)
+        job.transform(data)
     except BadImageError:
         return False
     return True

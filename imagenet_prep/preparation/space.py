@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from imagenet_prep import engine
-from imagenet_prep.codec.policy import Policy
-from imagenet_prep.codec.transform import transform
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import BadImageError, StoreError
 from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import naming
-from imagenet_prep.dataset.member import parse_members
+from imagenet_prep.dataset.member import PreparedImage, parse_members
 from imagenet_prep.preparation.selection import Selection, index_stage
 from imagenet_prep.preparation.tasks import PLAN_FOLDER, plan_name
 from imagenet_prep.shards import plan
@@ -52,15 +51,16 @@ class Forecast:
 
     Attributes:
       selection: the images.
-      policy: for the codec.
+      transform: makes the stored image of the source's bytes.
+      shrinks: whether large images are resized.
       workers: how much runs at once.
-      out: the data set.
-      plans: where the plans lie.
-      folder: where their files are there.
+      out: the dataset.
+      plans, folder: where the plan files are.
     """
 
     selection: Selection
-    policy: Policy
+    transform: Callable[[bytes], PreparedImage]
+    shrinks: bool
     workers: engine.Workers
     out: Store
     plans: Store
@@ -87,18 +87,19 @@ class Forecast:
             for split in self.selection.splits:
                 of_split = [task for task in tasks if task.split == split]
                 num_bytes = share * sum(map(source.unpacked_bytes, of_split))
-                before, after = _mean_bytes(self.policy, _packed_sample(source, of_split))
+                before, after = self._mean_bytes(_packed_sample(source, of_split))
                 shards += num_bytes * (after + _RECORD_OVERHEAD_BYTES) / before if before else 0
             names = filter(naming.looks_like_shard, out.names(""))
             shards = max(0, shards - sum(out.sizes(names).values()))
         _refuse(self.out, unpacked + _MARGIN * shards, free, "; images are unpacked first")
 
-    def check_shards(self, plans: Sequence[SplitPlan], pending: set[str]) -> None:
-        """Checks that the pending shards fit on the disk, before the first is written."""
+    def check_shards(self, plans: Sequence[SplitPlan], finished: Container[str]) -> None:
+        """Checks that the shards that are not finished fit on the disk."""
         free = self.out.local.free_bytes()
         overhead = _RECORD_OVERHEAD_BYTES * sum(split.examples for split in plans)
         enough = _PLENTY * (sum(split.source_bytes for split in plans) + overhead)
-        left = [split for split in plans if not pending.isdisjoint(split.shard_names)]
+        pending = {s: sum(name not in finished for name in s.shard_names) for s in plans}
+        left = [split for split in plans if pending[split]]
         if free > enough or not left:
             return
         if self.out.as_folder is None:
@@ -106,11 +107,8 @@ class Forecast:
             needed = 0.0 if self.workers.remote else _MARGIN * self._passing_bytes(left)
             _refuse(self.out, needed, free, " here while shards are sent")
             return
-        needed = _MARGIN * sum(
-            self._shard_bytes(split) * sum(name in pending for name in split.shard_names)
-            for split in left
-        )
-        _refuse(self.out, needed, free)
+        needed = sum(self._shard_bytes(split) * pending[split] for split in left)
+        _refuse(self.out, _MARGIN * needed, free)
 
     def content(self, plans: Sequence[SplitPlan]) -> Json:
         """Returns what a run would write, for --dry-run."""
@@ -152,10 +150,20 @@ class Forecast:
 
     def _split_bytes(self, split: SplitPlan) -> float:
         overhead = _RECORD_OVERHEAD_BYTES * split.examples
-        if self.policy.short_side is None:
+        if not self.shrinks:
             return split.source_bytes + overhead
-        _, mean = _mean_bytes(self.policy, self._sample(split))
+        _, mean = self._mean_bytes(self._sample(split))
         return (mean or split.source_bytes / split.examples) * split.examples + overhead
+
+    def _mean_bytes(self, sample: Iterator[bytes]) -> tuple[float, float]:
+        """Returns the mean bytes of images before and after the codec; 0 if none is usable."""
+        before, after = [], []
+        for data in sample:
+            with contextlib.suppress(BadImageError):
+                after.append(len(self.transform(data).encoded))
+                before.append(len(data))
+        number = max(1, len(before))
+        return sum(before) / number, sum(after) / number
 
     def _sample(self, split: SplitPlan) -> Iterator[bytes]:
         source = self.selection.source
@@ -186,16 +194,3 @@ def _refuse(out: Store, needed: float, free: int, why: str = "", elsewhere: str 
 def _packed_sample(source: Packed, tasks: Sequence[IndexTask]) -> Iterator[bytes]:
     images = (image.data for task in tasks for image in source.images(task))
     yield from islice(images, _SAMPLE_IMAGES)
-
-
-def _mean_bytes(policy: Policy, sample: Iterator[bytes]) -> tuple[float, float]:
-    """Returns the mean size of images in bytes before and after the codec; 0 if none is usable."""
-    before, after = [], []
-    for data in sample:
-        try:
-            after.append(len(transform(data, policy).encoded))
-        except BadImageError:
-            continue
-        before.append(len(data))
-    number = max(1, len(before))
-    return sum(before) / number, sum(after) / number

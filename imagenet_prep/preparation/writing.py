@@ -9,7 +9,6 @@ from pathlib import Path
 
 from imagenet_prep import engine
 from imagenet_prep.codec.policy import CHECK_HEADER
-from imagenet_prep.codec.transform import transform
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import SourceError
 from imagenet_prep.dataset.manifest import Source
@@ -37,30 +36,31 @@ from imagenet_prep.storage import ledger
 from imagenet_prep.storage.remote_archives import open_archives
 from imagenet_prep.storage.store import Store
 
+WriteStage = Stage[HashTask | ShardTask, WrittenShard | HashedArchive]
+
 
 def write(job: Job, inventory: Inventory, forecast: Forecast, output: Output) -> None:
     """Writes the shards that are missing, then commits the dataset, on this machine."""
     announce_proven(job)
-    begin(job, inventory, forecast, output)
     stage = write_stage(job, inventory, output.store, output.store.local)
-    work = (stage, write_tasks(job, inventory), job.workers)
-    images, watch = sum(split.examples for split in inventory.plans), output.watch
-    receipts = engine.run(*work, title="write", images=images, watch=watch, quiet=job.quiet)
+    begin(stage, inventory, forecast, output)
+    receipts = engine.run(
+        stage,
+        write_tasks(job, inventory),
+        job.workers,
+        title="write",
+        images=inventory.examples,
+        watch=output.watch,
+        quiet=job.quiet,
+    )
     commit(job, inventory, output, [receipt.content for receipt in receipts])
 
 
-def begin(job: Job, inventory: Inventory, forecast: Forecast, output: Output) -> None:
-    """Takes the place for this run, once there is a plan."""
-    check_space(job, inventory, forecast, output.store)
+def begin(stage: WriteStage, inventory: Inventory, forecast: Forecast, output: Output) -> None:
+    """Takes the place for this run, if the missing shards fit on the disk."""
+    forecast.check_shards(inventory.plans, stage.receipts(inventory.shard_names))
     output.begin([split.split for split in inventory.plans])
-    output.forget_others(write_stage(job, inventory, output.store, forecast.plans))
-
-
-def check_space(job: Job, inventory: Inventory, forecast: Forecast, store: Store) -> None:
-    """Refuses a run whose missing shards do not fit on the disk."""
-    shards = {name for split in inventory.plans for name in split.shard_names}
-    done = write_stage(job, inventory, store, forecast.plans).receipts(shards)
-    forecast.check_shards(inventory.plans, shards - done.keys())
+    output.forget_others(stage)
 
 
 def write_tasks(job: Job, inventory: Inventory) -> list[HashTask | ShardTask]:
@@ -68,7 +68,7 @@ def write_tasks(job: Job, inventory: Inventory) -> list[HashTask | ShardTask]:
 
     With --check header, no archive is hashed.
     """
-    shards = [ShardTask(name) for split in inventory.plans for name in split.shard_names]
+    shards = [ShardTask(name) for name in inventory.shard_names]
     if job.policy.check == CHECK_HEADER:
         return [*shards]
     for archive, md5 in inventory.md5.items():
@@ -92,9 +92,7 @@ def announce_proven(job: Job) -> None:
         )
 
 
-def write_stage(
-    job: Job, inventory: Inventory, store: Store, plans: Store
-) -> Stage[HashTask | ShardTask, WrittenShard | HashedArchive]:
+def write_stage(job: Job, inventory: Inventory, store: Store, plans: Store) -> WriteStage:
     """Returns the stage that writes shards, from plan files in `plans`, and hashes archives."""
     selection, wanted = job.selection, job.wanted
     classes = selection.source.classes
@@ -102,7 +100,7 @@ def write_stage(
     reader = selection.images(store.local)
     work = WriteWork(
         store=store,
-        transform=partial(transform, policy=job.policy),
+        transform=job.transform,
         classes=classes,
         label_offset=wanted.label_offset,
         fail_on_bad_image=job.fail_on_bad_image,

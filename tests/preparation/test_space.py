@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.codec.policy import Policy
+from imagenet_prep.codec.transform import keep
 from imagenet_prep.core.errors import StoreError
 from imagenet_prep.engine import Workers
 from imagenet_prep.preparation.inventory import take_inventory
@@ -30,35 +30,37 @@ class Disk(LocalStore):
         return self.free
 
 
+def forecast_of(out: LocalStore, plans: LocalStore, workers: int = 1) -> Forecast:
+    """Of shards whose images keep their sizes, so that none is read."""
+    threads = Workers(workers, "threads")
+    return Forecast(selection(), keep, shrinks=False, workers=threads, out=out, plans=plans)
+
+
 @pytest.mark.parametrize(
-    ("free", "pending", "fits"),
+    ("free", "finished", "fits"),
     [
-        (2_100_000, NAMES, True),  # plenty: nothing is foretold
-        (1_300_000, NAMES, True),
-        (1_200_000, NAMES, False),
+        (2_100_000, set(), True),  # plenty: nothing is foretold
+        (1_300_000, set(), True),
+        (1_200_000, {"md5-train.tar"}, False),
         (700_000, {PLAN.shard_names[0]}, True),
         (600_000, {PLAN.shard_names[0]}, False),
-        (0, {"md5-train.tar"}, True),
+        (0, NAMES, True),
     ],
 )
 def test_shards_that_are_still_to_be_written_must_fit(
-    tmp_path: Path, free: int, pending: set[str], fits: bool
+    tmp_path: Path, free: int, finished: set[str], fits: bool
 ) -> None:
     disk = Disk(tmp_path)
     disk.free = free
-    keep_sizes = Policy(short_side=None)
-    forecast = Forecast(selection(), keep_sizes, Workers(1, "threads"), disk, disk)
+    forecast = forecast_of(disk, disk)
     if fits:
-        forecast.check_shards([PLAN], pending)
+        forecast.check_shards([PLAN], finished)
     else:
         with pytest.raises(StoreError, match="are still to be written"):
-            forecast.check_shards([PLAN], pending)
+            forecast.check_shards([PLAN], finished)
 
 
-@pytest.mark.parametrize("pending", [set(), {"md5-train.tar"}])
-def test_a_bucket_in_which_all_shards_are_there_needs_no_room(
-    tmp_path: Path, pending: set[str]
-) -> None:
+def test_a_bucket_in_which_all_shards_are_there_needs_no_room(tmp_path: Path) -> None:
     disk = Disk(tmp_path / "disk")
     disk.root.mkdir()
 
@@ -66,10 +68,7 @@ def test_a_bucket_in_which_all_shards_are_there_needs_no_room(
         as_folder = None
         local = disk
 
-    forecast = Forecast(
-        selection(), Policy(short_side=None), Workers(1, "threads"), Bucket(tmp_path), disk
-    )
-    forecast.check_shards([PLAN], pending)
+    forecast_of(Bucket(tmp_path), disk).check_shards([PLAN], NAMES)
 
 
 def test_a_plan_that_does_not_fit_is_refused_before_it_is_written(tmp_path: Path) -> None:
@@ -85,8 +84,7 @@ def test_a_plan_that_does_not_fit_is_refused_before_it_is_written(tmp_path: Path
 
 def test_a_forecast_says_what_a_run_would_take(tmp_path: Path) -> None:
     disk = Disk(tmp_path)
-    forecast = Forecast(selection(), Policy(short_side=None), Workers(3, "threads"), disk, disk)
-    told = forecast.content([PLAN])
+    told = forecast_of(disk, disk, 3).content([PLAN])
 
     assert told["splits"]["train"]["estimated_bytes"] == told["disk_bytes"] == 1_048_000
     assert (told["unpacked_bytes"], told["workers"]) == (0, "3 threads")

@@ -115,7 +115,7 @@ def verify(config: Config) -> Json:
         "examples": sum(shard.examples for shard in shards),
         "part": str(part) if part.nodes > 1 else None,
         **({"strangers": "not checked"} if is_web else {}),
-        "excluded": settings.num_excluded(manifest.config),
+        "excluded": settings.changes(manifest.config)[0],
         "oriented": oriented,
         "has_samples": manifest.has_samples,
         "problems": problems,

@@ -43,7 +43,6 @@ def prepare(config: Config) -> Json:
     from imagenet_prep.preparation.output import Output
     from imagenet_prep.preparation.preview import preview
     from imagenet_prep.preparation.provenance import demand_same_source
-    from imagenet_prep.preparation.shared_plan import remove_plans
     from imagenet_prep.preparation.writing import write
     from imagenet_prep.storage.store import open_store
 
@@ -60,7 +59,7 @@ def prepare(config: Config) -> Json:
     if left:
         with output.lock():
             output.left()
-            remove_unpacked(store.local, keep=images)
+            remove_unpacked(store, keep=images)
             forecast = job.forecast(store, plans=store.local)
             forecast.check_unpacking()
             if workers.remote:
@@ -68,12 +67,11 @@ def prepare(config: Config) -> Json:
                 logging.getLogger().addHandler(logging.NullHandler())
                 from imagenet_prep.pipelines import submit
 
-                submit.run(job, output)
+                submit.until_committed(job, output)
             else:
                 inventory = take_inventory(images, store, workers, quiet=config.json)
                 write(job, inventory, forecast, output)
-    remove_unpacked(store.local)
-    remove_plans(store)
+    remove_unpacked(store)
     return output.end()
 
 

@@ -18,7 +18,7 @@ from imagenet_prep.preparation.writing import announce_proven, write_tasks
 from imagenet_prep.sources.source import Packed
 
 
-def run(job: Job, output: Output) -> None:
+def until_committed(job: Job, output: Output) -> None:
     """Runs the graph until the data set is committed; a lost job is followed by another."""
     store, selection = output.store, job.selection
     if store.as_folder is None and isinstance(selection.source, Packed):

@@ -93,8 +93,11 @@ def base(config: Config) -> Config:
     return records.parse(dict[str, Any], found)
 
 
-def num_excluded(config: Config) -> int:
-    """Returns how many images were left out because a list of keys asked for it."""
+def changes(config: Config) -> tuple[int, list[Amendment]]:
+    """Returns the number of images that lists of keys have excluded, and all amendments.
+
+    Nothing of a config that this program did not write.
+    """
     try:
         made = base(config)
         of_splits = made["splits"].values() if "verb" in made else [made]
@@ -102,8 +105,8 @@ def num_excluded(config: Config) -> int:
         number = sum(records.parse(int, each["images"]) for each in lists)
         steps = amendments(config)
     except (ValueError, TypeError, KeyError, AttributeError):
-        return 0
-    return number + sum(step.exclude.images for step in steps if step.exclude)
+        return 0, []
+    return number + sum(step.exclude.images for step in steps if step.exclude), steps
 
 
 def parse(config: Config) -> Settings:

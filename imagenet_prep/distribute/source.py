@@ -15,6 +15,7 @@ from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File
 from imagenet_prep.distribute.pace import Pace
 from imagenet_prep.storage.fetch import contents, whole
+from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.ledger import Journal
 from imagenet_prep.storage.remote import AbsentError
 from imagenet_prep.storage.retry import RetryBudget
@@ -72,7 +73,7 @@ class Original:
         if "://" in self.base:
             return
         when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-        journal = Journal(Path(self.base).expanduser(), naming.REPLICAS)
+        journal = Journal(LocalStore(Path(self.base).expanduser()), naming.REPLICAS)
         known: dict[str, str] = {}
         # A data set that may only be read has no such list, and is as good without.
         with contextlib.suppress(OSError, StoreError):

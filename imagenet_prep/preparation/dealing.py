@@ -48,7 +48,7 @@ class ChosenMembers:
 
     Attributes:
       selection: which members are chosen.
-      lookup: finds boxes; None where none are wanted.
+      lookup: finds boxes; None if none are wanted.
     """
 
     selection: Selection

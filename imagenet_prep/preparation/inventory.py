@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from imagenet_prep import engine
 from imagenet_prep.core import regular_file
-from imagenet_prep.dataset import schema
+from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.member import parse_members
 from imagenet_prep.preparation.box_lists import read_boxes
 from imagenet_prep.preparation.dealing import Facts, Rank, ShardKey
@@ -30,7 +30,7 @@ from imagenet_prep.preparation.planning import (
 )
 from imagenet_prep.preparation.selection import Selection, index_stage
 from imagenet_prep.preparation.space import check_plan
-from imagenet_prep.preparation.tasks import PLAN_FOLDER, UNPACKED, member_list
+from imagenet_prep.preparation.tasks import PLAN_FOLDER, SHARED_PLANS, UNPACKED, member_list
 from imagenet_prep.shards import plan, runs
 from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage.folder import LocalStore
@@ -65,7 +65,7 @@ def take_inventory(
     receipts = engine.run(stage, tasks, listing, title="index", quiet=quiet)
     lookup = read_boxes(selection.annotations, store, listing, quiet=quiet)
     store.make_folder(PLAN_FOLDER)
-    steps = _LocalPlan(selection, store, PLAN_FOLDER, lookup, workers, quiet)
+    steps = _LocalPlan(selection, lookup, store, PLAN_FOLDER, workers, quiet)
     counts = steps.count(tasks, [receipt.content for receipt in receipts])
     # The list is the last of a task's files.
     num_bytes = sum(receipt.outputs[-1].num_bytes for receipt in receipts)
@@ -83,14 +83,19 @@ def _listing_workers(workers: engine.Workers, num_tasks: int) -> engine.Workers:
     return engine.Workers(workers.num, engine.PROCESSES if many else engine.THREADS)
 
 
-def remove_unpacked(store: LocalStore, keep: Selection | None = None) -> None:
-    """Removes unpacked images, except those that the selection `keep` reads."""
-    kept = keep.index_digest[:16] if keep else ""
-    for folder in store.path(UNPACKED).glob("*"):
-        if folder.name != kept:
-            store.remove_tree(f"{UNPACKED}/{folder.name}")
-    if keep is None:
-        store.remove_tree(UNPACKED)
+def remove_unpacked(store: Store, keep: Selection | None = None) -> None:
+    """Removes unpacked images, except those that the selection `keep` reads.
+
+    If none is kept, it also removes plans from a bucket, where they cost money.
+    """
+    if keep is not None:
+        for name in {*store.local.list_folder(UNPACKED)} - {keep.index_digest[:16]}:
+            store.local.remove_tree(f"{UNPACKED}/{name}")
+        return
+    store.local.remove_tree(UNPACKED)
+    for name in () if store.as_folder else store.list_folder(naming.WORK):
+        if name.startswith(SHARED_PLANS):
+            store.remove_tree(f"{naming.WORK}/{name}")
 
 
 class _Range(NamedTuple):

@@ -14,7 +14,12 @@ from typing import Any
 
 from imagenet_prep.core import canonical, records
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.errors import DataDamagedError, ManifestError, StoreError
+from imagenet_prep.core.errors import (
+    DataDamagedError,
+    ImagenetPrepError,
+    ManifestError,
+    StoreError,
+)
 from imagenet_prep.dataset import naming, settings
 from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.dataset.member import QUARANTINED, Incident
@@ -22,13 +27,13 @@ from imagenet_prep.dataset.settings import Settings
 from imagenet_prep.engine import Receipt, Stage
 from imagenet_prep.preparation import standing
 from imagenet_prep.preparation.draft import Draft
-from imagenet_prep.preparation.standing import Begun, Decision, Noted, Wanted
+from imagenet_prep.preparation.standing import Begun, Decision, Noted, Standing, Wanted
 from imagenet_prep.shards.commit import publish, refuse_too_many
 from imagenet_prep.shards.summary import summarise
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.storage import origins
 from imagenet_prep.storage.fetch import as_file, hashed
-from imagenet_prep.storage.opened import Dataset, committed
+from imagenet_prep.storage.opened import Dataset
 from imagenet_prep.storage.store import Readable, Store
 
 # A key and a path have 4,096 bytes at most, and a detail some hundreds.
@@ -36,14 +41,19 @@ _MOST_LINE_BYTES = 64 << 10
 
 
 class Output:
-    """The folder or prefix that runs fill."""
+    """The folder or prefix that runs fill.
+
+    Attributes:
+      seen: its content when `left` was last called.
+    """
+
+    seen: Standing
 
     def __init__(self, store: Store, wanted: Wanted) -> None:
         self.store = store
-        self._wanted = wanted
+        self.wanted = wanted
         self._splits = wanted.settings.splits
-        self._seen: Decision | None = None
-        self._finished: Manifest | None = None
+        self._decision: Decision | None = None
         self._bad: list[Incident] = []
         self._start = time.time()
         self._new: list[WrittenShard] = []
@@ -54,15 +64,14 @@ class Output:
 
     def left(self) -> list[str]:
         """Looks at the place again; returns the wanted splits that are not complete there."""
-        return self._look().left
+        return self._decide().left
 
     def begin(self, left: Sequence[str]) -> None:
-        """Marks the place as this run's; a refused run has left no such mark.
+        """Marks the place as this run's, which will write the splits `left`.
 
-        Args:
-          left: the splits that will be written. What --force replaces of them is removed.
+        A refused run has left no such mark. What --force replaces of these splits is removed.
         """
-        decision = self._seen or self._look()
+        decision = self._decision or self._decide()
         made = dict(decision.made)
         for split in decision.replaced:
             self._discard(split)
@@ -70,23 +79,20 @@ class Output:
         content = self._mark(made, left)
         if self.store.claim(standing.BEGUN, content) != content:
             # A bucket keeps what was there: the mark of another run, or of ours for other splits.
-            self.store.write(standing.BEGUN, self._mark(self._look().made, left))
+            self.store.write(standing.BEGUN, self._mark(self._decide().made, left))
 
-    def _look(self) -> Decision:
-        there = standing.look(self.store, self._wanted)
-        self._seen = standing.decide(there, self._wanted)
-        self._finished = None if self._seen.left else there.committed
-        if self._finished and (folder := self.store.as_folder):
+    def _decide(self) -> Decision:
+        self.seen = standing.look(self.store, self.wanted)
+        decision = self._decision = standing.decide(self.seen, self.wanted)
+        if not decision.left and (folder := self.store.as_folder):
             folder.settle()
-        return self._seen
+        return decision
 
     def _mark(self, made: dict[str, settings.Config], left: Sequence[str]) -> bytes:
         """Returns the content of run.json where `left` is added to what was made."""
-        wanted = self._wanted
-        begun = Settings(
-            wanted.settings.verb, made | {split: self._splits[split] for split in left}
-        )
-        return canonical.dumps(Begun(begun.config, wanted.libraries))
+        begun = made | {split: self._splits[split] for split in left}
+        config = Settings(self.wanted.settings.verb, begun).config
+        return canonical.dumps(Begun(config, self.wanted.libraries))
 
     def forget_others(self, stage: Stage[Any, Any]) -> None:
         """Removes receipts of other runs of a stage: its files may have the sizes of theirs."""
@@ -100,7 +106,7 @@ class Output:
         shard = receipt.content
         if isinstance(shard, WrittenShard):
             self._bad += [each for each in shard.incidents if each.action == QUARANTINED]
-            refuse_too_many(self._bad, self._wanted.allowed_bad_images)
+            refuse_too_many(self._bad, self.wanted.allowed_bad_images)
             if receipt.start_s >= self._start:
                 self._new.append(shard)
 
@@ -111,12 +117,12 @@ class Output:
           draft: the splits to add or replace.
           dropped: a split to leave out of the manifest.
         """
-        wanted, there = self._wanted, self.committed()
-        made, libraries = {split: self._splits[split] for split in draft.splits}, wanted.libraries
+        wanted, seen = self.wanted, standing.look(self.store, self.wanted)
+        there, libraries = seen.committed, wanted.libraries
+        made = {split: self._splits[split] for split in draft.splits}
         noted = {split: (wanted.identities.get(split, ""), draft.lacks) for split in draft.splits}
         if there and (kept := self._kept(there, {*draft.splits, dropped})):
-            before = standing.noted(self.store, there)
-            noted |= {split: before.splits[split] for split in kept}
+            noted |= {split: seen.noted.splits[split] for split in kept}
             lacks = {key: kind for split in kept for key, kind in noted[split][1].items()}
             draft = draft.with_kept(there, kept, self._listed_incidents(there) or (), lacks)
             libraries = there.producer.libraries | (libraries if made else {})
@@ -125,17 +131,20 @@ class Output:
             # It must not be seen next to small files that are not its own.
             self.store.write(naming.REPLACED, there.dumps())
             self.store.remove(naming.MANIFEST)
-        self._finished = publish(
-            self.store,
-            draft.manifest(wanted, Settings(wanted.settings.verb, made).config, libraries),
-            incidents=draft.incidents,
-            classes=draft.classes,
-            name=wanted.name,
-        )
+        digest = ""
+        if draft.splits:
+            config = Settings(wanted.settings.verb, made).config
+            digest = publish(
+                self.store,
+                draft.manifest(wanted, config, libraries),
+                incidents=draft.incidents,
+                classes=draft.classes,
+                name=wanted.name,
+            ).digest
         if there:
             self.store.remove(naming.REPLACED)
-        if wanted.identities:
-            Noted(self._finished.digest, self._newest, noted).write(self.store)
+        if digest and wanted.identities:
+            self._note(digest, noted)
 
     def _kept(self, there: Manifest, others: set[str]) -> set[str]:
         """Returns the splits that stay in the manifest next to others.
@@ -145,7 +154,7 @@ class Output:
         kept = set(there.splits) - others
         if not kept or self._listed_incidents(there) is not None:
             return kept
-        if kept - {*(self._seen.left if self._seen else ())}:
+        if kept - {*(self._decision.left if self._decision else ())}:
             raise DataDamagedError(
                 f"{self.store.where(naming.QUARANTINE)}: missing or cut, and it names images of "
                 f"{', '.join(sorted(kept))}. Run the same command for all splits together "
@@ -165,50 +174,38 @@ class Output:
         counts = (*there.quarantined.values(), *there.repaired.values())
         return listed if len(listed) >= sum(counts) else None
 
-    def committed(self) -> Manifest | None:
-        """Returns the manifest that is here, or the one that a killed run was replacing."""
-        dataset = self.dataset()
-        return dataset.manifest if dataset else None
-
-    def dataset(self) -> Dataset | None:
-        """Returns the dataset that is here; as `committed`."""
-        return committed(self.store, self.store.sizes((naming.MANIFEST, naming.REPLACED)))
-
-    def knows_source(self, there: Manifest) -> bool:
+    def knows_source(self) -> bool:
         """Returns whether the source is the one that was noted of the finished splits."""
-        before, wanted = standing.noted(self.store, there).splits, self._wanted.identities
-        return all(before[split][0] == wanted.get(split, before[split][0]) for split in before)
+        noted, wanted = self.seen.noted.splits, self.wanted.identities
+        return all(wanted.get(split, noted[split][0]) == noted[split][0] for split in noted)
 
-    def note(self, there: Manifest) -> None:
+    def note_source(self) -> None:
         """Notes that the finished splits are what their source would make."""
-        splits = {
-            split: (self._wanted.identities.get(split, identity), lacks)
-            for split, (identity, lacks) in standing.noted(self.store, there).splits.items()
-        }
-        Noted(there.digest, self._newest, splits).write(self.store)
+        noted, wanted = self.seen.noted, self.wanted.identities
+        splits = {s: (wanted.get(s, was), lacks) for s, (was, lacks) in noted.splits.items()}
+        self._note(noted.dataset, splits)
 
-    @property
-    def _newest(self) -> int:
+    def _note(self, dataset: str, splits: dict[str, tuple[str, dict[str, str]]]) -> None:
         # A file may have a time in the future: what changes later must be newer.
-        return min(self._wanted.newest, int(self._start * 1e9))
+        newest = min(self.wanted.newest, int(self._start * 1e9))
+        # Without the note, the next run compares source and dataset.
+        with contextlib.suppress(ImagenetPrepError):
+            noted = Noted(dataset, newest, splits)
+            self.store.write(standing.NOTED, canonical.dumps(noted))
 
     def end(self) -> Json:
-        """Notes for `report` where the source of the finished set lies; returns the summary."""
-        finished = self._finished or Dataset.at(self.store).manifest
-        if self._wanted.origin is not None:
-            origins.note(finished.digest, self._wanted.origin)
+        """Notes for `report` where the source of the finished set is; returns the summary."""
+        finished = Dataset.at(self.store).manifest
+        if self.wanted.origin is not None:
+            origins.note(finished.digest, self.wanted.origin)
         path = self.store.where(naming.MANIFEST)
         return summarise(path, finished, self._new, time.time() - self._start)
 
     def _discard(self, split: str) -> None:
         """Removes a split, from the manifest first: it never names files that are gone."""
-        store, dataset = self.store, self.dataset()
-        there = dataset.manifest if dataset else None
-        if dataset and there and split in there.splits:
-            if self._kept(there, {split}):
-                self.commit(Draft(splits={}, classes=dataset.classes), dropped=split)
-            else:
-                store.remove(naming.MANIFEST, naming.REPLACED)
+        store, dataset = self.store, self.seen.dataset
+        if dataset and split in dataset.manifest.splits:
+            self.commit(Draft(splits={}, classes=dataset.classes), dropped=split)
         shards = [
             name
             for name in store.names("")
@@ -217,7 +214,7 @@ class Output:
         store.remove(*shards, *(name for shard in shards for name in naming.beside(shard)))
         # A new shard of the same size would seem finished by an old receipt.
         for name in store.list_folder(naming.WORK):
-            if name.startswith(f"{self._wanted.settings.verb}-{split}-"):
+            if name.startswith(f"{self.wanted.settings.verb}-{split}-"):
                 store.remove_tree(f"{naming.WORK}/{name}")
 
 

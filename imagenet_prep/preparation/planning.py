@@ -11,13 +11,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import BinaryIO, NamedTuple
 
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset import editions
 from imagenet_prep.dataset.member import Member, damaged_list, dump_member, parse_members
-from imagenet_prep.preparation.box_lists import BoxLookup
 from imagenet_prep.preparation.dealing import (
     ChosenMembers,
     Division,
@@ -30,7 +28,6 @@ from imagenet_prep.preparation.dealing import (
     excluded_lines,
     split_plans,
 )
-from imagenet_prep.preparation.selection import Selection
 from imagenet_prep.preparation.tasks import Listed
 from imagenet_prep.shards.commit import num_per_class
 from imagenet_prep.shards.plan import SplitPlan
@@ -112,20 +109,16 @@ class Census(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Planning:
+class Planning(ChosenMembers):
     """The steps of making one plan; picklable.
 
     Attributes:
-      selection: the images, and how they are assigned to shards.
-      store: the data set, where lists, boxes and plans lie.
-      folder: where the plan files go, relative to the data set.
-      lookup: finds boxes; None where none are wanted.
+      store: the dataset, where lists, boxes and plans are.
+      folder: of the plan files, relative to the dataset.
     """
 
-    selection: Selection
     store: Store
     folder: str
-    lookup: BoxLookup | None
 
     def count(self, tasks: Sequence[IndexTask], listed: Sequence[Listed]) -> Counts:
         """Checks how many images were listed.
@@ -182,14 +175,14 @@ class Planning:
 
     def chosen(self, key: ClassKey, lines: bytes) -> list[Member]:
         """Returns the chosen members of a class, from the lines of its lists."""
-        return self._choice.among(key.split, _members(key, lines))
+        return self.among(key.split, _members(key, lines))
 
     def deal(
         self, key: ClassKey, lines: bytes, census: Census
     ) -> tuple[Facts, dict[str, list[bytes]]]:
         """Deals the members of a class, from the lines of its lists; as `deal_class`."""
         members = _members(key, lines)
-        return deal_class(self._choice, key.split, members, census.divisions[key.split])
+        return deal_class(self, key.split, members, census.divisions[key.split])
 
     def complete(
         self, census: Census, facts: Sequence[Facts], filled: Collection[ShardKey]
@@ -206,10 +199,6 @@ class Planning:
         counts = census.counts
         excluded = excluded_lines(facts)
         return Inventory(plans, taken, counts.edition, self.folder, counts.md5, excluded)
-
-    @cached_property
-    def _choice(self) -> ChosenMembers:
-        return ChosenMembers(self.selection, self.lookup)
 
 
 def _members(key: ClassKey, lines: bytes) -> list[Member]:

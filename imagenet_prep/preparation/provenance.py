@@ -25,7 +25,6 @@ from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.preparation.inventory import take_inventory
 from imagenet_prep.preparation.job import Job
 from imagenet_prep.preparation.output import Output, listed_incidents
-from imagenet_prep.preparation.standing import noted
 from imagenet_prep.preparation.tasks import HashedArchive, HashTask, hash_archive, plan_name
 from imagenet_prep.shards import plan, runs
 from imagenet_prep.sources.folder import Folder
@@ -56,10 +55,9 @@ def demand_same_source(job: Job, output: Output, *, note: bool = True) -> None:
       UsageError: they differ; the message says in which images or files.
       ImagenetPrepError: something cannot be read.
     """
-    there = output.committed()
-    if there is None or output.knows_source(there):
+    there, newest = output.seen.committed, output.seen.noted.newest
+    if there is None or output.knows_source():
         return
-    newest = noted(output.store, there).newest
     with scratch.place() as place:
         plans = LocalStore(place)
         found, listed = list[str](), _is_listed(output.store, there)
@@ -68,7 +66,7 @@ def demand_same_source(job: Job, output: Output, *, note: bool = True) -> None:
         except (SourceError, UsageError) as error:
             found.append(str(error))
         found = found or [*_other_files(job, there, plans, newest, listed=listed)]
-    _settle(output, there, found, note=note)
+    _settle(output, found, note=note)
 
 
 def demand_same_shards(
@@ -87,8 +85,8 @@ def demand_same_shards(
       excluded: keys of its images that are excluded, by shard.
       output, quiet: of the run.
     """
-    there, found = output.committed(), list[str]()
-    if there is None or output.knows_source(there):
+    there, found = output.seen.committed, list[str]()
+    if there is None or output.knows_source():
         return
     for split in splits:
         if read.manifest and read.manifest.has_samples:
@@ -102,17 +100,17 @@ def demand_same_shards(
         with scratch.place() as place:
             stage = engine.Stage("md5", there.digest, LocalStore(place), work, HashedArchive)
             found += _other_md5s(there, stage, read.splits[split], quiet=quiet)
-    _settle(output, there, found)
+    _settle(output, found)
 
 
-def _settle(output: Output, there: Manifest, found: Sequence[str], *, note: bool = True) -> None:
+def _settle(output: Output, found: Sequence[str], *, note: bool = True) -> None:
     if found:
         raise UsageError(
             f"{output.store.where()} holds another dataset, since its source has changed: "
             f"{'; '.join(found)}. Choose another folder."
         )
     if note:
-        output.note(there)
+        output.note_source()
 
 
 def _is_listed(store: Store, there: Manifest) -> bool:

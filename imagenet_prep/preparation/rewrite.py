@@ -230,7 +230,7 @@ def preview(job: Job, store: Store) -> Json:
 
 
 def _labelling(job: Job, store: Store, output: Output, left: Sequence[str]) -> Labelling:
-    there, known = output.dataset(), None
+    there, known = output.seen.dataset, None
     if there and set(there.manifest.splits) - set(left):
         known = there.classes
     labelling = job.labelling or settle_labels(

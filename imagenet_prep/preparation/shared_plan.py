@@ -20,11 +20,11 @@ from imagenet_prep.preparation.box_lists import BoxLookup
 from imagenet_prep.preparation.dealing import Facts, Rank, ShardKey
 from imagenet_prep.preparation.planning import Census, ClassKey, Inventory, Planning
 from imagenet_prep.preparation.selection import Selection
+from imagenet_prep.preparation.tasks import SHARED_PLANS
 from imagenet_prep.shards import plan, runs
 from imagenet_prep.storage import notes
 from imagenet_prep.storage.store import Store
 
-_FOLDER = "plan-"
 # The members that --exclude leaves out, where it leaves any.
 _EXCLUDED = "excluded.jsonl"
 # Members whose plan files are written by one call: neighbouring shards with so many together.
@@ -69,14 +69,6 @@ def smallest(ranks: Iterable[Rank], number: int) -> Iterator[Rank]:
     yield from heapq.nsmallest(number, ranks)
 
 
-def remove_plans(store: Store) -> None:
-    """Removes the plans of a finished data set from a bucket, where they cost money."""
-    if store.as_folder is None:
-        for name in store.list_folder(naming.WORK):
-            if name.startswith(_FOLDER):
-                store.remove_tree(f"{naming.WORK}/{name}")
-
-
 @dataclass(frozen=True)
 class SharedPlan(Planning):
     """The steps of workers that share a plan beside the data set; picklable."""
@@ -94,7 +86,7 @@ class SharedPlan(Planning):
                 wanted.excluded.summary if wanted.excluded else None,
             ]
         )
-        return cls(wanted, store, f"{naming.WORK}/{_FOLDER}{digest[:16]}", lookup)
+        return cls(wanted, lookup, store, f"{naming.WORK}/{SHARED_PLANS}{digest[:16]}")
 
     def gather(self, key: ClassKey, lines: Iterable[bytes]) -> str:
         """Writes the lines of a class that stood in lists of several; returns the list's name."""

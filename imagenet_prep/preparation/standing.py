@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError, some
 from imagenet_prep.dataset import naming, schema, settings, tfds
 from imagenet_prep.dataset.manifest import Manifest
@@ -19,12 +18,12 @@ from imagenet_prep.dataset.settings import Settings
 from imagenet_prep.shards.commit import check_finished
 from imagenet_prep.sources.shard_files import split_of
 from imagenet_prep.storage import notes
-from imagenet_prep.storage.opened import committed
+from imagenet_prep.storage.opened import Dataset, committed
 from imagenet_prep.storage.origins import Origin
 from imagenet_prep.storage.store import Store
 
 BEGUN = f"{naming.WORK}/run.json"
-_NOTED = f"{naming.WORK}/source.json"
+NOTED = f"{naming.WORK}/source.json"
 # The key, among the libraries, of the codec that makes the bytes of images.
 _CODEC = "codec"
 # Folders of a bucket in which other data sets are looked for, and folders in each of these.
@@ -103,21 +102,6 @@ class Noted:
     newest: int
     splits: dict[str, tuple[str, dict[str, str]]]
 
-    def write(self, store: Store) -> None:
-        """Writes the note; without it the next run compares source and dataset."""
-        with contextlib.suppress(ImagenetPrepError):
-            store.write(_NOTED, canonical.dumps(self))
-
-
-def noted(store: Store, there: Manifest) -> Noted:
-    """Returns what was noted of this finished dataset; nothing of it if there is no note."""
-    with contextlib.suppress(ImagenetPrepError):
-        if store.size(_NOTED) is not None:
-            found = notes.read(store, _NOTED, Noted)
-            if found.dataset == there.digest and {*found.splits} == {*there.splits}:
-                return found
-    return Noted(there.digest, 0, dict.fromkeys(there.splits, ("", there.lacks)))
-
 
 @dataclass(frozen=True)
 class Standing:
@@ -126,18 +110,25 @@ class Standing:
     Attributes:
       where: how messages call the place.
       names: its files and folders.
-      committed: the manifest, if there is one.
+      dataset: the one that is finished there, if there is one.
       begun: what run.json says, if it is there.
+      noted: what was noted of that dataset; if nothing was, its sources are unknown.
       whole: the splits of the manifest whose files are all there, at their sizes.
       others: at the root of a bucket, the data sets below it.
     """
 
     where: str
     names: tuple[str, ...] = ()
-    committed: Manifest | None = None
+    dataset: Dataset | None = None
     begun: Begun | None = None
+    noted: Noted = Noted("", 0, {})
     whole: frozenset[str] = frozenset()
     others: tuple[str, ...] = ()
+
+    @property
+    def committed(self) -> Manifest | None:
+        """The manifest of the dataset."""
+        return self.dataset.manifest if self.dataset else None
 
 
 class Decision(NamedTuple):
@@ -165,7 +156,14 @@ def look(store: Store, wanted: Wanted) -> Standing:
     begun = notes.read(store, BEGUN, Begun) if BEGUN in in_work else None
     others = () if there or begun else _sets_below(store, names)
     whole = _whole(store, there, wanted) if naming.MANIFEST in names else frozenset[str]()
-    return Standing(store.where(), names, there, begun, whole, others)
+    noted = Noted("", 0, {})
+    if there:
+        noted = Noted(there.digest, 0, dict.fromkeys(there.splits, ("", there.lacks)))
+        with contextlib.suppress(ImagenetPrepError):
+            found = notes.read(store, NOTED, Noted) if NOTED in in_work else noted
+            if found.dataset == there.digest and {*found.splits} == {*there.splits}:
+                noted = found
+    return Standing(store.where(), names, dataset, begun, noted, whole, others)
 
 
 def _sets_below(store: Store, names: Iterable[str]) -> tuple[str, ...]:
@@ -205,7 +203,7 @@ def decide(standing: Standing, wanted: Wanted) -> Decision:
             f"{some(standing.others)}. Choose a prefix of its own for this one, such as "
             f"{standing.where.rstrip('/')}/NAME."
         )
-    made, splits = _made(standing, wanted), wanted.settings.splits
+    (made, finished), splits = _made(standing, wanted), wanted.settings.splits
     if not wanted.force:
         _refuse_differences(standing, wanted, made)
     _refuse_strangers(standing, wanted.settings.verb, made)
@@ -213,7 +211,6 @@ def decide(standing: Standing, wanted: Wanted) -> Decision:
     if wanted.force:
         codec_differs = bool(_other_libraries(standing, wanted))
         replaced = [s for s in splits if s in made and (codec_differs or made[s] != splits[s])]
-    finished = settings.parse(standing.committed.config).splits if standing.committed else {}
     left = [
         split
         for split in splits
@@ -231,9 +228,11 @@ def decide(standing: Standing, wanted: Wanted) -> Decision:
     return Decision(made, replaced, left)
 
 
-def _made(standing: Standing, wanted: Wanted) -> dict[str, settings.Config]:
-    """Returns the settings of the splits that this verb has finished or begun here."""
-    verb = wanted.settings.verb
+def _made(
+    standing: Standing, wanted: Wanted
+) -> tuple[dict[str, settings.Config], dict[str, settings.Config]]:
+    """Returns the settings of the splits that this verb has begun here, and of the finished."""
+    verb, found = wanted.settings.verb, Settings("", {})
     made: dict[str, settings.Config] = {}
     configs = [each.config for each in (standing.begun, standing.committed) if each is not None]
     for config in configs:
@@ -250,7 +249,7 @@ def _made(standing: Standing, wanted: Wanted) -> dict[str, settings.Config]:
         if wanted.settings.all_at_once:
             # With other splits it is another set.
             made |= dict.fromkeys(wanted.settings.splits, config)
-    return made
+    return made, found.splits
 
 
 def _refuse_differences(

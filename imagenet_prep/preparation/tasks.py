@@ -25,6 +25,8 @@ from imagenet_prep.storage.store import Store
 
 # A file of members a shard.
 PLAN_FOLDER = f"{naming.WORK}/plan"
+# The folders of plans that workers of a cluster share begin so.
+SHARED_PLANS = "plan-"
 # Images that had to be unpacked lie here until the data set is committed.
 UNPACKED = f"{naming.WORK}/unpacked"
 

@@ -22,6 +22,7 @@ def of_set(path: str, committed: Manifest) -> Json:
       path: of the manifest.
       committed: the manifest.
     """
+    excluded, steps = settings.changes(committed.config)
     return {
         "manifest": path,
         "digest": committed.digest,
@@ -41,19 +42,10 @@ def of_set(path: str, committed: Manifest) -> Json:
         **({"edition": committed.edition} if committed.edition else {}),
         "repaired": committed.repaired,
         "quarantined": committed.quarantined,
-        "excluded": settings.num_excluded(committed.config),
+        "excluded": excluded,
         "ignored": ignored.together(source.ignored for source in committed.sources),
-        **({"amendments": steps} if (steps := _amendments(committed.config)) else {}),
+        **({"amendments": canonical.loads(canonical.dumps(steps))} if steps else {}),
     }
-
-
-def _amendments(config: settings.Config) -> list[Json]:
-    """Returns what was changed of a set since it was made, step by step."""
-    try:
-        steps = settings.amendments(config)
-    except ValueError:
-        return []
-    return [canonical.loads(canonical.dumps(step)) for step in steps]
 
 
 def summarise(path: str, committed: Manifest, new: Sequence[WrittenShard], seconds: float) -> Json:

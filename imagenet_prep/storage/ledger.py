@@ -61,15 +61,14 @@ class Journal:
 
     status: os.stat_result
 
-    def __init__(self, root: Path, name: str, most_bytes: int = regular_file.MOST_BYTES) -> None:
+    def __init__(
+        self, store: LocalStore, name: str, most_bytes: int = regular_file.MOST_BYTES
+    ) -> None:
         """Starts at the beginning of the file, but reads nothing yet.
 
-        Args:
-          root: the folder, which may be missing.
-          name: of the file, relative to the folder.
-          most_bytes: lines of a larger file are skipped: this program did not write them.
+        If the file has more than `most_bytes`, this program did not write it: lines are skipped.
         """
-        self._store, self._name, self._most = LocalStore(root), name, most_bytes
+        self._store, self._name, self._most = store, name, most_bytes
         self._inode = self._offset = self.num_lines = 0
 
     def news(self) -> Iterator[Any]:
@@ -146,7 +145,7 @@ class Ledger:
         """
         self._store, self._trusts_owner = store, trusts_owner
         most = (2 * num_files + _SPARE_LINES) * _USUAL_LINE_BYTES
-        self._journal = Journal(store.root, name, most)
+        self._journal = Journal(store, name, most)
         self._notes: dict[str, Json] = {}
         self._lock = threading.RLock()
         self.reload()

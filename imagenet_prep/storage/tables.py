@@ -31,12 +31,9 @@ def rows(store: Readable, shard: Shard, num_classes: float = math.inf) -> Iterat
     return _parsed(partial(samples.parse, num_classes=num_classes), store, shard)
 
 
-def heads(
-    store: Readable, shard: Shard, num_classes: int, *, images: bool = False
-) -> Iterator[Head]:
+def heads(store: Readable, shard: Shard, num_classes: int) -> Iterator[Head]:
     """Yields the beginnings of the lines, see `samples.heads`; as `rows` does."""
-    parse = partial(samples.heads, num_classes=num_classes, images=images)
-    return _parsed(parse, store, shard)
+    return _parsed(partial(samples.heads, num_classes=num_classes), store, shard)
 
 
 def each(parse: Parse[Made], store: Readable, shards: Iterable[Shard]) -> Iterator[Iterator[Made]]:
@@ -49,15 +46,6 @@ def each(parse: Parse[Made], store: Readable, shards: Iterable[Shard]) -> Iterat
     """
     for shard, reading in ahead(partial(_begun, store), shards):
         yield _parsed(parse, store, shard, reading.result)
-
-
-def lines(store: Readable, shard: Shard) -> Iterator[bytes]:
-    """Yields the lines of a shard's table, the header first.
-
-    The table is proven when the last has been yielded, not before: whoever cannot take back what it
-    does with the first reads all of them before.
-    """
-    return _lines(store, shard)
 
 
 def _name(shard: Shard) -> str:
@@ -79,13 +67,16 @@ def _parsed(
     shard: Shard,
     begun: Callable[[], Opened] | None = None,
 ) -> Iterator[Made]:
-    return parse(_lines(store, shard, begun), store.where(_name(shard)))
+    return parse(lines(store, shard, begun), store.where(_name(shard)))
 
 
-def _lines(
+def lines(
     store: Readable, shard: Shard, begun: Callable[[], Opened] | None = None
 ) -> Iterator[bytes]:
-    """As `lines`, of a table that is already in memory perhaps: `begun` returns it."""
+    """Yields the lines of a shard's table, the header first; `begun` returns it if it is in memory.
+
+    The table is only verified when its last line has been yielded.
+    """
     where, digest, number = store.where(_name(shard)), hashlib.sha256(), 0
     try:
         with begun() if begun else store.opened(_name(shard)) as file:

@@ -295,7 +295,9 @@ def test_libraries_of_kept_splits_stay_named(tmp_path: Path) -> None:
 
 
 def knows(root: Path, wanted: Wanted) -> bool:
-    return Output(LocalStore(root), wanted).knows_source(load(root))
+    output = Output(LocalStore(root), wanted)
+    output.left()
+    return output.knows_source()
 
 
 def test_the_source_of_a_finished_set_is_noted_split_by_split(tmp_path: Path) -> None:
@@ -307,7 +309,9 @@ def test_the_source_of_a_finished_set_is_noted_split_by_split(tmp_path: Path) ->
     assert knows(tmp_path, of("train", "a"))
     assert knows(tmp_path, of("validation", "b"))
     assert not knows(tmp_path, of("train", "b"))
-    Output(LocalStore(tmp_path), of("train", "c")).note(load(tmp_path))
+    output = Output(LocalStore(tmp_path), of("train", "c"))
+    output.left()
+    output.note_source()
     assert knows(tmp_path, of("train", "c"))
     assert knows(tmp_path, of("validation", "b"))
 

@@ -18,6 +18,7 @@ from imagenet_prep.preparation.draft import Draft
 from imagenet_prep.preparation.output import Output
 from imagenet_prep.preparation.standing import Begun, Decision, Standing, Wanted
 from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.opened import Dataset
 
 LIBRARIES = {"codec": "1"}
 
@@ -54,10 +55,12 @@ def begun(*splits: str, size: int = 64, codec: str = "1") -> Begun:
     return Begun(committed(*splits, size=size).config, {"codec": codec})
 
 
-def at(**there: Any) -> Standing:
-    whole = there.get("committed")
-    whole = frozenset(whole.splits) if whole else frozenset()
-    return Standing("/out", **{"whole": whole, **there})
+def at(committed: Manifest | None = None, **there: Any) -> Standing:
+    if committed is None:
+        return Standing("/out", **there)
+    dataset = Dataset(LocalStore(Path("/out")), b"")
+    vars(dataset)["manifest"] = committed
+    return Standing("/out", dataset=dataset, **{"whole": frozenset(committed.splits), **there})
 
 
 TRAIN = {"train": {"short_side": 64}}

@@ -23,7 +23,7 @@ NAME = ".work/notes.jsonl"
 
 
 def test_what_one_adds_the_other_reads_once(tmp_path: Path) -> None:
-    ours, theirs = Journal(tmp_path, NAME), Journal(tmp_path, NAME)
+    ours, theirs = Journal(LocalStore(tmp_path), NAME), Journal(LocalStore(tmp_path), NAME)
     assert list(theirs.news()) == []
     ours.add({"name": "a"})
     ours.add({"name": "b"})
@@ -35,7 +35,7 @@ def test_what_one_adds_the_other_reads_once(tmp_path: Path) -> None:
 
 
 def test_a_line_that_is_being_written_is_read_when_it_is_whole(tmp_path: Path) -> None:
-    theirs = Journal(tmp_path, "notes")
+    theirs = Journal(LocalStore(tmp_path), "notes")
     with open(tmp_path / "notes", "wb", buffering=0) as file:
         file.write(b'{"na')
         assert list(theirs.news()) == []
@@ -51,13 +51,13 @@ def test_a_line_that_is_being_written_is_read_when_it_is_whole(tmp_path: Path) -
 def test_a_damaged_line_hides_no_later_one(tmp_path: Path, bad: bytes) -> None:
     (tmp_path / NAME).parent.mkdir()
     (tmp_path / NAME).write_bytes(b'{"name":"a"}\n' + bad)
-    ours = Journal(tmp_path, NAME)
+    ours = Journal(LocalStore(tmp_path), NAME)
     ours.add({"name": "b"})
     assert list(ours.news()) == [{"name": "a"}, {"name": "b"}]
 
 
 def test_another_file_in_its_place_is_read_from_its_start(tmp_path: Path) -> None:
-    ours = Journal(tmp_path, NAME)
+    ours = Journal(LocalStore(tmp_path), NAME)
     ours.add({"name": "a"})
     list(ours.news())
     (tmp_path / NAME).rename(tmp_path / "kept")
@@ -76,7 +76,7 @@ def test_the_work_is_linear_in_the_lines(tmp_path: Path, monkeypatch: pytest.Mon
         return json.loads(line)
 
     monkeypatch.setattr(ledger.canonical, "loads", counting)
-    ours, theirs = Journal(tmp_path, NAME), Journal(tmp_path, NAME)
+    ours, theirs = Journal(LocalStore(tmp_path), NAME), Journal(LocalStore(tmp_path), NAME)
     for number in range(2000):
         ours.add({"number": number})
         assert list(theirs.news()) == [{"number": number}]
@@ -86,7 +86,7 @@ def test_the_work_is_linear_in_the_lines(tmp_path: Path, monkeypatch: pytest.Mon
 def test_links_and_what_never_ends_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_text('{"name":"a"}\n')
     (tmp_path / "notes").symlink_to("elsewhere")
-    ours = Journal(tmp_path, "notes")
+    ours = Journal(LocalStore(tmp_path), "notes")
     with pytest.raises(StoreError, match="is a link"):
         list(ours.news())
     with pytest.raises(StoreError, match="is a link"):
@@ -94,11 +94,11 @@ def test_links_and_what_never_ends_are_not_read(tmp_path: Path) -> None:
     assert (tmp_path / "elsewhere").read_text() == '{"name":"a"}\n'
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(StoreError, match="pipe: the file"):
-        list(Journal(tmp_path, "pipe").news())
+        list(Journal(LocalStore(tmp_path), "pipe").news())
 
 
 def test_a_journal_that_claims_gigabytes_is_skipped(tmp_path: Path) -> None:
-    ours = Journal(tmp_path, "notes")
+    ours = Journal(LocalStore(tmp_path), "notes")
     ours.add({"name": "a"})
     assert list(ours.news()) == [{"name": "a"}]
     os.truncate(tmp_path / "notes", 1 << 40)

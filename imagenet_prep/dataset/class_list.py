@@ -21,12 +21,7 @@ OFFICIAL_DIGEST = "70002b0ff5de60a3a17a82dbfcff291931f96225ddf941ad2e182fc39e183
 
 @dataclass(frozen=True)
 class ClassList:
-    """The classes of a dataset; ILSVRC2012's are sorted by WNID.
-
-    Attributes:
-      wnids: WordNet ids, or other names without blanks; the position is the class index.
-      words: the same classes in words.
-    """
+    """The classes of a dataset, by class index; ILSVRC2012's are sorted by WNID."""
 
     wnids: tuple[str, ...]
     words: tuple[str, ...]

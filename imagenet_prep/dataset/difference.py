@@ -9,13 +9,7 @@ OTHER_LABEL, OTHER_BYTES, OTHER_SIZE = "other_label", "other_bytes", "other_size
 
 
 class Stored(NamedTuple):
-    """An image as one of the sets has it.
-
-    Attributes:
-      wnid: of its class.
-      width, height, sha256: of the stored image.
-      shard, record: where it lies: name of the shard, number of the record.
-    """
+    """An image as one of the datasets has it: its class, its stored form, its shard and record."""
 
     wnid: str
     width: int
@@ -26,13 +20,7 @@ class Stored(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """An image that is in one set alone, or not the same in both.
-
-    Attributes:
-      split: in which it is.
-      key: of the image.
-      a, b: as each set has it; None where it has not.
-    """
+    """An image that differs between two datasets; None in the one that does not have it."""
 
     split: str
     key: str

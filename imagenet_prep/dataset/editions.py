@@ -47,13 +47,7 @@ class Edition:
     digest: str = ""
 
     def problems(self, split: str, classes: ClassList, num_per_class: Sequence[int]) -> list[str]:
-        """Returns how counts differ from this edition's; empty where they do not.
-
-        Args:
-          split: "train" or "validation".
-          classes: the class list.
-          num_per_class: images by class index.
-        """
+        """Returns how the counts of a split, by class index, differ from this edition's."""
         if not self.has(classes):
             other = f"is not {self.name}'s"
             if not self.is_ilsvrc:
@@ -161,16 +155,11 @@ EVALUATION = tuple(
 
 
 def recognised(classes: ClassList, totals: Mapping[str, int], names: Sequence[str] = ()) -> str:
-    """Returns the name of the edition that a data set is.
+    """Returns the name of the edition of a dataset, by its images before any was quarantined.
 
     It is "" for ILSVRC2012 as it was first published, which needs no name, and for all others.
     One split with ILSVRC2012's classes may just have lost some files: to be another edition, it
-    needs the other split beside it, or the name of its folder.
-
-    Args:
-      classes: the class list.
-      totals: images by split, before any was left out.
-      names: of the archives or folders that they come from, where these are known.
+    needs the other split beside it, or the name of its archive or folder.
     """
     for edition in _OTHERS:
         sure = (

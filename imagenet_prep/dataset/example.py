@@ -71,16 +71,13 @@ class ImageExample(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where the parts of an example that is laid out as by `encode` lie, in bytes of a buffer.
+    """The bytes of a buffer at which the parts of an example of `encode` begin and end.
 
     Attributes:
       entries: the first entry of the features map.
       image_entry: the image's entry.
-      image: the first byte of the image.
-      image_end: the byte after the image, where the entry of the file name begins.
-      name: the first byte of the file name.
-      name_end: the byte after the file name, where the other entries begin.
-      end: the byte after the example.
+      image, image_end: of the image; behind it is the entry of the file name.
+      name, name_end: of the file name; behind it are the other entries.
     """
 
     entries: int
@@ -241,12 +238,8 @@ def decode_without_image(
 ) -> ImageExample:
     """Returns an example as `decode` does, but the bytes of its image are neither read nor there.
 
-    Raises as `decode`.
-
-    Args:
-      read: returns bytes of the payload, by offset and size.
-      size: of the payload, bytes; below 0, as a damaged index may say, there is none.
-      lacks: as for `decode`.
+    `read` returns bytes of the payload, by offset and size. A damaged index may say a `size` below
+    0: then there is none.
     """
     features = protobuf.parse(_without_image(read, size))
     return _checked(features | {schema.ENCODED: (b"",)}, lacks)

@@ -17,14 +17,7 @@ def data_set(
     place: Place = Place.ANYWHERE,
     names: Sequence[str] = (),
 ) -> Any:
-    """Returns a dataclass field for a data set that exists.
-
-    Args:
-      default: where none is given; without it, one must be.
-      help: one sentence.
-      place: where it may be.
-      names: more names for it beside --data-dir; messages use the last one.
-    """
+    """Returns a dataclass field for a dataset that exists, also called by other `names`."""
     return flag(
         default,
         help=help,

@@ -32,11 +32,7 @@ _BMP_HEADERS = frozenset({12, 40, 52, 56, 64, 108, 124})
 
 
 def name_of(head: bytes) -> str | None:
-    """Returns the format that a file of these first bytes has, None for what is not known.
-
-    Args:
-      head: HEAD_BYTES of the file, or all of a smaller one.
-    """
+    """Returns the format of a file by its first HEAD_BYTES, None for an unknown one."""
     for beginning, name in _BEGINNINGS.items():
         if head.startswith(beginning):
             return name

@@ -71,16 +71,10 @@ class Frame(NamedTuple):
 
 
 def refuse_bombs(data: bytes, max_pixels: int = MAX_PIXELS) -> Frame | None:
-    """Makes sure that a JPEG is one that can be decoded in seconds and megabytes.
+    """Refuses a JPEG that cannot be decoded in seconds and megabytes.
 
-    Only files with several scans are gone through; of others the header alone is looked at.
-
-    Args:
-      data: an image file.
-      max_pixels: that its header may claim.
-
-    Returns:
-      None for what is no JPEG, or says no size: that is left to its decoder.
+    Only files with several scans are read to the end. Returns None for a file that is no JPEG, or
+    states no size: that is left to its decoder.
     """
     if not data.startswith(SOI):
         return None
@@ -145,13 +139,7 @@ def refuse_pixels(height: int, width: int, most: int) -> None:
 
 
 def segments(data: bytes, wanted: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Yields where the content of each segment of a kind begins and ends, up to the first scan.
-
-    Args:
-      data: a JPEG.
-      wanted: the second byte of the marker.
-      stop: no marker from here on is looked at.
-    """
+    """Yields begin and end of each segment with this second byte of its marker, before a scan."""
     position = 2
     while (found := _MARKER.search(data, position, stop)) is not None:
         marker, position = data[found.end() - 1], found.end()

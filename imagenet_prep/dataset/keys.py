@@ -126,9 +126,8 @@ class KeyList(NamedTuple):
     """The keys that a file lists.
 
     Attributes:
-      path: of the file, for messages.
       keys: each once, with the number of its first line; at least one.
-      sha256: of the sorted keys, one a line: what `LC_ALL=C sort -u FILE | sha256sum` prints.
+      sha256: of the sorted keys, one per line: what `LC_ALL=C sort -u FILE | sha256sum` prints.
       repeated: the numbers of the lines whose key an earlier line has.
     """
 

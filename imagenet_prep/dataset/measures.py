@@ -27,13 +27,7 @@ Histograms = dict[str, Counter[int]]
 
 @dataclass
 class Measured:
-    """What is known of some images.
-
-    Attributes:
-      histograms: counts by bin, by measure.
-      sums: by measure.
-      classes: indices of the classes that the images have.
-    """
+    """Histograms (counts by bin) and sums of some images, by measure; and their class indices."""
 
     histograms: Histograms = field(default_factory=dict)
     sums: Counter[str] = field(default_factory=Counter)

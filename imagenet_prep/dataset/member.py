@@ -172,14 +172,7 @@ class PreparedImage(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Where one record came from, and what it was there.
-
-    Attributes:
-      record: its number in the shard.
-      key: of the member.
-      archive, offset, size: byte range of the source image.
-      height, width: pixels of the source image.
-    """
+    """A record of a shard: byte range and pixels of its source image."""
 
     record: int
     key: str
@@ -191,11 +184,7 @@ class Origin(NamedTuple):
 
 
 class Origins:
-    """Chooses a few records of a shard, spread over all of it, for the receipt to name.
-
-    Attributes:
-      chosen: them.
-    """
+    """Chooses a few records of a shard, spread over all of it, for the receipt to name."""
 
     def __init__(self) -> None:
         self.chosen: list[Origin] = []

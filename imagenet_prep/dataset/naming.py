@@ -109,13 +109,10 @@ def beside(shard: str) -> tuple[str, str]:
 
 
 def check_inside(name: str) -> str:
-    """Returns a relative name unchanged, where it can only mean a place inside its folder.
+    """Returns a relative name unchanged, if it can only mean a place inside its folder.
 
     Names come from manifests, receipts and peers, and become paths and object keys. So every
     store and cache asks this, whoever calls it.
-
-    Args:
-      name: parts separated by "/".
     """
     for part in name.split("/"):
         if part in ("", ".", ".."):

@@ -31,11 +31,7 @@ Collect = Callable[[], tuple[int, bool]]
 
 
 class Followed(Generic[AnyContent]):
-    """The receipts of a stage's tasks, as they appear.
-
-    Attributes:
-      receipts: those that are there, by task.
-    """
+    """The receipts of a stage's tasks, by task, as they appear."""
 
     def __init__(
         self,
@@ -163,11 +159,9 @@ class Jobs:
     """Jobs of a cluster: one, and another after each that was lost, as long as they get on.
 
     Attributes:
-      store: the data set, which all workers share.
+      store: the dataset, which all workers share.
       beam_args: Beam's options, with a --runner.
-      name: of what is done.
-      log: takes what Beam, the job server and the runner say.
-      quiet: do not say that workers were lost.
+      log: takes the output of Beam, the job server and the runner.
     """
 
     store: Store
@@ -177,12 +171,10 @@ class Jobs:
     quiet: bool = False
 
     def run(self, build: Callable[[Any, Lease], object], collect: Collect) -> None:
-        """Runs a pipeline until it succeeds.
+        """Runs the pipeline that `build` makes, with a lease per job, until it succeeds.
 
-        Args:
-          build: puts transforms into a pipeline; called for each job, with its lease.
-          collect: called from time to time; returns how many tasks are finished, and whether
-            these are all.
+        `collect` is called from time to time; it returns how many tasks are finished, and whether
+        these are all.
         """
         (before, _), futile = collect(), 0
         while True:
@@ -207,8 +199,7 @@ class Jobs:
     ) -> errors.JobLostError | None:
         """Runs one job to its end; returns the error if the cluster gave up.
 
-        Raises BusyError where another run has taken the lease over: it would be taken back and
-        forth. The other run's job is left alone.
+        Raises BusyError if another run has taken the lease over: that job is left alone.
         """
         held = Lease.take_over(self.store)
         name = f"imagenet-prep-{self.name}-{held.job}"

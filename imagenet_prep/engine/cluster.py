@@ -74,15 +74,13 @@ class Job(Started):
 
 
 def submit(args: Sequence[str], build: Callable[[Any], object], *, name: str, log: Path) -> Job:
-    """Starts a job.
-
-    Call it from the main thread: Beam sets a handler for SIGINT.
+    """Starts a job; in the main thread only, since Beam sets a handler for SIGINT.
 
     Args:
       args: Beam's options, with a --runner.
       build: puts transforms into a pipeline.
       name: of the job, unique.
-      log: takes what Beam, the job server and the runner say.
+      log: takes the output of Beam, the job server and the runner.
     """
     logged = _logged_to(log)
     import apache_beam as beam

@@ -35,11 +35,7 @@ _seen: set[str] = set()
 
 
 class Claimed(Iterator[AnyTask]):
-    """Tasks that a worker claims one after the other, see `Lease.claimed`.
-
-    Attributes:
-      check: as for `Lease`.
-    """
+    """Tasks that a worker claims one after the other, see `Lease.claimed`."""
 
     def __init__(self, lease: Lease, tasks: Generator[AnyTask, None, None]) -> None:
         """Takes what claims tasks when it is asked for the next."""
@@ -56,12 +52,7 @@ class Claimed(Iterator[AnyTask]):
 
 @dataclass(frozen=True)
 class Lease:
-    """What the workers of one job share; picklable.
-
-    Attributes:
-      store: the data set.
-      job: its unique name.
-    """
+    """The lease that the workers of one job share, by its unique name; picklable."""
 
     store: Store
     job: str

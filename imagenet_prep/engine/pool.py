@@ -25,11 +25,9 @@ _ADDRESS = "127.0.0.1"
 
 
 def serve(port: int, container_executable: str | None) -> None:
-    """Starts workers on request until SIGTERM or SIGINT, then ends them.
+    """Starts workers on request, at a port of loopback (0: a free one), until SIGTERM or SIGINT.
 
-    Args:
-      port: to listen at, on loopback; 0 takes a free one, which is printed.
-      container_executable: Beam's boot program, where a container has one; it starts each worker.
+    A container's `container_executable` is Beam's boot program, which starts each worker.
     """
     import grpc
     from apache_beam.portability.api import beam_fn_api_pb2_grpc as api

@@ -29,14 +29,7 @@ class Progress:
         images_done: int = 0,
         quiet: bool = False,
     ) -> None:
-        """Begins to count.
-
-        Args:
-          title: what is done.
-          total, done: tasks, all of them and those of earlier runs.
-          images, images_done: the same of images; 0: it is not known how many there are.
-          quiet: show nothing.
-        """
+        """Starts to count images, or tasks if their number is unknown; some are done already."""
         self._title = title
         self._unit = "image" if images else "task"
         self._total, self._first = (images, images_done) if images else (total, done)

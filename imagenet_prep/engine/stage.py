@@ -45,11 +45,10 @@ class Output(NamedTuple):
     """A finished, synced temporary file and the name it gets when its receipt is published.
 
     Attributes:
-      temporary: the file.
-      name: relative to the data set.
-      sha256: of what was written to it, where that is known.
-      settle: called before it gets its name, while the next task runs: it leaves on the disk what
-        the task has written beside it.
+      name: relative to the dataset.
+      sha256: of its content, if that is known.
+      settle: called before it gets its name, while the next task runs: it syncs the files that the
+        task has written next to it.
     """
 
     temporary: Path
@@ -88,11 +87,10 @@ class Receipt(_Work, Generic[AnyContent]):
     """The proof that a task is finished. On the disk, the content's fields stand beside the others.
 
     Attributes:
-      outputs: the files that the task has published; the receipt counts only beside them.
-      start_s: when the task began, in seconds since the epoch.
+      outputs: the published files; without them the receipt does not count.
+      start_s: when the task started, in seconds since the epoch.
       seconds: how long it took.
-      worker: who did it.
-      content: what its function has returned.
+      content: the result of its function.
     """
 
     content: AnyContent
@@ -105,12 +103,7 @@ class Receipt(_Work, Generic[AnyContent]):
 
 @dataclass(frozen=True)
 class Failure:
-    """The note of a task that has failed.
-
-    Attributes:
-      error: class name of an ImagenetPrepError, or "" for a bug.
-      message: of the error, or the traceback.
-    """
+    """The note of a failed task: the class of our error, or "" and the traceback of a bug."""
 
     error: str
     message: str
@@ -240,12 +233,7 @@ class Stage(Generic[AnyTask, AnyContent]):
             self.fail("", "".join(traceback.format_exception(error)))
 
     def fail(self, error: str, message: str) -> None:
-        """Notes a failure; `run` raises it, and the other workers see it and stop.
-
-        Args:
-          error: class name of an ImagenetPrepError, or "" for a bug.
-          message: of the error, or the traceback.
-        """
+        """Notes a failure, as `Failure`; `run` raises it, and the other workers see it and stop."""
         local = self.store.local
         # The first comes first in the list of names.
         name = f"{self.folder}/failed/{time.time_ns():020d}{uuid.uuid4().hex}"

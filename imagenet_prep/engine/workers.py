@@ -163,13 +163,7 @@ def run_worker(stage: Stage[AnyTask, Any], tasks: list[AnyTask]) -> None:
 
 
 class Done(NamedTuple):
-    """A finished task.
-
-    Attributes:
-      task: what was to be done.
-      receipt: the proof of it.
-      new: whether it was finished only now.
-    """
+    """A finished task, its receipt, and whether this run has done it."""
 
     task: Any
     receipt: Receipt[Any]

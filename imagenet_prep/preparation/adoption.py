@@ -60,15 +60,9 @@ def complete(
     in_place: bool,
     quiet: bool,
 ) -> None:
-    """Sets names right, adds what is missing beside the shards, and commits.
+    """Renames the shards, or links or copies them, adds what is missing next to them, and commits.
 
-    Args:
-      store: where the data set is made, locked by this run.
-      found: the shards.
-      seen: what was found in them.
-      workers: how much runs at once.
-      in_place: whether the shards are renamed where they are, or linked or copied elsewhere.
-      quiet: show no progress.
+    This run holds the lock of the store. `in_place`: the shards are there already.
     """
     shards = [(each.shard, each.sha256) for each in seen.all_shards]
     note, begun = _begun(store)
@@ -199,8 +193,7 @@ def moves(found: TfrecordSet) -> list[tuple[str, str]]:
 def _begun(store: Store) -> tuple[str, Adoption | None]:
     """Returns the name of the note of an adoption here, and the adoption if one has begun.
 
-    The folder, and its `.work` with it, may come from elsewhere: DataDamagedError if adopt never
-    writes such a note.
+    Anyone may have written it: DataDamagedError if adopt never writes such a note.
     """
     note, begun = BEGUN, None
     if store.size(BEGUN) is not None:
@@ -215,11 +208,7 @@ def _begun(store: Store) -> tuple[str, Adoption | None]:
 
 
 def _rename(store: LocalStore, renames: Sequence[Sequence[str]]) -> None:
-    """Renames in order; a run after a kill does what is left.
-
-    A name that is taken was either renamed to already, or is refused beforehand: a shard's new
-    name is free as soon as the shard before it has moved.
-    """
+    """Renames in order; a run after a kill does the rest. A taken name was already renamed to."""
     for before, after in renames:
         there, here = store.path(after), store.path(before)
         if not there.exists():
@@ -236,10 +225,7 @@ def _rename(store: LocalStore, renames: Sequence[Sequence[str]]) -> None:
 
 
 def _bring(shard: ShardFile, *, source: Store, store: Store) -> engine.Result[_Brought]:
-    """Brings a checked shard into another folder or bucket; its receipt is that of the check.
-
-    It is a hard link between folders, else a copy that is proven on the way.
-    """
+    """Links a checked shard into another folder, or copies and verifies it."""
     temporary = store.temporary()
     if (folder := source.as_folder) and store.as_folder:
         with storage_errors("link", temporary):

@@ -29,11 +29,11 @@ class AmendWork:
     """Writes a shard in which something changes; picklable.
 
     Attributes:
-      parent: where the set that is changed lies.
-      lacks, label_offset, classes: of both sets.
+      parent: the dataset that is changed.
+      lacks, label_offset, classes: of both datasets.
       seed: by which its images were dealt.
-      writes: by split, what writes shards, and makes new images as the others were made.
-      images: reads new images; None where there are none.
+      writes: by split, writes shards, and makes new images as the others were made.
+      images: reads new images; None if there are none.
       sha256: of their files, by archive.
     """
 
@@ -58,10 +58,9 @@ class AmendWork:
     def _in_order(
         self, change: ShardChange, left_out: list[Incident]
     ) -> Iterator[Stored | tuple[Member, bytes]]:
-        """Yields what stays and what comes in, in the order in which `plan` puts images.
+        """Yields the records that stay and the new images, in the order of `plan`.
 
-        A new image comes before the first that stays whose place is behind its own. So it does not
-        matter which new image came first, whatever the order of the others is.
+        A new image comes before the first record that sorts behind it, whatever their order.
         """
         assert self.images or not change.added
         coming = sorted(change.added, key=lambda member: self._place(member.key), reverse=True)
@@ -131,10 +130,7 @@ class AmendWork:
 
 
 def _left_out(shard: str, sample: Sample) -> Incident:
-    """Returns the line of quarantine.jsonl of an image that a list leaves out.
-
-    It names no place in the shard: that may depend on what was changed before.
-    """
+    """Returns the line of an excluded image, without its place: earlier changes move it."""
     detail = f"the list of amend --exclude has its key; its image had sha256 {sample.sha256}"
     place = sample.key, shard, 0, sample.num_bytes, sample.class_index
     return Incident(*place, EXCLUDED, "listed", detail)

@@ -69,14 +69,7 @@ class _Made:
 
 @dataclass(frozen=True)
 class Job:
-    """One request, resolved.
-
-    Attributes:
-      dataset: the set that is changed.
-      request: what is to change.
-      workers: how much runs at once.
-      quiet: show no progress.
-    """
+    """One request, resolved."""
 
     dataset: Dataset
     request: Request
@@ -166,12 +159,7 @@ class Job:
 
 
 def refuse(dataset: Dataset, out: Store) -> None:
-    """Refuses what cannot be amended, before anything is written.
-
-    Args:
-      dataset: the set.
-      out: where the other set is to be made.
-    """
+    """Refuses what cannot be amended into `out`, before anything is written."""
     store, where = dataset.store, dataset.where
     folder = store.as_folder
     if (folder is None) != (out.as_folder is None):
@@ -329,9 +317,9 @@ def _commit(job: Job, output: Output, written: Mapping[str, WrittenShard]) -> No
 
 
 def _splits_of(incident: Incident, splits: Collection[str]) -> Collection[str]:
-    """Returns the splits that the image of a line may belong to, by where it lay.
+    """Returns the splits that the image of a line may belong to, by the folder that it was in.
 
-    Train and validation may have an image of the same key each, if both have a folder per class.
+    Train and validation may both have an image of the same key.
     """
     folder = incident.archive.removeprefix(f"{layout.KAGGLE}/").partition("/")[0]
     named = (split for split, names in layout.FOLDERS.items() if folder in names)

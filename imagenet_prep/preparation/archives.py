@@ -51,13 +51,7 @@ class RangeTask(NamedTuple):
 
 @dataclass(frozen=True)
 class Fetched:
-    """A range of an archive that is on the disk.
-
-    Attributes:
-      start: its first byte.
-      num_bytes: its size.
-      failures: how often the server failed on the way.
-    """
+    """A range of an archive that is on the disk, and how often the server failed on the way."""
 
     start: int
     num_bytes: int
@@ -70,13 +64,12 @@ class Archives:
 
     Attributes:
       store: the folder that they are brought into.
-      remote: where they lie; nothing is asked of it before `foresee` or `bring`.
+      remote: the server; nothing is asked of it before `foresee` or `bring`.
       archives: as they are published.
       allow_other: whether other archives of these names are accepted.
       connections: ranges fetched at a time.
       part_size: size of a range in MiB.
-      retries: failed attempts allowed a range.
-      quiet: whether no progress is shown.
+      retries: failed attempts allowed per range.
     """
 
     store: LocalStore

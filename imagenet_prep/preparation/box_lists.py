@@ -88,13 +88,7 @@ def read_boxes(
     *,
     quiet: bool,
 ) -> BoxLookup | None:
-    """Reads annotations into lists, and returns what finds boxes in them; None without any.
-
-    Args:
-      annotations: of the source.
-      store: the data set, below which the lists lie.
-      workers, quiet: as for `engine.run`.
-    """
+    """Reads annotations into lists below the dataset; returns what finds boxes in them."""
     if annotations is None:
         return None
     stage, lookup = box_stage(annotations, store)

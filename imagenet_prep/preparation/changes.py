@@ -30,13 +30,13 @@ _HEADER = ["key", "class"]
 
 
 class ShardChange(NamedTuple):
-    """What changes in one shard: a task.
+    """The change of one shard: a task.
 
     Attributes:
-      shard: what the manifest says of it.
+      shard: its entry in the manifest.
       excluded: the keys of the images that leave it.
       relabelled: the new class index by key.
-      added: images that come into it, where they lie.
+      added: images that come into it.
     """
 
     shard: Shard
@@ -51,12 +51,7 @@ class ShardChange(NamedTuple):
 
 
 class Relabels(NamedTuple):
-    """New classes of images.
-
-    Attributes:
-      listed: the keys.
-      class_of: the class index by key.
-    """
+    """New classes of images: the keys, and the class index by key."""
 
     listed: KeyList
     class_of: Mapping[str, int]
@@ -64,7 +59,7 @@ class Relabels(NamedTuple):
 
 @dataclass(frozen=True)
 class Additions:
-    """Images that come into a set.
+    """Images that come into a dataset.
 
     Attributes:
       source: the folder that holds them.
@@ -94,13 +89,7 @@ class Additions:
 
 @dataclass(frozen=True)
 class Request:
-    """All that is to change.
-
-    Attributes:
-      exclude: the keys of images that leave the set.
-      relabel: the keys of images that get another class.
-      add: images that come into it.
-    """
+    """All that is to change: images that leave the dataset, get another class, or come in."""
 
     exclude: KeyList | None = None
     relabel: Relabels | None = None
@@ -180,12 +169,9 @@ def _index_of(name: str, classes: ClassList) -> int | None:
 
 
 def read_additions(where: str, classes: ClassList, splits: Collection[str]) -> Additions:
-    """Lists and hashes the images in a folder of class folders.
+    """Lists and hashes the images in a folder: train/CLASS/* and val/CLASS/*, or CLASS/* of train.
 
-    Args:
-      where: the folder: train/CLASS/* and val/CLASS/*, or CLASS/* of train.
-      classes: of the set.
-      splits: of the set.
+    Their classes and splits must be those of the dataset.
     """
     root = Path(where).expanduser()
     if not root.is_dir():
@@ -218,10 +204,7 @@ def read_additions(where: str, classes: ClassList, splits: Collection[str]) -> A
 def changes_of(request: Request, dataset: Dataset, seed: int) -> list[ShardChange]:
     """Returns the shards that change, in the order of their names.
 
-    Args:
-      request: what is to change.
-      dataset: the set.
-      seed: decides which shards new images come into.
+    The seed decides which shards new images come into.
     """
     changes: list[ShardChange] = []
     split_of: dict[str, str] = {}
@@ -293,10 +276,7 @@ def _changes_in(
 
 
 def _refuse(path: str, lines: Collection[int], what: str) -> None:
-    """Raises UsageError where there are such lines.
-
-    They are named by their numbers and never shown, as `KeyList.refuse_unknown` does.
-    """
+    """Raises UsageError for lines: by number, never shown, as `KeyList.refuse_unknown` does."""
     if lines:
         count = f"{len(lines):,} line{'s' * (len(lines) > 1)}"
         raise UsageError(f"{path}: {count} with {what}; the first is line {min(lines):,}.")

@@ -44,12 +44,7 @@ class ShardKey(NamedTuple):
 
 @dataclass(frozen=True)
 class ChosenMembers:
-    """Chooses among the members of one class at a time. Picklable.
-
-    Attributes:
-      selection: which members are chosen.
-      lookup: finds boxes; None if none are wanted.
-    """
+    """Chooses among the members of one class at a time, and finds their boxes. Picklable."""
 
     selection: Selection
     lookup: BoxLookup | None
@@ -95,10 +90,10 @@ class Division:
     """How a split of the source is divided among the splits that are made of it.
 
     Attributes:
-      counts: of each split, its members by class index: of one, or of train and what is taken out.
+      counts: members by class index of each split: of one, or of train and the held-out split.
       num_shards: of each.
-      per_class: how many of each class are taken out at most.
-      last: otherwise the largest `plan.rank` of what is taken out.
+      per_class: the most members that are held out of each class.
+      last: otherwise the largest `plan.rank` that is held out.
     """
 
     counts: dict[str, Sequence[int]]
@@ -139,13 +134,9 @@ def divide(
     used: Sequence[int],
     held_out: Iterable[Rank],
 ) -> Division:
-    """Returns how a split of the source is divided.
+    """Returns how a split of the source is divided, from its images by class index.
 
-    Args:
-      selection: the images.
-      split: of the source.
-      used: its images by class index.
-      held_out: those that --holdout takes out of train, by rank; read for train alone.
+    `held_out` are those that --holdout takes out of train, by rank; it is only read for train.
     """
     examples, most = sum(used), selection.holdout_per_class
     counts: dict[str, Sequence[int]] = {split: used}
@@ -174,16 +165,15 @@ def divide(
 
 
 class Facts(NamedTuple):
-    """What was dealt of a class, as JSON; what all classes say together completes the plan.
+    """The result of dealing one class, as JSON; the facts of all classes complete the plan.
 
     Attributes:
       source: the split of the source.
-      class_index: of the class.
       kept: by split that is made, the members that are not excluded, and their bytes.
-      taken: of those, what `ChosenMembers.taken` counts.
-      excluded: lines of the members that are left out, as `dump_member` writes them.
-      labelled: keys of images that are called as ILSVRC2012's validation images, chosen or not,
-        and the numbers in them.
+      taken: their counts by `ChosenMembers.taken`.
+      excluded: lines of the excluded members, as `dump_member` writes them.
+      labelled: keys of all images that are named as ILSVRC2012's validation images, and the numbers
+        in them.
     """
 
     source: str
@@ -197,16 +187,9 @@ class Facts(NamedTuple):
 def deal_class(
     choice: ChosenMembers, source: str, members: Sequence[Member], division: Division
 ) -> tuple[Facts, dict[str, list[bytes]]]:
-    """Deals all members of a class out; those excluded leave their places empty.
+    """Deals all members of a class of a split; excluded ones leave their places empty.
 
-    Args:
-      choice: which of them are chosen.
-      source: the split of the source.
-      members: of the class, chosen or not.
-      division: of that split.
-
-    Returns:
-      The facts, and the entries of the plan by split that is made.
+    Returns the facts, and the entries of the plan by split that is made.
     """
     selection, index = choice.selection, members[0].class_index
     excluded = selection.excluded.keys if selection.excluded else ()
@@ -272,13 +255,9 @@ def split_plans(
     store: Store,
     folder: str,
 ) -> list[SplitPlan]:
-    """Returns what the plan says of each split that is made.
+    """Returns the plan of each split that is made; its files are in a folder of the store.
 
-    Args:
-      divisions: by split of the source.
-      facts: of all classes.
-      filled: the shards that have members.
-      store, folder: where the plan files lie.
+    `filled` are the shards that have members.
     """
     plans = []
     for source, division in divisions.items():

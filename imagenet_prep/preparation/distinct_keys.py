@@ -24,14 +24,9 @@ _TILDES = re.compile("~+")
 
 
 def numbered(store: Store, folder: str, tables: Sequence[str]) -> dict[str, dict[int, str]]:
-    """Returns the new keys of a split, by table and record.
+    """Returns the new keys of a split, by table and record; tables are in the order of its shards.
 
-    Args:
-      store, folder: where the tables are.
-      tables: of the split, in the order of its shards.
-
-    Raises:
-      DataDamagedError: a new key would be too long.
+    Raises DataDamagedError if a new key would be too long.
     """
     longest, found = 0, defaultdict[str, dict[int, str]](dict)
 

@@ -49,10 +49,7 @@ class Draft:
         listed: Iterable[Incident],
         lacks: dict[str, str],
     ) -> Draft:
-        """Returns this draft with the splits that stay, their incidents, and the keys they lack.
-
-        A killed run may have left incidents of other splits in the list.
-        """
+        """Returns this draft with the splits that stay, their incidents, and the keys they lack."""
         before = (source for source in there.sources if split_of(source.name) in kept)
         return dataclasses.replace(
             self,
@@ -98,10 +95,7 @@ class Draft:
         return dataclasses.replace(split, wnids=[wnid for wnid, count in counts if count])
 
     def _identified(self, edition: str | None) -> tuple[str, bool]:
-        """Returns the edition, and whether images of ILSVRC2012 are missing.
-
-        What counts are the images before any was left out, as far as sources count them.
-        """
+        """Returns the edition, and whether images of ILSVRC2012 were missing from the sources."""
         members = Counter(dict.fromkeys(self.splits, 0))
         for source in self.sources:
             members[split_of(source.name)] += source.members

@@ -50,11 +50,11 @@ class _ListedLabels:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedShard(WrittenShard):
-    """The receipt of a shard that was checked: the shard is described as if it had been written.
+    """The receipt of a shard that was checked: it describes the shard as if it had been written.
 
     Attributes:
       lacks: how many records lack a key, by key and kind.
-      problems: a sentence each.
+      problems: one sentence each.
     """
 
     lacks: dict[str, Counter[str]]
@@ -143,10 +143,7 @@ def _check_shard(
 
 
 def _checked(payload: bytes, entry: Entry, member: Member, found: _Found) -> Sample:
-    """Counts what one record lacks; returns its line of the table.
-
-    The source of the image is unknown, so it is its own source.
-    """
+    """Counts what one record lacks; returns its line of the table, as if it were its own source."""
     features = entry.features
     image = keep(entry.encoded)
     found.max_height = max(found.max_height, image.height)
@@ -179,14 +176,9 @@ def settle_labels(
     known: ClassList | None = None,
     quiet: bool = False,
 ) -> Labelling:
-    """Returns what the labels of a set mean: from a few shards, or from all if that is not enough.
+    """Returns the meaning of the labels: from a few shards, or from all if that is not enough.
 
-    Args:
-      found, splits: what to read.
-      store: for receipts.
-      workers: how much runs at once.
-      known: a class list to prefer if it fits.
-      quiet: show no progress.
+    A `known` class list is preferred if it fits.
     """
     labelling = tfrecords.known_labelling(found, splits)
     if labelling is not None:
@@ -221,11 +213,10 @@ class ExistingSet:
     """The result of the check.
 
     Attributes:
-      labelling: what its labels mean.
-      shards: what was found in its shards, by split, in order.
-      problems: one sentence each; empty if the set can be adopted.
+      shards: by split, in order.
+      problems: one sentence each; empty if the dataset can be adopted.
       tables: the folder of the indexes and tables that were made.
-      renamed: keys of records whose own is that of an earlier record, by table and record.
+      renamed: new keys of records whose key an earlier record has, by table and record.
     """
 
     labelling: Labelling
@@ -299,15 +290,7 @@ class ExistingSet:
 def check_existing_set(
     found: TfrecordSet, store: Store, workers: engine.Workers, *, quiet: bool
 ) -> ExistingSet:
-    """Reads all shards of a set.
-
-    Args:
-      found: the set.
-      store: for receipts and tables, so that the next run need not read again what a killed one
-        has read.
-      workers: how much runs at once.
-      quiet: show no progress.
-    """
+    """Reads all shards of a dataset but those with a receipt in `store`, from an earlier run."""
     splits = tuple(found.splits)
     labelling = settle_labels(found, splits, store, workers, quiet=quiet)
     shards = [shard for split in splits for shard in found.splits[split]]

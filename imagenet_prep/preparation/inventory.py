@@ -48,13 +48,9 @@ _INDEX_DIGITS = 8
 def take_inventory(
     selection: Selection, out: Store, workers: engine.Workers, *, quiet: bool, unpack: bool = True
 ) -> Inventory:
-    """Writes the plan files of all splits, and unpacks images if necessary, on this machine.
+    """Writes the plan files of all splits of the dataset `out`, on this machine.
 
-    Args:
-      selection: which images are wanted.
-      out: the data set.
-      workers, quiet: as for `engine.run`.
-      unpack: False to look only, so that nothing large is written.
+    Images are unpacked if necessary, unless `unpack` is False.
     """
     store = out.local
     # It may hold files of an earlier run, which may have filled the disk, or links of a stranger.
@@ -109,11 +105,10 @@ class _Range(NamedTuple):
 
 @dataclass(frozen=True)
 class _Found:
-    """What a task has found out; each kind of task fills some of the fields.
+    """The result of a task; each kind of task fills some of the fields.
 
     Attributes:
       runs: names of the runs that it has written into the plan folder, by split.
-      examples, facts: what it has dealt.
       filled: the shards of its range that have members.
     """
 
@@ -125,12 +120,7 @@ class _Found:
 
 @dataclass(frozen=True)
 class _Lists:
-    """The lists of one split of the source.
-
-    Attributes:
-      of_class: the lists of one class each, by class index.
-      runs: the entries of the other lists, sorted by class.
-    """
+    """The lists of one split of the source: by class index, and the others sorted by class."""
 
     of_class: Mapping[int | None, Sequence[Path]]
     runs: Sequence[Path]
@@ -158,12 +148,7 @@ class _LocalPlan(Planning):
     quiet: bool
 
     def make(self, listed: Sequence[tuple[IndexTask, Path]], counts: Counts) -> Inventory:
-        """Writes the plan files.
-
-        Args:
-          listed: all pieces of the source, each with the path of its list.
-          counts: of the images.
-        """
+        """Writes the plan files, from all pieces of the source and the paths of their lists."""
         lists = self._lists(listed, counts)
         census = self.census(counts, self._held_out(lists, counts))
         deal = partial(self._deal_range, lists=lists, census=census)
@@ -284,13 +269,7 @@ class _LocalPlan(Planning):
         work: Callable[[_Range], engine.Result[_Found]],
         counts: Mapping[str, Sequence[int]],
     ) -> list[_Found]:
-        """Runs `work` on ranges of equal size; returns what it found.
-
-        Args:
-          title: for the progress.
-          work: writes into the plan folder only, which this run has made.
-          counts: by split: images of each list, class or shard.
-        """
+        """Runs `work`, which only writes into the plan folder, on ranges of equally many images."""
         tasks = [
             _Range(f"{title}-{split}-{start:08d}", split, start, stop)
             for split, of_split in counts.items()

@@ -43,15 +43,10 @@ class Job:
     """One request, resolved.
 
     Attributes:
-      selection: the images, and how they are assigned to shards.
       description: of the source, one line for people.
       policy: for the codec.
-      workers: how much runs at once.
-      wanted: the data set to make.
-      expected_md5: by name of an official archive.
-      proven_md5: by name of an archive that need not be read for it.
-      fail_on_bad_image: raise instead of leaving a bad image out.
-      quiet: show no progress.
+      expected_md5: of official archives, by name.
+      proven_md5: of archives that need not be read for it, by name.
     """
 
     selection: Selection
@@ -138,10 +133,7 @@ def _splits_there(config: Config) -> Config:
 
 
 def _select(config: Config) -> tuple[Selection, str]:
-    """Returns the requested images, and one line for people about their source.
-
-    What is found on a server is kept beside the data set.
-    """
+    """Returns the requested images, and one line for people about their source."""
     base, lists = kept_lists.beside(config.out), None
     if base is not None:
         lists = KeptLists(base, writes=not config.dry_run, believed=not config.rehash)

@@ -111,12 +111,7 @@ class Output:
                 self._new.append(shard)
 
     def commit(self, draft: Draft, *, dropped: str = "") -> None:
-        """Publishes a manifest of a draft's splits and of those that were there before.
-
-        Args:
-          draft: the splits to add or replace.
-          dropped: a split to leave out of the manifest.
-        """
+        """Publishes a manifest of a draft's splits and of those that were there, but not `dropped`."""
         wanted, seen = self.wanted, standing.look(self.store, self.wanted)
         there, libraries = seen.committed, wanted.libraries
         made = {split: self._splits[split] for split in draft.splits}
@@ -147,10 +142,7 @@ class Output:
             self._note(digest, noted)
 
     def _kept(self, there: Manifest, others: set[str]) -> set[str]:
-        """Returns the splits that stay in the manifest next to others.
-
-        If their lines of quarantine.jsonl are lost, none stays: this run must commit each again.
-        """
+        """Returns the splits that stay; none if their lines of quarantine.jsonl are lost."""
         kept = set(there.splits) - others
         if not kept or self._listed_incidents(there) is not None:
             return kept
@@ -163,10 +155,7 @@ class Output:
         return set()
 
     def _listed_incidents(self, there: Manifest) -> list[Incident] | None:
-        """Returns the lines of quarantine.jsonl; None if the file is lost or cut.
-
-        A run that was killed before its manifest may have left lines of its own there.
-        """
+        """Returns the lines of quarantine.jsonl, with those of killed runs; None if it is lost or cut."""
         try:
             listed = [*listed_incidents(self.store)]
         except ManifestError:
@@ -219,11 +208,9 @@ class Output:
 
 
 def listed_incidents(store: Readable, there: Manifest | None = None) -> Iterator[Incident]:
-    """Yields the lines of quarantine.jsonl, one at a time: the file grows with the dataset.
+    """Yields the lines of quarantine.jsonl, which grows with the dataset, one at a time.
 
-    Args:
-      store: the dataset.
-      there: the manifest that must name this file; None if any run may have left it.
+    The manifest `there` must name this file; without it, any run may have left it.
     """
     digest, where = hashlib.sha256(), store.where(naming.QUARANTINE)
     try:

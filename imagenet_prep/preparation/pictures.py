@@ -42,12 +42,11 @@ _MOST_TABLE_BYTES = 1 << 30
 
 
 class Seen(NamedTuple):
-    """What is kept of an image.
+    """The row of an image, and its line of the table if it is not in one yet.
 
     Attributes:
-      number: of it in its piece; those between that cannot be read have no row.
+      number: of the image in its piece; numbers of images that cannot be read are skipped.
       row: `hashes.ROW`.
-      line: of the table, of an image that has none yet.
     """
 
     number: int
@@ -122,12 +121,7 @@ def _index(store: Any, shard: Shard) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class SourcePiece:
-    """A piece of a source; its table lists the images that can be decoded.
-
-    Attributes:
-      source, task: what is listed.
-      kept: where the table is.
-    """
+    """A piece of a source; its table, in `kept`, lists the images that can be decoded."""
 
     source: Stored
     task: IndexTask
@@ -191,12 +185,7 @@ AnyPiece = ShardPiece | SourcePiece
 
 @dataclass(frozen=True)
 class Hashed:
-    """What the receipt of a piece says.
-
-    Attributes:
-      examples: images.
-      problems: sentences about images without a row.
-    """
+    """The content of the receipt of a piece; problems are sentences about images without a row."""
 
     examples: int
     problems: list[str]
@@ -219,14 +208,7 @@ def of_set(dataset: Dataset, splits: Sequence[str], *, other: bool = False) -> l
 def hash_all(
     kept: Store, pieces: Sequence[AnyPiece], workers: engine.Workers, *, quiet: bool
 ) -> list[str]:
-    """Makes the rows of all pieces that have none yet; returns what is wrong with their images.
-
-    Args:
-      kept: where rows lie, below `.work`.
-      pieces: of one set or source.
-      workers: how much at once.
-      quiet: show no progress.
-    """
+    """Makes the rows of all pieces that have none yet; returns the problems of their images."""
     work = functools.partial(_hash, kept)
     stage = engine.Stage(_STAGE, hashes.DEFINITION, kept, work, Hashed)
     tasks = list({piece.name: piece for piece in pieces}.values())

@@ -50,12 +50,12 @@ class Inventory(NamedTuple):
     """What is to be written.
 
     Attributes:
-      plans: of the splits; their files lie in the plan folder.
+      plans: of the splits; their files are in the plan folder.
       taken: images by name of the part they come from; of annotations, images with boxes.
       edition: of ImageNet, which the source is; see `editions.recognised`.
-      folder: where the plan files lie, relative to the data set.
-      md5: of parts that were read whole while they were listed, by name.
-      excluded: lines of the members that a list of keys leaves out.
+      folder: of the plan files, relative to the dataset.
+      md5: of parts that were completely read while they were listed, by name.
+      excluded: lines of the members that a list of keys excludes.
     """
 
     plans: list[SplitPlan]
@@ -80,9 +80,8 @@ class Counts(NamedTuple):
     """How many images the source has.
 
     Attributes:
-      edition: of ImageNet; see `editions.recognised`.
       used: chosen members by class index, for all classes, by split of the source.
-      md5: of archives that were read whole while they were listed, by name.
+      edition, md5: as in `Inventory`.
     """
 
     edition: str
@@ -91,12 +90,7 @@ class Counts(NamedTuple):
 
 
 class Census(NamedTuple):
-    """What every worker must know of all images before it deals those of a class.
-
-    Attributes:
-      counts: of the images.
-      divisions: by split of the source.
-    """
+    """What every worker must know of all images before it deals those of a class."""
 
     counts: Counts
     divisions: dict[str, Division]
@@ -121,12 +115,7 @@ class Planning(ChosenMembers):
     folder: str
 
     def count(self, tasks: Sequence[IndexTask], listed: Sequence[Listed]) -> Counts:
-        """Checks how many images were listed.
-
-        Args:
-          tasks: all that list images.
-          listed: what each of them has listed.
-        """
+        """Checks how many images the tasks have listed."""
         wanted = self.selection
         classes, parts = wanted.source.classes, wanted.source.parts
         lists = list(zip(tasks, listed, strict=True))
@@ -161,12 +150,7 @@ class Planning(ChosenMembers):
         return Counts(edition, used, md5)
 
     def census(self, counts: Counts, held_out: Iterable[Rank]) -> Census:
-        """Divides the images among the splits that are made.
-
-        Args:
-          counts: of the images.
-          held_out: those that --holdout takes out of train, by rank.
-        """
+        """Divides the images among the splits; --holdout takes those `held_out`, by rank."""
         divisions = {
             split: divide(self.selection, split, used, held_out)
             for split, used in counts.used.items()
@@ -187,13 +171,7 @@ class Planning(ChosenMembers):
     def complete(
         self, census: Census, facts: Sequence[Facts], filled: Collection[ShardKey]
     ) -> Inventory:
-        """Proves that the parts fit together, once all plan files are written.
-
-        Args:
-          census: what the workers knew.
-          facts: of all classes.
-          filled: the shards that have members.
-        """
+        """Checks that the parts fit together, once the files of the `filled` shards are written."""
         taken = check_classes(self.selection, facts)
         plans = split_plans(census.divisions, facts, filled, self.store, self.folder)
         counts = census.counts

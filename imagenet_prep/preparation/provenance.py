@@ -47,13 +47,8 @@ _Differs = Callable[[Any, Sample | None], bool]
 def demand_same_source(job: Job, output: Output, *, note: bool = True) -> None:
     """Compares the source of `prepare` with the dataset that is there, if one is.
 
-    Args:
-      job, output: of the run.
-      note: note that they agree, so that the next run need not compare them.
-
-    Raises:
-      UsageError: they differ; the message says in which images or files.
-      ImagenetPrepError: something cannot be read.
+    If they agree, that is noted, unless `note` is False, so that the next run need not compare
+    them. Raises UsageError, with the images or files, if they differ.
     """
     there, newest = output.seen.committed, output.seen.noted.newest
     if there is None or output.knows_source():
@@ -79,11 +74,7 @@ def demand_same_shards(
 ) -> None:
     """As `demand_same_source`, for the finished splits of `resize` and the shards that it read.
 
-    Args:
-      read: the input.
-      splits: that are finished.
-      excluded: keys of its images that are excluded, by shard.
-      output, quiet: of the run.
+    `excluded` holds the keys of excluded images, by shard.
     """
     there, found = output.seen.committed, list[str]()
     if there is None or output.knows_source():

@@ -51,15 +51,12 @@ _LISTED = "the list of --exclude has its key"
 
 @dataclass(frozen=True)
 class RewriteWork:
-    """Writes a shard from one of another set, which is read once; picklable.
+    """Writes a shard from one of another dataset, which is read once; picklable.
 
     Attributes:
-      write: writes its images.
-      store: where the source lies.
-      labelling: what the labels of the source mean.
       count_colorspaces: count images that are kept although they are not RGB.
-      excluded: by shard, the keys of the images that are left out.
-      renamed: by shard and record, other keys than those that records spell.
+      excluded: the keys of excluded images, by shard.
+      renamed: by shard and record, the keys that replace those in records.
     """
 
     write: WriteWork
@@ -103,16 +100,12 @@ class Job:
 
     Attributes:
       found: the input.
-      splits: those to write.
       policy: for the codec; None keeps every image byte for byte.
-      workers: how much runs at once.
       allowed_bad_images: 0 stops at the first, None never.
-      labelling: what the labels mean, if that is known already.
-      exclude: the keys of images that are left out.
-      renamed: by shard and record, keys of records whose own is that of an earlier one.
+      labelling: the meaning of the labels, if that is known already.
+      renamed: by shard and record, the keys that replace those of earlier records.
       wnids_only: refuse classes whose names are not WNIDs.
       force: replace a split that has other settings; None if the verb has no such flag.
-      quiet: show no progress.
     """
 
     found: TfrecordSet

@@ -27,20 +27,19 @@ class Selection:
     """The images that are wanted, and into how many shards they go.
 
     Attributes:
-      source: where images come from.
       where: the source, for messages.
-      annotations: bounding boxes beside it; None if there are none or they are not wanted.
+      annotations: its bounding boxes; None if there are none or they are not wanted.
       splits: of the source, in order.
       classes: indices of the classes.
-      per_class: at most this many images of each, chosen by the seed; None for all.
+      per_class: the most images of each, chosen by the seed; None for all.
       any_counts: accept other counts than the published ones.
       num_shards: by split; None for the official number of examples in each shard.
-      seed: decides which image lies in which shard.
+      seed: decides which image is in which shard.
       holdout: how many images are taken out of train, as a split of their own.
       holdout_percent: or which share of them.
       holdout_per_class: how many of each class are taken out of train, as validation.
-      excluded: the keys whose images are left out at last: all others stay where they were.
-      listed_anew: believe no list of images that an earlier run has kept, without such a wish.
+      excluded: keys of images that are excluded last: all others stay where they were.
+      listed_anew: list images again, even if an earlier run has kept a list.
     """
 
     source: Source
@@ -146,12 +145,7 @@ def index_stage(
 
 
 def refuse_source_as_output(out: str, where: str, source: Source) -> None:
-    """Makes sure that a data set is made neither in its source nor among the images of it.
-
-    Args:
-      out, where: what --out and --source name.
-      source: what was found there.
-    """
+    """Refuses an output that is the source or among its images; out and where are flags."""
     places = [
         text.rstrip("/") if address.is_remote(text) else str(Path(text).expanduser())
         for text in (out, where)

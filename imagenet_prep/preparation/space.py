@@ -33,12 +33,9 @@ _ENTRY_OVERHEAD_BYTES = 24
 
 
 def check_plan(out: Store, images: int, line_bytes: float) -> None:
-    """Checks that the plan fits on the disk: the runs that it is sorted through, and its files.
+    """Checks that the runs and files of a plan of `images` fit on this machine's disk.
 
-    Args:
-      out: the data set; the plan lies on this machine.
-      images: how many are dealt out.
-      line_bytes: mean size of the line of an image.
+    `line_bytes` is the mean size of the line of an image.
     """
     needed = images * (2 * line_bytes + _ENTRY_OVERHEAD_BYTES)
     why = f" to deal {counted(images, 'image')} out to shards"
@@ -50,11 +47,8 @@ class Forecast:
     """Estimates the size of shards from some images of each split.
 
     Attributes:
-      selection: the images.
       transform: makes the stored image of the source's bytes.
       shrinks: whether large images are resized.
-      workers: how much runs at once.
-      out: the dataset.
       plans, folder: where the plan files are.
     """
 

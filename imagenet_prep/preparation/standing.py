@@ -75,10 +75,9 @@ class Adoption:
 
 @dataclass(frozen=True)
 class Begun:
-    """The content of run.json: the run that began this place.
+    """The content of run.json: the settings of the run that started this place, as in a manifest.
 
     Attributes:
-      config: the settings of its splits, as in a manifest.
       libraries: as in `Wanted`.
       adoption: written before the first change of adopt, for a run after a kill to finish.
     """
@@ -90,7 +89,7 @@ class Begun:
 
 @dataclass(frozen=True)
 class Noted:
-    """What the run that finished a dataset notes for the next one.
+    """The note of the run that finished a dataset, for the next one.
 
     Attributes:
       dataset: digest of the manifest.
@@ -105,16 +104,15 @@ class Noted:
 
 @dataclass(frozen=True)
 class Standing:
-    """What lies at a place, at one moment.
+    """The content of a place, at one moment.
 
     Attributes:
       where: how messages call the place.
       names: its files and folders.
       dataset: the one that is finished there, if there is one.
-      begun: what run.json says, if it is there.
-      noted: what was noted of that dataset; if nothing was, its sources are unknown.
+      noted: of that dataset; without a note, its sources are unknown.
       whole: the splits of the manifest whose files are all there, at their sizes.
-      others: at the root of a bucket, the data sets below it.
+      others: at the root of a bucket, the datasets below it.
     """
 
     where: str

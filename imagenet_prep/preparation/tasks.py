@@ -33,12 +33,7 @@ UNPACKED = f"{naming.WORK}/unpacked"
 
 @dataclass(frozen=True)
 class Listed:
-    """What was listed of one piece of the source.
-
-    Attributes:
-      num_per_class: images by class index.
-      md5: of an archive that was read whole.
-    """
+    """The images of a piece of the source, by class index, and its md5 if all of it was read."""
 
     num_per_class: dict[int, int]
     md5: str | None = None
@@ -55,11 +50,9 @@ class HashedArchive:
 
 @dataclass(frozen=True)
 class IndexWork:
-    """Lists the images of one piece into a file of JSON lines beside the receipt.
+    """Lists the images of one piece into a file of JSON lines next to the receipt.
 
     Attributes:
-      source: what is listed.
-      store: the data set.
       folder: of the stage; the lists go below it.
       unpacked: where unpacked images go; None to count them only.
       chosen: indices of the classes that are unpacked.
@@ -149,11 +142,9 @@ class WriteWork:
     """Writes a shard from images that come from anywhere.
 
     Attributes:
-      store: the data set.
       transform: source bytes to the stored image; raises BadImageError.
-      classes: the class list.
       label_offset: added to the class index.
-      fail_on_bad_image: raise instead of leaving a bad image out.
+      fail_on_bad_image: raise instead of quarantining a bad image.
     """
 
     store: Store
@@ -165,11 +156,9 @@ class WriteWork:
     def __call__(
         self, name: str, images: Iterable[tuple[Member, bytes] | writer.Stored]
     ) -> Result[writer.WrittenShard]:
-        """Returns what is written, and the three files of the shard.
+        """Returns the receipt's content and the three files of a shard.
 
-        Args:
-          name: of the shard.
-          images: (member, its source bytes) in the order of the records; read once.
+        Images are (member, its source bytes) in the order of the records; they are read once.
         """
         shard, index, samples = (self.store.temporary() for _ in range(3))
         content = writer.write_shard(
@@ -197,13 +186,9 @@ class WriteWork:
 def planned_images(
     task: ShardTask, *, reader: MemberReader, plans: Store, folder: str = PLAN_FOLDER
 ) -> Iterator[tuple[Member, bytes]]:
-    """Yields the images that a shard's plan lists; for `WriteWork`.
+    """Yields the images that a shard's plan lists, for `WriteWork`.
 
-    Args:
-      task: the shard.
-      reader: reads the members.
-      plans: where the plan lies: beside the data set, or on this machine alone.
-      folder: of the plan.
+    `plans` is where the plan is: next to the dataset, or only on this machine.
     """
     members = parse_members(plans.read(plan_name(task.name, folder), most=plan.MOST_BYTES))
     # Records are in hash order, and a disk is fast in offset order. So all ranges

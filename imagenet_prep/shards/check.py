@@ -58,7 +58,6 @@ class Report:
     """The result of the check of one shard.
 
     Attributes:
-      shard, examples: as in the manifest.
       problems: one sentence each, naming shard, record and byte offset; empty if sound.
       examples_per_class: by class index; only at level "decode".
       oriented: images with an EXIF orientation that is not 1; only at level "decode".

@@ -33,12 +33,10 @@ def publish(
     """Publishes the small files and then dataset.json; returns the manifest.
 
     Args:
-      store: the data set; all shards and indexes are there.
-      draft: the manifest; its quarantined, repaired and files are filled in here, and the roots
-        of splits.
+      store: the dataset; all shards and indexes are there.
+      draft: the manifest, without quarantined, repaired, files and the roots of splits.
       incidents: lines of quarantine.jsonl, of all splits, in any order.
-      classes: for labels.txt.
-      name: of the data set, for `dataset.tfds`.
+      name: of the dataset, for `dataset.tfds`.
     """
     splits = {name: with_root(store, split) for name, split in draft.splits.items()}
     incidents = sorted(incidents, key=lambda incident: incident.key)
@@ -83,11 +81,9 @@ def with_root(store: Store, split: Split) -> Split:
 
 
 def split_of(receipts: Sequence[WrittenShard], num_per_class: Sequence[int]) -> Split:
-    """Returns the split of the shards that these receipts describe.
+    """Returns the split of the shards that these receipts describe, in the order of their names.
 
-    Args:
-      receipts: of `writer.write_shard`, in the order of the shards' names.
-      num_per_class: members by class index, including those that were left out.
+    `num_per_class` are members by class index, including those that were quarantined.
     """
     examples_per_class = list(num_per_class)
     for receipt in receipts:

@@ -53,12 +53,7 @@ def common_tables(a: Dataset, b: Dataset, split: str) -> frozenset[str]:
 
 
 def differences(a: Dataset, b: Dataset, splits: Sequence[str]) -> Iterator[Difference]:
-    """Yields the images that are not the same, split by split, in the order of their keys.
-
-    Args:
-      a, b: the data sets.
-      splits: as `splits_that_differ` returned them.
-    """
+    """Yields the images that differ, in the order of their keys; splits as `splits_that_differ`."""
     sides, same_classes = (a, b), a.classes.wnids == b.classes.wnids
     classes = sorted({*a.classes.wnids, *b.classes.wnids})
     number_of = {wnid: number for number, wnid in enumerate(classes)}
@@ -111,10 +106,9 @@ def _twice(side: Dataset, split: str, shard: str, record: int) -> DataDamagedErr
 def _entries(
     side: Dataset, split: str, labels: Sequence[int], common: Collection[str]
 ) -> Iterator[bytes]:
-    """Yields a line for each sample: key, what is compared, and where it lies.
+    """Yields a line for each sample: key, what is compared, and where it is.
 
     Args:
-      side, split: whose samples.
       labels: numbers that mean the same class on both sides, by class index.
       common: tables that need not be read, by their sha256.
     """

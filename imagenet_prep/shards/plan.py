@@ -22,15 +22,7 @@ MOST_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """What a plan says of one split.
-
-    Attributes:
-      split: "train", "validation" or "holdout".
-      num_shards: at least 1, at most `examples`.
-      num_per_class: members by class index.
-      source_bytes: of all members.
-      digest: sha256 over all plan files in order.
-    """
+    """The plan of one split; its digest is the sha256 over all plan files in order."""
 
     split: str
     num_shards: int
@@ -75,13 +67,9 @@ def rank(member: Member, seed: int) -> tuple[int, str]:
 def deal_class(
     members: Iterable[Member], first: int, num_shards: int, seed: int
 ) -> Iterator[tuple[int, Member]]:
-    """Yields (shard index, member) for the members of one class.
+    """Yields (shard index, member) for the members of one class, permuted by the seed.
 
-    Args:
-      members: in any order.
-      first: how many members of the split have a smaller class index.
-      num_shards: of the split.
-      seed: decides the permutation.
+    `first` is the number of members of the split with a smaller class index.
     """
     for position, member in enumerate(permute(members, seed), first):
         yield position % num_shards, member
@@ -113,12 +101,7 @@ def content(entries: Iterable[bytes]) -> bytes:
 def files(
     split: str, num_shards: int, entries: Iterable[tuple[int, list[bytes]]]
 ) -> Iterator[tuple[int, str, bytes]]:
-    """Yields number, name and content of the plan files of some shards.
-
-    Args:
-      split, num_shards: for the names.
-      entries: of the shards, as `runs.grouped` yields them.
-    """
+    """Yields number, name and content of the plan files of some shards, from `runs.grouped`."""
     for shard, of_shard in entries:
         yield shard, file_name(naming.shard_name(split, shard, num_shards)), content(of_shard)
 

@@ -61,12 +61,7 @@ def _run(left: Iterator[bytes]) -> list[bytes]:
 
 
 def read(runs: Iterable[Path], start: int, stop: int) -> Iterator[tuple[int, list[bytes]]]:
-    """As `grouped`, for the numbers of [start, stop).
-
-    Args:
-      runs: what `write` has returned, once or several times; one is open at a time.
-      start, stop: decide how much is in memory: all entries of these numbers.
-    """
+    """As `grouped`, for the numbers of [start, stop): all their entries are in memory."""
     entries: list[bytes] = []
     for run in runs:
         with _mapped(run) as data:
@@ -79,10 +74,7 @@ def side_by_side(sides: Sequence[Sequence[Path]]) -> Iterator[list[list[bytes]]]
     """Yields all entries of several sides, a range of keys at a time: of each side a sorted list.
 
     Here, an entry is a line that begins with its key and a byte of 0. All entries of a key are in
-    one range; a range has about as many entries as a run.
-
-    Args:
-      sides: of each, what `write` has returned; one file is open at a time.
+    one range; a range has about as many entries as a run. One file is open at a time.
     """
     everything = [run for side in sides for run in side]
     keys = sorted(itertools.chain.from_iterable(map(_some_keys, everything)))
@@ -141,9 +133,8 @@ def _first(run: mmap.mmap, least: bytes, start: int = 0) -> int:
 def ranges(counts: Sequence[int], workers: int) -> list[tuple[int, int]]:
     """Cuts numbers into ranges [start, stop) of about equally many entries, at most a run's.
 
-    Args:
-      counts: how many entries each number has; a range may have as many more as one number has.
-      workers: there are as many ranges at least, where entries suffice.
+    `counts` are the entries of each number; a range may exceed a run by those of one number. If
+    there are enough entries, there are at least as many ranges as workers.
     """
     total = sum(counts)
     pieces = max(-(-total // RUN_ENTRIES), min(workers, total // _WORTH_A_RANGE), 1)

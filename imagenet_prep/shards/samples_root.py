@@ -49,12 +49,7 @@ def root_of(store: Readable, split: Split) -> str:
 
 
 def samples_root(rows: Iterable[Sample], store: Readable, shards: Sequence[Shard]) -> str:
-    """Returns the root of a split in hex.
-
-    Args:
-      rows: of all its shards, in any order; read once.
-      store, shards: where they are from, for errors.
-    """
+    """Returns the root of a split in hex, from its rows in any order; the rest is for errors."""
     return _root((row.head for row in rows), store, shards)
 
 

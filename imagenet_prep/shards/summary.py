@@ -16,12 +16,7 @@ _MOST_SOURCES = 8
 
 
 def of_set(path: str, committed: Manifest) -> Json:
-    """Returns what a manifest says of its data set, without its lists.
-
-    Args:
-      path: of the manifest.
-      committed: the manifest.
-    """
+    """Returns the content of a manifest at a path, without its lists."""
     excluded, steps = settings.changes(committed.config)
     return {
         "manifest": path,
@@ -49,14 +44,7 @@ def of_set(path: str, committed: Manifest) -> Json:
 
 
 def summarise(path: str, committed: Manifest, new: Sequence[WrittenShard], seconds: float) -> Json:
-    """Returns the result as JSON.
-
-    Args:
-      path: of the manifest.
-      committed: the manifest.
-      new: receipts of the shards that this run wrote.
-      seconds: that it took.
-    """
+    """Returns the result of a run as JSON, with the receipts of the shards that it wrote."""
     written = sum(receipt.examples for receipt in new)
     return {
         **of_set(path, committed),

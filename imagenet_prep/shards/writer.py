@@ -36,17 +36,15 @@ _HASHED_TOGETHER_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenShard:
-    """What the receipt of a shard says.
+    """The content of the receipt of a shard.
 
     Attributes:
-      shard: its name.
-      examples, num_bytes, sha256: as in a manifest.
-      index_bytes, index_sha256, samples_bytes, samples_sha256: as in a manifest.
+      examples, num_bytes, ..., samples_sha256: as in a manifest.
       source_bytes: bytes of all images that were read.
       resized: images whose pixels were resampled.
       max_height, max_width: the largest sides, in pixels.
       transform_s: seconds that the codec took.
-      incidents: images that were left out or changed.
+      incidents: images that were quarantined or changed.
       origins: of some images.
       num_per_class, validation: of a shard that existed before: its images by class index; the
         class index by the number in the name of a validation image.
@@ -111,16 +109,15 @@ def write_shard(
     index_path: Path,
     samples_path: Path,
 ) -> WrittenShard:
-    """Writes the three files, and returns what the receipt keeps.
+    """Writes the three files, and returns the content of the receipt.
 
     Args:
-      shard: name for the receipt and errors.
-      images: (member, its source bytes), or a record as it lies in another shard, in the order of
-        the records; read once.
+      images: (member, its source bytes), or a record of another shard, in the order of the records;
+        read once.
       transform: source bytes to the stored image; raises BadImageError.
       classes: (WNID, words) by class index.
       label_offset: added to the class index.
-      fail_on_bad_image: raise instead of leaving a bad image out.
+      fail_on_bad_image: raise instead of quarantining a bad image.
       shard_path, index_path, samples_path: temporary files to create; removed on failure.
     """
     paths = shard_path, index_path, samples_path
@@ -200,11 +197,7 @@ def _stored(
 
 
 class _Waiting:
-    """Stored images whose lines are not yet in the table: several are hashed at once.
-
-    Attributes:
-      num_bytes: of their sources.
-    """
+    """Stored images whose lines are not yet in the table: several are hashed at once."""
 
     def __init__(self) -> None:
         self._images: list[tuple[Member, PreparedImage, bytes]] = []

@@ -56,13 +56,10 @@ class BucketStore:
     """One prefix of a bucket, as `Store`.
 
     Picklable: a copy elsewhere finds its credentials there. A bucket has no lock, and needs
-    none: objects appear whole or not at all, and runs with the same settings put the same.
+    none: objects are complete or absent, and runs with the same settings put the same.
 
-    What asks the server raises AbsentError where there is no such object or bucket,
-    IncompleteError where it fails too often, and StoreError where it refuses.
-
-    Attributes:
-      base: s3://bucket/prefix.
+    What asks the server raises AbsentError if there is no such object or bucket,
+    IncompleteError if it fails too often, and StoreError if it refuses.
     """
 
     def __init__(
@@ -75,12 +72,7 @@ class BucketStore:
     ) -> None:
         """Makes a client; nothing is asked of the server.
 
-        Args:
-          base: s3://bucket/prefix.
-          connections: kept open.
-          timeout_s: seconds without a byte that are a failure.
-          retries: failed attempts allowed an object.
-          remedy: what is said where these are spent.
+        An object is given up after this many failed `retries`; then the message ends with `remedy`.
         """
         self.base = base.rstrip("/")
         self._arguments = base, connections, timeout_s, retries, remedy
@@ -294,13 +286,7 @@ class BucketStore:
         return Stored(head["ContentLength"], found, head.get("ChecksumCRC32C"))
 
     def problem(self, file: File, crc32c: str | None = None) -> Problem | None:
-        """Returns what is wrong with an object, as the server knows it; None where it is right.
-
-        Args:
-          file: its size, and the sha256 that it must have been stored with.
-          crc32c: what the server must have computed, as S3 writes it; None where it need only
-            have some.
-        """
+        """Returns how an object differs from its size, sha256 and, if given, CRC32C; or None."""
         try:
             return self.stored(file.name).problem(file, crc32c)
         except AbsentError:
@@ -309,13 +295,10 @@ class BucketStore:
     def put(
         self, file: File, opened: Opened, remedy: str = _DAMAGED, check: Check = unchecked
     ) -> None:
-        """Leaves an object that the server has proven.
+        """Leaves an object that the server has verified.
 
-        Args:
-          file: what it must be.
-          opened: begins to read its bytes; called again where an upload has to be begun anew.
-          remedy: what is to be said where they are others.
-          check: as for `publish`.
+        `opened` starts to read its bytes, again for each upload; `remedy` is the advice if they are
+        wrong.
         """
         budget = self._budget(file.name)
         while True:

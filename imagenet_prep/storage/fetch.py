@@ -115,12 +115,7 @@ def bring(
     *,
     reserved: bool = False,
 ) -> os.stat_result:
-    """Leaves a remote file in a folder under the same name, verified; returns its status.
-
-    Args:
-      remote, budget: where it is, and the failed attempts allowed.
-      file, store, temporary, remedy, reserved: as for `incoming`.
-    """
+    """Leaves a remote file in a folder under the same name, verified; as for `incoming`."""
     where = remote.where(file.name)
     with incoming(store, file, temporary, where, remedy, reserved=reserved) as arriving:
         for chunk in contents(remote, file, budget, remedy):
@@ -149,11 +144,7 @@ class _Chunks(io.RawIOBase):
 
 
 class Hasher:
-    """Computes a file's md5 behind the fetching, while its bytes are still in memory.
-
-    Attributes:
-      path: the file, at its full length.
-    """
+    """Computes the md5 of a file behind the fetching, while its bytes are still in memory."""
 
     def __init__(self, path: Path, *, finished: bool = True) -> None:
         """Starts; unless the file is finished, bytes are read once `finished` has named them."""

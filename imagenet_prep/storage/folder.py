@@ -40,12 +40,9 @@ _NOT_OURS_TO_SYNC = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EROFS, err
 class LocalStore:
     """A folder on a local or shared file system. Picklable, safe for threads and processes.
 
-    Every method that takes a name raises DataDamagedError where it leads outside, StoreError where
-    a link lies in its way below `.work`, or the system refuses, and IncompleteError where the disk
-    is full.
-
-    Attributes:
-      root: the data set's folder.
+    Every method that takes a name raises DataDamagedError if it leads outside, StoreError if a
+    link is in its way below `.work`, or the system refuses, and IncompleteError if the disk is
+    full.
     """
 
     def __init__(self, root: Path, called: str = "") -> None:
@@ -74,12 +71,8 @@ class LocalStore:
     def open(self, name: str, flags: int) -> int:
         """Opens a file below `.work`; returns its descriptor, which the caller closes.
 
-        A data set from elsewhere may hold anything there: no link is followed, and nothing but
-        a file is opened.
-
-        Args:
-          name: relative to the data set; its folder exists.
-          flags: as for os.open.
+        A dataset from elsewhere may hold anything there: no link is followed, and only a file is
+        opened.
         """
         path = self.path(name)
         if flags & (os.O_WRONLY | os.O_RDWR):
@@ -315,10 +308,7 @@ class LocalStore:
                     os.fsync(place)
 
     def remove_all(self) -> None:
-        """Removes the whole folder: the last thing that the holder of its lock does.
-
-        The lock goes last: a run that makes it anew finds nothing that is still being removed.
-        """
+        """Removes the complete folder, the lock last: then nothing else is left to remove."""
         for path in (*self.root.iterdir(), *self.path(naming.WORK).iterdir()):
             name = str(path.relative_to(self.root))
             if name in (naming.WORK, _LOCK):
@@ -352,10 +342,9 @@ class LocalStore:
             yield
 
     def settle(self) -> None:
-        """Leaves on the disk which files are here.
+        """Syncs the names of the files: a killed run may have named files without that.
 
-        A run that was killed may have named them and not have synced that. They can be seen, so
-        the next run takes them for finished; but a crash would take them away.
+        The next run sees them and takes them for finished; a crash would remove them.
         """
         for folder in (self.root.parent, self.root, *(self.root / name for name in naming.BESIDE)):
             with storage_errors("sync", folder):

@@ -25,10 +25,8 @@ def hard_link(
     """Links a file to an unused path. If the file is a symbolic link, its target is linked.
 
     Args:
-      path: of the file.
-      target: the unused path.
-      expected: the size that a manifest says, or the file as this run has seen it before.
-      called: how messages name the set of the file, and that of the target.
+      expected: the size in a manifest, or the file as this run has seen it before.
+      called: how messages name the dataset of the file, and that of the target.
       instead: how messages say what to do without links.
     """
     source, where = called

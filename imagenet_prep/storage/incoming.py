@@ -31,17 +31,15 @@ def incoming(
     reserved: bool = False,
     kept: tuple[type[BaseException], ...] = (),
 ) -> Iterator[Incoming]:
-    """Yields where a file's bytes go; on leaving they are proven, synced and have their name.
+    """Yields a file to append bytes to; on leaving it is verified, synced and has its name.
 
     Args:
-      store: the folder.
-      file: what it must be.
       temporary: the name under which it grows; one writer at a time.
       where: how errors call the file.
-      remedy: what the user can do where other bytes arrive.
-      start: bytes of an earlier beginning to go on from.
-      reserved: the temporary file has its full length already, to hold its place on the disk.
-      kept: errors that leave what has arrived as a beginning for later.
+      remedy: the advice if its bytes are wrong.
+      start: the bytes of an earlier attempt to continue.
+      reserved: the temporary file has its full length already, to reserve the disk.
+      kept: errors that leave the bytes for a later attempt.
     """
     path = store.path(temporary)
     with storage_errors("write", path):
@@ -78,11 +76,7 @@ def incoming(
 
 
 class Incoming:
-    """A file that is arriving.
-
-    Attributes:
-      status: of the file, once it has its name.
-    """
+    """A file that is arriving; it has a status once it has its name."""
 
     status: os.stat_result
 

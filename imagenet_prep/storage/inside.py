@@ -33,13 +33,7 @@ def demand_inside(name: str) -> str:
 
 
 def open_inside(root: Path, name: str, flags: int) -> int:
-    """Opens a file below `root`; returns its descriptor, which the caller closes.
-
-    Args:
-      root: an existing folder that the user named; it may itself be reached through a link.
-      name: relative to `root`, parts separated by "/".
-      flags: as for os.open; O_CLOEXEC and O_NOFOLLOW are added.
-    """
+    """Opens a file below `root`, which may be a link; the caller closes the descriptor."""
     folder, _, file = naming.check_inside(name).rpartition("/")
     with folder_inside(root, folder) as place, _links_refused(root / name):
         return os.open(file, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644, dir_fd=place)
@@ -57,15 +51,7 @@ def stat_inside(root: Path, name: str) -> os.stat_result:
 
 @contextlib.contextmanager
 def folder_inside(root: Path, name: str, *, make: bool = False) -> Iterator[int]:
-    """Yields the descriptor of a folder below `root`, for what the system calls `dir_fd`.
-
-    Raises as `open_inside`.
-
-    Args:
-      root: as for `open_inside`.
-      name: relative to `root`; "" is `root` itself.
-      make: make the folders that are not there.
-    """
+    """Yields the descriptor of a folder below `root`, for `dir_fd`; raises as `open_inside`."""
     parts = naming.check_inside(name).split("/") if name else []
     if make:
         _make_durably(root)

@@ -32,12 +32,7 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 
 
 class Kept(NamedTuple):
-    """What was found in a range of an archive.
-
-    Attributes:
-      files: in their order.
-      md5: of the archive, where the pass has read it whole; else "".
-    """
+    """The files in a range of an archive, and the md5 of the archive, or "" if not all was read."""
 
     files: list[Entry]
     md5: str
@@ -56,12 +51,12 @@ class _List:
 
 @dataclass(frozen=True)
 class KeptLists:
-    """The lists beside a data set. Picklable.
+    """The lists next to a dataset. Picklable.
 
     Attributes:
       base: folder or s3:// address that holds them.
       writes: whether new ones are kept; a dry run writes nothing.
-      believed: whether what was kept counts; else it is only written anew.
+      believed: whether kept lists are used; otherwise they are only written again.
     """
 
     base: str
@@ -72,13 +67,7 @@ class KeptLists:
         return KeptLists, astuple(self)
 
     def find(self, archive: str, stat: Stat, start: int, stop: int) -> Kept | None:
-        """Returns what was found in bytes [start, stop) of an archive; None where none is kept.
-
-        Args:
-          archive: its address.
-          stat: what it is now.
-          start, stop: the range.
-        """
+        """Returns the files in bytes [start, stop) of an archive, or None if none are kept."""
         return self._load(archive, stat, start, stop) if self.believed else None
 
     def _load(self, archive: str, stat: Stat, start: int, stop: int) -> Kept | None:

@@ -18,13 +18,13 @@ _LARGE_WRITE_BYTES = 4 << 20
 class LargeFile:
     """A large file that is written once, from its start, and hashed on the way.
 
-    Written past the page cache (O_DIRECT) where the file system allows: copying 150 GB into
-    the cache and waiting for it to be written back costs three times as much, and drives out
-    the archives that the other workers are reading.
+    Written past the page cache (O_DIRECT) if the file system allows: copying 150 GB into the cache
+    and waiting for it to be written back costs three times as much, and evicts the archives that
+    other workers are reading.
 
     Attributes:
       num_bytes: appended so far.
-      sha256: hex digest of the whole; valid once it is left, when the file is on the disk.
+      sha256: in hex; valid once the file is on the disk.
     """
 
     def __init__(self, path: Path) -> None:

@@ -136,10 +136,8 @@ class Ledger:
         """Reads the notes.
 
         Args:
-          store: the folder.
-          name: of the ledger, relative to the folder.
-          num_files: the most files that it has notes of. A file much larger than that many notes
-            is ignored, and rewritten with the next note.
+          num_files: the most files that it has notes of. A much larger ledger is ignored, and
+            rewritten with the next note.
           trusts_owner: whether the owner of the folder may have written it. Otherwise, only this
             user and root may.
         """

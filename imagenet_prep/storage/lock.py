@@ -16,13 +16,7 @@ _ATTEMPTS = 10
 
 @contextlib.contextmanager
 def locked(open_file: Callable[[], int], *, path: Path, where: str) -> Iterator[None]:
-    """Holds a lock file, which says who holds it.
-
-    Args:
-      open_file: opens the file, made where it is absent, for reading and writing.
-      path: of the file, for errors.
-      where: what it locks, for errors.
-    """
+    """Holds a lock file, which names its holder; `where` is what it locks, for errors."""
     descriptor = _held(open_file, path, where)
     try:
         with storage_errors("write", path):
@@ -34,12 +28,7 @@ def locked(open_file: Callable[[], int], *, path: Path, where: str) -> Iterator[
 
 
 def try_lock(descriptor: int, path: Path) -> bool:
-    """Returns whether an open file is now locked by this process; the kernel frees it at its end.
-
-    Args:
-      descriptor: of a file or folder.
-      path: how errors call it.
-    """
+    """Returns whether an open file or folder is now locked, until this process ends."""
     with storage_errors("lock", path):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -15,13 +15,7 @@ T = TypeVar("T")
 
 
 def read(store: Store, name: str, kind: type[T]) -> T:
-    """Returns the record that a work file holds.
-
-    Args:
-      store: the data set.
-      name: of the file, which is there.
-      kind: the dataclass of the record.
-    """
+    """Returns the record of this dataclass in a work file, which is there."""
     try:
         return records.loads(kind, store.read(name, most=_MOST_BYTES))
     except ValueError as error:

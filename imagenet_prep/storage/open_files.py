@@ -10,14 +10,11 @@ _OTHERS = 512
 
 
 def allow(count: int) -> int:
-    """Lets this process have so many more files open, as far as the system allows it.
+    """Lets this process have this many more files open, as far as the system allows it.
 
     Only the soft limit is raised. Processes that this one starts inherit it, and none of the
-    descriptors that need it.
-
-    Returns:
-      Below which number a descriptor may stay open. A new one has the lowest number that is free,
-      so this counts what is open anywhere in the process; and the rest stays free for it.
+    descriptors that need it. Returns the number below which a descriptor may stay open: a new one
+    has the lowest free number, so this counts all open files of the process.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = min(count + _OTHERS, hard)

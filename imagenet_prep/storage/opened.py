@@ -32,7 +32,6 @@ class Dataset:
     and StoreError or IncompleteError if it cannot be read.
 
     Attributes:
-      store: where it is.
       data: the bytes of its manifest.
     """
 
@@ -164,10 +163,9 @@ def committed(store: Readable, names: Collection[str]) -> Dataset | None:
 
 
 def open_dataset(place: str | Readable, *, parts: bool = False, check: bool = True) -> Dataset:
-    """Returns the dataset at a place that a user has named.
+    """Returns the dataset at a folder, s3:// or http(s):// address, or in a store.
 
     Args:
-      place: a folder, s3://bucket/prefix or http(s)://…, or what one of these was opened as.
       parts: whether one node's part of a partitioned dataset will do.
       check: compare the class list and the counts with the manifest now.
     """

@@ -41,12 +41,7 @@ class _Note(Origin):
 
 
 def note(digest: str, origin: Origin) -> None:
-    """Notes what a data set was made from. What cannot be noted is not shown later.
-
-    Args:
-      digest: of its manifest.
-      origin: absolute paths of this machine.
-    """
+    """Notes the source of the dataset with this manifest; reports show no other sources."""
     content = canonical.dumps(_Note(origin.root, origin.files, digest))
     with contextlib.suppress(OSError):
         folder = _folder()
@@ -59,10 +54,7 @@ def note(digest: str, origin: Origin) -> None:
 
 
 def find(digest: str) -> Origin | None:
-    """Returns what was noted of the data set with this manifest.
-
-    None also where another user could have written the note, or a link leads to it.
-    """
+    """Returns what was noted of a dataset; None if another user could have written the note."""
     store = LocalStore(_folder())
     name = _name(digest)
     with contextlib.suppress(OSError, ImagenetPrepError, ValueError):

@@ -32,12 +32,7 @@ class Ranges:
     """Gets ranges; safe for threads."""
 
     def __init__(self, timeout_s: float, ca_file: str) -> None:
-        """Connects to nobody yet.
-
-        Args:
-          timeout_s: seconds without a byte after which a request is given up.
-          ca_file: certificates of the authorities that https:// servers are trusted by.
-        """
+        """Makes no connection yet; a request fails after `timeout_s` without a byte."""
         self._timeout_s = timeout_s
         self._ca_file = ca_file
         self._tls: ssl.SSLContext | None = None
@@ -45,14 +40,10 @@ class Ranges:
         weakref.finalize(self, _close_all, self._idle)
 
     def get(self, url: str, headers: Mapping[str, str]) -> Answer | None:
-        """Returns the answer to a request, which the caller closes; None where it is no plain 206.
+        """Returns the answer to a request, for the caller to close; None unless it is a plain 206.
 
-        None is also returned where a header could not be sent as it is, or the server's certificate
-        is not trusted.
-
-        Args:
-          url: http(s)://…, quoted.
-          headers: with Host and Range.
+        None is also returned if a header could not be sent as it is, or the server's certificate is
+        not trusted. The URL is quoted; the headers include Host and Range.
         """
         parts = urlsplit(url)
         lines = [f"GET {parts.path} HTTP/1.1", *(f"{name}: {headers[name]}" for name in headers)]
@@ -102,11 +93,7 @@ class Ranges:
 
 
 class Answer:
-    """The answer to a request, its body unread.
-
-    Attributes:
-      headers: by names in small letters.
-    """
+    """The answer to a request, its body unread; its headers have lower-case names."""
 
     def __init__(
         self, headers: dict[str, str], connection: _Connection, idle: list[_Connection]

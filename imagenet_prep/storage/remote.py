@@ -56,11 +56,7 @@ class Stat(NamedTuple):
 
 
 class UnavailableError(Exception):
-    """An attempt failed in a way that passes: a cut, a stall, 429, 5xx.
-
-    Attributes:
-      retry_after_s: seconds the server asks to wait; 0 where it does not say.
-    """
+    """An attempt failed in a way that passes (a cut, a stall, 429, 5xx); the pause may be 0 s."""
 
     def __init__(self, reason: str, retry_after_s: float = 0.0) -> None:
         super().__init__(reason)

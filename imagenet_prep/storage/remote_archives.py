@@ -76,16 +76,13 @@ class RemoteArchives:
         is_whole: Callable[[Sequence[Entry]], bool],
         header_bytes: int = 0,
     ) -> list[Entry]:
-        """Returns what lies in bytes [start, stop) of an archive, as kept or as `files` finds it.
+        """Returns the files in bytes [start, stop) of an archive, as kept or as `files` finds them.
 
         Args:
-          archive: its name.
-          start, stop: the range.
           files: finds them by a reader whose offsets only grow.
-          is_whole: whether kept files can be all; that each is what it is called is proven where
-            it is read.
-          header_bytes: where files are large and few, what `files` reads in front of each. Then
-            only this is read, and a kept list says where; else every byte, in one pass.
+          is_whole: whether kept files can be all; each is verified when it is read.
+          header_bytes: for large and few files, what `files` reads in front of each. Then only
+            this is read, where a kept list says; otherwise every byte, in one pass.
         """
         path = self._files[archive]
         lists = path.site.lists
@@ -144,13 +141,7 @@ class RemoteArchives:
 
 @dataclass(eq=False)
 class _Request:
-    """One request, and the ranges that it brings.
-
-    Attributes:
-      archive, start, stop: what is asked for.
-      left: ranges of it that were not taken yet.
-      answer: once it was sent.
-    """
+    """One request, its ranges that were not taken yet, and its answer once it was sent."""
 
     archive: str
     start: int

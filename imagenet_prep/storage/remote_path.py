@@ -37,9 +37,8 @@ class Site:
     """A server's folder of archives. Picklable: a copy elsewhere makes connections of its own.
 
     Attributes:
-      base: http(s)://… or s3://bucket/prefix.
-      lists: what earlier passes over the archives have found; None to keep nothing.
-      hashes: whether whole passes compute the md5.
+      lists: findings of earlier passes over the archives; None to keep nothing.
+      hashes: whether complete passes compute the md5.
     """
 
     base: str
@@ -63,12 +62,11 @@ class Site:
 class RemotePath:
     """A file of a site, or its folder.
 
-    What asks the server raises IncompleteError where it does not answer, and StoreError where it
+    What asks the server raises IncompleteError if it does not answer, and StoreError if it
     refuses.
 
     Attributes:
-      site: where it lies.
-      relative: its name there, parts separated by "/"; "" is the folder itself.
+      relative: its name, parts separated by "/"; "" is the folder itself.
       known: its size and time as a listing showed them.
     """
 
@@ -174,12 +172,7 @@ def open_to_read(path: Location) -> BinaryIO:
 
 
 def locate(text: str, lists: KeptLists | None, *, hashes: bool) -> Location:
-    """Returns what --source names: a folder or a file, here or on a server.
-
-    Args:
-      text: a path, or an address; one that ends as an archive does is a file.
-      lists, hashes: as for `Site`.
-    """
+    """Returns the folder or file of --source; an address that ends as an archive does is a file."""
     if not address.is_remote(text):
         return Path(text).expanduser()
     base, name = text.rstrip("/"), ""

@@ -36,9 +36,8 @@ class RetryBudget:
     Attributes:
       where: what is read, for the message.
       retries: failures allowed.
-      ended: tells that the run is over anyway; without one, nothing does.
-      remedy: what the user can do when the budget is spent.
-      failures: so far.
+      ended: set if the run is over anyway.
+      remedy: the advice once the budget is spent.
     """
 
     where: str

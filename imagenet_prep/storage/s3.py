@@ -49,13 +49,11 @@ _PASSING_CODES = {
 
 
 class _Signed(NamedTuple):
-    """How to get any range of an object without signing again.
+    """How to get any range of an object without signing again; the headers are a secret.
 
     Attributes:
-      url: of the object.
-      headers: hold the signature: they are a secret.
       until: of the monotonic clock.
-      proxied: whether the way there leads through a proxy.
+      proxied: whether requests go through a proxy.
     """
 
     url: str
@@ -175,13 +173,9 @@ class S3:
     def pages(
         self, operation: str, field: str, folder: str = "", *, deep: bool = True
     ) -> Iterator[Json]:
-        """Yields what a listing of a folder holds in `field`, keys relative to the prefix.
+        """Yields the entries of a listing in `field`, with keys relative to the prefix.
 
-        Args:
-          operation: e.g. "list_objects_v2".
-          field: e.g. "Contents".
-          folder: below the prefix; all of it by default.
-          deep: what lies in folders below too; else such a folder is a key that ends in "/".
+        Unless it is `deep`, a folder in the listed folder is a key that ends in "/".
         """
         prefix = f"{self._prefix}/" if self._prefix else ""
         below = f"{prefix}{demand_inside(folder)}/" if folder else prefix

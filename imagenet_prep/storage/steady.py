@@ -31,12 +31,7 @@ class SteadyReader(io.RawIOBase):
     """Reads from a socket, and gives up where it is too slow."""
 
     def __init__(self, raw: io.RawIOBase, window_s: float | None) -> None:
-        """Begins to read an answer.
-
-        Args:
-          raw: the socket, unbuffered.
-          window_s: its time-out; None for no limit.
-        """
+        """Reads from an unbuffered socket with this time-out; None for no limit."""
         self._raw = raw
         self._window_s = window_s
         self.begin()

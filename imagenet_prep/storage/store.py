@@ -50,15 +50,9 @@ class Readable(Protocol):
     def read(
         self, name: str, offset: int = 0, size: int | None = None, most: int = MOST_BYTES
     ) -> bytes:
-        """Returns a whole small file, or `size` bytes from `offset`: fewer where it ends before.
+        """Returns a small file, or `size` bytes from `offset`: fewer if it ends before.
 
-        Args:
-          name: of the file.
-          offset, size: the part that is wanted; without a size, the whole file.
-          most: bytes that a whole file may have.
-
-        Raises:
-          DataDamagedError: it has more, or is no regular file.
+        Raises DataDamagedError if a complete file has more than `most` bytes, or is not regular.
         """
 
     def opened(
@@ -66,9 +60,7 @@ class Readable(Protocol):
     ) -> contextlib.AbstractContextManager[BinaryIO]:
         """Yields a file to be read once, from its start.
 
-        Args:
-          name: of the file.
-          stat: the file that `stats` saw; if it is another one by now, IncompleteError is raised.
+        Raises IncompleteError if it has changed since `stats` saw it as `stat`.
         """
 
 
@@ -94,26 +86,15 @@ class Store(Readable, Protocol):
     def publish(
         self, temporary: Path, name: str, sha256: str | None = None, check: Check = unchecked
     ) -> None:
-        """Makes a temporary file visible as `name`; whoever wrote it has synced it.
-
-        Args:
-          temporary: the file.
-          name: relative to the data set.
-          sha256: what it must have.
-          check: called right before each try to make it visible.
-        """
+        """Makes a synced temporary file visible as `name`; `check` is called before each try."""
 
     def take_over(
         self, source: object, files: Iterable[File], stats: Mapping[str, Stat] | None = None
     ) -> None:
-        """Leaves files of another data set here too; their bytes do not pass this machine.
+        """Leaves files of another dataset here too; their bytes do not pass this machine.
 
         They are hard links between folders, and copies that the server makes between prefixes.
-
-        Args:
-          source: where they are.
-          files: what a manifest says of them.
-          stats: the files of a folder as this run has seen them before, by name.
+        `stats` holds the files of a folder as this run has seen them before, by name.
 
         Raises:
           IncompleteError: a file has changed since this run has seen it.
@@ -185,10 +166,9 @@ class FolderRemote:
 
 
 def open_store(base: str) -> Store:
-    """Returns the data set at `base`, a folder or s3://bucket/prefix; nothing is asked yet.
+    """Returns the dataset at `base`, a folder or s3://bucket/prefix; nothing is asked yet.
 
-    Raises:
-      UsageError: credentials cannot be loaded, or boto3 is not installed.
+    Raises UsageError if credentials cannot be loaded, or boto3 is not installed.
     """
     if base.startswith("s3://"):
         # It costs half a second, and boto3 may not be there.
@@ -199,11 +179,7 @@ def open_store(base: str) -> Store:
 
 
 def open_readable(base: str) -> Readable:
-    """Returns the data set at `base`, a folder, s3://bucket/prefix or http(s)://…; as `open_store`.
-
-    Raises:
-      UsageError: as for `open_store`.
-    """
+    """Returns the dataset at a folder, s3://bucket/prefix or http(s)://…; as `open_store`."""
     if base.startswith(("http://", "https://")):
         return WebFolder(base)
     return open_store(base)
@@ -216,15 +192,11 @@ def same_place(one: str, other: str) -> bool:
 
 
 def open_remote(base: str, *, connections: int, timeout_s: float) -> Remote:
-    """Returns the folder at `base`; nothing is asked of a server yet.
+    """Returns the folder at http(s)://…, s3://bucket/prefix or a path; as `open_store`.
 
     Args:
-      base: http(s)://…, s3://bucket/prefix, or a folder.
       connections: reads at a time.
       timeout_s: seconds without a byte after which a read is given up.
-
-    Raises:
-      UsageError: credentials cannot be loaded, or boto3 is not installed.
     """
     base = base.rstrip("/")
     if base.startswith("s3://"):

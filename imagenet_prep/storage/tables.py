@@ -37,12 +37,9 @@ def heads(store: Readable, shard: Shard, num_classes: int) -> Iterator[Head]:
 
 
 def each(parse: Parse[Made], store: Readable, shards: Iterable[Shard]) -> Iterator[Iterator[Made]]:
-    """Yields what the table of each shard says; meanwhile, the next few tables are on their way.
+    """Yields the result of `parse`, as `samples.parse`, per table, with the next few on their way.
 
-    Args:
-      parse: takes the lines of a table, and what errors call it; as `samples.parse` does.
-      store: the data set.
-      shards: of it. What is yielded for one raises as `lines` does, and the next come all the same.
+    If one raises, as `lines` does, the next are still yielded.
     """
     for shard, reading in ahead(partial(_begun, store), shards):
         yield _parsed(parse, store, shard, reading.result)

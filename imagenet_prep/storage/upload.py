@@ -35,13 +35,7 @@ SHA256 = "sha256"
 
 
 class Stored(NamedTuple):
-    """What a server knows of an object.
-
-    Attributes:
-      num_bytes: its size.
-      sha256: what it was stored with; None where another program has put it.
-      crc32c: what the server has computed, base64 as S3 writes it.
-    """
+    """What a server knows of an object: the sha256 that was sent with it, its own CRC32C (base64)."""
 
     num_bytes: int
     sha256: str | None
@@ -61,12 +55,7 @@ class Stored(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """An object that was sent.
-
-    Attributes:
-      crc32c: of its bytes, as S3 writes it.
-      proven: whether the server has answered with the same, so that nobody need ask for it.
-    """
+    """An object that was sent: its CRC32C, and whether the server has answered with the same."""
 
     crc32c: str
     proven: bool
@@ -79,20 +68,16 @@ class Uploader:
     Attributes:
       call: makes a request with retries: name of the object, operation, a function that is called
         before each try, arguments of boto3.
-      ended: tells that the run is over, so that no more uploads begin.
+      ended: set when the run is over, so that no more uploads start.
     """
 
     call: Callable[..., Json]
     ended: threading.Event
 
     def send(self, file: File, opened: BinaryIO, remedy: str, check: Check = unchecked) -> Sent:
-        """Makes an object.
+        """Makes an object of the bytes of `opened`; `remedy` is the advice if they are wrong.
 
-        Args:
-          file: what it must be.
-          opened: its bytes.
-          remedy: what is to be said where they are others.
-          check: called before each request that makes the object.
+        `check` is called before each request that makes the object.
         """
         parts = iter(functools.partial(opened.read, PART_BYTES), b"")
         first = next(parts, b"")
@@ -118,16 +103,7 @@ class Uploader:
     def send_small(
         self, file: File, data: bytes, check: Check = unchecked, **conditions: str
     ) -> Sent:
-        """Makes an object by one request.
-
-        Raises as `S3.call`.
-
-        Args:
-          file: what it must be.
-          data: its bytes.
-          check: as for `send`.
-          **conditions: of S3, e.g. IfNoneMatch.
-        """
+        """Makes an object by one request, under conditions of S3 such as IfNoneMatch."""
         checksum = _written(crc32c.crc32c(data))
         answer = self.call(
             file.name,

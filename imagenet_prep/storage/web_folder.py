@@ -20,8 +20,7 @@ _RETRIES = 20
 class WebFolder:
     """A folder of a web server, as `Readable`. Its files cannot be listed.
 
-    What asks the server raises IncompleteError where it fails too often, and StoreError where it
-    refuses.
+    Raises IncompleteError if the server fails too often, and StoreError if it refuses.
     """
 
     def __init__(self, base: str) -> None:

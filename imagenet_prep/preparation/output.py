@@ -111,7 +111,7 @@ class Output:
                 self._new.append(shard)
 
     def commit(self, draft: Draft, *, dropped: str = "") -> None:
-        """Publishes a manifest of a draft's splits and of those that were there, but not `dropped`."""
+        """Publishes a manifest of a draft's splits and of those that were there; `dropped` goes."""
         wanted, seen = self.wanted, standing.look(self.store, self.wanted)
         there, libraries = seen.committed, wanted.libraries
         made = {split: self._splits[split] for split in draft.splits}
@@ -155,7 +155,10 @@ class Output:
         return set()
 
     def _listed_incidents(self, there: Manifest) -> list[Incident] | None:
-        """Returns the lines of quarantine.jsonl, with those of killed runs; None if it is lost or cut."""
+        """Returns the lines of quarantine.jsonl, or None if it was lost or cut.
+
+        A run that was killed before its manifest may have left lines of its own there.
+        """
         try:
             listed = [*listed_incidents(self.store)]
         except ManifestError:

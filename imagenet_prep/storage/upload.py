@@ -35,7 +35,7 @@ SHA256 = "sha256"
 
 
 class Stored(NamedTuple):
-    """What a server knows of an object: the sha256 that was sent with it, its own CRC32C (base64)."""
+    """What a server knows of an object: the sha256 sent with it, and its own CRC32C in base64."""
 
     num_bytes: int
     sha256: str | None

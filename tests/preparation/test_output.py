@@ -274,9 +274,9 @@ def test_what_is_left_of_a_replaced_set_keeps_its_codecs_name(
     newer = dataclasses.replace(resized(*BOTH, force=True), libraries={"codec": "2"})
     seen: list[Manifest] = []
 
-    def published(store: LocalStore, draft: Manifest, **more: Any) -> None:
+    def published(store: LocalStore, draft: Manifest, **more: Any) -> Manifest:
         seen.append(draft)
-        publish(store, draft, **more)
+        return publish(store, draft, **more)
 
     monkeypatch.setattr("imagenet_prep.preparation.output.publish", published)
     make(tmp_path, newer)

@@ -57,7 +57,7 @@ def prepare(config: Config) -> Json:
     if config.dry_run:
         return preview(job, output)
     if left:
-        with output.lock():
+        with store.lock():
             output.left()
             remove_unpacked(store, keep=images)
             forecast = job.forecast(store, plans=store.local)

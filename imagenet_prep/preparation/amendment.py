@@ -191,7 +191,7 @@ def run(job: Job, store: Store) -> Json:
         refuse_source_as_output(store.where(), str(source.root), source)
     output, changes = Output(store, job.wanted), job.changes
     if output.left():
-        with output.lock():
+        with output.store.lock():
             if left := output.left():
                 output.begin(left)
                 _write(job, changes, output)

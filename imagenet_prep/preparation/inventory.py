@@ -30,7 +30,7 @@ from imagenet_prep.preparation.planning import (
 )
 from imagenet_prep.preparation.selection import Selection, index_stage
 from imagenet_prep.preparation.space import check_plan
-from imagenet_prep.preparation.tasks import PLAN_FOLDER, SHARED_PLANS, UNPACKED, member_list
+from imagenet_prep.preparation.tasks import PLAN_FOLDER, SHARED_PLANS, UNPACKED
 from imagenet_prep.shards import plan, runs
 from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage.folder import LocalStore
@@ -64,13 +64,14 @@ def take_inventory(
     steps = _LocalPlan(selection, lookup, store, PLAN_FOLDER, workers, quiet)
     counts = steps.count(tasks, [receipt.content for receipt in receipts])
     # The list is the last of a task's files.
-    num_bytes = sum(receipt.outputs[-1].num_bytes for receipt in receipts)
+    files = [receipt.outputs[-1] for receipt in receipts]
+    num_bytes = sum(file.num_bytes for file in files)
     if lookup is not None:
         num_bytes += lookup.num_bytes
     listed = sum(sum(receipt.content.num_per_class.values()) for receipt in receipts)
     check_plan(out, sum(map(sum, counts.used.values())), num_bytes / listed)
-    lists = [(task, store.path(member_list(stage.folder, task))) for task in tasks]
-    return steps.make(lists, counts)
+    lists = [store.root / file.name for file in files]
+    return steps.make(list(zip(tasks, lists, strict=True)), counts)
 
 
 def _listing_workers(workers: engine.Workers, num_tasks: int) -> engine.Workers:

@@ -45,9 +45,11 @@ class Output:
 
     Attributes:
       seen: its content when `left` was last called.
+      is_doubted: as of `Decision`.
     """
 
     seen: Standing
+    is_doubted: bool
 
     def __init__(self, store: Store, wanted: Wanted) -> None:
         self.store = store
@@ -57,10 +59,6 @@ class Output:
         self._bad: list[Incident] = []
         self._start = time.time()
         self._new: list[WrittenShard] = []
-
-    def lock(self) -> contextlib.AbstractContextManager[None]:
-        """Locks the place for this run."""
-        return self.store.lock()
 
     def left(self) -> list[str]:
         """Looks at the place again; returns the wanted splits that are not complete there."""
@@ -84,6 +82,7 @@ class Output:
     def _decide(self) -> Decision:
         self.seen = standing.look(self.store, self.wanted)
         decision = self._decision = standing.decide(self.seen, self.wanted)
+        self.is_doubted = decision.is_doubted
         if not decision.left and (folder := self.store.as_folder):
             folder.settle()
         return decision
@@ -118,10 +117,10 @@ class Output:
         noted = {split: (wanted.identities.get(split, ""), draft.lacks) for split in draft.splits}
         if there and (kept := self._kept(there, {*draft.splits, dropped})):
             noted |= {split: seen.noted.splits[split] for split in kept}
-            lacks = {key: kind for split in kept for key, kind in noted[split][1].items()}
-            draft = draft.with_kept(there, kept, self._listed_incidents(there) or (), lacks)
             libraries = there.producer.libraries | (libraries if made else {})
             made |= {split: settings.parse(there.config).splits[split] for split in kept}
+            lacks = {key: kind for split in kept for key, kind in noted[split][1].items()}
+            draft = draft.with_kept(there, kept, self._listed_incidents(there) or (), lacks)
         if there:
             # It must not be seen next to small files that are not its own.
             self.store.write(naming.REPLACED, there.dumps())
@@ -165,11 +164,6 @@ class Output:
             return None
         counts = (*there.quarantined.values(), *there.repaired.values())
         return listed if len(listed) >= sum(counts) else None
-
-    def knows_source(self) -> bool:
-        """Returns whether the source is the one that was noted of the finished splits."""
-        noted, wanted = self.seen.noted.splits, self.wanted.identities
-        return all(wanted.get(split, noted[split][0]) == noted[split][0] for split in noted)
 
     def note_source(self) -> None:
         """Notes that the finished splits are what their source would make."""

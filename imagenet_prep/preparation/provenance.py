@@ -51,7 +51,7 @@ def demand_same_source(job: Job, output: Output, *, note: bool = True) -> None:
     them. Raises UsageError, with the images or files, if they differ.
     """
     there, newest = output.seen.committed, output.seen.noted.newest
-    if there is None or output.knows_source():
+    if there is None or not output.is_doubted:
         return
     with scratch.place() as place:
         plans = LocalStore(place)
@@ -77,7 +77,7 @@ def demand_same_shards(
     `excluded` holds the keys of excluded images, by shard.
     """
     there, found = output.seen.committed, list[str]()
-    if there is None or output.knows_source():
+    if there is None or not output.is_doubted:
         return
     for split in splits:
         if read.manifest and read.manifest.has_samples:

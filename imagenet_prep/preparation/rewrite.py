@@ -186,7 +186,7 @@ def run(job: Job, store: Store) -> Json:
     finished = [split for split in job.splits if split not in left]
     demand_same_shards(job.found, finished, job.excluded, output, quiet=job.quiet)
     if left:
-        with output.lock():
+        with output.store.lock():
             left = output.left()
             labelling = _labelling(job, store, output, left)
             output.begin(left)

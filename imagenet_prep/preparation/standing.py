@@ -136,11 +136,13 @@ class Decision(NamedTuple):
       made: the settings of the splits that this verb has finished or begun there.
       replaced: the splits that --force removes.
       left: the wanted splits that have to be written.
+      is_doubted: whether the dataset may have been made from other sources.
     """
 
     made: dict[str, settings.Config]
     replaced: list[str]
     left: list[str]
+    is_doubted: bool = False
 
 
 def look(store: Store, wanted: Wanted) -> Standing:
@@ -152,8 +154,6 @@ def look(store: Store, wanted: Wanted) -> Standing:
     dataset = committed(store, in_work.union(names))
     there = dataset.manifest if dataset else None
     begun = notes.read(store, BEGUN, Begun) if BEGUN in in_work else None
-    others = () if there or begun else _sets_below(store, names)
-    whole = _whole(store, there, wanted) if naming.MANIFEST in names else frozenset[str]()
     noted = Noted("", 0, {})
     if there:
         noted = Noted(there.digest, 0, dict.fromkeys(there.splits, ("", there.lacks)))
@@ -161,6 +161,8 @@ def look(store: Store, wanted: Wanted) -> Standing:
             found = notes.read(store, NOTED, Noted) if NOTED in in_work else noted
             if found.dataset == there.digest and {*found.splits} == {*there.splits}:
                 noted = found
+    others = () if there or begun else _sets_below(store, names)
+    whole = _whole(store, there, wanted) if naming.MANIFEST in names else frozenset[str]()
     return Standing(store.where(), names, dataset, begun, noted, whole, others)
 
 
@@ -223,7 +225,9 @@ def decide(standing: Standing, wanted: Wanted) -> Decision:
             read = sum(each.members for each in there.sources if split_of(each.name) in splits)
             bad = read - sum(there.splits[split].examples for split in splits)
         check_finished(standing.where, bad, wanted.allowed_bad_images)
-    return Decision(made, replaced, left)
+    noted, asked = standing.noted.splits, wanted.identities
+    is_known = all(asked.get(split, noted[split][0]) == noted[split][0] for split in noted)
+    return Decision(made, replaced, left, not is_known)
 
 
 def _made(

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from imagenet_prep.core.errors import SourceError
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.class_list import ClassList
-from imagenet_prep.dataset.member import Member, PreparedImage, dump_member, parse_members
+from imagenet_prep.dataset.member import Member, PreparedImage, dump_member
 from imagenet_prep.engine import Output, Result
 from imagenet_prep.shards import plan, writer
-from imagenet_prep.sources.member_reader import MemberReader
 from imagenet_prep.sources.source import IndexTask, Packed, Source, Stored, sorted_by_key
 from imagenet_prep.storage.archive import ArchiveReader
 from imagenet_prep.storage.new_file import new_file
@@ -181,47 +179,6 @@ class WriteWork:
                 Output(shard, name, content.sha256),
             ),
         )
-
-
-def planned_images(
-    task: ShardTask, *, reader: MemberReader, plans: Store, folder: str = PLAN_FOLDER
-) -> Iterator[tuple[Member, bytes]]:
-    """Yields the images that a shard's plan lists, for `WriteWork`.
-
-    `plans` is where the plan is: next to the dataset, or only on this machine.
-    """
-    members = parse_members(plans.read(plan_name(task.name, folder), most=plan.MOST_BYTES))
-    # Records are in hash order, and a disk is fast in offset order. So all ranges
-    # are announced to the kernel, or to the reader of a server, beforehand; nothing is copied.
-    reader.will_need(members)
-    for member in members:
-        yield member, reader.read(member)
-
-
-def refuse_other_md5(archive: str, md5: str, expected_md5: Mapping[str, str]) -> None:
-    """Makes sure that an archive is the official one, where one of its name is expected."""
-    if md5 != (expected := expected_md5.get(archive, md5)):
-        raise SourceError(
-            f"{archive}: md5 {md5}, expected {expected}. The archive is "
-            "damaged: download it again. If it was repacked on purpose, --allow-subset "
-            "accepts it and the manifest says so."
-        )
-
-
-def write_or_hash(
-    task: HashTask | ShardTask,
-    *,
-    write: WriteWork,
-    images: Callable[[ShardTask], Iterable[tuple[Member, bytes]]],
-    archives: ArchiveReader | RemoteArchives,
-    expected_md5: Mapping[str, str],
-) -> Result[writer.WrittenShard | HashedArchive]:
-    """Writes a shard of some images, or reads an archive whole for its md5."""
-    if isinstance(task, ShardTask):
-        return write(task.name, images(task))
-    made = hash_archive(task, archives=archives)
-    refuse_other_md5(task.archive, made.content.md5, expected_md5)
-    return made
 
 
 def hash_archive(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Sequence
-from functools import partial
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from imagenet_prep import engine
@@ -12,7 +12,7 @@ from imagenet_prep.codec.policy import CHECK_HEADER
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import SourceError
 from imagenet_prep.dataset.manifest import Source
-from imagenet_prep.dataset.member import QUARANTINED, Incident, parse_members
+from imagenet_prep.dataset.member import QUARANTINED, Incident, Member, parse_members
 from imagenet_prep.dataset.settings import EXCLUDED
 from imagenet_prep.engine import Stage
 from imagenet_prep.preparation.draft import Draft
@@ -25,18 +25,68 @@ from imagenet_prep.preparation.tasks import (
     HashTask,
     ShardTask,
     WriteWork,
-    planned_images,
-    refuse_other_md5,
-    write_or_hash,
+    hash_archive,
+    plan_name,
 )
+from imagenet_prep.shards import plan
 from imagenet_prep.shards.commit import split_of
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources.folder import Folder
+from imagenet_prep.sources.member_reader import MemberReader
 from imagenet_prep.storage import ledger
-from imagenet_prep.storage.remote_archives import open_archives
+from imagenet_prep.storage.archive import ArchiveReader
+from imagenet_prep.storage.remote_archives import RemoteArchives, open_archives
 from imagenet_prep.storage.store import Store
 
 WriteStage = Stage[HashTask | ShardTask, WrittenShard | HashedArchive]
+
+
+@dataclass(frozen=True)
+class PrepareWork:
+    """Writes a shard of the images that its plan lists, or reads an archive for its md5; picklable.
+
+    Attributes:
+      write: writes the images.
+      images: reads them.
+      plans, folder: where the plan files are.
+      archives: reads archives.
+      expected_md5: of official archives, by name.
+    """
+
+    write: WriteWork
+    images: MemberReader
+    plans: Store
+    folder: str
+    archives: ArchiveReader | RemoteArchives
+    expected_md5: Mapping[str, str]
+
+    def __call__(self, task: HashTask | ShardTask) -> engine.Result[WrittenShard | HashedArchive]:
+        """Returns the content of the receipt, and the files of a shard."""
+        if isinstance(task, ShardTask):
+            return self.write(task.name, self._planned(task.name))
+        made = hash_archive(task, archives=self.archives)
+        _refuse_other({task.archive: made.content.md5}, self.expected_md5)
+        return made
+
+    def _planned(self, shard: str) -> Iterator[tuple[Member, bytes]]:
+        name = plan_name(shard, self.folder)
+        members = parse_members(self.plans.read(name, most=plan.MOST_BYTES))
+        # Records are in hash order, and a disk is fast in offset order. So all ranges
+        # are announced to the kernel, or to the reader of a server, beforehand; nothing is copied.
+        self.images.will_need(members)
+        for member in members:
+            yield member, self.images.read(member)
+
+
+def _refuse_other(found: Mapping[str, str], expected: Mapping[str, str]) -> None:
+    """Raises SourceError if the md5 of an archive differs from that of the official one."""
+    for archive, md5 in found.items():
+        if md5 != expected.get(archive, md5):
+            raise SourceError(
+                f"{archive}: md5 {md5}, expected {expected[archive]}. The archive is damaged: "
+                "download it again. If it was repacked on purpose, --allow-subset accepts it and "
+                "the manifest says so."
+            )
 
 
 def write(job: Job, inventory: Inventory, forecast: Forecast, output: Output) -> None:
@@ -71,8 +121,7 @@ def write_tasks(job: Job, inventory: Inventory) -> list[HashTask | ShardTask]:
     shards = [ShardTask(name) for name in inventory.shard_names]
     if job.policy.check == CHECK_HEADER:
         return [*shards]
-    for archive, md5 in inventory.md5.items():
-        refuse_other_md5(archive, md5, job.expected_md5)
+    _refuse_other(inventory.md5, job.expected_md5)
     known = job.proven_md5.keys() | inventory.md5.keys()
     files = [part for part in job.selection.parts if part.path and part.name not in known]
     largest_first = sorted(files, key=lambda part: -part.num_bytes)
@@ -81,8 +130,7 @@ def write_tasks(job: Job, inventory: Inventory) -> list[HashTask | ShardTask]:
 
 def announce_proven(job: Job) -> None:
     """Says which archives are not read for their md5; raises SourceError for another one."""
-    for archive, md5 in job.proven_md5.items():
-        refuse_other_md5(archive, md5, job.expected_md5)
+    _refuse_other(job.proven_md5, job.expected_md5)
     if job.proven_md5 and not job.quiet:
         names = ", ".join(job.proven_md5)
         print(
@@ -97,13 +145,13 @@ def write_stage(job: Job, inventory: Inventory, store: Store, plans: Store) -> W
     selection, wanted = job.selection, job.wanted
     classes = selection.source.classes
     archives = {part.name: part.path for part in selection.parts if part.path is not None}
-    reader = selection.images(store.local)
-    work = WriteWork(
-        store=store,
-        transform=job.transform,
-        classes=classes,
-        label_offset=wanted.label_offset,
-        fail_on_bad_image=job.fail_on_bad_image,
+    work = PrepareWork(
+        WriteWork(store, job.transform, classes, wanted.label_offset, job.fail_on_bad_image),
+        selection.images(store.local),
+        plans,
+        inventory.folder,
+        open_archives(archives),
+        job.expected_md5,
     )
     digest = canonical.digest(
         [
@@ -115,14 +163,7 @@ def write_stage(job: Job, inventory: Inventory, store: Store, plans: Store) -> W
             selection.identity,
         ]
     )
-    function = partial(
-        write_or_hash,
-        write=work,
-        images=partial(planned_images, reader=reader, plans=plans, folder=inventory.folder),
-        archives=open_archives(archives),
-        expected_md5=job.expected_md5,
-    )
-    return Stage("write", digest, store, function, WrittenShard | HashedArchive)
+    return Stage("write", digest, store, work, WrittenShard | HashedArchive)
 
 
 def _demand_all(job: Job, inventory: Inventory, shards: Collection[WrittenShard]) -> None:
@@ -130,7 +171,7 @@ def _demand_all(job: Job, inventory: Inventory, shards: Collection[WrittenShard]
     selection = job.selection
     bad = sum(each.action == QUARANTINED for shard in shards for each in shard.incidents)
     stored = sum(shard.examples for shard in shards)
-    there = dealt = sum(split.examples for split in inventory.plans)
+    there = dealt = inventory.examples
     excluded = inventory.excluded.count(b"\n")
     # A folder is listed when the source is found, and again when it is read.
     if isinstance(selection.source, Folder) and not selection.is_part:

@@ -64,7 +64,8 @@ def _parsed(
     shard: Shard,
     begun: Callable[[], Opened] | None = None,
 ) -> Iterator[Made]:
-    return parse(lines(store, shard, begun), store.where(_name(shard)))
+    found = lines(store, shard, begun)
+    return parse(found, store.where(_name(shard)))
 
 
 def lines(

@@ -48,7 +48,7 @@ def make(root: Path, wanted: Wanted, left: list[str] | None = None) -> list[str]
     store, output = LocalStore(root), Output(LocalStore(root), wanted)
     if not (found := output.left()):
         return []
-    with output.lock():
+    with output.store.lock():
         output.begin(found)
         for split in found if left is None else left:
             bad = Incident(split, name(split), 0, 1, 0, "quarantined", "odd", "")
@@ -297,7 +297,7 @@ def test_libraries_of_kept_splits_stay_named(tmp_path: Path) -> None:
 def knows(root: Path, wanted: Wanted) -> bool:
     output = Output(LocalStore(root), wanted)
     output.left()
-    return output.knows_source()
+    return not output.is_doubted
 
 
 def test_the_source_of_a_finished_set_is_noted_split_by_split(tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ def run(store: Any) -> int:
     if not output.left():
         output.end()
         return store.calls.total()
-    with output.lock():
+    with output.store.lock():
         output.begin(output.left())
         split = committed("train").splits["train"]
         for file in split.shards[0].files:

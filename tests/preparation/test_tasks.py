@@ -6,7 +6,6 @@ import errno
 import hashlib
 import os
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,15 @@ from imagenet_prep.dataset import example, tfrecord
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.member import Member, dump_member
 from imagenet_prep.preparation.tasks import (
+    PLAN_FOLDER,
     HashedArchive,
     HashTask,
     IndexWork,
     ShardTask,
     WriteWork,
     plan_name,
-    planned_images,
-    write_or_hash,
 )
+from imagenet_prep.preparation.writing import PrepareWork
 from imagenet_prep.sources.member_reader import MemberReader
 from imagenet_prep.sources.source import IndexTask, Packed, PackedImage
 from imagenet_prep.storage.archive import ArchiveReader
@@ -84,9 +83,10 @@ def test_planned_images_come_and_are_announced_in_the_plans_order(tmp_path: Path
     members = [Member("b", "a.tar", sizes[0], sizes[1], 1), Member("a", "a.tar", 0, sizes[0], 0)]
     store.write(plan_name(SHARD), b"".join(map(dump_member, members)))
 
-    found = list(planned_images(ShardTask(SHARD), reader=MemberReader(archive), plans=store))
+    do = PrepareWork(work(store), MemberReader(archive), store, PLAN_FOLDER, ArchiveReader({}), {})
+    outputs = do(ShardTask(SHARD)).outputs
 
-    assert found == list(zip(members, (plain(2), plain(1)), strict=True))
+    assert [record.encoded for record in records(outputs[-1].temporary)] == [plain(2), plain(1)]
     assert archive.announced == [("a.tar", sizes[0], sizes[1]), ("a.tar", 0, sizes[0])]
 
 
@@ -95,15 +95,8 @@ def test_an_archive_is_proven_between_shards(tmp_path: Path, expected: str | Non
     (tmp_path / "a.tar").write_bytes(b"x" * 10_000_000)
     md5 = hashlib.md5(b"x" * 10_000_000).hexdigest()
     demanded = {} if expected is None else {"a.tar": md5 if expected == "right" else "0" * 32}
-    images = partial(planned_images, reader=MemberReader(Archive()), plans=LocalStore(tmp_path))
-    archives = ArchiveReader({"a.tar": tmp_path / "a.tar"})
-    do = partial(
-        write_or_hash,
-        write=work(LocalStore(tmp_path)),
-        images=images,
-        archives=archives,
-        expected_md5=demanded,
-    )
+    store, archives = LocalStore(tmp_path), ArchiveReader({"a.tar": tmp_path / "a.tar"})
+    do = PrepareWork(work(store), MemberReader(Archive()), store, PLAN_FOLDER, archives, demanded)
 
     if expected == "wrong":
         with pytest.raises(SourceError, match=rf"a\.tar: md5 {md5}, expected 000"):

@@ -218,16 +218,13 @@ def deal_class(
     return facts, entries
 
 
-def excluded_lines(facts: Iterable[Facts]) -> bytes:
-    """Returns the lines of all members that are left out."""
-    return "".join(line for each in facts for line in each.excluded).encode()
-
-
-def check_classes(selection: Selection, facts: Sequence[Facts]) -> Counter[str]:
-    """Checks what all classes say together; returns what `ChosenMembers.taken` counts of them."""
+def check_classes(
+    selection: Selection, facts: Sequence[Facts]
+) -> tuple[Counter[str], list[Member]]:
+    """Checks the facts of all classes; returns the counts of `taken`, and the excluded members."""
     where, excluded = selection.where, selection.excluded
     unknown = set(excluded.keys if excluded else ())
-    taken: Counter[str] = Counter()
+    taken, members = Counter[str](), list[Member]()
     for split in selection.splits:
         class_of: dict[int, int] = {}
         left_out: set[str] = set()
@@ -235,7 +232,9 @@ def check_classes(selection: Selection, facts: Sequence[Facts]) -> Counter[str]:
             if each.source != split:
                 continue
             taken.update(each.taken)
-            left_out.update(member.key for member in parse_members(excluded_lines([each])))
+            left_out_of_class = parse_members("".join(each.excluded).encode())
+            left_out.update(member.key for member in left_out_of_class)
+            members += left_out_of_class
             for key, number in each.labelled:
                 if class_of.setdefault(number, each.class_index) != each.class_index:
                     raise SourceError(f"{where}: {key!r} comes twice, in two classes")
@@ -245,7 +244,7 @@ def check_classes(selection: Selection, facts: Sequence[Facts]) -> Counter[str]:
             unknown -= left_out
     if excluded:
         excluded.refuse_unknown(unknown, f"what is taken from {where}")
-    return taken
+    return taken, members
 
 
 def split_plans(

@@ -120,17 +120,18 @@ class Output:
             libraries = there.producer.libraries | (libraries if made else {})
             made |= {split: settings.parse(there.config).splits[split] for split in kept}
             lacks = {key: kind for split in kept for key, kind in noted[split][1].items()}
-            draft = draft.with_kept(there, kept, self._listed_incidents(there) or (), lacks)
+            listed = self._listed_incidents(there) or ()
+            draft = draft.with_kept(there, kept, listed, lacks)
+        digest, config = "", Settings(wanted.settings.verb, made).config if made else {}
+        manifest = draft.manifest(wanted, config, libraries)
         if there:
             # It must not be seen next to small files that are not its own.
             self.store.write(naming.REPLACED, there.dumps())
             self.store.remove(naming.MANIFEST)
-        digest = ""
         if draft.splits:
-            config = Settings(wanted.settings.verb, made).config
             digest = publish(
                 self.store,
-                draft.manifest(wanted, config, libraries),
+                manifest,
                 incidents=draft.incidents,
                 classes=draft.classes,
                 name=wanted.name,

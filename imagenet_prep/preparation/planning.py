@@ -25,7 +25,6 @@ from imagenet_prep.preparation.dealing import (
     check_classes,
     deal_class,
     divide,
-    excluded_lines,
     split_plans,
 )
 from imagenet_prep.preparation.tasks import Listed
@@ -55,7 +54,7 @@ class Inventory(NamedTuple):
       edition: of ImageNet, which the source is; see `editions.recognised`.
       folder: of the plan files, relative to the dataset.
       md5: of parts that were completely read while they were listed, by name.
-      excluded: lines of the members that a list of keys excludes.
+      excluded: the members that a list of keys excludes.
     """
 
     plans: list[SplitPlan]
@@ -63,7 +62,7 @@ class Inventory(NamedTuple):
     edition: str
     folder: str
     md5: dict[str, str]
-    excluded: bytes
+    excluded: list[Member]
 
     @property
     def shard_names(self) -> list[str]:
@@ -172,10 +171,9 @@ class Planning(ChosenMembers):
         self, census: Census, facts: Sequence[Facts], filled: Collection[ShardKey]
     ) -> Inventory:
         """Checks that the parts fit together, once the files of the `filled` shards are written."""
-        taken = check_classes(self.selection, facts)
+        taken, excluded = check_classes(self.selection, facts)
         plans = split_plans(census.divisions, facts, filled, self.store, self.folder)
         counts = census.counts
-        excluded = excluded_lines(facts)
         return Inventory(plans, taken, counts.edition, self.folder, counts.md5, excluded)
 
 

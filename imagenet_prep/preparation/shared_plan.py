@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from imagenet_prep.core import canonical
 from imagenet_prep.dataset import naming, schema
+from imagenet_prep.dataset.member import dump_member, parse_members
 from imagenet_prep.preparation.box_lists import BoxLookup
 from imagenet_prep.preparation.dealing import Facts, Rank, ShardKey
 from imagenet_prep.preparation.planning import Census, ClassKey, Inventory, Planning
@@ -143,7 +144,8 @@ class SharedPlan(Planning):
         made = super().complete(census, facts, filled)
         content = _Note(made.plans, made.taken, made.edition, made.md5)
         if made.excluded:
-            self.store.write(f"{self.folder}/{_EXCLUDED}", made.excluded)
+            lines = b"".join(map(dump_member, made.excluded))
+            self.store.write(f"{self.folder}/{_EXCLUDED}", lines)
         # The note comes last: when it can be seen, the plan is complete.
         self.store.write(f"{self.folder}/plan.json", canonical.dumps(content))
         return made
@@ -157,9 +159,10 @@ class SharedPlan(Planning):
         names = (name for each in note.plans for name in each.shard_names)
         if not there.issuperset(map(plan.file_name, names)):
             return None
-        excluded = b""
+        excluded = []
         if _EXCLUDED in there:
-            excluded = self.store.read(f"{self.folder}/{_EXCLUDED}", most=plan.MOST_BYTES)
+            name = f"{self.folder}/{_EXCLUDED}"
+            excluded = parse_members(self.store.read(name, most=plan.MOST_BYTES))
         return Inventory(
             note.plans, Counter(note.taken), note.edition, self.folder, note.md5, excluded
         )

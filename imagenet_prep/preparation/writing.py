@@ -28,8 +28,8 @@ from imagenet_prep.preparation.tasks import (
     hash_archive,
     plan_name,
 )
-from imagenet_prep.shards import plan
 from imagenet_prep.shards.commit import split_of
+from imagenet_prep.shards.plan import MOST_BYTES
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources.folder import Folder
 from imagenet_prep.sources.member_reader import MemberReader
@@ -70,7 +70,7 @@ class PrepareWork:
 
     def _planned(self, shard: str) -> Iterator[tuple[Member, bytes]]:
         name = plan_name(shard, self.folder)
-        members = parse_members(self.plans.read(name, most=plan.MOST_BYTES))
+        members = parse_members(self.plans.read(name, most=MOST_BYTES))
         # Records are in hash order, and a disk is fast in offset order. So all ranges
         # are announced to the kernel, or to the reader of a server, beforehand; nothing is copied.
         self.images.will_need(members)
@@ -172,7 +172,7 @@ def _demand_all(job: Job, inventory: Inventory, shards: Collection[WrittenShard]
     bad = sum(each.action == QUARANTINED for shard in shards for each in shard.incidents)
     stored = sum(shard.examples for shard in shards)
     there = dealt = inventory.examples
-    excluded = inventory.excluded.count(b"\n")
+    excluded = len(inventory.excluded)
     # A folder is listed when the source is found, and again when it is read.
     if isinstance(selection.source, Folder) and not selection.is_part:
         there = sum(part.images for part in selection.source.parts) - excluded
@@ -214,7 +214,7 @@ def commit(
             *(incident for shard in shards.values() for incident in shard.incidents),
             *(
                 Incident(*member[:5], EXCLUDED, "listed", "the list of --exclude has its key")
-                for member in parse_members(inventory.excluded)
+                for member in inventory.excluded
             ),
         ],
         sources=[

@@ -77,7 +77,7 @@ class Journal:
         A line that is incomplete, too long or not JSON is skipped. If a different file has
         replaced this one, it is read from its beginning.
         """
-        with storage_errors("read", self._store.path(self._name)):
+        with storage_errors("read", self._store.root / self._name):
             try:
                 descriptor = self._store.open(self._name, os.O_RDONLY)
             except (FileNotFoundError, NotADirectoryError):

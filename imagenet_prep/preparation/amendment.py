@@ -255,7 +255,7 @@ def _write(job: Job, changes: Sequence[ShardChange], output: Output) -> None:
         job.classes,
         job.seed,
         writes,
-        add.images if add else None,
+        add.source.images if add else None,
         add.sha256 if add else {},
     )
     digest = canonical.digest(job.wanted.settings.config)

@@ -22,7 +22,6 @@ from imagenet_prep.dataset.settings import Listed
 from imagenet_prep.shards import plan
 from imagenet_prep.shards.samples_root import equal_keys
 from imagenet_prep.sources import folder, layout
-from imagenet_prep.sources.member_reader import MemberReader
 from imagenet_prep.sources.scan import subfolders
 from imagenet_prep.storage.opened import Dataset
 
@@ -70,11 +69,6 @@ class Additions:
     source: folder.Folder
     members: Mapping[str, tuple[Member, ...]]
     sha256: Mapping[str, str]
-
-    @property
-    def images(self) -> MemberReader:
-        """Reads them."""
-        return self.source.images
 
     @property
     def summary(self) -> Listed:

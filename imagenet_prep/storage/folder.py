@@ -178,10 +178,6 @@ class LocalStore:
         self.make_folder(TEMPORARY)
         return self.path(f"{TEMPORARY}/{uuid.uuid4().hex}")
 
-    def remove_temporaries(self) -> None:
-        """Removes what killed runs left unpublished; the caller holds the lock."""
-        self.remove_tree(TEMPORARY)
-
     def publish(
         self,
         temporary: Path,
@@ -337,7 +333,7 @@ class LocalStore:
         Temporary files of killed runs are removed.
         """
         with locked(self._open_lock, path=self.path(_LOCK), where=self.where()):
-            self.remove_temporaries()
+            self.remove_tree(TEMPORARY)
             self.settle()
             yield
 

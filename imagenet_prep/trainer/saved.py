@@ -15,7 +15,7 @@ from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import predictions
 from imagenet_prep.storage import inside
-from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.folder import TEMPORARY, LocalStore
 from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.trainer import checkpoint, recipe
 from imagenet_prep.trainer.checkpoint import Checkpoint
@@ -113,7 +113,7 @@ class Saved:
 
     def open(self) -> None:
         """Brings what the mirror has, and removes what `--clear-log` removes."""
-        LocalStore(self.folder).remove_temporaries()
+        LocalStore(self.folder).remove_tree(TEMPORARY)
         if self._config.tensorboard_dir is None:
             # A link would lead scalars, and what --clear-log removes, to another folder.
             with storage_errors("open", self.scalars), contextlib.suppress(FileNotFoundError):

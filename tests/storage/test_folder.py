@@ -542,7 +542,7 @@ def test_a_run_does_not_begin_where_its_work_files_are_links(
     before = all_files(user_files)
 
     with pytest.raises(StoreError, match=LINK), store.lock():
-        store.remove_temporaries()
+        store.remove_tree(TEMPORARY)
         store.write("file", b"")
     assert all_files(user_files) == before
 

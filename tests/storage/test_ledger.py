@@ -231,6 +231,6 @@ def test_a_replica_believes_only_whole_notes_of_its_own_files(tmp_path: Path) ->
     notes.write_text("\n".join(lines) + "\n")
     replica = Replica(tmp_path / "set", data)
 
-    proven = [file.name for file in replica.files if replica.is_proven(file)]
+    proven = [file.name for file in replica.files if replica.is_proven(file.name)]
     assert proven == [first.name]
     assert replica.reload() == []

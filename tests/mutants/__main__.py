@@ -1,4 +1,8 @@
-"""Finds mistakes in changed lines that no test notices: python -m tests.mutants --base main.
+"""Finds mistakes that no test notices: in changed lines, or in a random sample of given files.
+
+    python -m tests.mutants --base main
+    python -m tests.mutants --sample 150 --seed 1 --json found.json imagenet_prep/storage
+    python -m tests.mutants --again found.json tests/storage/test_folder.py
 
 They are made in copies of the checkout, so that commands that tests start meet them, too.
 """
@@ -8,45 +12,20 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import re
-import shutil
 import subprocess
 import sys
-from collections import defaultdict
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from queue import SimpleQueue
 
-from tests.mutants import executed
-from tests.mutants.changes import Mutant, mutants
+from tests.mutants.changes import KINDS, Mutant, mutants
+from tests.mutants.covered import PACKAGES, MapError, make_map
 from tests.mutants.executed import ROOT
+from tests.mutants.trials import KILLED, OUTCOMES, Trial, Trials
 
-COPIES = ROOT / "build" / "mutants"
-PACKAGES = ("imagenet_prep", "pipelines")
-PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:randomly")
-# The quickest tests of a line; what kills a mutant is mostly among them.
-MOST_TESTS = 100
-# What a test that is killed leaves mounted or running goes with it, where root may ask for that.
-APART = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
-KILLED, SURVIVED, UNSEEN = "killed", "survived", "no test executes it"
-
-
-class Map:
-    """Which tests execute a line, and how long each test takes; tests that failed are left out."""
-
-    def __init__(self, folder: Path) -> None:
-        self.seconds = {n: s for n, s, passed in executed.written(folder, "seconds") if passed}
-        self._tests: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
-        for test, module, line in executed.written(folder, "lines"):
-            self._tests[module][line] |= {test} & self.seconds.keys()
-
-    def chosen(self, module: str, line: int) -> list[str]:
-        """Returns the tests for a line; for one that runs only at import, those of its module."""
-        of_lines = self._tests[module]
-        if not (tests := of_lines.get(line, {""})):
-            tests = set().union(*of_lines.values())
-        return sorted(tests - {""}, key=lambda test: (self.seconds[test], test))[:MOST_TESTS]
+Job = tuple[str, Mutant]
 
 
 def changed(diff: str) -> dict[str, set[int]]:
@@ -61,83 +40,146 @@ def changed(diff: str) -> dict[str, set[int]]:
     return {name: lines for name, lines in found.items() if lines and name.endswith(".py")}
 
 
-def copy(to: Path) -> Path:
-    """Makes a copy of the checkout: what git knows or would add, and the compiled modules."""
-    shutil.rmtree(to, ignore_errors=True)
-    argv = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(argv, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    compiled = [str(path.relative_to(ROOT)) for path in (ROOT / PACKAGES[0]).rglob("*.so")]
-    for name in (*names.split("\0"), *compiled):
-        if (ROOT / name).is_file() or (ROOT / name).is_symlink():
-            (to / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, to / name, follow_symlinks=False)
-    return to
+def table(trials: Iterable[Trial]) -> str:
+    """Returns what became of the mutants, by folder and by kind, as a table of Markdown."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    done = list(trials)
+    for each in done:
+        counts[each.module.rpartition("/")[0]][each.outcome] += 1
+    rows = [(name, counts[name]) for name in sorted(counts)]
+    for each in done:
+        counts[each.mutant.kind][each.outcome] += 1
+    rows += [(kind, counts[kind]) for kind in KINDS]
+    rows.append(("all", Counter(each.outcome for each in done)))
+    lines = [f"| | mutants | {' | '.join(OUTCOMES)} | killed, % |", "|---|---|---|---|---|---|"]
+    for name, count in rows:
+        if total := count.total():
+            cells = [total, *(count[each] for each in OUTCOMES), f"{count[KILLED] / total:.1%}"]
+            lines.append(f"| {name} | {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
 
 
-def make_map(modules: Sequence[str], tests: Sequence[str]) -> Map:
-    """Runs the tests once and notes which lines of the modules each executes."""
-    place = copy(COPIES / "map")
-    folder = place / executed.FOLDER.relative_to(ROOT)
-    folder.mkdir(parents=True)
-    (folder / "modules.json").write_text(json.dumps(list(modules)))
-    with open(place / "tests" / "kit" / "start" / "sitecustomize.py", "a") as start:
-        start.write("\nfrom tests.mutants import executed\n\nexecuted.follow()\n")
-    subprocess.run([*PYTEST, "-p", "tests.mutants.executed", *tests], cwd=place, check=False)
-    return Map(folder)
-
-
-def outcome(place: Path, module: str, mutant: Mutant, tests: Sequence[str], limit_s: float) -> str:
-    """Runs tests on a mutant in a copy of the checkout."""
-    apart = APART if os.geteuid() == 0 and shutil.which(APART[0]) else ()
-    argv = [*apart, "timeout", "--signal=KILL", str(limit_s), *PYTEST, "-x", "-n", "0", *tests]
-    source = (place / module).read_bytes()
-    (place / module).write_bytes(mutant.put(source))
-    try:
-        done = subprocess.run(argv, cwd=place, capture_output=True, check=False)
-    finally:
-        (place / module).write_bytes(source)
-    return KILLED if done.returncode else SURVIVED  # what hangs is noticed, too
-
-
-def run(jobs: Sequence[tuple[str, Mutant]], found: Map, at_a_time: int) -> list[str]:
-    """Tries all mutants, prints those that no test notices; returns what became of each."""
-    places: SimpleQueue[Path] = SimpleQueue()
-    for number in range(at_a_time):
-        places.put(copy(COPIES / str(number)))
-
-    def attempt(job: tuple[str, Mutant]) -> str:
-        module, mutant = job
-        tests = found.chosen(module, mutant.line)
-        place = places.get()
-        limit_s = 60 + 5 * sum(found.seconds[test] for test in tests)
-        said = outcome(place, module, mutant, tests, limit_s) if tests else UNSEEN
-        places.put(place)
-        if said != KILLED:
-            what = f"{' '.join(mutant.before.split())}  ->  {mutant.text} ({len(tests)} tests)"
-            print(f"{module}:{mutant.line}: {said}: {what}", flush=True)
-        return said
-
-    with ThreadPoolExecutor(at_a_time) as pool:
-        return list(pool.map(attempt, jobs))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Returns 0 where a test notices every mutant."""
-    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
-    parser.add_argument("--base", default="origin/main", help="the commit to compare with")
-    parser.add_argument("--at-a-time", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("tests", nargs="*", help="to choose from, as for pytest (all)")
-    options = parser.parse_args(argv)
-    command = ["git", "diff", "--unified=0", options.base, "--", *PACKAGES]
+def _changed_lines(parser: argparse.ArgumentParser, base: str) -> list[Job]:
+    command = ["git", "diff", "--unified=0", base, "--", *PACKAGES]
     diff = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if diff.returncode:
         parser.error(f"{diff.stderr.strip().splitlines()[0]}. Name another commit: --base main")
     lines = changed(diff.stdout)
-    jobs = [(m, each) for m in lines for each in mutants((ROOT / m).read_bytes(), lines[m])]
-    print(f"{len(jobs)} mutants of what differs from {options.base}", flush=True)
-    results = run(jobs, make_map(list(lines), options.tests), options.at_a_time) if jobs else []
-    print(f"{results.count(KILLED)} of {len(jobs)} mutants were noticed")
-    return 0 if results.count(KILLED) == len(jobs) else 1
+    return [(m, each) for m in lines for each in mutants((ROOT / m).read_bytes(), lines[m])]
+
+
+def _of_files(parser: argparse.ArgumentParser, paths: Iterable[str]) -> list[Job]:
+    """Returns all mutants of modules, and of the modules in folders."""
+    files: set[Path] = set()
+    for path in paths:
+        if not (ROOT / path).exists():
+            parser.error(f"there is no {path} in {ROOT}")
+        files |= {ROOT / path} if (ROOT / path).is_file() else set((ROOT / path).rglob("*.py"))
+    sources = {str(path.relative_to(ROOT)): path.read_bytes() for path in sorted(files)}
+    return [
+        (name, each)
+        for name, source in sources.items()
+        for each in mutants(source, range(1, source.count(b"\n") + 2))
+    ]
+
+
+def _again(parser: argparse.ArgumentParser, path: Path) -> list[Job]:
+    """Returns the mutants of an earlier run that no test noticed, as they are in today's files."""
+    wanted = [each for each in json.loads(path.read_text()) if each["outcome"] != KILLED]
+    jobs = []
+    for each in wanted:
+        there = _of_files(parser, [each["module"]])
+        same = [
+            job for job in there if (job[1].before, job[1].text) == (each["before"], each["after"])
+        ]
+        if not same:
+            print(
+                f"{each['module']}:{each['line']}: {each['before']} is no longer there", flush=True
+            )
+        jobs += sorted(same, key=lambda job: abs(job[1].line - each["line"]))[:1]
+    return jobs
+
+
+def _written(path: Path, trials: Iterable[Trial]) -> None:
+    made = [
+        {
+            "module": each.module,
+            "line": each.mutant.line,
+            "kind": each.mutant.kind,
+            "before": each.mutant.before,
+            "after": each.mutant.text,
+            "outcome": each.outcome,
+            "tests": each.tests,
+            "by": each.by,
+        }
+        for each in sorted(trials)
+    ]
+    path.write_text(json.dumps(made, indent=1) + "\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns 0 if a test notices every mutant, 1 if not, 2 if none could be tried."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.mutants",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--base", default="origin/main", help="the commit to compare with")
+    parser.add_argument("--sample", type=int, metavar="N", help="take only N mutants, at random")
+    parser.add_argument("--seed", type=int, default=0, help="chooses the sample (0)")
+    parser.add_argument("--kind", action="append", choices=KINDS, help="only this kind; repeatable")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results to FILE")
+    parser.add_argument(
+        "--again", type=Path, metavar="FILE", help="only what no test noticed in this earlier FILE"
+    )
+    parser.add_argument("--at-a-time", type=int, default=len(os.sched_getaffinity(0)), metavar="N")
+    parser.add_argument(
+        "paths",
+        nargs="*",
+        metavar="PATH",
+        help="modules to change, or folders of them (default: the changed lines);"
+        " other paths are tests to choose from, as for pytest (default: all)",
+    )
+    options = parser.parse_args(argv)
+    modules = [each for each in options.paths if each.split("/")[0] in PACKAGES]
+    tests = [each for each in options.paths if each not in modules]
+    if options.again:
+        jobs = _again(parser, options.again)
+    elif modules:
+        jobs = _of_files(parser, modules)
+    else:
+        jobs = _changed_lines(parser, options.base)
+    traced = sorted({module for module, _ in jobs})
+    jobs = [job for job in jobs if job[1].kind in (options.kind or KINDS)]
+    if options.sample is not None and options.sample < len(jobs):
+        jobs = sorted(random.Random(options.seed).sample(jobs, options.sample))
+    where = ", ".join(modules) or f"what differs from {options.base}"
+    print(f"{len(jobs)} mutants of {options.again or where}", flush=True)
+    if not jobs:
+        return 0
+
+    try:
+        found = make_map(traced, tests, options.at_a_time)
+    except MapError as error:
+        print(f"No mutant was tried: {error}", file=sys.stderr)
+        return 2
+    print(f"{len(found.seconds)} tests passed and execute {found.lines} lines", flush=True)
+    for name in sorted(found.failed):
+        print(f"failed without a mutant, so it is not run: {name}", flush=True)
+    done: list[Trial] = []
+
+    def on_trial(trial: Trial) -> None:
+        done.append(trial)
+        if trial.outcome != KILLED:
+            print(trial, flush=True)
+        if options.json:
+            _written(options.json, done)
+
+    Trials(found, options.at_a_time).run(jobs, on_trial)
+    print(table(done))
+    killed = sum(each.outcome == KILLED for each in done)
+    print(f"{killed} of {len(jobs)} mutants were noticed")
+    return 0 if killed == len(jobs) else 1
 
 
 if __name__ == "__main__":

@@ -29,6 +29,11 @@ _TURNED_ITSELF = (ast.Compare, ast.UnaryOp)
 _LEFT_OUT = {"annotation", "returns", "body", "orelse", "finalbody", "handlers", "cases"}
 
 
+RAISE, CALL, COMPARISON, CONDITION = "removed raise", "removed call", "comparison", "condition"
+LOGIC, ARITHMETIC, CONSTANT = "and, or, not", "arithmetic", "constant"
+KINDS = (RAISE, CALL, COMPARISON, CONDITION, LOGIC, ARITHMETIC, CONSTANT)
+
+
 class Mutant(NamedTuple):
     """One mistake: the bytes from `start` to `stop` of a module become `text`."""
 
@@ -37,6 +42,7 @@ class Mutant(NamedTuple):
     stop: int
     before: str
     text: str
+    kind: str
 
     def put(self, source: bytes) -> bytes:
         return source[: self.start] + self.text.encode() + source[self.stop :]
@@ -54,42 +60,44 @@ def mutants(source: bytes, lines: Collection[int]) -> list[Mutant]:
         return start, stop, source[start:stop].decode()
 
     made = _mistakes(ast.parse(source), lambda node: place(node)[2])
-    found = {Mutant(node.lineno, *place(node), text) for node, text in made}
+    found = {Mutant(node.lineno, *place(node), text, kind) for kind, node, text in made}
     return sorted(each for each in found if each.line in lines)
 
 
-def _mistakes(tree: ast.AST, text_of: Callable[[Any], str]) -> Iterator[tuple[Any, str]]:
-    """Yields nodes and what each can become.
+def _mistakes(tree: ast.AST, text_of: Callable[[Any], str]) -> Iterator[tuple[str, Any, str]]:
+    """Yields the kind of each mistake, the node and its new text.
 
     Calls whose result nobody takes and `raise` are removed, the rest is turned round or raised.
     """
     for statement in _statements(tree):
         match statement:
             case ast.Raise():
-                yield statement, "pass"
+                yield RAISE, statement, "pass"
                 continue  # nothing depends on the words of an error
             case ast.Expr(value=ast.Call()):
-                yield statement, "pass"
+                yield CALL, statement, "pass"
             case ast.If(test=test) | ast.While(test=test) if not isinstance(test, _TURNED_ITSELF):
-                yield test, f"not ({text_of(test)})"
+                yield CONDITION, test, f"not ({text_of(test)})"
         for node in _computed(statement):
             match node:
                 case (
                     ast.Compare(left=left, ops=[operator], comparators=[right])
                     | ast.BinOp(left=left, op=operator, right=right)
                 ) if type(operator) in _TURNED:
-                    yield node, f"({text_of(left)}) {_TURNED[type(operator)]} ({text_of(right)})"
+                    kind = COMPARISON if isinstance(node, ast.Compare) else ARITHMETIC
+                    turned = f"({text_of(left)}) {_TURNED[type(operator)]} ({text_of(right)})"
+                    yield kind, node, turned
                 case ast.BoolOp(op=operator, values=values):
                     words = f" {_TURNED[type(operator)]} "
-                    yield node, words.join(f"({text_of(value)})" for value in values)
+                    yield LOGIC, node, words.join(f"({text_of(value)})" for value in values)
                 case ast.UnaryOp(op=ast.Not(), operand=operand):
-                    yield node, f"({text_of(operand)})"
+                    yield LOGIC, node, f"({text_of(operand)})"
                 case ast.IfExp(test=test) if not isinstance(test, _TURNED_ITSELF):
-                    yield test, f"not ({text_of(test)})"
+                    yield CONDITION, test, f"not ({text_of(test)})"
                 case ast.Constant(value=bool() as value):
-                    yield node, str(not value)
+                    yield CONSTANT, node, str(not value)
                 case ast.Constant(value=int() | float() as value):
-                    yield node, str(value + 1)
+                    yield CONSTANT, node, str(value + 1)
 
 
 def _statements(tree: ast.AST) -> Iterator[ast.stmt]:

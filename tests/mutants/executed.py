@@ -90,6 +90,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     partial.rename(FOLDER / f"{os.getpid()}.test")
 
 
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    if report.failed:
+        _note("broken", report.nodeid)
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.when == "call":
+    if not report.skipped and (report.when == "call" or report.failed):
         _note("seconds", [report.nodeid, report.duration, report.passed])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ import pytest
 from tests.kit.command import PATIENCE_S
 from tests.mutants import __main__ as program
 from tests.mutants import changes, executed
+from tests.mutants.covered import MOST_TESTS, Map
+from tests.mutants.trials import KILLED, Trial
 
 
 @pytest.mark.parametrize(
@@ -76,7 +80,7 @@ def test_a_line_has_the_tests_that_passed_the_quickest_first(tmp_path: Path) -> 
     lines = [f'["{test}","a.py",3]' for test in ("slow", "quick", "fails")]
     lines += ['["slow","a.py",4]', '["","a.py",1]', '["quick","a']
     (tmp_path / "8.lines").write_text("\n".join(lines))
-    found = program.Map(tmp_path)
+    found = Map(tmp_path)
 
     assert found.chosen("a.py", 3) == ["quick", "slow"]
     assert found.chosen("a.py", 4) == ["slow"]
@@ -107,53 +111,161 @@ from pathlib import Path
 import pytest
 from imagenet_prep.sums import note, seen, total
 
-def test_a_sum():
-    assert total([2, 3]) == 5
+CHECKOUT = Path(__file__).parents[1]
+
+@pytest.mark.parametrize("numbers", {(2, 3), (4, 1), (5,), (1, 1, 3), (0, 5)})
+def test_a_sum(numbers):
+    assert total(list(numbers)) == 5
 
 def test_a_child():
-    path = Path(__file__).parent / "kit" / "start"
+    path = CHECKOUT / "tests" / "kit" / "start"
     code = "from imagenet_prep.sums import note, seen; note(7); assert seen == [7]"
-    env = {"PYTHONPATH": os.pathsep.join([str(path), str(path.parents[2])])}
+    env = {"PYTHONPATH": os.pathsep.join([str(path), str(CHECKOUT)])}
     subprocess.run([sys.executable, "-c", code], env=env, check=True)
+
+def test_that_passes_only_in_the_map():
+    note(7)
+    assert CHECKOUT.name == "map"
 """
+
+
+def checkout(folder: Path, tests: str) -> Path:
+    """Makes a checkout with this tool, one changed module and these tests."""
+
+    def write(name: str, text: str = "") -> None:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+    for each in set(Path(changes.__file__).parent.glob("*.py")) - {Path(__file__)}:
+        write(f"tests/mutants/{each.name}", each.read_text())
+    for name in ("imagenet_prep", "pipelines", "tests"):
+        write(f"{name}/__init__.py")
+    write("tests/kit/start/sitecustomize.py")
+    write("pyproject.toml", '[tool.pytest.ini_options]\npythonpath = ["."]\n')
+    write(".gitignore", "build\n__pycache__\n")
+    write("tests/test_sums.py", tests)
+    write("imagenet_prep/sums.py", BEFORE)
+    git = ["git", "-c", "user.name=me", "-c", "user.email=me@here"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "before"]):
+        subprocess.run([*git, *words], cwd=folder, check=True, timeout=PATIENCE_S)
+    write("imagenet_prep/sums.py", AFTER)
+    return folder
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(folder)}
+    argv = [sys.executable, "-m", "tests.mutants", *words]
+    return subprocess.run(
+        argv, cwd=folder, env=env, capture_output=True, text=True, timeout=PATIENCE_S
+    )
 
 
 @pytest.mark.slow
 def test_mistakes_that_no_test_notices_are_printed_and_the_checkout_stays_as_it_is(
     tmp_path: Path,
 ) -> None:
-    def write(name: str, text: str = "") -> None:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+    """Also if workers of xdist collect tests in different orders, and a test fails by itself."""
+    folder = checkout(tmp_path, TESTS)
 
-    for each in ("__init__", "__main__", "changes", "executed"):
-        write(f"tests/mutants/{each}.py", Path(changes.__file__).with_stem(each).read_text())
-    for name in ("imagenet_prep", "pipelines", "tests"):
-        write(f"{name}/__init__.py")
-    write("tests/kit/start/sitecustomize.py")
-    write("pyproject.toml", '[tool.pytest.ini_options]\npythonpath = ["."]\n')
-    write(".gitignore", "build\n__pycache__\n")
-    write("tests/test_sums.py", TESTS)
-    write("imagenet_prep/sums.py", BEFORE)
-    git = ["git", "-c", "user.name=me", "-c", "user.email=me@here"]
-    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "before"]):
-        subprocess.run([*git, *words], cwd=tmp_path, check=True, timeout=PATIENCE_S)
-    write("imagenet_prep/sums.py", AFTER)
+    done = run(folder, "--base", "HEAD", "--at-a-time", "2", "--json", "found.json")
 
-    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path)}
-    argv = [sys.executable, "-m", "tests.mutants", "--base", "HEAD", "--at-a-time", "1"]
-    done = subprocess.run(
-        argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=PATIENCE_S
-    )
-
-    assert done.returncode == 1, done.stderr
+    assert done.returncode == 1, done.stdout + done.stderr
     printed = [line for line in done.stdout.splitlines() if line.startswith("imagenet_prep")]
-    assert printed == [
-        "imagenet_prep/sums.py:3: no test executes it: raise ValueError  ->  pass (0 tests)",
-        "imagenet_prep/sums.py:4: survived: note(numbers)  ->  pass (1 tests)",
+    raises = "no test executes it: removed raise: raise ValueError  ->  pass (0 tests)"
+    assert sorted(printed) == [
+        f"imagenet_prep/sums.py:3: {raises}",
+        "imagenet_prep/sums.py:4: survived: removed call: note(numbers)  ->  pass (5 tests)",
     ]
     assert done.stdout.endswith("2 of 4 mutants were noticed\n")
-    assert (tmp_path / "imagenet_prep" / "sums.py").read_text() == AFTER
+    assert "\n| removed call | 2 | 1 | 1 | 0 | 50.0% |\n" in done.stdout
+    assert (folder / "imagenet_prep" / "sums.py").read_text() == AFTER
+    found = {each["line"]: each for each in json.loads((folder / "found.json").read_text())}
+    assert [found[line]["outcome"] for line in sorted(found)] == [
+        *("killed", "no test executes it", "survived", "killed"),
+    ]
+    assert found[2]["by"].startswith("tests/test_sums.py::test_a_sum[")
+    assert found[9]["by"] == "tests/test_sums.py::test_a_child"
+
+    (folder / "tests" / "test_more.py").write_text(
+        "from imagenet_prep.sums import seen, total\n\n"
+        "def test_a_sum_is_noted():\n    total([2])\n    assert seen[-1] == [2]\n"
+    )
+    again = run(
+        folder,
+        "--at-a-time",
+        "1",
+        "--again",
+        "found.json",
+        "--json",
+        "again.json",
+        "tests/test_more.py",
+    )
+
+    assert again.stdout.endswith("1 of 2 mutants were noticed\n")
+    assert [each["by"] for each in json.loads((folder / "again.json").read_text())] == [
+        *("", "tests/test_more.py::test_a_sum_is_noted"),
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("tests", "reason"),
+    [
+        ("import nowhere\n", "cannot collect tests/test_sums.py"),
+        ("def test_a_sum():\n    assert False\n", "none passed"),
+        ("import os\n\nos._exit(9)\n", "ended with 9"),
+        ("def test_nothing():\n    pass\n", "executes a line of imagenet_prep/sums.py"),
+    ],
+)
+def test_without_a_map_no_mutant_is_judged(tests: str, reason: str, tmp_path: Path) -> None:
+    done = run(checkout(tmp_path, tests), "--at-a-time", "1", "imagenet_prep")
+
+    assert done.returncode == 2
+    assert "No mutant was tried" in done.stderr
+    assert reason in done.stderr
+    assert "no test executes it" not in done.stdout
+
+
+def test_a_sample_is_the_same_for_the_same_seed_and_takes_only_the_kinds_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tried: list[list[program.Job]] = []
+
+    class Tried:
+        def __init__(self, *_: object) -> None: ...
+
+        def run(self, jobs: list[program.Job], on_trial: Callable[[Trial], None]) -> None:
+            tried.append(jobs)
+            for module, mutant in jobs:
+                on_trial(Trial(module, mutant, KILLED, 1, "a test"))
+
+    monkeypatch.setattr(program, "make_map", lambda *_: Map(Path("nowhere")))
+    monkeypatch.setattr(program, "Trials", Tried)
+    words = ["imagenet_prep/storage", "imagenet_prep/verify.py", "tests/storage"]
+    for more in (["--seed", "1"], ["--seed", "1"], ["--seed", "2"], ["--kind", "removed raise"]):
+        assert program.main([*words, "--sample", "20", *more]) == 0
+
+    first, same, other, raises = tried
+    assert first == same != other
+    assert {len(jobs) for jobs in tried} == {20}
+    assert {mutant.kind for _, mutant in raises} == {"removed raise"}
+    assert {module.split("/")[1] for module, _ in [*first, *other]} <= {"storage", "verify.py"}
+    assert "| removed raise | 20 | 20 | 0 | 0 | 100.0% |" in capsys.readouterr().out
+
+
+def test_of_many_tests_one_case_of_each_function_comes_before_the_second(tmp_path: Path) -> None:
+    names = [f"tests/storage/test_a.py::test_{a}[{b}]" for a in range(100) for b in range(3)]
+    names.append("tests/read/test_b.py::test_other_room")
+    (tmp_path / "7.seconds").write_text("".join(f'["{each}",1,true]\n' for each in names))
+    (tmp_path / "8.lines").write_text(
+        "".join(f'["{each}","imagenet_prep/storage/folder.py",3]\n' for each in names)
+    )
+
+    chosen = Map(tmp_path).chosen("imagenet_prep/storage/folder.py", 3)
+
+    assert len(chosen) == MOST_TESTS
+    assert sum(each.endswith("[0]") for each in chosen) == 100
+    assert names[-1] in chosen
 
 
 def test_a_commit_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.kit.command import PATIENCE_S
 
 TESTS = REPOSITORY / "tests"
 # Every room may use these: what all share, and the hostile inputs.
@@ -67,3 +71,24 @@ def test_no_file_of_the_tests_imports_a_test_or_another_room() -> None:
 )
 def test_an_import_is_refused_where_it_ties_two_tests(line: str, path: str, refused: bool) -> None:
     assert any(_refused(module, Path(path)) for module in _imported(line)) == refused
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("values", "code"), [("set", 1), ("sorted", 0)])
+def test_a_run_fails_if_the_tests_of_a_file_have_a_different_order_in_each_process(
+    values: str, code: int, tmp_path: Path
+) -> None:
+    (tmp_path / "test_a.py").write_text(
+        f"import pytest\n\n@pytest.mark.parametrize('x', {values}('abcdefghijklmnop'))\n"
+        "def test_x(x): pass\n"
+    )
+    argv = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "tests.kit.same_order", "."]
+    env = os.environ | {"PYTHONPATH": str(REPOSITORY), "PYTHONHASHSEED": "random"}
+
+    done = subprocess.run(
+        argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+
+    assert done.returncode == code, done.stdout + done.stderr
+    assert ("FAILED test_a.py: its tests have a different order" in done.stdout) == bool(code)
+    assert "16 passed" in done.stdout

@@ -161,7 +161,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         found = make_map(traced, tests, options.at_a_time)
     except MapError as error:
-        print(f"No mutant was tried: {error}", file=sys.stderr)
+        print(
+            f"No mutant was tried. The run of the tests for the map failed: {error}",
+            file=sys.stderr,
+        )
         return 2
     print(f"{len(found.seconds)} tests passed and execute {found.lines} lines", flush=True)
     for name in sorted(found.failed):

@@ -48,8 +48,8 @@ class Map:
     def chosen(self, module: str, line: int) -> list[str]:
         """Returns the tests for a line, the quickest first.
 
-        A line that runs only at import has the tests of its module. If there are too many, the
-        quickest case of each function comes first, and those of the module's own folder.
+        A line that runs only at import has all tests of its module. If there are too many, the
+        quickest case of each function is preferred, and the module's own folder.
         """
         of_lines = self._tests[module]
         if not (tests := of_lines.get(line, {""})):
@@ -110,12 +110,10 @@ def make_map(modules: Sequence[str], tests: Sequence[str], at_a_time: int) -> Ma
         workers = str(at_a_time if at_a_time > 1 else 0)
         argv = [*PYTEST, "-n", workers, "-p", "tests.mutants.executed", *tests]
         done = subprocess.run(argv, cwd=place, env=ORDERED, check=False)
+        if broken := sorted(set(executed.written(folder, "broken"))):
+            raise MapError(f"pytest cannot collect {', '.join(broken)}")
         if done.returncode not in (0, 1):  # 1: some tests failed, the others have their lines
-            raise MapError(
-                f"pytest, which runs all tests for the map, ended with {done.returncode}"
-            )
-    if broken := sorted(set(executed.written(folder, "broken"))):
-        raise MapError(f"pytest cannot collect {', '.join(broken)}")
+            raise MapError(f"pytest ended with {done.returncode}")
     found = Map(folder)
     if not found.seconds:
         raise MapError("of the tests that were run for the map none passed")
@@ -130,7 +128,6 @@ def _key(modules: Sequence[str], tests: Sequence[str]) -> str:
     digest = hashlib.sha256(json.dumps([modules, tests]).encode())
     for name in _names():
         if (ROOT / name).is_file():
-            digest.update(
-                name.encode() + b"\0" + hashlib.sha256((ROOT / name).read_bytes()).digest()
-            )
+            content = hashlib.sha256((ROOT / name).read_bytes())
+            digest.update(f"{name} {content.hexdigest()}\n".encode())
     return f"{digest.hexdigest()[:16]}.made"

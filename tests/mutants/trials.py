@@ -9,6 +9,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -21,6 +22,7 @@ APART = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"
 KILLED, SURVIVED, UNSEEN = "killed", "survived", "no test executes it"
 OUTCOMES = (KILLED, SURVIVED, UNSEEN)
 _TIMED_OUT = 137
+_TICKS = count(1_000_000_000)
 
 
 class Trial(NamedTuple):
@@ -100,15 +102,22 @@ def _run(
     module: str = "",
     mutant: Mutant | None = None,
 ) -> tuple[int, str]:
-    """Runs tests in a copy of the checkout, if there is a mutant with it; returns code, output."""
+    """Runs tests in a copy of the checkout, with a mutant or without; returns code and output."""
     apart = APART if os.geteuid() == 0 and shutil.which(APART[0]) else ()
     argv = [*apart, "timeout", "--signal=KILL", str(limit_s), *PYTEST, "-x", "-n", "0", *tests]
     source = (place / module).read_bytes() if mutant else b""
     try:
         if mutant:
-            (place / module).write_bytes(mutant.put(source))
+            _write(place / module, mutant.put(source))
         done = subprocess.run(argv, cwd=place, env=ORDERED, capture_output=True, check=False)
     finally:
         if mutant:
-            (place / module).write_bytes(source)
+            _write(place / module, source)
     return done.returncode, done.stdout.decode(errors="replace")
+
+
+def _write(path: Path, source: bytes) -> None:
+    """Gives a module a time of its own: Python keeps what it compiled for a time and a size."""
+    path.write_bytes(source)
+    tick = next(_TICKS)
+    os.utime(path, (tick, tick))

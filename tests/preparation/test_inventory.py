@@ -285,7 +285,11 @@ def of_class_tars(root: Path) -> Source:
     ("find", "parts"),
     [
         (of_records, {"train_1.rec": 5, "train_2.rec": 2}),
-        (of_parquet, {"train-00000-of-00002.parquet": 5, "train-00001-of-00002.parquet": 2}),
+        pytest.param(
+            of_parquet,
+            {"train-00000-of-00002.parquet": 5, "train-00001-of-00002.parquet": 2},
+            marks=pytest.mark.extras,
+        ),
         (of_class_tars, {"winter21_whole": 7}),
     ],
 )

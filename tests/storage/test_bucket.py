@@ -230,6 +230,7 @@ def test_a_copy_for_a_worker_holds_no_credential(store: BucketStore) -> None:
     assert pickle.loads(pickled).read("labels.txt") == b"some"
 
 
+@pytest.mark.extras
 @pytest.mark.parametrize("name", ["../x", "/x", "a/../../x", "\x1b[2J", "a\\b"], ids=ascii)
 def test_names_that_lead_outside_are_refused_before_anything_is_asked(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

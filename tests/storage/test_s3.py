@@ -17,6 +17,8 @@ from imagenet_prep.storage.s3 import S3
 from tests.kit.command import PATIENCE_S
 from tests.kit.scripted import said, scripted
 
+pytestmark = pytest.mark.extras
+
 STAT = Stat(3, '"e"', True)
 RANGE = "Content-Range: bytes 0-2/3"
 

@@ -1,0 +1,91 @@
+"""The layers of .ci/main.lock: each has all that it needs, and no more than that."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, requires
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.kit.command import PATIENCE_S, REPOSITORY
+
+MAKEFILE = (REPOSITORY / "Makefile").read_text("utf-8")
+# As the Makefile names them, but without the compiler, which depends on the machine.
+LAYERS = [
+    *(
+        line.replace("$(COMPILER) ", "")
+        for line in re.findall(r"^LAYERS_\w+ := (.+)$", MAKEFILE, re.MULTILINE)
+    ),
+    *re.findall(r"\$\(call install,\$\(VENV\)/\w+/bin/python,([a-z ]+)", MAKEFILE),
+]
+
+
+def printed(layers: str, lock: str = ".ci/main.lock") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, ".ci/layer.py", lock, *layers.split()],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+
+
+def names(text: str) -> set[str]:
+    return {canonicalize_name(name) for name in re.findall(r"^([\w.-]+)==", text, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+def test_a_layer_has_what_its_packages_need(layers: str) -> None:
+    found = names(printed(layers).stdout)
+    lacks = []
+    for name in found:
+        try:
+            needs = map(Requirement, requires(name) or ())
+        except PackageNotFoundError:
+            continue  # of another environment
+        lacks += [
+            f"{name} needs {each}"
+            for each in needs
+            if (each.marker is None or each.marker.evaluate({"extra": ""}))
+            and canonicalize_name(each.name) not in found
+        ]
+
+    assert len(LAYERS) == 6
+    assert len(found) > 20
+    assert lacks == []
+
+
+def test_every_package_of_a_layer_has_its_hashes() -> None:
+    text = printed("project build quick").stdout
+    entries = [each for each in re.split(r"\n(?=\w)", text) if "==" in each]
+
+    assert len(entries) == len(names(text))
+    assert [each for each in entries if "--hash=sha256:" not in each] == []
+
+
+def test_the_quick_layer_has_no_framework_and_is_a_sixth_of_the_tests() -> None:
+    quick, everything = (
+        names(printed(each).stdout) for each in ("project build quick", "all test")
+    )
+
+    assert {"ruff", "pytest", "hypothesis", "numpy"} <= quick
+    assert not {"tensorflow-cpu", "apache-beam", "torch", "opencv-python-headless"} & quick
+    assert len(quick) < len(everything) / 4
+
+
+@pytest.mark.parametrize(
+    ("layers", "lock", "says"),
+    [
+        ("quik", ".ci/main.lock", "quik is no extra or group"),
+        ("quick", "docker/mxnet.lock", "the lock has no hypothesis, .*: run `make locks`"),
+    ],
+)
+def test_what_is_not_there_is_named(layers: str, lock: str, says: str) -> None:
+    done = printed(layers, lock)
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.search(says, done.stderr)

@@ -109,8 +109,8 @@ class Config(RunFlags):
         "n01440764/n01440764_10026.JPEG",
     )
     force: bool = switch(
-        help="replace a split that resize made in OUTPUT with other settings or another codec, and "
-        "nothing else",
+        help="replace a split that resize made in OUTPUT with other settings, another codec or "
+        "another input, and nothing else",
         aliases=("-f",),
     )
     start_offset: int = flag(0, help="only 0: finished shards are found without it", metavar="0")

@@ -46,6 +46,7 @@ class Output:
     Attributes:
       seen: its content when `left` was last called.
       is_doubted: as of `Decision`.
+      changed: splits that --force replaces, since their source has changed.
     """
 
     seen: Standing
@@ -55,6 +56,7 @@ class Output:
         self.store = store
         self.wanted = wanted
         self._splits = wanted.settings.splits
+        self.changed = set[str]()
         self._decision: Decision | None = None
         self._bad: list[Incident] = []
         self._start = time.time()
@@ -81,7 +83,7 @@ class Output:
 
     def _decide(self) -> Decision:
         self.seen = standing.look(self.store, self.wanted)
-        decision = self._decision = standing.decide(self.seen, self.wanted)
+        decision = self._decision = standing.decide(self.seen, self.wanted, self.changed)
         self.is_doubted = decision.is_doubted
         if not decision.left and (folder := self.store.as_folder):
             folder.settle()
@@ -122,24 +124,19 @@ class Output:
             lacks = {key: kind for split in kept for key, kind in noted[split][1].items()}
             listed = self._listed_incidents(there) or ()
             draft = draft.with_kept(there, kept, listed, lacks)
-        digest, config = "", Settings(wanted.settings.verb, made).config if made else {}
-        manifest = draft.manifest(wanted, config, libraries)
-        if there:
-            # It must not be seen next to small files that are not its own.
-            self.store.write(naming.REPLACED, there.dumps())
+        if not draft.splits:
             self.store.remove(naming.MANIFEST)
-        if draft.splits:
-            digest = publish(
-                self.store,
-                manifest,
-                incidents=draft.incidents,
-                classes=draft.classes,
-                name=wanted.name,
-            ).digest
-        if there:
-            self.store.remove(naming.REPLACED)
-        if digest and wanted.identities:
-            self._note(digest, noted)
+            return
+        manifest = publish(
+            self.store,
+            draft.manifest(wanted, Settings(wanted.settings.verb, made).config, libraries),
+            incidents=draft.incidents,
+            classes=draft.classes,
+            name=wanted.name,
+            replaced=there,
+        )
+        if wanted.identities:
+            self._note(manifest.digest, noted)
 
     def _kept(self, there: Manifest, others: set[str]) -> set[str]:
         """Returns the splits that stay; none if their lines of quarantine.jsonl are lost."""

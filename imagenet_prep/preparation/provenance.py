@@ -34,6 +34,7 @@ from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
 from imagenet_prep.storage import scratch, tables
 from imagenet_prep.storage.fetch import hashed
 from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.opened import lost
 from imagenet_prep.storage.remote_archives import open_archives
 from imagenet_prep.storage.store import Store
 
@@ -74,9 +75,10 @@ def demand_same_shards(
 ) -> None:
     """As `demand_same_source`, for the finished splits of `resize` and the shards that it read.
 
-    `excluded` holds the keys of excluded images, by shard.
+    `excluded` holds the keys of excluded images, by shard. With --force, the output replaces the
+    splits that differ.
     """
-    there, found = output.seen.committed, list[str]()
+    there, found = output.seen.committed, dict[str, list[str]]()
     if there is None or not output.is_doubted:
         return
     for split in splits:
@@ -85,20 +87,24 @@ def demand_same_shards(
                 partial(_kept, read.store, shard, excluded.get(shard.name, frozenset()))
                 for shard in read.manifest.splits[split].shards
             ]
-            found += _differences(output.store, there, split, images, _is_other)
+            found[split] = [*_differences(output.store, there, split, images, _is_other)]
             continue
         work = partial(_hash_shard, store=read.store)
         with scratch.place() as place:
             stage = engine.Stage("md5", there.digest, LocalStore(place), work, HashedArchive)
-            found += _other_md5s(there, stage, read.splits[split], quiet=quiet)
-    _settle(output, found)
+            found[split] = [*_other_md5s(there, stage, read.splits[split], quiet=quiet)]
+    if output.wanted.force and any(found.values()):
+        output.changed.update(split for split in found if found[split])
+    else:
+        _settle(output, [each for of_split in found.values() for each in of_split])
 
 
 def _settle(output: Output, found: Sequence[str], *, note: bool = True) -> None:
     if found:
+        advice = "" if output.wanted.force is None else ", or let --force replace what is there"
         raise UsageError(
             f"{output.store.where()} holds another dataset, since its source has changed: "
-            f"{'; '.join(found)}. Choose another folder."
+            f"{'; '.join(found)}. Choose another folder{advice}."
         )
     if note:
         output.note_source()
@@ -108,8 +114,7 @@ def _is_listed(store: Store, there: Manifest) -> bool:
     """Returns whether the files that list the images of a dataset are all there."""
     shards = (shard for split in there.splits.values() for shard in split.shards)
     files = [*there.files, *filter(None, (shard.samples for shard in shards))]
-    sizes = store.sizes(file.name for file in files)
-    return there.has_samples and sizes == {file.name: file.num_bytes for file in files}
+    return there.has_samples and not lost(store, files)
 
 
 def _other_images(

@@ -39,6 +39,7 @@ from imagenet_prep.preparation.provenance import demand_same_shards
 from imagenet_prep.preparation.standing import Wanted
 from imagenet_prep.preparation.tasks import WriteWork
 from imagenet_prep.shards.commit import num_per_class, split_of
+from imagenet_prep.shards.samples_root import same_key
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources import tfrecords
 from imagenet_prep.sources.labelling import Labelling, are_wnids
@@ -75,9 +76,13 @@ class RewriteWork:
 
         def images() -> Iterator[tuple[Member, bytes]]:
             new = self.renamed.get(naming.samples_name(shard.name), {})
-            found = tfrecords.read(self.store, shard, self.labelling, [md5])
+            found, seen = tfrecords.read(self.store, shard, self.labelling, [md5]), dict[str, int]()
             for number, (read, data) in enumerate(found):
                 member = read._replace(key=new.get(number, read.key))
+                if (first := seen.setdefault(member.key, number)) != number:
+                    # Equal keys in different shards are found when the split is committed.
+                    places = (f"record {each} of {shard.file}" for each in (first, number))
+                    raise same_key(self.store, member.key, *places)
                 if member.key in excluded:
                     left_out.append(Incident(*member[:5], EXCLUDED, "listed", _LISTED))
                     continue
@@ -185,7 +190,7 @@ def run(job: Job, store: Store) -> Json:
     left = output.left()
     finished = [split for split in job.splits if split not in left]
     demand_same_shards(job.found, finished, job.excluded, output, quiet=job.quiet)
-    if left:
+    if left or output.changed:
         with output.store.lock():
             left = output.left()
             labelling = _labelling(job, store, output, left)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from imagenet_prep.dataset.settings import Settings
 from imagenet_prep.shards.commit import check_finished
 from imagenet_prep.sources.shard_files import split_of
 from imagenet_prep.storage import notes
-from imagenet_prep.storage.opened import Dataset, committed
+from imagenet_prep.storage.opened import Dataset, committed, lost
 from imagenet_prep.storage.origins import Origin
 from imagenet_prep.storage.store import Store
 
@@ -45,7 +45,8 @@ class Wanted:
       newest: the latest time at which one of these files changed, in ns.
       allowed_bad_images: 0 stops at the first, None never.
       origin: where the source lies, for `report`; None where that is no folder of this machine.
-      force: replace splits that have other settings; None if the verb has no such flag.
+      force: replace splits that have other settings or a changed source; None if the verb has no
+        such flag.
     """
 
     settings: Settings
@@ -187,16 +188,12 @@ def _whole(store: Store, there: Manifest | None, wanted: Wanted) -> frozenset[st
     if there is None:
         return frozenset()
     splits = [split for split in wanted.settings.splits if split in there.splits]
-    sizes = store.sizes(file.name for file in there.files_of(splits))
-    return frozenset(
-        split
-        for split in splits
-        if all(sizes.get(file.name) == file.num_bytes for file in there.files_of([split]))
-    )
+    gone = lost(store, there.files_of(splits))
+    return frozenset(s for s in splits if gone.isdisjoint(f.name for f in there.files_of([s])))
 
 
-def decide(standing: Standing, wanted: Wanted) -> Decision:
-    """Returns what a run that wants this set does here."""
+def decide(standing: Standing, wanted: Wanted, changed: Collection[str] = frozenset()) -> Decision:
+    """Returns what a run does that wants this set, whose source has changed for some splits."""
     if standing.others:
         raise UsageError(
             f"{standing.where} is the root of a bucket, and holds other data sets: "
@@ -209,8 +206,8 @@ def decide(standing: Standing, wanted: Wanted) -> Decision:
     _refuse_strangers(standing, wanted.settings.verb, made)
     replaced: list[str] = []
     if wanted.force:
-        codec_differs = bool(_other_libraries(standing, wanted))
-        replaced = [s for s in splits if s in made and (codec_differs or made[s] != splits[s])]
+        others = made.keys() if _other_libraries(standing, wanted) else changed
+        replaced = [s for s in splits if s in made and (s in others or made[s] != splits[s])]
     left = [
         split
         for split in splits

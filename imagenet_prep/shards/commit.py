@@ -29,6 +29,7 @@ def publish(
     incidents: Iterable[Incident],
     classes: ClassList,
     name: str = tfds.IMAGENET,
+    replaced: Manifest | None = None,
 ) -> Manifest:
     """Publishes the small files and then dataset.json; returns the manifest.
 
@@ -37,6 +38,7 @@ def publish(
       draft: the manifest, without quarantined, repaired, files and the roots of splits.
       incidents: lines of quarantine.jsonl, of all splits, in any order.
       name: of the dataset, for `dataset.tfds`.
+      replaced: the manifest that is there now.
     """
     splits = {name: with_root(store, split) for name, split in draft.splits.items()}
     incidents = sorted(incidents, key=lambda incident: incident.key)
@@ -51,11 +53,18 @@ def publish(
             for name, data in sorted(contents.items())
         ],
     )
+    store.verify_published(manifest.files_of(splits)[len(manifest.files) :])
+    if replaced:
+        # It must not be seen next to small files that are not its own.
+        store.write(naming.REPLACED, replaced.dumps())
+        store.remove(naming.MANIFEST)
     for name, data in contents.items():
         store.write(name, data)
     # The manifest comes last: when it can be seen, all files that it names are there.
-    store.verify_published(manifest.files_of(splits))
+    store.verify_published(manifest.files)
     store.write(naming.MANIFEST, manifest.dumps())
+    if replaced:
+        store.remove(naming.REPLACED)
     return manifest
 
 

@@ -62,8 +62,13 @@ def equal_keys(store: Readable, shards: Sequence[Shard], key: str) -> DataDamage
         for number, (_, other, _) in enumerate(heads)
         if other == key
     ]
+    return same_key(store, key, *places[:2])
+
+
+def same_key(store: Readable, key: str, *places: str) -> DataDamagedError:
+    """Returns the error that the records at these places have the same key."""
     return DataDamagedError(
-        f"{store.where()}: two records have the key {key!r}: {' and '.join(places[:2])}. An image "
+        f"{store.where()}: two records have the key {key!r}: {' and '.join(places)}. An image "
         "has a key of its own. imagenet-prep adopt gives the shards of another program such keys: "
         "with --out NEW, then use NEW."
     )

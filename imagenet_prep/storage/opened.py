@@ -15,7 +15,7 @@ from imagenet_prep.core import canonical, regular_file
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError, ManifestError, UsageError
 from imagenet_prep.dataset import claims, class_list, manifest, naming, placement, samples, tfds
 from imagenet_prep.dataset.class_list import ClassList
-from imagenet_prep.dataset.manifest import Manifest, Shard, demand_samples
+from imagenet_prep.dataset.manifest import File, Manifest, Shard, demand_samples
 from imagenet_prep.dataset.placement import Placement
 from imagenet_prep.dataset.samples import Head, Sample
 from imagenet_prep.storage import tables
@@ -112,9 +112,7 @@ class Dataset:
 
     def lost(self) -> list[str]:
         """Returns the files of the manifest that are missing or have a different size."""
-        files = self.manifest.files_of(self.manifest.splits)
-        sizes = self.store.sizes(file.name for file in files)
-        return [file.name for file in files if sizes.get(file.name) != file.num_bytes]
+        return sorted(lost(self.store, self.manifest.files_of(self.manifest.splits)))
 
     def shards(self, split: str) -> list[Shard]:
         """Returns the shards of a split that are here; none if there is no such split."""
@@ -144,6 +142,12 @@ class Dataset:
         """Yields the samples of each shard in the order of its records; as `tables.each`."""
         parse = partial(samples.parse, num_classes=self.manifest.classes.count)
         return tables.each(parse, self.store, shards)
+
+
+def lost(store: Readable, files: Collection[File]) -> set[str]:
+    """Returns the names of the files that are missing or have a different size."""
+    sizes = store.sizes(file.name for file in files)
+    return {file.name for file in files if sizes.get(file.name) != file.num_bytes}
 
 
 def demand_file(store: Readable) -> None:

@@ -21,6 +21,7 @@ from imagenet_prep.engine import Stage
 from imagenet_prep.preparation.draft import Draft
 from imagenet_prep.preparation.output import Output, listed_incidents
 from imagenet_prep.preparation.standing import Wanted
+from imagenet_prep.shards import commit
 from imagenet_prep.shards.commit import publish
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.storage import origins
@@ -398,6 +399,21 @@ def test_a_lost_list_of_incidents_is_made_again_with_all_splits(tmp_path: Path, 
     assert make(tmp_path, resized(*BOTH)) == [*BOTH]
     after = all_files(tmp_path)
     assert {**after, ".work/lock": b""} == {**before, ".work/lock": b""}
+
+
+def test_the_manifest_stays_until_the_next_one_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path, resized("train"))
+    with_root, seen = commit.with_root, []
+
+    def looked(store: LocalStore, split: Split) -> Split:
+        seen.append((tmp_path / naming.MANIFEST).exists())
+        return with_root(store, split)
+
+    monkeypatch.setattr(commit, "with_root", looked)
+    make(tmp_path, resized("validation"))
+    assert seen == [True, True]
 
 
 def test_manifest_and_small_files_agree_at_every_moment(

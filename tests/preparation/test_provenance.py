@@ -15,7 +15,9 @@ from imagenet_prep.core.errors import DataDamagedError, SourceError, UsageError
 from imagenet_prep.pipelines import prepare
 from imagenet_prep.preparation import provenance
 from imagenet_prep.preparation.config import Config
+from imagenet_prep.storage.opened import open_dataset
 from tests.kit import foreign
+from tests.kit.dataset import stamps
 from tests.kit.foreign_sets import few_images
 from tests.kit.miniature import Miniature
 from tests.kit.photographs import photograph
@@ -45,6 +47,12 @@ def made(source: Path, out: Path, **more: Any) -> Any:
 def damaged(data: bytes) -> bytes:
     """Returns a JPEG of the same size whose last rows are lost."""
     return data[:-60] + bytes(58) + data[-2:]
+
+
+def labels(out: Path) -> dict[str, int]:
+    there = open_dataset(str(out))
+    rows = (row for of_shard in there.rows(there.shards("train")) for row in of_shard)
+    return {row.key: row.class_index for row in rows}
 
 
 def moved(source: Path) -> None:
@@ -212,7 +220,7 @@ def test_resize_knows_its_input_by_the_images(source: Path, tmp_path: Path) -> N
     argv = ["set", "--relabel", "labels.csv", "--out", "other", "--json"]
     amend.run([word if "-" in word else str(tmp_path / word) for word in argv])
 
-    def resized(of: str) -> Any:
+    def resized(of: str, **more: Any) -> Any:
         return resize.resize(
             resize.Config(
                 input_dir=str(tmp_path / of),
@@ -220,6 +228,7 @@ def test_resize_knows_its_input_by_the_images(source: Path, tmp_path: Path) -> N
                 short_side=16,
                 workers=1,
                 json=True,
+                **more,
             )
         )
 
@@ -229,8 +238,14 @@ def test_resize_knows_its_input_by_the_images(source: Path, tmp_path: Path) -> N
     with pytest.raises(UsageError, match=r"1 image of another class or size \(cat/0.jpg\)"):
         resized("other")
     shutil.rmtree(tmp_path / "small/.work")
-    with pytest.raises(UsageError, match=r"1 image of another class or size \(cat/0.jpg\)"):
+    with pytest.raises(UsageError, match=r"or size \(cat/0.jpg\)\. .*let --force replace"):
         resized("other")
+    assert labels(tmp_path / "small")["cat/0.jpg"] == 0
+    resized("other", force=True)
+    assert labels(tmp_path / "small")["cat/0.jpg"] == 1
+    before = stamps(tmp_path / "small")
+    resized("other", force=True)
+    assert stamps(tmp_path / "small") == before
 
 
 def test_shards_of_another_program_are_known_by_their_md5(tmp_path: Path) -> None:

@@ -78,6 +78,17 @@ def test_a_bad_image_is_left_out_of_originals_or_stops_them(tmp_path: Path) -> N
     assert made.lacks == {}
 
 
+def test_equal_keys_in_a_shard_are_named_before_it_is_written(tmp_path: Path) -> None:
+    root = given(tmp_path / "in", *(picture(number, plain(number)) for number in (0, 1, 0)))
+    for path in (*root.glob("*.json"), *root.glob("labels.txt")):
+        path.unlink()
+    name = naming.shard_name("train", 0, 1)
+    said = f"record 0 of {name} and record 2 of {name}.*adopt"
+    with pytest.raises(DataDamagedError, match=said):
+        rewrite.run(job(root, "train"), LocalStore(tmp_path / "out"))
+    assert not [*(tmp_path / "out").glob("train-*")]
+
+
 def test_images_are_shrunk_and_a_second_run_finds_nothing_to_do(tmp_path: Path) -> None:
     root = given(tmp_path / "in", *(picture(number, plain(number)) for number in (2, 0)))
     small = job(root, "train", policy=Policy(16, 85))

@@ -125,7 +125,7 @@ class Output:
             listed = self._listed_incidents(there) or ()
             draft = draft.with_kept(there, kept, listed, lacks)
         if not draft.splits:
-            self.store.remove(naming.MANIFEST)
+            self.store.remove(naming.MANIFEST, naming.REPLACED)
             return
         manifest = publish(
             self.store,

@@ -107,8 +107,10 @@ def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
         if store.size(naming.MANIFEST) is not None:
             return _completed(config, store), None
         adoption.finish_renames(store.local)
-    found = shard_files.find(source)
+    shard_files.find(source)  # refuses what is no set, before anything is made
     with store.lock():
+        # Links that a killed run has left are gone now, which has changed the stamps of the shards.
+        found = shard_files.find(source)
         seen = check_existing_set(found, store, workers, quiet=config.json)
         refusal = _refusal(config, found, seen)
         if refusal is None and not config.rewrite:

@@ -20,7 +20,7 @@ from imagenet_prep.dataset.manifest import File, Manifest
 from imagenet_prep.dataset.settings import ADOPT, Settings
 from imagenet_prep.preparation import distinct_keys
 from imagenet_prep.preparation.draft import Draft
-from imagenet_prep.preparation.existing_set import ExistingSet, check_existing_set, identity
+from imagenet_prep.preparation.existing_set import ExistingSet, check_existing_set
 from imagenet_prep.preparation.output import Output
 from imagenet_prep.preparation.standing import BEGUN, Adoption, Begun, Wanted
 from imagenet_prep.shards.commit import small_files, split_of, with_root
@@ -89,7 +89,7 @@ def complete(
             for shard, each in zip(found.splits[split], shards_seen, strict=True)
         ]
         bring = partial(_bring, source=found.store, store=store)
-        stage = engine.Stage(ADOPT, identity(checked), store, bring, _Brought)
+        stage = engine.Stage(ADOPT, canonical.digest(shards), store, bring, _Brought)
         engine.run(stage, checked, workers, title=ADOPT, quiet=quiet)
     _publish(store, seen, with_index=True)
     _commit(store, seen)

@@ -273,7 +273,7 @@ def _write(job: Job, store: Store, output: Output, split: str, labelling: Labell
             job.wanted.libraries,
             labelling.offset,
             classes.render().decode(),
-            identity(shards),
+            job.wanted.identities[split],
             *([sorted(job.renamed)] if job.renamed else []),
         ]
     )

@@ -19,6 +19,7 @@ from imagenet_prep.preparation.draft import Draft
 from imagenet_prep.preparation.job import Job
 from imagenet_prep.preparation.output import Output
 from imagenet_prep.preparation.planning import Inventory
+from imagenet_prep.preparation.selection import Selection
 from imagenet_prep.preparation.space import Forecast
 from imagenet_prep.preparation.tasks import (
     HashedArchive,
@@ -32,8 +33,9 @@ from imagenet_prep.shards.commit import split_of
 from imagenet_prep.shards.plan import MOST_BYTES
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources.folder import Folder
+from imagenet_prep.sources.ilsvrc import Tars
 from imagenet_prep.sources.member_reader import MemberReader
-from imagenet_prep.storage import ledger
+from imagenet_prep.sources.source import file_part
 from imagenet_prep.storage.archive import ArchiveReader
 from imagenet_prep.storage.remote_archives import RemoteArchives, open_archives
 from imagenet_prep.storage.store import Store
@@ -166,6 +168,21 @@ def write_stage(job: Job, inventory: Inventory, store: Store, plans: Store) -> W
     return Stage("write", digest, store, work, WrittenShard | HashedArchive)
 
 
+def _demand_unchanged(selection: Selection) -> None:
+    """Raises SourceError if an archive was changed while it was read; folders check each file."""
+    parts, source = {part.path: part.newest for part in selection.parts}, selection.source
+    # Tars in a folder are one part.
+    others = source.archives.values() if isinstance(source, Tars) else ()
+    newest = max(parts.values())
+    for path in (*parts, *others):
+        now = file_part(path).newest if isinstance(path, Path) else 0
+        if now and now != parts.get(path, min(now, newest)):
+            raise SourceError(
+                f"{path}: was changed while it was read. Leave the source as it is while it is "
+                "read, then run the same command again."
+            )
+
+
 def _demand_all(job: Job, inventory: Inventory, shards: Collection[WrittenShard]) -> None:
     """Raises SourceError unless each image is in the dataset, or in quarantine.jsonl."""
     selection = job.selection
@@ -191,14 +208,7 @@ def commit(
     made: Sequence[WrittenShard | HashedArchive],
 ) -> None:
     """Publishes the manifest, from the receipts of all tasks."""
-    # The members of a proven archive have its md5 if it is still the file that was proven.
-    for part in job.selection.parts:
-        proof = job.proven_md5.get(part.name)
-        if proof and isinstance(part.path, Path) and ledger.verified_md5(part.path) != proof:
-            raise SourceError(
-                f"{part.path}: was touched while it was read, so its proven md5 counts no more. "
-                "Run the same command again: the file is then read for its md5."
-            )
+    _demand_unchanged(job.selection)
     read = {each.archive: each.md5 for each in made if isinstance(each, HashedArchive)}
     md5 = {**job.proven_md5, **inventory.md5, **read}
     shards = {each.shard: each for each in made if isinstance(each, WrittenShard)}

@@ -24,7 +24,7 @@ from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.ignored import ending, in_words, most_frequent
 from imagenet_prep.dataset.member import MAX_IMAGE_BYTES, Member
 from imagenet_prep.sources import labels, layout, lemmas, listing, source
-from imagenet_prep.sources.scan import File, hidden_files, read_errors, subfolders
+from imagenet_prep.sources.scan import File, hidden_files, read_errors, stamp, subfolders
 from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage.archive import Range
 from imagenet_prep.storage.remote_path import open_to_read
@@ -41,19 +41,22 @@ SOLUTION = "LOC_val_solution.csv"
 class FileReader:
     """Reads whole files below a folder. Opens and closes each: there may be a million."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    def __init__(self, root: Path, newest: int) -> None:
+        """Takes the folder, and the latest stamp of its files when they were listed."""
+        self._root, self._newest = root, newest
 
     def read(self, archive: str, offset: int, size: int) -> bytes:
         """Returns the first `size` bytes of a file: all of them unless it is too large."""
         path = self._root / archive
         with read_errors(path, "Check the disk that holds it."), open_to_read(path) as file:
-            there = os.fstat(file.fileno()).st_size
+            now = os.fstat(file.fileno())
             data = file.read(offset + size)
-        if there < size or (there > size and size <= MAX_IMAGE_BYTES):
+        size_differs = now.st_size < size or (now.st_size > size and size <= MAX_IMAGE_BYTES)
+        if size_differs or stamp(now) > self._newest:
+            sizes = f": has {now.st_size:,} bytes, had {size:,}" if size_differs else ""
             raise SourceError(
-                f"{path}: has {there:,} bytes, had {size:,} when it was listed. "
-                "Leave the source as it is while it is read, then run this again."
+                f"{path}: was changed after it was listed{sizes}. Leave the source as it is while "
+                "it is read, then run this again."
             )
         return data
 
@@ -96,7 +99,7 @@ class Folder(source.Stored):
     @property
     def reader(self) -> FileReader:
         """Reads the files."""
-        return FileReader(self.root)
+        return FileReader(self.root, max(part.newest for part in self.parts))
 
     def index(self, task: IndexTask) -> list[Member]:
         """Returns the images of one folder, sorted by key."""

@@ -51,8 +51,9 @@ class Stat(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result) -> Self:
-        """Returns what is told of a file on a disk."""
-        return cls(status.st_size, str(status.st_mtime_ns), ranges=True)
+        """Returns what is told of a file on a disk: an mtime can be set back, a ctime cannot."""
+        changed = max(status.st_mtime_ns, status.st_ctime_ns)
+        return cls(status.st_size, str(changed), ranges=True)
 
 
 class UnavailableError(Exception):

@@ -21,6 +21,7 @@ from typing import Protocol
 
 from tests.campaign.adopt import Adopt
 from tests.campaign.amend import Amend, AmendInS3
+from tests.campaign.changing import VERBS, Changing, cases
 from tests.campaign.download import Download
 from tests.campaign.duplicates import Duplicates
 from tests.campaign.export import Export
@@ -48,8 +49,17 @@ WEIGHTS = {
     "s3": 5,
     "amend-s3": 4,
     "train": 4,
+    # A source changes between two runs.
+    "changing-prepare": 25,
+    "changing-resize": 15,
+    "changing-amend": 12,
+    "changing-adopt": 8,
+    "changing-export": 12,
+    "changing-replicate": 8,
+    "changing-duplicates": 1,
 }
 
+_CHANGING = tuple(f"changing-{verb}" for verb in VERBS)
 
 # The process that carries out the commands of a kind, where it is not that of most.
 _WARM = {"s3": "s3", "amend-s3": "s3", "train": "train"}
@@ -145,6 +155,10 @@ class Place:
             elif kind == "amend-s3":
                 there = self._made(f"amend-{self._folder.name}")
                 self._kinds[kind] = [AmendInS3(story(), source, there, self._server())]
+            elif kind in _CHANGING:
+                verb = kind.removeprefix("changing-")
+                of_verb = cases(verb, self._mini, story().undisturbed, self._made(kind))
+                self._kinds[kind] = [Changing(kind, of_verb)]
             elif kind == "s3":
                 server = self._server()
                 to_s3 = PrepareToS3(story(), source, server, lambda: self._process("another"))
@@ -226,7 +240,7 @@ def run(seed: int, numbers: Sequence[int], kinds: Sequence[str], jobs: int) -> d
             with printing:
                 _add(totals[kind], story, number, time.monotonic() - began)
                 shown = ", ".join(f"{count} {what}" for what, count in story.faults.items())
-                print(f"round {number:5d} {kind:10s} {story.runs:3d} runs: {shown}", flush=True)
+                print(f"round {number:5d} {kind:19s} {story.runs:3d} runs: {shown}", flush=True)
                 if story.violation:
                     again = f"--seed {seed} --first {number} --rounds 1 --only {','.join(kinds)}"
                     print(f"VIOLATION ({again}): {story.violation}", flush=True)
@@ -249,10 +263,10 @@ def _add(total: Total, story: Story, number: int, seconds: float) -> None:
 
 def table(totals: dict[str, Total]) -> str:
     """Returns a line a kind and one for all."""
-    lines = [f"{'kind':10s} {'rounds':>7s} {'faults':>7s} {'runs':>7s} {'violations':>11s}"]
+    lines = [f"{'kind':19s} {'rounds':>7s} {'faults':>7s} {'runs':>7s} {'violations':>11s}"]
     for kind, total in totals.items():
         lines.append(
-            f"{kind:10s} {total.rounds:7d} {total.faults.total():7d} {total.runs:7d} "
+            f"{kind:19s} {total.rounds:7d} {total.faults.total():7d} {total.runs:7d} "
             f"{len(total.violations):11d}   {total.seconds:,.0f} s, CPU {total.cpu_s:,.0f} s"
         )
         lines += [f"    {count:6d} {what}" for what, count in sorted(total.faults.items())]
@@ -265,7 +279,7 @@ def table(totals: dict[str, Total]) -> str:
             lambda t: len(t.violations),
         )
     )
-    lines.append(f"{'all':10s} {rounds:7d} {faults:7d} {runs:7d} {wrong:11d}")
+    lines.append(f"{'all':19s} {rounds:7d} {faults:7d} {runs:7d} {wrong:11d}")
     return "\n".join(lines)
 
 

@@ -24,7 +24,7 @@ from tests.campaign.story import KILL, Story, hold
 from tests.hostile.arena import Arena
 from tests.kit import faults, foreign, warm
 from tests.kit.amended import make_changes
-from tests.kit.dataset import contents
+from tests.kit.dataset import all_files, contents
 from tests.kit.http_server import serve
 from tests.kit.miniature import miniature_for_tests
 from tests.kit.replicas import make_dataset
@@ -169,7 +169,8 @@ def theatres(number: int) -> Iterator[queue.SimpleQueue[Theatre]]:
 
 def seen(target: Path) -> dict[str, bytes]:
     """Returns what a user sees of a product; a complete page counts as equal to any other."""
-    found = contents(target) if target.is_dir() else {}
+    # Some formats lie in folders of a name and a version, each with its own notes.
+    found = {n: data for n, data in all_files(target).items() if ".work" not in Path(n).parts}
     found = {name: data for name, data in found.items() if not name.endswith(".partial")}
     for name, data in found.items():
         if name.endswith(".html") and data.rstrip().endswith(b"</html>"):

@@ -53,6 +53,7 @@ class Story:
       runs: commands that were started.
       cpu_s: processor time of theirs.
       violation: what did not hold; "" for nothing.
+      ended: the last command that has ended.
     """
 
     arena: Arena
@@ -62,6 +63,7 @@ class Story:
     runs: int = 0
     cpu_s: float = 0.0
     violation: str = ""
+    ended: Ended | None = None
 
     @property
     def folder(self) -> Path:
@@ -90,7 +92,7 @@ class Story:
 
     def finish_beside(self, warm: Warm, *codes: int) -> Ended:
         """The same for a command of another process."""
-        ended = warm.finish(PATIENCE_S)
+        self.ended = ended = warm.finish(PATIENCE_S)
         self.cpu_s += ended.cpu_s
         said = (ended.out[-500:] + ended.err[-2500:]).decode(errors="replace")
         hold(not ended.hung, f"still running after {PATIENCE_S} s: {said}")
@@ -106,7 +108,12 @@ class Story:
         return self.finish(0)
 
     def ended_early(
-        self, words: Sequence[str | Path], changes: int, seconds: float, **told: object
+        self,
+        words: Sequence[str | Path],
+        changes: int,
+        seconds: float,
+        refusals: Sequence[int] = (),
+        **told: object,
     ) -> bool:
         """Runs a command that is ended by a signal, or meets a broken disk; returns whether it did.
 
@@ -114,10 +121,11 @@ class Story:
           words: verb and flags.
           changes: of files that a whole run makes.
           seconds: that a whole run takes.
+          refusals: exit codes that it may end with, too.
           **told: as for `start`.
         """
         if self.rng.random() < _FAILING_CHANCE:
-            return self._meets_a_broken_disk(words, changes, **told)
+            return self._meets_a_broken_disk(words, changes, refusals, **told)
         signum = self.rng.choice((KILL, KILL, TERM, INT))
         if signum != KILL or self.rng.random() < _BY_PLACE_CHANCE:
             self.start(words, at=self.place(changes), signum=int(signum), **told)
@@ -125,21 +133,21 @@ class Story:
             self.start(words, **told)
             if not self.warm.ended(self.rng.uniform(0, seconds)):
                 self.warm.send(KILL)
-        ended = self.finish(0, INTERRUPTED, -KILL)
-        if ended.code == 0:
+        ended = self.finish(0, INTERRUPTED, -KILL, *refusals)
+        if ended.code in (0, *refusals):
             return False
         self.faults[signal.Signals(signum).name] += 1
         return True
 
     def _meets_a_broken_disk(
-        self, words: Sequence[str | Path], changes: int, **told: object
+        self, words: Sequence[str | Path], changes: int, refusals: Sequence[int], **told: object
     ) -> bool:
         """Runs a command some of whose changes of files fail; returns whether one did."""
         error = self.rng.choice((errno.EIO, errno.ENOSPC, errno.EDQUOT))
         how = {"at": self.place(changes), "times": self.rng.randint(1, 4), "errno": error}
         self.start(words, **how, below=str(self.folder), **told)
         # What it can do without may fail; then it has done all the rest.
-        self.finish(0, 1, 4)
+        self.finish(0, 1, 4, *refusals)
         failed = int((self.folder / "changes").read_text().split()[1])
         self.faults["failing change"] += bool(failed)
         return bool(failed)

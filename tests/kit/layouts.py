@@ -88,11 +88,11 @@ def make_class_tars(classes: Mapping[str, Sequence[str]], root: Path, *, whole: 
     """
     root.mkdir(parents=True, exist_ok=True)
     tars = {
-        f"{wnid}.tar": _tar({name: _jpeg_called(name) for name in names})
+        f"{wnid}.tar": tar({name: _jpeg_called(name) for name in names})
         for wnid, names in classes.items()
     }
     if whole:
-        (root / "fall11_whole.tar").write_bytes(_tar(tars))
+        (root / "fall11_whole.tar").write_bytes(tar(tars))
     else:
         for name, data in tars.items():
             write(root / "winter21_whole" / name, data)
@@ -108,7 +108,8 @@ def _jpeg_called(name: str) -> bytes:
     return buffer.getvalue()
 
 
-def _tar(files: Mapping[str, bytes]) -> bytes:
+def tar(files: Mapping[str, bytes]) -> bytes:
+    """Returns a tar of some files by name."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for name, data in files.items():

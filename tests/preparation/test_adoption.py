@@ -143,6 +143,22 @@ def test_a_shard_that_changes_behind_the_check_is_not_linked(
     assert not (store.root / naming.MANIFEST).exists()
 
 
+def test_a_shard_of_the_same_size_and_time_is_checked_again(tmp_path: Path) -> None:
+    source, store = write(tmp_path / "set"), LocalStore(tmp_path / "out")
+    seen = check_existing_set(shard_files.find(source), store, THREADS, quiet=True)
+    assert not seen.problems
+    shard = source.root / NAMES[0]
+    before, data = shard.stat(), bytearray(shard.read_bytes())
+    data[100] ^= 1
+    # The clock of a file system goes on by milliseconds.
+    while shard.stat().st_ctime_ns <= before.st_ctime_ns:
+        shard.write_bytes(data)
+        os.utime(shard, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    seen = check_existing_set(shard_files.find(source), store, THREADS, quiet=True)
+    assert len(seen.problems) == 1
+
+
 def test_a_shard_that_changes_behind_the_check_is_not_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,11 +166,11 @@ def test_a_shard_that_changes_behind_the_check_is_not_copied(
     found = shard_files.find(source)
     seen = check_existing_set(found, store, THREADS, quiet=True)
     shard = source.root / NAMES[0]
-    stamp = shard.stat()
     data = bytearray(shard.read_bytes())
     data[100] ^= 1
     shard.write_bytes(data)
-    os.utime(shard, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    # As on a disk that does not tell when a file has changed.
+    found = shard_files.find(source)
     # What is not a folder is copied, and proven by the way.
     monkeypatch.setattr(LocalStore, "as_folder", None)
 

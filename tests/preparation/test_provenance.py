@@ -16,8 +16,8 @@ from imagenet_prep.pipelines import prepare
 from imagenet_prep.preparation import provenance
 from imagenet_prep.preparation.config import Config
 from imagenet_prep.storage.opened import open_dataset
-from tests.kit import foreign
-from tests.kit.dataset import stamps
+from tests.kit import foreign, layouts
+from tests.kit.dataset import contents, stamps
 from tests.kit.foreign_sets import few_images
 from tests.kit.miniature import Miniature
 from tests.kit.photographs import photograph
@@ -189,6 +189,42 @@ def test_a_file_that_vanishes_between_two_listings_is_missed(
     with pytest.raises(SourceError, match="5 images were stored.* and 6 are in the source"):
         made(source, tmp_path / "out")
     assert not (tmp_path / "out/dataset.json").exists()
+
+
+@pytest.mark.parametrize("name", ["ILSVRC2012_img_train.tar", "n01440764.tar"])
+def test_an_archive_that_changes_after_the_first_look_is_refused(
+    miniature: Miniature, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    root = tmp_path / "archives"
+    if name.startswith("n"):
+        layouts.make_class_tars(
+            {"n01440764": ["a.JPEG"], "n01443537": ["b.JPEG"]}, root, whole=False
+        )
+    else:
+        shutil.copytree(miniature.root, root)
+    (path,) = root.rglob(name)
+
+    def change(*_: Any, **__: Any) -> None:
+        time, data = path.stat().st_mtime_ns, bytearray(path.read_bytes())
+        data[data.index(b"\xff\xda") + 20] ^= 1
+        path.write_bytes(data)
+        os.utime(path, ns=(time, time))
+
+    def run(out: str) -> Any:
+        splits = ("train",)
+        config = Config(
+            str(root), str(tmp_path / out), splits=splits, workers=1, json=True, allow_subset=True
+        )
+        return prepare.prepare(config)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(provenance, "demand_same_source", change)
+        with pytest.raises(SourceError, match=f"{name}: was changed while it was read"):
+            run("out")
+    assert not (tmp_path / "out/dataset.json").exists()
+    for out in ("out", "fresh"):
+        run(out)
+    assert contents(tmp_path / "out") == contents(tmp_path / "fresh")
 
 
 @pytest.mark.parametrize("name", ["ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"])

@@ -511,3 +511,19 @@ def test_a_killed_rewrite_is_finished_by_the_next_run(
             run.process.wait()
     assert adopt(source, "--rewrite", "--out", out).code == 0
     assert contents(out) == contents(whole)
+
+
+def test_links_that_a_killed_run_has_left_do_not_change_the_shards(
+    foreign_set: Callable[[str], ForeignSet], tmp_path: Path
+) -> None:
+    root, out = tmp_path / "in", tmp_path / "out"
+    shutil.copytree(foreign_set("slim").root, root)
+    shards = [path for path in root.rglob("*") if naming.looks_like_shard(path.name)]
+    temporary = out / naming.WORK / "temporary"
+    temporary.mkdir(parents=True)
+    for number, path in enumerate(shards):
+        (temporary / str(number)).hardlink_to(path)
+
+    result = adopt(root, "--out", out)
+    assert result.code == 0, result
+    assert list(temporary.iterdir()) == []

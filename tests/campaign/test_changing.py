@@ -1,0 +1,88 @@
+"""A few rounds over sources that change, and that the campaign sees what it is there to see."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.campaign import __main__ as campaign
+from tests.campaign import sources
+from tests.campaign.changing import VERBS, Case, Changing
+from tests.campaign.sources import Changes, Folders, settle
+from tests.campaign.story import Story, ViolationError
+from tests.hostile.arena import Arena
+from tests.kit.lengths import long_but
+from tests.kit.warm import Warm
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", long_but(("prepare",), VERBS))
+def test_what_must_hold_holds_though_sources_change(verb: str) -> None:
+    rounds = 2 if verb == "prepare" else 20
+    totals = campaign.run(seed=45, numbers=range(rounds), kinds=(f"changing-{verb}",), jobs=1)
+
+    (total,) = totals.values()
+    assert total.violations == [], campaign.table(totals)
+    assert any("source" in what for what in total.faults)
+
+
+def test_a_product_of_a_source_that_is_gone_is_found(tmp_path: Path) -> None:
+    def words(place: Path, out: Path) -> list[str]:
+        # As if the command did not see any change.
+        first = place.with_name("first")
+        if not first.exists():
+            Folders().lay(Folders().images(), first)
+        source = first if out.name == "out" else place
+        return ["prepare", "--source", str(source), "--out", str(out), *sources.PREPARE]
+
+    folders = Folders()
+    folders.kinds = ("moved",)
+    with Warm() as warm:
+        arena = Arena(tmp_path / "arena", warm)
+        arena.clear()
+        story = Story(arena, warm, random.Random(1))
+        with pytest.raises(ViolationError, match=r"exit code 0, and other bytes.*moved"):
+            Changing("changing", [Case("prepare folders", folders, words)]).round(story)
+
+
+@pytest.mark.parametrize("kind", Folders.kinds)
+def test_changes_are_what_they_are_called(kind: str) -> None:
+    images = Folders().images()
+    changes = Changes(images, own_names=False)
+    changes.apply(kind, 0)
+    now = changes.images
+    names = {path.rpartition("/")[2] for path in images}, {p.rpartition("/")[2] for p in now}
+
+    sizes = [sorted(map(len, each.values())) for each in (images, now)]
+    assert (sizes[0] == sizes[1]) == (kind not in ("added", "removed"))
+    assert (now == images) == (kind in ("back", "touched"))
+    assert (names[0] == names[1]) == (kind not in ("added", "removed", "renamed"))
+    changes.apply("back", 0)
+    assert changes.images == images
+
+
+@pytest.mark.parametrize("how", ["in place", "replaced", "swapped"])
+@pytest.mark.parametrize("keep_times", [False, True])
+def test_a_changed_source_takes_the_place_of_the_old_one(
+    tmp_path: Path, how: str, *, keep_times: bool
+) -> None:
+    place, new = tmp_path / "place", tmp_path / "new"
+    for folder, files in ((place, "abc"), (new, "abd")):
+        folder.mkdir()
+        for name in files:
+            (folder / name).write_text(f"{name}{folder.name if name == 'b' else ''}")
+    before = {path.name: path.stat() for path in place.iterdir()}
+
+    settle(new, place, how, keep_times=keep_times)
+    after = {path.name: path.stat() for path in place.iterdir()}
+    assert not new.exists()
+    assert {path.name: path.read_text() for path in place.iterdir()} == {
+        "a": "a",
+        "b": "bnew",
+        "d": "d",
+    }
+    assert (after["b"].st_ino == before["b"].st_ino) == (how == "in place")
+    assert (after["a"].st_ino == before["a"].st_ino) == (how != "swapped")
+    assert not keep_times or after["b"].st_mtime_ns == before["b"].st_mtime_ns

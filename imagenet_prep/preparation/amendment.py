@@ -32,7 +32,7 @@ from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.manifest import Manifest, Shard, Split
 from imagenet_prep.dataset.member import Incident, PreparedImage
 from imagenet_prep.dataset.orientation import KEEP, RULES
-from imagenet_prep.dataset.samples import Sample
+from imagenet_prep.dataset.samples import Head
 from imagenet_prep.dataset.settings import ADOPT, AMEND, Amendment, Listed, Settings
 from imagenet_prep.preparation.amended_shard import AmendWork
 from imagenet_prep.preparation.changes import Request, ShardChange, changes_of
@@ -334,7 +334,7 @@ def _split(store: Store, shards: list[Shard], num_classes: int) -> Split:
     per_class: Counter[int] = Counter()
     resized = height = width = 0
 
-    def counted() -> Iterator[Sample]:
+    def counted() -> Iterator[Head]:
         nonlocal resized, height, width
         for sample in chain.from_iterable(tables.each(samples.parse, store, shards)):
             per_class[sample.class_index] += 1
@@ -344,7 +344,7 @@ def _split(store: Store, shards: list[Shard], num_classes: int) -> Split:
                 sample.source_width,
             }
             height, width = max(height, sample.height), max(width, sample.width)
-            yield sample
+            yield sample.head
 
     root = samples_root(counted(), store, shards)
     return Split(

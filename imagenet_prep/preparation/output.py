@@ -117,12 +117,12 @@ class Output:
         there, libraries = seen.committed, wanted.libraries
         made = {split: self._splits[split] for split in draft.splits}
         noted = {split: (wanted.identities.get(split, ""), draft.lacks) for split in draft.splits}
-        if there and (kept := self._kept(there, {*draft.splits, dropped})):
+        kept, listed = self._kept(there, {*draft.splits, dropped}) if there else (set(), [])
+        if there and kept:
             noted |= {split: seen.noted.splits[split] for split in kept}
             libraries = there.producer.libraries | (libraries if made else {})
             made |= {split: settings.parse(there.config).splits[split] for split in kept}
             lacks = {key: kind for split in kept for key, kind in noted[split][1].items()}
-            listed = self._listed_incidents(there) or ()
             draft = draft.with_kept(there, kept, listed, lacks)
         if not draft.splits:
             self.store.remove(naming.MANIFEST, naming.REPLACED)
@@ -138,30 +138,26 @@ class Output:
         if wanted.identities:
             self._note(manifest.digest, noted)
 
-    def _kept(self, there: Manifest, others: set[str]) -> set[str]:
-        """Returns the splits that stay; none if their lines of quarantine.jsonl are lost."""
+    def _kept(self, there: Manifest, others: set[str]) -> tuple[set[str], list[Incident]]:
+        """Returns the splits that stay, and the lines of quarantine.jsonl.
+
+        None stays if lines are lost. A run that was killed before its manifest may have left lines
+        of its own there.
+        """
         kept = set(there.splits) - others
-        if not kept or self._listed_incidents(there) is not None:
-            return kept
+        if not kept:
+            return kept, []
+        with contextlib.suppress(ManifestError):
+            listed = [*listed_incidents(self.store)]
+            if len(listed) >= sum((*there.quarantined.values(), *there.repaired.values())):
+                return kept, listed
         if kept - {*(self._decision.left if self._decision else ())}:
             raise DataDamagedError(
                 f"{self.store.where(naming.QUARANTINE)}: missing or cut, and it names images of "
                 f"{', '.join(sorted(kept))}. Run the same command for all splits together "
                 f"({', '.join(there.splits)}): it makes the file again."
             )
-        return set()
-
-    def _listed_incidents(self, there: Manifest) -> list[Incident] | None:
-        """Returns the lines of quarantine.jsonl, or None if it was lost or cut.
-
-        A run that was killed before its manifest may have left lines of its own there.
-        """
-        try:
-            listed = [*listed_incidents(self.store)]
-        except ManifestError:
-            return None
-        counts = (*there.quarantined.values(), *there.repaired.values())
-        return listed if len(listed) >= sum(counts) else None
+        return set(), []
 
     def note_source(self) -> None:
         """Notes that the finished splits are what their source would make."""

@@ -14,7 +14,7 @@ from functools import partial
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import merkle, samples
 from imagenet_prep.dataset.manifest import Shard, Split
-from imagenet_prep.dataset.samples import Head, Sample
+from imagenet_prep.dataset.samples import Head
 from imagenet_prep.shards import runs
 from imagenet_prep.storage import scratch, tables
 from imagenet_prep.storage.opened import Dataset
@@ -42,15 +42,20 @@ def wrong_roots(dataset: Dataset) -> list[str]:
 
 
 def root_of(store: Readable, split: Split) -> str:
-    """Returns the root of a split whose tables lie in a store, each proven."""
+    """Returns the root of a split whose tables are in a store, each verified."""
     parse = partial(samples.heads, images=True)
     heads = itertools.chain.from_iterable(tables.each(parse, store, split.shards))
-    return _root(heads, store, split.shards)
+    return samples_root(heads, store, split.shards)
 
 
-def samples_root(rows: Iterable[Sample], store: Readable, shards: Sequence[Shard]) -> str:
-    """Returns the root of a split in hex, from its rows in any order; the rest is for errors."""
-    return _root((row.head for row in rows), store, shards)
+def samples_root(heads: Iterable[Head], store: Readable, shards: Sequence[Shard]) -> str:
+    """Returns the root of a split in hex, from its samples in any order; the rest is for errors."""
+    with scratch.place() as folder:
+        files = runs.write(folder, "samples", map(samples.entry, heads))
+        try:
+            return merkle.root(_leaves(runs.side_by_side([files])))
+        except _EqualKeysError as error:
+            raise equal_keys(store, shards, str(error)) from None
 
 
 def equal_keys(store: Readable, shards: Sequence[Shard], key: str) -> DataDamagedError:
@@ -74,19 +79,16 @@ def same_key(store: Readable, key: str, *places: str) -> DataDamagedError:
     )
 
 
-def _root(heads: Iterable[Head], store: Readable, shards: Sequence[Shard]) -> str:
-    with scratch.place() as folder:
-        files = runs.write(folder, "samples", map(samples.entry, heads))
-        lines = (line for (of_range,) in runs.side_by_side([files]) for line in of_range)
-        return merkle.root(_leaves(lines, store, shards))
+class _EqualKeysError(Exception):
+    """The key that two samples have."""
 
 
-def _leaves(lines: Iterable[bytes], store: Readable, shards: Sequence[Shard]) -> Iterator[bytes]:
+def _leaves(ranges: Iterable[Sequence[Iterable[bytes]]]) -> Iterator[bytes]:
     """Yields the leaves of the tree, from sorted entries."""
     before = None
-    for line in lines:
+    for line in itertools.chain.from_iterable(lines for (lines,) in ranges):
         key, _, leaf = line.partition(b"\0")
         if key == before:
-            raise equal_keys(store, shards, key.decode())
+            raise _EqualKeysError(key.decode())
         before = key
         yield leaf[:-1]

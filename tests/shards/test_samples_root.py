@@ -23,7 +23,7 @@ from tests.kit.slow_store import SlowStore
 
 
 def samples_root(rows: list[Sample]) -> str:
-    return roots_of.samples_root(iter(rows), LocalStore(Path()), [])
+    return roots_of.samples_root((row.head for row in rows), LocalStore(Path()), [])
 
 
 def expected(rows: list[Sample]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, UsageError
@@ -68,3 +69,12 @@ def test_another_file_is_no_file_of_predictions(tmp_path: Path, content: str) ->
         list(predictions.read(path))
     with pytest.raises(UsageError, match="cannot be opened"):
         list(predictions.read(tmp_path / "absent"))
+
+
+@pytest.mark.parametrize("among", [None, range(500, 1000)])
+def test_of_very_many_equal_scores_the_first_classes_come_first(among: range | None) -> None:
+    """Below 17 numbers, every sort of NumPy keeps equal ones in their order."""
+    scores = np.zeros((2, 1000), np.float32)
+    scores[:, 700] = 1
+    first = [each for each in (among or range(1000)) if each != 700][:4]
+    assert predictions.top(scores, among).tolist() == [[700, *first]] * 2

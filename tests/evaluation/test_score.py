@@ -203,6 +203,7 @@ def test_ilsvrc_ids_given_as_indices_are_recognised(tmp_path: Path, form: str) -
         (np.zeros((4, 10)), ["a/1", "a/2", "b/1"], "4 predictions and 3 keys; 1 keys differ"),
         (np.zeros((4, 10)), ["a/1", "a/2", "b/1", "c"], "2 keys differ, such as b/2, c"),
         (np.zeros((5, 10)), ["a/1", "a/2", "b/1", "b/2", "b/2"], "5 predictions and 4 keys"),
+        (np.zeros((4, 10)), ["a/1", "a/2", "b/1", "b/2", "b/2"], "4 predictions and 4 keys"),
     ],
 )
 def test_predictions_of_other_images_or_classes_are_refused(
@@ -217,6 +218,19 @@ def test_keys_give_the_order(tmp_path: Path) -> None:
     scores = scores_of([7], [2], [1], [0])
     assert score(scores, place).rows[0].top1 == 0
     assert score(scores, place, keys=["b/2", "b/1", "a/2", "a/1"]).rows[0].top1 == 1
+
+
+def test_scores_in_a_different_order_are_the_same_among_the_classes_of_the_dataset(
+    tmp_path: Path,
+) -> None:
+    place, keys = small(tmp_path / "set"), ["a/1", "a/2", "b/1", "b/2"]
+    # Each likeliest class is of no image, so only the choice among its four classes is right.
+    scores = scores_of([3, 0], [4, 1], [5, 0], [6, 7])
+    expected = [("dataset", 4, 0.0, 1.0, 10), ("dataset", 4, 0.75, 1.0, 4)]
+    scores[2, 2] = 0.5
+    for order in ([0, 1, 2, 3], [2, 0, 3, 1], [3, 2, 1, 0]):
+        table = score(scores[order], place, keys=[keys[each] for each in order])
+        assert shares(table) == expected
 
 
 def test_any_class_of_an_object_is_right_and_is_chosen_among(tmp_path: Path) -> None:

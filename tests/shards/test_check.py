@@ -201,6 +201,19 @@ def test_an_extra_record_is_found(dataset: Dataset) -> None:
 
 
 @pytest.mark.parametrize("level", PROVING)
+@pytest.mark.parametrize(
+    ("examples", "complaint"), [(4, "more than 4 records"), (6, "5 records, expected 6")]
+)
+def test_a_manifest_with_a_different_number_of_examples_is_found(
+    dataset: Dataset, level: str, examples: int, complaint: str
+) -> None:
+    """Its sha256 is right, and no table says how many there are."""
+    dataset.shards[FIRST] = dataclasses.replace(dataset.shards[FIRST], examples=examples)
+
+    assert dataset.check(level=level).problems == [f"{FIRST}: {complaint}"]
+
+
+@pytest.mark.parametrize("level", PROVING)
 def test_a_swapped_shard_is_told_from_a_damaged_one(dataset: Dataset, level: str) -> None:
     shutil.copy(dataset.root / SECOND, dataset.root / FIRST)
     shutil.copy(dataset.root / "index" / SECOND, dataset.root / "index" / FIRST)
@@ -384,6 +397,26 @@ def test_a_damaged_record_hides_no_other_line(dataset: Dataset) -> None:
     first, second = dataset.check(level="decode").problems
     assert first.startswith(f"{FIRST}: record 1 ")
     assert second.startswith(f"samples/{FIRST}.csv: record 4: ")
+
+
+@pytest.mark.parametrize(
+    ("filename", "key", "is_sound"),
+    [
+        ("n01440764/n01440764_0.JPEG", "n01440764/n01440764_0.JPEG", True),
+        ("/data/train/n01440764/a.JPEG", "n01440764/a.JPEG", True),
+        ("/data/train/n01440764/a.JPEG", "n01440764/b.JPEG", False),
+        ("/data/train/n01440764/a.JPEG", "n01440764/n01440764", False),
+    ],
+)
+def test_a_key_is_the_name_or_the_path_that_another_program_wrote(
+    dataset: Dataset, filename: str, key: str, is_sound: bool
+) -> None:
+    payloads = [example.encode(image(i)) for i in range(5)]
+    payloads[0] = example.encode(image(0, filename=filename))
+    dataset.shards[FIRST] = dataset.write(FIRST, payloads)
+    with_table(dataset, SAMPLES[0]._replace(key=key), *SAMPLES[1:])
+
+    assert (dataset.check(level="decode").problems == []) is is_sound
 
 
 @pytest.mark.parametrize("level", PROVING)

@@ -1,0 +1,64 @@
+"""The difference of two datasets whose class lists have a different order."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.dataset import manifest, naming
+from imagenet_prep.shards.difference import common_tables, differences, splits_that_differ
+from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.opened import Dataset, open_dataset
+from tests.kit.samples import add_tables
+from tests.kit.tfrecords import picture, plain, wnid, write_set
+
+CLASSES = 5
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A dataset with two images of each of five classes."""
+    shards = [
+        [
+            picture(index, plain(number))._replace(filename=f"{number}.JPEG")
+            for index, number in enumerate(range(first, first + CLASSES))
+        ]
+        for first in (0, CLASSES)
+    ]
+    write_set(tmp_path / "set", {"train": shards}, num_classes=CLASSES)
+    add_tables(tmp_path / "set")
+    return tmp_path / "set"
+
+
+def permuted(root: Path, order: list[int]) -> Path:
+    """Returns a copy whose lines of labels.txt have a different order."""
+    other = Path(shutil.copytree(root, root.parent / "other"))
+    ids = [wnid(index) for index in order]
+    labels = "".join(f"{name} thing\n" for name in ids).encode()
+    (other / naming.LABELS).write_bytes(labels)
+    there = manifest.loads((other / naming.MANIFEST).read_bytes(), "")
+    digest = hashlib.sha256("".join(f"{name}\n" for name in ids).encode()).hexdigest()
+    file = manifest.File(naming.LABELS, len(labels), hashlib.sha256(labels).hexdigest())
+    made = replace(there, classes=replace(there.classes, digest=digest), files=[file])
+    (other / naming.MANIFEST).write_bytes(made.dumps())
+    return other
+
+
+def opened(*roots: Path) -> tuple[Dataset, ...]:
+    return tuple(open_dataset(LocalStore(each)) for each in roots)
+
+
+def test_equal_tables_below_a_permuted_class_list_are_different_labels(root: Path) -> None:
+    a, b = opened(root, permuted(root, [0, 3, 2, 1, 4]))
+
+    assert splits_that_differ(a, a) == []
+    assert len(common_tables(a, a, "train")) == 2
+    assert splits_that_differ(a, b) == ["train"]
+    assert common_tables(a, b, "train") == frozenset()
+    found = list(differences(a, b, ["train"]))
+    assert {each.key for each in found} == {f"{wnid(n % 5)}/{n}.JPEG" for n in (1, 3, 6, 8)}
+    assert {kind for each in found for kind in each.kinds} == {"other_label"}

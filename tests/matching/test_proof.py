@@ -53,6 +53,24 @@ def test_variants_are_proven_and_others_are_not(pictures: list[Image.Image]) -> 
             assert not is_one(picture, other)
 
 
+@pytest.mark.parametrize("share", [0.8, 0.9])
+def test_crops_that_stick_out_on_opposite_sides_are_two_pictures(
+    pictures: list[Image.Image], share: float
+) -> None:
+    """What they share is equal in its finest details, and neither frame is within the other."""
+    for picture in pictures:
+        width, height = picture.size
+        for across, down in ((1, 0), (0, 1), (1, 1)):
+            left, top = (
+                round(side * (1 - share) * is_cut)
+                for side, is_cut in ((width, across), (height, down))
+            )
+            one = picture.crop((0, 0, width - left, height - top))
+            other = picture.crop((left, top, width, height))
+            assert not is_one(one, other)
+            assert not is_one(other, one)
+
+
 def test_the_fit_says_where_a_crop_lies(pictures: list[Image.Image]) -> None:
     picture = pictures[0].resize((500, 400))
     crop = picture.crop((20, 0, 490, 380))

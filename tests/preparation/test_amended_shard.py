@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import pytest
 
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import example, naming
-from imagenet_prep.dataset.keys import KeyList
 from imagenet_prep.dataset.manifest import Shard
-from imagenet_prep.dataset.member import Member
 from imagenet_prep.preparation.amended_shard import AmendWork
-from imagenet_prep.preparation.changes import Relabels, Request, ShardChange, changes_of
-from imagenet_prep.shards.writer import Stored
+from imagenet_prep.preparation.changes import Additions, ShardChange, read_additions
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.opened import open_dataset
 from tests.kit.samples import add_tables
@@ -37,25 +36,27 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "set"
 
 
-def amended(root: Path, shard: Shard | None = None, **change: Any) -> list[Stored]:
-    """Returns the records that stay when the shard is amended."""
-    dataset, stay = open_dataset(LocalStore(root)), []
+def amended(
+    root: Path, shard: Shard | None = None, add: Additions | None = None, **change: Any
+) -> list[Any]:
+    """Returns the records and the new images of the shard when it is amended."""
+    dataset, found = open_dataset(LocalStore(root)), list[Any]()
 
     def write(_: str, records: Any) -> tuple[Any, Any]:
-        stay.extend(records)
+        found.extend(records)
         raise NotImplementedError
 
-    work = AmendWork(
-        dataset.store, {}, 1, dataset.classes, 0, cast("Any", {"train": write}), None, {}
-    )
+    new = (add.images, add.sha256) if add else (None, {})
+    writes = cast("Any", {"train": write})
+    work = AmendWork(dataset.store, {}, 1, dataset.classes, 0, writes, *new)
     [of_parent] = dataset.manifest.splits["train"].shards
-    given = {"excluded": frozenset(), "relabelled": {}, "added": (), **change}
+    given: Any = {"excluded": frozenset(), "relabelled": {}, "added": (), **change}
     with pytest.raises(NotImplementedError):
         work(ShardChange(shard or of_parent, **given))
-    return stay
+    return found
 
 
-def payloads(root: Path, changes: Mapping[int, Any] = {}) -> Shard:  # noqa: B006
+def payloads(root: Path, changes: Mapping[int, Any] = MappingProxyType({})) -> Shard:
     """Writes the shard again with some fields changed; returns its new description."""
     [shard] = open_dataset(LocalStore(root)).manifest.splits["train"].shards
     images = [picture(number, plain(number)) for number in range(CLASSES)]
@@ -65,7 +66,9 @@ def payloads(root: Path, changes: Mapping[int, Any] = {}) -> Shard:  # noqa: B00
     return replace(shard, num_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 
-@pytest.mark.parametrize("change", [{"excluded": frozenset(KEYS[:1])}, {"relabelled": {KEYS[0]: 2}}])
+@pytest.mark.parametrize(
+    "change", [{"excluded": frozenset(KEYS[:1])}, {"relabelled": {KEYS[0]: 2}}]
+)
 def test_a_shard_with_other_bytes_than_its_manifest_names_is_refused(
     root: Path, change: Any
 ) -> None:
@@ -77,7 +80,9 @@ def test_a_shard_with_other_bytes_than_its_manifest_names_is_refused(
     assert not (root.parent / "new").exists()
 
 
-@pytest.mark.parametrize("change", [{"excluded": frozenset(KEYS[:1])}, {"relabelled": {KEYS[0]: 2}}])
+@pytest.mark.parametrize(
+    "change", [{"excluded": frozenset(KEYS[:1])}, {"relabelled": {KEYS[0]: 2}}]
+)
 @pytest.mark.parametrize(
     "stored",
     [{"encoded": plain(5), "height": 24, "width": 44}, {"stored_label": 2, "wnid": wnid(1)}],
@@ -90,6 +95,42 @@ def test_a_record_that_contradicts_its_row_is_neither_excluded_nor_relabelled(
 
     with pytest.raises(DataDamagedError, match=r"record 0: .* table of samples"):
         amended(root, shard, **change)
-    # Records that stay pass byte for byte, so only `verify` compares these with the table.
+    # A record that stays passes byte for byte.
     [first, *_] = amended(root, shard, relabelled={KEYS[1]: 2})
     assert first.sample.key == KEYS[0]
+
+
+@pytest.mark.parametrize("rows", [2, 4])
+def test_a_shard_with_more_or_fewer_records_than_its_table_is_refused(
+    root: Path, rows: int
+) -> None:
+    """The manifest names both files, so each has the right sha256."""
+    shard = payloads(root)
+    path = root / naming.samples_name(NAME)
+    lines = path.read_bytes().splitlines(keepends=True)
+    table = b"".join([*lines, lines[-1].replace(KEYS[-1].encode(), b"n/other.JPEG")][: rows + 1])
+    path.write_bytes(table)
+    digest = hashlib.sha256(table).hexdigest()
+    shard = replace(shard, examples=rows, samples_bytes=len(table), samples_sha256=digest)
+
+    with pytest.raises(DataDamagedError, match=r"more than 2 records|: 3 records, sha256 "):
+        amended(root, shard, excluded=frozenset(KEYS[:1]))
+
+
+def test_an_image_of_add_that_changes_after_it_was_listed_is_refused(
+    root: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "add" / "train" / wnid(0) / "new.JPEG"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(plain(7))
+    dataset = open_dataset(LocalStore(root))
+    add = read_additions(str(tmp_path / "add"), dataset.classes, dataset.manifest.splits)
+    new = {"add": add, "added": add.members["train"]}
+
+    assert [each for each in amended(root, **new) if each[1] == plain(7)]
+    # The same size, and the same time.
+    times = path.stat()
+    path.write_bytes(bytes([*plain(7)[:-1], 0]))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with pytest.raises(DataDamagedError, match=r"new\.JPEG: is another file than when it was"):
+        amended(root, **new)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -15,10 +16,19 @@ from imagenet_prep.dataset.keys import KeyList
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.preparation.amended_shard import AmendWork
-from imagenet_prep.preparation.changes import Relabels, Request, ShardChange, read_relabels
+from imagenet_prep.preparation.changes import (
+    Relabels,
+    Request,
+    ShardChange,
+    changes_of,
+    read_relabels,
+)
 from imagenet_prep.shards import plan
 from imagenet_prep.shards.writer import Stored
-from tests.kit.samples import kept
+from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.opened import open_dataset
+from tests.kit.samples import add_tables, kept
+from tests.kit.tfrecords import picture, plain, wnid, write_set
 
 
 class _Work(AmendWork):
@@ -95,3 +105,21 @@ def test_a_key_is_named_once() -> None:
         Request(KeyList("twice", {"a": 1}, "", (7, 9)))
     with pytest.raises(UsageError, match="other: 1 line with a key that once names"):
         Request(once, Relabels(KeyList("other", {"b": 2}, ""), {"b": 0}))
+
+
+def test_a_key_that_train_and_validation_have_is_refused(tmp_path: Path) -> None:
+    """Folders of classes may hold files of the same names, and only one image may be meant."""
+    images = [picture(number, plain(number)) for number in range(4)]
+    splits = {"train": [images[:3]], "validation": [images[2:]]}
+    write_set(tmp_path / "set", splits, num_classes=4)
+    add_tables(tmp_path / "set")
+    dataset = open_dataset(LocalStore(tmp_path / "set"))
+    in_train, in_both = (f"{wnid(n)}/{wnid(n)}_{n}.JPEG" for n in (1, 2))
+
+    one, both = (KeyList("list", {key: 1}, "") for key in (in_train, in_both))
+    [change] = changes_of(Request(one), dataset, 0)
+    assert (change.name, change.excluded) == ("train-00000-of-00001", {in_train})
+    # A class that the image of one split has already is no change there, and is ambiguous too.
+    for request in (Request(both), *(Request(None, Relabels(both, {in_both: n})) for n in (2, 3))):
+        with pytest.raises(UsageError, match=f"list: {in_both}: train and validation have an im"):
+            changes_of(request, dataset, 0)

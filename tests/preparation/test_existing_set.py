@@ -123,6 +123,24 @@ def test_bytes_that_are_no_jpeg_are_a_problem_of_their_record(tmp_path: Path) ->
     assert seen.examples == 8
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "complaint"),
+    [
+        ("image/object/bbox/label", [1] * 9, "the bounding box lists differ in length"),
+        ("image/class/text", [b"a", b"b"], "image/class/text"),
+        ("image/class/text", [7], "image/class/text"),
+    ],
+)
+def test_a_record_that_readers_refuse_is_a_problem(
+    tmp_path: Path, key: str, value: foreign.Value, complaint: str
+) -> None:
+    """Its label, its key and its image are sound, and it is no example all the same."""
+    (problem,) = check(write(tmp_path / "set", with_value(key, value, of=1))).problems
+
+    assert ": record " in problem
+    assert complaint in problem
+
+
 def test_a_shard_with_too_many_problems_is_given_up_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,7 +69,7 @@ def test_without_ranges_a_read_begins_again(tmp_path: Path) -> None:
 
 
 class Uneven(Unreliable):
-    """Sends other chunks at each attempt, as TCP does: 101 bytes each, then the rest at once."""
+    """Sends other chunks at each attempt, as TCP does: 101 bytes each, then longer ones."""
 
     def read(self, _name: str, offset: int, size: int, _stat: Stat) -> Iterator[bytes]:
         self.read_bytes += size
@@ -78,8 +79,9 @@ class Uneven(Unreliable):
             for start in range(offset, offset + self.step, 101):
                 yield DATA[start : start + 101]
             raise UnavailableError("broken off")
-        yield DATA[offset : offset + 40]
-        yield DATA[offset + 40 : offset + size]
+        # One ends within the bytes that were there, one straddles their end, two are new.
+        for start, stop in itertools.pairwise((0, 40, 1_500, 4_500, size)):
+            yield DATA[offset + start : offset + stop]
 
 
 @pytest.mark.parametrize("failures", [1, 2])

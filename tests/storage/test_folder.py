@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -672,6 +673,41 @@ def test_files_of_another_folder_are_taken_over_as_links(
     here.take_over(there, files)
     assert here.path("a").samefile(there.path("a"))
     assert there.read("a") == b"one"
+
+
+def test_links_and_the_files_that_they_name_are_on_the_disk_when_they_are_taken_over(
+    two_files: tuple[LocalStore, list[File]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another program may have copied a file there a moment ago, and not have synced it."""
+    there, files = two_files
+    here = LocalStore(tmp_path / "here")
+    events = []
+    sync, link, replace = os.fsync, os.link, os.replace
+
+    def fsync(descriptor: int) -> None:
+        events.append(
+            f"sync {os.path.relpath(os.readlink(f'/proc/self/fd/{descriptor}'), tmp_path)}"
+        )
+        sync(descriptor)
+
+    def linking(path: Path, *given: Any, **how: Any) -> None:
+        events.append(f"link {os.path.relpath(path, tmp_path)}")
+        link(path, *given, **how)
+
+    def naming(source: Path, target: str, **how: Any) -> None:
+        events.append(f"name {target}")
+        replace(source, target, **how)
+
+    for folder in ("index", TEMPORARY):
+        here.make_folder(folder)
+    for name, function in (("fsync", fsync), ("link", linking), ("replace", naming)):
+        monkeypatch.setattr(os, name, function)
+    here.take_over(there, files)
+
+    assert events == [
+        *("sync there/a", "link there/a", "name a", "sync here"),
+        *("sync there/index/b", "link there/index/b", "name b", "sync here/index"),
+    ]
 
 
 def test_symbolic_links_are_followed_and_not_linked(

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from imagenet_prep.core.errors import IncompleteError, StoreError, UsageError
 from imagenet_prep.storage import new_file as module
-from imagenet_prep.storage.new_file import complete_file, new_file, sync
+from imagenet_prep.storage.new_file import FolderSync, complete_file, new_file, sync
 from tests.kit.faults import failing
 
 
@@ -165,3 +167,28 @@ def test_no_folder_and_no_pipe_is_replaced(tmp_path: Path, make: object) -> None
     for name, kind in (("there", UsageError), ("no/file", StoreError)):
         with pytest.raises(kind), complete_file(tmp_path / name):
             pass
+
+
+@pytest.mark.parametrize("code", [0, errno.EIO, errno.ENOSPC])
+def test_a_folder_that_the_disk_could_not_write_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    synced, descriptors = [], []
+
+    def syncfs(descriptor: int) -> int:
+        descriptors.append(descriptor)
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        ctypes.set_errno(code)
+        return -1 if code else 0
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace(syncfs=syncfs))
+    settle = FolderSync(tmp_path)
+    if code:
+        with pytest.raises(OSError, match=os.strerror(code)) as failed:
+            settle()
+        assert (failed.value.errno, failed.value.filename) == (code, str(tmp_path))
+    else:
+        settle()
+    assert synced == [str(tmp_path)]
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptors[0])

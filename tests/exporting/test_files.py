@@ -1,0 +1,44 @@
+"""Files of an export are on the disk before the receipt of their part says so."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from imagenet_prep import engine
+from imagenet_prep.exporting.examples import Part
+from imagenet_prep.exporting.files import Piece, Tree
+from imagenet_prep.exporting.format import Written
+from imagenet_prep.exporting.job import Work
+from imagenet_prep.storage.folder import LocalStore
+
+
+def test_single_files_are_synced_before_the_sums_of_their_part_have_their_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LocalStore(tmp_path / "out")
+    tree = Tree(store, ".work/made")
+    pieces = [Piece(f"train/{name}.JPEG", name.encode(), f"sum of {name}") for name in "abc"]
+    source = cast("Any", SimpleNamespace(read=lambda _: iter(())))
+    form = cast("Any", SimpleNamespace(pieces=lambda *_: iter(pieces), file_an_image=True))
+    stage = engine.Stage("export", "", store, Work(source, form, store, ".work", tree), Written)
+    part = Part("train", 0, 1, range(3))
+    sums = store.path(".work/sums/train-00000")
+    there: list[list[str]] = []
+
+    def syncfs(_: int) -> int:
+        assert not sums.exists()
+        there.append(sorted(path.name for path in store.path(".work/made/train").iterdir()))
+        return 0
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace(syncfs=syncfs))
+    made = stage.make(part)
+    assert there == []
+    stage.publish(part, made)
+
+    assert there == [["a.JPEG", "b.JPEG", "c.JPEG"]]
+    assert sums.read_text().splitlines() == [f"sum of {n}  train/{n}.JPEG" for n in "abc"]

@@ -61,7 +61,8 @@ class _Made:
     orientation: str = KEEP
 
     def __post_init__(self) -> None:
-        if (self.short_side or 1) < 1 or not 1 <= (self.quality or 1) <= 100:
+        wrong = self.short_side is not None and self.short_side < 1
+        if wrong or (self.quality is not None and not 1 <= self.quality <= 100):
             raise ValueError(f"short_side {self.short_side}, quality {self.quality}")
         if self.check not in (CHECK_DECODE, CHECK_HEADER) or self.orientation not in RULES:
             raise ValueError(f"check {self.check!r}, orientation {self.orientation!r}")

@@ -86,3 +86,13 @@ def test_an_impossible_length_is_refused_before_it_is_allocated() -> None:
 
 def test_index_line_counts_the_framing() -> None:
     assert tfrecord.index_line(0, len(framed(b"abc"))) == "0 19\n"
+
+
+@pytest.mark.parametrize("size", [-1, 1, 16])
+def test_a_record_of_a_different_size_than_its_index_says_is_refused(size: int) -> None:
+    """Its CRCs are right."""
+    record = framed(b"abc")
+    assert tfrecord.unframe(record, len(record)) == b"abc"
+
+    with pytest.raises(DataDamagedError, match=f"holds 3 bytes, its index says {3 + size}"):
+        tfrecord.unframe(record + bytes(16), len(record) + size)

@@ -38,6 +38,17 @@ def test_examples_have_the_keys_and_classes_of_the_table(root: Path) -> None:
     assert exported(root) == expected
 
 
+@pytest.mark.parametrize("name", ["../x.JPEG", "x\x1b.JPEG", ""])
+def test_a_name_that_leads_out_of_the_export_is_refused_without_a_table(
+    tmp_path: Path, name: str
+) -> None:
+    images = [*IMAGES[:2], IMAGES[2]._replace(filename=name)]
+    write_set(tmp_path / "set", {"train": [images]}, num_classes=3)
+
+    with pytest.raises(DataDamagedError, match=r"record 2 .*: its name "):
+        exported(tmp_path / "set")
+
+
 @pytest.mark.parametrize("number", range(3))
 @pytest.mark.parametrize(
     "change",

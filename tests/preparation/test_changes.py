@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.keys import KeyList
 from imagenet_prep.dataset.member import Member
@@ -122,4 +122,19 @@ def test_a_key_that_train_and_validation_have_is_refused(tmp_path: Path) -> None
     # A class that the image of one split has already is no change there, and is ambiguous too.
     for request in (Request(both), *(Request(None, Relabels(both, {in_both: n})) for n in (2, 3))):
         with pytest.raises(UsageError, match=f"list: {in_both}: train and validation have an im"):
+            changes_of(request, dataset, 0)
+
+
+@pytest.mark.parametrize("shards", [[[0, 1, 1]], [[0, 1], [2, 1]]])
+def test_a_key_that_a_split_has_twice_is_refused(tmp_path: Path, shards: list[list[int]]) -> None:
+    """Nothing says which of the two is meant."""
+    images = [[picture(number, plain(number)) for number in of_shard] for of_shard in shards]
+    write_set(tmp_path / "set", {"train": images}, num_classes=4)
+    add_tables(tmp_path / "set")
+    dataset = open_dataset(LocalStore(tmp_path / "set"), check=False)
+    once, twice = (KeyList("list", {f"{wnid(n)}/{wnid(n)}_{n}.JPEG": 1}, "") for n in (0, 1))
+
+    assert len(changes_of(Request(once), dataset, 0)) == 1
+    for request in (Request(twice), Request(None, Relabels(twice, dict.fromkeys(twice.keys, 3)))):
+        with pytest.raises(DataDamagedError, match="n00001001_1.JPEG"):
             changes_of(request, dataset, 0)

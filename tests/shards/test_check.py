@@ -328,6 +328,18 @@ def test_a_wrong_example_in_a_sound_record_is_named(
     assert complaint in problem
 
 
+@pytest.mark.parametrize("filename", ["../x.JPEG", "a/./b", "x\n.JPEG", "x" * 5000])
+def test_a_name_that_no_key_may_have_is_named_without_a_table(
+    dataset: Dataset, filename: str
+) -> None:
+    payloads = [example.encode(image(i)) for i in range(5)]
+    payloads[1] = example.encode(image(1, filename=filename))
+    dataset.shards[FIRST] = dataset.write(FIRST, payloads)
+
+    (problem,) = dataset.check(level="decode").problems
+    assert problem.startswith(f"{FIRST}: record 1 at byte {dataset.record(1):,}: its name ")
+
+
 def with_table(dataset: Dataset, *rows: Sample) -> None:
     """Gives the first shard a table of these samples, which the manifest names."""
     table = b"".join([HEADER, *(row.line for row in rows)])

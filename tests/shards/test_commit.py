@@ -4,7 +4,7 @@ import pytest
 
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset.member import QUARANTINED, Incident
-from imagenet_prep.shards.commit import split_of
+from imagenet_prep.shards.commit import check_finished, refuse_too_many, split_of
 from imagenet_prep.shards.writer import WrittenShard
 
 SHARD = "train-00000-of-00001"
@@ -33,3 +33,19 @@ def test_an_image_that_was_left_out_is_not_counted() -> None:
 def test_a_receipt_of_a_class_that_is_none_is_damage(class_index: int) -> None:
     with pytest.raises(DataDamagedError, match=f"{SHARD}: its receipt in .work leaves out"):
         split_of([receipt(class_index)], [3, 4])
+
+
+@pytest.mark.parametrize("allowed", [0, 2])
+def test_as_many_bad_images_as_allowed_are_left_out_and_no_more(allowed: int) -> None:
+    bad = receipt(0).incidents * 3
+    for most in (allowed, None):
+        refuse_too_many(bad[:allowed], most)
+        check_finished("/out", allowed, most)
+    refuse_too_many(bad, None)
+
+    with pytest.raises(DataDamagedError, match=f"{allowed + 1} bad images, more than --max-bad"):
+        refuse_too_many(bad[: allowed + 1], allowed)
+    with pytest.raises(
+        DataDamagedError, match=f"{allowed + 1} bad images were left out and {allowed}"
+    ):
+        check_finished("/out", allowed + 1, allowed)

@@ -211,15 +211,16 @@ def test_one_corruption_or_severity_is_a_set_of_its_own(below: str, tmp_path: Pa
 
 
 def test_all_archives_of_imagenet_c_together_are_one_set(tmp_path: Path) -> None:
-    noise = evaluation_sets.corrupted([("shot_noise", 1)], range(2), each=1)
-    blur = evaluation_sets.corrupted([("zoom_blur", 1)], range(2), each=1)
-    put(noise.files, tmp_path, "noise", "tar")
-    put(blur.files, tmp_path, "blur", "tar")
+    groups = {"blur": "zoom_blur", "digital": "contrast", "extra": "spatter", "noise": "shot_noise"}
+    every: dict[str, int] = {}
+    for name, corruption in (groups | {"weather": "fog"}).items():
+        made = evaluation_sets.corrupted([(corruption, 1)], range(2), each=1)
+        put(made.files, tmp_path, name, "tar")
+        every |= made.class_of
     source = found(tmp_path)
 
-    both = noise.class_of | blur.class_of
-    assert {key: index for key, (index, _) in images(source).items()} == both
-    assert len(source.parts) == 2
+    assert {key: index for key, (index, _) in images(source).items()} == every
+    assert len(source.parts) == 5
 
 
 def test_the_corruptions_of_a_set_are_known() -> None:

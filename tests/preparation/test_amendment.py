@@ -1,0 +1,111 @@
+"""An amended dataset: what its quarantine.jsonl lists, and how new images are made."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagenet_prep.core.errors import ManifestError, UsageError
+from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.class_list import ClassList
+from imagenet_prep.dataset.keys import KeyList
+from imagenet_prep.dataset.manifest import Producer
+from imagenet_prep.dataset.member import Incident
+from imagenet_prep.engine import Workers
+from imagenet_prep.preparation import amendment
+from imagenet_prep.preparation.amendment import Job
+from imagenet_prep.preparation.changes import Request, read_additions
+from imagenet_prep.shards import commit
+from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.opened import Dataset, open_dataset
+from tests.kit.samples import add_tables
+from tests.kit.tfrecords import picture, plain, wnid, write_set
+
+CLASSES = ClassList(tuple(map(wnid, range(3))), ("thing",) * 3)
+
+
+def key(number: int, class_index: int | None = None) -> str:
+    name = wnid(number if class_index is None else class_index)
+    return f"{name}/{name}_{number}.JPEG"
+
+
+def made(root: Path, incidents: list[Incident], codec: str = "planes-1", **config: Any) -> Dataset:
+    """Commits a dataset with one image of each of three classes, and what was bad about it."""
+    images = [picture(number, plain(number)) for number in range(3)]
+    write_set(root, {"train": [images]}, num_classes=3)
+    producer = Producer("tests", "0", {"codec": codec})
+    draft = replace(add_tables(root), config={"splits": ["train"], **config}, producer=producer)
+    commit.publish(LocalStore(root), draft, incidents=incidents, classes=CLASSES)
+    return open_dataset(LocalStore(root))
+
+
+def job(dataset: Dataset, request: Request = Request()) -> Job:  # noqa: B008
+    return Job(dataset, request, Workers(1, "threads"), quiet=True)
+
+
+def test_a_key_has_one_line_of_quarantine(tmp_path: Path) -> None:
+    """The line of the change replaces an older one; those of other images stay."""
+    older = [
+        Incident(key(0), "train/x", 0, 9, 0, "repaired", "png", "was a PNG"),
+        Incident(key(1), "train/x", 0, 9, 1, "repaired", "png", "was a PNG"),
+        Incident(key(7, 2), "train/x", 0, 9, 2, "quarantined", "truncated", "ends early"),
+        Incident(key(8, 2), "train/x", 0, 9, 2, "quarantined", "truncated", "ends early"),
+    ]
+    path = tmp_path / "add" / "train" / key(7, 2)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(plain(7))
+    dataset = made(tmp_path / "set", older)
+    add = read_additions(str(tmp_path / "add"), CLASSES, dataset.manifest.splits)
+    request = Request(KeyList("list", {key(0): 1}, ""), None, add)
+    amendment.run(job(dataset, request), LocalStore(tmp_path / "new"))
+
+    lines = (tmp_path / "new" / naming.QUARANTINE).read_text().splitlines()
+    assert {each["key"]: each["action"] for each in map(json.loads, lines)} == {
+        key(0): "excluded",
+        key(1): "repaired",
+        key(8, 2): "quarantined",
+    }
+    assert len(lines) == 3
+
+
+@pytest.mark.parametrize(
+    ("config", "height"),
+    [
+        ({"short_side": 18}, 24),
+        ({"short_side": 18, "stretch": False}, 24),
+        ({"short_side": 18, "stretch": True}, 18),
+        ({"short_side": None}, 48),
+        ({"verb": "adopt", "splits": {"train": {"short_side": 18}}}, 48),
+        ({"verb": "resize", "splits": {"train": {"short_side": 18}}}, 24),
+    ],
+)
+def test_new_images_are_made_as_the_others_of_the_split_were(
+    tmp_path: Path, config: dict[str, Any], height: int
+) -> None:
+    image = job(made(tmp_path / "set", [], **config)).transform_of("train")(plain(3))
+
+    assert (image.height, image.width) == (height, 18 if height < 48 else 36)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        *({"short_side": 0}, {"short_side": -1}, {"short_side": True}, {"quality": 0}),
+        *({"quality": 101}, {"check": "nothing"}, {"orientation": "turn"}, {"stretch": 1}),
+        *({"verb": "write"}, {"splits": 5}, {"verb": "resize", "splits": ["train"]}),
+    ],
+    ids=str,
+)
+def test_settings_that_no_run_has_are_refused(tmp_path: Path, config: dict[str, Any]) -> None:
+    with pytest.raises(ManifestError, match="its config was not written by this program"):
+        job(made(tmp_path / "set", [], **{"short_side": 18, **config})).transform_of("train")
+
+
+def test_images_of_a_codec_that_is_gone_cannot_be_added(tmp_path: Path) -> None:
+    dataset = made(tmp_path / "set", [], codec="planes-0", short_side=18)
+    with pytest.raises(UsageError, match="made by the codec planes-0, which this program has not"):
+        job(dataset).transform_of("train")

@@ -171,6 +171,8 @@ def test_a_placement_is_read_as_it_was_written(manifest: Manifest, tmp_path: Pat
         b"{}",
         b'{"dataset": "x", "node": 4, "nodes": 4, "copies": 1}',
         b'{"dataset": "x", "node": 0, "nodes": 4, "copies": 5}',
+        b'{"dataset": "x", "node": 0, "nodes": 4, "copies": 0}',
+        b'{"dataset": "x", "node": 0, "nodes": 1000000000, "copies": 1}',
         b'{"dataset": "x", "node": 0, "nodes": 4.0, "copies": 1}',
         b'{"dataset": "x", "node": "0", "nodes": 4, "copies": 1}',
         b'{"dataset": "x", "node": 0, "nodes": 4, "copies": 1, "more": 1}',

@@ -94,6 +94,7 @@ def test_damage_is_named_with_its_byte_or_changes_no_frame(data: st.DataObject) 
         (lambda f: b"\x0a" * 4 + f[4:], "byte 0: 0a 0a 0a 0a"),
         (lambda f: f[:7] + b"\x60" + f[8:], "byte 0: a part of a record whose beginning"),
         (lambda f: f[:7] + b"\x20" + f[8:], "byte 32: a new record; the one of byte 0"),
+        (lambda f: f[:4] + b"\x19\0\0\x20" + f[8:], "byte 0: a part of 25 bytes, no multiple of"),
         (lambda f: f[:8] + b"\x09" + f[9:], "byte 8: 9 labels in 24 bytes"),
         (lambda _: MAGIC + struct.pack("<I", 4) + b"1234", "too few for MXNet's header"),
     ],

@@ -96,3 +96,13 @@ def test_a_record_of_a_different_size_than_its_index_says_is_refused(size: int) 
 
     with pytest.raises(DataDamagedError, match=f"holds 3 bytes, its index says {3 + size}"):
         tfrecord.unframe(record + bytes(16), len(record) + size)
+
+
+@pytest.mark.parametrize("line", ["", "1", "1 2 3", "-1 2", "1 x", "1  2", "1 " + "9" * 30])
+def test_a_line_of_an_index_is_two_numbers(line: str) -> None:
+    assert tfrecord.index_numbers("7 19\n") == (7, 19)
+
+    with pytest.raises(DataDamagedError, match="is not two numbers"):
+        tfrecord.index_numbers(f"{line}\n")
+    with pytest.raises(DataDamagedError, match="the file ends after 18 of 19 bytes"):
+        tfrecord.unframe(framed(b"abc")[:-1], 19)

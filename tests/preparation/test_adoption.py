@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from imagenet_prep.preparation import adoption
 from imagenet_prep.preparation.existing_set import check_existing_set
 from imagenet_prep.sources import shard_files
 from imagenet_prep.storage.folder import LocalStore
-from tests.kit import foreign
+from imagenet_prep.storage.opened import Dataset
+from tests.kit import faults, foreign
 from tests.kit.dataset import all_files
 from tests.kit.faults import failing
 from tests.kit.foreign_sets import few_images
@@ -305,3 +307,68 @@ def test_another_set_is_not_mixed_into_one_that_was_begun(tmp_path: Path, versio
     assert f"remove everything in {out.root}" in str(refused.value)
     shutil.rmtree(out.root)
     adopt(other, out)
+
+
+INDEX, SHARD = naming.index_name(NAMES[0]), NAMES[0]
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> LocalStore:
+    """A finished dataset of three shards, with tables."""
+    adopt(store := write(tmp_path / "set"))
+    return store
+
+
+def restore(store: LocalStore) -> None:
+    dataset = Dataset.at(store)
+    adoption.restore(store, dataset.manifest, dataset.lost(), THREADS, quiet=True)
+
+
+def test_lost_files_are_made_again(finished: LocalStore) -> None:
+    before = {name: data for name, data in all_files(finished.root).items() if ".work" not in name}
+    for name in (INDEX, naming.samples_name(SHARD), naming.LABELS):
+        (finished.root / name).unlink()
+    restore(finished)
+
+    after = {name: data for name, data in all_files(finished.root).items() if ".work" not in name}
+    assert after == before
+
+
+def test_nothing_is_made_of_lost_or_damaged_shards(finished: LocalStore) -> None:
+    data = finished.read(SHARD)
+    (finished.root / INDEX).unlink()
+    faults.flip_bit(finished.root / SHARD, len(data) - 2)
+    with pytest.raises(DataDamagedError, match=f"1 problem: {SHARD}: record .*Nothing was changed"):
+        restore(finished)
+    assert not (finished.root / INDEX).exists()
+    faults.cut(finished.root / SHARD, len(data) - 1)
+    with pytest.raises(DataDamagedError, match=f"manifest says: 1 shard: {SHARD}.*Copy them"):
+        restore(finished)
+    assert not (finished.root / INDEX).exists()
+
+
+def test_a_file_that_is_not_the_one_of_the_manifest_is_not_made(finished: LocalStore) -> None:
+    """The dataset of another program may have an index in another form."""
+    there = Dataset.at(finished).manifest
+    train = there.splits["train"]
+    first = replace(train.shards[0], index_sha256="0" * 64)
+    splits = {**there.splits, "train": replace(train, shards=[first, *train.shards[1:]])}
+    (finished.root / naming.MANIFEST).write_bytes(replace(there, splits=splits).dumps())
+    (finished.root / INDEX).unlink()
+    with pytest.raises(DataDamagedError, match=f"not to be made from the shards: 1 file: {INDEX}"):
+        restore(finished)
+    assert not (finished.root / INDEX).exists()
+
+
+def test_a_file_below_work_that_has_changed_since_the_check_is_not_published(
+    finished: LocalStore,
+) -> None:
+    (finished.root / INDEX).unlink()
+    restore(finished)
+    sound = finished.read(INDEX)
+    (finished.root / INDEX).unlink()
+    [made] = (finished.root / ".work").glob(f"tables-*/{INDEX}")
+    made.write_bytes(b"1" * len(sound))
+    with pytest.raises(DataDamagedError, match=f"{INDEX}: is not the file that was made. Remove"):
+        restore(finished)
+    assert not (finished.root / INDEX).exists()

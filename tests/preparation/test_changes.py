@@ -21,6 +21,7 @@ from imagenet_prep.preparation.changes import (
     Request,
     ShardChange,
     changes_of,
+    read_additions,
     read_relabels,
 )
 from imagenet_prep.shards import plan
@@ -138,3 +139,36 @@ def test_a_key_that_a_split_has_twice_is_refused(tmp_path: Path, shards: list[li
     for request in (Request(twice), Request(None, Relabels(twice, dict.fromkeys(twice.keys, 3)))):
         with pytest.raises(DataDamagedError, match="n00001001_1.JPEG"):
             changes_of(request, dataset, 0)
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        (b"key,class\n\xff,1\n", "is not UTF-8: byte 10"),
+        (b"key,class\n", "lists no key below its header"),
+        (b"key\n", "line 1: expected the header"),
+        (b"key,class\na,1,2\n", "line 2: expected a key and a class"),
+        (b'key,class\n"a,1\n', "line 2: "),
+        (b"key,class\na,2\n", "1 line with a class that is not one of the 2"),
+        (b"key,class\na,00\n", "1 line with a class that is not one of the 2"),
+    ],
+)
+def test_a_list_of_classes_that_says_nothing_is_refused(
+    tmp_path: Path, data: bytes, complaint: str
+) -> None:
+    (tmp_path / "list").write_bytes(data)
+    with pytest.raises(UsageError, match=f"list: {complaint}"):
+        read_relabels(str(tmp_path / "list"), ClassList(("a", "b"), ("one", "two")))
+
+
+@pytest.mark.parametrize(
+    ("path", "complaint"),
+    [("val/a/1.JPEG", "holds validation, and the set has no such"), ("train/c/1", "1 of its cl")],
+)
+def test_additions_to_no_split_or_class_of_the_dataset_are_refused(
+    tmp_path: Path, path: str, complaint: str
+) -> None:
+    (tmp_path / path).parent.mkdir(parents=True)
+    (tmp_path / path).write_bytes(plain(1))
+    with pytest.raises(UsageError, match=complaint):
+        read_additions(str(tmp_path), ClassList(("a", "b"), ("one", "two")), ["train"])

@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 
 from imagenet_prep.core import regular_file
-from imagenet_prep.core.errors import IncompleteError, SourceError, UsageError
+from imagenet_prep.core.errors import DataDamagedError, IncompleteError, SourceError, UsageError
 from imagenet_prep.dataset import editions
 from imagenet_prep.dataset.editions import Edition
-from imagenet_prep.dataset.member import Member, parse_members
+from imagenet_prep.dataset.member import Member, dump_member, parse_members
 from imagenet_prep.engine import Stage, Workers
 from imagenet_prep.preparation import inventory as inventories
 from imagenet_prep.preparation import planning
 from imagenet_prep.preparation.inventory import remove_unpacked, take_inventory
+from imagenet_prep.preparation.planning import ClassKey, Counts, Planning
 from imagenet_prep.preparation.selection import Selection
 from imagenet_prep.preparation.tasks import PLAN_FOLDER, UNPACKED, plan_name
 from imagenet_prep.shards import plan, runs
@@ -428,3 +429,22 @@ def test_the_list_of_a_class_may_have_more_than_a_small_file(tmp_path: Path) -> 
         file.truncate(regular_file.MOST_BYTES + 1)
     lists = inventories._Lists({0: [path]}, [])
     assert [(index, len(lines)) for index, lines in lists.lines(0, 1)] == [(0, path.stat().st_size)]
+
+
+def test_a_list_below_work_with_an_image_of_another_class_is_damaged(tmp_path: Path) -> None:
+    """It would be written with the label of this class."""
+    steps = Planning(selection(), LocalStore(tmp_path), "plan", None)
+    key, lines = ClassKey("train", 1), [Member(f"n/{n}.JPEG", "a.tar", n, 9, 1) for n in range(3)]
+
+    def dumped(*members: Member) -> bytes:
+        return b"".join(dump_member(member) for member in members)
+
+    assert steps.chosen(key, dumped(*lines)) == lines
+    census = steps.census(Counts("", {"train": [0, 3, 0]}, {}), [])
+    assert steps.deal(key, dumped(*lines), census)
+    for index in (0, 2):
+        other = dumped(*lines[:2], lines[2]._replace(class_index=index))
+        with pytest.raises(DataDamagedError, match="it holds an image of another class"):
+            steps.chosen(key, other)
+        with pytest.raises(DataDamagedError, match="it holds an image of another class"):
+            steps.deal(key, other, census)

@@ -1,0 +1,83 @@
+"""The pictures of a shard: a damaged record is named, and another one is never taken for it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.core.errors import DataDamagedError, UsageError
+from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.problems import Problems
+from imagenet_prep.preparation import pictures
+from imagenet_prep.preparation.pictures import ShardPiece
+from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.opened import open_dataset
+from tests.kit.faults import flip_bit
+from tests.kit.samples import add_tables
+from tests.kit.tfrecords import picture, plain, write_set
+
+NAME = "train-00000-of-00001"
+IMAGES = [plain(number) for number in range(3)]
+
+
+@pytest.fixture
+def piece(tmp_path: Path) -> ShardPiece:
+    """A shard of three images."""
+    images = [picture(number, data) for number, data in enumerate(IMAGES)]
+    write_set(tmp_path / "set", {"train": [images]}, num_classes=3)
+    add_tables(tmp_path / "set")
+    dataset = open_dataset(LocalStore(tmp_path / "set"))
+    with pytest.raises(UsageError, match="has no split 'test', only train"):
+        pictures.of_set(dataset, ["test"])
+    [found] = pictures.of_set(dataset, ["train"])
+    assert isinstance(found, ShardPiece)
+    return found
+
+
+def path_of(piece: ShardPiece) -> Path:
+    folder = piece.store.as_folder
+    assert folder is not None
+    return folder.root / NAME
+
+
+def seen(piece: ShardPiece) -> tuple[list[int], list[str]]:
+    problems = Problems()
+    numbers = [each.number for each in piece.seen(problems)]
+    return numbers, problems.listed(NAME)
+
+
+def test_each_record_is_seen_and_read(piece: ShardPiece) -> None:
+    assert seen(piece) == ([0, 1, 2], [])
+    assert [piece.read(number) for number in range(3)] == IMAGES
+
+
+def test_more_records_than_the_manifest_says_are_not_seen(piece: ShardPiece) -> None:
+    """Their rows would be those of the next shard."""
+    numbers, [problem] = seen(replace(piece, shard=replace(piece.shard, examples=2)))
+    assert numbers == [0, 1]
+    assert "record 2 at byte " in problem
+    assert "more records than its manifest says" in problem
+
+
+def test_a_damaged_record_is_named_by_its_number_and_its_place(piece: ShardPiece) -> None:
+    flip_bit(path_of(piece), os.path.getsize(path_of(piece)) // 2)
+    numbers, [problem] = seen(piece)
+    assert numbers == [0, 2]
+    assert f"{NAME}: record 1 at byte " in problem
+    assert piece.read(2) == IMAGES[2]
+    with pytest.raises(DataDamagedError, match=rf"{NAME}: record 1 at byte [\d,]+: data CRC"):
+        piece.read(1)
+
+
+@pytest.mark.parametrize("lines", [2, 4])
+def test_an_index_of_more_or_fewer_lines_than_images_is_damaged(
+    piece: ShardPiece, lines: int
+) -> None:
+    path = path_of(piece).parent / naming.index_name(NAME)
+    content = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*content, "0 99\n"][:lines]))
+    with pytest.raises(DataDamagedError, match=f"{NAME}: {lines} lines, expected 3"):
+        piece.read(0)

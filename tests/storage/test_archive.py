@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.core.errors import ImagenetPrepError, SourceError, StoreError
+from imagenet_prep.core.errors import DataDamagedError, ImagenetPrepError, SourceError, StoreError
 from imagenet_prep.storage import open_files
 from imagenet_prep.storage.archive import ArchiveReader
 from tests.kit.faults import failing
@@ -64,6 +64,11 @@ def test_a_failing_disk_is_named(reader: ArchiveReader, monkeypatch: pytest.Monk
 def test_an_archive_that_cannot_be_opened_is_named(reader: ArchiveReader) -> None:
     with pytest.raises(ImagenetPrepError, match=r"gone\.tar: cannot be opened: No such file"):
         reader.read("gone.tar", 0, 1)
+    # A list of images below .work may name any file.
+    with pytest.raises(
+        DataDamagedError, match=r"names '\.\./some\.tar', which is no archive of the"
+    ):
+        reader.read("../some.tar", 0, 1)
 
 
 def test_announcing_reads_changes_nothing_and_never_fails(

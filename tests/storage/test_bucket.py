@@ -56,6 +56,9 @@ def test_a_bucket_answers_as_a_folder_does(either: Store) -> None:
     for name in names:
         either.write(name, name.encode())
 
+    assert either.read("labels.txt", most=10) == b"labels.txt"
+    with pytest.raises(DataDamagedError, match=r"labels\.txt: has .* bytes"):
+        either.read("labels.txt", most=9)
     assert either.list_folder() == [".work", "index", "labels.txt"]
     assert either.names("") == ["labels.txt"]
     assert either.names("index") == ["train"]

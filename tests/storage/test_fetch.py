@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.core.errors import StoreError
-from imagenet_prep.storage.fetch import Hasher, fetch, stream
+from imagenet_prep.core.errors import DataDamagedError, StoreError
+from imagenet_prep.core.regular_file import MOST_BYTES
+from imagenet_prep.dataset.manifest import File
+from imagenet_prep.storage.fetch import Hasher, contents, fetch, stream, whole
 from imagenet_prep.storage.remote import Stat, UnavailableError
 from imagenet_prep.storage.retry import RetryBudget
 from imagenet_prep.storage.store import open_remote
@@ -150,3 +152,26 @@ def test_a_folder_is_read_by_the_same_loop(tmp_path: Path) -> None:
     fetch(remote, "source", remote.stat("source"), 0, 300_000, path, RetryBudget("x", 0, Clock()))
 
     assert path.read_bytes() == DATA
+
+
+def test_a_remote_file_of_a_different_size_than_it_must_have_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be a part of the file, or fill the memory."""
+    (tmp_path / "x").write_bytes(DATA)
+    remote = open_remote(str(tmp_path), connections=1, timeout_s=1)
+    budget = RetryBudget("x", 0, Clock())
+    right = File("x", len(DATA), "")
+    assert b"".join(contents(remote, right, budget, "")) == whole(remote, "x", budget) == DATA
+
+    monkeypatch.setattr(type(remote), "read", None)
+    for size in (len(DATA) - 1, len(DATA) + 1):
+        with pytest.raises(
+            DataDamagedError, match=rf"x: 300,000 bytes, expected {size:,}\. Get it"
+        ):
+            next(contents(remote, File("x", size, ""), budget, "Get it again."))
+    os.truncate(tmp_path / "x", MOST_BYTES + 1)
+    with pytest.raises(
+        DataDamagedError, match=f"x: has {MOST_BYTES + 1:,} bytes, expected {MOST_BYTES:,}"
+    ):
+        whole(remote, "x", budget)

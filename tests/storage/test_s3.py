@@ -12,7 +12,7 @@ import pytest
 
 from imagenet_prep.core.errors import StoreError, UsageError
 from imagenet_prep.storage import s3 as s3_module
-from imagenet_prep.storage.remote import Stat
+from imagenet_prep.storage.remote import Stat, UnavailableError
 from imagenet_prep.storage.s3 import S3
 from tests.kit.command import PATIENCE_S
 from tests.kit.scripted import said, scripted
@@ -95,6 +95,18 @@ def test_an_answer_that_is_not_s3s_is_an_error_of_ours(
 ) -> None:
     with pytest.raises(StoreError, match=r"s3://b/p/x?: the server's answer is not one of S3"):
         _ask(asks, answer, monkeypatch)
+
+
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+@pytest.mark.usefixtures("_sockets")
+@pytest.mark.parametrize("sent", ["0-2/4", "0-1/3", "1-3/4"])
+def test_a_range_that_was_not_asked_for_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch, sent: str
+) -> None:
+    etag = f"ETag: {STAT.validator}"
+    answer = said(b"abc", etag, f"Content-Range: bytes {sent}")
+    with pytest.raises(UnavailableError, match=f"sends 'bytes {sent}', asked for 'bytes 0-2/3'"):
+        _ask(part, answer, monkeypatch)
 
 
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")

@@ -286,10 +286,10 @@ def _dataset(theatre: Theatre) -> Path:
     return root
 
 
-def _resize(theatre: Theatre) -> Scene:
-    """Makes `resize` of two splits, which are committed one after the other."""
+def _resize(theatre: Theatre, splits: str) -> Scene:
+    """Makes `resize` of some splits, which are committed one after the other."""
     root, out = _dataset(theatre), theatre.disk / "out"
-    words = ["resize", "-i", str(root), "-o", str(out), "-s", "train,validation", "-r", "24"]
+    words = ["resize", "-i", str(root), "-o", str(out), "-s", splits, "-r", "24"]
     return Scene([*words, "--workers", "1"], root, out)
 
 
@@ -347,17 +347,17 @@ SCENES: dict[str, Callable[[Theatre], Scene]] = {
     "repair": _repair,
     "adopt": _adopt,
     "adopt --out": _adopt_links,
+    "resize": partial(_resize, splits="train"),
+    "amend": _amend,
+    "export --to folder": partial(_export, to="folder"),
+    "export --to webdataset": partial(_export, to="webdataset"),
+    "duplicates": _duplicates,
 }
 # More that verbs make, of which only losses and meetings are tried.
 PRODUCTS: dict[str, Callable[[Theatre], Scene]] = {
-    "resize": _resize,
+    "resize of two splits": partial(_resize, splits="train,validation"),
     "adopt --rewrite": _rewrite,
-    "amend": _amend,
-    **{
-        f"export --to {to}": partial(_export, to=to)
-        for to in ("folder", "tfds", "webdataset", "parquet", "recordio")
-    },
-    "duplicates": _duplicates,
+    **{f"export --to {to}": partial(_export, to=to) for to in ("tfds", "parquet", "recordio")},
     "diff": _diff,
     "report": _report,
 }

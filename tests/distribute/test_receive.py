@@ -78,6 +78,8 @@ MADE_UP = [
     FILE + chunk(b"x" * 1000) + peers.line("end"),
     FILE + chunk(b"x" * 10) + FILE + chunk(b"y" * 10),
     FILE + b'["chunk",9999999,{}]\n',
+    FILE + chunk(b"x" * 10),
+    FILE,
     chunk(b"x"),
     peers.line("end"),
 ]

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from imagenet_prep.core.errors import StoreError
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.placement import WHOLE, Placement
+from imagenet_prep.distribute.replica import _SPARE_BYTES as SPARE_BYTES
 from imagenet_prep.distribute.replica import Replica, incoming_name
 from tests.kit.dataset import everything
 from tests.kit.replicas import make_dataset
@@ -74,3 +76,15 @@ def test_what_is_about_to_be_mended_has_no_manifest_and_says_which_part_it_is(
     assert naming.PLACEMENT in synced[0]
     said = {naming.PLACEMENT: part.dumps(replica.manifest.digest)} if part != WHOLE else {}
     assert left(replica) == said
+
+
+def test_files_that_do_not_fit_are_refused_before_one_is_moved(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = sum(file.num_bytes for file in replica.files) + SPARE_BYTES
+    monkeypatch.setattr(replica.store, "free_bytes", lambda: needed)
+    replica.check_space(replica.files)
+    monkeypatch.setattr(replica.store, "free_bytes", lambda: needed - 1)
+    with pytest.raises(StoreError, match=f"{needed:,} are needed: 1 are missing. Nothing was mov"):
+        replica.check_space(replica.files)
+    replica.check_space([])

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from imagenet_prep import replicate as verb
+from imagenet_prep.core.errors import IncompleteError
 from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.manifest import File
+from imagenet_prep.distribute.source import Original
 from imagenet_prep.reporting import facts
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.opened import open_dataset
@@ -166,6 +171,24 @@ def test_a_damaged_source_ends_with_its_shard_named_and_no_manifest(
     assert "Run verify" in result.err
     assert_nothing_half_visible(tmp_path / "copy", reference)
     assert not (tmp_path / "copy" / "dataset.json").exists()
+
+
+def test_a_dataset_that_is_replaced_while_it_is_replicated_gets_no_manifest(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All copies are of the manifest that the run has read, which is there no more."""
+    make_dataset(tmp_path / "other", seed=1)
+    chunks = Original.chunks
+
+    def replacing(source: Original, file: File) -> Iterator[bytes]:
+        yield from chunks(source, file)
+        shutil.copy(tmp_path / "other" / naming.MANIFEST, dataset / naming.MANIFEST)
+
+    monkeypatch.setattr(Original, "chunks", replacing)
+    with pytest.raises(IncompleteError, match="has changed since the run began, so no manifest"):
+        verb.run([str(dataset), "--to", str(tmp_path / "copy")])
+    assert (tmp_path / "copy" / SHARD).exists()
+    assert not (tmp_path / "copy" / naming.MANIFEST).exists()
 
 
 @pytest.mark.parametrize(

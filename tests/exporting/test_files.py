@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from imagenet_prep import engine
+from imagenet_prep.core.errors import StoreError
 from imagenet_prep.exporting.examples import Part
 from imagenet_prep.exporting.files import Piece, Tree
 from imagenet_prep.exporting.format import Written
@@ -42,3 +43,19 @@ def test_single_files_are_synced_before_the_sums_of_their_part_have_their_name(
 
     assert there == [["a.JPEG", "b.JPEG", "c.JPEG"]]
     assert sums.read_text().splitlines() == [f"sum of {n}  train/{n}.JPEG" for n in "abc"]
+
+
+@pytest.mark.parametrize("planted", ["train/a.JPEG", "train", ".work/made", ".work"])
+def test_no_link_in_the_place_of_an_image_is_followed(tmp_path: Path, planted: str) -> None:
+    mine, out = tmp_path / "mine", tmp_path / "out"
+    inside = planted if planted.startswith(".work") else f".work/made/{planted}"
+    (out / inside).parent.mkdir(parents=True)
+    mine.mkdir()
+    (mine / "a.JPEG").write_bytes(b"mine")
+    (out / inside).symlink_to(mine / "a.JPEG" if planted.endswith("JPEG") else mine)
+    tree = Tree(LocalStore(out), ".work/made")
+
+    with pytest.raises((StoreError, OSError)):
+        tree.write([Piece("train/a.JPEG", b"new", "its sum")])
+    assert (mine / "a.JPEG").read_bytes() == b"mine"
+    assert [path.name for path in mine.iterdir()] == ["a.JPEG"]

@@ -26,6 +26,7 @@ from tests.kit import faults, foreign
 from tests.kit.dataset import all_files
 from tests.kit.faults import failing
 from tests.kit.foreign_sets import few_images
+from tests.kit.tfrecords import picture, plain, write_set
 
 VERSIONS = pytest.mark.parametrize("version", ["0.1.0", "this"])
 THREADS = Workers(1, "threads")
@@ -372,3 +373,19 @@ def test_a_file_below_work_that_has_changed_since_the_check_is_not_published(
     with pytest.raises(DataDamagedError, match=f"{INDEX}: is not the file that was made. Remove"):
         restore(finished)
     assert not (finished.root / INDEX).exists()
+
+
+def test_tables_are_added_only_if_they_are_what_was_put_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = [picture(number, plain(number)) for number in range(3)]
+    write_set(tmp_path / "set", {"train": [images]}, num_classes=3)
+    store = LocalStore(tmp_path / "set")
+    before = store.read(naming.MANIFEST)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "verify_published", failing(errno.EIO))
+        with pytest.raises(OSError, match="Input/output error"):
+            restore(store)
+        assert store.read(naming.MANIFEST) == before
+    restore(store)
+    assert Dataset.at(store).manifest.has_samples

@@ -181,6 +181,22 @@ def test_force_replaces_a_split_that_has_other_settings_and_no_other(tmp_path: P
         make(tmp_path, resized("train", force=False))
 
 
+def test_force_leaves_nothing_of_the_split_that_it_replaces(tmp_path: Path) -> None:
+    """An old shard would be read, and an old receipt would finish a new one of the same size."""
+    make(tmp_path, resized(*BOTH))
+    store = LocalStore(tmp_path)
+    for split in BOTH:
+        shard = naming.shard_name(split, 2, 3)
+        for file in (shard, *naming.beside(shard), f".work/resize-{split}-0/receipts/{shard}"):
+            store.write(file, b"old")
+    before = all_files(tmp_path)
+    make(tmp_path, resized("train", size=50, force=True))
+
+    old = {each for each, data in before.items() if data == b"old" and "validation" in each}
+    assert {each for each, data in all_files(tmp_path).items() if data == b"old"} == old
+    assert len(old) == 4
+
+
 @pytest.mark.parametrize("unfinished", [False, True])
 def test_a_prepared_set_gets_no_more_splits(tmp_path: Path, unfinished: bool) -> None:
     """CIFAR-10's splits lie in one archive, so nothing else tells the two runs apart."""

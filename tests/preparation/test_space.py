@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -69,6 +72,31 @@ def test_a_bucket_in_which_all_shards_are_there_needs_no_room(tmp_path: Path) ->
         local = disk
 
     forecast_of(Bucket(tmp_path), disk).check_shards([PLAN], NAMES)
+
+
+@pytest.mark.parametrize(("free", "fits"), [(1_206_000, True), (1_205_000, False)])
+@pytest.mark.parametrize("finished", [set(), {PLAN.shard_names[0]}])
+def test_shards_on_their_way_to_a_bucket_must_fit_here(
+    tmp_path: Path, free: int, finished: set[str], fits: bool
+) -> None:
+    """A worker sends one shard while it makes the next."""
+    disk = Disk(tmp_path / "disk")
+    disk.root.mkdir()
+    disk.free = free
+
+    class Bucket(LocalStore):
+        as_folder = None
+        local = disk
+
+    forecast = forecast_of(Bucket(tmp_path), disk)
+    if fits:
+        forecast.check_shards([PLAN], finished)
+    else:
+        with pytest.raises(StoreError, match="to be written here while shards are sent, .* TMPDIR"):
+            forecast.check_shards([PLAN], finished)
+    # Workers on other machines have disks of their own.
+    remote = cast("Any", SimpleNamespace(remote=True, count=1))
+    replace(forecast, workers=remote).check_shards([PLAN], finished)
 
 
 def test_a_plan_that_does_not_fit_is_refused_before_it_is_written(tmp_path: Path) -> None:

@@ -1,11 +1,18 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
+
 import pytest
 
-from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.core.errors import DataDamagedError, IncompleteError
+from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.manifest import File
 from imagenet_prep.dataset.member import QUARANTINED, Incident
-from imagenet_prep.shards.commit import check_finished, refuse_too_many, split_of
+from imagenet_prep.shards.commit import check_finished, publish, refuse_too_many, split_of
 from imagenet_prep.shards.writer import WrittenShard
+from imagenet_prep.storage.folder import LocalStore
+from tests.kit.replicas import CLASSES, make_dataset
 
 SHARD = "train-00000-of-00001"
 
@@ -49,3 +56,23 @@ def test_as_many_bad_images_as_allowed_are_left_out_and_no_more(allowed: int) ->
         DataDamagedError, match=f"{allowed + 1} bad images were left out and {allowed}"
     ):
         check_finished("/out", allowed + 1, allowed)
+
+
+class Refusing(LocalStore):
+    """A store that has other files than those that were put there."""
+
+    def verify_published(self, files: Iterable[File]) -> None:
+        names = {file.name for file in files}
+        assert names >= {SHARD, naming.index_name(SHARD), naming.LABELS, naming.QUARANTINE}
+        assert all(self.size(name) is not None for name in names)
+        raise IncompleteError("not what this run has put there")
+
+
+def test_no_manifest_is_published_over_files_that_are_not_those_it_names(tmp_path: Path) -> None:
+    draft = make_dataset(tmp_path / "set", shards=1)
+    store = Refusing(tmp_path / "set")
+    store.remove(naming.MANIFEST, naming.LABELS, naming.QUARANTINE)
+
+    with pytest.raises(IncompleteError, match="not what this run has put there"):
+        publish(store, draft, incidents=[], classes=CLASSES)
+    assert store.size(naming.MANIFEST) is None

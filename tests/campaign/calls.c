@@ -24,10 +24,10 @@
 
 /* The order is that of KINDS in calls.py. */
 enum kind { WRITE, PWRITE, FSYNC, FDATASYNC, RENAME, LINK, UNLINK, FALLOCATE, OPEN, CREATE, READ,
-            PREAD, FTRUNCATE, MKDIR, NUM_KINDS };
+            PREAD, FTRUNCATE, MKDIR, SYNCFS, NUM_KINDS };
 /* The order is that of `Change` in calls.py. */
 enum change { WRITTEN, CUT, SYNCED, CREATED, RENAMED, LINKED, UNLINKED, FOLDER_MADE, FOLDER_REMOVED,
-              FOLDER_SYNCED };
+              FOLDER_SYNCED, ALL_SYNCED };
 enum { SHORT = -1, STOP = -2 };
 
 struct entry {
@@ -262,6 +262,22 @@ static int do_sync(int descriptor, enum kind kind)
     return failed;
 }
 
+static int do_sync_all(int descriptor)
+{
+    char path[PATH_MAX];
+    int below = finds_open(descriptor, path);
+    if (below)
+        FAIL_IF_DUE(SYNCFS);
+    if (below)
+        begin();
+    int failed = syscall(SYS_syncfs, descriptor);
+    if (below && !failed)
+        note(ALL_SYNCED, -1, 0, "", "", "", 0);
+    if (below)
+        end();
+    return failed;
+}
+
 static int do_truncate(int descriptor, off_t size)
 {
     char path[PATH_MAX];
@@ -411,6 +427,7 @@ ALSO(__openat64_2, __openat_2);
 
 EXPORT int fsync(int d) { return do_sync(d, FSYNC); }
 EXPORT int fdatasync(int d) { return do_sync(d, FDATASYNC); }
+EXPORT int syncfs(int d) { return do_sync_all(d); }
 EXPORT int ftruncate(int d, off_t size) { return do_truncate(d, size); }
 ALSO(ftruncate64, ftruncate);
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 # The order is that of `enum kind` in calls.c. `create` is an open that makes a file.
 KINDS = (
     *("write", "pwrite", "fsync", "fdatasync", "rename", "link", "unlink", "fallocate"),
-    *("open", "create", "read", "pread", "ftruncate", "mkdir"),
+    *("open", "create", "read", "pread", "ftruncate", "mkdir", "syncfs"),
 )
 SHORT, STOP = "short", "stop"
 _SOURCE = Path(__file__).with_name("calls.c")
@@ -37,6 +37,7 @@ class Change(enum.IntEnum):
     FOLDER_MADE = 7
     FOLDER_REMOVED = 8
     FOLDER_SYNCED = 9
+    ALL_SYNCED = 10
 
 
 class Entry(NamedTuple):

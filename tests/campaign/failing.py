@@ -45,6 +45,7 @@ ERRORS = {
     "pread": ("EIO", "EINTR", SHORT),
     "ftruncate": ("EIO", "EINTR"),
     "mkdir": _WRITING,
+    "syncfs": _WRITING,
 }
 ALL = ("EIO", SHORT, "ENOSPC", "EINTR", "EDQUOT")
 _STAYS = ("ENOSPC",)
@@ -65,7 +66,7 @@ class Case(NamedTuple):
     @property
     def is_lost_sync(self) -> bool:
         """Whether bytes or names that somebody wanted to be safe may not be so."""
-        return self.call in ("fsync", "fdatasync") and self.error not in _HARMLESS
+        return self.call in ("fsync", "fdatasync", "syncfs") and self.error not in _HARMLESS
 
     def __str__(self) -> str:
         return f"--only {self.scene!r} --call {self.call} --error {self.error} --at {self.number}"

@@ -108,6 +108,7 @@ class NameChange:
       folders: a sync of one of them makes it sure.
       only_with: what must be there if this is: a file that is renamed never has no name at all.
       is_sure: whether it was synced.
+      before: the earlier path of a folder that is renamed; "" for others.
     """
 
     name: str
@@ -116,11 +117,15 @@ class NameChange:
     folders: tuple[str, ...]
     only_with: NameChange | None = None
     is_sure: bool = False
+    before: str = ""
 
     def apply(self, root: str, files: dict[str, File], folders: list[str]) -> None:
         """Makes the change; what was in a folder that is not there is not there either."""
         above = os.path.dirname(self.name)
-        if self.is_given and (above == root or above in folders):
+        if self.before:
+            if self.before in folders and (above == root or above in folders):
+                _move(self.before, self.name, files, folders)
+        elif self.is_given and (above == root or above in folders):
             if self.target is not None:
                 files[self.name] = self.target
             elif self.name not in folders:
@@ -218,6 +223,11 @@ class Disk:
             case Change.FOLDER_SYNCED:
                 for change in self._changes:
                     change.is_sure |= entry.name in change.folders
+            case Change.ALL_SYNCED:
+                for file in self._by_inode.values():
+                    file.synced, file.since = file.content(Data.ALL, random.Random(0)), []
+                for change in self._changes:
+                    change.is_sure = True
 
     def as_it_is(self, root: Path) -> None:
         """Lays out what the system shows now, and takes the new files there for its own.
@@ -252,6 +262,11 @@ class Disk:
         return change
 
     def _rename(self, name: str, other: str) -> None:
+        if name not in self._now:
+            _move(name, other, self._now, [])
+            folders = (os.path.dirname(other), os.path.dirname(name))
+            self._changes.append(NameChange(other, None, True, folders, before=name))
+            return
         given = self._give(other, self._now[name])
         taken = self._take(name)
         given.folders += taken.folders
@@ -304,6 +319,17 @@ def states(disk: Disk, record: Sequence[Entry], rng: random.Random) -> Iterator[
                 yield moment, state
         if not is_over:
             disk.goes_on(record[moment])
+
+
+def _move(name: str, other: str, files: dict[str, File], folders: list[str]) -> None:
+    """Gives all paths in a folder, and its own, the beginning `other` instead of `name`."""
+
+    def moved(path: str) -> str:
+        return other + path[len(name) :] if f"{path}/".startswith(f"{name}/") else path
+
+    folders[:] = map(moved, folders)
+    for path in [path for path in files if moved(path) != path]:
+        files[moved(path)] = files.pop(path)
 
 
 def _resize(content: bytearray, size: int) -> None:

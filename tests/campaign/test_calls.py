@@ -18,7 +18,7 @@ from tests.kit.shared import made_once
 
 # Makes one call of each kind, and prints what came of each: a number, a text or an errno.
 _CALLS = """
-import json, os, sys
+import ctypes, json, os, sys
 from tests.campaign import calls
 told = json.loads(sys.argv[1])
 folder, outside = told["folder"], sys.argv[2]
@@ -37,7 +37,12 @@ made = {
     "link": lambda: os.link("renamed", "file"),
     "unlink": lambda: os.unlink("file"),
     "mkdir": lambda: os.mkdir("inner"),
+    "syncfs": lambda: synced(libc.syncfs(file)),
 }
+libc = ctypes.CDLL(None, use_errno=True)
+def synced(failed):
+    if failed:
+        raise OSError(ctypes.get_errno(), "")
 def closed(descriptor):
     os.close(descriptor)
     return descriptor
@@ -148,6 +153,7 @@ def test_all_changes_are_recorded_in_their_order(library: Path, tmp_path: Path) 
         (Change.LINKED, 0, b""),
         (Change.UNLINKED, 0, b""),
         (Change.FOLDER_MADE, 0, b""),
+        (Change.ALL_SYNCED, 0, b""),
     ]
     inodes = {(folder / name).stat().st_ino for name in ("renamed", "created")}
     assert {entry.inode for entry in found} == {*inodes, 0}

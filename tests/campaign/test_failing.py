@@ -122,6 +122,22 @@ def test_what_lay_in_a_folder_that_is_gone_is_gone(tmp_path: Path) -> None:
     assert found == [{}, {"new": b""}]
 
 
+def test_a_folder_that_is_renamed_takes_all_that_is_in_it_along(tmp_path: Path) -> None:
+    made = (Change.FOLDER_MADE, "inner", "", b"")
+    within, renamed = (
+        (Change.CREATED, "inner/new", "", b""),
+        (Change.RENAMED, "inner", "outer", b""),
+    )
+    moved = disk_after(tmp_path, made, within, WRITTEN, (Change.ALL_SYNCED, "", "", b""), renamed)
+    synced = disk_after(tmp_path, made, within, WRITTEN, renamed, (Change.ALL_SYNCED, "", "", b""))
+
+    assert synced == [{"new": b"x" * 5000}]
+    assert moved == synced * 2  # below either name
+    lost = disk_after(tmp_path, made, within, WRITTEN, renamed, FOLDER_SYNCED)
+    assert {} in lost
+    assert {data for state in lost for data in state.values()} > {b"", b"x" * 5000}
+
+
 @pytest.mark.long
 @pytest.mark.timeout(7200)
 def test_every_call_that_fails_is_told_and_mended() -> None:

@@ -62,6 +62,32 @@ def test_packed_tars_in_the_archive_are_read(tmp_path: Path) -> None:
     assert only(boxes.read(BoxTask("train", "train", outer))).xmax == (0.5,)
 
 
+def packed_in(name: str, data: bytes, depth: int, folder: Path) -> bytes:
+    """Returns a file in a packed tar, in a packed tar."""
+    for number in range(depth):
+        write_tgz(folder / f"{number}.tar.gz", {name: data})
+        name, data = "n.tar.gz", (folder / f"{number}.tar.gz").read_bytes()
+    return data
+
+
+@pytest.mark.parametrize(
+    ("depth", "most", "complaint"),
+    [(2, 1 << 20, ""), (3, 1 << 20, "an archive in an archive in an"), (2, 10, "n.tar.gz has ")],
+)
+def test_packed_tars_that_would_fill_the_memory_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, depth: int, most: int, complaint: str
+) -> None:
+    monkeypatch.setattr(boxes, "_MAX_INNER_BYTES", most)
+    outer = tmp_path / boxes.ARCHIVES["train"]
+    xml = voc_xml(2, 2, [(0, 0, 1, 1)], WNID)
+    outer.write_bytes(packed_in(f"{WNID}/{STEM}.xml", xml, depth, tmp_path))
+    if complaint:
+        with pytest.raises(SourceError, match=complaint):
+            boxes.read(BoxTask("train", "train", outer))
+    else:
+        assert only(boxes.read(BoxTask("train", "train", outer))).xmax == (0.5,)
+
+
 BOMB = (
     b'<?xml version="1.0"?><!DOCTYPE b [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;">]>'
     b"<annotation>&b;</annotation>"

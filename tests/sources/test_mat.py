@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 
 import numpy as np
 import pytest
@@ -53,5 +54,11 @@ def test_other_arrays_and_other_files_are_refused() -> None:
         mat.read(written(False, x=np.array([1 + 2j])))
     with pytest.raises(ValueError, match="which the devkit has not"):
         mat.read(written(False, x=scipy.sparse.csc_array(np.eye(2))))
+    sound = written(False, x=np.arange(9.0))
+    for cut in (8, 64):
+        with pytest.raises(ValueError, match="it ends inside an element"):
+            mat.read(sound[:-cut])
+    with pytest.raises(ValueError, match="an element of kind 9 where an array is expected"):
+        mat.read(sound[:128] + struct.pack("<II", 9, 8) + bytes(8))
     with pytest.raises(ValueError, match="no MAT-file of version 5"):
         mat.read(b"MATLAB 7.3 MAT-file".ljust(512))

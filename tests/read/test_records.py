@@ -1,0 +1,51 @@
+"""The name of an example is read without its image, and damage is named all the same."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.core.errors import DataDamagedError, StoreError
+from imagenet_prep.dataset import example
+from imagenet_prep.read.opening import open_records
+from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.opened import open_dataset
+from tests.kit.faults import failing
+from tests.kit.tfrecords import framed, picture, plain, wnid, write_set
+
+NAME = "train-00000-of-00001"
+IMAGES = [picture(number, plain(number)) for number in range(3)]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write_set(tmp_path / "set", {"train": [IMAGES]}, num_classes=3)
+    return tmp_path / "set"
+
+
+def test_a_record_that_holds_no_example_of_a_class_has_no_name(root: Path) -> None:
+    payloads = [example.encode(image) for image in IMAGES]
+    payloads[1] = bytes(len(payloads[1]))
+    payloads[2] = example.encode(IMAGES[2]._replace(stored_label=9))
+    (root / NAME).write_bytes(b"".join(map(framed, payloads)))
+
+    with contextlib.closing(open_records(open_dataset(LocalStore(root)), "train")) as records:
+        assert records.name(0) == (0, f"{wnid(0)}/{IMAGES[0].filename}")
+        for number in (1, 2):
+            with pytest.raises(DataDamagedError, match=f"{NAME}.*record {number} at byte"):
+                records.name(number)
+
+
+def test_a_disk_that_fails_is_not_called_damage(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with contextlib.closing(open_records(open_dataset(LocalStore(root)), "train")) as records:
+        records.name(0)
+        monkeypatch.setattr(os, "pread", failing(errno.EIO))
+        for read in (records.name, records.read):
+            with pytest.raises(StoreError, match=f"{NAME}.*record 1 .*cannot be read: Input/"):
+                read(1)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagenet_prep.core.errors import DataDamagedError, SourceError, UsageError
+from imagenet_prep.dataset import example, naming
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.problems import Problems
+from imagenet_prep.dataset.samples import HEADER, Sample
 from imagenet_prep.sources import shard_files, tfrecords
 from imagenet_prep.sources.labelling import Labelling, LabelUse, labelling_of
 from imagenet_prep.sources.labels import official_classes
+from imagenet_prep.storage import tables
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit import foreign
+from tests.kit.samples import add_tables
+from tests.kit.tfrecords import framed, picture, plain, write_set
 
 OFFICIAL = official_classes()
 IMAGES = [
@@ -276,3 +284,65 @@ def test_any_bytes_are_an_entry_or_damage(payload: bytes) -> None:
     except DataDamagedError:
         return
     assert isinstance(entry.encoded, bytes)
+
+
+SHARD = "train-00000-of-00001"
+
+
+def ours(root: Path, change: Callable[[list[Sample]], list[Sample]] = list) -> Path:
+    """Writes a dataset of three images whose table, which its manifest names, is changed."""
+    images = [picture(number, plain(number)) for number in range(3)]
+    write_set(root, {"train": [images]}, num_classes=3)
+    made = add_tables(root)
+    [shard] = made.splits["train"].shards
+    rows = change([*tables.rows(LocalStore(root), shard)])
+    table = b"".join([HEADER, *(row.line for row in rows)])
+    (root / naming.samples_name(SHARD)).write_bytes(table)
+    digest = hashlib.sha256(table).hexdigest()
+    shard = replace(shard, samples_bytes=len(table), samples_sha256=digest)
+    split = replace(made.splits["train"], shards=[shard])
+    (root / naming.MANIFEST).write_bytes(replace(made, splits={"train": split}).dumps())
+    return root
+
+
+def read(root: Path) -> list[str]:
+    """Returns the keys of the images of the dataset."""
+    found = shard_files.find(LocalStore(root))
+    labelling = tfrecords.known_labelling(found, ["train"])
+    assert labelling
+    [shard] = found.splits["train"]
+    return [each.key for each, _ in tfrecords.read(found.store, shard, labelling)]
+
+
+def test_images_of_a_dataset_of_ours_have_the_keys_of_its_table(tmp_path: Path) -> None:
+    def renamed(rows: list[Sample]) -> list[Sample]:
+        return [row._replace(key=f"a/{number}") for number, row in enumerate(rows)]
+
+    assert read(ours(tmp_path / "set", renamed)) == ["a/0", "a/1", "a/2"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda row: row._replace(class_index=0),
+        lambda row: row._replace(num_bytes=row.num_bytes + 1, source_bytes=row.num_bytes + 1),
+    ],
+    ids=["class", "size"],
+)
+def test_a_row_that_contradicts_its_record_is_refused(tmp_path: Path, change: Any) -> None:
+    """The key of another image would be given to this one."""
+    root = ours(tmp_path / "set", lambda rows: [rows[0], change(rows[1]), rows[2]])
+    with pytest.raises(DataDamagedError, match="record 1 at byte .*: differs from its line in the"):
+        read(root)
+
+
+def test_a_shard_that_is_not_the_one_of_the_manifest_is_refused(tmp_path: Path) -> None:
+    """Its records have the right CRCs, sizes and labels."""
+    root = ours(tmp_path / "set")
+    images = [picture(number, plain(number)) for number in range(3)]
+    images[2] = images[2]._replace(encoded=images[2].encoded[:-3] + bytes(3))
+    data = b"".join(framed(example.encode(image)) for image in images)
+    assert len(data) == (root / SHARD).stat().st_size
+    (root / SHARD).write_bytes(data)
+    with pytest.raises(DataDamagedError, match=f"{SHARD}: sha256 .*, its manifest says"):
+        read(root)

@@ -13,6 +13,9 @@ from tests.campaign.calls import Change, Entry
 from tests.campaign.lost_power import Disk, states
 from tests.campaign.scenes import SCENES, Theatre, theatres
 
+# The tests that are marked `long` go through all scenes.
+FEW = ("prepare", "resume", "download", "replicate", "repair", "adopt", "adopt --out")
+
 
 @pytest.fixture(scope="module")
 def theatre() -> Iterator[Theatre]:
@@ -20,7 +23,7 @@ def theatre() -> Iterator[Theatre]:
         yield free.get()
 
 
-@pytest.mark.parametrize("scene", SCENES)
+@pytest.mark.parametrize("scene", FEW)
 def test_a_call_that_fails_is_told_and_mended_by_the_next_run(theatre: Theatre, scene: str) -> None:
     cases = failing.sample(theatre, scene, 3, seed=29)
     outcomes = {str(case): failing.attempt(theatre, case) for case in cases}
@@ -30,7 +33,7 @@ def test_a_call_that_fails_is_told_and_mended_by_the_next_run(theatre: Theatre, 
     assert sum(found is not None for found in outcomes.values()) > 0
 
 
-@pytest.mark.parametrize("scene", SCENES)
+@pytest.mark.parametrize("scene", [*FEW, "resize", "amend", "export --to folder"])
 def test_lost_power_loses_nothing_that_was_committed(theatre: Theatre, scene: str) -> None:
     # In the beginning, in the middle and at the end.
     total = power.lose_power(theatre, scene, 3, seed=29)
@@ -39,7 +42,7 @@ def test_lost_power_loses_nothing_that_was_committed(theatre: Theatre, scene: st
     assert total.states == 3
 
 
-@pytest.mark.parametrize("scene", SCENES)
+@pytest.mark.parametrize("scene", FEW)
 def test_lost_power_after_a_kill_and_a_whole_run_loses_nothing(
     theatre: Theatre, scene: str
 ) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import pytest
 from imagenet_prep import amend, resize
 from imagenet_prep.core.errors import DataDamagedError, SourceError, UsageError
 from imagenet_prep.pipelines import prepare
-from imagenet_prep.preparation import provenance
+from imagenet_prep.preparation import provenance, writing
 from imagenet_prep.preparation.config import Config
+from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.storage.opened import open_dataset
 from tests.kit import foreign, layouts
 from tests.kit.dataset import contents, stamps
@@ -304,3 +306,21 @@ def test_shards_of_another_program_are_known_by_their_md5(tmp_path: Path) -> Non
     first.write_bytes(data)
     with pytest.raises(UsageError, match=f"{first.name}: had md5 [0-9a-f]{{32}}, has"):
         resize.resize(config)
+
+
+@pytest.mark.parametrize("lost", [-1, 1])
+def test_an_image_that_is_in_no_shard_or_in_two_is_missed(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int
+) -> None:
+    commit = writing.commit
+
+    def lossy(job: Any, inventory: Any, output: Any, written: Sequence[Any]) -> None:
+        [shard] = [each for each in written if isinstance(each, WrittenShard)]
+        others = [each for each in written if each is not shard]
+        shard = replace(shard, examples=shard.examples - lost)
+        commit(job, inventory, output, [*others, shard])
+
+    monkeypatch.setattr(writing, "commit", lossy)
+    with pytest.raises(SourceError, match=f"{6 - lost} images were stored.* 6 were dealt.* and 6 "):
+        made(source, tmp_path / "out")
+    assert not (tmp_path / "out" / "dataset.json").exists()

@@ -46,7 +46,7 @@ def amended(
         found.extend(records)
         raise NotImplementedError
 
-    new = (add.images, add.sha256) if add else (None, {})
+    new = (add.source.images, add.sha256) if add else (None, {})
     writes = cast("Any", {"train": write})
     work = AmendWork(dataset.store, {}, 1, dataset.classes, 0, writes, *new)
     [of_parent] = dataset.manifest.splits["train"].shards

@@ -433,7 +433,7 @@ def test_the_list_of_a_class_may_have_more_than_a_small_file(tmp_path: Path) -> 
 
 def test_a_list_below_work_with_an_image_of_another_class_is_damaged(tmp_path: Path) -> None:
     """It would be written with the label of this class."""
-    steps = Planning(selection(), LocalStore(tmp_path), "plan", None)
+    steps = Planning(selection(), None, LocalStore(tmp_path), "plan")
     key, lines = ClassKey("train", 1), [Member(f"n/{n}.JPEG", "a.tar", n, 9, 1) for n in range(3)]
 
     def dumped(*members: Member) -> bytes:

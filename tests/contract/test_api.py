@@ -17,7 +17,7 @@ from imagenet_prep.core import world
 from imagenet_prep.evaluation import score
 from imagenet_prep.read import Batch, Reader, World, batch, make_dataset
 from imagenet_prep.read.augment import RECIPES
-from imagenet_prep.read.config import ReadConfig
+from imagenet_prep.read.config import ReadConfig, Wanted
 from tests.kit.documents import read, tracked
 from tests.kit.reading import scenes
 
@@ -81,15 +81,19 @@ def test_world_has_its_earlier_name_too() -> None:
 
 
 def test_the_options_are_those_of_the_settings() -> None:
-    """The signature alone has defaults, so it must not lack an option, nor have another type."""
+    """The signature has all options, with their types; the choice of images has its defaults."""
     hints = typing.get_type_hints(ReadConfig)
     options = {**typing.get_type_hints(make_dataset), "data_dir": str}
 
     assert options.pop("return") == Reader
     assert options == hints
+    parameters = inspect.signature(make_dataset).parameters
+    chosen = {field.name: field.default for field in dataclasses.fields(Wanted)}
+    assert chosen == {name: parameters[name].default for name in chosen}
     assert all(
         field.default is field.default_factory is dataclasses.MISSING
         for field in dataclasses.fields(ReadConfig)
+        if field.name not in chosen
     )
 
 

@@ -65,7 +65,7 @@ class Client:
         return f"| {' | '.join([*cells, labels, self.shards, self.proof])} |"
 
 
-TRAINERS, LOADERS, TEST = (f".ci/{name}.lock" for name in ("trainers", "loaders", "test"))
+TRAINERS, MAIN = ".ci/trainers.lock", ".ci/main.lock"
 MODEL_GARDEN = Client(
     *("Model Garden, `resnet_imagenet`", "2.20.0", SET, 1001, STORED, ANY, LONG),
     package=(TRAINERS, "tf-models-official"),
@@ -77,10 +77,10 @@ OLDER_RESNET = Client(
 KERAS_CV = Client(
     *("KerasCV", "0.9.0", SET, 1000, INDEX, FIXED, LONG), package=(TRAINERS, "keras-cv")
 )
-TIMM = Client(*("timm", "1.0.31", SET, 1000, INDEX, ANY, LONG), package=(LOADERS, "timm"))
+TIMM = Client(*("timm", "1.0.31", SET, 1000, INDEX, ANY, LONG), package=(MAIN, "timm"))
 TIMM_FROM_0 = Client(
     *("timm, without a class map", "1.0.31", FROM_0, 1000, INDEX, ANY, LONG),
-    package=(LOADERS, "timm"),
+    package=(MAIN, "timm"),
 )
 FLAX = Client("flax examples/imagenet", "18f8f31", TFDS, 1000, INDEX, ANY, CHECKOUT)
 BIG_VISION = Client("big_vision", "0127fb6", FROM_0, 1000, INDEX, ANY, CHECKOUT)
@@ -97,11 +97,11 @@ CLIENTS = [
     Client("NVIDIA's ConvNets, TensorFlow 1 and 2", "tf.data", SET, 1000, INDEX, ANY, BY_HAND),
     Client(
         *("NVIDIA DALI", "2.4.0", SET, 1000, INDEX, ANY, QUICK),
-        package=(TEST, "nvidia-dali-cuda120"),
+        package=(MAIN, "nvidia-dali-cuda120"),
     ),
     Client(
         *("TensorFlow Datasets", "4.9.10", SET, 1000, INDEX, ANY, QUICK),
-        package=(TEST, "tensorflow-datasets"),
+        package=(MAIN, "tensorflow-datasets"),
     ),
     Client("The package tfrecord", "1.14.6", SET, 1000, INDEX, ANY, BY_HAND),
     Client("Grain", "0.2.18", SET, 1000, INDEX, ANY, BY_HAND),

@@ -1,9 +1,10 @@
-"""What one of two ranks does for tests: `horovodrun ... python rank.py FOLDER SETTINGS`."""
+"""What one of two ranks does for tests: `launch ... -- python rank.py FOLDER SETTINGS [dies]`."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -57,8 +58,11 @@ def weights(learner: TensorFlowLearner, file: str, config: Config) -> list[float
     return score
 
 
-def main(folder: Path, settings: dict[str, Any]) -> None:
-    """Does all that the tests compare, in one start of Horovod."""
+def main(folder: Path, settings: dict[str, Any], *, dies: bool) -> None:
+    """Does all that the tests compare, in one start of Horovod.
+
+    With `dies`, rank 1 is killed at the end, in step 12 of one more run, `killed`.
+    """
     import tensorflow as tf
 
     # As in the process of the tests.
@@ -82,8 +86,14 @@ def main(folder: Path, settings: dict[str, Any]) -> None:
     gradients(
         comms.Horovod(comm.world, fp16_compression=True), str(folder / "gradients-fp16-{}.npz")
     )
+    if dies:
+        with pytest.MonkeyPatch.context() as patch:
+            if comm.world.rank == 1:
+                end_at_step(patch, 12, signal.SIGKILL)
+            log_dir = str(folder / "killed")
+            weights(learner, "", dataclasses.replace(config, log_dir=log_dir, checkpoint_every=5))
     comm.close()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]), dies="dies" in sys.argv)

@@ -1,4 +1,4 @@
-"""Two real ranks under horovodrun: one run, whose parts agree bit for bit."""
+"""Two real ranks under each launcher: one start, whose parts agree bit for bit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from imagenet_prep.trainer import checkpoint
 from tests.kit import layouts
 from tests.kit.cluster import cluster
-from tests.kit.command import PATIENCE_S, RARE_CYCLES, started
+from tests.kit.command import PATIENCE_S, PROGRAM, RARE_CYCLES, started
 from tests.kit.faults import disk, remount
 from tests.kit.lengths import long_but
 from tests.kit.shared import made_once
@@ -37,9 +37,9 @@ pytestmark = [pytest.mark.horovod, pytest.mark.tf, pytest.mark.usefixtures("horo
 RANK = Path(__file__).with_name("rank.py")
 
 
-@pytest.fixture(scope="module", params=["--gloo", "--mpi"])
+@pytest.fixture(scope="module", params=long_but(["launch"], ["launch", "--gloo", "--mpi"]))
 def ranks(request: pytest.FixtureRequest, shades: Path, shared_cache: Path) -> Path:
-    """What two ranks have saved that horovodrun started: see rank.py."""
+    """The files that two ranks have saved, see rank.py; `launch` started them, or horovodrun."""
     programs = Path(sys.executable).parent
     # `install-horovod --mpi` brings it along.
     if request.param == "--mpi" and not (programs / "mpirun").exists():
@@ -52,12 +52,18 @@ def ranks(request: pytest.FixtureRequest, shades: Path, shared_cache: Path) -> P
         lines = (f"{wnid(n % 4)}/{wnid(n % 4)}_{n}.JPEG,{n % 4} 1\n" for n in numbers)
         own.write_text("".join(["key,class\n", *lines]))
         settings["labels"] = [str(own)]
-        options = ("-np", "2", str(request.param), sys.executable, str(RANK))
+        words = (str(RANK), str(folder), json.dumps(settings))
+        if request.param == "launch":
+            program = (*PROGRAM, "launch", "-np", "2", "--grace", "5", "--", "python", *words)
+            code, words = 128 + signal.SIGKILL, ("dies",)
+        else:
+            options = ("-np", "2", str(request.param), sys.executable)
+            program, code = (str(programs / "horovodrun"), *options), 0
         path = f"{programs}{os.pathsep}{os.environ['PATH']}"
-        program = (str(programs / "horovodrun"), *options)
-        with started(folder, json.dumps(settings), program=program, env={"PATH": path}) as running:
+        with started(*words, program=program, env={"PATH": path}) as running:
             finished = running.finish(PATIENCE_S)
-        assert finished.code == 0, finished.err
+            assert running.workers() == []
+        assert finished.code == code, finished.err
 
     return made_once(shared_cache / f"ranks{request.param}", make)
 
@@ -111,8 +117,21 @@ def test_sigterm_to_one_rank_saves_on_both_and_both_go_on_from_there(ranks: Path
     assert [row["resumed_at"] for row in rows(ranks / "two", "start")] == [0, 7]
 
 
+@pytest.mark.parametrize("ranks", ["launch"], indirect=True)
+def test_one_rank_goes_on_where_a_killed_rank_has_ended_both(
+    ranks: Path, tmp_path: Path, train: Any
+) -> None:
+    """The fixture has seen the exit code of the launch, and that no process was left."""
+    run = shutil.copytree(ranks / "killed", tmp_path / "killed")
+    assert checkpoint.steps(run) == [5, 10]
+    train(run, num_epochs=4.0, eval_every=2.0)
+    assert [row["resumed_at"] for row in rows(run, "start")] == [0, 10]
+
+
+# In short: the test above, whose rank dies between two steps.
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", long_but([0], [0, 1]))
+@pytest.mark.long
+@pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_rank_ends_all_and_one_rank_takes_over(
     shades: Path, tmp_path: Path, train: Any, victim: int
 ) -> None:

@@ -12,13 +12,12 @@ import runpy
 import sys
 import warnings
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from imagenet_prep.read import Reader
-from tests.conftest import REPOSITORY
-from tests.kit.command import PATIENCE_S, Finished, started
+from tests.kit.command import PATIENCE_S, REPOSITORY, started
 from tests.kit.reading import asked
 from tests.kit.training import NUM_VALIDATION, horovod, shades
 
@@ -58,32 +57,6 @@ def test_the_examples_for_pytorch_ask_the_reader_for_what_it_has(name: str) -> N
     assert {"state_dict", "load_state_dict"} <= used & set(dir(Reader))
 
 
-class Trained(NamedTuple):
-    """What single.py printed, what came of distributed.py on two ranks, and what both have left."""
-
-    single: str
-    both: Finished
-    folder: Path
-
-
-@pytest.fixture(scope="module")
-def trained(
-    tf: Any, horovod: None, shades: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Trained:
-    """Both, with the same images a step and the same learning rate in the end."""
-    folder = tmp_path_factory.mktemp("examples")
-    shared = ("--data-dir", shades, "--image-size", "32", "--epochs", "2")
-    alone = (*("--batch-size", "8", "--learning-rate", "0.1", "--out", folder / "single.keras"),)
-    half = (*("--batch-size", "4", "--learning-rate", "0.05", "--out", folder / "both.keras"),)
-    levers = ("--timeline", folder / "timeline.json", "--fusion-threshold-mb", "16")
-    launch = ("launch", "-np", "2", "--rank-logs", folder / "logs", *levers, "--", "python")
-    with started(*launch, EXAMPLES / "distributed.py", *shared, *half) as running:
-        single = printed(EXAMPLES / "single.py", *shared, *alone)
-        both = running.finish(PATIENCE_S)
-    assert both.code == 0, both
-    return Trained(single, both, folder)
-
-
 def printed(program: Path, *arguments: str | Path) -> str:
     """Returns what a program prints that is run here, where TensorFlow is imported already."""
     import keras
@@ -102,36 +75,38 @@ def rows(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
-def needs_ranks(test: Any) -> Any:
-    """Marks a test that starts real ranks."""
-    for mark in (pytest.mark.tf, pytest.mark.horovod, pytest.mark.slow):
-        test = mark(test)
-    return test
-
-
-@needs_ranks
-def test_two_ranks_learn_what_one_process_learns(trained: Trained) -> None:
+@pytest.mark.tf
+@pytest.mark.horovod
+@pytest.mark.slow
+def test_two_ranks_learn_what_one_process_learns_and_horovod_has_its_levers(
+    tf: Any, horovod: None, shades: Path, tmp_path: Path
+) -> None:
+    """Both have the same images per step and the same learning rate in the end."""
     import keras
     import numpy as np
 
-    single, both = rows(trained.single), rows(trained.both.out)
-    assert [row["epoch"] for row in both] == [0, 1]  # rank 0 alone speaks
+    shared = ("--data-dir", shades, "--image-size", "32", "--epochs", "2")
+    alone = (*("--batch-size", "8", "--learning-rate", "0.1", "--out", tmp_path / "single.keras"),)
+    half = (*("--batch-size", "4", "--learning-rate", "0.05", "--out", tmp_path / "both.keras"),)
+    levers = ("--timeline", tmp_path / "timeline.json", "--fusion-threshold-mb", "16")
+    launch = ("launch", "-np", "2", "--rank-logs", tmp_path / "logs", *levers, "--", "python")
+    with started(*launch, EXAMPLES / "distributed.py", *shared, *half) as running:
+        single = rows(printed(EXAMPLES / "single.py", *shared, *alone))
+        finished = running.finish(PATIENCE_S)
+    assert finished.code == 0, finished
+
+    both = rows(finished.out)
+    assert [row["epoch"] for row in both] == [0, 1]  # only rank 0 prints
     assert [row["images"] for row in both] == [NUM_VALIDATION] * 2
     for one, other in zip(single, both, strict=True):
         assert other["loss"] == pytest.approx(one["loss"], rel=1e-3)
         assert other["top1"] == pytest.approx(one["top1"], abs=1 / NUM_VALIDATION + 1e-6)
-    models = [keras.saving.load_model(trained.folder / f"{n}.keras") for n in ("single", "both")]
+    models = [keras.saving.load_model(tmp_path / f"{n}.keras") for n in ("single", "both")]
     for one, other in zip(*(model.get_weights() for model in models), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-2, atol=1e-3)
 
-
-@needs_ranks
-def test_each_rank_has_its_log_and_horovod_its_levers(trained: Trained) -> None:
-    first, second = (
-        (trained.folder / "logs" / f"rank-{rank}.log").read_text("utf-8") for rank in (0, 1)
-    )
-    assert rows(first) == rows(trained.both.out)
-    assert rows(second) == []
-    timeline = (trained.folder / "timeline.json").read_text("utf-8")
+    logs = ((tmp_path / "logs" / f"rank-{rank}.log").read_text("utf-8") for rank in (0, 1))
+    assert [rows(log) for log in logs] == [both, []]
+    timeline = (tmp_path / "timeline.json").read_text("utf-8")
     assert timeline.startswith("[")
     assert "ALLREDUCE" in timeline

@@ -16,8 +16,8 @@ from tests.kit.s3_server import S3Server
 from tests.kit.spark import Spark
 
 FLINK = pytest.param("flink", marks=pytest.mark.flink)
-SPARK = pytest.param("spark", marks=pytest.mark.spark)
-SPARK_LONG = pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.long])
+# What both have in common is tried on Flink in `make test`, and on both in `make test-long`.
+SPARK = pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.long])
 SETTINGS = ("--train-shards", "60", "--validation-shards", "4", "--allow-subset")
 
 

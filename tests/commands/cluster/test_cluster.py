@@ -20,7 +20,7 @@ import pytest
 
 from benchmarks import flink as benchmark
 from benchmarks import measure
-from tests.commands.cluster.conftest import FLINK, SETTINGS, SPARK_LONG
+from tests.commands.cluster.conftest import FLINK, SETTINGS
 from tests.kit import command
 from tests.kit.dataset import Reference, assert_nothing_half_visible, contents, receipts
 from tests.kit.flink import Flink
@@ -174,7 +174,6 @@ def test_ctrl_c_cancels_the_job_and_leaves_no_process(
 
 
 # In short: on Spark, test_claims' task that failed.
-@pytest.mark.parametrize("cluster", [FLINK, SPARK_LONG], indirect=True)
 def test_a_workers_error_reaches_the_terminal_as_one_message_with_its_exit_code(
     cluster: Cluster, reference: Reference, tmp_path: Path
 ) -> None:

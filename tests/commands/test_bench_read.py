@@ -30,9 +30,9 @@ def test_rates_fit_each_other_and_say_what_gpus_would_need(scenes: Path, backend
     assert found["cores_needed"] == pytest.approx(2400 / found["images_per_cpu_s"], abs=0.06)
 
 
-def test_a_person_reads_what_to_do(scenes: Path, backend: str) -> None:
-    argv = ("bench-read", str(scenes), *SHORT, "--backend", backend, "--images-per-gpu", "1e9")
-    result = command.run(*argv)
+def test_a_person_reads_what_to_do(scenes: Path) -> None:
+    words = (*SHORT, "--backend", "native", "--images-per-gpu", "1e9")
+    result = command.run("bench-read", str(scenes), *words)
 
     assert result.code == 0, result
     assert "images/s" in result.out

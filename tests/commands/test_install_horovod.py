@@ -357,6 +357,9 @@ def test_two_ranks_of_mxnet_add_up_and_read_the_bytes_that_another_numpy_reads(
     ]
 
 
+# In short: the lines that are added to Horovod's source, above. Only a changed lock or recipe
+# builds another Horovod.
+@pytest.mark.long
 @pytest.mark.root
 @pytest.mark.slow
 @pytest.mark.tf

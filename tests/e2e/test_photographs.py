@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from imagenet_prep import train
 from imagenet_prep.read import make_dataset
-from tests.conftest import REPOSITORY
 from tests.e2e import photographs
 from tests.kit import command
 from tests.kit.dataset import split_records
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 # The commands of the page, as they stand there.
 COMMANDS = [
     shlex.split(line, comments=True)[1:]
-    for line in (REPOSITORY / "docs" / "photographs.md")
+    for line in (command.REPOSITORY / "docs" / "photographs.md")
     .read_text("utf-8")
     .split("```")[1]
     .splitlines()
@@ -51,8 +51,12 @@ def walk(tmp_path_factory: pytest.TempPathFactory) -> Walk:
 
 def typed(home: Path, verb: str, *flags: str) -> command.Finished:
     """Runs the page's first command of a verb with these flags, and returns what it left."""
-    words = next(each for each in COMMANDS if each[0] == verb and {*flags} <= {*each})
-    return command.run(*words, cwd=home, env={"CUDA_VISIBLE_DEVICES": ""})
+    return command.run(*words_of(verb, *flags), cwd=home, env={"CUDA_VISIBLE_DEVICES": ""})
+
+
+def words_of(verb: str, *flags: str) -> list[str]:
+    """Returns the words of the page's first command of a verb with these flags."""
+    return next(each for each in COMMANDS if each[0] == verb and {*flags} <= {*each})
 
 
 def key_of(name: str) -> str:
@@ -122,10 +126,12 @@ def test_a_reader_gives_each_photograph_once(walk: Walk) -> None:
 
 @pytest.mark.tf
 def test_a_network_trains_is_judged_by_what_was_held_out_and_shows_its_mistakes(
-    walk: Walk, tf: Any
+    walk: Walk, tf: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained = typed(walk.home, "train")
-    judged = typed(walk.home, "train", "--evaluate")
+    # Here, where TensorFlow is imported already.
+    monkeypatch.chdir(walk.home)
+    judged = train.run(words_of("train", "--evaluate")[1:])
     page = typed(walk.home, "report")
 
     assert trained.code == 0, trained
@@ -141,7 +147,7 @@ def test_a_network_trains_is_judged_by_what_was_held_out_and_shows_its_mistakes(
     first, second = (row for row in rows if row["kind"] == "evaluation")
     held = {f"{r.wnid}/{r.filename}": r for r in split_records(walk.out, "holdout")}
     assert first["examples"] == second["examples"] == len(held)
-    assert judged.code == 0, judged
+    assert judged == 0
     with (walk.home / "run" / "said.csv").open(encoding="utf-8", newline="") as file:
         said = {row["key"]: row for row in csv.DictReader(file)}
     assert said.keys() == held.keys()

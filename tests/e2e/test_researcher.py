@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from imagenet_prep import train
+from imagenet_prep.core.errors import UsageError
 from imagenet_prep.read import make_dataset
 from tests.kit import command
 from tests.kit.miniature import miniature_for_tests
@@ -61,23 +63,20 @@ def test_keys_of_a_class_are_left_out_and_folds_are_disjoint(dataset: Path, tmp_
 
 @pytest.mark.tf
 def test_another_rate_is_said_in_words_and_begins_anew_when_asked(
-    dataset: Path, tmp_path: Path, tf: Any
+    dataset: Path, tmp_path: Path, tf: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def train(*words: str) -> command.Finished:
-        where = ("--data-dir", dataset, "--log-dir", tmp_path / "run", "--num-batches", "3")
-        return command.run("train", *where, *SMALL, *words, env={"CUDA_VISIBLE_DEVICES": ""})
+    def typed(*words: str) -> str:
+        where = (*("--data-dir", str(dataset)), *("--log-dir", str(tmp_path / "run")))
+        assert train.run([*where, "--num-batches", "3", *SMALL, *words]) == 0
+        return capsys.readouterr().out
 
-    first = train("--lr", "0.05")
-    assert first.code == 0, first
-    assert "1 rank x 8 images" in first.out
-    refused = train("--lr", "0.02")
-    assert refused.code == 2, refused
-    said = refused.err.splitlines()[-1]
-    assert "holds a run with learning rate 0.05, this one has 0.02" in said
-    assert "--clear-log" in said
-    anew = train("--lr", "0.02", "--clear-log")
-    assert anew.code == 0, anew
+    assert "1 rank x 8 images" in typed("--lr", "0.05")
+    with pytest.raises(UsageError, match="holds a run with learning rate 0.05") as refused:
+        typed("--lr", "0.02")
+    assert "this one has 0.02" in str(refused.value)
+    assert "--clear-log" in str(refused.value)
+    typed("--lr", "0.02", "--clear-log")
     rows = [json.loads(line) for line in (tmp_path / "run/train.jsonl").read_text().splitlines()]
     assert {row["kind"] for row in rows} >= {"evaluation", "finished"}
-    mistyped = train("--learning-rte", "0.1")
-    assert "Did you mean --learning-rate?" in mistyped.err
+    with pytest.raises(UsageError, match="Did you mean --learning-rate"):
+        typed("--learning-rte", "0.1")

@@ -314,27 +314,79 @@ def net(tmp_path: Path) -> Iterator[Cluster]:
         yield made
 
 
-def start_all(net: Cluster, logs: Path) -> list[Any]:
+def end_all(net: Cluster, logs: Path, *words: str) -> list[int]:
+    """Runs the containers' program on all hosts; returns the exit codes."""
     variables = {sagemaker_container.TOKEN_VARIABLE: TOKEN, **RARE_CYCLES}
     argv = ["env", *(f"{name}={value}" for name, value in variables.items())]
     argv += [sys.executable, "-m", "imagenet_prep", "sagemaker-container"]
-    argv += ["--root", str(net.mount / "ml"), "--processes", "1"]
+    argv += ["--root", str(net.mount / "ml"), "--processes", "1", *words]
     started = []
     for node, host in zip(net.nodes, HOSTS, strict=True):
         with open(logs / host, "wb") as log:
             started.append(node.popen(argv, stdout=log, stderr=log))
-    return started
+    return [process.wait(PATIENCE_S) for process in started]
 
 
-@needs_ranks
+# Rank 0 tells its number to rank 1 at the address that both are given.
+MEETS = """\
+import os, socket, time
+from imagenet_prep.core.world import World
+rank = World.from_environment().rank
+place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+if rank == 0:
+    with socket.create_server(place) as server:
+        server.accept()[0].sendall(b"0")
+while rank:
+    try:
+        print("rank", rank, "of", World.from_environment().size, "hears", end=" ")
+        print(socket.create_connection(place).recv(1).decode(), flush=True)
+        break
+    except ConnectionRefusedError:
+        print("no one yet", flush=True)
+        time.sleep(0.05)
+"""
+
+
+@pytest.mark.slow
 @pytest.mark.root
 def test_two_hosts_meet_without_ssh_and_refuse_to_train_on_different_sets(
     net: Cluster, shades: Path, tmp_path: Path
 ) -> None:
     for node, host in zip(net.nodes, HOSTS, strict=True):
         root = node.disk / "ml"
+        write_layout(root, shades, list(HOSTS), host, "eth0")
+        (root / "meets.py").write_text(MEETS)
+    words = ("--", "python", str(net.mount / "ml" / "meets.py"))
+    ended = end_all(net, tmp_path, *words)
+    said = [(tmp_path / host).read_text() for host in HOSTS]
+    assert ended == [0, 0], said
+    assert "rank 1 of 2 hears 0\n" in said[1]
+
+    # Again, with another dataset on the second host.
+    other = net.nodes[1].disk / "other"
+    shutil.copytree(shades, other)
+    manifest = json.loads((other / "dataset.json").read_text())
+    (other / "dataset.json").write_text(json.dumps(manifest | {"plan_digest": "another"}))
+    link = net.nodes[1].disk / "ml" / "input" / "data" / "training"
+    link.unlink()
+    link.symlink_to(net.mount / "other")
+    assert end_all(net, tmp_path, *words) == [1, 1]
+    for node, host in zip(net.nodes, HOSTS, strict=True):
+        failure = (node.disk / "ml" / "output" / "failure").read_text()
+        assert failure.startswith("nothing was started:\n  algo-2: "), host
+
+
+# In short: the hosts above, and the two ranks of tests/trainer.
+@needs_ranks
+@pytest.mark.long
+@pytest.mark.root
+def test_two_hosts_train_and_the_first_one_saves(
+    net: Cluster, shades: Path, tmp_path: Path
+) -> None:
+    for node, host in zip(net.nodes, HOSTS, strict=True):
+        root = node.disk / "ml"
         write_layout(root, shades, list(HOSTS), host, "eth0", checkpoint_every=10)
-    ended = [process.wait(PATIENCE_S) for process in start_all(net, tmp_path)]
+    ended = end_all(net, tmp_path)
 
     said = (tmp_path / "algo-1").read_text()
     assert ended == [0, 0], said + (tmp_path / "algo-2").read_text()
@@ -345,19 +397,4 @@ def test_two_hosts_meet_without_ssh_and_refuse_to_train_on_different_sets(
     assert (net.nodes[0].disk / "ml" / "model" / "model.keras").stat().st_size > 100_000
     assert list((net.nodes[0].disk / "ml" / "output" / "tensorboard").glob("events.*"))
     assert checkpoint.steps(second) == []
-
     assert "[0] imagenet-prep" not in said
-    # Again from step 10, with a data set that is another one on the second host.
-    (first / checkpoint.name(16)).unlink()
-    other = net.nodes[1].disk / "other"
-    shutil.copytree(shades, other)
-    manifest = json.loads((other / "dataset.json").read_text())
-    (other / "dataset.json").write_text(json.dumps(manifest | {"plan_digest": "another"}))
-    link = net.nodes[1].disk / "ml" / "input" / "data" / "training"
-    link.unlink()
-    link.symlink_to(net.mount / "other")
-    ended = [process.wait(PATIENCE_S) for process in start_all(net, tmp_path)]
-    assert ended == [1, 1]
-    for node, host in zip(net.nodes, HOSTS, strict=True):
-        failure = (node.disk / "ml" / "output" / "failure").read_text()
-        assert failure.startswith("nothing was started:\n  algo-2: "), host

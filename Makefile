@@ -59,7 +59,7 @@ demo: $(DEMO) ## a miniature ILSVRC2012 all the way: build/demo
 docs: $(DOCS) ## the documents as a site: build/docs/index.html
 	@$(VENV)/docs/bin/python .ci/site/build.py build/docs
 
-test: lint types imports debian jars $(BIN)/actionlint $(HOROVOD) $(AIRFLOW) $(MXNET) $(DOCS) ## everything that must pass; PYTEST_ARGS="-m spark" chooses tests
+test: lint types imports debian jars $(BIN)/actionlint $(HOROVOD) $(AIRFLOW) $(MXNET) $(DOCS) ## everything that must pass; PYTEST_ARGS="-m flink" chooses tests
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # To run the codec as other processors do: an emulator, and ARM's libc and libjpeg. To run batch jobs: Slurm.
@@ -67,7 +67,7 @@ test: lint types imports debian jars $(BIN)/actionlint $(HOROVOD) $(AIRFLOW) $(M
 test-long: LONG = qemu-aarch64-static:qemu-user-static /usr/aarch64-linux-gnu/lib/ld-linux-aarch64.so.1:libc6-arm64-cross \
   slurmctld:slurm-wlm munged:munge debootstrap:debootstrap
 test-long: debian jars $(TEST) $(RELEASE) $(HOROVOD) $(AIRFLOW) $(MXNET) $(LOADERS_HOROVOD) $(TRAINERS) $(ARM) ## the long forms of what `test` does in short: kills, faults, flipped bits
-	@$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "long or hypothesis" $(PYTEST_ARGS)
 
 # BASE is the commit that changes are against; MUTANTS_ARGS the tests to choose from, if not all.
 mutants: BASE = $(shell git rev-parse --verify --quiet origin/main > /dev/null && echo origin/main || echo main)

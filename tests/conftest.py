@@ -18,10 +18,12 @@ from hypothesis.configuration import set_hypothesis_home_dir
 
 import tests.kit.start.sitecustomize  # noqa: F401 - as in the processes that tests start
 from tests.kit.browser import chromium, open_page  # noqa: F401 - one browser for all rooms
+from tests.kit.command import REPOSITORY
+from tests.kit.cpu import Meter
+from tests.kit.lengths import FULL, HYPOTHESIS, SHORT
 
 pytest_plugins = ["tests.kit.same_order"]
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 # Rooms of tests that run whole commands; the tests of other rooms call functions.
 _COMMANDS = ("benchmarks", "campaign", "commands", "golden", "hostile", "oracles", "site")
 # Rooms whose tests take minutes, each with servers or frameworks of its own.
@@ -33,11 +35,22 @@ _MINUTES = (
 _OF_EXTRAS = {"miniature", "s3", "speaks"}
 
 set_hypothesis_home_dir(REPOSITORY / "build" / "hypothesis")
-# Time is pytest-timeout's business: a deadline an example fails on a busy machine. With CI
-# set, Hypothesis loads its own "ci" profile, which has no deadline either and is repeatable.
-hypothesis.settings.register_profile("here", deadline=None, print_blob=True)
-if not os.environ.get("CI"):
-    hypothesis.settings.load_profile("here")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Chooses how many examples Hypothesis tries, and measures processor time by room.
+
+    `make test-long` selects Hypothesis's tests by its own mark and has all examples of
+    `tests.kit.lengths.examples`.
+    """
+    # Time is pytest-timeout's business: a deadline per example fails on a busy machine. With CI
+    # set, Hypothesis loads its own "ci" profile, which has no deadline either and is repeatable.
+    settings = hypothesis.settings
+    base = settings.get_profile("ci") if os.environ.get("CI") else settings(print_blob=True)
+    for name in (SHORT, FULL):
+        settings.register_profile(name, base, deadline=None)
+    settings.load_profile(FULL if HYPOTHESIS in config.option.markexpr else SHORT)
+    config.pluginmanager.register(Meter(_room))
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -92,8 +105,8 @@ def _begin_with_minutes(items: list[pytest.Item], num_workers: int) -> None:
 
 def _room(item: pytest.Item) -> str:
     """Returns the name of a test's folder; below `commands`, with that of the verb's folder."""
-    parts = item.path.relative_to(REPOSITORY / "tests").parts
-    return "/".join(parts[: 2 if parts[0] == "commands" else 1])
+    folders = item.path.relative_to(REPOSITORY / "tests").parent.parts
+    return "/".join(folders[: 2 if folders[0] == "commands" else 1])
 
 
 def _leaks(name: str) -> bool:

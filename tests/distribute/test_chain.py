@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from imagenet_prep.core.errors import (
@@ -23,6 +23,7 @@ from imagenet_prep.hosts.channel import Frame
 from imagenet_prep.hosts.messages import BrokenError, Cause
 from imagenet_prep.hosts.process import Ending
 from tests.hostile import peers
+from tests.kit.lengths import examples
 
 FILES = {"index/a": 10, "a": 100, "b": 200}
 ANSWERS, NO_ROUTE = Ending(0, ""), Ending(255, "ssh: connect to host b: No route to host")
@@ -305,7 +306,7 @@ def _becomes(peer: Peer, state: State) -> bool:
 
 @pytest.mark.slow
 @given(seed=st.integers(0, 1 << 32), data=st.data())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_whatever_givers_say_every_run_ends_and_honest_hosts_get_all(
     seed: int, data: st.DataObject
 ) -> None:

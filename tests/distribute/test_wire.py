@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from imagenet_prep.distribute import messages
@@ -24,6 +24,7 @@ from imagenet_prep.hosts.messages import (
     sentence,
 )
 from tests.hostile import peers
+from tests.kit.lengths import examples
 
 ENDS = {
     "TO_GIVER": messages.TO_GIVER,
@@ -80,7 +81,7 @@ def test_what_has_done_harm_once_is_refused_or_within_bounds(header: bytes) -> N
 
 @pytest.mark.parametrize("end", ENDS)
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_any_stream_is_messages_then_an_end_or_a_broken_peer(end: str, data: st.DataObject) -> None:
     allowed = ENDS[end]
     with ends(allowed) as made:

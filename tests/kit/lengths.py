@@ -6,6 +6,19 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# Hypothesis's profiles, and the mark that its plugin gives to its tests.
+SHORT, FULL, HYPOTHESIS = "short", "full", "hypothesis"
+
+
+def examples(full: int) -> settings:
+    """Returns the settings of a test that takes above half a second with `full` examples.
+
+    `make test` tries a quarter of them, `make test-long` all.
+    """
+    is_full = settings.get_current_profile_name() == FULL
+    return settings(max_examples=full if is_full else full // 4)
 
 
 def long_but(short: Iterable[Any], cases: Iterable[Any]) -> list[Any]:

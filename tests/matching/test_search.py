@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from imagenet_prep.codec import likeness
 from imagenet_prep.matching import kernels, search
 from imagenet_prep.matching.hashes import rows_of
 from imagenet_prep.matching.search import Radii, Search, Side
+from tests.kit.lengths import examples
 
 MIRROR = likeness.mirror()
 KINDS = [n for n in (kernels.PLAIN, kernels.AVX2, kernels.AVX512) if n <= kernels.best()]
@@ -54,7 +55,7 @@ def joined(job: Search, workers: int) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("simd", KINDS)
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(seed=st.integers(0, 2**32), num=st.integers(0, 120), mirrored=st.booleans())
 def test_pairs_are_those_of_comparing_all(simd: int, seed: int, num: int, mirrored: bool) -> None:
     rng = np.random.default_rng(seed)

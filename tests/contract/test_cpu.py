@@ -1,0 +1,128 @@
+"""The table of processor time by room in CONTRIBUTING.md, and what keeps it honest."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.kit import cpu
+from tests.kit.cpu import Meter, above, seconds_of, table_of
+
+TESTS = cpu.REPOSITORY / "tests"
+
+
+def test_the_table_has_rooms_that_exist_and_fits_eight_minutes_of_two_cores() -> None:
+    table = seconds_of(cpu.TABLE.read_text("utf-8"))
+
+    assert cpu.SHARED in table
+    assert [room for room in table if room != cpu.SHARED and not (TESTS / room).is_dir()] == []
+    assert list(table) == sorted(table, key=lambda room: -table[room])
+    assert sum(table.values()) <= 2 * 8 * 60
+
+
+def test_the_table_comes_back_and_small_rooms_have_no_row() -> None:
+    measured = {"core": 3.0, "read": 12.2, "commands/prepare": 71.6, cpu.SHARED: 40.0}
+
+    assert list(seconds_of(table_of(measured)).items()) == [
+        *(("commands/prepare", 72.0), (cpu.SHARED, 40.0), ("read", 12.0)),
+    ]
+
+
+TABLE = {"read": 40.0, "trainer": 80.0, "codec": 20.0}
+
+
+@pytest.mark.parametrize(
+    ("measured", "found"),
+    [
+        ({"read": 59.0, "trainer": 80.0, "codec": 20.0, "new": 14.0}, []),
+        ({"read": 61.0, "trainer": 80.0, "codec": 20.0}, ["read"]),
+        ({"read": 40.0, "new": 16.0}, ["new"]),
+        # A machine of half the speed, and one that lacks what two rooms need.
+        ({"read": 80.0, "trainer": 160.0, "codec": 61.0}, ["codec"]),
+        ({"read": 40.0}, []),
+        # A fast machine is no reason to be strict.
+        ({"read": 59.0, "trainer": 40.0, "codec": 10.0}, []),
+    ],
+)
+def test_a_room_is_above_its_row_by_half(measured: dict[str, float], found: list[str]) -> None:
+    assert [said.partition(":")[0] for said in above(measured, TABLE)] == found
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The configuration of a complete run on a quiet machine, whose table is `TABLE`."""
+    (tmp_path / "table.md").write_text(table_of(TABLE))
+    monkeypatch.setattr(cpu, "TABLE", tmp_path / "table.md")
+    monkeypatch.setattr(cpu, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(os, "getloadavg", lambda: (9.0, 9.0, 1.0))
+    option = SimpleNamespace(markexpr="", keyword="", collectonly=False)
+    return SimpleNamespace(args_source=pytest.Config.ArgsSource.TESTPATHS, option=option)
+
+
+def ended(config: SimpleNamespace, *sums: dict[str, float]) -> int:
+    """Returns the exit code of a run whose workers have sent these sums."""
+    meter = Meter(lambda _: "")
+    for each in sums:
+        meter.pytest_testnodedown(SimpleNamespace(workeroutput={"cpu": each}))
+    meter.pytest_testnodedown(SimpleNamespace())  # a worker that has crashed
+    session: Any = SimpleNamespace(config=config, exitstatus=pytest.ExitCode.OK)
+    meter.pytest_sessionfinish(session)
+    return int(session.exitstatus)
+
+
+def test_a_complete_run_fails_if_its_workers_together_are_above_the_table(
+    asked: SimpleNamespace, tmp_path: Path
+) -> None:
+    usual = {"trainer": 80.0, "codec": 20.0}
+    assert ended(asked, {"read": 30.0}, {"read": 20.0}, usual) == 0
+    assert ended(asked, {"read": 30.0}, {"read": 50.0}, usual) == pytest.ExitCode.TESTS_FAILED
+    table = (tmp_path / "build" / "cpu.md").read_text()
+    assert seconds_of(table) == {"read": 80.0, "trainer": 80.0, "codec": 20.0}
+
+
+@pytest.mark.parametrize("how", ["busy", "part", "mark"])
+def test_a_busy_machine_or_a_part_of_the_tests_says_nothing(
+    asked: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    if how == "busy":
+        monkeypatch.setattr(os, "getloadavg", lambda: (1.0, 1.0, 100.0))
+    elif how == "part":
+        asked.args_source = pytest.Config.ArgsSource.ARGS
+    else:
+        asked.option.markexpr = "not slow"
+
+    assert ended(asked, {"read": 500.0}) == 0
+
+
+def test_a_fixture_of_the_session_is_not_the_first_rooms_that_needs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    used = [0.0]
+    monkeypatch.setattr(cpu, "_spent", lambda: used[0])
+    meter, item = Meter(lambda item: item.name), SimpleNamespace(name="read")
+
+    def during(hook: Any, seconds: float, inner: Any = None) -> None:
+        next(hook)
+        used[0] += seconds
+        if inner:
+            during(*inner)
+        with pytest.raises(StopIteration):
+            next(hook)
+
+    shared: Any = SimpleNamespace(scope="session")
+    test: Any = item
+    made = (meter.pytest_fixture_setup(shared), 30.0)
+    during(meter.pytest_runtest_setup(test), 2.0, made)
+    during(meter.pytest_runtest_call(test), 3.0)
+    during(meter.pytest_runtest_teardown(test, test), 0.5)
+    during(meter.pytest_runtest_teardown(test, None), 7.0)
+    used[0] += 10  # between tests
+    config = SimpleNamespace(workeroutput={})
+    session: Any = SimpleNamespace(config=config)
+    meter.pytest_sessionfinish(session)
+
+    assert config.workeroutput["cpu"] == {"read": 5.5, cpu.SHARED: 47.0}

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY
-from tests.kit.command import PATIENCE_S, wait_until
+from tests.kit.command import PATIENCE_S, REPOSITORY, wait_until
 from tests.kit.photographs import photograph
 from tests.kit.training import NUM_VALIDATION, horovod, rows, shades
 

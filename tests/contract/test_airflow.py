@@ -20,7 +20,7 @@ from imagenet_prep.distribute import config as replicate
 from imagenet_prep.pipelines import launch
 from imagenet_prep.preparation import config as prepare
 from imagenet_prep.trainer import config as train
-from tests.conftest import REPOSITORY
+from tests.kit.command import REPOSITORY
 
 CONFIGS: dict[str, type[Settings]] = {
     "download": download.Config,

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY
 from tests.kit import command
+from tests.kit.command import REPOSITORY
 from tests.kit.opened import opened
 from tests.kit.samples import add_tables
 from tests.kit.tfrecords import picture, plain, write_set

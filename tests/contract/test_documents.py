@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from tests.conftest import REPOSITORY
+from tests.kit.command import REPOSITORY
 from tests.kit.documents import read, tracked
 
 _FENCED = re.compile(r"^(`{3,}|~{3,}).*?^\1[`~]*$", re.MULTILINE | re.DOTALL)

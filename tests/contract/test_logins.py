@@ -8,7 +8,7 @@ import pytest
 
 from imagenet_prep.core.address import _LOGIN, refuse_login
 from imagenet_prep.core.errors import UsageError
-from tests.conftest import REPOSITORY
+from tests.kit.command import REPOSITORY
 
 SECRET = "open-sesame-7f3a"
 ADDRESSES = [

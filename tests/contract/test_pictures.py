@@ -8,7 +8,7 @@ from PIL import Image
 
 import imagenet_prep
 from imagenet_prep.codec.policy import PLANES
-from tests.conftest import REPOSITORY
+from tests.kit.command import REPOSITORY
 
 DOCS = REPOSITORY / "docs"
 # What each shows of the program, as its maker wrote it into the file. A plot of a benchmark shows

@@ -14,8 +14,7 @@ import pytest
 import yaml
 
 import imagenet_prep
-from tests.conftest import REPOSITORY
-from tests.kit.command import PATIENCE_S
+from tests.kit.command import PATIENCE_S, REPOSITORY
 
 GITHUB = REPOSITORY / ".github"
 WORKFLOWS = sorted(GITHUB.glob("workflows/*.yml"))

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import pytest
 
 from imagenet_prep.__main__ import VERBS
-from tests.conftest import REPOSITORY
 from tests.kit import command
+from tests.kit.command import REPOSITORY
 from tests.kit.miniature import miniature_for_tests
 
 PAGE = (REPOSITORY / "docs" / "seeds.md").read_text("utf-8")

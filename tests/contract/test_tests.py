@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY
-from tests.kit.command import PATIENCE_S
+from tests.kit.command import PATIENCE_S, REPOSITORY
 
 TESTS = REPOSITORY / "tests"
 # Every room may use these: what all share, and the hostile inputs.

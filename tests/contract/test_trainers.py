@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from tests.conftest import REPOSITORY
 from tests.kit import trainers as clients
+from tests.kit.command import REPOSITORY
 from tests.kit.trainers import CLIENTS, Client
 
 PAGE = clients.PAGE.read_text("utf-8")

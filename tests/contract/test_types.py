@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.conftest import REPOSITORY
-from tests.kit.command import PATIENCE_S
+from tests.kit.command import PATIENCE_S, REPOSITORY
 from tests.kit.documents import read, tracked
 
 _BLOCK = re.compile(r"^ *```python\n(.*?)^ *```", re.MULTILINE | re.DOTALL)

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core import imports
-from tests.conftest import REPOSITORY
-from tests.kit.command import PATIENCE_S
+from tests.kit.command import PATIENCE_S, REPOSITORY
 
 
 def said(cwd: Path, program: str, **env: str) -> str:

@@ -18,8 +18,7 @@ from imagenet_prep import engine
 from imagenet_prep.core.errors import IncompleteError, SourceError, StoreError, UsageError
 from imagenet_prep.engine.workers import Processes, Threads, Workers, run_worker
 from imagenet_prep.storage.folder import LocalStore
-from tests.conftest import REPOSITORY
-from tests.kit.command import PATIENCE_S, wait_until
+from tests.kit.command import PATIENCE_S, REPOSITORY, wait_until
 
 KINDS = (engine.THREADS, engine.PROCESSES)
 

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from imagenet_prep.read.order import Order
-from tests.conftest import REPOSITORY
 from tests.kit import command
+from tests.kit.command import REPOSITORY
 from tests.kit.photographs import shown, stored
 from tests.kit.reading import TRAIN, colours, scenes
 from tests.kit.tfrecords import wnid

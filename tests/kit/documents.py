@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from tests.conftest import REPOSITORY
+from tests.kit.command import REPOSITORY
 
 _SCRATCH = {".git", ".venv", "build", "__pycache__"}
 

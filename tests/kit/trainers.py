@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from tests.conftest import REPOSITORY
+from tests.kit.command import REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "trainers.md"
 

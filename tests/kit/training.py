@@ -17,6 +17,7 @@ from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.trainer import checkpoint, log
 from tests.kit.command import wait_until
 from tests.kit.samples import add_tables
+from tests.kit.shared import made_once
 from tests.kit.tfrecords import jpeg, wnid, write_set
 
 CLASSES = 4
@@ -74,9 +75,9 @@ def make_shades(
 
 
 @pytest.fixture(scope="session")
-def shades(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As `make_shades`; read-only."""
-    return make_shades(tmp_path_factory.mktemp("shades") / "set")
+def shades(shared_cache: Path) -> Path:
+    """As `make_shades`, once per run; read-only."""
+    return made_once(shared_cache / "shades", lambda folder: make_shades(folder / "set")) / "set"
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import REPOSITORY
+from tests.kit.command import REPOSITORY
 
 NOTEBOOK: dict[str, Any] = json.loads((REPOSITORY / "examples" / "demo.ipynb").read_text("utf-8"))
 CODE = [cell for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]

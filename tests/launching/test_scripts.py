@@ -12,8 +12,7 @@ import pytest
 from imagenet_prep import train
 from imagenet_prep.core.flags import parse
 from imagenet_prep.pipelines import launch
-from tests.conftest import REPOSITORY
-from tests.kit.command import PATIENCE_S
+from tests.kit.command import PATIENCE_S, REPOSITORY
 
 _SAYS_ITS_WORDS = f"""#!{sys.executable}
 import json, sys

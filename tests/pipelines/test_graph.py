@@ -20,8 +20,8 @@ from imagenet_prep.pipelines.prepare import Config, prepare
 from imagenet_prep.preparation.planning import ClassKey
 from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage.folder import LocalStore
-from tests.conftest import REPOSITORY
 from tests.kit import command
+from tests.kit.command import REPOSITORY
 from tests.kit.dataset import contents
 from tests.kit.layouts import make_box_archives
 from tests.kit.listed import CLASSES, Listed, selection

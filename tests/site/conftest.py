@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY
 from tests.kit import command
+from tests.kit.command import REPOSITORY
 from tests.kit.shared import made_once
 
 SECRET = "open-sesame-7f3a"

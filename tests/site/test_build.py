@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from imagenet_prep.__main__ import VERBS
-from tests.conftest import REPOSITORY
+from tests.kit.command import REPOSITORY
 from tests.site.conftest import SECRET, Build
 
 _LOADED = re.compile(

@@ -12,8 +12,8 @@ import pytest
 from imagenet_prep import report as report_verb
 from imagenet_prep.bench_train import FIGURES, Measured, Run, figures
 from imagenet_prep.core import canonical
-from tests.conftest import REPOSITORY
 from tests.kit import command
+from tests.kit.command import REPOSITORY
 from tests.kit.shared import made_once
 
 SCREENSHOTS = REPOSITORY / "build" / "report"

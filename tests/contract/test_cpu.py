@@ -25,27 +25,27 @@ def test_the_table_has_rooms_that_exist_and_fits_eight_minutes_of_two_cores() ->
 
 
 def test_the_table_comes_back_and_small_rooms_have_no_row() -> None:
-    measured = {"core": 3.0, "read": 12.2, "commands/prepare": 71.6, cpu.SHARED: 40.0}
+    measured = {"core": 9.0, "read": 36.6, "commands/prepare": 214.8, cpu.SHARED: 120.0}
 
     assert list(seconds_of(table_of(measured)).items()) == [
-        *(("commands/prepare", 72.0), (cpu.SHARED, 40.0), ("read", 12.0)),
+        *(("commands/prepare", 215.0), (cpu.SHARED, 120.0), ("read", 37.0)),
     ]
 
 
-TABLE = {"read": 40.0, "trainer": 80.0, "codec": 20.0}
+TABLE = {"read": 120.0, "trainer": 240.0, "codec": 60.0}
 
 
 @pytest.mark.parametrize(
     ("measured", "found"),
     [
-        ({"read": 59.0, "trainer": 80.0, "codec": 20.0, "new": 14.0}, []),
-        ({"read": 61.0, "trainer": 80.0, "codec": 20.0}, ["read"]),
-        ({"read": 40.0, "new": 16.0}, ["new"]),
+        ({"read": 177.0, "trainer": 240.0, "codec": 60.0, "new": 42.0}, []),
+        ({"read": 183.0, "trainer": 240.0, "codec": 60.0}, ["read"]),
+        ({"read": 120.0, "new": 48.0}, ["new"]),
         # A machine of half the speed, and one that lacks what two rooms need.
-        ({"read": 80.0, "trainer": 160.0, "codec": 61.0}, ["codec"]),
-        ({"read": 40.0}, []),
+        ({"read": 240.0, "trainer": 480.0, "codec": 183.0}, ["codec"]),
+        ({"read": 120.0}, []),
         # A fast machine is no reason to be strict.
-        ({"read": 59.0, "trainer": 40.0, "codec": 10.0}, []),
+        ({"read": 177.0, "trainer": 120.0, "codec": 30.0}, []),
     ],
 )
 def test_a_room_is_above_its_row_by_half(measured: dict[str, float], found: list[str]) -> None:
@@ -77,11 +77,11 @@ def ended(config: SimpleNamespace, *sums: dict[str, float]) -> int:
 def test_a_complete_run_fails_if_its_workers_together_are_above_the_table(
     asked: SimpleNamespace, tmp_path: Path
 ) -> None:
-    usual = {"trainer": 80.0, "codec": 20.0}
-    assert ended(asked, {"read": 30.0}, {"read": 20.0}, usual) == 0
-    assert ended(asked, {"read": 30.0}, {"read": 50.0}, usual) == pytest.ExitCode.TESTS_FAILED
+    usual = {"trainer": 240.0, "codec": 60.0}
+    assert ended(asked, {"read": 90.0}, {"read": 60.0}, usual) == 0
+    assert ended(asked, {"read": 90.0}, {"read": 150.0}, usual) == pytest.ExitCode.TESTS_FAILED
     table = (tmp_path / "build" / "cpu.md").read_text()
-    assert seconds_of(table) == {"read": 80.0, "trainer": 80.0, "codec": 20.0}
+    assert seconds_of(table) == {"read": 240.0, "trainer": 240.0, "codec": 60.0}
 
 
 @pytest.mark.parametrize("how", ["busy", "part", "mark"])

@@ -22,7 +22,7 @@ TABLE = REPOSITORY / "CONTRIBUTING.md"
 # The fixtures of the session, which the first test that needs one makes, and the collection.
 SHARED = "shared"
 # Rooms of less have no row.
-LEAST_S = 10.0
+LEAST_S = 30.0
 
 
 def seconds_of(document: str) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Tiny runs of the benchmarks, so that they cannot rot. No time is asserted."""
+"""The benchmarks: their models, and tiny runs in `make test-long`. No time is asserted."""
 
 from __future__ import annotations
 
@@ -71,6 +71,7 @@ def test_a_missing_program_is_said_in_a_sentence(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_codec_measures_every_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     raw = tmp_path / "raw.json"
     codec.main([*SMALL, "--images=10", "--rounds=2", f"--scratch={tmp_path}", f"--json={raw}"])
@@ -91,6 +92,7 @@ def test_codec_measures_every_row(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert results[codec.FLOOR]["psnr_db"] == pytest.approx(best, abs=0.3)
 
 
+@pytest.mark.long
 def test_write_measures_floors_and_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     raw = tmp_path / "raw.json"
     only = "^R floor$|^R codec|^R ours, 2 threads(, carried.*)?$|^P floor|^P ours, 2 .*header"
@@ -134,7 +136,7 @@ def _peers_venv(package: str) -> Path:
     return venv
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("tool", "package"), [("mds", "streaming"), ("webdataset", "webdataset")])
 def test_write_measures_the_peers(tmp_path: Path, tool: str, package: str) -> None:
     venv = _peers_venv(package)
@@ -170,6 +172,7 @@ def test_scale_archives_are_real_tars(tmp_path: Path) -> None:
     assert len(labels.read_devkit(folder / labels.DEVKIT).validation_class_index) == 50
 
 
+@pytest.mark.long
 def test_scale_prepares_both_splits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     raw = tmp_path / "raw.json"
     numbers = ["--train", "1000", "--validation", "100", "--train-shards", "8"]
@@ -182,6 +185,7 @@ def test_scale_prepares_both_splits(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert [path.name for path in tmp_path.iterdir()] == ["raw.json"]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not shutil.which("curl"), reason="no curl here")
 def test_download_measures_ours_beside_curl(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -198,7 +202,7 @@ def test_download_measures_ours_beside_curl(
     assert [path.name for path in tmp_path.iterdir()] == ["raw.json"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_replicate_measures_ours_beside_boto3(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,7 +218,7 @@ def test_replicate_measures_ours_beside_boto3(
     assert [path.name for path in tmp_path.iterdir()] == ["raw.json"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_read_measures_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     raw = tmp_path / "raw.json"
     arguments = ["--images=160", "--rounds=1", "--epochs=2", "--only=^256 px: Pillow$"]
@@ -253,7 +257,7 @@ def test_read_measures_ours_and_the_bare_frameworks(
     assert f"256 px: {read.OURS_DALI}, against {read.BARE}" in printed
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("tool", "package"),
     list(zip(read.PEERS, ("streaming", "webdataset", "litdata", "ffcv"), strict=True)),
@@ -272,7 +276,7 @@ def test_read_measures_the_peers_on_the_same_jpegs(tmp_path: Path, tool: str, pa
         assert (root / picture.shard).read_bytes()[picture.offset :][: picture.size] in theirs
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_read_measures_torchcodec_on_our_shards(tmp_path: Path) -> None:
     venv = _peers_venv("torchcodec")
     root = read.prepared(tmp_path, 160, (96, 72), "original")

@@ -9,6 +9,8 @@ import pytest
 from benchmarks import duplicate_peers, duplicates
 from tests.kit.codec import corpus
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def photographs(tmp_path: Path) -> Path:

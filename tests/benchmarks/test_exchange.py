@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ import pytest
 from benchmarks import exchange
 from benchmarks.exchange import EACH, ONE, RING, TWICE
 from tests.kit.command import PATIENCE_S, REPOSITORY, wait_until
-from tests.kit.lengths import long_but
 
 MXNET = REPOSITORY / ".venv" / "mxnet" / "bin" / "python"
 BOTH = ["ring, 2 workers", "1 server, 2 workers"]
@@ -80,9 +79,9 @@ def networks() -> None:
         pytest.skip(f"no namespaces here: {refused.stderr.strip()}")
 
 
-def started(python: Path, *flags: str | Path, rows: Sequence[str] = BOTH) -> subprocess.Popen[str]:
-    """Starts a run of some rows of the table, by default of two workers in both ways."""
-    only = f"^({'|'.join(rows)})$"
+def started(python: Path, *flags: str | Path) -> subprocess.Popen[str]:
+    """Starts a run of the table's rows of two workers, in both ways."""
+    only = f"^({'|'.join(BOTH)})$"
     program = [sys.executable, "-m", "benchmarks.exchange", "--python", python, "--only", only]
     return subprocess.Popen(
         [*map(str, program), *map(str, flags)],
@@ -100,12 +99,10 @@ def stand_in(folder: Path, script: str) -> Path:
     return path
 
 
+@pytest.mark.long
 @pytest.mark.root
 @pytest.mark.usefixtures("networks")
-@pytest.mark.parametrize(
-    "signum",
-    long_but([signal.SIGINT, signal.SIGKILL], [signal.SIGINT, signal.SIGTERM, signal.SIGKILL]),
-)
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_however_it_ends(tmp_path: Path, signum: signal.Signals) -> None:
     pids, seen = tmp_path / "pids", tmp_path / "seen"
     python = stand_in(tmp_path, f"ip netns >> {seen}; echo $$ >> {pids}; echo 1; exec sleep 10000")
@@ -125,6 +122,7 @@ def test_nothing_is_left_however_it_ends(tmp_path: Path, signum: signal.Signals)
     assert not {"switch", "host0", "host1", "host2"} & set(names.split())
 
 
+@pytest.mark.long
 @pytest.mark.root
 @pytest.mark.usefixtures("networks")
 def test_a_process_that_fails_ends_the_run_with_its_words(tmp_path: Path) -> None:
@@ -136,23 +134,21 @@ def test_a_process_that_fails_ends_the_run_with_its_words(tmp_path: Path) -> Non
     assert re.search(r"RuntimeError: switch: exit code 3:\nno such module", stderr)
 
 
+@pytest.mark.long
 @pytest.mark.root
 @pytest.mark.mxnet
 @pytest.mark.usefixtures("networks")
-@pytest.mark.parametrize("rows", long_but([BOTH[:1]], [BOTH[:1], BOTH]), ids=["ring", "both"])
-def test_two_workers_exchange_by_a_ring_and_through_a_server(
-    tmp_path: Path, rows: Sequence[str]
-) -> None:
+def test_two_workers_exchange_by_a_ring_and_through_a_server(tmp_path: Path) -> None:
     if not MXNET.exists():
         pytest.skip(f"{MXNET} is not there")
     raw, picture = tmp_path / "raw.json", tmp_path / "plot.png"
     flags = ("--width", "4", "--steps", "1", "--json", raw, "--plot", picture)
-    with started(MXNET, *flags, rows=rows) as run:
+    with started(MXNET, *flags) as run:
         stdout, stderr = run.communicate(timeout=PATIENCE_S)
 
     assert run.returncode == 0, stderr
     results = json.loads(raw.read_text())["raw"]
-    assert set(results) == set(rows)
+    assert set(results) == set(BOTH)
     for name, (result,) in results.items():
         assert f"| {name} " in stdout
         assert len(result["exchange_s"]) == 1

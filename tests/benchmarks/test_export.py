@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks import export
 
 
+@pytest.mark.long
 def test_all_kinds_are_timed_beside_each_other(tmp_path: Path) -> None:
     seconds = export.run(100, 4_000, 1, tmp_path)
 

@@ -4,42 +4,31 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from benchmarks import resize
-from tests.kit.lengths import long_but
 
 
-# The tutorial's rows start TensorFlow three times.
 @pytest.mark.tf
-@pytest.mark.parametrize("beside", long_but([False], [False, True]), ids=["ours", "tutorial"])
+@pytest.mark.long
 def test_resize_runs_and_every_row_does_all_the_work(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-    beside: bool,
 ) -> None:
-    tutorial = {resize.TUTORIAL, resize.TUTORIAL_2}
-    left_out = set() if beside else tutorial
-    rows = resize.Bench.rows
-
-    def chosen(bench: resize.Bench) -> dict[str, Callable[[], resize.Result]]:
-        return {name: row for name, row in rows(bench).items() if name not in left_out}
-
-    if beside and importlib.util.find_spec("tensorflow") is None:
+    if importlib.util.find_spec("tensorflow") is None:
         pytest.skip("TensorFlow is not installed")
     monkeypatch.setattr(resize, "NUM_SHARDS", 3)
-    monkeypatch.setattr(resize.Bench, "rows", chosen)
     figures = tmp_path / "figures.json"
     flags = ["--images", "24", "--size", "96", "72", "--short-side", "48", "--rounds", "1"]
     resize.main([*flags, "--scratch", str(tmp_path), "--json", str(figures)])
     printed = capsys.readouterr().out
     raw = json.loads(figures.read_text())["raw"]
 
-    assert set(raw) == {resize.FLOOR, resize.OURS, resize.OURS_1, *tutorial} - left_out
+    tutorial = {resize.TUTORIAL, resize.TUTORIAL_2}
+    assert set(raw) == {resize.FLOOR, resize.OURS, resize.OURS_1, *tutorial}
     for name, rounds in raw.items():
         assert f"| {name} " in printed
         assert [row["images"] for row in rounds] == [24]

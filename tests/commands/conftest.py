@@ -24,10 +24,9 @@ def many(shared_cache: Path) -> Miniature:
 
 
 @pytest.fixture(scope="session")
-def reference(mini: Miniature, tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    """`mini` prepared with `SETTINGS`; read-only."""
-    out = tmp_path_factory.mktemp("reference") / "out"
-    return Reference.prepared(mini.root, out, *SETTINGS)
+def reference(mini: Miniature, shared_cache: Path) -> Reference:
+    """`mini` prepared with `SETTINGS`, once per run; read-only."""
+    return Reference.prepared(mini.root, shared_cache / "reference", *SETTINGS)
 
 
 @pytest.fixture

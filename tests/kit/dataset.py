@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from imagenet_prep.dataset import example, naming, tfrecord
 from tests.kit import command
+from tests.kit.shared import made_once
 
 # Small and quick, and still several shards of every split.
 SETTINGS = (
@@ -102,8 +103,12 @@ class Reference(NamedTuple):
     source: Path
 
     @classmethod
-    def prepared(cls, source: Path, out: Path, *settings: str) -> Reference:
-        """Returns what this machine makes of a source."""
-        result = command.run("prepare", "--source", source, "--out", out, *settings)
-        assert result.code == 0, result
+    def prepared(cls, source: Path, folder: Path, *settings: str) -> Reference:
+        """Returns what this machine makes of a source, which only the first worker prepares."""
+
+        def make(folder: Path) -> None:
+            result = command.run("prepare", "--source", source, "--out", folder / "out", *settings)
+            assert result.code == 0, result
+
+        out = made_once(folder, make) / "out"
         return cls(out, contents(out), source)

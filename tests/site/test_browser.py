@@ -13,7 +13,7 @@ import pytest
 
 from tests.kit.browser import COLOURS, OVERFLOW, OpenPage, violations
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long]
 
 SEARCH = "search.html?q=make_dataset"
 PAGES = ("index.html", "prepare.html", "api.html", SEARCH)

@@ -61,7 +61,6 @@ def many(shared_cache: Path) -> Miniature:
 
 
 @pytest.fixture(scope="session")
-def reference(many: Miniature, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+def reference(many: Miniature, shared_cache: Path) -> Reference:
     """What this machine makes of `many` without a cluster; read-only."""
-    out = tmp_path_factory.mktemp("reference") / "out"
-    return Reference.prepared(many.root, out, *SETTINGS)
+    return Reference.prepared(many.root, shared_cache / "cluster-reference", *SETTINGS)

@@ -1,0 +1,73 @@
+"""Benchmarks run in `make test-long` only; here, all that they take from the product is there."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.kit.command import REPOSITORY
+
+
+def missing(source: str) -> Iterator[str]:
+    """Yields what a program takes from our packages, by import or attribute, and is not there."""
+    modules: dict[str, list[ModuleType]] = {}
+    others = set()  # variables and foreign modules may have the name of one of ours
+    nodes = list(ast.walk(ast.parse(source)))
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and _ours(node.module or ""):
+            package = importlib.import_module(node.module or "")
+            for each in node.names:
+                found = getattr(package, each.name, None) or _module(f"{node.module}.{each.name}")
+                if found is None:
+                    yield f"{node.module}.{each.name}"
+                elif isinstance(found, ModuleType):
+                    modules.setdefault(each.asname or each.name, []).append(found)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            others |= {each.asname or each.name for each in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            others.add(node.id)
+        elif isinstance(node, ast.arg):
+            others.add(node.arg)
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            name = node.value.id
+            if name in modules.keys() - others and not any(
+                hasattr(module, node.attr) for module in modules[name]
+            ):
+                yield f"{name}.{node.attr}"
+
+
+def _ours(module: str) -> bool:
+    return module.partition(".")[0] in ("imagenet_prep", "pipelines", "benchmarks", "tests")
+
+
+def _module(name: str) -> ModuleType | None:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        return None
+
+
+@pytest.mark.parametrize(
+    "path", sorted((REPOSITORY / "benchmarks").glob("*.py")), ids=lambda path: path.stem
+)
+def test_a_benchmark_takes_nothing_that_is_gone(path: Path) -> None:
+    assert list(missing(path.read_text("utf-8"))) == []
+
+
+def test_what_is_gone_is_found() -> None:
+    source = (
+        "from imagenet_prep.dataset import naming, nonesuch\n"
+        "def f():\n    from imagenet_prep.dataset.naming import REPORT, GONE\n"
+        "    return naming.REPORT + naming.LOST\n"
+    )
+    assert list(missing(source)) == [
+        "imagenet_prep.dataset.nonesuch",
+        "imagenet_prep.dataset.naming.GONE",
+        "naming.LOST",
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import re
 import signal
@@ -56,6 +57,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_xdist_auto_num_workers() -> int:
     """Counts the cores this process may use, and one: many tests wait, for servers or hosts."""
     return len(os.sched_getaffinity(0)) + 1
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compiles our modules once: hundreds of processes import them, and write nothing here."""
+    if not hasattr(config, "workerinput"):
+        for folder in ("imagenet_prep", "pipelines", "tests/kit"):
+            compileall.compile_dir(REPOSITORY / folder, quiet=1)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

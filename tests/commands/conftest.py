@@ -9,6 +9,9 @@ import pytest
 
 from tests.kit.dataset import SETTINGS, Reference
 from tests.kit.miniature import Miniature, miniature_for_tests
+from tests.kit.unplotted import unplotted
+
+__all__ = ["unplotted"]
 
 
 @pytest.fixture(scope="session")

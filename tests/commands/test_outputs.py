@@ -25,6 +25,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.usefixtures("unplotted")
 @pytest.mark.parametrize(
     "run",
     [

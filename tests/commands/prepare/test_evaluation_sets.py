@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from imagenet_prep import report
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.read import make_dataset
 from tests.kit import command, evaluation_sets
@@ -228,16 +229,16 @@ def test_who_trains_on_an_evaluation_set_is_told_what_to_do(prepared: Path) -> N
         make_dataset(prepared, "train", batch_size=1)
 
 
+@pytest.mark.usefixtures("unplotted")
 def test_duplicates_and_report_take_an_evaluation_set(prepared: Path, tmp_path: Path) -> None:
     put(evaluation_sets.by_wnid("imagenet-r", SOME).files, tmp_path / "unpacked", "", "folder")
     for place in (prepared,), ("--source", tmp_path / "unpacked"):
         found = command.run("duplicates", *place, "--out", tmp_path / "found", "--json")
         assert found.json["images"] == 6, found
-    shown = command.run("report", prepared, "--out", tmp_path / "page.html")
-    assert shown.code == 0, shown
-    page = (tmp_path / "page.html").read_text()
-    assert "imagenet-r" in page
-    assert "official" not in page
+    page = tmp_path / "page.html"
+    assert report.run([str(prepared), "--out", str(page)]) == 0
+    assert "imagenet-r" in page.read_text()
+    assert "official" not in page.read_text()
     seen = command.run("show", prepared)
     assert "edition: imagenet-r" in seen.out
     assert "official" not in seen.out

@@ -65,17 +65,6 @@ def copy(small: Demo, tmp_path: Path) -> Path:
     return Path(shutil.copytree(small.out, tmp_path / "copy"))
 
 
-def without_plots(patch: pytest.MonkeyPatch) -> None:
-    """Pages of this process have no plots, which take two of a page's three seconds."""
-    patch.setattr("imagenet_prep.reporting.plots.of", lambda *_: [])
-
-
-@pytest.fixture
-def unplotted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`without_plots`, for one test."""
-    without_plots(monkeypatch)
-
-
 @pytest.fixture
 def written(unplotted: None, tmp_path: Path) -> Callable[..., str]:
     """Calls `report` and returns the page's text: all of it but the plots."""

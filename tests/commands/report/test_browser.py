@@ -17,10 +17,11 @@ from imagenet_prep import report
 from imagenet_prep.dataset.member import Incident
 from imagenet_prep.reporting import facts, sample
 from imagenet_prep.storage.opened import open_dataset
-from tests.commands.report.conftest import SCREENSHOTS, Demo, without_plots
+from tests.commands.report.conftest import SCREENSHOTS, Demo
 from tests.kit import command
 from tests.kit.browser import COLOURS, OVERFLOW, OpenPage, violations
 from tests.kit.shared import made_once
+from tests.kit.unplotted import without_plots
 
 pytestmark = pytest.mark.browser
 

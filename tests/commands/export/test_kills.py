@@ -43,7 +43,6 @@ def test_an_export_that_is_killed_again_and_again_ends_whole(
         assert [name for name in found if found[name] != whole.get(name)] == []
         # The receipt is the last file.
         assert "export.json" not in {Path(name).name for name in found} or found == whole
-    with command.started(*words, tmp_path / "out") as running:
-        assert running.finish().code == 0
+    assert command.run(*words, tmp_path / "out").code == 0
 
     assert seen(tmp_path / "out") == whole

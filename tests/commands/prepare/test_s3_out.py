@@ -14,7 +14,7 @@ from imagenet_prep.core.errors import BusyError, IncompleteError
 from imagenet_prep.storage.remote import AbsentError, Stat, UnavailableError
 from imagenet_prep.storage.s3 import S3
 from tests.kit import command
-from tests.kit.dataset import SETTINGS, Reference, contents
+from tests.kit.dataset import SETTINGS, Reference
 from tests.kit.lengths import long_but
 from tests.kit.miniature import Miniature
 from tests.kit.s3_proxy import proxied
@@ -34,12 +34,9 @@ MANY += ("--allow-subset", "--workers", "2")
 
 
 @pytest.fixture(scope="module")
-def whole(many: Miniature, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def whole(many: Miniature, shared_cache: Path) -> dict[str, bytes]:
     """`many` prepared into a folder with `MANY`."""
-    out = tmp_path_factory.mktemp("whole") / "out"
-    result = command.run("prepare", "--source", many.root, "--out", out, *MANY)
-    assert result.code == 0, result
-    return contents(out)
+    return Reference.prepared(many.root, shared_cache / "many-reference", *MANY).contents
 
 
 class Machine:

@@ -345,7 +345,9 @@ def test_a_page_of_1000_classes_of_noise_is_below_5_mb(tmp_path: Path, written: 
 
 
 @pytest.mark.root
-def test_no_page_is_left_unasked_in_a_folder_of_another_user(copy: Path, tmp_path: Path) -> None:
+def test_no_page_is_left_unasked_in_a_folder_of_another_user(
+    copy: Path, unplotted: None, tmp_path: Path
+) -> None:
     if os.geteuid():
         pytest.skip("needs root, to give a folder away")
     os.chown(copy, 12345, 12345)
@@ -356,7 +358,7 @@ def test_no_page_is_left_unasked_in_a_folder_of_another_user(copy: Path, tmp_pat
     assert "belongs to another user (number 12345)" in refused.err
     assert "--out" in refused.err
     assert not (copy / "report.html").exists()
-    assert command.run("report", copy, "--out", tmp_path / "page.html").code == 0
+    assert report_verb.run([str(copy), "--out", str(tmp_path / "page.html")]) == 0
 
 
 def test_a_link_in_the_current_folder_is_replaced_not_followed(

@@ -94,11 +94,9 @@ class Search(NamedTuple):
         for band in range(_BANDS):
             for found in self._of_band(band, pool, workers):
                 tick()
-                left, right = found.T
-                if wanted is not None:
-                    left, right = found[wanted(left, right)].T
-                pairs = self._confirmed(left, right)
-                if len(pairs[0]):
+                if wanted is not None and len(found):
+                    found = found[wanted(*found.T)]
+                if len(found) and len((pairs := self._confirmed(*found.T))[0]):
                     yield pairs
 
     def _of_band(

@@ -294,7 +294,9 @@ def test_dali_sees_every_example_with_its_label(prepared: Path, tmp_path: Path) 
 
 def test_a_part_whose_list_of_sums_is_very_long_is_checked(tmp_path: Path) -> None:
     folder = LocalStore(tmp_path)
-    lost, here = b"0" * 64 + b"  train/lost\n", b"0" * 64 + b"  here\n"
+    # More than a small file may have, in few lines.
+    path = b"/".join([b"lost", *[b"x" * 250] * 15])
+    lost, here = b"0" * 64 + b"  " + path + b"\n", b"0" * 64 + b"  here\n"
     number = 1 + (65 << 20) // len(lost)
     folder.write("sums/lost", here + lost * number)
     folder.write("sums/here", here)

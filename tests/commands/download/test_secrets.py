@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from tests.commands.download.conftest import FILES, MIB, TRAIN, archives, arguments
 from tests.kit import command
 from tests.kit.http_server import serve
+from tests.kit.lengths import long_but
 
 SECRET = "open-sesame-7f3a"
 BASIC = "YW5uOm9wZW4tc2VzYW1lLTdmM2E="  # base64 of ann:open-sesame-7f3a
@@ -53,8 +55,20 @@ def assert_no_secret(result: command.Finished, folder: Path) -> None:
         assert BASIC.encode() not in text
 
 
-@pytest.mark.parametrize("make", [make_token, make_cookies, make_netrc])
-@pytest.mark.parametrize("fault", ["", "503", "404", "403", "cut", "login", "no range"])
+FAULTS = ("", "503", "404", "403", "cut", "login", "no range")
+
+
+# Each fault with one kind of credentials, and each kind with a success and with a refusal.
+@pytest.mark.parametrize(
+    ("make", "fault"),
+    long_but(
+        [
+            *((make_token, fault) for fault in FAULTS),
+            *itertools.product((make_cookies, make_netrc), ("", "403")),
+        ],
+        itertools.product((make_token, make_cookies, make_netrc), FAULTS),
+    ),
+)
 def test_credentials_open_the_door_and_are_never_seen(
     tmp_path: Path, make: object, fault: str
 ) -> None:

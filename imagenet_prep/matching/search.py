@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _BANDS = 4
 _ROOM = 1 << 18  # pairs that a worker holds
-_RANGES = 256  # parts of a band, dealt out to the workers
+_RANGES = 256  # parts of a band, dealt out to the workers; fewer for few images
 _MEMBERS, _END = 14, 11  # of `join` in matching.c, and which one says where to stop
 _NONE = (np.empty((0, 2), np.uint32), True)
 Pairs = tuple["npt.NDArray[np.uint32]", "npt.NDArray[np.uint32]"]
@@ -94,9 +94,13 @@ class Search(NamedTuple):
         for band in range(_BANDS):
             for found in self._of_band(band, pool, workers):
                 tick()
-                if wanted is not None and len(found):
-                    found = found[wanted(*found.T)]
-                if len(found) and len((pairs := self._confirmed(*found.T))[0]):
+                if not len(found):
+                    continue
+                left, right = found.T
+                if wanted is not None:
+                    left, right = found[wanted(left, right)].T
+                pairs = self._confirmed(left, right)
+                if len(pairs[0]):
                     yield pairs
 
     def _of_band(
@@ -107,12 +111,16 @@ class Search(NamedTuple):
         right = left if self.left is self.right else self.right.sorted_by(band)
         joins = [self._join(left, right, band, each, workers) for each in range(workers)]
         running = [pool.submit(next, join, _NONE) for join in joins]
-        for at in range(_RANGES):
+        for at in range(self._num_ranges):
             worker, is_last = at % workers, False
             while not is_last:
                 pairs, is_last = running[worker].result()
                 yield pairs
                 running[worker] = pool.submit(next, joins[worker], _NONE)
+
+    @property
+    def _num_ranges(self) -> int:
+        return min(_RANGES, 1 + len(self.left.ids) // 16)
 
     def _join(
         self, left: Sorted, right: Sorted, band: int, worker: int, workers: int
@@ -129,8 +137,8 @@ class Search(NamedTuple):
         job[10] = 0 if self.mirror is None else self.mirror[0]
         job[12:] = pairs.ctypes.data, len(pairs)
         place = np.zeros(3, np.int64)
-        bounds = np.linspace(0, kernels.BUCKETS, _RANGES + 1, dtype=np.int64)
-        for at in range(worker, _RANGES, workers):
+        bounds = np.linspace(0, kernels.BUCKETS, self._num_ranges + 1, dtype=np.int64)
+        for at in range(worker, self._num_ranges, workers):
             place[:], job[_END] = (bounds[at], 0, 0), bounds[at + 1]
             while place[0] < bounds[at + 1]:
                 found = kernels.library().matching_join(

@@ -15,6 +15,7 @@ import pytest
 import imagenet_prep
 from imagenet_prep.__main__ import _MODULES, VERBS, main
 from imagenet_prep.core import errors, program
+from tests.kit import command
 from tests.kit.command import PATIENCE_S
 
 # Each costs 0.04 s to 4 s to import; help needs none of them.
@@ -84,11 +85,10 @@ def test_help_without_a_verb_lists_the_verbs(flag: str) -> None:
 
 @pytest.mark.parametrize("verb", sorted(VERBS))
 def test_unknown_flag_is_a_usage_error(verb: str) -> None:
-    refused = run(verb, "--no-such-flag")
+    refused = command.run(verb, "--no-such-flag")
 
-    assert refused.returncode == 2
-    assert refused.stdout == ""
-    (line,) = refused.stderr.splitlines()
+    assert (refused.code, refused.out) == (2, "")
+    (line,) = refused.err.splitlines()
     assert line.startswith("imagenet-prep: --no-such-flag: ")
     assert f"imagenet-prep {verb} " in line
 
@@ -100,10 +100,10 @@ def test_a_mistyped_flag_is_one_line_with_the_right_one(verb: str) -> None:
     names = [name for name, flag in flags.items() if flag is not None and not flag.positional]
     flag = f"--{max(names, key=len).rstrip('_').replace('_', '-')}"
     typed = flag[:-2] + flag[-1]
-    refused = run(verb, typed)
+    refused = command.run(verb, typed)
 
-    assert (refused.returncode, refused.stdout) == (2, "")
-    (line,) = refused.stderr.splitlines()
+    assert (refused.code, refused.out) == (2, "")
+    (line,) = refused.err.splitlines()
     assert line == (
         f"imagenet-prep: {typed}: {verb} has no such flag. Did you mean {flag}? "
         f"Help: imagenet-prep {verb} --help"

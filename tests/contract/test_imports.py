@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import shutil
-from collections.abc import Iterator
+import subprocess
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from tests.kit.warm import Ended, Warm
+from tests.kit.command import PATIENCE_S
 
 FLOORS = "verbs over preparation over stages over what all share; nothing imports up"
 PROGRAMS = "programs do not import each other, but for a job of SageMaker, its container and launch"
@@ -149,18 +151,26 @@ ALLOWED = {
 }
 
 
-class Linter(Warm):
-    """`lint-imports`, imported once."""
+def lint(folder: Path) -> tuple[int, str]:
+    """Returns the exit code of `lint-imports` for the packages in a folder, and its text."""
+    call = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", call, "--no-cache"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    return done.returncode, " ".join((done.stdout + done.stderr).split())
 
-    def lint(self, folder: Path) -> Ended:
-        """Returns what it says of the packages in a folder."""
-        return self.run("--no-cache", cwd=folder, call="importlinter.cli:lint_imports_command")
 
-
-@pytest.fixture(scope="module")
-def linter() -> Iterator[Linter]:
-    with Linter(["importlinter.cli"]) as linter:
-        yield linter
+def copied(repository: Path, folder: Path) -> Path:
+    """Returns a folder with a copy of the packages and their contracts."""
+    for package in ("imagenet_prep", "pipelines"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(repository / package, folder / package, symlinks=True, ignore=ignored)
+    shutil.copy(repository / "pyproject.toml", folder)
+    return folder
 
 
 def add(folder: Path, module: str, lines: str) -> None:
@@ -171,43 +181,44 @@ def add(folder: Path, module: str, lines: str) -> None:
         file.write(f"\n{lines}\n")
 
 
-@pytest.fixture
-def house(repository: Path, tmp_path: Path) -> Path:
-    """A copy of the packages and their contracts, to be broken."""
-    for package in ("imagenet_prep", "pipelines"):
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(repository / package, tmp_path / package, symlinks=True, ignore=ignored)
-    shutil.copy(repository / "pyproject.toml", tmp_path)
-    return tmp_path
+def module_of(name: str) -> str:
+    """Returns the file of a violation; each intruder has a name of its own."""
+    return VIOLATIONS[name].module.replace("intruder", name.replace("-", "_"))
 
 
-def test_the_house_keeps_its_contracts(linter: Linter, repository: Path) -> None:
-    linted = linter.lint(repository)
-
-    assert linted.code == 0, linted
-
-
-def test_a_copy_of_the_house_keeps_its_contracts(linter: Linter, house: Path) -> None:
-    """So that what the other tests see broken was broken by them."""
-    linted = linter.lint(house)
-
-    assert linted.code == 0, linted
-
-
-@pytest.mark.parametrize("violation", [pytest.param(v, id=k) for k, v in VIOLATIONS.items()])
-def test_a_violation_is_named(linter: Linter, house: Path, violation: Violation) -> None:
-    add(house, violation.module, violation.line)
-
-    linted = linter.lint(house)
-
-    assert linted.code == 1, linted
-    assert f"{violation.contract} BROKEN" in " ".join(linted.out.decode().split())
+@pytest.fixture(scope="module")
+def broken(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What is said of each broken contract, for a copy with all violations at once."""
+    house = copied(repository, tmp_path_factory.mktemp("broken"))
+    for name, violation in VIOLATIONS.items():
+        add(house, module_of(name), violation.line)
+    code, text = lint(house)
+    assert code == 1, text
+    # Each contract's name is the title of a part; its line of dashes comes between the two.
+    names = {each.contract for each in VIOLATIONS.values()}
+    title = re.compile(f"({'|'.join(map(re.escape, sorted(names)))}) -[- ]*- ")
+    _, *parts = title.split(text.partition("Broken contracts")[2])
+    return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
-def test_what_is_allowed_passes(linter: Linter, house: Path) -> None:
+@pytest.mark.parametrize("name", VIOLATIONS)
+def test_a_violation_is_named(broken: dict[str, str], name: str) -> None:
+    *parts, last = Path(module_of(name)).with_suffix("").parts
+    inner = ("imagenet_prep", *parts) if parts[0] == "pipelines" else parts
+    said = f"{'.'.join((*inner, last))} "
+    if violated := re.search(
+        r"(?:from|import) ([\w.]+)(?: import \w+| as \w+)?$", VIOLATIONS[name].line
+    ):
+        ours = violated[1].startswith("imagenet_prep.")
+        said += f"-> {violated[1] if ours else violated[1].partition('.')[0]}"
+
+    assert said in broken[VIOLATIONS[name].contract]
+
+
+def test_what_is_allowed_passes(repository: Path, tmp_path: Path) -> None:
+    """So that what the other test sees broken was broken by its violations."""
+    house = copied(repository, tmp_path)
     for module, lines in ALLOWED.items():
         add(house, module, lines)
 
-    linted = linter.lint(house)
-
-    assert linted.code == 0, linted
+    assert lint(house)[0] == 0, lint(house)

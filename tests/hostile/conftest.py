@@ -12,12 +12,13 @@ from tests.hostile.arena import Arena
 from tests.kit.miniature import Miniature, miniature_for_tests
 from tests.kit.shared import in_memory
 from tests.kit.tfrecords import picture, plain, wnid, write_set
-from tests.kit.warm import Warm
+from tests.kit.warm import VERBS, Warm
 
 
 @pytest.fixture(scope="session")
 def warm() -> Iterator[Warm]:
-    with Warm() as process:
+    # Each page of a report would import Matplotlib.
+    with Warm([*VERBS, "imagenet_prep.reporting.plots"]) as process:
         yield process
 
 

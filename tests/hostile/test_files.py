@@ -32,8 +32,8 @@ VERBS: dict[str, tuple[str, ...]] = {
 }
 # They refuse a folder that has a manifest.
 WITHOUT_MANIFEST = ("adopt", "adopt again")
-# In `make test` each verb meets a part of the files, another one than the verb before.
-PARTS = 6
+# In `make test` each verb meets a different part of the files, and each file meets a verb.
+PARTS = len(VERBS)
 
 
 def _run(arena: Arena, sound: Path, verb: str, plant: Callable[[], None]) -> int:

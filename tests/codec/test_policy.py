@@ -3,7 +3,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from imagenet_prep.codec.policy import Policy
@@ -16,7 +16,6 @@ def expected(height: int, width: int, short_side: int) -> tuple[int, int]:
     return tuple(max(1, round(side * scale)) for side in (height, width))
 
 
-@settings(deadline=None, max_examples=300)
 @given(sides, sides, st.integers(1, 5000))
 def test_sides_are_scaled_exactly_and_rounded(height: int, width: int, short_side: int) -> None:
     found = Policy(short_side).resized(height, width)
@@ -25,7 +24,6 @@ def test_sides_are_scaled_exactly_and_rounded(height: int, width: int, short_sid
     assert all(type(side) is int for side in found)
 
 
-@settings(deadline=None)
 @given(sides, sides, st.integers(1, 5000))
 def test_no_image_is_enlarged_and_the_short_side_is_hit(
     height: int, width: int, short_side: int
@@ -61,7 +59,6 @@ def test_an_image_that_fits_keeps_its_size(short_side: int) -> None:
     assert Policy(short_side).resized(short_side, 10_000) == (short_side, 10_000)
 
 
-@settings(deadline=None)
 @given(sides, sides)
 def test_without_a_short_side_every_size_is_kept(height: int, width: int) -> None:
     assert Policy(None).resized(height, width) == (height, width)

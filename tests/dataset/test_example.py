@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 from hypothesis import example as instance
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from imagenet_prep.core.errors import DataDamagedError
@@ -102,7 +102,6 @@ def test_the_helpers_of_this_file_agree_with_the_encoder() -> None:
     assert message(dict(sorted(parts(BOXED).items()))) == example.encode(BOXED)
 
 
-@settings(deadline=None, max_examples=300)
 @given(image_examples)
 @instance(ImageExample(b"", 0, 0, "", -1, "", ""))
 @instance(SOUND._replace(text="ワンちゃん, Köter \U0001f436"))
@@ -124,7 +123,6 @@ def test_each_box_carries_the_label_of_the_image() -> None:
     assert protobuf.parse(example.encode(image))[schema.BBOX_LABEL] == (7, 7)
 
 
-@settings(deadline=None)
 @given(st.permutations(list(schema.ALL_KEYS)))
 def test_keys_may_come_in_any_order(order: list[str]) -> None:
     there = parts(BOXED)
@@ -237,7 +235,6 @@ def test_every_truncation_is_refused() -> None:
             example.decode(payload[:length])
 
 
-@settings(deadline=None, max_examples=400)
 @given(st.binary(max_size=200))
 @instance(b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7f")
 @instance(b"\x80" * 11)
@@ -246,7 +243,6 @@ def test_garbage_is_damage_and_nothing_else(payload: bytes) -> None:
         example.decode(payload)
 
 
-@settings(deadline=None, max_examples=600)
 @given(st.data())
 def test_a_mutated_example_is_read_or_is_damage_and_nothing_else(data: st.DataObject) -> None:
     payload = bytearray(example.encode(BOXED))
@@ -272,7 +268,6 @@ def in_one_go(payload: bytes) -> ImageExample:
     return example._checked(protobuf.parse(payload), {})
 
 
-@settings(deadline=None, max_examples=400)
 @given(image_examples, st.data())
 def test_what_encode_wrote_reads_as_if_another_had_written_it(
     image: ImageExample, data: st.DataObject

@@ -180,11 +180,16 @@ def test_ilsvrc_ids_given_as_indices_are_recognised(tmp_path: Path, form: str) -
         path.write_text("".join(["key,class\n", *lines]))
     else:
         path.write_text(json.dumps([[each] for each in ids]))
-    indices = np.zeros((50_000, 5), np.int32)
     with pytest.raises(UsageError, match="in another order, as ILSVRC2012_IDs are.*Write WNIDs"):
-        score(indices, place, labels=[path])
-    # WNIDs cannot be mistaken, and labels that merely disagree are taken.
-    named = (f"{key},{OFFICIAL[each]}\n" for key, each in zip(VALIDATION, ids, strict=True))
+        score(np.zeros((50_000, 5), np.int32), place, labels=[path])
+
+
+def test_wnids_and_labels_that_merely_disagree_are_taken(tmp_path: Path) -> None:
+    labels, rng = labels_of_validation(), random.Random(6)
+    place = write_names(tmp_path / "set", list(zip(VALIDATION, labels, strict=True)))
+    indices, path = np.zeros((50_000, 5), np.int32), tmp_path / "labels"
+    wnids = rng.sample(OFFICIAL, 1000)
+    named = (f"{key},{wnids[each]}\n" for key, each in zip(VALIDATION, labels, strict=True))
     path.write_text("".join(["key,class\n", *named]))
     assert score(indices, place, labels=[path]).rows[1].images == 50_000
     write_real(path, labels, random_labels=True)

@@ -16,7 +16,9 @@ from tests.kit import command, foreign
 from tests.kit.dataset import split_records
 from tests.kit.miniature import Miniature
 
-pytestmark = pytest.mark.tf
+# What TFDS writes changes only with its version; `tests.kit.foreign` writes the same form for the
+# other tests of adopt and resize.
+pytestmark = [pytest.mark.long, pytest.mark.tf]
 
 # In a process of its own: it warns, logs and opens sockets as it likes. One module that it
 # imports is missing from some installations; the standard library has the same.

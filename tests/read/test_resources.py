@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import json
 import os
 import subprocess
 import sys
@@ -130,43 +129,29 @@ def test_epochs_that_are_over_hold_no_images(colours: Path, backend: str) -> Non
 def test_threads_and_memory_stay_bounded_over_epochs_and_readers(
     colours: Path, backend: str, times: int
 ) -> None:
-    # In a process of its own, where nothing else comes and goes. Thread pools of a framework may
-    # grow to their size and are not given back: what counts is that the growth ends.
-    code = f"""
-import gc, itertools, json
-from pathlib import Path
-from imagenet_prep.core.world import World
-from imagenet_prep.read import make_dataset
-def look():
-    gc.collect()
-    status = dict(l.split(":", 1) for l in Path("/proc/self/status").read_text().splitlines())
-    return int(status["Threads"]), int(status["VmRSS"].split()[0]) / 1024
-def epochs(count):
-    reader = make_dataset({str(colours)!r}, "train", 5, 96, backend={backend!r}, seed=1,
-                          framework="numpy", num_threads=2, world=World())
-    for _ in range(count):
-        assert len(list(reader)) == 10
-    for batch in itertools.islice(reader, 4):
-        pass
-    reader.close()
-seen = []
-epochs(10)
-for _ in range(4):
-    epochs({times})
-    for _ in range({times}):
-        epochs(0)
-    seen.append(look())
-print(json.dumps(seen))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES=""),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    seen = json.loads(done.stdout)
+    # Thread pools of a framework may grow to their size and are not given back: what counts is that
+    # the growth ends.
+    def epochs(count: int) -> None:
+        settings: dict[str, Any] = {"framework": "numpy", "num_threads": 2, "seed": 1}
+        reader = make_dataset(colours, "train", 5, 96, backend=backend, world=World(), **settings)
+        for _ in range(count):
+            assert len(list(reader)) == 10
+        assert len(list(itertools.islice(reader, 4))) == 4
+        reader.close()
+
+    def look() -> tuple[int, float]:
+        gc.collect()
+        lines = Path("/proc/self/status").read_text().splitlines()
+        status = dict(line.split(":", 1) for line in lines)
+        return threads(), int(status["VmRSS"].split()[0]) / 1024
+
+    seen = []
+    epochs(10)
+    for _ in range(4):
+        epochs(times)
+        for _ in range(times):
+            epochs(0)
+        seen.append(look())
     (first_threads, first_mb), (last_threads, last_mb) = seen[0], seen[-1]
 
     assert last_threads <= first_threads + 16

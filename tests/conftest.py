@@ -39,10 +39,10 @@ set_hypothesis_home_dir(REPOSITORY / "build" / "hypothesis")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Chooses how many examples Hypothesis tries, and measures processor time by room.
+    """Chooses how many examples Hypothesis tries, measures processor time, and compiles our modules.
 
-    `make test-long` selects Hypothesis's tests by its own mark and has all examples of
-    `tests.kit.lengths.examples`.
+    Hundreds of processes import these modules, and write nothing here. `make test-long` selects
+    Hypothesis's tests by its own mark and has all examples of `tests.kit.lengths.examples`.
     """
     # Time is pytest-timeout's business: a deadline per example fails on a busy machine. With CI
     # set, Hypothesis loads its own "ci" profile, which has no deadline either and is repeatable.
@@ -52,18 +52,14 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.register_profile(name, base, deadline=None)
     settings.load_profile(FULL if HYPOTHESIS in config.option.markexpr else SHORT)
     config.pluginmanager.register(Meter(_room))
+    if not hasattr(config, "workerinput"):
+        for folder in ("imagenet_prep", "pipelines", "tests/kit"):
+            compileall.compile_dir(REPOSITORY / folder, quiet=1)
 
 
 def pytest_xdist_auto_num_workers() -> int:
     """Counts the cores this process may use, and one: many tests wait, for servers or hosts."""
     return len(os.sched_getaffinity(0)) + 1
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Compiles our modules once: hundreds of processes import them, and write nothing here."""
-    if not hasattr(config, "workerinput"):
-        for folder in ("imagenet_prep", "pipelines", "tests/kit"):
-            compileall.compile_dir(REPOSITORY / folder, quiet=1)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

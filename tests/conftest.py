@@ -39,10 +39,10 @@ set_hypothesis_home_dir(REPOSITORY / "build" / "hypothesis")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Chooses how many examples Hypothesis tries, measures processor time, and compiles our modules.
+    """Chooses how many examples Hypothesis tries, measures processor time, compiles modules.
 
-    Hundreds of processes import these modules, and write nothing here. `make test-long` selects
-    Hypothesis's tests by its own mark and has all examples of `tests.kit.lengths.examples`.
+    `make test-long` selects Hypothesis's tests by its own mark and has all examples of
+    `tests.kit.lengths.examples`. Hundreds of processes import our modules, and write nothing here.
     """
     # Time is pytest-timeout's business: a deadline per example fails on a busy machine. With CI
     # set, Hypothesis loads its own "ci" profile, which has no deadline either and is repeatable.

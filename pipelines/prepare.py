@@ -59,8 +59,8 @@ def prepare(config: Config) -> Json:
     if left:
         with store.lock():
             output.left()
-            remove_unpacked(store, keep=images)
             forecast = job.forecast(store, plans=store.local)
+            remove_unpacked(store, keep=images)
             forecast.check_unpacking()
             if workers.remote:
                 # Beam costs seconds to import, and prints irrelevant warnings.

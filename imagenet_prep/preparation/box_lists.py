@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from imagenet_prep import engine
-from imagenet_prep.core import canonical
 from imagenet_prep.core.regular_file import MOST_LIST_BYTES
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import naming, schema
@@ -58,10 +57,9 @@ def box_stage(
     annotations: boxes.Annotations, store: Store
 ) -> tuple[engine.Stage[boxes.BoxTask, ReadBoxes], BoxLookup]:
     """Returns the stage that reads annotations into lists, and what finds boxes in them."""
-    digest = canonical.digest(annotations.identity)
-    folder = f"{naming.WORK}/boxes-{digest[:16]}/lists"
+    folder = f"{naming.WORK}/boxes-{annotations.digest[:16]}/lists"
     work = partial(_read, store=store, folder=folder)
-    stage = engine.Stage("boxes", digest, store, work, ReadBoxes)
+    stage = engine.Stage("boxes", annotations.digest, store, work, ReadBoxes)
     return stage, BoxLookup(store, folder, annotations.parts)
 
 

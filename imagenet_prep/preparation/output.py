@@ -121,7 +121,7 @@ class Output:
         if there and kept:
             noted |= {split: seen.noted.splits[split] for split in kept}
             libraries = there.producer.libraries | (libraries if made else {})
-            made |= {split: settings.parse(there.config).splits[split] for split in kept}
+            made |= {split: seen.finished[split] for split in kept}
             lacks = {key: kind for split in kept for key, kind in noted[split][1].items()}
             draft = draft.with_kept(there, kept, listed, lacks)
         if not draft.splits:

@@ -91,7 +91,7 @@ class Selection:
     @cached_property
     def identity(self) -> str:
         """Digest that changes if a file of the source does."""
-        boxes_of = self.annotations.identity if self.annotations else None
+        boxes_of = self.annotations.digest if self.annotations else None
         return canonical.digest([self.source.identity, boxes_of])
 
     @cached_property

@@ -129,6 +129,11 @@ class Standing:
         """The manifest of the dataset."""
         return self.dataset.manifest if self.dataset else None
 
+    @property
+    def finished(self) -> dict[str, settings.Config]:
+        """The settings of the splits of the dataset; none if this program did not write them."""
+        return _parsed(self.committed.config).splits if self.committed else {}
+
 
 class Decision(NamedTuple):
     """What a run does at a place.
@@ -200,7 +205,7 @@ def decide(standing: Standing, wanted: Wanted, changed: Collection[str] = frozen
             f"{some(standing.others)}. Choose a prefix of its own for this one, such as "
             f"{standing.where.rstrip('/')}/NAME."
         )
-    (made, finished), splits = _made(standing, wanted), wanted.settings.splits
+    made, splits, finished = _made(standing, wanted), wanted.settings.splits, standing.finished
     if not wanted.force:
         _refuse_differences(standing, wanted, made)
     _refuse_strangers(standing, wanted.settings.verb, made)
@@ -227,18 +232,20 @@ def decide(standing: Standing, wanted: Wanted, changed: Collection[str] = frozen
     return Decision(made, replaced, left, not is_known)
 
 
-def _made(
-    standing: Standing, wanted: Wanted
-) -> tuple[dict[str, settings.Config], dict[str, settings.Config]]:
-    """Returns the settings of the splits that this verb has begun here, and of the finished."""
-    verb, found = wanted.settings.verb, Settings("", {})
-    made: dict[str, settings.Config] = {}
+def _parsed(config: settings.Config) -> Settings:
+    """Returns the settings of a config; of no verb if this program did not write it."""
+    try:
+        return settings.parse(config)
+    except ValueError:
+        return Settings("", {})
+
+
+def _made(standing: Standing, wanted: Wanted) -> dict[str, settings.Config]:
+    """Returns the settings of the splits that this verb has begun or finished here."""
+    verb, made = wanted.settings.verb, dict[str, settings.Config]()
     configs = [each.config for each in (standing.begun, standing.committed) if each is not None]
     for config in configs:
-        try:
-            found = settings.parse(config)
-        except ValueError:
-            found = Settings("", {})
+        found = _parsed(config)
         if found.verb != verb:
             raise UsageError(
                 f"{standing.where} holds a data set that {verb} did not make. Choose another "
@@ -248,7 +255,7 @@ def _made(
         if wanted.settings.all_at_once:
             # With other splits it is another set.
             made |= dict.fromkeys(wanted.settings.splits, config)
-    return made, found.splits
+    return made
 
 
 def _refuse_differences(

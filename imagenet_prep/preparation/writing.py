@@ -208,11 +208,11 @@ def commit(
     made: Sequence[WrittenShard | HashedArchive],
 ) -> None:
     """Publishes the manifest, from the receipts of all tasks."""
-    _demand_unchanged(job.selection)
     read = {each.archive: each.md5 for each in made if isinstance(each, HashedArchive)}
     md5 = {**job.proven_md5, **inventory.md5, **read}
     shards = {each.shard: each for each in made if isinstance(each, WrittenShard)}
     _demand_all(job, inventory, shards.values())
+    _demand_unchanged(job.selection)
     evaluation = job.selection.source.evaluation
     draft = Draft(
         splits={

@@ -62,9 +62,11 @@ class Annotations:
     tasks: tuple[BoxTask, ...]
 
     @property
-    def identity(self) -> list[object]:
-        """What decides the boxes, as JSON."""
-        return [[part.name, part.num_bytes, part.stamp] for part in self.parts.values()]
+    def digest(self) -> str:
+        """The sha256 of the names, sizes and stamps of all parts."""
+        return canonical.digest(
+            [[part.name, part.num_bytes, part.stamp] for part in self.parts.values()]
+        )
 
 
 class Found(NamedTuple):

@@ -206,10 +206,13 @@ def test_the_hook_checks_only_the_staged_files_by_the_rules_of_the_makefile(
     (tmp_path / "bin" / "ruff").write_text('#!/bin/sh\necho "$@"\n')
     (tmp_path / "bin" / "ruff").chmod(0o755)
     venv = f"VENV={tmp_path}"
-    key = run("make", "--eval", "key: ; @echo $(LIGHT)", venv, "key").stdout.strip()
+    # Below another make, it would print the folder that it enters.
+    quiet = ("make", "--no-print-directory", "--eval")
+    key = run(*quiet, "key: ; @echo $(LIGHT)", venv, "key").stdout.strip()
     Path(key).touch()
 
-    done = run(*shlex.split(hook["entry"]), "a/b.py", "c.py", MAKEFLAGS=f"-- {venv}")
+    flags = f"--no-print-directory -- {venv}"
+    done = run(*shlex.split(hook["entry"]), "a/b.py", "c.py", MAKEFLAGS=flags)
 
     assert (done.returncode, done.stderr) == (0, "")
     checks = [line.split()[0] for line in done.stdout.splitlines()]

@@ -48,6 +48,14 @@ def write(path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
 
+def unpack(path: Path, root: Path) -> None:
+    """Writes the files of a tar; `extractall` has no filter before Python 3.11.4."""
+    with tarfile.open(path) as archive:
+        for member in archive:
+            if (file := archive.extractfile(member)) is not None:
+                write(root / member.name, file.read())
+
+
 def make_folder(mini: Miniature, root: Path, *, truth: str, val: str = "val") -> Path:
     """Writes train/WNID/* and a validation folder.
 
@@ -68,8 +76,7 @@ def make_folder(mini: Miniature, root: Path, *, truth: str, val: str = "val") ->
     if truth == "devkit":
         shutil.copy(mini.root / labels.DEVKIT, root)
     elif truth == "devkit_folder":
-        with tarfile.open(mini.root / labels.DEVKIT) as archive:
-            archive.extractall(root, filter="data")
+        unpack(mini.root / labels.DEVKIT, root)
     elif truth == "synsets":
         text = "".join(f"{wnid_of[key]}\n" for key in sorted(wnid_of))
         write(root / "imagenet_2012_validation_synset_labels.txt", text.encode())

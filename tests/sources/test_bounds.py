@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -106,8 +105,7 @@ def test_a_mat_file_that_claims_more_than_it_holds_is_refused(tmp_path: Path, da
 
 
 def test_a_ground_truth_of_many_digits_is_refused(tmp_path: Path, miniature: Miniature) -> None:
-    with tarfile.open(miniature.root / labels.DEVKIT) as archive:
-        archive.extractall(tmp_path, filter="data")
+    layouts.unpack(miniature.root / labels.DEVKIT, tmp_path)
     path = tmp_path / "ILSVRC2012_devkit_t12"
     (path / "data" / labels.GROUND_TRUTH).write_bytes(archives.MANY_DIGITS + b"\n")
 

@@ -57,7 +57,8 @@ class Meter:
     """A plugin that adds up processor time by room, also that of children that have ended.
 
     Workers of xdist send their sums to the process that prints. After a complete run it writes
-    build/cpu.md, and fails the run if a room is `above` its row and the machine was quiet.
+    build/cpu.md, and names each room that is `above` its row if the machine was quiet. That
+    fails no run: a fixture counts for the room and the worker that happen to need it first.
     """
 
     def __init__(self, room_of: Callable[[pytest.Item], str]) -> None:
@@ -127,8 +128,6 @@ class Meter:
         # Processes that wait for the processor take more of it: caches are not theirs.
         if os.getloadavg()[2] <= 2 * len(os.sched_getaffinity(0)):
             self._above = above(self._seconds, seconds_of(TABLE.read_text("utf-8")))
-        if self._above and session.exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Says which rooms are above their row, and what to do."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import compileall
+import itertools
 import os
 import re
 import signal
@@ -77,9 +78,15 @@ def pytest_collection_modifyitems(
             item.add_marker(pytest.mark.slow)
         if _OF_EXTRAS & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.extras)
-    if "long" not in config.option.markexpr:
-        left = [item for item in items if item.get_closest_marker("long")]
-        items[:] = [item for item in items if not item.get_closest_marker("long")]
+    # Spark's tests are long; `-m spark` chooses them all the same.
+    named = {"long", "spark"} & set(re.findall(r"\w+", config.option.markexpr))
+    if "long" not in named:
+        stays = [
+            not item.get_closest_marker("long") or any(map(item.get_closest_marker, named))
+            for item in items
+        ]
+        left = list(itertools.compress(items, (not each for each in stays)))
+        items[:] = itertools.compress(items, stays)
         config.hook.pytest_deselected(items=left)
     yield
     _begin_with_minutes(items, getattr(config, "workerinput", {}).get("workercount", 1))

@@ -11,7 +11,6 @@ import pytest
 from tests.kit import command
 from tests.kit.dataset import contents
 from tests.kit.foreign_sets import ForeignSet, foreign_set, stored
-from tests.kit.shared import made_once
 
 __all__ = ["foreign_set", "stored"]
 
@@ -27,13 +26,12 @@ class Resized(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def resized(foreign_set: Callable[[str], ForeignSet], shared_cache: Path) -> Resized:
-    """The set of slim's layout, both splits, to 64 pixels; made once for all workers."""
+def resized(
+    foreign_set: Callable[[str], ForeignSet], tmp_path_factory: pytest.TempPathFactory
+) -> Resized:
+    """The set of slim's layout, both splits, to 64 pixels; made once per worker, as its source."""
     source = foreign_set("slim")
-
-    def make(folder: Path) -> None:
-        result = command.run("resize", "-i", source.root, "-o", folder / "out", *BOTH)
-        assert result.code == 0, result
-
-    out = made_once(shared_cache / "resized", make) / "out"
+    out = tmp_path_factory.mktemp("resized") / "out"
+    result = command.run("resize", "-i", source.root, "-o", out, *BOTH)
+    assert result.code == 0, result
     return Resized(source, out, contents(out))

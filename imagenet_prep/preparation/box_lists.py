@@ -57,9 +57,10 @@ def box_stage(
     annotations: boxes.Annotations, store: Store
 ) -> tuple[engine.Stage[boxes.BoxTask, ReadBoxes], BoxLookup]:
     """Returns the stage that reads annotations into lists, and what finds boxes in them."""
-    folder = f"{naming.WORK}/boxes-{annotations.digest[:16]}/lists"
+    digest = annotations.digest
+    folder = f"{naming.WORK}/boxes-{digest[:16]}/lists"
     work = partial(_read, store=store, folder=folder)
-    stage = engine.Stage("boxes", annotations.digest, store, work, ReadBoxes)
+    stage = engine.Stage("boxes", digest, store, work, ReadBoxes)
     return stage, BoxLookup(store, folder, annotations.parts)
 
 

@@ -45,12 +45,10 @@ class Output:
 
     Attributes:
       seen: its content when `left` was last called.
-      is_doubted: as of `Decision`.
       changed: splits that --force replaces, since their source has changed.
     """
 
     seen: Standing
-    is_doubted: bool
 
     def __init__(self, store: Store, wanted: Wanted) -> None:
         self.store = store
@@ -61,6 +59,11 @@ class Output:
         self._bad: list[Incident] = []
         self._start = time.time()
         self._new: list[WrittenShard] = []
+
+    @property
+    def is_doubted(self) -> bool:
+        """Whether the dataset may have been made from other sources, as `left` last saw it."""
+        return self._decision is not None and self._decision.is_doubted
 
     def left(self) -> list[str]:
         """Looks at the place again; returns the wanted splits that are not complete there."""
@@ -84,7 +87,6 @@ class Output:
     def _decide(self) -> Decision:
         self.seen = standing.look(self.store, self.wanted)
         decision = self._decision = standing.decide(self.seen, self.wanted, self.changed)
-        self.is_doubted = decision.is_doubted
         if not decision.left and (folder := self.store.as_folder):
             folder.settle()
         return decision
@@ -120,8 +122,9 @@ class Output:
         kept, listed = self._kept(there, {*draft.splits, dropped}) if there else (set(), [])
         if there and kept:
             noted |= {split: seen.noted.splits[split] for split in kept}
+            finished = seen.finished
             libraries = there.producer.libraries | (libraries if made else {})
-            made |= {split: seen.finished[split] for split in kept}
+            made |= {split: finished[split] for split in kept}
             lacks = {key: kind for split in kept for key, kind in noted[split][1].items()}
             draft = draft.with_kept(there, kept, listed, lacks)
         if not draft.splits:

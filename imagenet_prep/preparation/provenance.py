@@ -29,12 +29,12 @@ from imagenet_prep.preparation.tasks import HashedArchive, HashTask, hash_archiv
 from imagenet_prep.shards import plan, runs
 from imagenet_prep.sources.folder import Folder
 from imagenet_prep.sources.member_reader import MemberReader
-from imagenet_prep.sources.scan import stamp
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
 from imagenet_prep.storage import scratch, tables
 from imagenet_prep.storage.fetch import hashed
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.opened import lost
+from imagenet_prep.storage.remote import stamp
 from imagenet_prep.storage.remote_archives import open_archives
 from imagenet_prep.storage.store import Store
 

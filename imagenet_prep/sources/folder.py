@@ -24,9 +24,10 @@ from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.ignored import ending, in_words, most_frequent
 from imagenet_prep.dataset.member import MAX_IMAGE_BYTES, Member
 from imagenet_prep.sources import labels, layout, lemmas, listing, source
-from imagenet_prep.sources.scan import File, hidden_files, read_errors, stamp, subfolders
+from imagenet_prep.sources.scan import File, hidden_files, read_errors, subfolders
 from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage.archive import Range
+from imagenet_prep.storage.remote import stamp
 from imagenet_prep.storage.remote_path import open_to_read
 
 # As it comes, or unpacked.

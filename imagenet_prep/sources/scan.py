@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from imagenet_prep.core.errors import SourceError
 from imagenet_prep.storage.os_errors import demand_disk
+from imagenet_prep.storage.remote import stamp
 
 _FOLLOW = (
     "If the images there shall become part of the data set, add --follow-links; else remove the "
@@ -35,15 +36,6 @@ def read_errors(path: object, remedy: str) -> Iterator[None]:
         where = path or error.filename
         demand_disk(where, error)
         raise SourceError(f"{where}: cannot be read: {error.strerror}. {remedy}") from error
-
-
-def stamp(status: os.stat_result) -> int:
-    """Returns when a file last changed, in ns.
-
-    The mtime can be set back, as `cp -p` and `tar` do. The ctime cannot, but some file systems do
-    not renew it.
-    """
-    return max(status.st_mtime_ns, status.st_ctime_ns)
 
 
 def scan(folder: Path, inside: Path | None = None, hidden: list[str] | None = None) -> list[File]:

@@ -21,8 +21,9 @@ from imagenet_prep.dataset.keys import WNID
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources.evaluation_layout import Layout
 from imagenet_prep.sources.member_reader import MemberReader
-from imagenet_prep.sources.scan import File, read_errors, refuse_link_out, stamp
+from imagenet_prep.sources.scan import File, read_errors, refuse_link_out
 from imagenet_prep.storage.archive import RangeReader
+from imagenet_prep.storage.remote import stamp
 from imagenet_prep.storage.remote_path import Location, RemotePath, open_to_read
 
 if TYPE_CHECKING:

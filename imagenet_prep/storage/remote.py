@@ -36,6 +36,15 @@ def unchecked() -> None:
     """Lets anything be made visible."""
 
 
+def stamp(status: os.stat_result) -> int:
+    """Returns when a file last changed, in ns.
+
+    The mtime can be set back, as `cp -p` and `tar` do. The ctime cannot, but some file systems do
+    not renew it.
+    """
+    return max(status.st_mtime_ns, status.st_ctime_ns)
+
+
 class Stat(NamedTuple):
     """A file of a store, or on a server, as it is now.
 
@@ -51,9 +60,8 @@ class Stat(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result) -> Self:
-        """Returns what is told of a file on a disk: an mtime can be set back, a ctime cannot."""
-        changed = max(status.st_mtime_ns, status.st_ctime_ns)
-        return cls(status.st_size, str(changed), ranges=True)
+        """Returns the size of a file on a disk, and its stamp as the validator."""
+        return cls(status.st_size, str(stamp(status)), ranges=True)
 
 
 class UnavailableError(Exception):

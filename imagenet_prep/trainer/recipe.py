@@ -204,7 +204,7 @@ def resolve(
     *,
     fast_half: bool = False,
 ) -> Run:
-    """Returns the numbers of the run that `config` asks for, with so many images to train on."""
+    """Returns the numbers of a run with these settings, from the number of training images."""
     config = settled(config)
     assert config.model is not None
     assert config.image_size is not None

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Sequence
@@ -48,13 +49,17 @@ def serve(port: int, container_executable: str | None) -> None:
         port = server.add_insecure_port(f"{_ADDRESS}:{port}")
     except RuntimeError as error:
         raise OSError(f"{_ADDRESS}:{port}: {error}") from error
-    ended = threading.Event()
+    # A signal that arrives just before Python waits for a lock is only handled when that wait ends.
+    # A byte in a socket is never late.
+    asked, on_signal = socket.socketpair()
+    on_signal.setblocking(False)
+    signal.set_wakeup_fd(on_signal.fileno())
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
+        signal.signal(number, lambda *_: None)
     server.start()
     print(f"workers are started at {_ADDRESS}:{port}", flush=True)
-    ended.wait()
-    server.stop(0)
+    asked.recv(1)
+    server.stop(0).wait()
     for worker in pool._worker_processes.values():
         worker_pool_main.kill_process_gracefully(worker)
 

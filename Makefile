@@ -2,7 +2,6 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.NOTPARALLEL:
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -11,6 +10,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 LIBRARIES := /usr/lib/$(shell uname -m)-linux-gnu
 PYTEST_ARGS ?=
+RUNNERS ?= flink $(if $(findstring spark,$(PYTEST_ARGS)),spark)
 QUICK := not (slow or tf or dali or horovod or mxnet or browser)
 # The rooms of `make quick`: their tests need no package of an extra, and take a minute of two cores.
 ROOMS := core dataset evaluation hosts preparation shards storage
@@ -41,7 +41,7 @@ JARS := $(HOME)/.cache/imagenet-prep/jars
 ARM := build/aarch64/.made-$(shell sha256sum < .ci/main.lock | cut -c1-16)
 DOCS := $(VENV)/docs/.installed-$(shell sha256sum < .ci/main.lock | cut -c1-16)
 RELEASE := $(VENV)/release/.installed-$(shell sha256sum < .ci/main.lock | cut -c1-16)
-MADE_JARS := $(JARS)/.made-$(shell cat .ci/jars .ci/jars.sha256 .ci/job-server.xml | sha256sum | cut -c1-16)
+JARS_KEY := $(shell cat .ci/jars .ci/jars.sha256 .ci/job-server.xml | sha256sum | cut -c1-16)
 
 # What a host with a GPU needs: packages with CUDA, beside the .venv of the tests.
 GPU := $(VENV)/gpu
@@ -59,13 +59,16 @@ demo: $(DEMO) ## a miniature ILSVRC2012 all the way: build/demo
 docs: $(DOCS) ## the documents as a site: build/docs/index.html
 	@$(VENV)/docs/bin/python .ci/site/build.py build/docs
 
-test: lint types imports debian jars $(BIN)/actionlint $(HOROVOD) $(AIRFLOW) $(MXNET) $(DOCS) ## everything that must pass; PYTEST_ARGS="-m flink" chooses tests
+# Most of the installation is downloads: it takes one core, builds of Horovod and mypy take the other.
+test: $(TEST) ## everything that must pass; PYTEST_ARGS="-m flink" chooses tests
+	@$(MAKE) -j4 lint types imports debian jars $(BIN)/actionlint $(HOROVOD) $(AIRFLOW) $(MXNET) $(DOCS)
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # To run the codec as other processors do: an emulator, and ARM's libc and libjpeg. To run batch jobs: Slurm.
 # To install where nothing is: roots of Debian, and a release.
 test-long: LONG = qemu-aarch64-static:qemu-user-static /usr/aarch64-linux-gnu/lib/ld-linux-aarch64.so.1:libc6-arm64-cross \
   slurmctld:slurm-wlm munged:munge debootstrap:debootstrap
+test-long: RUNNERS = flink spark
 test-long: debian jars $(TEST) $(RELEASE) $(HOROVOD) $(AIRFLOW) $(MXNET) $(LOADERS_HOROVOD) $(TRAINERS) $(ARM) ## the long forms of what `test` does in short: kills, faults, flipped bits
 	@$(BIN)/python -m pytest -m "long or hypothesis" $(PYTEST_ARGS)
 
@@ -179,10 +182,13 @@ debian: ## the programs that tests use, from Debian where root may install; else
 	fi; \
 	echo "Going on without$$missing: their tests will be skipped. On Debian: sudo apt-get install$$missing" >&2
 
-# Their tests are skipped without them, and say so.
-jars: $(TEST) ## Java, Flink, Spark and Beam's job servers, where they can be had; else say so
-	@test -e $(MADE_JARS) && command -v java > /dev/null && exit 0; \
-	{ .ci/jars $(BIN)/python $(JARS) && touch $(MADE_JARS); } || echo 'Going on without Flink and Spark, see above why.' >&2
+# Their tests are skipped without them, and say so. Spark's tests are long.
+jars: $(TEST) | debian ## Java, Flink and Beam's job server, if they can be fetched; RUNNERS=spark for Spark's
+	@for runner in $(RUNNERS); do \
+	  test -e $(JARS)/.made-$$runner-$(JARS_KEY) && command -v java > /dev/null && continue; \
+	  .ci/jars $(BIN)/python $(JARS) $$runner && touch $(JARS)/.made-$$runner-$(JARS_KEY) || \
+	    echo "Going on without $$runner, see above why." >&2; \
+	done
 
 flink-up: jars ## a Flink cluster on this machine, to rehearse with; says how to use it
 	@$(BIN)/python -m tests.kit.flink up build/flink
@@ -190,6 +196,7 @@ flink-up: jars ## a Flink cluster on this machine, to rehearse with; says how to
 flink-down: ## end it
 	@$(BIN)/python -m tests.kit.flink down build/flink
 
+spark-up: RUNNERS = spark
 spark-up: jars ## a Spark cluster on this machine, likewise
 	@$(BIN)/python -m tests.kit.spark up build/spark
 

@@ -24,6 +24,9 @@ class Backend(Protocol):
     def batches(self, encoded: Iterator[EncodedBatch], steps: int) -> Iterator[Any]:
         """Yields the images of each step, as `Batch` describes them; takes some steps ahead."""
 
+    def decode(self, encoded: bytes) -> None:
+        """Decodes one image; raises the decoder's own error if it declines the image."""
+
 
 class Undecoded:
     """The backend of batches without images."""
@@ -32,6 +35,9 @@ class Undecoded:
         """Yields None for each step."""
         for _ in itertools.islice(encoded, steps):
             yield None
+
+    def decode(self, encoded: bytes) -> None:
+        """Takes every image, since none is decoded."""
 
 
 def open_backend(config: ReadConfig, split: Split) -> Backend:

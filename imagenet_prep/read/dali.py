@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from nvidia.dali import fn, math, pipeline_def, types
@@ -14,8 +14,14 @@ from imagenet_prep.read.augment import Views
 from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.feed import EncodedBatch
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
 # Batches that DALI makes ahead.
 _QUEUE_DEPTH = 2
+# As in the other backends: RGB, and the EXIF orientation decides nothing. DALI's default turns an
+# image after its crop was chosen.
+_DECODED = {"output_type": types.RGB, "adjust_orientation": False}
 _DTYPES = {"uint8": types.UINT8, "float32": types.FLOAT, "float16": types.FLOAT16}
 
 
@@ -34,17 +40,22 @@ class DaliBackend:
         self._given: deque[tuple[Any, ...]] = deque(maxlen=_QUEUE_DEPTH + 1)
         self._config = config
         self._convert = _CONVERTERS[config.array_framework]
-        self._decoder: dict[str, Any] = {"device": "cpu"}
+        self._decoder: dict[str, Any] = {"device": "cpu", **_DECODED}
+        self._device = config.rank.local_rank if config.device == "gpu" else None
         if config.device == "gpu":
             height, width = largest
             self._decoder = {
                 "device": "mixed",
                 "preallocate_height_hint": height,
                 "preallocate_width_hint": width,
+                **_DECODED,
             }
         self._pipeline = self._new_pipeline()
         self._pipeline.build()
         self._is_idle = True
+        # Decodes one image. An error of DALI is the end of a pipeline.
+        self._single: Any = None
+        self._image: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
 
     def _new_pipeline(self) -> Any:
         return _show(
@@ -53,7 +64,7 @@ class DaliBackend:
             self._decoder,
             batch_size=self._config.batch_size,
             num_threads=self._config.decode_threads,
-            device_id=self._config.rank.local_rank if self._config.device == "gpu" else None,
+            device_id=self._device,
         )
 
     def batches(self, encoded: Iterator[EncodedBatch], steps: int) -> Iterator[Any]:
@@ -71,6 +82,18 @@ class DaliBackend:
             if self._is_idle:
                 self._given.clear()
             yield self._convert(images.as_tensor())
+
+    def decode(self, encoded: bytes) -> None:
+        """Decodes one image with DALI."""
+        self._image = np.frombuffer(encoded, np.uint8)
+        single, self._single = self._single or self._new_single(), None
+        single.run()
+        self._single = single
+
+    def _new_single(self) -> Any:
+        return _decode_one(
+            lambda: self._image, self._decoder, batch_size=1, num_threads=1, device_id=self._device
+        )
 
     def _next(self) -> tuple[Any, ...]:
         batch = next(self._encoded)
@@ -108,6 +131,12 @@ def _show(source: Callable[[], Any], config: ReadConfig, decoder: dict[str, Any]
     return images[0] if config.views == 1 else fn.stack(*images)
 
 
+@pipeline_def(exec_async=False, exec_pipelined=False)  # type: ignore[untyped-decorator]
+def _decode_one(source: Callable[[], Any], decoder: dict[str, Any]) -> Any:
+    """Defines a pipeline that decodes one image a run."""
+    return fn.decoders.image(fn.external_source(source=source, batch=False), **decoder)
+
+
 def _view(
     config: ReadConfig,
     decoder: dict[str, Any],
@@ -120,11 +149,9 @@ def _view(
     """Defines how one view of the images is made."""
     crop = {"axes": [0, 1], "normalized_anchor": False, "normalized_shape": False}
     if config.constants.padding is None:
-        pixels = fn.decoders.image_slice(
-            encoded, anchor, shape, output_type=types.RGB, **crop, **decoder
-        )
+        pixels = fn.decoders.image_slice(encoded, anchor, shape, **crop, **decoder)
     else:
-        pixels = fn.decoders.image(encoded, output_type=types.RGB, **decoder)
+        pixels = fn.decoders.image(encoded, **decoder)
         pixels = fn.slice(
             pixels, anchor, shape, out_of_bounds_policy="pad", fill_values=[0], **crop
         )

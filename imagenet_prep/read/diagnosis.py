@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from imagenet_prep.codec import opening
 from imagenet_prep.core.errors import BadImageError, DataDamagedError, ImagenetPrepError
@@ -13,8 +13,12 @@ from imagenet_prep.read.feed import EncodedBatch, Feed
 class Diagnosis:
     """Remembers the batches that a decoder holds, and reads their images again if it fails."""
 
-    def __init__(self, feed: Feed, epoch: int, start: int, steps: int) -> None:
+    def __init__(
+        self, feed: Feed, decode: Callable[[bytes], None], epoch: int, start: int, steps: int
+    ) -> None:
+        """`decode` is that of the backend: it raises any error if it declines an image."""
         self._feed = feed
+        self._decode = decode
         self._part = epoch, start, steps
         self._fed: deque[EncodedBatch] = deque()
         self._error: ImagenetPrepError | None = None
@@ -46,19 +50,32 @@ class Diagnosis:
         for batch in tuple(self._fed):
             for number in batch.numbers.tolist():
                 # A negative number stands for no example.
-                if number >= 0 and (problem := _problem(records.read(number).encoded)):
+                if number >= 0 and (problem := self._problem(records.read(number).encoded)):
                     damage = DataDamagedError(f"{records.where(number)}: {problem}")
                     self._feed.skip(number, damage)
                     found = True
         if not found:
             raise error
 
+    def _problem(self, encoded: bytes) -> str | None:
+        """Returns why a JPEG does not decode, or None."""
+        try:
+            with opening.opened(encoded, only=("JPEG",)) as image:
+                image.load()
+        except BadImageError as error:
+            return f"does not decode: {error}"
+        try:
+            self._decode(encoded)
+        except Exception as error:  # noqa: BLE001 - each framework has its own errors
+            backend = self._feed.config.backend
+            return (
+                f"backend {backend!r} does not decode it, Pillow does: {_reason(error)}. Use "
+                "backend='native', or on_bad_record='skip'"
+            )
+        return None
 
-def _problem(encoded: bytes) -> str | None:
-    """Returns why a JPEG does not decode, or None."""
-    try:
-        with opening.opened(encoded, only=("JPEG",)) as image:
-            image.load()
-    except BadImageError as error:
-        return f"does not decode: {error}"
-    return None
+
+def _reason(error: Exception) -> str:
+    """Returns the line of a framework's error that gives the reason."""
+    lines = str(error).partition("encountered:")[2] or str(error)
+    return next((line.strip() for line in lines.splitlines() if line.strip()), type(error).__name__)

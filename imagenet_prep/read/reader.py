@@ -133,7 +133,7 @@ class Reader(Generic[Array]):
         """Yields `count` batches, each after the number of examples that are read with it."""
         while count:
             steps = self._feed.steps(start)
-            diagnosis = Diagnosis(self._feed, epoch, start, count)
+            diagnosis = Diagnosis(self._feed, self._backend.decode, epoch, start, count)
             batches = self._backend.batches(diagnosis.batches(), count)
             for step in range(1, count + 1):
                 try:

@@ -186,6 +186,33 @@ def test_pictures_that_do_not_decode_are_masked_and_nothing_else(
     assert reader.epoch == 2
 
 
+def junk_between_segments(number: int) -> bytes:
+    """Pillow and TensorFlow decode it; DALI finds no marker."""
+    data = plain(number)
+    tables = data.index(b"\xff\xdb")
+    return data[:tables] + b"\1\2\3" + data[tables:]
+
+
+@pytest.mark.dali
+def test_a_picture_that_only_this_backend_does_not_decode_is_named_and_can_be_skipped(
+    tmp_path: Path,
+) -> None:
+    bad = {FIRST + 3, 49}
+    root = written(tmp_path / "set", dict.fromkeys(bad, junk_between_segments))
+    with pytest.raises(DataDamagedError) as error:
+        for _ in open_set(root, "dali"):
+            pass
+    assert f"{SHARD}: record 3 at byte {offsets(root)[3]:,}: backend 'dali'" in str(error.value)
+    assert "nvImageCodec failure" in str(error.value)
+    assert "backend='native'" in str(error.value)
+
+    reader = open_set(root, "dali", on_bad_record="skip")
+    for _ in range(2):
+        assert sorted(shown(list(reader))) == [n for n in range(NUM_TRAIN) if n not in bad]
+    assert len(reader.skipped) == 2
+    assert sorted(shown(list(open_set(root, "native")))) == list(range(NUM_TRAIN))
+
+
 def test_pictures_that_are_moved_over_black_are_not_damaged(tmp_path: Path) -> None:
     """Beside one that is, they were: their views leave the picture."""
     root = written(tmp_path / "set", {FIRST + 3: not_a_picture})

@@ -18,7 +18,7 @@ from imagenet_prep.read import Reader, make_dataset
 from imagenet_prep.read.augment import RECIPES
 from tests.kit.dataset import split_records
 from tests.kit.reading import NUM_TRAIN, ODD
-from tests.kit.tfrecords import jpeg, picture, write_set
+from tests.kit.tfrecords import jpeg, picture, scene, write_set
 
 # Grey levels: decoders that crop see less around the edge of the crop than Pillow does, and
 # weights of the filters are rounded in other places. The native one resizes chroma before it makes
@@ -320,3 +320,27 @@ def test_a_batch_stays_what_it_was_while_later_ones_are_read(
         for name, value in batch.items():
             assert np.array_equal(array(value), copied[name])
             assert np.array_equal(copied[name], expected[name])
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("recipe", ["resnet", "cifar10"])
+def test_an_exif_orientation_decides_nothing(
+    tmp_path: Path, backend: str, recipe: str, training: bool
+) -> None:
+    """Crops are chosen on the frame as it is stored, and no decoder turns it first."""
+    examples = []
+    for number in range(9):
+        exif = Image.Exif()
+        exif[0x0112] = number  # 0 is no orientation, 1 is the usual one.
+        stream = io.BytesIO()
+        with Image.open(io.BytesIO(scene(number))) as image:
+            image.resize((96, 160)).save(stream, "JPEG", quality=95, exif=exif.tobytes())
+        examples.append(picture(number, stream.getvalue()))
+    write_set(tmp_path / "set", {"train": [examples]}, num_classes=9)
+    settings: dict[str, Any] = {"batch_size": 3, "recipe": recipe, "training": training}
+    found = by_example(open_set(tmp_path / "set", "train", backend, **settings))
+    expected = by_example(open_set(tmp_path / "set", "train", "native", **settings))
+
+    assert found.keys() == expected.keys() == set(range(9))
+    for number, image in found.items():
+        assert np.abs(image.astype(int) - expected[number].astype(int)).mean() < 1.5

@@ -45,12 +45,14 @@ def pytest_configure(config: pytest.Config) -> None:
     `make test-long` selects Hypothesis's tests by its own mark and has all examples of
     `tests.kit.lengths.examples`. Hundreds of processes import our modules, and write nothing here.
     """
-    # Time is pytest-timeout's business: a deadline per example fails on a busy machine. With CI
-    # set, Hypothesis loads its own "ci" profile, which has no deadline either and is repeatable.
+    # Time is pytest-timeout's business: a deadline per example, and a limit for making examples,
+    # fail on a busy machine. With CI set, Hypothesis loads its own "ci" profile: it is repeatable.
     settings = hypothesis.settings
     base = settings.get_profile("ci") if os.environ.get("CI") else settings(print_blob=True)
     for name in (SHORT, FULL):
-        settings.register_profile(name, base, deadline=None)
+        settings.register_profile(
+            name, base, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+        )
     settings.load_profile(FULL if HYPOTHESIS in config.option.markexpr else SHORT)
     config.pluginmanager.register(Meter(_room))
     if not hasattr(config, "workerinput"):

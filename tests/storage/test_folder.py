@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import os
 import subprocess
@@ -10,7 +9,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,13 +21,12 @@ from imagenet_prep.core.errors import (
 )
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File
-from imagenet_prep.storage import inside
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
 from imagenet_prep.storage.remote import Stat
 from imagenet_prep.storage.store import FolderRemote
 from tests.kit.bounds import little_memory
 from tests.kit.dataset import all_files
-from tests.kit.faults import failing
+from tests.kit.system import System
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,39 +55,30 @@ def test_what_is_absent_has_no_size_and_no_names(store: LocalStore) -> None:
 
 @pytest.mark.parametrize("name", ["dataset.json", ".work/run.json"])
 def test_what_cannot_be_looked_at_is_not_taken_for_absent(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch, name: str
+    store: LocalStore, system: System, name: str
 ) -> None:
     store.write(name, b"{}")
-    monkeypatch.setattr(Path, "stat", failing(errno.EIO))
-    monkeypatch.setattr(inside, "stat_inside", failing(errno.EIO))
+    system.fails("stat", errno.EIO)
 
     with pytest.raises(StoreError, match=rf"cannot look at .*{name}: Input/output error"):
         store.size(name)
 
 
 def test_what_a_killed_run_has_named_is_synced_by_the_next(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+    store: LocalStore, system: System
 ) -> None:
     store.write("index/train-00000-of-00001", b"0 19\n")
-    synced = []
-    real = os.fsync
-
-    def note(descriptor: int) -> None:
-        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-        real(descriptor)
-
-    monkeypatch.setattr(os, "fsync", note)
+    synced = system.noted("fsync", below=store.root)
     with store.lock():
-        root = store.root.resolve()
-        assert synced[-3:] == [str(root.parent), str(root), str(root / "index")]
+        assert synced[-3:] == ["fsync ..", "fsync .", "fsync index"]
 
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.EIO])
 def test_only_a_disk_that_fails_is_told_where_nothing_can_be_synced(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch, code: int
+    store: LocalStore, system: System, code: int
 ) -> None:
     store.write("file", b"")
-    monkeypatch.setattr(os, "fsync", failing(code))
+    system.fails("fsync", code)
 
     if code == errno.EINVAL:  # a file system that only reads
         store.settle()
@@ -114,47 +102,27 @@ def test_publishing_replaces_at_once_what_readers_see(store: LocalStore) -> None
 
 
 def test_a_file_is_synced_before_and_its_folder_after_it_gets_its_name(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+    store: LocalStore, system: System
 ) -> None:
     store.make_folder(TEMPORARY)
-    events = []
-    sync, replace = os.fsync, os.replace
-
-    def fsync(descriptor: int) -> None:
-        kind = "folder" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "file"
-        events.append(f"sync {kind}")
-        sync(descriptor)
-
-    def rename(source: Path, target: str, *, dst_dir_fd: int) -> None:
-        events.append(f"rename to {target}")
-        replace(source, target, dst_dir_fd=dst_dir_fd)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(os, "replace", rename)
+    events = system.noted("fsync", "replace", below=store.root)
     store.write("dataset.json", b"{}")
 
-    assert events == ["sync file", "rename to dataset.json", "sync folder"]
+    assert events[0].startswith(f"fsync {TEMPORARY}/")
+    assert events[1:] == ["replace dataset.json", "fsync ."]
 
 
-def test_a_crash_takes_no_name_back_that_was_changed(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_takes_no_name_back_that_was_changed(store: LocalStore, system: System) -> None:
     """What is renamed, removed or made is so on the disk when the call returns."""
     for name in ("a", "deep/b", "c", "deep/d", "tree/e"):
         store.write(name, b"")
-    synced: list[str] = []
-    sync = os.fsync
-
-    def fsync(descriptor: int) -> None:
-        synced.append(os.path.relpath(os.readlink(f"/proc/self/fd/{descriptor}"), store.root))
-        sync(descriptor)
+    synced = system.noted("fsync", below=store.root)
 
     def told(change: Callable[[], object]) -> list[str]:
         synced.clear()
         change()
-        return synced
+        return [each.removeprefix("fsync ") for each in synced]
 
-    monkeypatch.setattr(os, "fsync", fsync)
     assert told(lambda: store.rename("deep/b", "b")) == [".", "deep"]
     assert told(lambda: store.remove("a", "deep/d", "c")) == [".", "deep"]
     assert told(lambda: store.remove_tree("tree")) == ["."]
@@ -165,28 +133,27 @@ def test_a_crash_takes_no_name_back_that_was_changed(
 
 
 def test_a_folder_that_cannot_be_removed_is_an_error_and_not_silence(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+    store: LocalStore, system: System
 ) -> None:
     store.write(".work/claims/task", b"")
-    monkeypatch.setattr(os, "unlink", failing(errno.EIO))
+    system.fails("unlink", errno.EIO)
 
     with pytest.raises(StoreError, match=r"cannot remove .*claims: Input/output error"):
         store.remove_tree(".work/claims")
 
 
 def test_what_others_add_to_a_folder_while_it_is_removed_is_no_error(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+    store: LocalStore, system: System
 ) -> None:
     for name in ("a", "b"):
         store.write(f".work/jobs/{name}", b"")
-    unlink = os.unlink
 
-    def meanwhile(name: str, *, dir_fd: int) -> None:
+    def meanwhile(unlink: Callable[..., None], name: str, *, dir_fd: int) -> None:
         unlink(name, dir_fd=dir_fd)
         store.path(".work/jobs/new").touch()
         unlink(name, dir_fd=dir_fd)  # somebody else was first
 
-    monkeypatch.setattr(os, "unlink", meanwhile)
+    system.instead("unlink", meanwhile)
     store.remove_tree(".work/jobs")
 
     assert all_files(store.root) == {".work/jobs/new": b""}
@@ -202,10 +169,10 @@ def test_what_killed_runs_left_unpublished_is_removed(store: LocalStore) -> None
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT], ids=errno.errorcode.get)
 def test_a_full_disk_is_incomplete_work_and_leaves_the_old_file(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch, code: int
+    store: LocalStore, system: System, code: int
 ) -> None:
     store.write("file", b"old")
-    monkeypatch.setattr(os, "fsync", failing(code))
+    system.fails("fsync", code)
 
     with pytest.raises(IncompleteError, match=r"Free some space, then run the same command again"):
         store.write("file", b"new")
@@ -213,20 +180,18 @@ def test_a_full_disk_is_incomplete_work_and_leaves_the_old_file(
 
 
 def test_other_failures_of_the_disk_are_errors_of_the_store(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+    store: LocalStore, system: System
 ) -> None:
     store.make_folder(TEMPORARY)
-    monkeypatch.setattr(os, "fsync", failing(errno.EIO))
+    system.fails("fsync", errno.EIO)
 
     with pytest.raises(StoreError, match="cannot write .*file: Input/output error"):
         store.write("file", b"new")
     assert all_files(store.root) == {}
 
 
-def test_a_failed_rename_leaves_no_temporary_file(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "replace", failing(errno.EACCES))
+def test_a_failed_rename_leaves_no_temporary_file(store: LocalStore, system: System) -> None:
+    system.fails("replace", errno.EACCES)
 
     with pytest.raises(StoreError, match="Permission denied"):
         store.write("file", b"new")
@@ -283,10 +248,10 @@ def test_names_lists_files_only_and_sorted(store: LocalStore) -> None:
 
 @pytest.mark.parametrize("folder", ["", "index", ".work"])
 def test_a_folder_that_may_not_be_listed_is_an_error_of_the_store(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch, folder: str
+    store: LocalStore, system: System, folder: str
 ) -> None:
     store.make_folder(".work")
-    monkeypatch.setattr(os, "scandir", failing(errno.EACCES))
+    system.fails("scandir", errno.EACCES)
 
     for listed in (store.names, store.stats, store.list_folder):
         with pytest.raises(StoreError, match="cannot list .*: Permission denied"):
@@ -392,10 +357,8 @@ def test_the_lock_is_freed_when_the_run_fails(store: LocalStore) -> None:
         pass
 
 
-def test_only_a_lock_that_another_holds_means_busy(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fcntl, "flock", failing(errno.ENOLCK))
+def test_only_a_lock_that_another_holds_means_busy(store: LocalStore, system: System) -> None:
+    system.fails("flock", errno.ENOLCK)
 
     with pytest.raises(StoreError, match=r"cannot lock .*lock: No locks available"), store.lock():
         pytest.fail("held without a lock")
@@ -411,18 +374,10 @@ def test_a_lock_that_can_never_be_made_is_an_error_of_the_store() -> None:
 
 
 def test_a_lock_that_was_removed_before_it_was_had_is_taken_anew(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+    store: LocalStore, system: System
 ) -> None:
     """Its holder removes the folder at its end, just when the next one has opened the file."""
-    flock = fcntl.flock
-    holder = LocalStore(store.root)
-
-    def late(descriptor: int, operation: int) -> None:
-        monkeypatch.setattr(fcntl, "flock", flock)
-        holder.remove_all()
-        flock(descriptor, operation)
-
-    monkeypatch.setattr(fcntl, "flock", late)
+    system.before("flock", LocalStore(store.root).remove_all)
     with store.lock():
         assert store.read(f"{naming.WORK}/lock").startswith(b"pid ")
         with pytest.raises(BusyError), LocalStore(store.root).lock():
@@ -430,12 +385,11 @@ def test_a_lock_that_was_removed_before_it_was_had_is_taken_anew(
 
 
 def test_whoever_removes_all_leaves_what_the_next_run_has_begun(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+    store: LocalStore, system: System
 ) -> None:
-    unlink = os.unlink
     following = LocalStore(store.root)
 
-    def at_last(name: str, *, dir_fd: int | None = None) -> None:
+    def at_last(unlink: Callable[..., None], name: str, *, dir_fd: int | None = None) -> None:
         unlink(name, dir_fd=dir_fd)
         if name == "lock":
             following.write(f"{naming.WORK}/plan/a", b"")
@@ -443,7 +397,7 @@ def test_whoever_removes_all_leaves_what_the_next_run_has_begun(
     with store.lock():
         store.write(f"{naming.WORK}/plan/old", b"")
         store.write("file", b"")
-        monkeypatch.setattr(os, "unlink", at_last)
+        system.instead("unlink", at_last)
         store.remove_all()
 
     assert all_files(store.root) == {".work/plan/a": b""}
@@ -676,37 +630,19 @@ def test_files_of_another_folder_are_taken_over_as_links(
 
 
 def test_links_and_the_files_that_they_name_are_on_the_disk_when_they_are_taken_over(
-    two_files: tuple[LocalStore, list[File]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    two_files: tuple[LocalStore, list[File]], tmp_path: Path, system: System
 ) -> None:
     """Another program may have copied a file there a moment ago, and not have synced it."""
     there, files = two_files
     here = LocalStore(tmp_path / "here")
-    events = []
-    sync, link, replace = os.fsync, os.link, os.replace
-
-    def fsync(descriptor: int) -> None:
-        events.append(
-            f"sync {os.path.relpath(os.readlink(f'/proc/self/fd/{descriptor}'), tmp_path)}"
-        )
-        sync(descriptor)
-
-    def linking(path: Path, *given: Any, **how: Any) -> None:
-        events.append(f"link {os.path.relpath(path, tmp_path)}")
-        link(path, *given, **how)
-
-    def naming(source: Path, target: str, **how: Any) -> None:
-        events.append(f"name {target}")
-        replace(source, target, **how)
-
     for folder in ("index", TEMPORARY):
         here.make_folder(folder)
-    for name, function in (("fsync", fsync), ("link", linking), ("replace", naming)):
-        monkeypatch.setattr(os, name, function)
+    events = system.noted("fsync", "link", "replace", below=tmp_path)
     here.take_over(there, files)
 
     assert events == [
-        *("sync there/a", "link there/a", "name a", "sync here"),
-        *("sync there/index/b", "link there/index/b", "name b", "sync here/index"),
+        *("fsync there/a", "link there/a", "replace here/a", "fsync here"),
+        *("fsync there/index/b", "link there/index/b", "replace here/index/b", "fsync here/index"),
     ]
 
 
@@ -731,7 +667,7 @@ def test_symbolic_links_are_followed_and_not_linked(
 def test_a_file_that_has_changed_since_it_was_seen_is_not_taken_over(
     two_files: tuple[LocalStore, list[File]],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    system: System,
     damage: str,
 ) -> None:
     there, files = two_files
@@ -743,8 +679,7 @@ def test_a_file_that_has_changed_since_it_was_seen_is_not_taken_over(
             there.path("a").write_bytes(b"two")
 
     if damage == "replaced meanwhile":
-        link = os.link
-        monkeypatch.setattr(os, "link", lambda *given, **how: (replace(), link(*given, **how)))
+        system.before("link", replace)
     else:
         replace()
     here = LocalStore(tmp_path / "here")
@@ -773,10 +708,10 @@ def test_a_file_that_is_another_one_is_not_taken_over(
 def test_a_system_without_links_is_explained(
     two_files: tuple[LocalStore, list[File]],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    system: System,
     code: int,
 ) -> None:
     there, files = two_files
-    monkeypatch.setattr(os, "link", failing(code))
+    system.fails("link", code)
     with pytest.raises(UsageError, match="same file system, and run this as"):
         LocalStore(tmp_path / "here").take_over(there, files)

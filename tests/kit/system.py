@@ -1,0 +1,105 @@
+"""Calls of the operating system that fail, are noted, or come just after something else.
+
+Only this module replaces them. The fixture `system` puts them back after each test.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import functools
+import os
+import resource
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.kit.faults import failing
+
+# The modules of the calls that are not in `os`.
+_ELSEWHERE: dict[str, ModuleType] = {
+    "flock": fcntl,
+    "getrlimit": resource,
+    "setrlimit": resource,
+}
+
+
+class System:
+    """The operating system as this process sees it."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._patch = patch
+
+    def instead(self, call: str, function: Callable[..., Any]) -> None:
+        """Calls `function` instead, with the real call before its arguments."""
+        module = _ELSEWHERE.get(call, os)
+        self._patch.setattr(module, call, functools.partial(function, getattr(module, call)))
+
+    def fails(self, call: str, code: int, *, after: int = 0) -> None:
+        """Lets a call fail with this error, once it was made `after` times."""
+        fail = failing(code, after=after)
+
+        def perhaps(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            fail()
+            return real(*args, **kwargs)
+
+        self.instead(call, perhaps)
+
+    def before(self, call: str, action: Callable[[], object]) -> None:
+        """Does something once: just before this call is made the next time."""
+        left = [action]
+
+        def late(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            while left:
+                left.pop()()
+            return real(*args, **kwargs)
+
+        self.instead(call, late)
+
+    def noted(self, *calls: str, below: Path) -> list[str]:
+        """Returns the list to which each of these calls adds itself, e.g. "fsync index/a"."""
+        noted: list[str] = []
+
+        def note(name: str, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            # What counts of a renamed file is its new name, and of a linked one the old.
+            folder = _path_of(kwargs.get("dst_dir_fd" if name == "replace" else "dir_fd", ""))
+            path = folder / _path_of(args[1 if name == "replace" else 0])
+            noted.append(f"{name} {os.path.relpath(path, below.resolve())}")
+            return real(*args, **kwargs)
+
+        for call in calls:
+            self.instead(call, functools.partial(note, call))
+        return noted
+
+    def syncs_file_systems(self, code: int) -> list[str]:
+        """Returns the list of folders whose file system is synced; fails with `code` unless 0."""
+        folders: list[str] = []
+
+        def syncfs(descriptor: int) -> int:
+            folders.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+            ctypes.set_errno(code)
+            return -1 if code else 0
+
+        self._patch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace(syncfs=syncfs))
+        return folders
+
+    def keeps_temporary_files(self, folder: Path) -> None:
+        """Lets temporary files lie in a folder, as TMPDIR does for a process that begins."""
+        self._patch.setattr(tempfile, "tempdir", str(folder))
+
+
+def _path_of(named: int | str | os.PathLike[str] | None) -> Path:
+    """Returns the path of a file that is named by its path or by a descriptor."""
+    if isinstance(named, int):
+        return Path(os.readlink(f"/proc/self/fd/{named}"))
+    return Path(named or "")
+
+
+@pytest.fixture
+def system(monkeypatch: pytest.MonkeyPatch) -> System:
+    """The operating system, for a test that lets a call of it fail."""
+    return System(monkeypatch)

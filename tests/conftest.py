@@ -23,6 +23,7 @@ from tests.kit.browser import chromium, open_page  # noqa: F401 - one browser fo
 from tests.kit.command import REPOSITORY
 from tests.kit.cpu import Meter
 from tests.kit.lengths import FULL, HYPOTHESIS, SHORT
+from tests.kit.limits import limits  # noqa: F401 - for all rooms
 from tests.kit.system import system  # noqa: F401 - for all rooms
 
 pytest_plugins = ["tests.kit.same_order"]

@@ -19,6 +19,7 @@ from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset import jpeg
 from tests.hostile import images
 from tests.kit.bounds import little_memory
+from tests.kit.limits import Limits
 
 SIDE = 2000
 # Of the libraries themselves, and for rows and strips on their way.
@@ -102,7 +103,7 @@ def test_an_ordinary_photograph_waits_for_nobody(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("name", ["webp", "progressive jpeg"])
 def test_what_is_heavy_waits_for_its_turn_and_leaves_nothing(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, monkeypatch: pytest.MonkeyPatch, limits: Limits
 ) -> None:
     taken = []
 
@@ -115,7 +116,7 @@ def test_what_is_heavy_waits_for_its_turn_and_leaves_nothing(
     data = (OTHERS | JPEGS)[name]()
     codec.transform(data, Policy(64))
     assert not taken
-    monkeypatch.setattr(memory, "LIGHT_BYTES", 8 << 20)
+    limits(light_image_bytes=8 << 20)
     codec.transform(data, Policy(64))
     assert taken
     assert "workspaces" not in planes._threads.__dict__

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -24,6 +23,7 @@ from tests.commands.mxnet_rank import batches
 from tests.kit import layouts
 from tests.kit.cluster import cluster
 from tests.kit.command import PATIENCE_S, started
+from tests.kit.system import System
 from tests.kit.training import horovod, shades
 
 __all__ = ["horovod", "shades"]
@@ -130,13 +130,16 @@ class Installed(NamedTuple):
 
 @pytest.fixture
 def installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    system: System,
 ) -> Callable[[Path], Installed]:
     """Installs from a cache; a build gives a wheel that holds "built", and nothing is proven."""
     monkeypatch.setattr(install_horovod, "wheel_key", lambda _: "key")
     monkeypatch.setattr(install_horovod, "_missing", lambda _: "")
     monkeypatch.setattr(install_horovod, "_prove", lambda *_: None)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    system.keeps_temporary_files(tmp_path / "scratch")
     (tmp_path / "scratch").mkdir()
 
     def build(_config: Config, scratch: Path, _log: Path) -> Path:
@@ -202,7 +205,7 @@ def test_a_wheel_that_others_could_write_is_not_installed(
 
 @pytest.mark.root
 def test_a_wheel_of_another_user_is_not_installed_and_one_of_roots_is(
-    tmp_path: Path, installed: Callable[[Path], Installed], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, installed: Callable[[Path], Installed], system: System
 ) -> None:
     """Root's stands for the administrator's, in a folder where this user may write nothing."""
     folder = tmp_path / "wheels" / "key"
@@ -216,7 +219,7 @@ def test_a_wheel_of_another_user_is_not_installed_and_one_of_roots_is(
 
     (folder / "horovod-1.whl").unlink()
     os.chown(wheel, 0, 0)
-    monkeypatch.setattr(os, "geteuid", lambda: 1001)
+    system.instead("geteuid", lambda _: 1001)
     assert installed(tmp_path / "wheels").wheel == b"evil"
 
 

@@ -6,6 +6,7 @@ from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import class_list
 from imagenet_prep.dataset.class_list import ClassList
 from tests.kit.bounds import little_memory
+from tests.kit.limits import Limits
 
 
 def test_each_line_is_a_class_and_its_words() -> None:
@@ -15,10 +16,10 @@ def test_each_line_is_a_class_and_its_words() -> None:
     assert class_list.parse(b"", "labels.txt") == ClassList((), ())
 
 
-def test_what_is_no_class_list_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_class_list_is_named(limits: Limits) -> None:
     with pytest.raises(DataDamagedError, match=r"set/labels\.txt: not UTF-8"):
         class_list.parse(b"n01 \xff\n", "set/labels.txt")
-    monkeypatch.setattr(class_list, "MOST_CLASSES", 3)
+    limits(class_list_lines=3)
     with pytest.raises(DataDamagedError, match=r"set/labels\.txt: 4 classes, expected 3 at most"):
         class_list.parse(b"\n" * 4, "set/labels.txt")
 

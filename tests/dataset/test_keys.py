@@ -11,6 +11,7 @@ import pytest
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import keys
 from imagenet_prep.dataset.keys import key_of, read_list
+from tests.kit.limits import Limits
 
 
 def test_only_validation_images_of_ilsvrc2012_have_keys_without_a_class() -> None:
@@ -73,17 +74,15 @@ def test_what_is_no_list_is_refused(tmp_path: Path, content: bytes | None, said:
         read_list(path)
 
 
-def test_a_list_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "_MOST_BYTES", 1 << 16)
+def test_a_list_without_end_is_refused(limits: Limits) -> None:
+    limits(key_list_bytes=1 << 16)
     with pytest.raises(UsageError, match="/dev/zero: the list of keys has more than 65,536 bytes"):
         read_list("/dev/zero")
 
 
 @pytest.mark.parametrize("end", ["\n", "\r"])
-def test_a_list_of_too_many_lines_is_refused(
-    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(keys, "MOST_LINES", 5)
+def test_a_list_of_too_many_lines_is_refused(end: str, tmp_path: Path, limits: Limits) -> None:
+    limits(key_list_lines=5)
     (tmp_path / "keys").write_text(f"a/1{end}" * 6)
     with pytest.raises(UsageError, match="keys: the list of keys has more than 5 lines"):
         read_list(tmp_path / "keys")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from imagenet_prep.dataset import measures
+from tests.kit.limits import Limits
 from tests.kit.samples import kept
 
 
-def test_histograms_count_each_image_once_at_its_bin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measures, "_TOGETHER", 2)
+def test_histograms_count_each_image_once_at_its_bin(limits: Limits) -> None:
+    limits(measures_at_once=2)
     sides = [(256, 512), (512, 256), (256, 256)]
     rows = [
         kept("n/1", number % 2)._replace(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from imagenet_prep.distribute.replica import _SPARE_BYTES as SPARE_BYTES
 from imagenet_prep.distribute.replica import Replica, incoming_name
 from tests.kit.dataset import everything
 from tests.kit.replicas import make_dataset
+from tests.kit.system import System
 
 SHARD = "train-00000-of-00002"
 HALF, OTHER = incoming_name(SHARD), incoming_name(naming.index_name(SHARD))
@@ -57,19 +58,18 @@ def test_only_beginnings_of_what_is_lacking_stay_of_a_killed_run(replica: Replic
 
 @pytest.mark.parametrize("part", [WHOLE, Placement(1, 2, 1)])
 def test_what_is_about_to_be_mended_has_no_manifest_and_says_which_part_it_is(
-    tmp_path: Path, data: bytes, part: Placement, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, data: bytes, part: Placement, system: System
 ) -> None:
     replica = Replica(tmp_path / "replica", data, part)
     replica.store.write(naming.PLACEMENT, Placement(0, 2, 1).dumps(replica.manifest.digest))
     replica.commit()
     synced = []
-    sync = os.fsync
 
-    def fsync(descriptor: int) -> None:
+    def fsync(sync: Callable[[int], None], descriptor: int) -> None:
         sync(descriptor)
         synced.append(sorted(everything(replica.store.root)))
 
-    monkeypatch.setattr(os, "fsync", fsync)
+    system.instead("fsync", fsync)
     replica.withdraw()
 
     assert naming.MANIFEST not in synced[0], "it cannot come back"
@@ -79,12 +79,12 @@ def test_what_is_about_to_be_mended_has_no_manifest_and_says_which_part_it_is(
 
 
 def test_files_that_do_not_fit_are_refused_before_one_is_moved(
-    replica: Replica, monkeypatch: pytest.MonkeyPatch
+    replica: Replica, system: System
 ) -> None:
     needed = sum(file.num_bytes for file in replica.files) + SPARE_BYTES
-    monkeypatch.setattr(replica.store, "free_bytes", lambda: needed)
+    system.has_free_bytes(needed)
     replica.check_space(replica.files)
-    monkeypatch.setattr(replica.store, "free_bytes", lambda: needed - 1)
+    system.has_free_bytes(needed - 1)
     with pytest.raises(StoreError, match=f"{needed:,} are needed: 1 are missing. Nothing was mov"):
         replica.check_space(replica.files)
     replica.check_space([])

@@ -25,6 +25,7 @@ from imagenet_prep.hosts.messages import (
 )
 from tests.hostile import peers
 from tests.kit.lengths import examples
+from tests.kit.limits import Limits
 
 ENDS = {
     "TO_GIVER": messages.TO_GIVER,
@@ -173,9 +174,9 @@ def test_a_peer_that_never_says_a_message_is_given_up_at_bounded_memory(noise: b
 
 
 def test_silence_breaks_it_at_once_where_no_time_is_given(
-    monkeypatch: pytest.MonkeyPatch,
+    limits: Limits,
 ) -> None:
-    monkeypatch.setattr(channel, "START_S", 0.0)
+    limits(host_start_s=0.0)
     with ends(silence_s=0.0) as made:
         with pytest.raises(BrokenError, match="it has sent nothing for 0 s") as raised:
             made.channel.read()

@@ -21,6 +21,7 @@ from imagenet_prep.engine import Lease, attempts, cluster
 from imagenet_prep.engine.workers import Started
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.remote import AbsentError
+from tests.kit.limits import Limits
 
 
 @dataclass(frozen=True)
@@ -97,10 +98,10 @@ LOST = JobLostError("Flink: a TaskManager is gone")
 
 @pytest.fixture
 def on_a_cluster(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, limits: Limits
 ) -> Callable[..., list[dict[str, Any]]]:
     """Runs tasks a, b and c; each job finishes so many of those that are left."""
-    monkeypatch.setattr(attempts, "_PAUSE_S", 0.0)
+    limits(attempt_pause_s=0.0)
 
     def run(*made: Job) -> list[engine.Receipt[Made]]:
         left = iter(made)

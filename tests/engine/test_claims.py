@@ -27,6 +27,7 @@ from imagenet_prep.engine import Lease, lease
 from imagenet_prep.engine.workers import done, run_worker
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
 from imagenet_prep.storage.remote import AbsentError
+from tests.kit.limits import Limits
 
 
 class Elsewhere(LocalStore):
@@ -316,7 +317,7 @@ def test_a_claim_in_vain_because_the_lease_was_lost_says_so(
         list(old.claimed(stage, TASKS))
 
 
-def test_workers_that_outlive_their_job_stop(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_that_outlive_their_job_stop(stage: Stage, limits: Limits) -> None:
     old = Lease.take_over(stage.store)
     work = done(stage, old.claimed(stage, TASKS))
     next(work)
@@ -326,7 +327,7 @@ def test_workers_that_outlive_their_job_stop(stage: Stage, monkeypatch: pytest.M
         list(work)
     assert "c" not in stage.receipts("abc")
 
-    monkeypatch.setattr(lease, "_SEEN_WITHIN_S", 0.0)
+    limits(lease_s=0.0)
     with pytest.raises(UsageError, match=rf"does not see .*/jobs/{old.job}.*share"):
         old.arrive()
 

@@ -12,6 +12,7 @@ import pytest
 from imagenet_prep.core.errors import DataDamagedError, ImagenetPrepError, JobLostError, StoreError
 from imagenet_prep.engine import cluster
 from imagenet_prep.engine.cluster import Job
+from tests.kit.limits import Limits
 
 HARNESS = "java.lang.RuntimeException: Error received from SDK harness: Traceback (most recent"
 STEP = " [while running 'Shard/Images/Do-ptransform-57']\n\n\tat org.apache.beam.Java(Java.java)"
@@ -78,9 +79,9 @@ def test_an_endpoint_at_which_nobody_listens_is_named_at_once(
 
 @pytest.mark.beam
 def test_an_endpoint_that_accepts_and_says_nothing_is_given_up(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    limits: Limits, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(cluster, "_ANSWER_TIMEOUT_S", 0.2)
+    limits(cluster_answer_s=0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"127.0.0.1:{silent.getsockname()[1]}"
         said = refused_endpoint(endpoint, tmp_path / "log")

@@ -6,15 +6,15 @@ import time
 
 import pytest
 
-from imagenet_prep.engine import progress
 from imagenet_prep.engine.progress import Progress
+from tests.kit.limits import Limits
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def clock(monkeypatch: pytest.MonkeyPatch, limits: Limits) -> list[float]:
     """The time, which the test sets."""
     now = [0.0]
-    monkeypatch.setattr(progress, "_LINE_EVERY_S", 30.0)
+    limits(progress_line_s=30.0)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     return now
 

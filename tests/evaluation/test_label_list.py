@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.core import regular_file
 from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.evaluation import label_list
 from tests.kit.evaluated import labels_of_validation, write_real
+from tests.kit.limits import Limits
 
 
 def written(path: Path, content: Any) -> Path:
@@ -120,10 +120,8 @@ def test_what_is_no_list_is_refused_without_showing_it(
         label_list.read(path)
 
 
-def test_only_a_published_list_may_be_large(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(regular_file, "MOST_BYTES", 1000)
+def test_only_a_published_list_may_be_large(tmp_path: Path, limits: Limits) -> None:
+    limits(small_file_bytes=1000)
     with pytest.raises(UsageError, match="more than 1,000 bytes, and not as published"):
         label_list.read(written(tmp_path / "own.csv", "key,class\n" + "a,0\n" * 1000))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,10 +15,11 @@ from imagenet_prep.exporting.files import Piece, Tree
 from imagenet_prep.exporting.format import Written
 from imagenet_prep.exporting.job import Work
 from imagenet_prep.storage.folder import LocalStore
+from tests.kit.system import System
 
 
 def test_single_files_are_synced_before_the_sums_of_their_part_have_their_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, system: System
 ) -> None:
     store = LocalStore(tmp_path / "out")
     tree = Tree(store, ".work/made")
@@ -36,7 +36,7 @@ def test_single_files_are_synced_before_the_sums_of_their_part_have_their_name(
         there.append(sorted(path.name for path in store.path(".work/made/train").iterdir()))
         return 0
 
-    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace(syncfs=syncfs))
+    system.syncs_file_systems(syncfs)
     made = stage.make(part)
     assert there == []
     stage.publish(part, made)

@@ -8,8 +8,10 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import functools
+import itertools
 import os
 import resource
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,13 +20,12 @@ from typing import Any
 
 import pytest
 
-from tests.kit.faults import failing
-
 # The modules of the calls that are not in `os`.
 _ELSEWHERE: dict[str, ModuleType] = {
     "flock": fcntl,
     "getrlimit": resource,
     "setrlimit": resource,
+    "disk_usage": shutil,
 }
 
 
@@ -39,12 +40,13 @@ class System:
         module = _ELSEWHERE.get(call, os)
         self._patch.setattr(module, call, functools.partial(function, getattr(module, call)))
 
-    def fails(self, call: str, code: int, *, after: int = 0) -> None:
-        """Lets a call fail with this error, once it was made `after` times."""
-        fail = failing(code, after=after)
+    def fails(self, call: str, code: int, *, after: int = 0, times: int = 1 << 31) -> None:
+        """Lets a call fail with this error, once it was made `after` times, so many `times`."""
+        made = itertools.count()
 
         def perhaps(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            fail()
+            if after <= next(made) < after + times:
+                raise OSError(code, os.strerror(code))
             return real(*args, **kwargs)
 
         self.instead(call, perhaps)
@@ -75,17 +77,19 @@ class System:
             self.instead(call, functools.partial(note, call))
         return noted
 
-    def syncs_file_systems(self, code: int) -> list[str]:
-        """Returns the list of folders whose file system is synced; fails with `code` unless 0."""
-        folders: list[str] = []
+    def syncs_file_systems(self, answer: Callable[[int], int]) -> None:
+        """Lets C's `syncfs` call `answer` with its descriptor: it returns an error, or 0."""
 
         def syncfs(descriptor: int) -> int:
-            folders.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+            code = answer(descriptor)
             ctypes.set_errno(code)
             return -1 if code else 0
 
         self._patch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace(syncfs=syncfs))
-        return folders
+
+    def has_free_bytes(self, count: int) -> None:
+        """Lets every disk have so many bytes left."""
+        self.instead("disk_usage", lambda *_: SimpleNamespace(free=count))
 
     def keeps_temporary_files(self, folder: Path) -> None:
         """Lets temporary files lie in a folder, as TMPDIR does for a process that begins."""

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.hosts.hosts_file import Host
-from imagenet_prep.launching import crew
 from imagenet_prep.launching.crew import Crew
 from imagenet_prep.launching.host import Order
 from tests.hostile import peers
 from tests.kit.command import PATIENCE_S
+from tests.kit.limits import Limits
 
 # Each of these must be refused, whatever else a host may say.
 WRONG = {
@@ -44,7 +44,7 @@ def launched(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> int:
     ssh.write_text(f"#!/bin/sh\n{script}")
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(crew, "_FAILED_S", 0.1)
+    Limits(monkeypatch)(failed_host_s=0.1)
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
     orders = [Order("m", str(folder), command, {}, [{"RANK": rank}], None) for rank in ("0", "1")]
     begun = time.monotonic()
@@ -85,10 +85,13 @@ def test_a_line_without_an_end_is_given_up_at_its_bound(
 
 
 def test_a_host_that_falls_silent_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    limits: Limits,
 ) -> None:
     # Python starts on this machine within the time of the first message, which is longer.
-    monkeypatch.setattr(crew, "_SILENCE_S", 5.0)
+    limits(silent_host_s=5.0)
     hangs = peers.program(peers.line("alive"), then="exec sleep 1000")
 
     assert launched(tmp_path, monkeypatch, hangs) == 1

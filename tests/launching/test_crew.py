@@ -34,6 +34,7 @@ from imagenet_prep.launching.variables import travelling
 from imagenet_prep.trainer.stop import Stop
 from tests.hostile import peers
 from tests.kit.command import REPOSITORY, Running, started, wait_until
+from tests.kit.limits import Limits
 
 pytestmark = pytest.mark.slow  # servers or processes in each test
 
@@ -469,10 +470,10 @@ def test_a_second_wish_to_end_ends_one_process_at_once_and_none_of_several(alone
 
 
 def test_servers_that_no_rank_has_parted_from_end_soon_after_the_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, limits: Limits, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A script that asks no server for anything leaves them waiting for ever."""
-    monkeypatch.setattr(crew, "_FAILED_S", 0.1)
+    limits(failed_host_s=0.1)
     code = (
         "import os, sys, time; served = os.environ.get('DMLC_ROLE') == 'server';"
         "time.sleep(600 * served)"

@@ -12,7 +12,7 @@ from imagenet_prep.matching import output
 from imagenet_prep.matching.groups import Group, Member
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit.dataset import all_files
-from tests.kit.faults import failing
+from tests.kit.system import System
 
 GROUPS: list[Group] = [
     [
@@ -52,7 +52,7 @@ def test_a_full_disk_leaves_the_files_of_the_run_before(
 ) -> None:
     before = all_files(out.root)
     with monkeypatch.context() as patched:
-        patched.setattr("os.fsync", failing(errno.ENOSPC))
+        System(patched).fails("fsync", errno.ENOSPC)
         with pytest.raises(IncompleteError):
             output.publish(out, [], {"train": []}, None)
 

@@ -15,6 +15,7 @@ from imagenet_prep.matching import kernels, search
 from imagenet_prep.matching.hashes import rows_of
 from imagenet_prep.matching.search import Radii, Search, Side
 from tests.kit.lengths import examples
+from tests.kit.limits import Limits
 
 MIRROR = likeness.mirror()
 KINDS = [n for n in (kernels.PLAIN, kernels.AVX2, kernels.AVX512) if n <= kernels.best()]
@@ -73,10 +74,10 @@ def test_pairs_are_those_of_comparing_all(simd: int, seed: int, num: int, mirror
 
 @pytest.mark.parametrize("simd", KINDS)
 def test_pairs_that_do_not_fit_into_the_buffer_come_later(
-    simd: int, monkeypatch: pytest.MonkeyPatch
+    simd: int, monkeypatch: pytest.MonkeyPatch, limits: Limits
 ) -> None:
     """A thousand equal hashes are half a million pairs; the buffer has room for a thousand."""
-    monkeypatch.setattr(search, "_ROOM", 8)
+    limits(search_room=8)
     monkeypatch.setattr(kernels, "best", lambda: simd)
     num = 1000
     bits = np.full((num, 4), 0x0123456789ABCDEF, np.uint64)

@@ -26,6 +26,7 @@ from tests.kit import faults, foreign
 from tests.kit.dataset import all_files
 from tests.kit.faults import failing
 from tests.kit.foreign_sets import few_images
+from tests.kit.system import System
 from tests.kit.tfrecords import picture, plain, write_set
 
 VERSIONS = pytest.mark.parametrize("version", ["0.1.0", "this"])
@@ -95,11 +96,9 @@ def test_elsewhere_it_is_links_and_the_source_stays_as_it_was(tmp_path: Path) ->
     assert link.samefile(original)
 
 
-def test_another_file_system_is_named_with_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_file_system_is_named_with_what_to_do(tmp_path: Path, system: System) -> None:
     source = write(tmp_path / "set")
-    monkeypatch.setattr(os, "link", failing(errno.EXDEV))
+    system.fails("link", errno.EXDEV)
 
     with pytest.raises(UsageError, match="on the same file system, .* let --rewrite copy"):
         adopt(source, LocalStore(tmp_path / "out"))
@@ -107,10 +106,10 @@ def test_another_file_system_is_named_with_what_to_do(
 
 
 def test_a_link_that_the_system_refuses_otherwise_is_an_error_of_the_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, system: System
 ) -> None:
     source = write(tmp_path / "set")
-    monkeypatch.setattr(os, "link", failing(errno.EIO))
+    system.fails("link", errno.EIO)
 
     with pytest.raises(StoreError, match="Input/output error"):
         adopt(source, LocalStore(tmp_path / "out"))
@@ -130,9 +129,7 @@ def test_a_shard_that_is_a_symbolic_link_is_linked_itself(tmp_path: Path, relati
         assert (tmp_path / "out" / name).samefile(tmp_path / "real" / name)
 
 
-def test_a_shard_that_changes_behind_the_check_is_not_linked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shard_that_changes_behind_the_check_is_not_linked(tmp_path: Path) -> None:
     source, store = write(tmp_path / "set"), LocalStore(tmp_path / "out")
     found = shard_files.find(source)
     seen = check_existing_set(found, store, THREADS, quiet=True)

@@ -12,8 +12,8 @@ from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import keys, samples
 from imagenet_prep.dataset.samples import Table
 from imagenet_prep.preparation import distinct_keys
-from imagenet_prep.shards import runs
 from imagenet_prep.storage.folder import LocalStore
+from tests.kit.limits import Limits
 from tests.kit.samples import kept
 
 
@@ -47,12 +47,12 @@ def keys_of(root: Path, shards: Sequence[Sequence[str]]) -> list[list[str]]:
 )
 def test_the_first_keeps_its_key_and_no_number_makes_another_key(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    limits: Limits,
     before: list[list[str]],
     after: list[list[str]],
     entries: int,
 ) -> None:
-    monkeypatch.setattr(runs, "RUN_ENTRIES", entries)
+    limits(sorted_run_entries=entries)
     found = keys_of(tmp_path, before)
     assert found == after
     every = [key for of_shard in found for key in of_shard]

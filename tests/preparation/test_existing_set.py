@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.dataset import example, problems
+from imagenet_prep.dataset import example
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.engine import Workers
 from imagenet_prep.preparation import existing_set
@@ -21,6 +21,7 @@ from imagenet_prep.sources.labels import official_classes
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit import faults, foreign
 from tests.kit.foreign_sets import few_images
+from tests.kit.limits import Limits
 
 THREADS = Workers(1, "threads")
 FIRST = "train-00000-of-00002"
@@ -142,9 +143,9 @@ def test_a_record_that_readers_refuse_is_a_problem(
 
 
 def test_a_shard_with_too_many_problems_is_given_up_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, limits: Limits
 ) -> None:
-    monkeypatch.setattr(problems, "MOST", 2)
+    limits(listed_problems=2)
     seen = check(write(tmp_path / "set", with_value("image/encoded", [b"GIF89a"])))
 
     given_up = [problem for problem in seen.problems if "given up after 2 problems" in problem]

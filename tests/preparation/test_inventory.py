@@ -23,11 +23,12 @@ from imagenet_prep.preparation.inventory import remove_unpacked, take_inventory
 from imagenet_prep.preparation.planning import ClassKey, Counts, Planning
 from imagenet_prep.preparation.selection import Selection
 from imagenet_prep.preparation.tasks import PLAN_FOLDER, UNPACKED, plan_name
-from imagenet_prep.shards import plan, runs
+from imagenet_prep.shards import plan
 from imagenet_prep.sources import class_tars, parquet, recordio
 from imagenet_prep.sources.source import IndexTask, Part, Source
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit import layouts
+from tests.kit.limits import Limits
 from tests.kit.listed import CLASSES, WORKERS, Listed, Mixed, excluding, selection
 
 
@@ -300,9 +301,9 @@ def test_each_part_of_a_split_is_said_to_hold_its_own_images(
     parts: dict[str, int],
     holdout: int,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    limits: Limits,
 ) -> None:
-    monkeypatch.setattr(recordio, "_PIECE_BYTES", 200)
+    limits(recordio_piece_bytes=200)
     chosen = selection(
         source=find(tmp_path / "in"),
         any_counts=True,
@@ -315,7 +316,7 @@ def test_each_part_of_a_split_is_said_to_hold_its_own_images(
 
 
 def test_a_list_of_all_classes_gives_the_plan_of_a_list_each_and_is_never_held_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: Limits
 ) -> None:
     sizes: list[int] = []
 
@@ -323,7 +324,7 @@ def test_a_list_of_all_classes_gives_the_plan_of_a_list_each_and_is_never_held_w
         sizes.append(len(lines))
         return parse_members(lines)
 
-    monkeypatch.setattr(planning, "_PARSED_BYTES", 50)
+    limits(parsed_plan_bytes=50)
     monkeypatch.setattr(planning, "parse_members", parsed)
     parts = (Part("train.tar", 90, 1),)
     one, other = LocalStore(tmp_path / "a"), LocalStore(tmp_path / "b")
@@ -403,12 +404,12 @@ def as_processes_get_it(name: str, digest: str, store: Any, work: Any, *more: An
 @pytest.mark.parametrize("cut", ["whole", "in pieces", "by the engine"])
 @pytest.mark.parametrize("case", DEALT)
 def test_the_plan_is_the_one_it_always_was_however_it_is_cut(
-    case: str, cut: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: str, cut: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: Limits
 ) -> None:
     if cut != "whole":
-        monkeypatch.setattr(runs, "RUN_ENTRIES", 23)
+        limits(sorted_run_entries=23)
     if cut == "by the engine":
-        monkeypatch.setattr(inventories, "_WORTH_PROCESSES_IMAGES", 0)
+        limits(listed_in_one_process=0)
         monkeypatch.setattr(inventories.engine, "Stage", as_processes_get_it)
     wanted, expected = DEALT[case]
     store = LocalStore(tmp_path)

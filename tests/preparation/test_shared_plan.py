@@ -11,7 +11,6 @@ import pytest
 
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset.member import Member
-from imagenet_prep.preparation import planning, shared_plan
 from imagenet_prep.preparation.inventory import take_inventory
 from imagenet_prep.preparation.planning import ClassKey, Inventory, lines_by_class
 from imagenet_prep.preparation.selection import Selection, index_stage
@@ -19,6 +18,7 @@ from imagenet_prep.preparation.shared_plan import SharedPlan, share_of, smallest
 from imagenet_prep.preparation.tasks import member_list, plan_name
 from imagenet_prep.sources.source import IndexTask, Part
 from imagenet_prep.storage.folder import LocalStore
+from tests.kit.limits import Limits
 from tests.kit.listed import CLASSES, WORKERS, Listed, Mixed, excluding, selection
 
 PARTS = (Part("train.tar", 90, 1),)
@@ -90,11 +90,11 @@ def together(wanted: Selection, store: LocalStore) -> Inventory:
 )
 @pytest.mark.parametrize("members", [1, 5, 1000])
 def test_the_plan_is_that_of_one_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: Selection, members: int
+    tmp_path: Path, limits: Limits, wanted: Selection, members: int
 ) -> None:
-    monkeypatch.setattr(shared_plan, "_BLOCK_MEMBERS", members)
-    monkeypatch.setattr(shared_plan, "_SHARE_MEMBERS", members)
-    monkeypatch.setattr(planning, "_PARSED_BYTES", 100)
+    limits(plan_block_members=members)
+    limits(plan_share_members=members)
+    limits(parsed_plan_bytes=100)
     one, many = LocalStore(tmp_path / "one"), LocalStore(tmp_path / "many")
     alone = take_inventory(wanted, one, WORKERS, quiet=True)
     made = together(wanted, many)

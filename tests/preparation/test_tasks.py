@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from imagenet_prep.sources.member_reader import MemberReader
 from imagenet_prep.sources.source import IndexTask, Packed, PackedImage
 from imagenet_prep.storage.archive import ArchiveReader
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
-from tests.kit.faults import failing
+from tests.kit.system import System
 from tests.kit.tfrecords import plain
 
 SHARD = "train-00000-of-00001"
@@ -115,12 +114,12 @@ class Pack(Packed):
 
 @pytest.mark.parametrize("number", [0, 1], ids=["images", "list"])
 def test_where_the_disk_is_full_nothing_that_was_unpacked_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    tmp_path: Path, system: System, number: int
 ) -> None:
     store = LocalStore(tmp_path)
     store.make_folder(TEMPORARY)
     index = IndexWork(Pack(CLASSES, ()), store, "list", "unpacked", frozenset({0}))
-    monkeypatch.setattr(os, "fsync", failing(errno.ENOSPC, after=number))
+    system.fails("fsync", errno.ENOSPC, after=number)
 
     with pytest.raises(IncompleteError, match="No space left on device"):
         index(IndexTask("train-0", "train", "pack"))

@@ -31,7 +31,6 @@ from imagenet_prep.core.errors import (
 )
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import naming
-from imagenet_prep.read import cache
 from imagenet_prep.read.cache import NodeCache
 from imagenet_prep.read.feed import Feed
 from imagenet_prep.read.held import HeldFile, only_one
@@ -41,8 +40,10 @@ from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.opened import open_dataset
 from tests.kit.command import PATIENCE_S
 from tests.kit.http_server import SeededFaults, Server, serve
+from tests.kit.limits import Limits
 from tests.kit.reading import NUM_TRAIN, TRAIN, asked
 from tests.kit.s3_server import BUCKET, S3Server, key_of
+from tests.kit.system import System
 
 pytestmark = pytest.mark.slow  # servers or processes in each test
 
@@ -324,14 +325,10 @@ def test_files_removed_by_hand_are_fetched_again(server: Server, tmp_path: Path)
 @pytest.mark.parametrize("skip", [False, True])
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.ENOENT], ids=errno.errorcode.get)
 def test_a_disk_that_fails_is_no_bad_record(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, skip: bool, code: int
+    server: Server, tmp_path: Path, system: System, skip: bool, code: int
 ) -> None:
     feed = open_feed(server.url, tmp_path, skip=skip)
-
-    def failing(*_: int) -> bytes:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(os, "pread", failing)
+    system.fails("pread", code)
     with pytest.raises(StoreError, match=f"record .*cannot be read: {os.strerror(code)}"):
         read(feed)
     assert not feed.skipped
@@ -350,16 +347,12 @@ def test_a_disk_that_fails_is_no_bad_record(
 def test_what_the_system_refuses_while_fetching_is_no_bad_record(
     server: Server,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    system: System,
     code: int,
     expected: type[Exception],
 ) -> None:
     feed = open_feed(server.url, tmp_path, skip=True)
-
-    def refused(*_: int) -> None:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(fcntl, "flock", refused)
+    system.fails("flock", code)
     with pytest.raises(expected, match=f"cannot fetch .*train-.*{os.strerror(code)}"):
         read(feed)
     assert not feed.skipped
@@ -406,10 +399,8 @@ def test_going_on_in_mid_epoch_fetches_only_what_is_left(server: Server, tmp_pat
     assert not server.reads(f"/{SHARDS[first_window]}")
 
 
-def test_passing_faults_are_waited_for(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cache, "_TIMEOUT_S", 0.5)
+def test_passing_faults_are_waited_for(server: Server, tmp_path: Path, limits: Limits) -> None:
+    limits(cache_wait_s=0.5)
     feed = open_feed(server.url, tmp_path)
     server.plan = SeededFaults(7, 12, kinds=("cut", "503", "reset", "short", "429"))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from imagenet_prep.dataset import example
 from imagenet_prep.read.opening import open_records
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.opened import open_dataset
-from tests.kit.faults import failing
+from tests.kit.system import System
 from tests.kit.tfrecords import framed, picture, plain, wnid, write_set
 
 NAME = "train-00000-of-00001"
@@ -40,12 +39,10 @@ def test_a_record_that_holds_no_example_of_a_class_has_no_name(root: Path) -> No
                 records.name(number)
 
 
-def test_a_disk_that_fails_is_not_called_damage(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_fails_is_not_called_damage(root: Path, system: System) -> None:
     with contextlib.closing(open_records(open_dataset(LocalStore(root)), "train")) as records:
         records.name(0)
-        monkeypatch.setattr(os, "pread", failing(errno.EIO))
+        system.fails("pread", errno.EIO)
         for read in (records.name, records.read):
             with pytest.raises(StoreError, match=f"{NAME}.*record 1 .*cannot be read: Input/"):
                 read(1)

@@ -22,7 +22,9 @@ from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.opened import Dataset
 from tests.hostile.indexes import LINES
 from tests.kit.bounds import little_memory
+from tests.kit.limits import Limits
 from tests.kit.samples import add_tables
+from tests.kit.system import System
 from tests.kit.tfrecords import picture, plain, write_set
 
 
@@ -223,10 +225,10 @@ def test_records_as_large_as_no_image_are_not_read_eight_at_once(
 
 
 def test_of_records_that_cannot_be_shown_a_hundred_are_tried(
-    small: tuple[Path, Manifest], monkeypatch: pytest.MonkeyPatch
+    small: tuple[Path, Manifest], monkeypatch: pytest.MonkeyPatch, limits: Limits
 ) -> None:
     monkeypatch.setattr(sample, "_quota", lambda _: {0: 24})
-    monkeypatch.setattr(sample, "_MAX_DAMAGED", 2)
+    limits(damaged_in_a_sample=2)
     root, made = small
     for shard in made.splits["train"].shards:
         (root / naming.index_name(shard.name)).write_bytes(b"0 17\n" * shard.examples)
@@ -237,12 +239,9 @@ def test_of_records_that_cannot_be_shown_a_hundred_are_tried(
 
 
 def test_receipts_that_may_not_be_listed_are_none(
-    small: tuple[Path, Manifest], monkeypatch: pytest.MonkeyPatch
+    small: tuple[Path, Manifest], system: System
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-    monkeypatch.setattr(os, "scandir", refuse)
+    system.fails("scandir", errno.EACCES)
 
     assert gathered(small).tasks == []
 

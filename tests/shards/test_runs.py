@@ -10,13 +10,14 @@ import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError
 from imagenet_prep.shards import runs
+from tests.kit.limits import Limits
 
 
 @pytest.mark.parametrize("num", [0, 1, 3, 4, 1000])
 def test_what_comes_back_is_sorted_and_grouped_whatever_range_is_asked_for(
-    num: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    num: int, tmp_path: Path, limits: Limits
 ) -> None:
-    monkeypatch.setattr(runs, "RUN_ENTRIES", 30)
+    limits(sorted_run_entries=30)
     rng = random.Random(num)
     entries = [b"%08d%s\n" % (rng.randrange(9), b"x" * rng.randrange(99)) for _ in range(num)]
     files = runs.write(tmp_path, "a", iter(entries))
@@ -39,10 +40,10 @@ def test_what_comes_back_is_sorted_and_grouped_whatever_range_is_asked_for(
     "counts", [[], [0], [0, 0, 5, 0], [1] * 1000, [300, 0, 1, 99, 0, 0, 100, 0]]
 )
 def test_ranges_cover_all_numbers_and_none_holds_much_more_than_a_run(
-    counts: list[int], workers: int, monkeypatch: pytest.MonkeyPatch
+    counts: list[int], workers: int, limits: Limits
 ) -> None:
-    monkeypatch.setattr(runs, "RUN_ENTRIES", 100)
-    monkeypatch.setattr(runs, "_WORTH_A_RANGE", 10)
+    limits(sorted_run_entries=100)
+    limits(sorted_range_entries=10)
     ranges = runs.ranges(counts, workers)
 
     assert [i for start, stop in ranges for i in range(start, stop)] == list(range(len(counts)))
@@ -50,18 +51,16 @@ def test_ranges_cover_all_numbers_and_none_holds_much_more_than_a_run(
     assert sum(counts) < 1000 or len(ranges) == max(10, workers)
 
 
-def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_said(tmp_path: Path) -> None:
     (tmp_path / "a.run-0000").symlink_to("/dev/full")
     with pytest.raises(IncompleteError, match="full"):
         runs.write(tmp_path, "a", iter([b"00000001x\n" * 10_000]))
 
 
 @pytest.mark.parametrize("num", [0, 1, 200, 3000])
-def test_sides_come_sorted_and_no_key_is_cut(
-    num: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runs, "RUN_ENTRIES", 100)
-    monkeypatch.setattr(runs, "_KEYS_OF_A_RUN", 7)
+def test_sides_come_sorted_and_no_key_is_cut(num: int, tmp_path: Path, limits: Limits) -> None:
+    limits(sorted_run_entries=100)
+    limits(sorted_run_keys=7)
     chance = random.Random(num)
     # Keys that are the beginning of others, and several entries of a key.
     keys = ["a" * chance.randrange(1, 9) + chance.choice("b é\U0001f600") for _ in range(50)]
@@ -84,11 +83,9 @@ def test_sides_come_sorted_and_no_key_is_cut(
     assert len(ranges) > num // 200
 
 
-def test_long_entries_make_short_runs_and_ranges(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runs, "RUN_BYTES", 1 << 20)
-    monkeypatch.setattr(runs, "_FEW", 10)
+def test_long_entries_make_short_runs_and_ranges(tmp_path: Path, limits: Limits) -> None:
+    limits(sorted_run_bytes=1 << 20)
+    limits(few_sorted_runs=10)
     entries = [b"%05d%b\0%d\n" % (n * 7919 % 2000, b"x" * 4096, n) for n in range(2000)]
     files = runs.write(tmp_path, "a", iter(entries))
     ranges = list(runs.side_by_side([files]))
@@ -98,10 +95,8 @@ def test_long_entries_make_short_runs_and_ranges(
     assert max(sum(map(len, of_range)) for (of_range,) in ranges) < 2 << 20
 
 
-def test_a_key_of_more_entries_than_memory_holds_is_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runs, "RUN_BYTES", 1 << 16)
+def test_a_key_of_more_entries_than_memory_holds_is_damage(tmp_path: Path, limits: Limits) -> None:
+    limits(sorted_run_bytes=1 << 16)
     sides = [runs.write(tmp_path, n, (b"a\0%08d\n" % i for i in range(20_000))) for n in "ab"]
 
     with pytest.raises(DataDamagedError, match="thousands of lines"):

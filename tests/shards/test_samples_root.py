@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset.manifest import Split
 from imagenet_prep.dataset.samples import Sample
-from imagenet_prep.shards import runs
 from imagenet_prep.shards import samples_root as roots_of
 from imagenet_prep.shards.samples_root import root_of
 from imagenet_prep.storage import scratch
 from imagenet_prep.storage.ahead import AT_ONCE
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit.lengths import examples
+from tests.kit.limits import Limits
 from tests.kit.samples import kept, samples, tree_hash, write_tables
 from tests.kit.slow_store import SlowStore
 
@@ -44,13 +44,13 @@ def test_the_root_is_that_of_the_samples_in_the_order_of_their_keys(
 
 @pytest.mark.parametrize("num", [0, 1, 4, 5, 500])
 def test_no_order_and_no_number_of_runs_changes_it_and_nothing_stays(
-    num: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    num: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: Limits
 ) -> None:
     monkeypatch.setattr(scratch, "own", lambda: tmp_path)
     rows = [kept(f"{number % 7}/{'ab!~ü'[number % 5]}{number}") for number in range(num)]
     roots = {expected(rows)}
     for size in (3, 5, 1000):
-        monkeypatch.setattr(runs, "RUN_ENTRIES", size)
+        limits(sorted_run_entries=size)
         random.Random(size).shuffle(rows)
         roots.add(samples_root(rows))
     assert len(roots) == 1

@@ -4,7 +4,6 @@ import csv
 import errno
 import hashlib
 import io
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from imagenet_prep.core.errors import BadImageError, DataDamagedError, Incomplet
 from imagenet_prep.dataset import example, tfrecord
 from imagenet_prep.dataset.member import Boxes, Incident, Member, PreparedImage
 from imagenet_prep.shards import writer
-from tests.kit.faults import failing
+from tests.kit.system import System
 
 CLASSES = (("n01440764", "tench, Tinca tinca"), ("n01443537", "goldfish"))
 MEMBERS = [
@@ -229,11 +228,8 @@ def test_a_shard_without_one_good_image_is_an_error(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("imagenet_prep.storage.large_file.os.write", full)
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, system: System) -> None:
+    system.fails("write", errno.ENOSPC)
 
     with pytest.raises(IncompleteError, match="run the same command again to resume"):
         write(tmp_path)
@@ -242,9 +238,9 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("number", [0, 1, 2], ids=["table", "shard", "index"])
 def test_no_file_is_finished_before_the_disk_holds_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    tmp_path: Path, system: System, number: int
 ) -> None:
-    monkeypatch.setattr(os, "fsync", failing(errno.EIO, after=number))
+    system.fails("fsync", errno.EIO, after=number)
 
     with pytest.raises(StoreError, match="cannot write .*Input/output error"):
         write(tmp_path)

@@ -16,6 +16,7 @@ from tests.hostile import archives, pickles, xml
 from tests.kit import layouts
 from tests.kit.bounds import little_memory
 from tests.kit.layouts import voc_xml
+from tests.kit.limits import Limits
 from tests.kit.miniature import Miniature
 
 GIGABYTE = 1 << 30
@@ -169,17 +170,17 @@ def test_annotations_in_an_archive_in_an_archive_are_read_and_no_deeper(tmp_path
 
 
 def test_what_annotations_unpack_to_is_counted_over_all_archives_in_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, limits: Limits
 ) -> None:
-    monkeypatch.setattr(boxes, "_MAX_UNPACKED_BYTES", 32 << 20)
+    limits(boxes_unpacked_bytes=32 << 20)
     packed = archives.boxes_that_unpack_to(64 << 20, inner=8)
 
     with little_memory(128 << 20), pytest.raises(SourceError, match="unpacks to more than 33,5"):
         read_boxes(tmp_path, packed)
 
 
-def test_the_lines_of_boxes_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(boxes, "_MAX_LINES_BYTES", 50)
+def test_the_lines_of_boxes_are_bounded(tmp_path: Path, limits: Limits) -> None:
+    limits(boxes_line_bytes=50)
     data = voc_xml(200, 100, [(20, 30, 100, 50)] * 3, WNID)
 
     with pytest.raises(SourceError, match="more boxes than any such archive"):
@@ -229,13 +230,13 @@ def test_a_solution_of_giant_fields_is_refused(tmp_path: Path, text: str) -> Non
 
 
 def test_a_parquet_group_that_would_lie_in_memory_whole_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, limits: Limits
 ) -> None:
     rows = [{"image": {"bytes": bytes(5000), "path": "a.JPEG"}, "label": 0}] * 20
     layouts.write_parquet(tmp_path / "train-00000-of-00001.parquet", rows, names=["a", "b"])
     assert parquet.find(tmp_path, ["train"]).tasks[0].num_bytes
 
-    monkeypatch.setattr(parquet, "_MAX_GROUP_BYTES", 1000)
+    limits(parquet_group_bytes=1000)
     with pytest.raises(SourceError, match="claims more than 1,000 bytes"):
         parquet.find(tmp_path, ["train"])
 

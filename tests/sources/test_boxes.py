@@ -9,6 +9,7 @@ from imagenet_prep.dataset.member import Boxes
 from imagenet_prep.sources import boxes
 from imagenet_prep.sources.boxes import BoxTask, Found
 from tests.kit.layouts import voc_xml, write, write_tgz
+from tests.kit.limits import Limits
 
 WNID = "n01440764"
 STEM = f"{WNID}_10"
@@ -75,9 +76,9 @@ def packed_in(name: str, data: bytes, depth: int, folder: Path) -> bytes:
     [(2, 1 << 20, ""), (3, 1 << 20, "an archive in an archive in an"), (2, 10, "n.tar.gz has ")],
 )
 def test_packed_tars_that_would_fill_the_memory_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, depth: int, most: int, complaint: str
+    tmp_path: Path, limits: Limits, depth: int, most: int, complaint: str
 ) -> None:
-    monkeypatch.setattr(boxes, "_MAX_INNER_BYTES", most)
+    limits(boxes_inner_bytes=most)
     outer = tmp_path / boxes.ARCHIVES["train"]
     xml = voc_xml(2, 2, [(0, 0, 1, 1)], WNID)
     outer.write_bytes(packed_in(f"{WNID}/{STEM}.xml", xml, depth, tmp_path))

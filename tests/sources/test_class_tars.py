@@ -15,8 +15,8 @@ from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import class_tars, detect, labels
 from imagenet_prep.sources.class_tars import ClassTars
-from tests.kit.faults import failing
 from tests.kit.layouts import make_class_tars, write
+from tests.kit.system import System
 
 # The last is no class of ILSVRC2012; members lie in no order.
 CLASSES = {
@@ -197,7 +197,7 @@ def test_more_tars_than_a_process_may_have_open(
     try:
         with monkeypatch.context() as patch:
             # As where the hard limit is no higher; a real one could not be raised again.
-            patch.setattr(resource, "setrlimit", failing(errno.EPERM))
+            System(patch).fails("setrlimit", errno.EPERM)
             source = class_tars.find(root, ["train"])
             found, reader = members(source), source.reader
             for member in found * 2:

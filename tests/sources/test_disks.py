@@ -26,6 +26,7 @@ from imagenet_prep.sources import (
 from tests.kit.layouts import PARQUET_NAME as NAME
 from tests.kit.layouts import parquet_row as row
 from tests.kit.layouts import write_parquet
+from tests.kit.system import System
 
 
 def fail(*_: object, **__: object) -> NoReturn:
@@ -76,13 +77,11 @@ def test_a_disk_that_fails_is_named_and_the_data_is_not_called_damaged(
 
 
 def test_a_disk_that_fails_while_a_folder_is_listed_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, system: System
 ) -> None:
     (tmp_path / "n01440764.tar").write_bytes(b"")
-    tars = list(tmp_path.iterdir())
-    monkeypatch.setattr(Path, "iterdir", lambda _: iter(tars))
-    monkeypatch.setattr(Path, "stat", fail)
-    monkeypatch.setattr(os, "scandir", fail)
+    for call in ("stat", "scandir"):
+        system.fails(call, errno.EIO)
 
     with pytest.raises(StoreError, match=r"n01440764\.tar: cannot be read: Input/output error"):
         class_tars._class_files(tmp_path)

@@ -18,13 +18,14 @@ import pytest
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset import editions, schema
 from imagenet_prep.dataset.keys import CORRUPTIONS
-from imagenet_prep.sources import containers, detect, evaluation, shard_files
+from imagenet_prep.sources import detect, shard_files
 from imagenet_prep.sources.source import Packed, Source, Stored
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.remote_path import Location, RemotePath, Site
 from tests.kit import evaluation_sets
 from tests.kit.evaluation_sets import CONTAINERS, WNIDS, Made, by_wnid, counts_of, put, v2
 from tests.kit.http_server import serve
+from tests.kit.limits import Limits
 
 NAMES = (
     "imagenetv2-matched-frequency",
@@ -313,11 +314,9 @@ def test_a_mapping_of_a_stranger_is_bounded(
 
 
 @pytest.mark.parametrize("remote", [False, True])
-def test_the_list_of_a_zip_has_few_bytes(
-    remote: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_list_of_a_zip_has_few_bytes(remote: bool, tmp_path: Path, limits: Limits) -> None:
     archive = put(by_wnid("imagenet-a", {WNIDS[3]: 50}).files, tmp_path, "imagenet-a", "zip")
-    monkeypatch.setattr(containers._Zip, "most", 3000)
+    limits(zip_bytes=3000)
     with serve({archive.name: archive.read_bytes()}) as server:
         place = RemotePath(Site(server.url), archive.name) if remote else archive
         with pytest.raises(SourceError, match=r"list of files has \d,\d+ bytes, expected 3,000"):
@@ -325,11 +324,11 @@ def test_the_list_of_a_zip_has_few_bytes(
 
 
 def test_the_names_of_the_folders_of_an_archive_have_few_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, limits: Limits
 ) -> None:
     files = {f"imagenet-a/{number:04d}{'x' * 100}/a.jpg": b"" for number in range(50)}
     archive = put(files, tmp_path, "imagenet-a", "tar.gz")
-    monkeypatch.setattr(evaluation, "_FOLDERS_BYTES", 5000)
+    limits(evaluation_folder_bytes=5000)
 
     with pytest.raises(SourceError, match="folders have more than 5,000 bytes"):
         found(archive)
@@ -475,10 +474,8 @@ def test_damage_inside_a_zip_is_named(tmp_path: Path) -> None:
         images(found(archive))
 
 
-def test_an_archive_that_unpacks_without_end_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("imagenet_prep.sources.containers._LEAST_ALLOWANCE", 1 << 10)
+def test_an_archive_that_unpacks_without_end_is_refused(tmp_path: Path, limits: Limits) -> None:
+    limits(zip_allowance_bytes=1 << 10)
     name = tmp_path / "imagenet-a.tar.gz"
     (tmp_path / "zeros.jpg").write_bytes(bytes(1 << 20))
     with tarfile.open(name, "w:gz") as tar:

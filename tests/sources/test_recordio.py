@@ -10,6 +10,7 @@ from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import labels, recordio
 from tests.kit.bounds import little_memory
 from tests.kit.layouts import write, write_recordio
+from tests.kit.limits import Limits
 
 OFFICIAL = labels.official_classes()
 FISH, SHARK = OFFICIAL.wnids[0], OFFICIAL.wnids[2]
@@ -32,10 +33,8 @@ def test_paths_that_fit_the_labels_prove_the_official_list(tmp_path: Path) -> No
     assert [part.name for part in source.parts] == ["train.rec", "train.lst"]
 
 
-def test_pieces_of_a_file_hold_every_image_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recordio, "_PIECE_BYTES", 100)
+def test_pieces_of_a_file_hold_every_image_once(tmp_path: Path, limits: Limits) -> None:
+    limits(recordio_piece_bytes=100)
     rows = [(n % 2 * 2, f"{(FISH, SHARK)[n % 2]}/{n}.JPEG", bytes([n]) * n) for n in range(30)]
     write_recordio(tmp_path / "train.rec", rows)
 
@@ -161,11 +160,9 @@ def test_a_list_of_gigabytes_is_not_read_into_memory(tmp_path: Path) -> None:
         recordio.find(tmp_path, ["train"])
 
 
-def test_a_list_of_too_many_images_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_list_of_too_many_images_is_refused(tmp_path: Path, limits: Limits) -> None:
     write_recordio(tmp_path / "train.rec", ROWS)
-    monkeypatch.setattr(recordio, "_MAX_IMAGES", 1)
+    limits(recordio_images=1)
     with pytest.raises(SourceError, match=r"train\.lst: line 2: expected 1 image at most"):
         recordio.find(tmp_path, ["train"])
 

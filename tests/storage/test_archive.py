@@ -15,7 +15,7 @@ import pytest
 from imagenet_prep.core.errors import DataDamagedError, ImagenetPrepError, SourceError, StoreError
 from imagenet_prep.storage import open_files
 from imagenet_prep.storage.archive import ArchiveReader
-from tests.kit.faults import failing
+from tests.kit.system import System
 
 
 @pytest.fixture
@@ -46,16 +46,15 @@ def test_a_short_read_is_a_truncated_archive(reader: ArchiveReader, tmp_path: Pa
 
 
 def test_reads_that_return_less_than_asked_are_continued(
-    reader: ArchiveReader, monkeypatch: pytest.MonkeyPatch
+    reader: ArchiveReader, system: System
 ) -> None:
-    pread = os.pread
-    monkeypatch.setattr(os, "pread", lambda fd, size, offset: pread(fd, min(size, 7), offset))
+    system.instead("pread", lambda pread, fd, size, offset: pread(fd, min(size, 7), offset))
 
     assert reader.read("some.tar", 10, 100) == bytes(range(10, 110))
 
 
-def test_a_failing_disk_is_named(reader: ArchiveReader, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "pread", failing(errno.EIO))
+def test_a_failing_disk_is_named(reader: ArchiveReader, system: System) -> None:
+    system.fails("pread", errno.EIO)
 
     with pytest.raises(StoreError, match=r"some\.tar: 4 bytes at byte 3: cannot be read: Input/"):
         reader.read("some.tar", 3, 4)
@@ -72,23 +71,19 @@ def test_an_archive_that_cannot_be_opened_is_named(reader: ArchiveReader) -> Non
 
 
 def test_announcing_reads_changes_nothing_and_never_fails(
-    reader: ArchiveReader, monkeypatch: pytest.MonkeyPatch
+    reader: ArchiveReader, system: System
 ) -> None:
     ranges = [("some.tar", *each) for each in ((250, 1000), (0, 10), (10**9, 5), (0, 0))]
     reader.will_need(ranges)
-    monkeypatch.setattr(os, "posix_fadvise", failing(errno.EINVAL))
+    system.fails("posix_fadvise", errno.EINVAL)
     reader.will_need(ranges)
 
     assert reader.read("some.tar", 0, 2) == b"\0\1"
 
 
-def test_ranges_are_announced_in_the_disks_order(
-    reader: ArchiveReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranges_are_announced_in_the_disks_order(reader: ArchiveReader, system: System) -> None:
     told: list[tuple[int, int]] = []
-    monkeypatch.setattr(
-        os, "posix_fadvise", lambda _, offset, size, __: told.append((offset, size))
-    )
+    system.instead("posix_fadvise", lambda _, __, offset, size, ___: told.append((offset, size)))
     reader.will_need([("some.tar", 7, 1), ("some.tar", 2, 3), ("some.tar", 0, 1)])
 
     assert told == [(0, 1), (2, 3), (7, 1)]
@@ -161,14 +156,9 @@ def test_readers_share_what_may_be_open(tmp_path: Path) -> None:
     assert 45 < int(done.stdout) < 60
 
 
-def test_an_archive_that_stays_open_is_opened_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_archive_that_stays_open_is_opened_once(tmp_path: Path, system: System) -> None:
     opened: list[str] = []
-    real = os.open
-    monkeypatch.setattr(
-        os, "open", lambda path, flags: opened.append(path.name) or real(path, flags)
-    )
+    system.instead("open", lambda real, path, flags: opened.append(path.name) or real(path, flags))
     with _ten(tmp_path) as reader:
         for number in [3, 5, 3, 5]:
             reader.will_need([(f"{number}.tar", 0, 9)])

@@ -4,7 +4,6 @@ import hashlib
 import io
 import pickle
 import random
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,13 @@ from imagenet_prep.core.errors import (
 )
 from imagenet_prep.dataset.manifest import File
 from imagenet_prep.storage import scratch
-from imagenet_prep.storage import upload as module
 from imagenet_prep.storage.bucket import BucketStore
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.remote import AbsentError
 from imagenet_prep.storage.store import Store
+from tests.kit.limits import Limits
 from tests.kit.s3_server import BUCKET, SECRET_KEY, S3Server, key_of, uploads
+from tests.kit.system import System
 
 pytestmark = pytest.mark.slow  # a server takes three seconds to start
 
@@ -33,9 +33,9 @@ SHA256 = hashlib.sha256(DATA).hexdigest()
 
 
 @pytest.fixture
-def store(prefix: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketStore]:
+def store(prefix: str, limits: Limits) -> Iterator[BucketStore]:
     """A prefix of the test's own, sent in the smallest parts that S3 takes."""
-    monkeypatch.setattr(module, "PART_BYTES", 5 << 20)
+    limits(upload_part_bytes=5 << 20)
     yield BucketStore(prefix)
     scratch.leave()
 
@@ -236,10 +236,10 @@ def test_a_copy_for_a_worker_holds_no_credential(store: BucketStore) -> None:
 @pytest.mark.extras
 @pytest.mark.parametrize("name", ["../x", "/x", "a/../../x", "\x1b[2J", "a\\b"], ids=ascii)
 def test_names_that_lead_outside_are_refused_before_anything_is_asked(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: System
 ) -> None:
     pytest.importorskip("boto3")
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp" / "in"))
+    system.keeps_temporary_files(tmp_path / "tmp" / "in")
     (tmp_path / "tmp" / "in").mkdir(parents=True)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     store = BucketStore("s3://bucket/prefix", retries=0)  # there is none
@@ -273,10 +273,13 @@ def test_an_empty_object_that_stands_for_a_folder_is_removed_with_it(
 
 
 def test_the_server_copies_objects_of_another_prefix(
-    store: BucketStore, s3: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    store: BucketStore,
+    s3: S3Server,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    limits: Limits,
 ) -> None:
     """Nothing is fetched: only what is larger than one request may copy comes through here."""
-    from imagenet_prep.storage import bucket
 
     there = BucketStore(f"{store.base}-there")
     files = [File("train-00000-of-00001", len(DATA), SHA256), File("index/a", 3, _sha256(b"one"))]
@@ -292,7 +295,7 @@ def test_the_server_copies_objects_of_another_prefix(
 
     # Another object under the name is replaced; one that is another there is not copied.
     store.write("index/a", b"two")
-    monkeypatch.setattr(bucket, "_MOST_COPIED", 1 << 20)
+    limits(copied_at_once_bytes=1 << 20)
     store.remove("train-00000-of-00001")
     store.take_over(there, files)
     store.verify_published(files)

@@ -19,7 +19,7 @@ from imagenet_prep.storage.remote import Stat, UnavailableError
 from imagenet_prep.storage.retry import RetryBudget
 from imagenet_prep.storage.store import open_remote
 from tests.kit.clock import Clock
-from tests.kit.faults import failing
+from tests.kit.system import System
 
 DATA = os.urandom(300_000)
 
@@ -94,19 +94,17 @@ def test_what_was_there_is_passed_over_however_it_comes_again(failures: int) -> 
     assert b"".join(stream(remote, "x", stat, RetryBudget("x", 3, Clock()))) == DATA
 
 
-def test_a_range_is_on_the_disk_when_it_is_fetched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_range_is_on_the_disk_when_it_is_fetched(tmp_path: Path, system: System) -> None:
     """Its receipt is written next: no crash may leave that over bytes that are not there."""
     path = tmp_path / "file"
     path.write_bytes(bytes(len(DATA)))
     remote = Unreliable(0, 0)
     synced = []
-    monkeypatch.setattr(os, "fdatasync", lambda _: synced.append(path.read_bytes()))
+    system.instead("fdatasync", lambda *_: synced.append(path.read_bytes()))
     fetch(remote, "x", remote.stat("x"), 0, 1_000, path, RetryBudget("x", 0, Clock()))
     assert synced == [DATA[:1_000] + bytes(len(DATA) - 1_000)]
 
-    monkeypatch.setattr(os, "fdatasync", failing(errno.EIO))
+    system.fails("fdatasync", errno.EIO)
     with pytest.raises(StoreError, match="cannot write .*Input/output error"):
         fetch(remote, "x", remote.stat("x"), 0, 1_000, path, RetryBudget("x", 0, Clock()))
 

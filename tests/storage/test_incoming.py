@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from imagenet_prep.dataset.manifest import File
 from imagenet_prep.storage import incoming
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit.dataset import all_files
-from tests.kit.faults import failing
+from tests.kit.limits import Limits
+from tests.kit.system import System
 
 PARTS = [bytes([number]) * 1000 for number in range(10)]
 WHOLE = b"".join(PARTS)
@@ -51,17 +53,11 @@ def test_no_file_is_published_that_a_sync_in_the_background_could_not_write(
     failed: int,
     code: int,
     kind: type[Exception],
+    limits: Limits,
+    system: System,
 ) -> None:
-    synced = 0
-
-    def sync(_descriptor: int) -> None:
-        nonlocal synced
-        synced += 1
-        if synced == failed + 1:
-            raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(incoming, "_SYNC_BYTES", 1000)
-    monkeypatch.setattr(os, "fdatasync", sync)
+    limits(unsynced_bytes=1000)
+    system.fails("fdatasync", code, after=failed, times=1)
     # Each part begins a sync, and waits for the one before.
     monkeypatch.setattr(incoming.Future, "done", lambda _: True)
 
@@ -70,11 +66,9 @@ def test_no_file_is_published_that_a_sync_in_the_background_could_not_write(
     assert all_files(store.root) == {}
 
 
-def test_no_file_is_published_whose_last_sync_fails(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_file_is_published_whose_last_sync_fails(store: LocalStore, system: System) -> None:
     store.make_folder(".work/incoming")
-    monkeypatch.setattr(os, "fsync", failing(errno.EIO))
+    system.fails("fsync", errno.EIO)
 
     with pytest.raises(StoreError, match="cannot write .*Input/output error"):
         arrive(store, PARTS)
@@ -82,19 +76,19 @@ def test_no_file_is_published_whose_last_sync_fails(
 
 
 def test_a_file_is_synced_by_the_descriptor_that_wrote_it(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+    store: LocalStore, system: System
 ) -> None:
     store.make_folder(".work/incoming")
-    synced, sync = [], os.fsync
+    synced = []
 
-    def fsync(descriptor: int) -> None:
+    def fsync(sync: Callable[[int], None], descriptor: int) -> None:
         if not os.path.isdir(f"/proc/self/fd/{descriptor}"):
             with open(f"/proc/self/fdinfo/{descriptor}") as info:
                 # Whoever has written has a position at the end of the file.
                 synced.append(int(info.readline().split()[1]))
         sync(descriptor)
 
-    monkeypatch.setattr(os, "fsync", fsync)
+    system.instead("fsync", fsync)
     arrive(store, PARTS)
 
     assert synced == [len(WHOLE)]
@@ -120,10 +114,10 @@ def test_what_broke_off_is_gone_on_with_where_the_disk_holds_it(store: LocalStor
 
 
 def test_a_beginning_that_the_disk_could_not_write_is_not_gone_on_with(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+    store: LocalStore, system: System
 ) -> None:
     store.make_folder(".work/incoming")
-    monkeypatch.setattr(os, "fsync", failing(errno.EIO))
+    system.fails("fsync", errno.EIO)
 
     with pytest.raises(StoreError, match="Input/output error"):
         arrive(store, PARTS[:4])
@@ -137,11 +131,11 @@ def test_another_file_leaves_nothing_behind(store: LocalStore) -> None:
 
 
 def test_an_error_of_the_disk_is_not_hidden_where_nothing_can_be_removed_either(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+    store: LocalStore, system: System
 ) -> None:
     store.make_folder(".work/incoming")
-    monkeypatch.setattr(os, "fsync", failing(errno.EIO))
-    monkeypatch.setattr(Path, "unlink", failing(errno.EROFS))
+    system.fails("fsync", errno.EIO)
+    system.fails("unlink", errno.EROFS)
 
     with (
         pytest.raises(StoreError, match="Input/output error"),

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from imagenet_prep.core.errors import StoreError
 from imagenet_prep.storage.inside import folder_inside, open_inside
+from tests.kit.system import System
 
 
 def test_a_file_below_is_made_and_opened(tmp_path: Path) -> None:
@@ -47,20 +49,17 @@ def test_a_name_that_leads_outside_is_refused(tmp_path: Path) -> None:
         open_inside(tmp_path, "../x", os.O_RDWR | os.O_CREAT)
 
 
-def test_an_interrupt_between_two_folders_closes_none_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_between_two_folders_closes_none_twice(tmp_path: Path, system: System) -> None:
     """The second close failed, and its error took the place of the interrupt."""
     (tmp_path / "a" / "b").mkdir(parents=True)
-    close = os.close
     closed: list[int] = []
 
-    def interrupted(descriptor: int) -> None:
+    def interrupted(close: Callable[[int], None], descriptor: int) -> None:
         close(descriptor)
         closed.append(descriptor)
         if len(closed) == 1:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("os.close", interrupted)
+    system.instead("close", interrupted)
     with pytest.raises(KeyboardInterrupt), folder_inside(tmp_path, "a/b"):
         pass

@@ -4,12 +4,13 @@ import errno
 import fcntl
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from imagenet_prep.storage.large_file import LargeFile
-from tests.kit.faults import failing
+from tests.kit.system import System
 
 WRITE = 4 << 20  # what a LargeFile writes at once
 
@@ -21,26 +22,25 @@ WRITE = 4 << 20  # what a LargeFile writes at once
 )
 @pytest.mark.parametrize("past_cache", ["allowed", "refused at opening", "refused at writing"])
 def test_a_large_file_holds_what_was_appended_and_knows_its_digest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: list[int], past_cache: str
+    tmp_path: Path, system: System, sizes: list[int], past_cache: str
 ) -> None:
-    real_open, real_write = os.open, os.write
     if past_cache == "refused at opening":
 
-        def refuse_open(path: Path, flags: int, *mode: int) -> int:
+        def refuse_open(real: Callable[..., int], path: Path, flags: int, *mode: int) -> int:
             if flags & os.O_DIRECT:
-                os.close(real_open(path, flags & ~os.O_DIRECT, *mode))  # as tmpfs leaves it
+                os.close(real(path, flags & ~os.O_DIRECT, *mode))  # as tmpfs leaves it
                 raise OSError(errno.EINVAL, "no O_DIRECT here")
-            return real_open(path, flags, *mode)
+            return real(path, flags, *mode)
 
-        monkeypatch.setattr(os, "open", refuse_open)
+        system.instead("open", refuse_open)
     elif past_cache == "refused at writing":
 
-        def refuse_write(descriptor: int, data: memoryview) -> int:
+        def refuse_write(real: Callable[..., int], descriptor: int, data: memoryview) -> int:
             if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
                 raise OSError(errno.EINVAL, "no O_DIRECT here")
-            return real_write(descriptor, data[: 1 << 20])  # and never all of it
+            return real(descriptor, data[: 1 << 20])  # and never all of it
 
-        monkeypatch.setattr(os, "write", refuse_write)
+        system.instead("write", refuse_write)
     parts = [os.urandom(size) for size in sizes]
     with LargeFile(tmp_path / "large") as file:
         for part in parts:
@@ -60,9 +60,9 @@ def test_a_large_file_never_replaces_another(tmp_path: Path) -> None:
 
 
 def test_a_failing_disk_is_heard_of_before_the_file_is_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, system: System
 ) -> None:
-    monkeypatch.setattr(os, "write", failing(errno.EIO))
+    system.fails("write", errno.EIO)
 
     with pytest.raises(OSError, match="Input/output error"), LargeFile(tmp_path / "f") as file:
         for _ in range(3):
@@ -70,16 +70,14 @@ def test_a_failing_disk_is_heard_of_before_the_file_is_finished(
     assert file.sha256 == ""
 
 
-def test_a_file_that_the_disk_does_not_hold_is_not_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_the_disk_does_not_hold_is_not_finished(tmp_path: Path, system: System) -> None:
     synced = []
 
-    def sync(descriptor: int) -> None:
+    def sync(_real: object, descriptor: int) -> None:
         synced.append(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE)
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(os, "fsync", sync)
+    system.instead("fsync", sync)
 
     with pytest.raises(OSError, match="Input/output error"), LargeFile(tmp_path / "f") as file:
         file.append(bytes(WRITE + 1))

@@ -1,24 +1,19 @@
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from imagenet_prep.core.errors import IncompleteError, StoreError, UsageError
-from imagenet_prep.storage import new_file as module
 from imagenet_prep.storage.new_file import FolderSync, complete_file, new_file, sync
-from tests.kit.faults import failing
+from tests.kit.system import System
 
 
-def test_a_new_file_is_synced_whole_by_who_wrote_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_file_is_synced_whole_by_who_wrote_it(tmp_path: Path, system: System) -> None:
     synced = []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_size))
+    system.instead("fsync", lambda _, descriptor: synced.append(os.fstat(descriptor).st_size))
     with new_file(tmp_path / "new") as file:
         file.write(b"some")
         file.write(b"thing")
@@ -29,8 +24,8 @@ def test_a_new_file_is_synced_whole_by_who_wrote_it(
     assert synced == [9]
 
 
-def test_a_disk_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", failing(errno.EIO))
+def test_a_disk_that_fails_is_told(tmp_path: Path, system: System) -> None:
+    system.fails("fsync", errno.EIO)
 
     with pytest.raises(OSError, match="Input/output error"), new_file(tmp_path / "new") as file:
         file.write(b"something")
@@ -45,20 +40,17 @@ def test_no_file_is_replaced(tmp_path: Path) -> None:
 
 
 def test_what_a_library_has_written_is_synced_with_its_folders(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, system: System
 ) -> None:
     (tmp_path / "model" / "variables").mkdir(parents=True)
     (tmp_path / "model" / "variables" / "data").write_bytes(b"weights")
     (tmp_path / "model" / "nowhere").symlink_to("absent")
     os.mkfifo(tmp_path / "model" / "pipe")
-    synced = []
-    monkeypatch.setattr(
-        os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-    )
+    synced = system.noted("fsync", below=tmp_path)
     sync(tmp_path / "model")
 
-    inside = ("", "/model", "/model/variables", "/model/variables/data")
-    assert sorted(synced) == [f"{tmp_path}{name}" for name in inside]
+    inside = (".", "model", "model/variables", "model/variables/data")
+    assert sorted(synced) == [f"fsync {name}" for name in inside]
 
 
 def test_a_complete_file_replaces_an_older_one_or_a_link_when_it_is_left(tmp_path: Path) -> None:
@@ -80,14 +72,14 @@ def test_a_complete_file_replaces_an_older_one_or_a_link_when_it_is_left(tmp_pat
 
 
 def test_what_fails_or_is_interrupted_leaves_the_older_file_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, system: System
 ) -> None:
     page = tmp_path / "page.html"
     page.write_bytes(b"older")
     with pytest.raises(KeyboardInterrupt), complete_file(page) as file:
         file.write(b"new")
         raise KeyboardInterrupt
-    monkeypatch.setattr(os, "fsync", failing(errno.ENOSPC))
+    system.fails("fsync", errno.ENOSPC)
     with pytest.raises(IncompleteError), complete_file(page) as file:
         file.write(b"new")
 
@@ -111,19 +103,15 @@ def test_files_of_killed_runs_are_removed_and_those_in_work_are_not(tmp_path: Pa
     assert sorted(tmp_path.iterdir()) == [pipe, page]
 
 
-def test_a_file_that_waits_for_its_name_is_not_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    page, replace = tmp_path / "page.html", Path.replace
+def test_a_file_that_waits_for_its_name_is_not_removed(tmp_path: Path, system: System) -> None:
+    page = tmp_path / "page.html"
 
-    def meanwhile(partial: Path, target: Path) -> Path:
-        monkeypatch.setattr(Path, "replace", replace)
+    def meanwhile() -> None:
         with complete_file(page) as other:
             other.write(b"other")
         assert page.read_bytes() == b"other"
-        return replace(partial, target)
 
-    monkeypatch.setattr(Path, "replace", meanwhile)
+    system.before("replace", meanwhile)
     with complete_file(page) as file:
         file.write(b"new")
 
@@ -131,17 +119,15 @@ def test_a_file_that_waits_for_its_name_is_not_removed(
 
 
 def test_a_file_that_another_run_has_just_removed_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, system: System
 ) -> None:
-    held, lost = module._is_held, []
+    lost = []
 
-    def removed_before(descriptor: int, partial: Path) -> bool:
-        if not lost:
-            lost.append(partial)
-            partial.unlink()
-        return held(descriptor, partial)
+    def another_run_removes_it() -> None:
+        lost.extend(tmp_path.iterdir())
+        lost[0].unlink()
 
-    monkeypatch.setattr(module, "_is_held", removed_before)
+    system.before("flock", another_run_removes_it)
     with complete_file(tmp_path / "page.html") as file:
         file.write(b"new")
 
@@ -149,10 +135,8 @@ def test_a_file_that_another_run_has_just_removed_is_made_again(
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"new"]
 
 
-def test_a_disk_that_locks_nothing_takes_files_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fcntl.flock", failing(errno.ENOLCK))
+def test_a_disk_that_locks_nothing_takes_files_too(tmp_path: Path, system: System) -> None:
+    system.fails("flock", errno.ENOLCK)
     with complete_file(tmp_path / "page.html") as file:
         file.write(b"new")
 
@@ -171,17 +155,16 @@ def test_no_folder_and_no_pipe_is_replaced(tmp_path: Path, make: object) -> None
 
 @pytest.mark.parametrize("code", [0, errno.EIO, errno.ENOSPC])
 def test_a_folder_that_the_disk_could_not_write_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+    tmp_path: Path, system: System, code: int
 ) -> None:
     synced, descriptors = [], []
 
     def syncfs(descriptor: int) -> int:
         descriptors.append(descriptor)
         synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-        ctypes.set_errno(code)
-        return -1 if code else 0
+        return code
 
-    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace(syncfs=syncfs))
+    system.syncs_file_systems(syncfs)
     settle = FolderSync(tmp_path)
     if code:
         with pytest.raises(OSError, match=os.strerror(code)) as failed:

@@ -22,6 +22,7 @@ from imagenet_prep.storage.remote import Stat, UnavailableError, changed
 from imagenet_prep.storage.remote_archives import RemoteArchives, open_archives
 from imagenet_prep.storage.remote_path import RemotePath, Site
 from tests.kit.command import PATIENCE_S
+from tests.kit.limits import Limits
 
 DATA = random.Random(5).randbytes(900_000)
 KIB = 1 << 10
@@ -141,15 +142,13 @@ def test_neighbours_are_one_request_and_all_bytes_arrive_in_any_order(fake: Fake
     assert len(fake.asked) < 10
 
 
-def test_requests_are_bounded_in_number_and_bytes(
-    fake: Fake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_are_bounded_in_number_and_bytes(fake: Fake, limits: Limits) -> None:
     ranges = far_apart(12)
-    monkeypatch.setattr(remote_archives, "MOST_IN_FLIGHT", 3)
+    limits(requests_in_flight=3)
     read_all(archives(), ranges)
     assert fake.most <= 3
 
-    monkeypatch.setattr(remote_archives, "MOST_BYTES", 2 * KIB)
+    limits(bytes_in_flight=2 * KIB)
     reader = archives()
     fake.asked.clear()
     reader.will_need(ranges)
@@ -159,10 +158,8 @@ def test_requests_are_bounded_in_number_and_bytes(
         assert len(fake.asked) <= number + 2
 
 
-def test_a_range_that_is_larger_than_all_bounds_is_read(
-    fake: Fake, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(remote_archives, "MOST_BYTES", 10)
+def test_a_range_that_is_larger_than_all_bounds_is_read(fake: Fake, limits: Limits) -> None:
+    limits(bytes_in_flight=10)
     read_all(archives(), [("a", 500_000, 7000), ("a", 0, 3), ("a", 8, 0), ("a", 0, 800_000)])
 
 
@@ -234,10 +231,8 @@ EXPECTED = [(DATA[at : at + 16].hex(), at + 16, 9) for at in (32_990, 700_000)]
 MD5 = hashlib.md5(DATA).hexdigest()
 
 
-def test_one_pass_gives_files_and_md5_and_reads_each_byte_once(
-    fake: Fake, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(remote_archives, "REQUEST_BYTES", 33_000)  # a header lies on both sides
+def test_one_pass_gives_files_and_md5_and_reads_each_byte_once(fake: Fake, limits: Limits) -> None:
+    limits(request_bytes=33_000)  # a header lies on both sides
     reader = archives()
 
     assert reader.known_md5("a") is None

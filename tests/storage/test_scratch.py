@@ -2,15 +2,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import itertools
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ import pytest
 from imagenet_prep.core.errors import StoreError
 from imagenet_prep.storage import scratch
 from tests.kit import command
+from tests.kit.system import System
 
 HOLD = (
     "import sys, time; from imagenet_prep.storage import scratch\n"
@@ -27,9 +26,9 @@ HOLD = (
 
 
 @pytest.fixture(autouse=True)
-def tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def tmp(tmp_path: Path, system: System) -> Iterator[Path]:
     scratch.leave()  # what another test of this process has made elsewhere
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    system.keeps_temporary_files(tmp_path)
     yield tmp_path
     scratch.leave()
 
@@ -72,18 +71,17 @@ def test_folders_of_the_dead_are_removed_and_those_of_the_living_kept(tmp: Path)
 
 
 def test_a_folder_that_is_swept_away_before_it_is_locked_is_made_again(
-    tmp: Path, monkeypatch: pytest.MonkeyPatch
+    tmp: Path, system: System
 ) -> None:
     swept = []
 
-    def open_swept(path: Path, flags: int, **others: int | None) -> int:
+    def sweep(real: Callable[..., int], path: Path, flags: int, **others: int | None) -> int:
         if not swept:
             swept.append(path)
             Path(path).rmdir()
         return real(path, flags, **others)
 
-    real = os.open
-    monkeypatch.setattr(os, "open", open_swept)
+    system.instead("open", sweep)
     path = scratch.own()
 
     assert path.is_dir()
@@ -91,20 +89,18 @@ def test_a_folder_that_is_swept_away_before_it_is_locked_is_made_again(
 
 
 def test_a_folder_that_is_swept_away_before_it_is_used_is_made_again(
-    tmp: Path, monkeypatch: pytest.MonkeyPatch
+    tmp: Path, system: System
 ) -> None:
     """Its lock is held then, but on a folder that has no name any more."""
     swept = []
-    real = scratch.try_lock
 
-    def lock(descriptor: int, path: Path) -> bool:
-        held = real(descriptor, path)
+    def lock(flock: Callable[[int, int], None], descriptor: int, operation: int) -> None:
+        flock(descriptor, operation)
         if not swept:
-            swept.append(path)
-            path.rmdir()
-        return held
+            swept.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+            swept[0].rmdir()
 
-    monkeypatch.setattr(scratch, "try_lock", lock)
+    system.instead("flock", lock)
     path = scratch.own()
 
     assert path.is_dir()
@@ -137,11 +133,8 @@ def test_a_folder_of_another_user_is_refused(tmp: Path) -> None:
         scratch.own()
 
 
-def test_a_file_system_that_cannot_lock_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
+def test_a_file_system_that_cannot_lock_is_said_so(system: System) -> None:
+    system.fails("flock", errno.ENOSYS)
     with pytest.raises(StoreError, match="cannot lock .*: Function not implemented"):
         scratch.own()
 

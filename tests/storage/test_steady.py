@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from imagenet_prep.core.errors import StoreError
-from imagenet_prep.storage import s3, steady
+from imagenet_prep.storage import steady
 from imagenet_prep.storage.ranges import Ranges
 from imagenet_prep.storage.remote import Stat, UnavailableError
 from imagenet_prep.storage.s3 import S3
@@ -20,6 +20,7 @@ from imagenet_prep.storage.steady import LEAST_BYTES_PER_S, SteadyReader, TooSlo
 from imagenet_prep.storage.store import open_remote
 from tests.kit.command import PATIENCE_S
 from tests.kit.http_server import serve
+from tests.kit.limits import Limits
 from tests.kit.scripted import Scripted, asked, said, scripted
 
 WINDOW_S = 60.0
@@ -160,11 +161,9 @@ def test_so_is_one_that_boto3_asks(speaks: Speaks) -> None:
         b"".join(by_boto())
 
 
-def test_an_answer_of_s3_is_kept_only_up_to_a_bound(
-    speaks: Speaks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_of_s3_is_kept_only_up_to_a_bound(speaks: Speaks, limits: Limits) -> None:
     """botocore keeps whatever comes."""
-    monkeypatch.setattr(steady, "_MOST_ANSWER_BYTES", 1 << 16)
+    limits(answer_bytes=1 << 16)
     body = b"<ListBucketResult>" + bytes(1 << 17)
     good, bad = (said(body, status=f"HTTP/1.1 {status} So") for status in (200, 400))
     for answer in (good, bad):
@@ -205,8 +204,8 @@ def test_an_answer_that_comes_with_100_continue_is_not_lost(speaks: Speaks) -> N
     assert b"100-continue" in server.requests[0]
 
 
-def test_a_listing_ends(speaks: Speaks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s3, "_MOST_LISTED", 10)
+def test_a_listing_ends(speaks: Speaks, limits: Limits) -> None:
+    limits(listed_objects=10)
     pages = [
         said(
             b"<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>%d"

@@ -13,6 +13,7 @@ from imagenet_prep.dataset.samples import HEADER
 from imagenet_prep.storage import tables
 from imagenet_prep.storage.ahead import AT_ONCE
 from imagenet_prep.storage.folder import LocalStore
+from tests.kit.limits import Limits
 from tests.kit.samples import kept, write_tables
 from tests.kit.slow_store import SlowStore
 
@@ -58,9 +59,9 @@ def test_tables_of_a_slow_store_are_asked_for_together_and_come_in_order(tmp_pat
 
 
 def test_a_table_that_is_too_large_to_wait_in_memory_is_opened_when_it_is_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, limits: Limits
 ) -> None:
-    monkeypatch.setattr(tables, "_AHEAD_BYTES", 9)
+    limits(table_ahead_bytes=9)
     shards, store = write_tables(tmp_path, 3), SlowStore(tmp_path, 1)
     each = tables.each(samples.parse, store, shards)
     first = next(each)

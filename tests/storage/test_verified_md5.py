@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.storage import ledger
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.ledger import MOST_ARCHIVES, NOTES, Ledger, verified_md5
+from tests.kit.system import System
 
 MD5 = "0123456789abcdef0123456789abcdef"
 
@@ -171,10 +171,8 @@ def test_notes_that_others_may_write_count_for_nothing(archive: Path) -> None:
     assert verified_md5(archive) == MD5
 
 
-def test_notes_of_another_user_count_for_nothing(
-    archive: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ledger.inside.os, "geteuid", lambda: os.getuid() + 4242)
+def test_notes_of_another_user_count_for_nothing(archive: Path, system: System) -> None:
+    system.instead("geteuid", lambda real: real() + 4242)
     if os.getuid() == 0:
         pytest.skip("notes of root count for everyone")
 

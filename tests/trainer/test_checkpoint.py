@@ -18,7 +18,7 @@ import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError, StoreError, UsageError
 from imagenet_prep.trainer import checkpoint
-from tests.kit.faults import failing
+from tests.kit.system import System
 
 ARRAYS = {"a": np.arange(600, dtype=np.float32), "b": np.ones((3, 4), np.float32)}
 
@@ -120,12 +120,10 @@ def test_one_that_the_disk_does_not_give_is_neither_counted_nor_removed(
     assert checkpoint.steps(tmp_path) == [20, 30, 40]
 
 
-def test_an_old_one_that_cannot_be_removed_is_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_old_one_that_cannot_be_removed_is_a_sentence(tmp_path: Path, system: System) -> None:
     for step in (10, 20):
         save(tmp_path, step)
-    monkeypatch.setattr(os, "unlink", failing(errno.EIO))
+    system.fails("unlink", errno.EIO)
 
     with pytest.raises(StoreError, match=r"cannot remove .*00000010\.npz: Input/output error"):
         save(tmp_path, 30, keep=2)
@@ -135,11 +133,8 @@ def test_an_old_one_that_cannot_be_removed_is_a_sentence(
 def test_a_full_disk_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, 1)
 
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
+        System(patch).fails("fsync", errno.ENOSPC)
         with pytest.raises(IncompleteError, match="No space left"):
             save(tmp_path, 2)
     found = checkpoint.load_latest(tmp_path)

@@ -14,6 +14,7 @@ import pytest
 from imagenet_prep.core.errors import ImagenetPrepError
 from imagenet_prep.core.world import LEFT, World
 from imagenet_prep.trainer.comm import Comm, Horovod, lost_rank
+from tests.kit.limits import Limits
 
 pytestmark = [pytest.mark.tf, pytest.mark.usefixtures("tf")]
 
@@ -114,9 +115,9 @@ def test_what_is_no_json_never_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_only_the_loss_of_another_rank_is_told_to_the_launcher(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    limits: Limits, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("imagenet_prep.trainer.comm._LEFT_S", 0.0)
+    limits(left_ranks_s=0.0)
     lost = type("HorovodInternalError", (Exception,), {"__module__": "horovod.common"})
 
     for error in (ValueError("horovod"), ImagenetPrepError("no such thing")):

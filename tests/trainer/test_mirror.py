@@ -16,6 +16,7 @@ from imagenet_prep.storage import upload
 from imagenet_prep.trainer import checkpoint, mirror
 from imagenet_prep.trainer.config import Config
 from tests.kit.command import wait_until
+from tests.kit.limits import Limits
 from tests.kit.s3_proxy import Proxy, proxied
 from tests.kit.s3_server import BUCKET, S3Server, key_of, objects
 from tests.kit.training import NUM_VALIDATION, end_at_step, rows
@@ -79,8 +80,9 @@ def test_an_outage_is_said_once_stops_nothing_and_the_next_run_brings_the_mirror
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    limits: Limits,
 ) -> None:
-    monkeypatch.setattr(mirror, "_LAST_S", 0.5)
+    limits(last_upload_s=0.5)
     save = checkpoint.save
 
     def save_without_network(*words: Any, **more: Any) -> None:
@@ -132,7 +134,6 @@ def test_a_mirror_catches_up_while_training_goes_on(
     proxy: Proxy,
     prefix: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "train.jsonl").write_text("{}\n")
@@ -184,11 +185,11 @@ def test_nothing_is_trained_where_the_mirror_cannot_be_asked(
     proxy: Proxy,
     prefix: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    limits: Limits,
 ) -> None:
     with pytest.raises(StoreError, match=r"s3://no-such-bucket/run.*404 NoSuchBucket"):
         train_by_numpy(tmp_path / "run", mirror="s3://no-such-bucket/run")
-    monkeypatch.setattr(mirror, "_RETRIES", 1)
+    limits(upload_retries=1)
     proxy.down = True
     with pytest.raises(IncompleteError, match="Nothing was trained yet"):
         train_by_numpy(tmp_path / "run", mirror=prefix)

@@ -19,6 +19,7 @@ from imagenet_prep.hosts.hosts_file import Host
 from imagenet_prep.trainer import rendezvous
 from imagenet_prep.trainer.rendezvous import Place
 from tests.kit.command import PATIENCE_S
+from tests.kit.limits import Limits
 from tests.kit.training import horovod
 
 __all__ = ["horovod"]
@@ -43,10 +44,10 @@ STRANGE = [
 
 
 @pytest.fixture
-def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+def place(limits: Limits) -> Iterator[Place]:
     """A meeting point that endures eight strangers and one for each of two ranks and hosts."""
-    monkeypatch.setattr(rendezvous, "_STRANGERS", 8)
-    monkeypatch.setattr(rendezvous, "_POLL_S", 0.02)
+    limits(strangers=8)
+    limits(rendezvous_poll_s=0.02)
     with rendezvous.serving(HOSTS, Place("127.0.0.1", 0, TOKEN)) as found:
         yield found
 

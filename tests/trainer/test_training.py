@@ -20,6 +20,8 @@ from imagenet_prep.trainer import checkpoint, evaluation
 from imagenet_prep.trainer.comm import Comm
 from imagenet_prep.trainer.config import Config
 from tests.kit.lengths import long_but
+from tests.kit.limits import Limits
+from tests.kit.system import System
 from tests.kit.training import NUM_TRAIN, NUM_VALIDATION, arrays_of, assert_same_bits, flags, rows
 
 pytestmark = pytest.mark.tf
@@ -120,6 +122,7 @@ def test_dropouts_adam_a_plateau_and_a_holdout_resume_to_the_same_bits(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
+    limits: Limits,
 ) -> None:
     from imagenet_prep.read import Reader, make_dataset
     from imagenet_prep.trainer import loop
@@ -138,7 +141,7 @@ def test_dropouts_adam_a_plateau_and_a_holdout_resume_to_the_same_bits(
         settings |= {"model": "mnist", "optimizer": "adam", "schedule": "plateau"}
         # Each evaluation of the second epoch or later lowers the rate.
         settings |= {"eval_every": 0.5, "plateau_patience": 1, "plateau_factor": 0.5}
-        monkeypatch.setattr("imagenet_prep.trainer.schedule._LEAST_GAIN", 100.0)
+        limits(epoch_gain=100.0)
         return loop.train(Config(**settings | more), open_reader)
 
     score = run("whole")
@@ -233,12 +236,12 @@ def test_what_is_exported_gives_the_models_answers(
     finished: Path,
     tmp_path: Path,
     name: str,
-    monkeypatch: pytest.MonkeyPatch,
+    system: System,
 ) -> None:
     import keras
 
-    synced, fsync = set[int](), os.fsync
-    monkeypatch.setattr(os, "fsync", lambda f: (synced.add(os.fstat(f).st_ino), fsync(f)))
+    synced = set[int]()
+    system.instead("fsync", lambda fsync, file: (synced.add(os.fstat(file).st_ino), fsync(file)))
     train(finished, export=str(tmp_path / "out" / name))
     written = [tmp_path / "out", *(tmp_path / "out").rglob("*")]
     assert [path for path in written if path.stat().st_ino not in synced] == []

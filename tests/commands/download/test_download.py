@@ -28,6 +28,7 @@ from tests.commands.download.conftest import (
 from tests.kit import command
 from tests.kit.dataset import everything
 from tests.kit.http_server import serve
+from tests.kit.system import System
 
 Official = Callable[..., None]
 
@@ -296,10 +297,8 @@ def test_a_dry_run_asks_and_writes_nothing(tmp_path: Path) -> None:
     assert not into.exists()
 
 
-def test_a_disk_that_is_too_small_is_refused_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(LocalStore, "free_bytes", lambda _: 1_000_000)
+def test_a_disk_that_is_too_small_is_refused_first(tmp_path: Path, system: System) -> None:
+    system.has_free_bytes(1_000_000)
     said = pytest.raises(StoreError, match=r"10.5 MB are still to be fetched, 1.0 MB are free")
     with serve(FILES) as server, said:
         download.run(arguments(tmp_path, server.url, "--allow-other"))
@@ -307,15 +306,13 @@ def test_a_disk_that_is_too_small_is_refused_first(
     assert server.reads(f"/{TRAIN}") == []
 
 
-def test_what_is_there_of_a_file_needs_no_room_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_there_of_a_file_needs_no_room_again(tmp_path: Path, system: System) -> None:
     with serve(FILES, plan=lambda _n, _p, first, _l: "404" if first == 5 * MIB else "") as server:
         flags = arguments(tmp_path, server.url, "--allow-other", "--what", "train")
         with pytest.raises(StoreError):
             download.run([*flags, "--connections", "1"])
         server.plan = lambda *_: ""
-        monkeypatch.setattr(LocalStore, "free_bytes", lambda _: 4 * MIB)
+        system.has_free_bytes(4 * MIB)
         assert download.run(flags) == 0
 
     assert archives(tmp_path) == {TRAIN: FILES[TRAIN]}

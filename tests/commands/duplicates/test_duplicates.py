@@ -24,6 +24,7 @@ from tests.kit import command
 from tests.kit.codec import corpus
 from tests.kit.dataset import all_files, everything, receipts
 from tests.kit.faults import flip_bit
+from tests.kit.limits import Limits
 from tests.kit.s3_server import S3Server
 
 WNIDS = ("n00000001", "n00000002", "n00000003")
@@ -324,11 +325,12 @@ def test_look_alikes_cost_each_a_bounded_number_of_proofs(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    limits: Limits,
 ) -> None:
     proofs = []
     monkeypatch.setattr(proof, "proven", lambda *each: proofs.append(each))
-    monkeypatch.setattr(find, "_MOST_COST", 3 * find._PROOF_COST)
-    monkeypatch.setattr(find, "_PROOFS_AT_ONCE", 4)
+    limits(proof_budget=3 * find._PROOF_COST)
+    limits(proofs_at_once=4)
     words = ["--source", str(look_alikes(tmp_path / "source", 40)), "--splits", "train", "--json"]
 
     assert duplicates.run([*words, "--out", str(tmp_path / "out"), "--workers", workers]) == 0
@@ -341,9 +343,9 @@ def test_look_alikes_cost_each_a_bounded_number_of_proofs(
 
 
 def test_a_source_of_look_alikes_says_how_many_were_not_judged_against_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, limits: Limits, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(find, "_MOST_COST", 1)
+    limits(proof_budget=1)
     source = look_alikes(tmp_path / "source", 2)
     words = ["--source", str(source), "--splits", "train", "--out", str(tmp_path / "out")]
     assert duplicates.run([*words, "--workers", "1"]) == 0
@@ -351,13 +353,16 @@ def test_a_source_of_look_alikes_says_how_many_were_not_judged_against_all(
 
 
 def test_all_copies_of_one_picture_are_found_however_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    limits: Limits,
 ) -> None:
     proofs = []
     proven = proof.proven
     monkeypatch.setattr(proof, "proven", lambda *each: proofs.append(each) or proven(*each))
-    monkeypatch.setattr(find, "_MOST_COST", find._PROOF_COST)
-    monkeypatch.setattr(find, "_PROOFS_AT_ONCE", 16)
+    limits(proof_budget=find._PROOF_COST)
+    limits(proofs_at_once=16)
     picture = Image.open(io.BytesIO(corpus.photographs(1)[0])).convert("RGB")
     for number in range(60):
         path = tmp_path / "source" / "ab"[number % 2] / f"{number:03d}.jpg"

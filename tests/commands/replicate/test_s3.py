@@ -14,6 +14,7 @@ from tests.kit import command
 from tests.kit.dataset import contents
 from tests.kit.fake_hosts import Hosts
 from tests.kit.lengths import long_but
+from tests.kit.limits import Limits
 from tests.kit.replicas import make_dataset
 from tests.kit.s3_proxy import proxied
 from tests.kit.s3_server import BUCKET, SECRET_KEY, S3Server, objects, uploads
@@ -121,9 +122,9 @@ def test_a_damaged_shard_never_gets_its_name(s3: S3Server, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("faults", long_but([40], [40, 500]))
 def test_many_faults_leave_every_object_exact(
-    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: int
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: int, limits: Limits
 ) -> None:
-    monkeypatch.setattr(module, "PART_BYTES", 5 << 20)  # the least that S3 takes
+    limits(upload_part_bytes=5 << 20)  # the least that S3 takes
     make_dataset(tmp_path / "set", shards=3 if faults == 40 else 8, shard_bytes=5_400_000)
     reference = contents(tmp_path / "set")
     with proxied(s3.url, seed=1, faults=faults, rate=0.5) as proxy:

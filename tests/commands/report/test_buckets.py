@@ -20,6 +20,7 @@ from imagenet_prep.storage.bucket import BucketStore
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.opened import open_dataset
 from imagenet_prep.storage.store import Store
+from tests.kit.limits import Limits
 from tests.kit.s3_proxy import proxied
 from tests.kit.s3_server import S3Server
 from tests.kit.tfrecords import picture, scene, write_set
@@ -98,10 +99,13 @@ def test_the_page_of_a_bucket_lies_where_it_is_asked_for_or_here(
 
 
 def test_a_bucket_that_cannot_be_read_is_explained(
-    both: tuple[LocalStore, BucketStore], s3: S3Server, monkeypatch: pytest.MonkeyPatch
+    both: tuple[LocalStore, BucketStore],
+    s3: S3Server,
+    monkeypatch: pytest.MonkeyPatch,
+    limits: Limits,
 ) -> None:
     address = f"{both[1].where()}/out"
-    monkeypatch.setattr("imagenet_prep.storage.retry._FIRST_DELAY_S", 0.0)
+    limits(retry_pause_s=0.0)
     with pytest.raises(UsageError, match=r"nothing: no dataset\.json: not a data set"):
         report.report(report.Config(f"{address}/nothing"))
     with pytest.raises(StoreError, match="the server answers 404"):

@@ -1,0 +1,85 @@
+"""Limits of the product that tests lower, to reach them with little data or in little time.
+
+This table is the only place that knows where they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+_LIMITS = {
+    "light_image_bytes": "codec.memory.LIGHT_BYTES",
+    "small_file_bytes": "core.regular_file.MOST_BYTES",
+    "class_list_lines": "dataset.class_list.MOST_CLASSES",
+    "key_list_lines": "dataset.keys.MOST_LINES",
+    "key_list_bytes": "dataset.keys._MOST_BYTES",
+    "measures_at_once": "dataset.measures._TOGETHER",
+    "listed_problems": "dataset.problems.MOST",
+    "giver_tick_s": "distribute.lead._TICK_S",
+    "attempt_pause_s": "engine.attempts._PAUSE_S",
+    "cluster_answer_s": "engine.cluster._ANSWER_TIMEOUT_S",
+    "lease_s": "engine.lease._SEEN_WITHIN_S",
+    "progress_line_s": "engine.progress._LINE_EVERY_S",
+    "host_start_s": "hosts.channel.START_S",
+    "failed_host_s": "launching.crew._FAILED_S",
+    "silent_host_s": "launching.crew._SILENCE_S",
+    "proof_budget": "matching.find._MOST_COST",
+    "proofs_at_once": "matching.find._PROOFS_AT_ONCE",
+    "search_room": "matching.search._ROOM",
+    "listed_in_one_process": "preparation.inventory._WORTH_PROCESSES_IMAGES",
+    "parsed_plan_bytes": "preparation.planning._PARSED_BYTES",
+    "plan_block_members": "preparation.shared_plan._BLOCK_MEMBERS",
+    "plan_share_members": "preparation.shared_plan._SHARE_MEMBERS",
+    "cache_wait_s": "read.cache._TIMEOUT_S",
+    "damaged_in_a_sample": "reporting.sample._MAX_DAMAGED",
+    "sorted_run_bytes": "shards.runs.RUN_BYTES",
+    "sorted_run_entries": "shards.runs.RUN_ENTRIES",
+    "few_sorted_runs": "shards.runs._FEW",
+    "sorted_run_keys": "shards.runs._KEYS_OF_A_RUN",
+    "sorted_range_entries": "shards.runs._WORTH_A_RANGE",
+    "boxes_inner_bytes": "sources.boxes._MAX_INNER_BYTES",
+    "boxes_line_bytes": "sources.boxes._MAX_LINES_BYTES",
+    "boxes_unpacked_bytes": "sources.boxes._MAX_UNPACKED_BYTES",
+    "zip_allowance_bytes": "sources.containers._LEAST_ALLOWANCE",
+    "zip_bytes": "sources.containers._Zip.most",
+    "evaluation_folder_bytes": "sources.evaluation._FOLDERS_BYTES",
+    "parquet_group_bytes": "sources.parquet._MAX_GROUP_BYTES",
+    "recordio_images": "sources.recordio._MAX_IMAGES",
+    "recordio_piece_bytes": "sources.recordio._PIECE_BYTES",
+    "copied_at_once_bytes": "storage.bucket._MOST_COPIED",
+    "unsynced_bytes": "storage.incoming._SYNC_BYTES",
+    "bytes_in_flight": "storage.remote_archives.MOST_BYTES",
+    "requests_in_flight": "storage.remote_archives.MOST_IN_FLIGHT",
+    "request_bytes": "storage.remote_archives.REQUEST_BYTES",
+    "retry_pause_s": "storage.retry._FIRST_DELAY_S",
+    "listed_objects": "storage.s3._MOST_LISTED",
+    "answer_bytes": "storage.steady._MOST_ANSWER_BYTES",
+    "table_ahead_bytes": "storage.tables._AHEAD_BYTES",
+    "upload_part_bytes": "storage.upload.PART_BYTES",
+    "left_ranks_s": "trainer.comm._LEFT_S",
+    "last_upload_s": "trainer.mirror._LAST_S",
+    "upload_retries": "trainer.mirror._RETRIES",
+    "rendezvous_poll_s": "trainer.rendezvous._POLL_S",
+    "strangers": "trainer.rendezvous._STRANGERS",
+    "epoch_gain": "trainer.schedule._LEAST_GAIN",
+}
+
+
+class Limits:
+    """Lowers limits until the test ends."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._patch = patch
+
+    def __call__(self, **lowered: Any) -> None:
+        """Lowers limits; their names are those of the table."""
+        for name, limit in lowered.items():
+            self._patch.setattr(f"imagenet_prep.{_LIMITS[name]}", limit)
+
+
+@pytest.fixture
+def limits(monkeypatch: pytest.MonkeyPatch) -> Limits:
+    """Lowers limits of the product, for a test that reaches them."""
+    return Limits(monkeypatch)

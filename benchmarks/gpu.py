@@ -58,7 +58,7 @@ class Step(NamedTuple):
     Attributes:
       name: what it shows.
       command: what is run.
-      needs: names in `_THERE`.
+      needs: names in `THERE`.
       figure: the cell of the table, from what the command printed.
     """
 
@@ -81,7 +81,7 @@ def _nvcc() -> bool:
     return Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin", "nvcc").exists()
 
 
-_THERE: dict[str, Callable[[], bool]] = {
+THERE: dict[str, Callable[[], bool]] = {
     "gpu": lambda: shutil.which("nvidia-smi") is not None and gpus() > 0,
     "nvcc": _nvcc,
     "g++": lambda: shutil.which("g++") is not None,
@@ -159,7 +159,7 @@ def steps(data: Path, num_gpus: int, seconds: str, out: Path) -> list[Step]:
 
 def attempt(step: Step) -> tuple[bool, str]:
     """Runs a step unless something is missing; returns whether it failed, and its figure."""
-    if missing := [need for need in step.needs if not _THERE[need]()]:
+    if missing := [need for need in step.needs if not THERE[need]()]:
         return False, f"not run: no {', no '.join(missing)}"
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
@@ -222,7 +222,7 @@ def main(argv: Sequence[str]) -> int:
     for step in steps(data, gpus(), settings.seconds, settings.scratch / "gpu"):
         print(f"\n{step.name}: {shlex.join(step.command)}", flush=True)
         if settings.dry_run and "gpu" in step.needs:
-            missing = [need for need in step.needs if not _THERE[need]()]
+            missing = [need for need in step.needs if not THERE[need]()]
             print(f"missing: {', '.join(missing) or 'nothing'}")
             continue
         wrong, figure = attempt(step)

@@ -39,7 +39,7 @@ VERBS = {
 }
 # They do no linear algebra.
 _WITHOUT_BLAS = ("prepare", "verify", "resize", "adopt", "amend", "duplicates")
-_MODULES = {
+MODULES = {
     "prepare": "imagenet_prep.pipelines.prepare",
     "launch": "imagenet_prep.pipelines.launch",
     "sagemaker": "imagenet_prep.pipelines.sagemaker",
@@ -55,7 +55,7 @@ def main() -> NoReturn:
         if verb in _WITHOUT_BLAS:
             # NumPy would start a thread a core, in each worker process; each spins for 20 ms.
             os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-        program.main(_MODULES.get(verb, f"imagenet_prep.{verb.replace('-', '_')}"), arguments[1:])
+        program.main(MODULES.get(verb, f"imagenet_prep.{verb.replace('-', '_')}"), arguments[1:])
     else:
         program.finish(lambda: _without_verb(arguments))
 

@@ -73,7 +73,7 @@ def run(config: Config) -> None:
     _say(f"4. imagenet-prep show {shlex.quote(str(shard))} --limit 5")
     show.run([str(shard), "--limit", "5"])
     if not config.no_training:
-        _train(dataset, folder / f"training-{config.images}-{config.short_side}")
+        train_model(dataset, folder / f"training-{config.images}-{config.short_side}")
     if not (dataset / naming.REPORT).exists():
         _say(f"6. imagenet-prep report {shlex.quote(str(dataset))}")
         report.run([str(dataset)])
@@ -89,7 +89,7 @@ def run(config: Config) -> None:
     )
 
 
-def _train(dataset: Path, log_dir: Path) -> None:
+def train_model(dataset: Path, log_dir: Path) -> None:
     """Trains in a process of its own, on two ranks if Horovod is installed."""
     if importlib.util.find_spec("tensorflow") is None:
         _say("5. no training: TensorFlow is not installed (pip install 'imagenet-prep[tf]')")

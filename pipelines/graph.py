@@ -120,7 +120,7 @@ class _Step(beam.PTransform):
         self._ours = preparation
 
 
-class _OneKeyAtATime(beam.DoFn):
+class OneKeyAtATime(beam.DoFn):
     """Calls a function of an element, `Preparation` and a side input; yields its results.
 
     A step that declares state, even without using it, gets one key at a time from Beam's runner for
@@ -172,7 +172,7 @@ class Index(_Step):
             mixed
             | "Pieces" >> beam.Map(_piece).with_output_types(tuple[str, Any])
             | "Lines"
-            >> beam.ParDo(_OneKeyAtATime(_lines, ours)).with_output_types(tuple[_Key, bytes])
+            >> beam.ParDo(OneKeyAtATime(_lines, ours)).with_output_types(tuple[_Key, bytes])
             | "ByClass" >> beam.GroupByKey()
             | "Gather" >> beam.Map(_gather, ours).with_output_types(tuple[_Key, str])
         )
@@ -240,10 +240,12 @@ class Deal(_Step):
             once
             | "Census"
             >> beam.Map(
-                _census, ours, AsIter(index["images"]), AsIter(index["boxes"]), ranks
+                take_census, ours, AsIter(index["images"]), AsIter(index["boxes"]), ranks
             ).with_output_types(Any)
         )
-        deal = beam.ParDo(_OneKeyAtATime(_deal, ours), census).with_output_types(tuple[_Key, bytes])
+        deal = beam.ParDo(OneKeyAtATime(deal_share, ours), census).with_output_types(
+            tuple[_Key, bytes]
+        )
         dealt = (
             index["lists"]
             | "Shares" >> beam.Map(_share, census).with_output_types(tuple[_Key, tuple[_Key, str]])
@@ -253,7 +255,7 @@ class Deal(_Step):
         filled = (
             dealt.entries
             | "ByShards" >> beam.GroupByKey()
-            | "Write" >> beam.ParDo(_OneKeyAtATime(_write, ours), census).with_output_types(_Key)
+            | "Write" >> beam.ParDo(OneKeyAtATime(_write, ours), census).with_output_types(_Key)
         )
         return once | "Complete" >> beam.Map(
             _complete, ours, census, AsIter(dealt[_FACTS]), AsIter(filled)
@@ -265,7 +267,7 @@ def _ranks(of_class: tuple[_Key, Iterable[str]], ours: Preparation) -> list[Rank
         return ours.plan.ranks(ClassKey(*of_class[0]), of_class[1])
 
 
-def _census(
+def take_census(
     _: None, ours: Preparation, listed: Iterable[Done], read: Iterable[Done], ranks: Iterable[Rank]
 ) -> Census:
     """Returns the counts, when all images are listed and all boxes read, which `deal` looks up."""
@@ -295,9 +297,10 @@ def _share(listed: tuple[_Key, str], census: Census) -> tuple[ShareKey, tuple[_K
     return share_of(ClassKey(*listed[0]), census), listed
 
 
-def _deal(
+def deal_share(
     share: tuple[_Key, Iterable[tuple[_Key, str]]], ours: Preparation, census: Census
 ) -> Iterator[Any]:
+    """Yields the blocks of a share, and the facts of its classes with a tag."""
     lists = ((ClassKey(*key), name) for key, name in share[1])
     with reported(ours.lease):
         found, blocks = ours.plan.deal_share(lists, census)

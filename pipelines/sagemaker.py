@@ -53,7 +53,7 @@ _ROW = r"\d+ +\d+\.\d +{0} +{1} +{2} +{3}"
 _NUMBER, _RATE = r"(-?\d+\.\d+)", r"\d+\.\d{5}"
 # A row for another split than validation ends with the split's name; others end with the time.
 _SAVED = r"\d{4}-\d\d-\d\d \S+$"
-_METRICS = {
+METRICS = {
     "train:images_per_s": _ROW.format(_NUMBER, r"\S+", r"\S+", _RATE),
     "train:loss": _ROW.format(r"\S+", _NUMBER, r"\S+", _RATE),
     "train:total_loss": _ROW.format(r"\S+", r"\S+", _NUMBER, _RATE),
@@ -247,7 +247,7 @@ def request(config: Config, name: str, train: Mapping[str, str], own: Work | Non
         made["StoppingCondition"]["MaxWaitTimeInSeconds"] = most
     if own is None:
         made["AlgorithmSpecification"]["MetricDefinitions"] = [
-            {"Name": name, "Regex": regex} for name, regex in _METRICS.items()
+            {"Name": name, "Regex": regex} for name, regex in METRICS.items()
         ]
     if channels := _channels(config, f"{output}/{name}/{_CODE}" if own and own.script else None):
         made["InputDataConfig"] = channels
@@ -289,7 +289,7 @@ def _source(data: str) -> Json:
     }
 
 
-def _upload(script: Path, prefix: str) -> None:
+def upload_script(script: Path, prefix: str) -> None:
     """Copies a script, and the Python files next to it, to s3://bucket/prefix."""
     files = sorted(script.parent.glob("*.py"))
     if len(files) > _MOST_FILES:
@@ -327,7 +327,7 @@ def run(config: Config) -> int:
     service = Service("sagemaker")
     try:
         if own is not None and own.script is not None:
-            _upload(own.script, f"{config.output.rstrip('/')}/{name}/{_CODE}")
+            upload_script(own.script, f"{config.output.rstrip('/')}/{name}/{_CODE}")
         arn = service.call("create_training_job", **made)["TrainingJobArn"]
     except UnavailableError as error:
         raise ImagenetPrepError(f"{error}. Submit it again.") from error

@@ -30,11 +30,11 @@ def until_committed(job: Job, output: Output) -> None:
     ours = Preparation(job, store, Lease(store, ""))
     log = ours.index.log("runner")
     jobs = engine.Jobs(store, job.workers.beam_args, "prepare", log, quiet=job.quiet)
-    with contextlib.closing(_progress(ours, output)) as progress:
+    with contextlib.closing(finished_tasks(ours, output)) as progress:
         jobs.run(lambda p, lease: build(p, replace(ours, lease=lease)), progress.__next__)
 
 
-def _progress(ours: Preparation, output: Output) -> Generator[tuple[int, bool], None, None]:
+def finished_tasks(ours: Preparation, output: Output) -> Generator[tuple[int, bool], None, None]:
     """Yields the number of finished tasks, by their receipts, and whether these are all."""
     finished = 0
     for stage in _stages(ours, output):

@@ -138,13 +138,13 @@ def _prove(data: bytes, frame: Frame, policy: Policy) -> str | None:
             raise BadImageError("truncated", "no end-of-image marker behind the scan")
         return None
     try:
-        _read_through(data, frame)
+        read_through(data, frame)
     except ValueError as error:
         return _surplus_or_raise(error)
     return None
 
 
-def _read_through(data: bytes, frame: Frame) -> None:
+def read_through(data: bytes, frame: Frame) -> None:
     """Decodes a JPEG from its first byte to its last; raises ValueError for any message."""
     # To decode grey at 1/8 size walks all of the entropy-coded data, too, where damage shows. It
     # leaves out the transforms and colours, which cost as much again.
@@ -274,7 +274,7 @@ def prove_stored(
         raise BadImageError("wrong_colorspace", f"is {what}, its record says RGB JPEG")
     try:
         with memory.room(memory.of_jpeg(header, header.height * header.width // 64)):
-            _read_through(encoded, header)
+            read_through(encoded, header)
     except ValueError as error:
         raise BadImageError("undecodable", str(error)) from error
     if not any_size and (header.height, header.width) != (height, width):

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 # An address with a login in it, wherever it stands: before the path comes an @, or a port that is
 # no number, which is the beginning of a password with a slash in it.
-_LOGIN = re.compile(r"""://[^/?#\s"',;<>\[]*(?:@|:[0-9]*[^0-9/?#\s"',;<>}])""")
+LOGIN = re.compile(r"""://[^/?#\s"',;<>\[]*(?:@|:[0-9]*[^0-9/?#\s"',;<>}])""")
 
 
 class Place(enum.Enum):
@@ -55,7 +55,7 @@ def check_base(base: str) -> None:
 
 def refuse_login(text: str) -> None:
     """Raises ValueError for a word that holds an address with a user name or password."""
-    if _LOGIN.search(text):
+    if LOGIN.search(text):
         raise ValueError(
             "the address holds a user name or password, which would end up in logs, process "
             "lists and shell histories. For http(s) put it into ~/.netrc: machine HOST login "

@@ -130,10 +130,10 @@ def pull(
         words = ("-m", "imagenet_prep", *argv_of(request.placements[address]), "--json")
         return command_on(address, children.python(*words, program=request.python))
 
-    return [_result(ending) for ending in run_all([argv(address) for address in addresses])]
+    return [result_of(ending) for ending in run_all([argv(address) for address in addresses])]
 
 
-def _result(ending: Ending) -> Json | ImagenetPrepError:
+def result_of(ending: Ending) -> Json | ImagenetPrepError:
     """Returns moved_bytes and problems of the result that a run with --json has printed."""
     if ending.code != 0:
         kind = IncompleteError if ending.is_of_ssh else by_exit_code(ending.code, StoreError)

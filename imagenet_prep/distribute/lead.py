@@ -32,7 +32,7 @@ _PROBE_EVERY_S = 1.0
 _MAX_WAITING = 64
 
 
-class _Giver:
+class Giver:
     """A process that gives to one host, and `room` for its messages that wait for the loop."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Leader:
         self._chain = Chain(peers, request, self)
         self._request = request
         self._say, self._count = say, count
-        self._givers: dict[Peer, _Giver] = {}
+        self._givers: dict[Peer, Giver] = {}
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._news: list[Callable[[], None]] = []
         # Files that each host had at most, so that none is counted twice when it comes back.
@@ -110,7 +110,7 @@ class Leader:
     def start(self, peer: Peer) -> None:
         """As for `Actions`."""
         self.stop(peer)
-        self._givers[peer] = giver = _Giver()
+        self._givers[peer] = giver = Giver()
         host = peer.upstream.address if peer.upstream else None
         prove = self._request.prove and not peer.losses
         threading.Thread(target=self._listen, args=(peer, giver, host, prove), daemon=True).start()
@@ -151,7 +151,7 @@ class Leader:
         for tell in news:
             tell()
 
-    def _message(self, peer: Peer, giver: _Giver, frame: Frame) -> None:
+    def _message(self, peer: Peer, giver: Giver, frame: Frame) -> None:
         giver.room.release()
         if self._givers.get(peer) is not giver:
             return  # that giver was replaced
@@ -160,11 +160,11 @@ class Leader:
         except Exception as error:  # noqa: BLE001 - the giver is to blame for what its message causes
             self._chain.giver_broken(peer, plain(str(error)) or type(error).__name__)
 
-    def _gone(self, peer: Peer, giver: _Giver, why: str, code: int | None = None) -> None:
+    def _gone(self, peer: Peer, giver: Giver, why: str, code: int | None = None) -> None:
         if self._givers.get(peer) is giver:
             self._chain.giver_broken(peer, why, code)
 
-    def _listen(self, peer: Peer, giver: _Giver, host: str | None, prove: bool) -> None:
+    def _listen(self, peer: Peer, giver: Giver, host: str | None, prove: bool) -> None:
         """Starts a giver and listens to its end; whatever happens, the loop hears that it came."""
         try:
             why, code = self._heard(peer, giver, host, prove)
@@ -173,7 +173,7 @@ class Leader:
         self._events.put(partial(self._gone, peer, giver, why, code))
 
     def _heard(
-        self, peer: Peer, giver: _Giver, host: str | None, prove: bool
+        self, peer: Peer, giver: Giver, host: str | None, prove: bool
     ) -> tuple[str, int | None]:
         """Passes on what a giver says; returns why it ended, and its exit code if it has one."""
         request = self._request

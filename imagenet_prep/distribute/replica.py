@@ -26,7 +26,7 @@ _INCOMING = f"{naming.WORK}/incoming"
 # Files that prepare, resize and adopt leave here while they write.
 _BEGUN = (f"{naming.WORK}/run.json", f"{naming.WORK}/adopt.json")
 # Journals, folders, blocks half used: a disk that is filled to the last byte fails late.
-_SPARE_BYTES = 16 << 20
+SPARE_BYTES = 16 << 20
 _DAMAGED = "It was damaged at the source, or on the way. Run verify at the source."
 
 
@@ -113,7 +113,7 @@ class Replica(Target):
     def check_space(self, lacking: list[File]) -> None:
         """Refuses files that do not fit on the disk."""
         # A damaged file stays until its successor is proven.
-        needed = sum(file.num_bytes for file in lacking) + _SPARE_BYTES
+        needed = sum(file.num_bytes for file in lacking) + SPARE_BYTES
         free = self.store.free_bytes()
         if lacking and free < needed:
             raise StoreError(

@@ -81,7 +81,7 @@ class Record:
     @property
     def runs(self) -> bool:
         """Whether it still runs; to be asked on its host."""
-        if self.exit is not None or self.boot != _boot() or _start(self.pid) != self.start:
+        if self.exit is not None or self.boot != boot_id() or start_ticks(self.pid) != self.start:
             return False
         try:
             # A record that was planted names no process but a detached launch.
@@ -150,7 +150,7 @@ def _there(folder: Path, log: int, parent: int, work: Callable[[Callable[[], Non
     for old, new in ((null, 0), (log, 1), (log, 2)):
         os.dup2(old, new)
     pid = os.getpid()
-    record = Record(socket.gethostname(), pid, _start(pid) or 0, _boot(), _now())
+    record = Record(socket.gethostname(), pid, start_ticks(pid) or 0, boot_id(), _now())
 
     def under_way() -> None:
         record.save(folder)
@@ -227,7 +227,7 @@ def _end_of_log(folder: Path, begin: int = 0, most: int = _TAIL_BYTES) -> str:
         return ""
 
 
-def _start(pid: int) -> int | None:
+def start_ticks(pid: int) -> int | None:
     """Returns when a living process began, in ticks since the machine did."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -237,7 +237,8 @@ def _start(pid: int) -> int | None:
     return None if state in "ZX" else int(fields[18])
 
 
-def _boot() -> str:
+def boot_id() -> str:
+    """Returns a word that differs after each start of the machine."""
     return _BOOT.read_text().strip()
 
 

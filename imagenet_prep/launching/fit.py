@@ -43,7 +43,7 @@ def check(used: Sequence[Host], work: Work, *, timeout_s: float, interface: str 
     argv = children.python("-m", "imagenet_prep.launching.host", "probe", *needs)
     commands = [command_on(host.address, argv) for host in used]
     endings = run_all(commands, timeout_s=timeout_s)
-    answers = [_answer(*each, argv[0]) for each in zip(used, endings, strict=True)]
+    answers = [answer_of(*each, argv[0]) for each in zip(used, endings, strict=True)]
     ranks = sum(host.slots for host in used)
     problems: list[str] = []
     reference: tuple[Host, Answer] | None = None
@@ -59,7 +59,9 @@ def check(used: Sequence[Host], work: Work, *, timeout_s: float, interface: str 
     problems += _misplaced(used, answers)
     network = None
     if not problems:
-        network, problems = _network(used, [a for a in answers if isinstance(a, Answer)], interface)
+        network, problems = network_of(
+            used, [a for a in answers if isinstance(a, Answer)], interface
+        )
     if network is None:
         raise ImagenetPrepError(
             f"{counted(len(problems), 'problem')} on {counted(len(used), 'host')}, nothing was "
@@ -69,7 +71,7 @@ def check(used: Sequence[Host], work: Work, *, timeout_s: float, interface: str 
     return network
 
 
-def _answer(host: Host, ending: Ending, program: str) -> Answer | str:
+def answer_of(host: Host, ending: Ending, program: str) -> Answer | str:
     """Returns what `launching.host` answered there, or why there is no answer."""
     if ending.code is None:
         return f"{ending.why}. Is it up, and does `ssh {host.address} true` work here?"
@@ -106,7 +108,7 @@ def _unfit(host: Host, answer: Answer, ranks: int, work: Work) -> list[str]:
     return found
 
 
-def _network(
+def network_of(
     used: Sequence[Host], answers: Sequence[Answer], interface: str | None
 ) -> tuple[Network | None, list[str]]:
     """Returns how the hosts reach each other, or what keeps them from it."""

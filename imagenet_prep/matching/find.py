@@ -105,7 +105,7 @@ class Found:
     def _pixels(self, number: int) -> object:
         """Returns the size of an image and a digest of its pixels, as libjpeg makes them."""
         try:
-            return self._read(number, _digest)
+            return self._read(number, pixel_digest)
         except DataDamagedError as error:
             self._note(error)
             return number  # equal to no other
@@ -209,7 +209,8 @@ class Found:
             self.problems.add(str(error))
 
 
-def _digest(data: bytes) -> tuple[tuple[int, int], bytes]:
+def pixel_digest(data: bytes) -> tuple[tuple[int, int], bytes]:
+    """Returns the size of an image, and the sha256 of its pixels."""
     with opening.opened(data) as image:
         return image.size, hashlib.sha256(opening.pixels(image).data).digest()
 

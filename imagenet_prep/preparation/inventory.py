@@ -57,7 +57,7 @@ def take_inventory(
     store.remove_tree(PLAN_FOLDER)
     stage = index_stage(selection, store, unpack=unpack)
     tasks = selection.index_tasks()
-    listing = _listing_workers(workers, len(tasks))
+    listing = listing_workers(workers, len(tasks))
     receipts = engine.run(stage, tasks, listing, title="index", quiet=quiet)
     lookup = read_boxes(selection.annotations, store, listing, quiet=quiet)
     store.make_folder(PLAN_FOLDER)
@@ -74,7 +74,7 @@ def take_inventory(
     return steps.make(list(zip(tasks, lists, strict=True)), counts)
 
 
-def _listing_workers(workers: engine.Workers, num_tasks: int) -> engine.Workers:
+def listing_workers(workers: engine.Workers, num_tasks: int) -> engine.Workers:
     """Returns who lists: reading headers waits for the disk, so threads do, and start at once."""
     many = num_tasks >= _WORTH_PROCESSES_TASKS and workers.kind != engine.THREADS
     return engine.Workers(workers.num, engine.PROCESSES if many else engine.THREADS)

@@ -159,7 +159,7 @@ class NativeBackend:
         inside = self._config.constants.padding is None
         if inside and not self._in_one_pass and self._decode(data, box, mirrored, pixels):
             return pixels
-        crop = _crop(data, box)
+        crop = cropped(data, box)
         if self._config.is_antialiased:
             pixels = np.asarray(crop.resize((side, side), Image.Resampling.BILINEAR))
         else:
@@ -187,7 +187,7 @@ def _say_once(text: str) -> None:
     logging.getLogger(__name__).warning(text)
 
 
-def _crop(data: bytes | memoryview, box: list[int]) -> Image.Image:
+def cropped(data: bytes | memoryview, box: list[int]) -> Image.Image:
     """Returns a part of a JPEG in RGB; what lies outside of the picture is black."""
     top, left, height, width = box
     with opening.opened(bytes(data), only=("JPEG",)) as image:

@@ -212,11 +212,11 @@ def member(shard: ShardFile, record: tfrecord.Record, entry: Entry, labelling: L
     key = keys.key_of(shard.split, labelling.classes.wnids[index], entry.filename)
     if (problem := keys.problem(key)) is not None:
         raise DataDamagedError(problem)
-    start = record.offset + tfrecord.HEAD_BYTES + _find(record.payload, entry.encoded)
+    start = record.offset + tfrecord.HEAD_BYTES + find_image(record.payload, entry.encoded)
     return Member(key, shard.file, start, len(entry.encoded), index, entry.boxes)
 
 
-def _find(payload: bytes, encoded: bytes) -> int:
+def find_image(payload: bytes, encoded: bytes) -> int:
     """Returns where an image begins in its record."""
     # `find` prepares a table as long as its argument, 0.1 ms per image: so its first bytes are
     # looked for, and the complete image only if these are elsewhere, too.

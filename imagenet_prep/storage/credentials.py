@@ -44,7 +44,7 @@ class Credentials:
         from requests.utils import get_netrc_auth
 
         self._host, self._port = _place(base)
-        self._token = _token_for(base)
+        self._token = token_for(base)
         self._netrc = None if self._token else get_netrc_auth(base)
         self._cookies = _load_cookies()
 
@@ -93,7 +93,7 @@ def _has_proxy(url: str) -> bool:
     return bool(get_environ_proxies(url).keys() & {"http", "all"})
 
 
-def _token_for(base: str) -> str | None:
+def token_for(base: str) -> str | None:
     """Returns the token of the host that `base` names; None where there is none for it."""
     scheme = urlsplit(base).scheme
     tokens: dict[tuple[str, int], str] = {}

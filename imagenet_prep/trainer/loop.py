@@ -52,7 +52,7 @@ def train(config: Config, open_reader: OpenReader, sheet: Sheet | None = None) -
         saved.refuse_another_run(plan)
     learner = connect(config)
     with lost_rank():
-        training = _Training(config, learner, inputs, saved, plan(learner.fast_half), sheet)
+        training = Training(config, learner, inputs, saved, plan(learner.fast_half), sheet)
         try:
             score = training.run()
         finally:
@@ -67,7 +67,7 @@ def train(config: Config, open_reader: OpenReader, sheet: Sheet | None = None) -
 
 
 @dataclasses.dataclass(eq=False)
-class _Training:
+class Training:
     """One rank of a run."""
 
     _config: Config

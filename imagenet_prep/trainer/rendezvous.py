@@ -107,10 +107,10 @@ def exchange(
     sent = False
     while True:
         try:
-            sent = sent or _ask(place, "PUT", f"{about}/{host}", value) is not None
+            sent = sent or ask(place, "PUT", f"{about}/{host}", value) is not None
             for other in hosts:
                 if other.address not in values:
-                    answer = _ask(place, "GET", f"{about}/{other.address}")
+                    answer = ask(place, "GET", f"{about}/{other.address}")
                     if answer is not None:
                         values[other.address] = answer
         except OSError:  # the first host is not there yet
@@ -127,7 +127,7 @@ def exchange(
         time.sleep(_POLL_S)
 
 
-def _ask(place: Place, method: str, name: str, body: str = "") -> str | None:
+def ask(place: Place, method: str, name: str, body: str = "") -> str | None:
     """Returns the answer of the server; None if it has no such value."""
     connection = http.client.HTTPConnection(place.address, place.port, timeout=_REQUEST_S)
     try:

@@ -47,9 +47,9 @@ def test_steps_know_what_they_need_and_a_step_without_it_is_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = gpu.steps(tmp_path, 0, "1", tmp_path)
-    assert {need for step in steps for need in step.needs} == set(gpu._THERE)
-    for name in gpu._THERE:
-        monkeypatch.setitem(gpu._THERE, name, lambda: False)
+    assert {need for step in steps for need in step.needs} == set(gpu.THERE)
+    for name in gpu.THERE:
+        monkeypatch.setitem(gpu.THERE, name, lambda: False)
     found = [gpu.attempt(step) for step in steps]
 
     assert all(not failed and figure.startswith("not run: no ") for failed, figure in found)
@@ -73,7 +73,7 @@ def test_the_page_is_what_the_program_writes() -> None:
 def test_a_dry_run_says_what_is_missing_runs_the_rest_and_leaves_the_page_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(gpu._THERE, "gpu", lambda: False)
+    monkeypatch.setitem(gpu.THERE, "gpu", lambda: False)
     monkeypatch.setattr(train, "dataset", lambda *_: tmp_path)
     monkeypatch.setattr(gpu, "attempt", lambda step: (False, f"ran {step.name}"))
     before = gpu.PAGE.read_bytes()
@@ -91,7 +91,7 @@ def test_a_dry_run_reads_with_dali_on_the_cpu(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("nvidia.dali", reason="DALI is not installed")
-    monkeypatch.setitem(gpu._THERE, "gpu", lambda: False)
+    monkeypatch.setitem(gpu.THERE, "gpu", lambda: False)
     assert gpu.main([*SMALL, "--dry-run", "--scratch", str(tmp_path)]) == 0
 
     assert "images/s\n" in capfd.readouterr().out

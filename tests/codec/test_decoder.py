@@ -103,7 +103,7 @@ def test_a_proof_asks_libjpeg_only_where_ours_declines(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(simplejpeg, "decode_jpeg", decode)
     for data in mutations.sources().values():
-        transform._read_through(data, frame_of(data))
+        transform.read_through(data, frame_of(data))
 
     assert asked == [mutations.sources()[kind] for kind in ("progressive", "cmyk")]
 
@@ -142,6 +142,6 @@ def test_without_the_library_files_are_read_through_all_the_same(
     data = mutations.sources()["420"]
 
     assert not planes.proves(data)
-    transform._read_through(data, frame_of(data))
+    transform.read_through(data, frame_of(data))
     with pytest.raises(ValueError, match="end of JPEG file"):
-        transform._read_through(data[:-100], frame_of(data))
+        transform.read_through(data[:-100], frame_of(data))

@@ -48,9 +48,9 @@ CALLS: dict[str, Callable[[bytes], object]] = {
     "verify": lambda data: transform.prove_stored(data, 1, 1, any_size=True, any_colorspace=True),
     "hash": hashes.of,
     "proof": likeness.means,
-    "equal pixels": find._digest,
+    "equal pixels": find.pixel_digest,
     "report": shown,
-    "reader": lambda data: native._crop(data, [0, 0, 8, 8]),
+    "reader": lambda data: native.cropped(data, [0, 0, 8, 8]),
     "diagnosis": diagnosed,
 }
 READERS = {"reader", "diagnosis", "adopt", "verify"}  # of these, only of JPEGs
@@ -251,5 +251,5 @@ def test_several_frames_are_named() -> None:
 
 def test_the_digest_of_pixels_is_that_of_all_of_them() -> None:
     data = saved("PNG")
-    size, digest = find._digest(data)
+    size, digest = find.pixel_digest(data)
     assert (size, digest) == ((160, 120), hashlib.sha256(mutations.photograph()).digest())

@@ -88,10 +88,10 @@ def test_what_the_demo_trains_with_is_a_command_of_ours(
 
     monkeypatch.setattr(importlib.util, "find_spec", find_spec)
     monkeypatch.setattr(subprocess, "run", run)
-    demo._train(tmp_path / "a set", tmp_path / "run")
+    demo.train_model(tmp_path / "a set", tmp_path / "run")
     printed = shlex.split(capfd.readouterr().out)[2:]
     with pytest.raises(ImagenetPrepError, match=r"exit code 7:\na reason"):
-        demo._train(tmp_path / "a set", tmp_path / "run")
+        demo.train_model(tmp_path / "a set", tmp_path / "run")
 
     assert started[0][-len(printed) :] == printed
     launched = ["launch", "-np", "2", "--"] if ranks == 2 else []
@@ -104,7 +104,7 @@ def test_what_the_demo_trains_with_is_a_command_of_ours(
     (tmp_path / "run" / "stderr.txt").unlink()
     (tmp_path / "run" / "stderr.txt").symlink_to(mine)
     with pytest.raises(StoreError, match=r"stderr\.txt: the file, .* is a link"):
-        demo._train(tmp_path / "a set", tmp_path / "run")
+        demo.train_model(tmp_path / "a set", tmp_path / "run")
     assert mine.read_text() == "my own"
     assert config.batch_size * ranks == 32
 

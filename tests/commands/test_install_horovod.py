@@ -137,8 +137,8 @@ def installed(
 ) -> Callable[[Path], Installed]:
     """Installs from a cache; a build gives a wheel that holds "built", and nothing is proven."""
     monkeypatch.setattr(install_horovod, "wheel_key", lambda _: "key")
-    monkeypatch.setattr(install_horovod, "_missing", lambda _: "")
-    monkeypatch.setattr(install_horovod, "_prove", lambda *_: None)
+    monkeypatch.setattr(install_horovod, "missing", lambda _: "")
+    monkeypatch.setattr(install_horovod, "prove", lambda *_: None)
     system.keeps_temporary_files(tmp_path / "scratch")
     (tmp_path / "scratch").mkdir()
 
@@ -235,15 +235,15 @@ def test_a_cache_that_takes_no_wheel_fails_nothing(
 
 def test_only_what_is_missing_is_installed_and_by_its_hashes(packages: dict[str, str]) -> None:
     packages |= {"packaging": "1", "pyyaml": "1"}
-    lock = install_horovod._NEEDS_LOCK.read_text("utf-8")
-    found = install_horovod._missing(lock)
+    lock = install_horovod.NEEDS_LOCK.read_text("utf-8")
+    found = install_horovod.missing(lock)
 
     names = re.findall(r"^(\w+)==", found, re.MULTILINE)
     assert names == ["cloudpickle", "psutil"]
     assert found.count("==") == 2
     assert found.count("--hash=sha256:") < lock.count("--hash=sha256:")
     packages |= dict.fromkeys(names, "1")
-    assert install_horovod._missing(lock) == ""
+    assert install_horovod.missing(lock) == ""
 
 
 @pytest.fixture
@@ -300,7 +300,7 @@ def test_what_is_missing_is_named(packages: dict[str, str]) -> None:
 def test_a_build_is_for_one_framework_and_with_nccl_only_where_nvcc_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = install_horovod._variables(Config(framework="mxnet"), tmp_path)
+    asked = install_horovod.build_variables(Config(framework="mxnet"), tmp_path)
     assert {name for name in asked if name.startswith("HOROVOD_")} == {
         *("HOROVOD_WITH_MXNET", "HOROVOD_WITHOUT_TENSORFLOW", "HOROVOD_WITHOUT_PYTORCH"),
         *("HOROVOD_WITH_GLOO", "HOROVOD_WITHOUT_MPI"),
@@ -310,10 +310,10 @@ def test_a_build_is_for_one_framework_and_with_nccl_only_where_nvcc_is(
 
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     with pytest.raises(UsageError, match=rf"no {tmp_path}/bin/nvcc.* CUDA_HOME"):
-        install_horovod._nccl_variables(tmp_path)
+        install_horovod.nccl_variables(tmp_path)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "nvcc").touch()
-    asked = install_horovod._nccl_variables(tmp_path)
+    asked = install_horovod.nccl_variables(tmp_path)
     assert asked["HOROVOD_GPU_OPERATIONS"] == "NCCL"
     # The linker finds it by this name.
     assert (Path(asked["HOROVOD_NCCL_LIB"]) / "libnccl.so").readlink().name == "libnccl.so.2"
@@ -326,7 +326,7 @@ def test_the_proof_is_a_program(
     asked: list[list[str]] = []
     monkeypatch.setattr(install_horovod, "_run", lambda argv, *_: asked.append(argv))
 
-    install_horovod._prove(Config(framework=framework), tmp_path / "log")
+    install_horovod.prove(Config(framework=framework), tmp_path / "log")
 
     ((*_, program),) = asked
     compile(program, "proof", "exec")

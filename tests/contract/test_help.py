@@ -13,7 +13,7 @@ import time
 import pytest
 
 import imagenet_prep
-from imagenet_prep.__main__ import _MODULES, VERBS, main
+from imagenet_prep.__main__ import MODULES, VERBS, main
 from imagenet_prep.core import errors, program
 from tests.kit import command
 from tests.kit.command import PATIENCE_S
@@ -95,7 +95,7 @@ def test_unknown_flag_is_a_usage_error(verb: str) -> None:
 
 @pytest.mark.parametrize("verb", sorted(VERBS))
 def test_a_mistyped_flag_is_one_line_with_the_right_one(verb: str) -> None:
-    config = importlib.import_module(_MODULES.get(verb, f"imagenet_prep.{verb.replace('-', '_')}"))
+    config = importlib.import_module(MODULES.get(verb, f"imagenet_prep.{verb.replace('-', '_')}"))
     flags = {each.name: each.metadata.get("flag") for each in dataclasses.fields(config.Config)}
     names = [name for name, flag in flags.items() if flag is not None and not flag.positional]
     flag = f"--{max(names, key=len).rstrip('_').replace('_', '-')}"

@@ -6,7 +6,7 @@ import importlib
 
 import pytest
 
-from imagenet_prep.core.address import _LOGIN, refuse_login
+from imagenet_prep.core.address import LOGIN, refuse_login
 from imagenet_prep.core.errors import UsageError
 from tests.kit.command import REPOSITORY
 
@@ -79,4 +79,4 @@ def test_other_words_pass(word: str) -> None:
 def test_the_dag_refuses_what_the_commands_refuse() -> None:
     dag = (REPOSITORY / "pipelines" / "airflow_dag.py").read_text("utf-8")
 
-    assert f'r"""{_LOGIN.pattern}"""' in dag
+    assert f'r"""{LOGIN.pattern}"""' in dag

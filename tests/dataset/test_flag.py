@@ -48,7 +48,7 @@ def test_no_verb_has_another_name_for_it() -> None:
     others.add(("score", "predictions"))
     found = set()
     for verb in __main__.VERBS:
-        name = __main__._MODULES.get(verb, f"imagenet_prep.{verb.replace('-', '_')}")
+        name = __main__.MODULES.get(verb, f"imagenet_prep.{verb.replace('-', '_')}")
         fields = dataclasses.fields(importlib.import_module(name).Config)
         flags = {each.name: each.metadata["flag"] for each in fields if "flag" in each.metadata}
         placed = {name for name, flag in flags.items() if flag.positional}

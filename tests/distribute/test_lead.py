@@ -13,7 +13,7 @@ from imagenet_prep.dataset.placement import WHOLE
 from imagenet_prep.distribute import lead
 from imagenet_prep.distribute.chain import Peer, State
 from imagenet_prep.distribute.hosts import Request
-from imagenet_prep.distribute.lead import Leader, _Giver
+from imagenet_prep.distribute.lead import Giver, Leader
 from imagenet_prep.hosts.channel import Frame
 from imagenet_prep.hosts.messages import BrokenError, Cause
 from imagenet_prep.hosts.process import Ending
@@ -27,7 +27,7 @@ WHOLE_AT_ONCE = [say("lacks", files=0), say("whole")]
 def test_a_giver_that_is_stopped_has_no_process_whichever_comes_first(
     order: tuple[str, ...],
 ) -> None:
-    giver, process = _Giver(), ScriptedProcess([])
+    giver, process = Giver(), ScriptedProcess([])
     steps: dict[str, Any] = {"stop": giver.stop, "started": lambda: giver.started(process)}  # type: ignore[arg-type]
     for step in order:
         steps[step]()

@@ -10,7 +10,7 @@ import pytest
 from imagenet_prep.core.errors import StoreError
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.placement import WHOLE, Placement
-from imagenet_prep.distribute.replica import _SPARE_BYTES as SPARE_BYTES
+from imagenet_prep.distribute.replica import SPARE_BYTES as SPARE_BYTES
 from imagenet_prep.distribute.replica import Replica, incoming_name
 from tests.kit.dataset import everything
 from tests.kit.replicas import make_dataset

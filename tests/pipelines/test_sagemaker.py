@@ -227,7 +227,7 @@ def test_the_consoles_curves_are_the_rows_of_the_trainers_table(
     log.train(0, 0.0, 0.1, float("nan"), float("nan"), 12.8)
     found: dict[str, list[str]] = {}
     for line in capsys.readouterr().out.splitlines():
-        for name, regex in sagemaker._METRICS.items():
+        for name, regex in sagemaker.METRICS.items():
             found.setdefault(name, []).extend(re.findall(regex, line))
 
     assert found == {
@@ -387,4 +387,4 @@ def test_no_file_from_elsewhere_is_sent_with_a_script(tmp_path: Path) -> None:
     (code / "inner.py").symlink_to("train.py")
     (code / "helper.py").symlink_to(mine)
     with pytest.raises(UsageError, match=rf"helper\.py is a link to {mine}, which would be sent"):
-        sagemaker._upload(code / "train.py", "s3://bucket/code")
+        sagemaker.upload_script(code / "train.py", "s3://bucket/code")

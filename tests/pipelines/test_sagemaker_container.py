@@ -283,7 +283,7 @@ def test_a_host_that_asks_late_still_learns_why_nothing_was_started(
 
     def ask(method: str, name: str, body: str = "") -> str | None:
         try:
-            return rendezvous._ask(place, method, name, body)
+            return rendezvous.ask(place, method, name, body)
         except OSError:
             return None
 

@@ -26,7 +26,7 @@ def test_progress_goes_from_stage_to_stage_and_waits_for_the_plan(
 
     index, write = Stage("a", "b"), Stage("c", "d")
     monkeypatch.setattr(submit, "_stages", lambda *_: iter([index, None, None, write]))
-    progress = submit._progress(None, None)
+    progress = submit.finished_tasks(None, None)
 
     assert next(progress) == (1, False)
     assert not index.is_closed
@@ -43,7 +43,7 @@ def test_progress_that_is_ended_early_removes_its_bar(monkeypatch: pytest.Monkey
 
     index = Stage("a", "b")
     monkeypatch.setattr(submit, "_stages", lambda *_: iter([index]))
-    progress = submit._progress(None, None)
+    progress = submit.finished_tasks(None, None)
     next(progress)
     progress.close()
 

@@ -52,7 +52,7 @@ def test_every_image_is_dealt_out_once(tmp_path: Path) -> None:
 )
 def test_many_classes_are_listed_by_the_workers_that_were_asked_for(asked: str, many: str) -> None:
     def kind(num_tasks: int) -> str:
-        return inventories._listing_workers(Workers(1, asked), num_tasks).kind
+        return inventories.listing_workers(Workers(1, asked), num_tasks).kind
 
     assert (kind(3999), kind(4000)) == ("threads", many)
 

@@ -166,7 +166,7 @@ def test_an_image_behind_a_text_that_is_nearly_the_same_costs_no_search_for_each
     payload = Counting(b"a" * 40_000 + encoded)
     Counting.looks = 0
 
-    assert tfrecords._find(payload, encoded) == 40_000
+    assert tfrecords.find_image(payload, encoded) == 40_000
     assert Counting.looks <= 3
 
 
@@ -178,8 +178,8 @@ def test_an_image_is_found_behind_something_that_begins_like_it(
     encoded = first + b"image" + more
     payload = before + first * times + encoded + b"more keys"
 
-    assert tfrecords._find(payload, encoded) == payload.find(encoded)
-    assert tfrecords._find(b"", b"") == 0
+    assert tfrecords.find_image(payload, encoded) == payload.find(encoded)
+    assert tfrecords.find_image(b"", b"") == 0
 
 
 @pytest.mark.parametrize("offset", [0, 1])

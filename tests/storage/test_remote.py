@@ -185,7 +185,7 @@ def test_a_token_belongs_to_one_host_and_port(
     monkeypatch.delenv("http_proxy", raising=False)
     monkeypatch.setenv("NO_PROXY", "*")
 
-    assert credentials._token_for(base) == expected
+    assert credentials.token_for(base) == expected
 
 
 @pytest.mark.parametrize(

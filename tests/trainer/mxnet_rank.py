@@ -20,7 +20,7 @@ from imagenet_prep.trainer.mxnet_learner import MxnetLearner
 FOLDER, FATAL_STEP = sys.argv[1], int(sys.argv[2])
 forwards = 0
 call, share, step = mx.gluon.Block.__call__, MxnetLearner.share, MxnetLearner.step
-close = loop._Training.close
+close = loop.Training.close
 
 
 def counted(self: Any, *images: Any) -> Any:
@@ -45,7 +45,7 @@ def fatal(self: MxnetLearner, number: int, *batch: Any, **how: Any) -> Any:
     return step(self, number, *batch, **how)
 
 
-def closed(self: loop._Training) -> bool:
+def closed(self: loop.Training) -> bool:
     """All has been trained."""
     learner = self._learner
     values = {f"variable_{n:04d}": value for n, value in enumerate(learner.values())}
@@ -55,5 +55,5 @@ def closed(self: loop._Training) -> bool:
 
 mx.gluon.Block.__call__ = counted
 MxnetLearner.share, MxnetLearner.step = shared, fatal  # type: ignore[method-assign]
-loop._Training.close = closed  # type: ignore[method-assign]
+loop.Training.close = closed  # type: ignore[method-assign]
 program.main("imagenet_prep.train", sys.argv[3:])

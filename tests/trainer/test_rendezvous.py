@@ -126,13 +126,13 @@ def test_hosts_meet_whatever_strangers_say(place: Place) -> None:
 
 @pytest.mark.parametrize("words", STRANGE, ids=range(len(STRANGE)))
 def test_a_stranger_is_told_nothing_and_changes_nothing(place: Place, words: bytes) -> None:
-    rendezvous._ask(place, "PUT", "facts/algo-1", "a secret")
+    rendezvous.ask(place, "PUT", "facts/algo-1", "a secret")
 
     assert say(place, words) in (b"", b"HTTP/1.0 403 Forbidden\r\nContent-Length: 0\r\n\r\n") or (
         len(words) > 65536
     )
-    assert rendezvous._ask(place, "GET", "facts/algo-1") == "a secret"
-    assert rendezvous._ask(place, "GET", "facts/algo-2") is None
+    assert rendezvous.ask(place, "GET", "facts/algo-1") == "a secret"
+    assert rendezvous.ask(place, "GET", "facts/algo-2") is None
 
 
 def test_a_host_of_another_job_is_told_so(place: Place) -> None:
@@ -153,17 +153,17 @@ def test_what_a_job_may_leave_is_bounded_in_size(place: Place, length: str) -> N
 
 
 def test_what_a_job_may_leave_is_bounded_in_number(place: Place) -> None:
-    kept = [rendezvous._ask(place, "PUT", f"facts/{number}", "-") for number in range(80)]
+    kept = [rendezvous.ask(place, "PUT", f"facts/{number}", "-") for number in range(80)]
 
     # Two ranks and two hosts, sixteen values each.
     assert [answer is not None for answer in kept] == [True] * 64 + [False] * 16
-    assert rendezvous._ask(place, "PUT", "facts/0", "anew") is not None
+    assert rendezvous.ask(place, "PUT", "facts/0", "anew") is not None
 
 
 def test_a_value_that_was_cut_is_not_kept(place: Place) -> None:
     say(place, f"PUT /{TOKEN}:1/facts/algo-1 HTTP/1.0\r\nContent-Length: 9\r\n\r\nabc".encode())
 
-    assert rendezvous._ask(place, "GET", "facts/algo-1") is None
+    assert rendezvous.ask(place, "GET", "facts/algo-1") is None
 
 
 # In short: hosts that meet, above, and test_sagemaker_container's two hosts with real ranks.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from imagenet_prep.distribute.hosts import _result
+from imagenet_prep.distribute.hosts import result_of
 from imagenet_prep.hosts.process import Ending
 from tests.hostile import peers
 from tests.kit.fake_hosts import Hosts
@@ -77,4 +77,4 @@ def test_asked_hosts_answer_each_for_itself(hosts: Hosts, dataset: Path) -> None
 
 def test_what_a_login_shell_says_is_no_part_of_a_result() -> None:
     text = '{ hello\n{\n "replicas": [\n  {\n   "moved_bytes": 5,\n   "problems": []\n  }\n ]\n}\n'
-    assert _result(Ending(0, "", text)) == {"moved_bytes": 5, "problems": []}
+    assert result_of(Ending(0, "", text)) == {"moved_bytes": 5, "problems": []}

@@ -61,8 +61,8 @@ CALLS: dict[str, Callable[[bytes], object]] = {
     "adopt": transform.keep,
     "verify": lambda data: transform.prove_stored(data, 1, 1, any_size=True, any_colorspace=True),
     "means": likeness.means,
-    "digest": find._digest,
-    "reader": lambda data: native._crop(data, [3, 3, 30, 30]),
+    "digest": find.pixel_digest,
+    "reader": lambda data: native.cropped(data, [3, 3, 30, 30]),
     "report": lambda data: pictures.decode(data, 5),
 }
 

@@ -22,6 +22,7 @@ import tests.kit.start.sitecustomize  # noqa: F401 - as in the processes that te
 from tests.kit.browser import chromium, open_page  # noqa: F401 - one browser for all rooms
 from tests.kit.command import REPOSITORY
 from tests.kit.cpu import Meter
+from tests.kit.installed import installed  # noqa: F401 - for all rooms
 from tests.kit.lengths import FULL, HYPOTHESIS, SHORT
 from tests.kit.limits import limits  # noqa: F401 - for all rooms
 from tests.kit.system import system  # noqa: F401 - for all rooms

@@ -130,7 +130,7 @@ def decode(payload: bytes | memoryview, lacks: Mapping[str, str] = NOTHING) -> I
       DataDamagedError: not a tf.train.Example, or a key is missing, of another type,
         or does not hold exactly one value where the schema has one.
     """
-    return _as_encoded(payload) or _checked(protobuf.parse(payload), lacks)
+    return _as_encoded(payload) or checked(protobuf.parse(payload), lacks)
 
 
 def _as_encoded(payload: bytes | memoryview) -> ImageExample | None:
@@ -206,7 +206,7 @@ def _part(entries: bytes, keys: frozenset[str]) -> ImageExample:
     features = protobuf.parse(FIELD_1 + varint(len(entries)) + entries)
     if features.keys() != keys:
         raise DataDamagedError(f"expected the keys {', '.join(sorted(keys))}")
-    return _checked(_blank() | features, NOTHING)
+    return checked(_blank() | features, NOTHING)
 
 
 @functools.cache
@@ -242,7 +242,7 @@ def decode_without_image(
     0: then there is none.
     """
     features = protobuf.parse(_without_image(read, size))
-    return _checked(features | {schema.ENCODED: (b"",)}, lacks)
+    return checked(features | {schema.ENCODED: (b"",)}, lacks)
 
 
 def _without_image(read: Callable[[int, int], bytes], size: int) -> bytes:
@@ -261,7 +261,8 @@ def _without_image(read: Callable[[int, int], bytes], size: int) -> bytes:
     return read(0, size)
 
 
-def _checked(features: dict[str, Value], lacks: Mapping[str, str]) -> ImageExample:
+def checked(features: dict[str, Value], lacks: Mapping[str, str]) -> ImageExample:
+    """Returns the example of these features; raises as `decode`."""
     for key in lacks:
         if lacks[key] == ABSENT:
             features.setdefault(key, _absent(key, features))

@@ -24,6 +24,7 @@ from imagenet_prep.dataset.editions import ILSVRC2012
 from imagenet_prep.sources import ilsvrc, labels
 from tests.kit.command import wait_until
 from tests.kit.http_server import serve
+from tests.kit.installed import Installed
 
 PHASES = {"start-up", "index", "plan", "launch", "shards", "commit", "end"}
 SMALL = ["--size", "96", "72", "--short-side", "48"]
@@ -60,12 +61,9 @@ def test_memory_is_that_of_all_processes_of_the_tree() -> None:
 
 @pytest.mark.parametrize(("bench", "program"), [(replicate, "rsync"), (download, "curl")])
 def test_a_missing_program_is_said_in_a_sentence(
-    bench: ModuleType, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bench: ModuleType, program: str, tmp_path: Path, installed: Installed
 ) -> None:
-    def which(name: str, **_: object) -> str | None:
-        return None if name == program else f"/usr/bin/{name}"
-
-    monkeypatch.setattr(shutil, "which", which)
+    installed.programs(lambda name: None if name == program else f"/usr/bin/{name}")
     with pytest.raises(SystemExit, match=f"needs {program}, not installed.*apt-get install"):
         bench.main([f"--scratch={tmp_path}"])
     assert list(tmp_path.iterdir()) == []
@@ -204,10 +202,10 @@ def test_download_measures_ours_beside_curl(
 
 @pytest.mark.long
 def test_replicate_measures_ours_beside_boto3(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], installed: Installed
 ) -> None:
     pytest.importorskip("boto3")
-    monkeypatch.setattr(shutil, "which", lambda _: None)
+    installed.programs(lambda _: None)
     raw = tmp_path / "raw.json"
     replicate.main(["--s3", "--megabytes=2", f"--scratch={tmp_path}", f"--json={raw}"])
     results = json.loads(raw.read_text())["raw"]

@@ -18,6 +18,8 @@ import pytest
 from benchmarks import exchange
 from benchmarks.exchange import EACH, ONE, RING, TWICE
 from tests.kit.command import PATIENCE_S, REPOSITORY, wait_until
+from tests.kit.installed import Installed
+from tests.kit.system import System
 
 MXNET = REPOSITORY / ".venv" / "mxnet" / "bin" / "python"
 BOTH = ["ring, 2 workers", "1 server, 2 workers"]
@@ -55,11 +57,12 @@ def test_every_row_is_held_against_the_paper_model(
 def test_what_is_missing_is_said_in_a_sentence(
     wrong: dict[str, Any],
     said: str,
-    monkeypatch: pytest.MonkeyPatch,
+    system: System,
+    installed: Installed,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: wrong.get("uid", 0))
-    monkeypatch.setattr(shutil, "which", lambda name, **_: wrong.get(name, f"/usr/bin/{name}"))
+    system.instead("geteuid", lambda _: wrong.get("uid", 0))
+    installed.programs(lambda name: wrong.get(name, f"/usr/bin/{name}"))
     python, only = wrong.get("python", sys.executable), wrong.get("only", "")
     with pytest.raises(SystemExit) as ended:
         exchange.main(["--python", python, "--only", only])

@@ -11,9 +11,10 @@ from types import ModuleType
 import pytest
 from setuptools import Distribution
 
-from imagenet_prep.codec import libraries, planes
+from imagenet_prep.codec import planes
 from imagenet_prep.codec.policy import PLANES
 from tests.kit.codec import corpus, native
+from tests.kit.installed import Installed
 
 
 @pytest.fixture
@@ -55,7 +56,11 @@ def unloaded() -> Iterator[None]:
 @pytest.mark.usefixtures("unloaded")
 @pytest.mark.parametrize("compiler", ["system", "zig"])
 def test_what_an_installation_compiles_makes_the_codecs_bytes(
-    setup: ModuleType, compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    setup: ModuleType,
+    compiler: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    installed: Installed,
 ) -> None:
     command = setup.system_compiler() if compiler == "system" else setup.zig_compiler()
     if not command:
@@ -64,7 +69,7 @@ def test_what_an_installation_compiles_makes_the_codecs_bytes(
     monkeypatch.setattr(setup, other, list)
 
     library = build(setup, tmp_path)
-    monkeypatch.setattr(libraries, "_LIBRARY", library)
+    installed.library("codec.libraries", library)
 
     found = corpus.digest(PLANES, corpus.FEW)
     assert found == corpus.golden(corpus.FEW)[PLANES]

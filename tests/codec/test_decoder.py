@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import simplejpeg
 
-from imagenet_prep.codec import libraries, planes, transform
+from imagenet_prep.codec import planes, transform
 from imagenet_prep.dataset import jpeg
 from tests.kit.codec import corpus, fuzz, mutations, native, variety
+from tests.kit.installed import Installed
 from tests.kit.lengths import long_but
 
 pytestmark = pytest.mark.skipif(
@@ -136,9 +137,9 @@ def test_the_variable_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("unloaded")
 def test_without_the_library_files_are_read_through_all_the_same(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    installed: Installed, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(libraries, "_LIBRARY", tmp_path / "_planes.so")
+    installed.library("codec.libraries")
     data = mutations.sources()["420"]
 
     assert not planes.proves(data)

@@ -27,6 +27,7 @@ from imagenet_prep.codec.transform import transform
 from imagenet_prep.core.errors import BadImageError, UsageError
 from tests.kit import command
 from tests.kit.codec import corpus, mutations
+from tests.kit.installed import Installed
 from tests.kit.lengths import long_but
 
 MAX_PIXELS = 10_000_000
@@ -380,9 +381,9 @@ def unloaded() -> Iterator[None]:
 
 @pytest.mark.usefixtures("unloaded")
 def test_without_what_the_compiler_makes_it_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    installed: Installed, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(libraries, "_LIBRARY", tmp_path / "_planes.so")
+    installed.library("codec.libraries")
     with pytest.raises(UsageError, match=r"Install a C compiler.*--codec portable"):
         planes.require()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shlex
 import subprocess
 from pathlib import Path
@@ -15,6 +14,7 @@ from imagenet_prep import demo, train
 from imagenet_prep.core.errors import ImagenetPrepError, StoreError
 from tests.kit import command
 from tests.kit.dataset import everything
+from tests.kit.installed import Installed
 
 SMALL = ("--images", "60", "--short-side", "96", "--no-training")
 
@@ -74,11 +74,12 @@ def test_impossible_demos_are_refused(tmp_path: Path, flags: tuple[str, ...]) ->
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_what_the_demo_trains_with_is_a_command_of_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], ranks: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    ranks: int,
+    installed: Installed,
 ) -> None:
-    def find_spec(name: str) -> object:
-        return None if name == "horovod" and ranks == 1 else object()
-
     started: list[list[str]] = []
 
     def run(argv: list[str], stderr: IO[str], **_: Any) -> subprocess.CompletedProcess[str]:
@@ -86,7 +87,7 @@ def test_what_the_demo_trains_with_is_a_command_of_ours(
         stderr.write("a reason\n")
         return subprocess.CompletedProcess(argv, 7 * (len(started) - 1))
 
-    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+    installed.packages(lambda name: name != "horovod" or ranks == 2)
     monkeypatch.setattr(subprocess, "run", run)
     demo.train_model(tmp_path / "a set", tmp_path / "run")
     printed = shlex.split(capfd.readouterr().out)[2:]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from imagenet_prep.distribute.lead import Giver, Leader
 from imagenet_prep.hosts.channel import Frame
 from imagenet_prep.hosts.messages import BrokenError, Cause
 from imagenet_prep.hosts.process import Ending
+from tests.kit.limits import Limits
 from tests.kit.scripted_process import ScriptedProcess, say
 
 SIZES = {"index/train-0": 10, "train-0": 900, "index/train-1": 10, "train-1": 900}
@@ -42,12 +43,18 @@ class Led:
       peers: in the order in which they were started, with the host that each ran on.
       said: sentences.
       moved: bytes that were counted, a number for each file.
+      say: called with each of them.
+      at_start: called before each giver is started.
+      reached: how a look at a lost host ends.
     """
 
     def __init__(self, root: Path, patch: pytest.MonkeyPatch, **given: Sequence[list[Any]]) -> None:
+        self.at_start: Callable[[], None] = lambda: None
+        self.reached = Ending(0, "")
         self.peers: list[tuple[str, ScriptedProcess]] = []
         self.said: list[str] = []
         self.moved: list[int] = []
+        self.say: Callable[[str], None] = self.said.append
         self._scripts = {address: list(scripts) for address, scripts in given.items()}
         self._request = Request(
             data=b"the manifest",
@@ -62,7 +69,8 @@ class Led:
             placements=dict.fromkeys(given, WHOLE),
         )
         patch.setattr(lead, "Process", self._start)
-        patch.setattr(lead, "_TICK_S", 0.01)
+        patch.setattr(lead, "run", lambda *_, **__: self.reached)
+        Limits(patch)(giver_tick_s=0.01)
 
     def _start(self, host: str, *_: Any) -> ScriptedProcess:
         """What a giver says follows from whom it is to give to, which it hears first."""
@@ -72,6 +80,7 @@ class Led:
             script: list[Frame | None] = self._scripts[fields["address"]].pop(0)
             return [*script, None]
 
+        self.at_start()
         peer = ScriptedProcess([], answer, Ending(7, "its last words"))
         self.peers.append((host, peer))
         return peer
@@ -80,7 +89,7 @@ class Led:
         leader = Leader(
             dict.fromkeys(self._scripts, SIZES),
             self._request,
-            say=self.said.append,
+            say=self.say,
             count=self.moved.append,
         )
         return list(leader.run())
@@ -112,13 +121,7 @@ def test_the_mark_of_the_data_sets_folder_is_there_only_while_it_runs(
 ) -> None:
     led = Led(tmp_path, monkeypatch, one=[WHOLE_AT_ONCE])
     seen: list[list[str]] = []
-    start = led._start
-
-    def look_and_start(*arguments: Any) -> ScriptedProcess:
-        seen.append([path.name for path in (tmp_path / ".work").iterdir()])
-        return start(*arguments)
-
-    monkeypatch.setattr(lead, "Process", look_and_start)
+    led.at_start = lambda: seen.append([path.name for path in (tmp_path / ".work").iterdir()])
     led.run()
 
     ((name,),) = seen
@@ -129,7 +132,6 @@ def test_the_mark_of_the_data_sets_folder_is_there_only_while_it_runs(
 def test_every_file_is_counted_once_also_of_a_host_that_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lead, "run", lambda *_, **__: Ending(0, ""))
     lost = say("lost", cause=Cause.UNREACHED, why="no route")
     led = Led(
         tmp_path,
@@ -151,7 +153,6 @@ def test_every_file_is_counted_once_also_of_a_host_that_comes_back(
 def test_a_host_that_is_lost_too_often_fails_and_the_others_are_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lead, "run", lambda *_, **__: Ending(0, ""))
     lost = [say("lacks", files=1), say("lost", cause=Cause.UNREACHED, why="no route")]
     led = Led(tmp_path, monkeypatch, one=[lost, lost], two=[WHOLE_AT_ONCE] * 3)
     one, two = led.run()
@@ -164,10 +165,10 @@ def test_a_host_that_is_lost_too_often_fails_and_the_others_are_whole(
 def test_a_host_that_ssh_refuses_for_good_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refused = Ending(255, "Permission denied (publickey)")
-    monkeypatch.setattr(lead, "run", lambda *_, **__: refused)
     lost = [say("lost", cause=Cause.UNREACHED, why="Permission denied")]
-    (one,) = Led(tmp_path, monkeypatch, one=[lost]).run()
+    led = Led(tmp_path, monkeypatch, one=[lost])
+    led.reached = Ending(255, "Permission denied (publickey)")
+    (one,) = led.run()
 
     assert isinstance(one.error, StoreError)
 
@@ -202,10 +203,10 @@ def test_a_process_that_cannot_be_started_is_a_failed_giver(
 ) -> None:
     led = Led(tmp_path, monkeypatch, one=[])
 
-    def refuse(*_: Any) -> ScriptedProcess:
+    def refuse() -> None:
         raise OSError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(lead, "Process", refuse)
+    led.at_start = refuse
     (member,) = led.run()
 
     assert "it cannot be started: " in str(member.error)
@@ -226,7 +227,10 @@ def test_an_error_of_who_listens_is_not_blamed_on_a_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     led = Led(tmp_path, monkeypatch, one=[WHOLE_AT_ONCE])
-    monkeypatch.setattr(led, "said", None)
 
-    with pytest.raises(AttributeError):
+    def say(_: str) -> None:
+        raise KeyError("a bug")
+
+    led.say = say
+    with pytest.raises(KeyError, match="a bug"):
         led.run()

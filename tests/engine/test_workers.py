@@ -19,6 +19,7 @@ from imagenet_prep.core.errors import IncompleteError, SourceError, StoreError, 
 from imagenet_prep.engine.workers import Processes, Threads, Workers, run_worker
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit.command import PATIENCE_S, REPOSITORY, wait_until
+from tests.kit.installed import Installed
 
 KINDS = (engine.THREADS, engine.PROCESSES)
 
@@ -217,9 +218,9 @@ def test_a_task_is_done_by_one_worker_alone(stage: Stage, tmp_path: Path) -> Non
 
 
 def test_a_cluster_without_beam_names_the_line_that_installs_it(
-    monkeypatch: pytest.MonkeyPatch,
+    installed: Installed,
 ) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    installed.packages(lambda _: False)
 
     with pytest.raises(UsageError, match=r"Apache Beam.* pip install 'imagenet-prep\[beam\]'"):
         Workers(beam_args=("--runner=FlinkRunner",))

@@ -15,6 +15,7 @@ from imagenet_prep.hosts import host_keys
 from imagenet_prep.hosts.hosts_file import Host
 from imagenet_prep.hosts.process import Ending
 from tests.kit.command import Finished, started
+from tests.kit.installed import Installed
 
 if shutil.which("ssh-keygen") is None:
     pytest.skip("ssh-keygen is not installed", allow_module_level=True)
@@ -269,8 +270,8 @@ def test_what_is_no_key_is_not_taken_for_one(programs: Ssh) -> None:
     assert look().state == host_keys.SILENT
 
 
-def test_a_program_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_keys.shutil, "which", lambda name: name != "ssh-keyscan" or None)
+def test_a_program_that_is_missing_is_named(installed: Installed) -> None:
+    installed.programs(lambda name: None if name == "ssh-keyscan" else f"/usr/bin/{name}")
 
     with pytest.raises(ImagenetPrepError, match="ssh-keyscan is not installed"):
         host_keys.look([Host("node1", 8)], 2.0)

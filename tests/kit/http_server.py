@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 LOGIN_PAGE = b"<!DOCTYPE html><html><body><form action=login>Log in</form></body></html>"
 
@@ -93,6 +94,7 @@ class Server:
       authorized: whether the headers of a request let it pass; answered by 401 if not.
       redirect: sends on to this address instead of answering; "{path}" is replaced.
       requests: all that came, in order.
+      connections: accepted so far.
     """
 
     url: str
@@ -105,6 +107,7 @@ class Server:
     authorized: Callable[[Mapping[str, str]], bool] = lambda _: True
     redirect: str = ""
     requests: list[Request] = field(default_factory=list)
+    connections: int = 0
     _number: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -141,6 +144,10 @@ class _Web(http.server.ThreadingHTTPServer):
     daemon_threads = True
     # Five, the default, would make many connections at once wait a second for each other.
     request_queue_size = 128
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.told.connections += 1  # type: ignore[attr-defined]
+        super().process_request(request, client_address)
 
     def handle_error(self, *_: object) -> None:
         pass  # a client was killed, or has seen enough

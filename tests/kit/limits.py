@@ -26,6 +26,7 @@ _LIMITS = {
     "failed_host_s": "launching.crew._FAILED_S",
     "silent_host_s": "launching.crew._SILENCE_S",
     "proof_budget": "matching.find._MOST_COST",
+    "proof_cost": "matching.find._PROOF_COST",
     "proofs_at_once": "matching.find._PROOFS_AT_ONCE",
     "search_room": "matching.search._ROOM",
     "listed_in_one_process": "preparation.inventory._WORTH_PROCESSES_IMAGES",

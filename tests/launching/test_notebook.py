@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.kit.command import REPOSITORY
+from tests.kit.installed import Installed
 
 NOTEBOOK: dict[str, Any] = json.loads((REPOSITORY / "examples" / "demo.ipynb").read_text("utf-8"))
 CODE = [cell for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
@@ -51,7 +52,7 @@ def first_cell(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]
     """Runs the cell that installs where nothing is installed; returns its commands."""
     typed: list[list[str]] = []
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    Installed(monkeypatch).packages(lambda _: False)
     monkeypatch.setattr("subprocess.run", lambda argv, **_: typed.append(argv))
     exec(compile("".join(CODE[0]["source"]), CODE[0]["id"], "exec"), {})
     return typed

@@ -26,6 +26,7 @@ from imagenet_prep.read.records import Records
 from imagenet_prep.storage.opened import open_dataset
 from tests.kit.bounds import little_memory
 from tests.kit.codec import native
+from tests.kit.installed import Installed
 from tests.kit.tfrecords import framed, picture, plain, write_set
 
 HARNESS = Path(__file__).with_name("harness.c")
@@ -196,9 +197,9 @@ def test_a_batch_of_huge_claims_takes_no_memory(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def not_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def not_compiled(installed: Installed, tmp_path: Path) -> None:
     """As where there was no compiler."""
-    monkeypatch.setattr(gather, "_LIBRARY", tmp_path / "_gather.so")
+    installed.library("read.gather")
 
 
 def batches(root: Path) -> list[dict[str, Any]]:

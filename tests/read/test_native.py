@@ -15,7 +15,6 @@ import pytest
 from PIL import Image
 
 from imagenet_prep.codec import planes
-from imagenet_prep.codec.libraries import UnavailableError
 from imagenet_prep.core.errors import BadImageError, UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.read import Reader, make_dataset, native
@@ -25,6 +24,7 @@ from imagenet_prep.read.dlpack import Bfloat16
 from imagenet_prep.read.feed import EncodedBatch
 from tests.kit.codec import corpus
 from tests.kit.command import PATIENCE_S
+from tests.kit.installed import Installed
 from tests.kit.reading import ODD, asked
 
 
@@ -48,17 +48,11 @@ def pillows(data: bytes, box: list[int]) -> Any:
     return np.asarray(crop.resize((24, 24), Image.Resampling.BILINEAR)).astype(int)
 
 
-def missing() -> None:
-    raise UnavailableError("no compiler")
-
-
 @pytest.mark.parametrize("hidden", [False, True], ids=["planes", "plain"])
 @pytest.mark.parametrize("kind", list(ODD))
-def test_odd_images_show_what_pillow_shows(
-    monkeypatch: pytest.MonkeyPatch, kind: str, hidden: bool
-) -> None:
+def test_odd_images_show_what_pillow_shows(installed: Installed, kind: str, hidden: bool) -> None:
     if hidden:
-        monkeypatch.setattr(planes, "require", missing)
+        installed.no_planes()
     with Image.open(io.BytesIO(ODD[kind])) as image:
         whole = [0, 0, image.height, image.width]
     for box in (whole, [whole[2] // 4, whole[3] // 3, -(-whole[2] // 2), -(-whole[3] // 2)]):
@@ -70,10 +64,10 @@ def test_odd_images_show_what_pillow_shows(
         assert np.array_equal(first.transpose(1, 2, 0), found)
 
 
-def test_the_plain_way_interpolates_as_the_codec_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plain_way_interpolates_as_the_codec_does(installed: Installed) -> None:
     box = [3, 5, 30, 41]
     quick = shown(ODD["4:4:4"], box, antialias=False)
-    monkeypatch.setattr(planes, "require", missing)
+    installed.no_planes()
 
     assert np.abs(shown(ODD["4:4:4"], box, antialias=False) - quick).mean() < 0.7
 
@@ -117,7 +111,7 @@ def opened(root: Path, **more: Any) -> Reader:
 @pytest.mark.parametrize("dtype", ["uint8", "float32", "float16"])
 @pytest.mark.parametrize("colour", [False, True])
 def test_without_the_codec_pillow_shows_the_same_and_the_log_says_so_once(
-    monkeypatch: pytest.MonkeyPatch,
+    installed: Installed,
     caplog: pytest.LogCaptureFixture,
     scenes: Path,
     dtype: str,
@@ -125,7 +119,7 @@ def test_without_the_codec_pillow_shows_the_same_and_the_log_says_so_once(
 ) -> None:
     """The same crops and mirrors; of each image the mean differs by less than a grey level."""
     quick = [batch["images"] for batch in opened(scenes, dtype=dtype, colour=colour)]
-    monkeypatch.setattr(planes, "require", missing)
+    installed.no_planes()
     native._say_once.cache_clear()
     with caplog.at_level(logging.WARNING):
         plain = [batch["images"] for batch in opened(scenes, dtype=dtype, colour=colour)]
@@ -288,9 +282,7 @@ def test_memory_for_images_that_nobody_asked_for_is_refused(scenes: Path) -> Non
 
 
 @pytest.mark.parametrize("other", ["tfdata", "dali"])
-def test_the_other_backends_take_no_memory(
-    monkeypatch: pytest.MonkeyPatch, scenes: Path, other: str
-) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: True)  # as if it were installed
+def test_the_other_backends_take_no_memory(installed: Installed, scenes: Path, other: str) -> None:
+    installed.packages(lambda _: True)
     with pytest.raises(UsageError, match=f"needs backend='native', but the backend is '{other}'"):
         opened(scenes, out=bytearray, backend=other)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from imagenet_prep.core import compiled
 from imagenet_prep.shards import digests
+from tests.kit.installed import Installed
 
 
 def expected(pieces: list[bytes]) -> list[str]:
@@ -27,9 +28,9 @@ def test_each_piece_has_the_digest_that_hashlib_gives(sizes: list[int], chance: 
 
 
 def test_a_machine_without_the_library_has_the_same_digests(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, installed: Installed
 ) -> None:
-    monkeypatch.setattr(digests, "_LIBRARY", tmp_path / "_digests.so")
+    installed.library("shards.digests")
     assert digests.sha256([b"a", b"", b"c" * 999]) == expected([b"a", b"", b"c" * 999])
 
 

@@ -21,6 +21,7 @@ from imagenet_prep.storage import scratch
 from imagenet_prep.storage.bucket import BucketStore
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.remote import AbsentError
+from imagenet_prep.storage.s3 import S3
 from imagenet_prep.storage.store import Store
 from tests.kit.limits import Limits
 from tests.kit.s3_server import BUCKET, SECRET_KEY, S3Server, key_of, uploads
@@ -130,17 +131,17 @@ def test_a_file_in_parts_is_whole_and_proven(s3: S3Server, store: BucketStore) -
 def test_an_object_is_asked_for_where_the_answer_does_not_prove_it(
     store: BucketStore, monkeypatch: pytest.MonkeyPatch, told: str, size: int
 ) -> None:
-    asked = store._s3.call
+    asked = S3.call
     operations: list[str] = []
 
-    def call(operation: str, name: str, **arguments: Any) -> dict[str, Any]:
+    def call(s3: S3, operation: str, name: str, **arguments: Any) -> dict[str, Any]:
         operations.append(operation)
-        answer = asked(operation, name, **arguments)
+        answer: dict[str, Any] = asked(s3, operation, name, **arguments)
         if told != "the same" and operation.startswith(("put", "complete")):
             answer["ChecksumCRC32C"] = told
         return answer
 
-    monkeypatch.setattr(store._s3, "call", call)
+    monkeypatch.setattr(S3, "call", call)
     store.write("labels.txt", DATA[:size])
 
     assert operations.count("head_object") == (told != "the same")
@@ -152,20 +153,20 @@ def test_an_upload_that_is_gone_is_begun_anew_unless_its_object_is_there(
     store: BucketStore, monkeypatch: pytest.MonkeyPatch, gone: str
 ) -> None:
     """Another run removed the upload, or the answer that it is complete got lost."""
-    asked = store._s3.call
+    asked = S3.call
     operations: list[str] = []
 
-    def call(operation: str, name: str, **arguments: Any) -> dict[str, Any]:
+    def call(s3: S3, operation: str, name: str, **arguments: Any) -> dict[str, Any]:
         is_first = operation == "complete_multipart_upload" and operation not in operations
         operations.append(operation)
         if is_first and gone == "removed":
-            asked("abort_multipart_upload", name, UploadId=arguments["UploadId"])
-        answer = asked(operation, name, **arguments)
+            asked(s3, "abort_multipart_upload", name, UploadId=arguments["UploadId"])
+        answer: dict[str, Any] = asked(s3, operation, name, **arguments)
         if is_first:
             raise AbsentError("NoSuchUpload")
         return answer
 
-    monkeypatch.setattr(store._s3, "call", call)
+    monkeypatch.setattr(S3, "call", call)
     store.write("labels.txt", DATA)
 
     assert operations.count("create_multipart_upload") == (2 if gone == "removed" else 1)

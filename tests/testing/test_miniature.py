@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import hashlib
-import importlib.util
 import io
 import multiprocessing
 import subprocess
@@ -27,6 +26,7 @@ from imagenet_prep.testing.miniature import (
     Miniature,
     make_miniature,
 )
+from tests.kit.installed import Installed
 from tests.kit.miniature import edit_train_tar, miniature_for_tests, rewrite_tar
 
 ARCHIVES = (TRAIN_ARCHIVE, VALIDATION_ARCHIVE, DEVKIT_ARCHIVE)
@@ -159,10 +159,10 @@ def test_same_seed_gives_the_same_bytes_in_another_process(tmp_path: Path, mini:
 
 
 def test_missing_photographs_are_named_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, installed: Installed
 ) -> None:
     photographs.photograph_path.cache_clear()
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    installed.packages(lambda _: False)
 
     with pytest.raises(UsageError, match=r"pip install 'imagenet-prep\[demo\]'"):
         make_miniature(tmp_path / "new")

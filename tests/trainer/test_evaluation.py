@@ -22,6 +22,7 @@ from imagenet_prep.trainer.comm import Comm
 from imagenet_prep.trainer.config import Config
 from imagenet_prep.trainer.predicted import Predicted
 from tests.kit.evaluated import write_names
+from tests.kit.installed import Installed
 from tests.kit.numpy_learner import NumpyLearner
 from tests.kit.tfrecords import wnid
 from tests.kit.training import NUM_TRAIN, NUM_VALIDATION, flags, make_shades, rows
@@ -30,10 +31,10 @@ Train = Callable[..., Any]
 
 
 @pytest.fixture
-def tabulate(shades: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
+def tabulate(shades: Path, monkeypatch: pytest.MonkeyPatch, installed: Installed) -> Train:
     """As `train_by_numpy`, by the verb, which opens the sets and lists of the table."""
     monkeypatch.setattr(loop, "connect", NumpyLearner)
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: True)
+    installed.packages(lambda _: True)
 
     def run(log_dir: Path, **more: Any) -> Any:
         settings = flags(shades, log_dir, framework="mxnet", backend="native") | more

@@ -17,7 +17,7 @@ from PIL import Image, ImageOps
 
 from imagenet_prep import duplicates
 from imagenet_prep.dataset import manifest, naming
-from imagenet_prep.matching import find, hashes, proof
+from imagenet_prep.matching import hashes, proof
 from imagenet_prep.preparation import pictures
 from imagenet_prep.storage.bucket import BucketStore
 from tests.kit import command
@@ -329,7 +329,7 @@ def test_look_alikes_cost_each_a_bounded_number_of_proofs(
 ) -> None:
     proofs = []
     monkeypatch.setattr(proof, "proven", lambda *each: proofs.append(each))
-    limits(proof_budget=3 * find._PROOF_COST)
+    limits(proof_budget=3, proof_cost=1)
     limits(proofs_at_once=4)
     words = ["--source", str(look_alikes(tmp_path / "source", 40)), "--splits", "train", "--json"]
 
@@ -361,7 +361,7 @@ def test_all_copies_of_one_picture_are_found_however_many(
     proofs = []
     proven = proof.proven
     monkeypatch.setattr(proof, "proven", lambda *each: proofs.append(each) or proven(*each))
-    limits(proof_budget=find._PROOF_COST)
+    limits(proof_budget=1, proof_cost=1)
     limits(proofs_at_once=16)
     picture = Image.open(io.BytesIO(corpus.photographs(1)[0])).convert("RGB")
     for number in range(60):

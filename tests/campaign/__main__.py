@@ -29,8 +29,8 @@ from tests.campaign.prepare import Prepare, PrepareToS3
 from tests.campaign.replicate import Replicate, ReplicateToS3
 from tests.campaign.resize import Resize
 from tests.campaign.story import Story
-from tests.hostile.arena import Arena
 from tests.kit import foreign, warm
+from tests.kit.arena import Arena
 from tests.kit.miniature import Miniature, miniature_for_tests
 from tests.kit.s3_server import BUCKET, S3Server, serve_s3
 from tests.kit.shared import in_memory

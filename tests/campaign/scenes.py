@@ -21,9 +21,9 @@ from typing import Any
 from tests.campaign import calls, commands
 from tests.campaign.calls import Entry
 from tests.campaign.story import KILL, Story, hold
-from tests.hostile.arena import Arena
 from tests.kit import faults, foreign, warm
 from tests.kit.amended import make_changes
+from tests.kit.arena import Arena
 from tests.kit.dataset import all_files, contents
 from tests.kit.http_server import serve
 from tests.kit.miniature import miniature_for_tests

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.campaign import commands
-from tests.hostile.arena import Arena, Look
 from tests.kit import faults
+from tests.kit.arena import Arena, Look
 from tests.kit.command import PATIENCE_S
 from tests.kit.dataset import contents
 from tests.kit.warm import Ended, Warm

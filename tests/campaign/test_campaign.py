@@ -10,7 +10,7 @@ import pytest
 
 from tests.campaign import __main__ as campaign
 from tests.campaign.story import Story, ViolationError, hold_whole_or_absent
-from tests.hostile.arena import Arena
+from tests.kit.arena import Arena
 from tests.kit.dataset import contents
 from tests.kit.replicas import make_dataset
 from tests.kit.warm import Warm

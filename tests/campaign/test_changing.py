@@ -12,7 +12,7 @@ from tests.campaign import sources
 from tests.campaign.changing import VERBS, Case, Changing
 from tests.campaign.sources import Changes, Folders, settle
 from tests.campaign.story import Story, ViolationError
-from tests.hostile.arena import Arena
+from tests.kit.arena import Arena
 from tests.kit.lengths import long_but
 from tests.kit.warm import Warm
 

@@ -9,8 +9,8 @@ from imagenet_prep.codec.policy import Policy
 from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset import jpeg, member
 from imagenet_prep.reporting import pictures
-from tests.hostile import images
 from tests.kit.bounds import little_memory
+from tests.kit.hostile import images
 
 MANY = jpeg.MAX_SCANS + 1
 POLICIES = [Policy(None), Policy(32), Policy(None, check="header"), Policy(32, stretch=True)]

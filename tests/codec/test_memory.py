@@ -17,8 +17,8 @@ from imagenet_prep.codec.policy import PLANES, PORTABLE, Policy
 from imagenet_prep.core import turns
 from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset import jpeg
-from tests.hostile import images
 from tests.kit.bounds import little_memory
+from tests.kit.hostile import images
 from tests.kit.limits import Limits
 
 SIDE = 2000

@@ -20,9 +20,9 @@ from imagenet_prep.dataset import jpeg
 from imagenet_prep.matching import find, hashes
 from imagenet_prep.read import diagnosis, native
 from imagenet_prep.reporting import pictures
-from tests.hostile import images
 from tests.kit.bounds import little_memory
 from tests.kit.codec import frames, mutations
+from tests.kit.hostile import images
 
 LOSSLESS = {name: images.lossless_jpeg(420, count) for name, count in {"rgb": 3, "grey": 1}.items()}
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset import jpeg
-from tests.hostile import images
+from tests.kit.hostile import images
 
 
 def saved(**options: object) -> bytes:

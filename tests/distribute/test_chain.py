@@ -22,7 +22,7 @@ from imagenet_prep.distribute.messages import FROM_GIVER
 from imagenet_prep.hosts.channel import Frame
 from imagenet_prep.hosts.messages import BrokenError, Cause
 from imagenet_prep.hosts.process import Ending
-from tests.hostile import peers
+from tests.kit.hostile import peers
 from tests.kit.lengths import examples
 
 FILES = {"index/a": 10, "a": 100, "b": 200}

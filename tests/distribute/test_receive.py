@@ -14,7 +14,7 @@ import pytest
 from imagenet_prep.distribute import messages
 from imagenet_prep.distribute.receive import serve
 from imagenet_prep.hosts.channel import Channel
-from tests.hostile import peers
+from tests.kit.hostile import peers
 from tests.kit.replicas import make_dataset
 
 SHARD = "train-00000-of-00002"

@@ -23,7 +23,7 @@ from imagenet_prep.hosts.messages import (
     count,
     sentence,
 )
-from tests.hostile import peers
+from tests.kit.hostile import peers
 from tests.kit.lengths import examples
 from tests.kit.limits import Limits
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hostile.arena import Arena
+from tests.kit.arena import Arena
 from tests.kit.miniature import Miniature, miniature_for_tests
 from tests.kit.shared import in_memory
 from tests.kit.tfrecords import picture, plain, wnid, write_set

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from imagenet_prep.dataset import example
 from imagenet_prep.dataset.example import ImageExample
-from tests.hostile import images, manifests
+from tests.kit.hostile import images, manifests
 from tests.kit.tfrecords import framed, picture, plain, wnid
 
 TEXTS = {kind: manifests.NAMES[kind] for kind in ("parents", "absolute", "escape", "csi", "long")}

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from imagenet_prep.sources import labels
-from tests.hostile import archives, images, pickles, xml
 from tests.kit import layouts
+from tests.kit.hostile import archives, images, pickles, xml
 from tests.kit.miniature import Miniature, edit_train_tar, rewrite_tar
 
 TRAIN, VALIDATION = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"

@@ -10,8 +10,8 @@ import pytest
 
 from imagenet_prep.dataset import naming
 from tests.hostile import files
-from tests.hostile.arena import Arena
 from tests.hostile.readers import READ
+from tests.kit.arena import Arena
 from tests.kit.lengths import long_but
 
 ONE = ("--workers", "1")

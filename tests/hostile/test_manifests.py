@@ -13,9 +13,9 @@ from hypothesis import given
 
 from imagenet_prep.core.errors import ManifestError
 from imagenet_prep.dataset import manifest, naming, schema
-from tests.hostile import manifests
-from tests.hostile.arena import Arena
 from tests.hostile.readers import READ
+from tests.kit.arena import Arena
+from tests.kit.hostile import manifests
 from tests.kit.http_server import serve
 from tests.kit.lengths import long_but
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from tests.hostile import peers
-from tests.hostile.arena import Arena
+from tests.kit.arena import Arena
 from tests.kit.fake_hosts import make_hosts
+from tests.kit.hostile import peers
 from tests.kit.replicas import make_dataset
 
 # Each is a host that is lost, and lost hosts are waited for: seconds a case, so few of them. The

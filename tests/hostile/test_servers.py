@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 
-from tests.hostile.arena import Arena
+from tests.kit.arena import Arena
 
 # Answers as they go over the wire, whatever was asked.
 ANSWERS: dict[str, bytes] = {

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.dataset import naming
-from tests.hostile import indexes, manifests, shards
-from tests.hostile.arena import Arena
+from tests.hostile import shards
 from tests.hostile.readers import READ
+from tests.kit.arena import Arena
+from tests.kit.hostile import indexes, manifests
 from tests.kit.lengths import long_but
 
 SHARD = "train-00000-of-00002"

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.hostile import images, sources
-from tests.hostile.arena import Arena
+from tests.hostile import sources
 from tests.hostile.sources import Write
+from tests.kit.arena import Arena
 from tests.kit.codec import mutations
+from tests.kit.hostile import images
 from tests.kit.lengths import long_but
 from tests.kit.miniature import Miniature
 

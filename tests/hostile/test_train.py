@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.dataset import naming
-from tests.hostile import manifests
-from tests.hostile.arena import Arena
+from tests.kit.arena import Arena
+from tests.kit.hostile import manifests
 from tests.kit.warm import Warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.tf]

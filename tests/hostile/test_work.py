@@ -10,7 +10,7 @@ import pytest
 
 from imagenet_prep.dataset import naming
 from tests.hostile import files, links, lists
-from tests.hostile.arena import Arena
+from tests.kit.arena import Arena
 from tests.kit.lengths import long_but
 from tests.kit.miniature import Miniature
 

@@ -12,8 +12,8 @@ import pytest
 from imagenet_prep.hosts.hosts_file import Host
 from imagenet_prep.launching.crew import Crew
 from imagenet_prep.launching.host import Order
-from tests.hostile import peers
 from tests.kit.command import PATIENCE_S
+from tests.kit.hostile import peers
 from tests.kit.limits import Limits
 
 # Each of these must be refused, whatever else a host may say.

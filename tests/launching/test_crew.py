@@ -32,8 +32,8 @@ from imagenet_prep.launching.pipes import through
 from imagenet_prep.launching.ranks import MARK, Rank, Ranks
 from imagenet_prep.launching.variables import travelling
 from imagenet_prep.trainer.stop import Stop
-from tests.hostile import peers
 from tests.kit.command import REPOSITORY, Running, started, wait_until
+from tests.kit.hostile import peers
 from tests.kit.limits import Limits
 
 pytestmark = pytest.mark.slow  # servers or processes in each test

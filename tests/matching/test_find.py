@@ -13,9 +13,9 @@ from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.matching import hashes
 from imagenet_prep.matching.find import Found
 from imagenet_prep.matching.pictures import Columns, Pictures
-from tests.hostile import images
 from tests.kit.bounds import little_memory
 from tests.kit.codec import mutations
+from tests.kit.hostile import images
 
 
 @dataclass(frozen=True)

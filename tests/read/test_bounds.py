@@ -10,9 +10,9 @@ from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import jpeg, naming
 from imagenet_prep.read.records import Records
 from imagenet_prep.storage.opened import open_dataset
-from tests.hostile import images
-from tests.hostile.indexes import LINES
 from tests.kit.bounds import little_memory
+from tests.kit.hostile import images
+from tests.kit.hostile.indexes import LINES
 from tests.kit.tfrecords import picture, plain, write_set
 
 

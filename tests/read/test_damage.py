@@ -17,8 +17,8 @@ from imagenet_prep.core.world import World
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.read import Reader, make_dataset
-from tests.hostile import images
 from tests.kit import faults
+from tests.kit.hostile import images
 from tests.kit.reading import NUM_TRAIN, NUM_VALIDATION, SHARD, TRAIN, flip, offsets
 from tests.kit.tfrecords import numbers_of, picture, plain, wnid, write_set
 

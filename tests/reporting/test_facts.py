@@ -20,8 +20,8 @@ from imagenet_prep.reporting import facts, sample
 from imagenet_prep.reporting.facts import Facts
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.opened import Dataset
-from tests.hostile.indexes import LINES
 from tests.kit.bounds import little_memory
+from tests.kit.hostile.indexes import LINES
 from tests.kit.limits import Limits
 from tests.kit.samples import add_tables
 from tests.kit.system import System

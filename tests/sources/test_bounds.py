@@ -12,9 +12,9 @@ import pytest
 from imagenet_prep.core.errors import SourceError
 from imagenet_prep.sources import boxes, cifar10, folder, labels, parquet, tar
 from imagenet_prep.sources.boxes import BoxTask
-from tests.hostile import archives, pickles, xml
 from tests.kit import layouts
 from tests.kit.bounds import little_memory
+from tests.kit.hostile import archives, pickles, xml
 from tests.kit.layouts import voc_xml
 from tests.kit.limits import Limits
 from tests.kit.miniature import Miniature

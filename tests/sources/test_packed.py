@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.sources import packed
-from tests.hostile import archives
+from tests.kit.hostile import archives
 
 
 @pytest.mark.parametrize(

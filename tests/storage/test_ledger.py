@@ -16,7 +16,7 @@ from imagenet_prep.distribute.replica import Replica
 from imagenet_prep.storage import inside, ledger
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.ledger import Identity, Journal, Ledger
-from tests.hostile.peers import DEEP
+from tests.kit.hostile.peers import DEEP
 from tests.kit.replicas import make_dataset
 
 NAME = ".work/notes.jsonl"

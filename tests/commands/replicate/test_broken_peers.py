@@ -6,8 +6,8 @@ from pathlib import Path
 
 from imagenet_prep.distribute.hosts import result_of
 from imagenet_prep.hosts.process import Ending
-from tests.hostile import peers
 from tests.kit.fake_hosts import Hosts
+from tests.kit.hostile import peers
 
 RECEIVER, GIVER = "imagenet_prep.distribute.receive", "imagenet_prep.distribute.send"
 

@@ -22,10 +22,10 @@ from imagenet_prep.reporting import facts, sample
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.opened import open_dataset
 from tests.commands.report.conftest import Demo
-from tests.hostile import manifests
 from tests.kit import command
 from tests.kit.dataset import contents, everything, receipts
 from tests.kit.faults import cut, flip_bit
+from tests.kit.hostile import manifests
 
 Report = Callable[..., str]
 

@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.hostile import archives, images, manifests, pickles, shards, xml
-from tests.hostile.arena import SECRETS
+from tests.hostile import shards
 from tests.hostile.mutations import formats
+from tests.kit.arena import SECRETS
+from tests.kit.hostile import archives, images, manifests, pickles, xml
 
 MANY = 1_000_000
 # What 10^6 repetitions may have; more of them would be a test of this generator's memory.

@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 from imagenet_prep.dataset import naming
 from imagenet_prep.storage import kept_lists
-from tests.hostile import manifests
-from tests.hostile.arena import CANARY, Arena
 from tests.hostile.mutations import changes, formats, scenes
 from tests.hostile.mutations.scenes import SCENES, Stage, Verb
 from tests.kit import warm
+from tests.kit.arena import CANARY, Arena
 from tests.kit.command import PATIENCE_S, threads
+from tests.kit.hostile import manifests
 from tests.kit.http_server import Server, serve
 from tests.kit.miniature import Miniature
 from tests.kit.warm import Ended, Warm, children

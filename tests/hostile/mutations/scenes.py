@@ -21,9 +21,9 @@ from PIL import Image
 from imagenet_prep.dataset import naming, predictions
 from imagenet_prep.launching import detached
 from imagenet_prep.sources.evaluation_layout import MAPPING
-from tests.hostile import archives
-from tests.hostile.arena import Arena
 from tests.kit import evaluation_sets, foreign, layouts
+from tests.kit.arena import Arena
+from tests.kit.hostile import archives
 from tests.kit.http_server import Server
 from tests.kit.miniature import Miniature
 from tests.kit.tfrecords import picture, plain, write_set

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 
 from tests.kit import cpu
 from tests.kit.cpu import Meter, above, seconds_of, table_of
+from tests.kit.system import System
 
 TESTS = cpu.REPOSITORY / "tests"
 
@@ -52,12 +52,12 @@ def test_a_room_is_above_its_row_by_half(measured: dict[str, float], found: list
 
 
 @pytest.fixture
-def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: System) -> SimpleNamespace:
     """The configuration of a complete run on a quiet machine, whose table is `TABLE`."""
     (tmp_path / "table.md").write_text(table_of(TABLE))
     monkeypatch.setattr(cpu, "TABLE", tmp_path / "table.md")
     monkeypatch.setattr(cpu, "REPOSITORY", tmp_path)
-    monkeypatch.setattr(os, "getloadavg", lambda: (9.0, 9.0, 1.0))
+    system.instead("getloadavg", lambda _: (9.0, 9.0, 1.0))
     option = SimpleNamespace(markexpr="", keyword="", collectonly=False)
     return SimpleNamespace(args_source=pytest.Config.ArgsSource.TESTPATHS, option=option)
 
@@ -89,10 +89,10 @@ def test_a_complete_run_says_if_its_workers_together_are_above_the_table(
 
 @pytest.mark.parametrize("how", ["busy", "part", "mark"])
 def test_a_busy_machine_or_a_part_of_the_tests_says_nothing(
-    asked: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, how: str
+    asked: SimpleNamespace, system: System, how: str
 ) -> None:
     if how == "busy":
-        monkeypatch.setattr(os, "getloadavg", lambda: (1.0, 1.0, 100.0))
+        system.instead("getloadavg", lambda _: (1.0, 1.0, 100.0))
     elif how == "part":
         asked.args_source = pytest.Config.ArgsSource.ARGS
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +51,19 @@ def test_no_file_of_the_tests_imports_a_test_or_another_room() -> None:
     ]
 
     assert refused == []
+
+
+def test_only_the_kit_replaces_calls_of_the_system_and_what_is_installed() -> None:
+    """Its `system` and `installed` do, in words that say what goes wrong."""
+    modules = r"os|fcntl|resource|shutil|tempfile|importlib\.util|Path"
+    replaced = re.compile(rf"""setattr\(\s*["']?({modules})\b(?!, "environ")""")
+    found = {
+        str(path.relative_to(TESTS))
+        for path in TESTS.rglob("*.py")
+        if replaced.search(path.read_text("utf-8"))
+    }
+
+    assert found == {"kit/installed.py", "kit/system.py"}
 
 
 @pytest.mark.parametrize(

@@ -275,20 +275,16 @@ def test_a_launch_on_another_host_is_asked_for_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changed", [{}, {"boot": "another"}, {"start": 1}, {"exit": 0}], ids=str)
-def test_a_process_is_a_launch_only_by_boot_start_and_flag(
-    monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any]
-) -> None:
-    pid = os.getpid()
-    start, boot = detached.start_ticks(pid), detached.boot_id()
-    assert start is not None
-    record = detached.Record(os.uname().nodename, pid, start, boot, "2026")
-    assert not record.runs  # these tests are no launch
-    read = Path.read_bytes
-    monkeypatch.setattr(
-        Path, "read_bytes", lambda p: b"x\0--detach\0" if p.name == "cmdline" else read(p)
-    )
+def test_a_process_is_a_launch_only_by_boot_start_and_flag(changed: dict[str, Any]) -> None:
+    def record_of(pid: int) -> detached.Record:
+        start = detached.start_ticks(pid)
+        assert start is not None
+        return detached.Record(os.uname().nodename, pid, start, detached.boot_id(), "2026")
 
-    assert dataclasses.replace(record, **changed).runs == (not changed)
+    assert not record_of(os.getpid()).runs  # these tests are no launch
+    argv = ["sh", "-c", "read line", "launch", "--detach"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE) as launch:
+        assert dataclasses.replace(record_of(launch.pid), **changed).runs == (not changed)
 
 
 def test_a_second_launch_of_a_folder_is_refused_before_anything_is_written(

@@ -1,6 +1,6 @@
-"""What is installed on this machine: packages, programs, and the parts that are compiled.
+"""Packages, programs and compiled parts that our code finds on this machine, or does not.
 
-Only this module changes what our code finds. The fixture `installed` puts it back after each test.
+Only this module changes them. The fixture `installed` puts them back after each test.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 
 
 class Installed:
-    """What our code finds installed."""
+    """The installed packages, programs and compiled parts."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._patch = patch
@@ -24,7 +24,7 @@ class Installed:
         self._patch.setattr(importlib.util, "find_spec", lambda name: is_there(name) or None)
 
     def programs(self, path_of: Callable[[str], str | None]) -> None:
-        """Lets a program be found where `path_of` says, if anywhere."""
+        """Lets a program be found at the path that `path_of` returns, if any."""
         self._patch.setattr(shutil, "which", lambda name, **_: path_of(name))
 
     def library(self, module: str, path: Path = Path("/nowhere.so")) -> None:
@@ -43,5 +43,5 @@ class Installed:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Installed:
-    """What is installed, for a test on a machine that lacks some of it."""
+    """The installed parts, for a test of a machine that lacks some."""
     return Installed(monkeypatch)

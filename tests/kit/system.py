@@ -1,4 +1,4 @@
-"""Calls of the operating system that fail, are noted, or come just after something else.
+"""Calls of the operating system that fail, are noted, or meet a change just before them.
 
 Only this module replaces them. The fixture `system` puts them back after each test.
 """
@@ -36,12 +36,12 @@ class System:
         self._patch = patch
 
     def instead(self, call: str, function: Callable[..., Any]) -> None:
-        """Calls `function` instead, with the real call before its arguments."""
+        """Replaces a call by a function, which gets the real call before the arguments."""
         module = _ELSEWHERE.get(call, os)
         self._patch.setattr(module, call, functools.partial(function, getattr(module, call)))
 
     def fails(self, call: str, code: int, *, after: int = 0, times: int = 1 << 31) -> None:
-        """Lets a call fail with this error, once it was made `after` times, so many `times`."""
+        """Lets a call succeed `after` times, then fail with this error so many `times`."""
         made = itertools.count()
 
         def perhaps(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -67,7 +67,7 @@ class System:
         noted: list[str] = []
 
         def note(name: str, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            # What counts of a renamed file is its new name, and of a linked one the old.
+            # A renamed file is noted by its new name, a linked file by its old one.
             folder = _path_of(kwargs.get("dst_dir_fd" if name == "replace" else "dir_fd", ""))
             path = folder / _path_of(args[1 if name == "replace" else 0])
             noted.append(f"{name} {os.path.relpath(path, below.resolve())}")
@@ -88,11 +88,11 @@ class System:
         self._patch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace(syncfs=syncfs))
 
     def has_free_bytes(self, count: int) -> None:
-        """Lets every disk have so many bytes left."""
+        """Lets every disk have this number of free bytes."""
         self.instead("disk_usage", lambda *_: SimpleNamespace(free=count))
 
     def keeps_temporary_files(self, folder: Path) -> None:
-        """Lets temporary files lie in a folder, as TMPDIR does for a process that begins."""
+        """Puts temporary files into a folder, as TMPDIR does for a new process."""
         self._patch.setattr(tempfile, "tempdir", str(folder))
 
 

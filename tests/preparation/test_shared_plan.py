@@ -92,9 +92,7 @@ def together(wanted: Selection, store: LocalStore) -> Inventory:
 def test_the_plan_is_that_of_one_process(
     tmp_path: Path, limits: Limits, wanted: Selection, members: int
 ) -> None:
-    limits(plan_block_members=members)
-    limits(plan_share_members=members)
-    limits(parsed_plan_bytes=100)
+    limits(plan_block_members=members, plan_share_members=members, parsed_plan_bytes=100)
     one, many = LocalStore(tmp_path / "one"), LocalStore(tmp_path / "many")
     alone = take_inventory(wanted, one, WORKERS, quiet=True)
     made = together(wanted, many)

@@ -42,8 +42,7 @@ def test_what_comes_back_is_sorted_and_grouped_whatever_range_is_asked_for(
 def test_ranges_cover_all_numbers_and_none_holds_much_more_than_a_run(
     counts: list[int], workers: int, limits: Limits
 ) -> None:
-    limits(sorted_run_entries=100)
-    limits(sorted_range_entries=10)
+    limits(sorted_run_entries=100, sorted_range_entries=10)
     ranges = runs.ranges(counts, workers)
 
     assert [i for start, stop in ranges for i in range(start, stop)] == list(range(len(counts)))
@@ -59,8 +58,7 @@ def test_a_full_disk_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("num", [0, 1, 200, 3000])
 def test_sides_come_sorted_and_no_key_is_cut(num: int, tmp_path: Path, limits: Limits) -> None:
-    limits(sorted_run_entries=100)
-    limits(sorted_run_keys=7)
+    limits(sorted_run_entries=100, sorted_run_keys=7)
     chance = random.Random(num)
     # Keys that are the beginning of others, and several entries of a key.
     keys = ["a" * chance.randrange(1, 9) + chance.choice("b é\U0001f600") for _ in range(50)]
@@ -84,8 +82,7 @@ def test_sides_come_sorted_and_no_key_is_cut(num: int, tmp_path: Path, limits: L
 
 
 def test_long_entries_make_short_runs_and_ranges(tmp_path: Path, limits: Limits) -> None:
-    limits(sorted_run_bytes=1 << 20)
-    limits(few_sorted_runs=10)
+    limits(sorted_run_bytes=1 << 20, few_sorted_runs=10)
     entries = [b"%05d%b\0%d\n" % (n * 7919 % 2000, b"x" * 4096, n) for n in range(2000)]
     files = runs.write(tmp_path, "a", iter(entries))
     ranges = list(runs.side_by_side([files]))

@@ -46,8 +46,7 @@ STRANGE = [
 @pytest.fixture
 def place(limits: Limits) -> Iterator[Place]:
     """A meeting point that endures eight strangers and one for each of two ranks and hosts."""
-    limits(strangers=8)
-    limits(rendezvous_poll_s=0.02)
+    limits(strangers=8, rendezvous_poll_s=0.02)
     with rendezvous.serving(HOSTS, Place("127.0.0.1", 0, TOKEN)) as found:
         yield found
 

@@ -329,8 +329,7 @@ def test_look_alikes_cost_each_a_bounded_number_of_proofs(
 ) -> None:
     proofs = []
     monkeypatch.setattr(proof, "proven", lambda *each: proofs.append(each))
-    limits(proof_budget=3, proof_cost=1)
-    limits(proofs_at_once=4)
+    limits(proof_budget=3, proof_cost=1, proofs_at_once=4)
     words = ["--source", str(look_alikes(tmp_path / "source", 40)), "--splits", "train", "--json"]
 
     assert duplicates.run([*words, "--out", str(tmp_path / "out"), "--workers", workers]) == 0
@@ -361,8 +360,7 @@ def test_all_copies_of_one_picture_are_found_however_many(
     proofs = []
     proven = proof.proven
     monkeypatch.setattr(proof, "proven", lambda *each: proofs.append(each) or proven(*each))
-    limits(proof_budget=1, proof_cost=1)
-    limits(proofs_at_once=16)
+    limits(proof_budget=1, proof_cost=1, proofs_at_once=16)
     picture = Image.open(io.BytesIO(corpus.photographs(1)[0])).convert("RGB")
     for number in range(60):
         path = tmp_path / "source" / "ab"[number % 2] / f"{number:03d}.jpg"

@@ -163,7 +163,7 @@ def _show_set(config: Config) -> int:
         raise UsageError(f"{config.dataset} is a data set: --image and --limit are for one shard")
     dataset = open_dataset(config.dataset, parts=True)
     manifest, first_class = dataset.manifest, dataset.classes.wnids[0]
-    found = summary.of_set(dataset.store.where(naming.MANIFEST), manifest)
+    found = summary.of_set(dataset.store.where(naming.MANIFEST), dataset)
     if config.json:
         print(json.dumps({**found, "first_class": first_class}, indent=1))
     else:

@@ -22,19 +22,18 @@ from apache_beam.transforms.userstate import BagStateSpec
 
 from imagenet_prep.core import errors
 from imagenet_prep.core.flags import parse
-from imagenet_prep.dataset import schema
 from imagenet_prep.engine import Lease, Stage
 from imagenet_prep.engine.transform import Receipts, reported
 from imagenet_prep.engine.workers import Done
 from imagenet_prep.preparation import box_lists
 from imagenet_prep.preparation.config import Config
-from imagenet_prep.preparation.dealing import Facts, Rank, ShardKey
+from imagenet_prep.preparation.dealing import Facts, ShardKey
 from imagenet_prep.preparation.job import Job
 from imagenet_prep.preparation.output import Output
 from imagenet_prep.preparation.planning import Census, ClassKey, Inventory, lines_by_class
 from imagenet_prep.preparation.provenance import demand_same_source
 from imagenet_prep.preparation.selection import index_stage
-from imagenet_prep.preparation.shared_plan import BlockKey, SharedPlan, ShareKey, share_of, smallest
+from imagenet_prep.preparation.shared_plan import BlockKey, SharedPlan, ShareKey, share_of
 from imagenet_prep.preparation.tasks import Listed, member_list
 from imagenet_prep.preparation.writing import begin, commit, write_stage, write_tasks
 from imagenet_prep.sources.boxes import BoxTask
@@ -228,19 +227,13 @@ class Deal(_Step):
     def expand(self, index: Any) -> Any:
         """Returns the plan."""
         ours = self._ours
-        ranks = []
-        if ours.job.selection.holds_out:
-            # A rank has 64 bits without a sign, which Beam's coder of integers refuses.
-            classes = index["lists"] | "ByClass" >> beam.GroupByKey()
-            ranked = classes | "Ranks" >> beam.FlatMap(_ranks, ours).with_output_types(Any)
-            ranks = AsIter(ranked)
         # One element starts steps that run once; their data are side inputs.
         once = index["images"].pipeline | "Once" >> beam.Create([None])
         census = AsSingleton(
             once
             | "Census"
             >> beam.Map(
-                take_census, ours, AsIter(index["images"]), AsIter(index["boxes"]), ranks
+                take_census, ours, AsIter(index["images"]), AsIter(index["boxes"])
             ).with_output_types(Any)
         )
         deal = beam.ParDo(OneKeyAtATime(deal_share, ours), census).with_output_types(
@@ -262,14 +255,7 @@ class Deal(_Step):
         ).with_output_types(Any)
 
 
-def _ranks(of_class: tuple[_Key, Iterable[str]], ours: Preparation) -> list[Rank]:
-    with reported(ours.lease):
-        return ours.plan.ranks(ClassKey(*of_class[0]), of_class[1])
-
-
-def take_census(
-    _: None, ours: Preparation, listed: Iterable[Done], read: Iterable[Done], ranks: Iterable[Rank]
-) -> Census:
+def take_census(_: None, ours: Preparation, listed: Iterable[Done], read: Iterable[Done]) -> Census:
     """Returns the counts, when all images are listed and all boxes read, which `deal` looks up."""
     selection = ours.job.selection
     with reported(ours.lease):
@@ -279,8 +265,7 @@ def take_census(
         if selection.annotations:
             _demand(selection.annotations.tasks, {each.task.name for each in read})
         counts = ours.plan.count(tasks, [receipts[task.name].content for task in tasks])
-        number = selection.held_out(sum(counts.used.get(schema.TRAIN, ())))
-        return ours.plan.census(counts, smallest(ranks, number))
+        return ours.plan.census(counts)
 
 
 def _demand(tasks: Sequence[Any], finished: Collection[str]) -> None:

@@ -104,6 +104,7 @@ class Table:
     def _cells(self, row: Row) -> tuple[str, ...]:
         chosen = f"{'all' if row.among == self.num_classes else 'its'} {row.among:,}"
         name = f"{row.labels}, mean of classes" if row.mean == "classes" else row.labels
-        counts = f"{row.images:,}", f"{row.classes:,}"
+        of_all = f" of {self.num_classes:,}" * (row.classes < self.num_classes)
+        counts = f"{row.images:,}", f"{row.classes:,}{of_all}"
         shares = f"{row.top1:.2%}", f"{row.top5:.2%}"
         return printable(row.set), printable(name), *counts, chosen, *shares

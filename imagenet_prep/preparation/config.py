@@ -82,8 +82,9 @@ class Config(RunFlags):
     )
     holdout: str = flag(
         "0",
-        help="take this many images out of train, or this share of them, chosen by the seed, and "
-        "make them a split of their own, holdout",
+        help="take this many images out of train, or this share of each class, and make them a "
+        "split of their own, holdout; of each class with two images at least one, chosen by the "
+        "seed",
         metavar="N|N%",
     )
     holdout_per_class: int = flag(
@@ -226,8 +227,9 @@ class Config(RunFlags):
         return bool(self.holdout_number or self.holdout_percent)
 
     @property
-    def _holdout_setting(self) -> int | str:
-        return self.holdout_number or f"{self.holdout_percent:g}%"
+    def _holdout_setting(self) -> str:
+        # A number or share alone was of all images, whatever their classes.
+        return f"{self.holdout_number or f'{self.holdout_percent:g}%'} by class"
 
     def orientation_of(self, *, is_imagenet: bool) -> str:
         """Returns the rule for EXIF orientation, one of RULES, for a source of this kind."""

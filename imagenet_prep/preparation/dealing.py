@@ -5,10 +5,12 @@ These are the rules of dealing; `planning` puts them together into steps.
 
 from __future__ import annotations
 
+import heapq
 import itertools
+import math
 import operator
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -28,11 +30,6 @@ from imagenet_prep.sources.source import sorted_by_key
 from imagenet_prep.storage.store import Store
 
 _READ_AT_ONCE = 64
-
-# The keyed hash and key that decide which images are held out, and the class index.
-Rank = tuple[int, str, int]
-# It is smaller than any `plan.rank`.
-_BELOW_ALL = (-1, "")
 
 
 class ShardKey(NamedTuple):
@@ -92,14 +89,10 @@ class Division:
     Attributes:
       counts: members by class index of each split: of one, or of train and the held-out split.
       num_shards: of each.
-      per_class: the most members that are held out of each class.
-      last: otherwise the largest `plan.rank` that is held out.
     """
 
     counts: dict[str, Sequence[int]]
     num_shards: dict[str, int]
-    per_class: int = 0
-    last: tuple[int, str] | None = None
 
     @cached_property
     def before(self) -> dict[str, list[int]]:
@@ -113,55 +106,66 @@ class Division:
         """Returns the members of a class that go to each of the splits."""
         if len(self.counts) == 1:
             return dict.fromkeys(self.counts, members)
-        ranks = {member.key: plan.rank(member, seed) for member in members}
-        number = _taken_out(len(members), self.per_class)
-        last = self.last
-        if last is None:
-            last = sorted(ranks.values())[number - 1] if number else _BELOW_ALL
+        _, held_out = self.counts.values()
+        number = held_out[members[0].class_index]
+        by_rank = sorted(members, key=lambda member: plan.rank(member, seed))
+        keys = {member.key for member in by_rank[:number]}
         return {
-            split: [member for member in members if (ranks[member.key] <= last) == out]
+            split: [member for member in members if (member.key in keys) == out]
             for split, out in zip(self.counts, (False, True), strict=True)
         }
 
 
-def _taken_out(count: int, per_class: int) -> int:
-    return min(per_class, count // 2)
-
-
-def divide(
-    selection: Selection,
-    split: str,
-    used: Sequence[int],
-    held_out: Iterable[Rank],
-) -> Division:
-    """Returns how a split of the source is divided, from its images by class index.
-
-    `held_out` are those that --holdout takes out of train, by rank; it is only read for train.
-    """
-    examples, most = sum(used), selection.holdout_per_class
+def divide(selection: Selection, split: str, used: Sequence[int]) -> Division:
+    """Returns how a split of the source is divided, from its images by class index."""
     counts: dict[str, Sequence[int]] = {split: used}
-    last = None
-    if split == schema.TRAIN and (selection.holds_out or most):
-        if (number := selection.held_out(examples)) >= examples:
-            raise UsageError(
-                f"--holdout {number:,}: train has {counted(examples, 'image')}, and one must be "
-                "left in it"
-            )
-        out = [_taken_out(count, most) for count in used]
-        if most and not any(out):
-            raise UsageError(
-                f"--holdout-per-class {most}: no class has two images, so that one could be taken"
-            )
-        if not most:
-            for place, key, index in held_out:
-                last = place, key
-                out[index] += 1
+    if split == schema.TRAIN and (selection.holds_out or selection.holdout_per_class):
+        out = _held_out(selection, used)
         counts = {
             split: list(map(operator.sub, used, out)),
-            schema.VALIDATION if most else schema.HOLDOUT: out,
+            schema.VALIDATION if selection.holdout_per_class else schema.HOLDOUT: out,
         }
     num_shards = {name: selection.shards_of(name, sum(each)) for name, each in counts.items()}
-    return Division(counts, num_shards, most, last)
+    return Division(counts, num_shards)
+
+
+def _held_out(selection: Selection, used: Sequence[int]) -> list[int]:
+    """Returns the number of images that are taken out of train, by class index."""
+    most, percent = selection.holdout_per_class, selection.holdout_percent
+    if most:
+        flag, out = f"--holdout-per-class {most}", [min(most, count // 2) for count in used]
+    elif percent:
+        flag = f"--holdout {percent:g}%"
+        out = [min(max(1, round(count * percent / 100)), max(0, count - 1)) for count in used]
+    else:
+        flag, out = f"--holdout {selection.holdout:,}", _apportioned(selection.holdout, used)
+    if not any(out):
+        raise UsageError(f"{flag}: no class has two images, so that one could be taken")
+    return out
+
+
+def _apportioned(number: int, used: Sequence[int]) -> list[int]:
+    """Returns shares of a number of images in proportion to the classes (Huntington and Hill).
+
+    Each class with two images or more gets one before another gets its second, and one image of
+    each class is left. So a larger number holds all images of a smaller one.
+    """
+    if number > (most := sum(max(0, count - 1) for count in used)):
+        raise UsageError(
+            f"--holdout {number:,}: train has {counted(sum(used), 'image')}, and one of each class "
+            f"must be left in it: expected {most:,} at most"
+        )
+    out = [0] * len(used)
+    # The class that comes first is the largest for its images that are held out already.
+    waiting = [(-math.inf, -count, index) for index, count in enumerate(used) if count > 1]
+    heapq.heapify(waiting)
+    for _ in range(number):
+        _, _, index = heapq.heappop(waiting)
+        out[index] += 1
+        count, taken = used[index], out[index]
+        if taken < count - 1:
+            heapq.heappush(waiting, (-count * count / (taken * (taken + 1)), -count, index))
+    return out
 
 
 class Facts(NamedTuple):

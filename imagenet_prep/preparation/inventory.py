@@ -16,10 +16,9 @@ from typing import NamedTuple
 
 from imagenet_prep import engine
 from imagenet_prep.core import regular_file
-from imagenet_prep.dataset import naming, schema
-from imagenet_prep.dataset.member import parse_members
+from imagenet_prep.dataset import naming
 from imagenet_prep.preparation.box_lists import read_boxes
-from imagenet_prep.preparation.dealing import Facts, Rank, ShardKey
+from imagenet_prep.preparation.dealing import Facts, ShardKey
 from imagenet_prep.preparation.planning import (
     Census,
     ClassKey,
@@ -151,7 +150,7 @@ class _LocalPlan(Planning):
     def make(self, listed: Sequence[tuple[IndexTask, Path]], counts: Counts) -> Inventory:
         """Writes the plan files, from all pieces of the source and the paths of their lists."""
         lists = self._lists(listed, counts)
-        census = self.census(counts, self._held_out(lists, counts))
+        census = self.census(counts)
         deal = partial(self._deal_range, lists=lists, census=census)
         dealt = self._run("deal", deal, counts.used)
         for of_split in lists.values():
@@ -198,30 +197,6 @@ class _LocalPlan(Planning):
                             yield b"%08d%b" % (key.class_index, line)
 
         return engine.Result(_Found(self._written(task, {task.split: entries()})))
-
-    def _held_out(self, lists: Mapping[str, _Lists], counts: Counts) -> Iterator[Rank]:
-        """Yields those that --holdout takes out of train, by rank; a part of them is in memory."""
-        used, seed = counts.used[schema.TRAIN], self.selection.seed
-        left = self.selection.held_out(sum(used))
-        parts = -(-sum(used) // runs.RUN_ENTRIES)
-        work = partial(self._rank, lists=lists[schema.TRAIN], parts=parts)
-        files = self._runs(self._run("rank", work, {schema.TRAIN: used}), schema.TRAIN)
-        by_rank = (part for number in range(parts) for part in runs.read(files, number, number + 1))
-        while left:
-            _, entries = next(by_rank)
-            held = parse_members(plan.content(entries[:left]))
-            left -= len(held)
-            yield from ((*plan.rank(member, seed), member.class_index) for member in held)
-        _remove(files)
-
-    def _rank(self, task: _Range, *, lists: _Lists, parts: int) -> engine.Result[_Found]:
-        """Sorts the chosen members of a range of classes by rank."""
-        entries = (
-            plan.entry_by_rank(member, parts, self.selection.seed)
-            for index, lines in lists.lines(task.start, task.stop)
-            for member in self.chosen(ClassKey(task.split, index), lines)
-        )
-        return engine.Result(_Found(self._written(task, {task.split: entries})))
 
     def _deal_range(
         self, task: _Range, *, lists: Mapping[str, _Lists], census: Census

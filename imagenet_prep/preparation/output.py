@@ -178,9 +178,9 @@ class Output:
 
     def end(self) -> Json:
         """Notes for `report` where the source of the finished set is; returns the summary."""
-        finished = Dataset.at(self.store).manifest
+        finished = Dataset.at(self.store)
         if self.wanted.origin is not None:
-            origins.note(finished.digest, self.wanted.origin)
+            origins.note(finished.manifest.digest, self.wanted.origin)
         path = self.store.where(naming.MANIFEST)
         return summarise(path, finished, self._new, time.time() - self._start)
 

@@ -9,7 +9,7 @@ together.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple
 
@@ -20,7 +20,6 @@ from imagenet_prep.preparation.dealing import (
     ChosenMembers,
     Division,
     Facts,
-    Rank,
     ShardKey,
     check_classes,
     deal_class,
@@ -148,17 +147,10 @@ class Planning(ChosenMembers):
             edition = wanted.source.evaluation.edition.name
         return Counts(edition, used, md5)
 
-    def census(self, counts: Counts, held_out: Iterable[Rank]) -> Census:
-        """Divides the images among the splits; --holdout takes those `held_out`, by rank."""
-        divisions = {
-            split: divide(self.selection, split, used, held_out)
-            for split, used in counts.used.items()
-        }
-        return Census(counts, divisions)
-
-    def chosen(self, key: ClassKey, lines: bytes) -> list[Member]:
-        """Returns the chosen members of a class, from the lines of its lists."""
-        return self.among(key.split, _members(key, lines))
+    def census(self, counts: Counts) -> Census:
+        """Divides the images among the splits."""
+        used = counts.used.items()
+        return Census(counts, {split: divide(self.selection, split, each) for split, each in used})
 
     def deal(
         self, key: ClassKey, lines: bytes, census: Census

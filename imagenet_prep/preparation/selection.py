@@ -35,8 +35,8 @@ class Selection:
       any_counts: accept other counts than the published ones.
       num_shards: by split; None for the official number of examples in each shard.
       seed: decides which image is in which shard.
-      holdout: how many images are taken out of train, as a split of their own.
-      holdout_percent: or which share of them.
+      holdout: the number of images that are taken out of train, as a split of their own.
+      holdout_percent: or the share of each class.
       holdout_per_class: how many of each class are taken out of train, as validation.
       excluded: keys of images that are excluded last: all others stay where they were.
       listed_anew: list images again, even if an earlier run has kept a list.
@@ -72,12 +72,6 @@ class Selection:
     def holds_out(self) -> bool:
         """Whether images are taken out of train as a split of their own."""
         return bool(self.holdout or self.holdout_percent)
-
-    def held_out(self, examples: int) -> int:
-        """Returns how many are taken out where train has so many; of a share at least one."""
-        if self.holdout_percent:
-            return max(1, round(examples * self.holdout_percent / 100))
-        return self.holdout
 
     def source_split(self, split: str) -> str:
         """Returns the split of the source that the images of a split come from."""

@@ -8,17 +8,16 @@ connects these steps.
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from imagenet_prep.core import canonical
-from imagenet_prep.dataset import naming, schema
+from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.member import dump_member, parse_members
 from imagenet_prep.preparation.box_lists import BoxLookup
-from imagenet_prep.preparation.dealing import Facts, Rank, ShardKey
+from imagenet_prep.preparation.dealing import Facts, ShardKey
 from imagenet_prep.preparation.planning import Census, ClassKey, Inventory, Planning
 from imagenet_prep.preparation.selection import Selection
 from imagenet_prep.preparation.tasks import SHARED_PLANS
@@ -65,11 +64,6 @@ def share_of(key: ClassKey, census: Census) -> ShareKey:
     return ShareKey(key.split, sum(each[key.class_index] for each in before) // _SHARE_MEMBERS)
 
 
-def smallest(ranks: Iterable[Rank], number: int) -> Iterator[Rank]:
-    """Yields the smallest ranks, in order; none is looked at before the first is wanted."""
-    yield from heapq.nsmallest(number, ranks)
-
-
 @dataclass(frozen=True)
 class SharedPlan(Planning):
     """The steps of workers that share a plan beside the data set; picklable."""
@@ -94,17 +88,6 @@ class SharedPlan(Planning):
         name = f"{self.folder}/members/{key.split}-{key.class_index}.jsonl"
         self.store.write(name, b"".join(lines))
         return name
-
-    def ranks(self, key: ClassKey, lists: Iterable[str]) -> list[Rank]:
-        """Returns the first ranks of a class, of which `smallest` finds the first of all."""
-        wanted = self.selection
-        if key.split != schema.TRAIN or not (lines := self._lines(lists)):
-            return []
-        chosen = self.chosen(key, lines)
-        ranked = ((*plan.rank(member, wanted.seed), key.class_index) for member in chosen)
-        # A share of all images may take every image of this class.
-        most = len(chosen) if wanted.holdout_percent else wanted.holdout
-        return heapq.nsmallest(most, ranked)
 
     def deal_share(
         self, lists: Iterable[tuple[ClassKey, str]], census: Census

@@ -60,7 +60,7 @@ def permute(members: Iterable[Member], seed: int) -> list[Member]:
 
 
 def rank(member: Member, seed: int) -> tuple[int, str]:
-    """Returns what is least in the members that are held out."""
+    """Returns the key by which the first members of a class are held out."""
     return keyed_hash(seed, "holdout", member.key), member.key
 
 
@@ -84,12 +84,6 @@ def entry(shard: int, member: Member, seed: int) -> bytes:
     """Returns a member as a line that sorts, as bytes, by shard and by place in the shard."""
     place = keyed_hash(seed, "order", member.key)
     return b"%08d%016x%b" % (shard, place, dump_member(member))
-
-
-def entry_by_rank(member: Member, parts: int, seed: int) -> bytes:
-    """Returns a member as a line that sorts by its rank; its number is one of `parts` ranges."""
-    place, _ = rank(member, seed)
-    return b"%08d%016x%b" % (place * parts >> 64, place, dump_member(member))
 
 
 def content(entries: Iterable[bytes]) -> bytes:

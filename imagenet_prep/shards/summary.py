@@ -6,17 +6,20 @@ from collections.abc import Sequence
 
 from imagenet_prep.core import canonical
 from imagenet_prep.core.canonical import Json
+from imagenet_prep.core.errors import some
 from imagenet_prep.core.terminal import counted, human_bytes, printable
-from imagenet_prep.dataset import ignored, settings
+from imagenet_prep.dataset import ignored, schema, settings
 from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.shards.writer import WrittenShard
+from imagenet_prep.storage.opened import Dataset
 
 # So many archives are named by `show`.
 _MOST_SOURCES = 8
 
 
-def of_set(path: str, committed: Manifest) -> Json:
+def of_set(path: str, dataset: Dataset) -> Json:
     """Returns the content of a manifest at a path, without its lists."""
+    committed = dataset.manifest
     excluded, steps = settings.changes(committed.config)
     return {
         "manifest": path,
@@ -27,6 +30,7 @@ def of_set(path: str, committed: Manifest) -> Json:
                 "shards": len(split.shards),
                 "bytes": split.num_bytes,
                 "resized": split.resized,
+                **({"missing_classes": missing} if (missing := _missing(dataset, name)) else {}),
             }
             for name, split in committed.splits.items()
         },
@@ -43,11 +47,19 @@ def of_set(path: str, committed: Manifest) -> Json:
     }
 
 
-def summarise(path: str, committed: Manifest, new: Sequence[WrittenShard], seconds: float) -> Json:
+def _missing(dataset: Dataset, split: str) -> list[str]:
+    """Returns the classes of which train has images and this split has none."""
+    splits = dataset.manifest.splits
+    train = splits[schema.TRAIN].examples_per_class if schema.TRAIN in splits else []
+    counts = zip(dataset.classes.wnids, train, splits[split].examples_per_class, strict=False)
+    return [wnid for wnid, in_train, here in counts if in_train and not here]
+
+
+def summarise(path: str, dataset: Dataset, new: Sequence[WrittenShard], seconds: float) -> Json:
     """Returns the result of a run as JSON, with the receipts of the shards that it wrote."""
     written = sum(receipt.examples for receipt in new)
     return {
-        **of_set(path, committed),
+        **of_set(path, dataset),
         "written_examples": written,
         "written_bytes": sum(receipt.num_bytes for receipt in new),
         "read_bytes": sum(receipt.source_bytes for receipt in new),
@@ -119,6 +131,10 @@ def _lines_of_set(summary: Json) -> list[str]:
         f"{human_bytes(s['bytes'])}, {s['resized']:,} resized"
         for name, s in summary["splits"].items()
     ]
+    for name, split in summary["splits"].items():
+        if missing := split.get("missing_classes"):
+            classes = f"{counted(len(missing), 'class')} of train"
+            lines.append(printable(f"{name}: no image of {classes}: {some(missing)}"))
     for action in ("repaired", "quarantined"):
         reasons = summary[action]
         counts = ", ".join(f"{count} {reason}" for reason, count in reasons.items())

@@ -96,11 +96,15 @@ class Log:
         self._scalar(step, "train", {**row, "learning_rate": rate})
 
     def evaluation(
-        self, step: int, epoch: float, split: str, score: Score, saved_at: float
+        self, step: int, epoch: float, split: str, score: Score, saved_at: float, classes: str = ""
     ) -> None:
-        """Prints and writes a row of an evaluation; `saved_at` is in seconds since 1970."""
+        """Prints and writes a row of an evaluation; `saved_at` is in seconds since 1970.
+
+        `classes` is "2 of 4 classes" if the split lacks classes of train.
+        """
         saved = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(saved_at))
-        self.say(_EVALUATION_HEADER)
+        # SageMaker finds the row by its end.
+        self.say(_EVALUATION_HEADER + f"  {classes}" * bool(classes))
         self.say(
             f"{step:6d}  {epoch:5.1f}  {100 * score.top1:5.3f}  {100 * score.top5:6.2f}  "
             f"{score.loss:6.2f}  {saved}" + f"  {split}" * (split != schema.VALIDATION)
@@ -114,11 +118,13 @@ class Log:
         )
         self._scalar(step, "evaluation" if split == schema.VALIDATION else split, row)
 
-    def test(self, score: Score) -> None:
+    def test(self, score: Score, classes: str = "") -> None:
         """Prints and writes what the images say that neither training nor tuning has seen."""
         self.say(
             f"test accuracy {score.top1:.2%}, loss {score.loss:.4f}: "
             f"{counted(score.examples, 'image')} of the validation split"
+            + f", {classes}"
+            * bool(classes)
         )
         self._keep("test", {"accuracy": score.top1, "loss": score.loss, "images": score.examples})
 

@@ -337,9 +337,11 @@ class Training:
         else:
             score = self._pass_over(reader)
         epoch = self._plan.epoch(self._step)
-        self._log.evaluation(self._step, epoch, split, score, self._saved_at)
+        there, known = len(reader.present), len(self._inputs.train.present)
+        classes = f"{there:,} of {known:,} classes" if there < known else ""
+        self._log.evaluation(self._step, epoch, split, score, self._saved_at, classes)
         if is_last and evaluated is not self._inputs.watched:
-            self._log.test(score)
+            self._log.test(score, classes)
         if self._config.predictions is not None:
             self._log.say(f"predictions: {self._config.predictions}")
         self._flush()

@@ -66,8 +66,8 @@ def test_scores_are_counted_among_all_classes_and_among_those_of_the_set(tmp_pat
         *("among", "top-1"),
         "top-5",
     ]
-    assert text[1].endswith("4        all 10  25.00%   50.00%")
-    assert text[2].endswith("4         its 4  75.00%  100.00%")
+    assert text[1].endswith("4  4 of 10        all 10  25.00%   50.00%")
+    assert text[2].endswith("4  4 of 10         its 4  75.00%  100.00%")
     assert json.loads(json.dumps(table.as_json()))["rows"][0]["top1"] == 0.25
 
 

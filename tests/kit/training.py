@@ -49,17 +49,22 @@ def arguments(settings: dict[str, Any]) -> list[str]:
 
 
 def make_shades(
-    root: Path, other: str = "validation", classes: Sequence[int] = range(CLASSES)
+    root: Path,
+    other: str = "validation",
+    classes: Sequence[int] = range(CLASSES),
+    held: Sequence[int] | None = None,
 ) -> Path:
     """Writes 67 + 22 noisy pictures of four colours, in shards of unequal length.
 
-    The 22 are of the split `other`. All are of the `classes`, of four.
+    The 22 are of the split `other`, and of the classes `held`. All others are of the `classes`, of
+    four.
     """
     colours = [(200, 40, 40), (40, 200, 40), (40, 40, 200), (128, 128, 128)]
 
     def example(number: int) -> ImageExample:
         rng = np.random.default_rng(number)
-        label = classes[number % len(classes)]
+        there = classes if held is None or number < NUM_TRAIN else held
+        label = there[number % len(there)]
         pixels = np.clip(rng.normal(colours[label], 40, (24, 20, 3)), 0, 255)
         name = f"{wnid(label)}_{number}.JPEG"
         return ImageExample(jpeg(pixels), 24, 20, name, label + 1, wnid(label), "thing")

@@ -186,11 +186,15 @@ def expected(album: Album, flags: Flags) -> Made:
             }
         else:
             name = "holdout"
-            everything = [each for of_class in whole for each in of_class]
-            count = _held_out(flags.get("holdout", "0"), len(everything))
-            if count >= len(everything):
+            asked = flags.get("holdout", "0")
+            numbers = _held_out(asked, [len(of_class) for of_class in whole])
+            if asked not in ("0", "0%") and not any(numbers):
                 return Made(USAGE)
-            taken = {each.key for each in in_order(everything, seed, "holdout")[:count]}
+            taken = {
+                each.key
+                for number, of_class in zip(numbers, whole, strict=True)
+                for each in in_order(of_class, seed, "holdout")[:number]
+            }
         if taken:
             parts["train"] = [[each for each in c if each.key not in taken] for c in whole]
             parts[name] = [[each for each in c if each.key in taken] for c in whole]
@@ -238,11 +242,27 @@ def _chosen(album: Album, photographs: Sequence[Photograph], flags: Flags) -> li
     ]
 
 
-def _held_out(holdout: str, count: int) -> int:
-    if not holdout.endswith("%"):
-        return int(holdout)
-    share = float(holdout[:-1])
-    return max(1, round(count * share / 100)) if share else 0
+def _held_out(holdout: str, counts: Sequence[int]) -> list[int]:
+    """Returns the number of images that are held out of each class; all 0 if that cannot be."""
+    if holdout.endswith("%"):
+        share = float(holdout[:-1]) / 100
+        return [min(max(1, round(n * share)), n - 1) if share and n else 0 for n in counts]
+    taken = [0] * len(counts)
+    for _ in range(int(holdout)):
+        open_ = [i for i, n in enumerate(counts) if taken[i] < n - 1]
+        if not open_:
+            return [0] * len(counts)
+        # The share of a class, by the geometric mean of what it has and would have.
+        first = max(
+            open_,
+            key=lambda i: (
+                counts[i] ** 2 / (taken[i] * (taken[i] + 1)) if taken[i] else float("inf"),
+                counts[i],
+                -i,
+            ),
+        )
+        taken[first] += 1
+    return taken
 
 
 def _dealt(parts: Mapping[str, Any], flags: Flags, seed: int, listed: set[str]) -> Made:

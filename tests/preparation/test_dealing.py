@@ -4,50 +4,97 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset.member import Member
-from imagenet_prep.preparation.dealing import Division
+from imagenet_prep.preparation.dealing import Division, divide
 from imagenet_prep.shards import plan
+from tests.kit.listed import selection
 
-SPLITS: dict[str, list[int]] = {"train": [], "validation": []}
 seeds = st.integers(-(2**63), 2**63 - 1)
+SHARES = st.floats(0.1, 99.9, allow_nan=False)
 
 
 def members_of(count: int) -> list[Member]:
     return [Member(f"n00000001/{i}.JPEG", "a.tar", i, 1, 0) for i in range(count)]
 
 
-def held(members: list[Member], per_class: int, seed: int) -> set[Member]:
-    return {*Division(SPLITS, {}, per_class).of(members, seed)["validation"]}
+def held(used: list[int], **how: float) -> list[int]:
+    division = divide(selection(num_shards={}, **how), "train", used)
+    train, out = division.counts.values()
+    assert [a + b for a, b in zip(train, out, strict=True)] == used
+    return [*out]
 
 
-@given(st.integers(1, 40), st.integers(0, 20), seeds, st.randoms(use_true_random=False))
+@given(st.integers(1, 40), st.data(), seeds, st.randoms(use_true_random=False))
 def test_as_many_are_held_out_as_asked_for_in_whatever_order_they_come(
-    count: int, asked: int, seed: int, chance: random.Random
+    count: int, data: st.DataObject, seed: int, chance: random.Random
 ) -> None:
-    members = members_of(count)
-    number = min(asked, count // 2)
-    left, taken = Division(SPLITS, {}, asked).of(members, seed).values()
-    by_rank = sorted(members, key=lambda member: plan.entry_by_rank(member, 3, seed))
-    assert set(taken) == set(by_rank[:number])
-    assert set(left) == set(by_rank[number:])
+    members, number = members_of(count), data.draw(st.integers(0, count))
+    division = Division({"train": [count - number], "holdout": [number]}, {})
+    left, taken = division.of(members, seed).values()
+    by_rank = sorted(members, key=lambda member: plan.rank(member, seed))
+    assert (set(taken), set(left)) == (set(by_rank[:number]), set(by_rank[number:]))
 
     chance.shuffle(members)
-    assert held(members, asked, seed) == set(taken)
-    last = plan.rank(by_rank[number - 1], seed) if number else (-1, "")
-    divided = Division(SPLITS, {}, last=last).of(members, seed)
-    assert set(divided["validation"]) == set(taken)
+    assert set(division.of(members, seed)["holdout"]) == set(taken)
+    larger = Division({"train": [0], "holdout": [number + 1]}, {}).of(members, seed)
+    assert set(taken) <= set(larger["holdout"])
 
 
-def test_a_larger_holdout_holds_the_smaller_one_and_another_seed_takes_others() -> None:
-    members = members_of(60)
-
-    assert held(members, 10, 0) < held(members, 20, 0)
-    assert held(members, 20, 0) != held(members, 20, 1)
+def test_another_seed_takes_others() -> None:
+    members, division = members_of(60), Division({"train": [40], "holdout": [20]}, {})
+    assert division.of(members, 0) != division.of(members, 1)
 
 
 def test_a_split_that_is_not_divided_keeps_all() -> None:
     members = members_of(3)
     assert Division({"train": [3]}, {}).of(members, 0) == {"train": members}
+
+
+def test_a_share_is_one_of_each_class() -> None:
+    assert held([35, 31, 31, 1], holdout_percent=10.0) == [4, 3, 3, 0]
+    assert held([1000, 20, 2, 1, 0], holdout_percent=10.0) == [100, 2, 1, 0, 0]
+    assert held([2, 5], holdout_percent=99.0) == [1, 4]
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=12), SHARES, SHARES)
+def test_each_class_that_can_give_one_is_held_out_and_stays_in_train(
+    used: list[int], percent: float, more: float
+) -> None:
+    if max(used) < 2:
+        with pytest.raises(UsageError, match="no class has two images"):
+            held(used, holdout_percent=percent)
+        return
+    out = held(used, holdout_percent=percent)
+    assert all((0 < taken < count) == (count > 1) for taken, count in zip(out, used, strict=True))
+    smaller, larger = (held(used, holdout_percent=f(percent, more)) for f in (min, max))
+    assert all(a <= b for a, b in zip(smaller, larger, strict=True))
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=12), st.data())
+def test_a_number_is_divided_in_proportion_to_the_classes(
+    used: list[int], data: st.DataObject
+) -> None:
+    most = sum(max(0, count - 1) for count in used)
+    number = data.draw(st.integers(1, most + 1))
+    if number > most:
+        with pytest.raises(UsageError, match=f"one of each class must be left .*expected {most}"):
+            held(used, holdout=number)
+        return
+    out = held(used, holdout=number)
+    assert sum(out) == number
+    assert all(taken < max(count, 1) for taken, count in zip(out, used, strict=True))
+    two = [index for index, count in enumerate(used) if count > 1]
+    assert sum(out[index] > 0 for index in two) == min(number, len(two))
+    if number < most:
+        more = held(used, holdout=number + 1)
+        assert all(a <= b for a, b in zip(out, more, strict=True))
+
+
+def test_equal_classes_give_equal_numbers() -> None:
+    assert held([5000] * 10, holdout=10_000) == [1000] * 10
+    assert held([1000, 500, 100], holdout=16) == [10, 5, 1]

@@ -14,7 +14,7 @@ from imagenet_prep.dataset.member import Member
 from imagenet_prep.preparation.inventory import take_inventory
 from imagenet_prep.preparation.planning import ClassKey, Inventory, lines_by_class
 from imagenet_prep.preparation.selection import Selection, index_stage
-from imagenet_prep.preparation.shared_plan import SharedPlan, share_of, smallest
+from imagenet_prep.preparation.shared_plan import SharedPlan, share_of
 from imagenet_prep.preparation.tasks import member_list, plan_name
 from imagenet_prep.sources.source import IndexTask, Part
 from imagenet_prep.storage.folder import LocalStore
@@ -41,10 +41,7 @@ def together(wanted: Selection, store: LocalStore) -> Inventory:
             mixed[key].append(lines)
     for key, pieces in mixed.items():
         classes[key].append(steps.gather(key, pieces))
-    ranks = [r for key, lists in classes.items() for r in steps.ranks(key, lists)]
-    counts = steps.count(tasks, [receipt.content for receipt in receipts])
-    number = wanted.held_out(sum(counts.used["train"]))
-    census = steps.census(counts, smallest(ranks, number))
+    census = steps.census(steps.count(tasks, [receipt.content for receipt in receipts]))
     shares = defaultdict(list)
     # In any order, as they come from workers.
     for of_class in sorted(classes, reverse=True):
@@ -124,7 +121,7 @@ class Repeated(Listed):
     ("wanted", "error", "said"),
     [
         (selection((1, 1, 1)), SourceError, "train has 3 images"),
-        (selection(holdout=9), UsageError, "one must be left in it"),
+        (selection(holdout=7), UsageError, "one of each class must be left in it"),
         (selection(num_shards={"train": 10}), UsageError, "no shard may be empty"),
         (selection(source=Repeated(CLASSES, PARTS)), SourceError, "twice, in two classes"),
         (excluding("x/y.JPEG"), UsageError, "list: line 1: no such key"),

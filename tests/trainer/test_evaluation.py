@@ -70,10 +70,12 @@ def test_a_set_with_nothing_to_evaluate_on_says_how_to_get_it(
 def test_without_validation_a_run_is_evaluated_on_what_was_held_out(
     train_by_numpy: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    held = make_shades(tmp_path / "set", "holdout")
+    held = make_shades(tmp_path / "set", "holdout", held=(1, 3))
     score = train_by_numpy(tmp_path / "run", data_dir=str(held), eval_every=1.0)
 
-    assert "the set has no split validation: evaluations use holdout" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "the set has no split validation: evaluations use holdout" in said
+    assert said.count("checkpoint_time(UTC)  2 of 4 classes\n") == said.count("step  epoch  top1")
     found = rows(tmp_path / "run", "evaluation")
     assert {(row["split"], row["examples"]) for row in found} == {("holdout", NUM_VALIDATION)}
     assert found[-1]["top1"] == score.top1

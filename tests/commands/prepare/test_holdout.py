@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from imagenet_prep import report
+from imagenet_prep.core import canonical
 from tests.kit import command, layouts
 from tests.kit.dataset import contents, split_records, stamps
+from tests.kit.photographs import photograph
 
 SPLITS = ("holdout", "train", "validation")
 
@@ -63,7 +65,8 @@ def test_the_images_of_train_are_divided_and_nothing_else_is_changed(
     for record in split_records(held, "holdout"):
         assert layouts.CIFAR_NAMES[record.stored_label - 1] == record.wnid
         assert f"_{record.wnid}_" in record.filename
-    assert (divided["config"]["holdout"], divided["subset"]) == (20, True)
+    assert (divided["config"]["holdout"], divided["subset"]) == ("20 by class", True)
+    assert divided["splits"]["holdout"]["examples_per_class"] == [2] * 10
     assert "holdout" not in manifest(whole)["config"]
     sources = [source["members"] for source in divided["sources"]]
     assert sources == [source["members"] for source in manifest(whole)["sources"]] == [120]
@@ -71,7 +74,7 @@ def test_the_images_of_train_are_divided_and_nothing_else_is_changed(
     share = tmp_path / "share"
     assert prepare(cifar, share, "--holdout", "20.0%", "--train-shards", "3").code == 0
     assert contents(share)["holdout-00000-of-00001"] == contents(held)["holdout-00000-of-00001"]
-    assert manifest(share)["config"]["holdout"] == "20%"
+    assert manifest(share)["config"]["holdout"] == "20% by class"
     shown = command.run("show", held / "holdout-00000-of-00001", "--json")
     assert shown.out.count("\n") == 20
 
@@ -82,11 +85,56 @@ def test_another_holdout_is_another_set(cifar: Path, held: Path, tmp_path: Path)
     again = prepare(cifar, out, "--holdout", "20", "--train-shards", "3")
     assert again.code == 0, again
     assert "nothing was left to do" in again.out
-    for more, said in ((["--holdout", "21"], "holdout is 20 there, 21 here"), ([], "splits is")):
+    for more, said in (
+        (["--holdout", "21"], "holdout is '20 by class' there, '21 by class' here"),
+        ([], "splits is"),
+    ):
         refused = prepare(cifar, out, "--train-shards", "3", *more)
         assert (refused.code, refused.complaints.count("\n")) == (2, 1)
         assert said in refused.complaints
     assert stamps(out) == before
+
+
+@pytest.mark.parametrize("finished", [True, False], ids=["finished", "begun"])
+def test_a_set_whose_holdout_had_no_regard_to_classes_is_left_alone(
+    cifar: Path, held: Path, tmp_path: Path, finished: bool
+) -> None:
+    """As earlier versions made it: the same flags now take other images."""
+    out = shutil.copytree(held, tmp_path / "out")
+    content = manifest(out)
+    content["config"]["holdout"] = 20
+    content["config_digest"] = canonical.digest(content["config"])
+    content["digest"] = canonical.digest({k: v for k, v in content.items() if k != "digest"})
+    if finished:
+        (out / "dataset.json").write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
+        assert command.run("verify", out).code == 0
+    else:
+        (out / "dataset.json").unlink()
+        begun = {"config": content["config"], "libraries": content["producer"]["libraries"]}
+        (out / ".work/run.json").write_bytes(canonical.dumps(begun))
+    before = stamps(out)
+    refused = prepare(cifar, out, "--holdout", "20", "--train-shards", "3")
+    assert refused.code == 2, refused
+    assert "holdout is 20 there, '20 by class' here" in refused.complaints
+    assert stamps(out) == before
+
+
+def test_classes_that_the_holdout_lacks_are_named(tmp_path: Path) -> None:
+    for name, count in (("birds", 3), ("motors", 12), ("one", 1), ("two", 2)):
+        for number in range(count):
+            image = photograph(20, 30, number)
+            layouts.write(tmp_path / "in" / name / f"{number}.jpg", image)
+    result = command.run(
+        "prepare", "--source", tmp_path / "in", "--out", tmp_path / "out", "--holdout", "10%"
+    )
+    assert result.code == 0, result
+    assert manifest(tmp_path / "out")["splits"]["holdout"]["examples_per_class"] == [1, 1, 0, 1]
+    said = "\nholdout: no image of 1 class of train: one\n"
+    assert said in result.out
+    assert said in command.run("show", tmp_path / "out").out
+    shown = json.loads(command.run("show", tmp_path / "out", "--json").out)
+    assert shown["splits"]["holdout"]["missing_classes"] == ["one"]
+    assert "missing_classes" not in shown["splits"]["train"]
 
 
 def test_a_lost_shard_of_it_is_made_again(cifar: Path, held: Path, tmp_path: Path) -> None:

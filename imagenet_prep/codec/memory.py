@@ -8,7 +8,8 @@ images of 64 MP, the most that the codec takes, less what it needs by itself:
     JPEG    2 bytes for each coefficient, where several scans make them; of what is decoded, which
             may be less than the image, 7 bytes a pixel: 3 of planes or RGB, and their resized copy;
             8 where Pillow decodes it, as for others
-    WebP    12 bytes a pixel: two canvases of libwebp, and the picture
+    WebP    12 bytes a pixel: two canvases of libwebp, and the picture; as much for AVIF and HEIC:
+            planes, RGB, and a copy
     others  8 bytes a pixel: 4 of Pillow's, 3 of RGB, and rows on their way
     TIFF    8, or 4 and one whole tile, which may be larger than the image; strips count as a tile
 """
@@ -31,7 +32,7 @@ LIGHT_BYTES = 128 << 20
 # A WebP of 64 MP takes 768,000,000.
 MOST_BYTES = 800_000_000
 
-_JPEG, _WEBP, _OTHER, _PILLOW = 7, 12, 8, 4  # bytes a pixel
+_JPEG, _LARGE, _OTHER, _PILLOW = 7, 12, 8, 4  # bytes a pixel
 
 
 def of_jpeg(frame: Frame, decoded: int) -> int:
@@ -44,7 +45,7 @@ def of_jpeg(frame: Frame, decoded: int) -> int:
 def of_opened(opened: Image.Image, frame: Frame | None) -> int:
     """Returns an estimate in bytes for a file that Pillow has opened and not read."""
     pixels = opened.width * opened.height
-    estimate = (_WEBP if opened.format == "WEBP" else _OTHER) * pixels
+    estimate = (_LARGE if opened.format in ("WEBP", "AVIF", "HEIF") else _OTHER) * pixels
     if frame is not None:
         return frame.coefficient_bytes + estimate
     if isinstance(opened, TiffImageFile):

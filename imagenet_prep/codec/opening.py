@@ -8,6 +8,7 @@ libjpeg-turbo may write the full image into the memory of the smaller one.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import struct
 import warnings
@@ -15,10 +16,10 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import AvifImagePlugin, Image, UnidentifiedImageError
 from PIL.WebPImagePlugin import WebPImageFile
 
-from imagenet_prep.codec import memory
+from imagenet_prep.codec import heif, memory
 from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset import formats, jpeg
 
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 # Listed, so that a file under a wrong name cannot reach Pillow's other decoders: that for EPS
 # starts Ghostscript.
 FORMATS = tuple(sorted(name.upper() for name in formats.READ))
+
+# Threads would take memory of their own; images are decoded side by side.
+AvifImagePlugin.DEFAULT_MAX_THREADS = 1
 
 # Pixels that are converted at a time.
 _BAND_PIXELS = 1 << 20
@@ -104,7 +108,9 @@ def opened(
         # Odd metadata and palettes make Pillow warn; the pixels decide, not the warning.
         with warnings.catch_warnings(action="ignore"), contextlib.ExitStack() as ours:
             frame = _frame(data, max_pixels)
-            for width, height in _canvases(data):
+            if only is FORMATS and formats.name_of(data[: formats.HEAD_BYTES]) == formats.HEIC:
+                only = _heic()
+            for width, height in _canvases(data, max_pixels):
                 jpeg.refuse_pixels(height, width, max_pixels)
             image = ours.enter_context(Image.open(io.BytesIO(data), formats=only))
             jpeg.refuse_pixels(image.height, image.width, max_pixels)
@@ -127,8 +133,22 @@ def opened(
         raise BadImageError("undecodable", f"{type(error).__name__}: {error}") from error
 
 
-def _canvases(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yields the widths and heights that Pillow allocates while it opens GIF, PNG and WebP."""
+@functools.cache
+def _heic() -> tuple[str, ...]:
+    """Returns the format as Pillow names it; none without the extra."""
+    if not formats.is_readable(formats.HEIC):
+        return ()
+    import pillow_heif
+
+    pillow_heif.register_heif_opener(thumbnails=False, decode_threads=1)
+    return ("HEIF",)
+
+
+def _canvases(data: bytes, max_pixels: int) -> Iterator[tuple[int, int]]:
+    """Yields the widths and heights that Pillow allocates while it opens or decodes an image.
+
+    Of GIF, PNG, WebP, AVIF and HEIC.
+    """
 
     def number(at: int, size: int) -> int:
         return int.from_bytes(data[at : at + size], "little")
@@ -142,6 +162,8 @@ def _canvases(data: bytes) -> Iterator[tuple[int, int]]:
             yield (number(21, 4) & 0x3FFF) + 1, (number(21, 4) >> 14 & 0x3FFF) + 1
         else:
             yield number(26, 2) & 0x3FFF, number(28, 2) & 0x3FFF
+    elif data[4:8] == b"ftyp":
+        yield from heif.sizes(data, max_pixels)
     elif data.startswith(b"\x89PNG"):
         at = 8
         # Pillow believes the last of several headers.
@@ -156,7 +178,12 @@ def picture(image: ImageFile) -> Image.Image:
     """Returns the first picture of an opened image, in the memory that it was made in.
 
     When Pillow loads a WebP, two canvases and two copies are in memory at once: 16 bytes a pixel.
+    Of an AVIF it would keep the decoder's planes and a copy.
     """
+    if isinstance(image, AvifImagePlugin.AvifImageFile):
+        shown = Image.frombytes(image.mode, image.size, image._decoder.get_frame(0)[0])
+        image._decoder = None
+        return shown
     if not isinstance(image, WebPImageFile):
         return image
     made = image._decoder.get_next()

@@ -36,7 +36,7 @@ _MAX_SIDE = 65_500
 _RAW_QUALITY = 100
 RAW_ENCODING = f"JPEG 4:4:4 at quality {_RAW_QUALITY}"
 
-_WITH_EXIF = ("PNG", "WEBP")
+_WITH_EXIF = ("PNG", "WEBP", "AVIF")
 
 _EOI = b"\xff\xd9"
 
@@ -214,7 +214,7 @@ def _as_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):
         # Pillow clips 16-bit grey to 255 instead of scaling it.
         image = image.convert("I").point(lambda value: value / 256).convert("L")
-    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+    if image.mode in ("RGBA", "RGBa", "LA", "PA") or "transparency" in image.info:
         layer = image.convert("RGBA")
         ground = Image.new("RGBA", layer.size, "white")
         image = Image.alpha_composite(ground, layer)

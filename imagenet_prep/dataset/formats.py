@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-HEAD_BYTES = 32
+import importlib.util
+from collections.abc import Collection
+
+HEAD_BYTES = 64
+HEIC = "HEIC"
 
 # The formats that the codec reads, by the names that people use.
-READ = frozenset({"JPEG", "PNG", "GIF", "BMP", "WebP", "TIFF"})
+READ = frozenset({"JPEG", "PNG", "GIF", "BMP", "WebP", "TIFF", "AVIF"})
+# Files that are photographs whatever they are called. Cameras' own files look like TIFF, and Pillow
+# would read the thumbnail in them.
+PHOTOGRAPHS = READ - {"TIFF"} | {HEIC, "JPEG XL"}
+# The module that decodes a format, which not every installation has.
+_DECODERS = {"AVIF": "PIL._avif", HEIC: "pillow_heif"}
 
 _BEGINNINGS = {
     b"\xff\xd8\xff": "JPEG",
@@ -19,11 +28,9 @@ _BEGINNINGS = {
     b"\0\0\0\x0cjP  \r\n\x87\n": "JPEG 2000",
     b"8BPS": "Photoshop",
 }
-# ISO media files say at byte 8 whose they are.
+# ISO media files say at byte 8 whose they are; some brands of HEIF leave it to those behind.
 _BRANDS = {
-    **dict.fromkeys(
-        (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"), "HEIC"
-    ),
+    **dict.fromkeys((b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis"), HEIC),
     **dict.fromkeys((b"avif", b"avis"), "AVIF"),
     **dict.fromkeys((b"qt  ", b"isom", b"iso2", b"mp41", b"mp42", b"M4V "), "video"),
 }
@@ -37,7 +44,16 @@ def name_of(head: bytes) -> str | None:
         if head.startswith(beginning):
             return name
     if head[4:8] == b"ftyp":
-        return _BRANDS.get(head[8:12])
+        brands = (
+            head[8:12],
+            *(
+                head[at : at + 4]
+                for at in range(16, min(len(head), int.from_bytes(head[:4], "big")), 4)
+            ),
+        )
+        if brands[0] not in (b"mif1", b"msf1", b"miaf"):
+            return _BRANDS.get(brands[0])
+        return next((_BRANDS[brand] for brand in brands if brand in _BRANDS), HEIC)
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         return "WebP"
     if head[:2] == b"BM" and int.from_bytes(head[14:18], "little") in _BMP_HEADERS:
@@ -45,9 +61,22 @@ def name_of(head: bytes) -> str | None:
     return None
 
 
+def is_readable(name: str | None) -> bool:
+    """Returns whether this installation decodes a format."""
+    if module := _DECODERS.get(name or ""):
+        return importlib.util.find_spec(module) is not None
+    return name in READ
+
+
 def unreadable(head: bytes) -> str:
     """Returns what is said of a file that is no image which the codec reads."""
     name = name_of(head)
-    if name is None or name in READ:
+    if name is None or is_readable(name):
         return f"starts with {head[:8]!r}"
-    return f"is {name}, which this program does not read: convert it to JPEG or PNG"
+    return f"is {name}, which is not read here: {remedy([name])}"
+
+
+def remedy(names: Collection[str]) -> str:
+    """Returns what to do with photographs of formats that are not read."""
+    extra = "run pip install 'imagenet-prep[heif]', or " if HEIC in names else ""
+    return f"{extra}convert to JPEG or PNG"

@@ -10,8 +10,11 @@ from imagenet_prep.core.terminal import counted
 _MAX_ENDING = 12
 _MAX_ENDINGS = 20
 _NO_ENDING, _OTHERS = "without an ending", "others"
-# Photographs, which somebody may miss.
-_UNREADABLE = (".heic", ".heif", ".hif", ".avif", ".jxl")
+# Photographs, which somebody may miss: of telephones, and raw ones of cameras.
+_PHOTOGRAPHS = {
+    *(".heic", ".heif", ".hif", ".avif", ".jxl", ".jp2", ".dng", ".nef", ".nrw", ".cr2", ".cr3"),
+    *(".crw", ".arw", ".raf", ".orf", ".rw2", ".pef", ".srw", ".3fr", ".iiq", ".x3f"),
+}
 
 
 def ending(path: str) -> str:
@@ -41,8 +44,8 @@ def in_words(ignored: Mapping[str, int]) -> str:
     total = sum(ignored.values())
     each = ", ".join(f"{count:,} {name}" for name, count in most_frequent(ignored).items())
     advice = ""
-    if not ignored.keys().isdisjoint(_UNREADABLE):
-        advice = " (HEIC, AVIF and JPEG XL are not read: convert such photographs to JPEG)"
+    if unread := sorted(_PHOTOGRAPHS & ignored.keys()):
+        advice = f" (photographs in {', '.join(unread)} are not read: convert them to JPEG)"
     return f"{counted(total, 'file')}: {each}{advice}"
 
 

@@ -19,7 +19,7 @@ from typing import ClassVar
 
 from imagenet_prep.core.errors import SourceError, UsageError, some
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset import editions, keys, naming, schema
+from imagenet_prep.dataset import editions, formats, keys, naming, schema
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.ignored import ending, in_words, most_frequent
 from imagenet_prep.dataset.member import MAX_IMAGE_BYTES, Member
@@ -113,6 +113,12 @@ class Folder(source.Stored):
             others = f" but {in_words(found.ignored)}" if found.ignored else ""
             raise SourceError(
                 f"{folder}: holds no image{others}. Get what is missing, or remove the folder."
+            )
+        if found.unread.total() == len(members):
+            kinds = ", ".join(f"{number:,} {kind}" for kind, number in found.unread.items())
+            raise UsageError(
+                f"{folder}: holds only photographs that are not read here: {kinds}. To read them, "
+                f"{formats.remedy(found.unread)}; or remove the folder."
             )
         return members
 

@@ -40,6 +40,10 @@ OTHERS: dict[str, Callable[[], bytes]] = {
     "animated webp": lambda: saved(
         "RGB", "WEBP", save_all=True, append_images=[Image.new("RGB", (SIDE, SIDE), "red")]
     ),
+    "avif": lambda: saved("RGB", "AVIF", speed=10),
+    "animated avif": lambda: saved(
+        *("RGB", "AVIF"), speed=10, save_all=True, append_images=[Image.new("RGB", (SIDE, SIDE))]
+    ),
     "animated gif": lambda: saved(
         "P", "GIF", save_all=True, append_images=[Image.new("P", (SIDE, SIDE), 3)]
     ),

@@ -66,7 +66,7 @@ FOREIGN = {
     "eps": images.eps,
     **{
         name: lambda name=name: saved(name)
-        for name in ("PCX", "TGA", "JPEG2000", "AVIF", "ICO", "PPM", "SGI", "DDS")
+        for name in ("PCX", "TGA", "JPEG2000", "ICO", "PPM", "SGI", "DDS")
     },
 }
 
@@ -103,10 +103,23 @@ def test_formats_that_are_not_listed_are_refused_and_start_nothing(
         images.apng_that_claims(small_first=True),
         images.webp_that_claims(),
         images.png_that_claims(),
+        images.avif_that_claims(images.SIDE),
+        images.avif_that_claims(8),
         images.jpeg_that_claims(),
         images.progressive_jpeg(jpeg.MAX_SCANS + 1),
     ],
-    ids=["gif", "gif-frame", "apng", "apng-twice", "webp", "png", "jpeg", "scans"],
+    ids=[
+        "gif",
+        "gif-frame",
+        "apng",
+        "apng-twice",
+        "webp",
+        "png",
+        "avif",
+        "avif-frame",
+        "jpeg",
+        "scans",
+    ],
 )
 def test_nothing_is_allocated_for_a_size_that_is_only_claimed(call: str, bomb: bytes) -> None:
     with little_memory(64 << 20), pytest.raises(BadImageError) as caught:

@@ -9,7 +9,7 @@ from PIL import Image
 
 from tests.kit.photographs import exif, photograph, pixels
 
-HEIC = b"\0\0\0\x18ftypheic" + bytes(200)
+JXL = b"\0\0\0\x0cJXL \r\n\x87\n" + bytes(200)
 CLASSES = ("cats", "dogs", "Häuser am See")
 # Files that are no photographs by their content, which nothing reads.
 NO_IMAGES = {
@@ -17,13 +17,13 @@ NO_IMAGES = {
     "cats/.DS_Store": b"\0\0\0\1Bud1",
     "cats/._IMG_0001.jpg": b"\0\5\26\7",
     "dogs/film.mov": b"\0\0\0\x14ftypqt  " + bytes(200),
-    "dogs/IMG_0007.heic": HEIC,
+    "dogs/IMG_0007.heic": JXL,
     "dogs/Thumbs.db": b"\xd0\xcf\x11\xe0" + bytes(100),
     "Häuser am See/Preise.txt": b"BM 3.500",
 }
 # Photographs by name that cannot be used.
 UNUSABLE = {
-    "cats/from a telephone.jpg": HEIC,
+    "cats/from a telephone.jpg": JXL,
     "dogs/empty.jpg": b"",
     "Häuser am See/cut off.jpg": photograph(60, 80, 999)[:700],
 }

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.util
 from collections import Counter
 from pathlib import Path
 
@@ -23,6 +25,9 @@ JPEG, HEIC = b"\xff\xd8\xff\xe0", b"\0\0\0\x18ftypheic"
         (b"MM\0*", "TIFF"),
         (HEIC, "HEIC"),
         (b"\0\0\0\x1cftypavif", "AVIF"),
+        (b"\0\0\0\x1cftypmif1\0\0\0\0mif1avif", "AVIF"),
+        (b"\0\0\0\x1cftypmif1\0\0\0\0mif1heic", "HEIC"),
+        (b"\0\0\0\x14ftypmif1\0\0\0\0mif1avif", "HEIC"),  # behind the brands
         (b"\xff\x0a\xfa", "JPEG XL"),
         (b"\0\0\0\x0cJXL \r\n\x87\n", "JPEG XL"),
         (b"\0\0\0\x14ftypqt  ", "video"),
@@ -33,9 +38,20 @@ JPEG, HEIC = b"\xff\xd8\xff\xe0", b"\0\0\0\x18ftypheic"
 )
 def test_formats_are_told_by_their_first_bytes(head: bytes, name: str | None) -> None:
     assert formats.name_of(head) == name
-    assert ("which this program does not read" in formats.unreadable(head)) == (
-        name is not None and name not in formats.READ
+    assert ("which is not read here" in formats.unreadable(head)) == (
+        name is not None and not formats.is_readable(name)
     )
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_what_reads_heic_is_named_unless_it_is_there(
+    there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.machinery.ModuleSpec("pillow_heif", None) if there else None
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: found)
+    assert formats.is_readable("HEIC") == there
+    said = "is HEIC, which is not read here: run pip install 'imagenet-prep[heif]', or convert to"
+    assert formats.unreadable(HEIC).startswith(f"starts with {HEIC[:8]!r}" if there else said)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +77,9 @@ def test_many_endings_are_counted_together() -> None:
     assert len(counts) == 21
     assert next(iter(counts)) == ".30"
     assert sum(counts.values()) == sum(range(1, 31))
+    assert ignored.in_words({".nef": 1, ".cr3": 1}) == (
+        "2 files: 1 .cr3, 1 .nef (photographs in .cr3, .nef are not read: convert them to JPEG)"
+    )
     assert ignored.in_words({".mov": 1, ".txt": 1200}) == "1,201 files: 1,200 .txt, 1 .mov"
 
 
@@ -70,17 +89,20 @@ def test_the_content_decides_where_it_is_asked(tmp_path: Path) -> None:
         "b.HEIC": JPEG,
         "c": JPEG,
         "d.heic": HEIC,
+        "d.jxl": b"\xff\x0a",
         "e.nef": b"II*\0",
         "f/.hidden/a.jpg": JPEG,
         ".a.jpg": JPEG,
     }.items():
         write(tmp_path / name, data)
     by_content = listing.below(tmp_path, tmp_path, by_content=True)
-    assert [file.path for file in by_content.images] == ["a.jpg", "b.HEIC", "c"]
-    assert by_content.ignored == Counter({".heic": 1, ".nef": 1, ".hidden/": 1, "hidden .jpg": 1})
+    photographs = ["a.jpg", "b.HEIC", "c", "d.heic", "d.jxl"]
+    assert [file.path for file in by_content.images] == photographs
+    assert by_content.ignored == Counter({".nef": 1, ".hidden/": 1, "hidden .jpg": 1})
+    assert by_content.unread - Counter(HEIC=1) == Counter({"JPEG XL": 1})
     by_name = listing.below(tmp_path, tmp_path, by_content=False)
     assert [file.path for file in by_name.images] == ["a.jpg"]
-    assert by_name.ignored.total() == 6
+    assert by_name.ignored.total() == 7
 
 
 def test_folders_of_classes_alone_are_recognised_and_others_are_not(tmp_path: Path) -> None:

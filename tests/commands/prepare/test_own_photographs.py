@@ -14,7 +14,7 @@ from tests.kit import command
 from tests.kit.dataset import split_records
 from tests.kit.photographs import exif, photograph, pixels
 
-HEIC = b"\0\0\0\x18ftypheic" + bytes(200)
+JXL = b"\0\0\0\x0cJXL \r\n\x87\n" + bytes(200)
 MOV = b"\0\0\0\x14ftypqt  " + bytes(200)
 
 
@@ -30,16 +30,18 @@ FILES = {
     "cats/2021/Ferien am See/Kätzchen ä.JPG": photograph(60, 80, 3),
     "cats/IMG_2.HEIC": photograph(60, 80, 4),  # a JPEG, as telephones export them
     "cats/IMG_3": photograph(60, 80, 5),
-    "cats/IMG_4.jpg": HEIC,
+    "cats/IMG_4.jpg": JXL,
     "cats/turned.jpg": photograph(60, 80, 6, exif=exif(6)),
     "cats/empty.jpg": b"",
-    "cats/IMG_5.heic": HEIC,
-    "cats/IMG_6.heic": HEIC,
+    "cats/IMG_5.heic": JXL,
+    "cats/IMG_6.heic": JXL,
     "cats/film.mov": MOV,
     "cats/.DS_Store": b"\0\0\0\1Bud1",
     "cats/._IMG_1.jpg": b"\0\5\26\7",
     "dogs/a.png": saved("PNG", "RGBA"),
     "dogs/b.webp": saved("WEBP"),
+    "dogs/c.avif": saved("AVIF"),
+    "dogs/d.jpg": saved("AVIF"),
     "dogs/cmyk.jpg": saved("JPEG", "CMYK"),
     "dogs/list.txt": b"BM is how many a text begins",
     "dogs/raw.dng": saved("TIFF"),
@@ -50,7 +52,6 @@ FILES = {
 }
 IGNORED = {
     ".DS_Store": 2,
-    ".heic": 2,
     ".dng": 1,
     ".mov": 1,
     ".thumbnails/": 1,
@@ -86,8 +87,8 @@ def test_every_file_is_in_the_set_in_the_quarantine_or_counted(
     assert "folder: photos; 2 classes (cats, dogs; " in made.err
     assert "no train/ and no val/, so all of it is train" in made.err
     assert (
-        "\nignored: 10 files: 2 .DS_Store, 2 .heic, 2 .txt, 1 .dng, 1 .mov, 1 .thumbnails/, "
-        "1 hidden .jpg (HEIC, AVIF and JPEG XL are not read: convert such photographs to JPEG)\n"
+        "\nignored: 8 files: 2 .DS_Store, 2 .txt, 1 .dng, 1 .mov, 1 .thumbnails/, 1 hidden .jpg "
+        "(photographs in .dng are not read: convert them to JPEG)\n"
     ) in made.out
 
     manifest = json.loads((out / "dataset.json").read_bytes())
@@ -98,16 +99,16 @@ def test_every_file_is_in_the_set_in_the_quarantine_or_counted(
     keys = {f"{record.wnid}/{record.filename}" for record in records}
     lines = {line["key"]: line for line in quarantine(out)}
     bad = {key for key, line in lines.items() if line["action"] == "quarantined"}
-    assert bad == {"cats/IMG_4.jpg", "cats/empty.jpg"}
+    unread = {"cats/IMG_4.jpg", "cats/IMG_5.heic", "cats/IMG_6.heic"}
+    assert bad == {*unread, "cats/empty.jpg"}
     assert keys.isdisjoint(bad)
     assert len(keys) == len(records)
     assert keys | bad <= FILES.keys()
     assert len(keys) + len(bad) + sum(IGNORED.values()) == len(FILES)
-    assert lines["cats/IMG_4.jpg"]["detail"] == (
-        "is HEIC, which this program does not read: convert it to JPEG or PNG"
-    )
+    said = "is JPEG XL, which is not read here: convert to JPEG or PNG"
+    assert {lines[key]["detail"] for key in unread} == {said}
     reasons = Counter(line["reason"] for line in lines.values() if line["action"] == "repaired")
-    assert reasons == {"png": 1, "webp": 1, "cmyk": 1, "tiff": 1, "orientation": 1}
+    assert reasons == {"png": 1, "avif": 2, "webp": 1, "cmyk": 1, "tiff": 1, "orientation": 1}
     assert command.run("verify", out, "--level", "decode").code == 0
 
     # The keys stay where the set is written again, and the same run has nothing left to do.
@@ -170,10 +171,13 @@ def test_a_photograph_beside_the_classes_has_no_class(photos: Path, tmp_path: Pa
 
 def test_a_class_of_unreadable_photographs_says_so(photos: Path, tmp_path: Path) -> None:
     (photos / "birds").mkdir()
-    (photos / "birds" / "1.heic").write_bytes(HEIC)
+    (photos / "birds" / "1.heic").write_bytes(JXL)
     made = prepare(photos, tmp_path / "out")
-    assert made.code == 3
-    assert "birds: holds no image but 1 file: 1 .heic (HEIC, AVIF and JPEG XL are not" in made.err
+    assert made.code == 2
+    assert (
+        "birds: holds only photographs that are not read here: 1 JPEG XL. To read them, convert to "
+        "JPEG or PNG; or remove the folder."
+    ) in made.err
 
 
 def test_pictures_of_a_finished_set_are_those_of_the_photographs(

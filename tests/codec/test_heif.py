@@ -1,0 +1,198 @@
+"""AVIF and HEIC: the pixels and the turn that other programs show, and sizes that are claimed."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import random
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from imagenet_prep.codec import heif, opening, transform
+from imagenet_prep.codec.policy import Policy
+from imagenet_prep.core.errors import BadImageError
+from imagenet_prep.dataset import formats
+from tests.hostile import images
+from tests.kit.bounds import little_memory
+
+MOST = 64_000_000
+
+
+@pytest.fixture(scope="module")
+def pillow_heif() -> ModuleType:
+    found = pytest.importorskip("pillow_heif", reason="pillow-heif is not installed")
+    found.register_heif_opener(thumbnails=False, decode_threads=1)
+    return found
+
+
+@pytest.fixture(params=["AVIF", pytest.param("HEIF", marks=pytest.mark.extras)])
+def kind(request: pytest.FixtureRequest) -> str:
+    if request.param == "HEIF":
+        request.getfixturevalue("pillow_heif")
+    return str(request.param)
+
+
+def shades(mode: str = "RGB") -> Image.Image:
+    """Returns 96 x 64 pixels, no two corners of which are alike."""
+    rows = np.linspace(0, 160, 64)[:, None, None] + np.linspace(0, 60, 96)[None, :, None]
+    pixels = (rows + np.array([0, 30, 15])).astype(np.uint8)
+    return Image.fromarray(pixels).convert(mode)
+
+
+def saved(image: Image.Image, kind: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def made(data: bytes, **policy: Any) -> tuple[np.ndarray[Any, Any], Any]:
+    prepared = transform.transform(data, Policy(480, **policy))
+    transform.prove_stored(prepared.encoded, prepared.height, prepared.width)
+    return np.asarray(Image.open(io.BytesIO(prepared.encoded))).astype(int), prepared
+
+
+def kinds(kind: str) -> dict[str, tuple[bytes, Image.Image]]:
+    """Returns files, and the picture that each shows."""
+    clear = shades()
+    clear.putalpha(Image.linear_gradient("L").resize(clear.size))
+    white = Image.new("RGBA", clear.size, "white")
+    animated = {"save_all": True, "append_images": [shades().rotate(180)]}
+    grey = shades("L")
+    return {
+        "plain": (saved(shades(), kind), shades()),
+        "alpha": (saved(clear, kind), Image.alpha_composite(white, clear).convert("RGB")),
+        "several": (saved(shades(), kind, **animated), shades()),
+        "grey": (saved(grey, kind), grey.convert("RGB")),
+    }
+
+
+def test_pictures_are_those_that_were_saved(kind: str) -> None:
+    for name, (data, picture) in kinds(kind).items():
+        pixels, prepared = made(data)
+        assert prepared.repair == kind.lower(), name
+        assert abs(pixels - np.asarray(picture)).mean() < 3, name
+
+
+@pytest.mark.parametrize("value", range(1, 9))
+def test_a_photograph_is_turned_once(kind: str, value: int) -> None:
+    """By the boxes irot and imir, whatever EXIF beside them says."""
+    exif = Image.Exif()
+    exif[0x0112] = value
+    expected = saved(shades(), "PNG", exif=exif.tobytes())
+    pixels, _ = made(saved(shades(), kind, exif=exif.tobytes()), orientation="apply")
+    with Image.open(io.BytesIO(expected)) as opened:
+        turned = np.asarray(ImageOps.exif_transpose(opened))
+    assert pixels.shape == turned.shape
+    assert abs(pixels - turned).mean() < 3
+
+
+@pytest.mark.extras
+def test_heic_of_ten_bits_and_of_premultiplied_alpha_is_read(pillow_heif: ModuleType) -> None:
+    deep = np.asarray(shades()).astype(np.uint16) << 8
+    alpha = np.concatenate([np.asarray(shades()), np.full((64, 96, 1), 255, np.uint8)], 2)
+    for mode, pixels in (("RGB;16", deep), ("RGBa", alpha)):
+        buffer = io.BytesIO()
+        pillow_heif.from_bytes(mode, (96, 64), pixels.tobytes()).save(buffer, quality=90)
+        assert abs(made(buffer.getvalue())[0] - np.asarray(shades())).mean() < 3
+
+
+def test_a_frame_that_is_larger_than_its_box_is_refused_before_it_is_decoded(kind: str) -> None:
+    data = bytearray(saved(Image.new("RGB", (4000, 3000)), kind))
+    for place in (at for at in range(len(data)) if data[at : at + 4] == b"ispe"):
+        data[place + 8 : place + 16] = (64).to_bytes(4, "big") * 2
+    with little_memory(32 << 20), pytest.raises(BadImageError) as caught:
+        transform.transform(bytes(data), Policy(32, max_pixels=4_000_000))
+    assert caught.value.reason == ("too_many_pixels" if kind == "AVIF" else "undecodable")
+
+
+def test_sizes_are_those_of_boxes_and_of_frames_wherever_they_are_stored() -> None:
+    for name, (data, _) in kinds("AVIF").items():
+        found = [*heif.sizes(data, MOST)]
+        assert set(found) == {(96, 64)}, name
+        assert len(found) >= 2 + (name in ("alpha", "several")), name
+    header = images.av1_header(700, 500)
+    assert [*heif.sizes(images.heif(header, 9), MOST)] == [(9, 9), (700, 500)]
+    # A unit without a length ends with the data; others before it are passed over.
+    endless = bytes((1 << 3,)) + header[2:]
+    for frame in (b"\x12\0" + header, b"\x7a\x81\0?" + header, endless):
+        assert [*heif.sizes(images.heif(frame, 9), MOST)][1:] == [(700, 500)]
+
+
+def bits(*fields: tuple[int, int]) -> bytes:
+    text = "".join(f"{value:0{size}b}" for value, size in fields)
+    return int(text.ljust(8 * -(-len(text) // 8), "0"), 2).to_bytes(-(-len(text) // 8), "big")
+
+
+@pytest.mark.parametrize("model", [False, True])
+@pytest.mark.parametrize("delay", [0, 1])
+def test_a_full_sequence_header_is_read(model: bool, delay: int) -> None:
+    """Of AV1's specification, 5.5.1: with timing, decoder model, display delay, two points."""
+    timing = [
+        (1, 1),
+        (1, 32),
+        (30, 32),
+        (1, 1),
+        (0b00101, 5),
+        (1, 1),
+        (9, 5),
+        (1, 32),
+        (4, 5),
+        (4, 5),
+    ]
+    fields = [(0, 3), (0, 1), (0, 1), *(timing if model else [(0, 1)]), (delay, 1), (1, 5)]
+    for level in (4, 12):
+        fields += [(0, 12), (level, 5)] + [(0, 1)] * (level > 7)
+        fields += [(1, 1), (3, 10), (3, 10), (0, 1)] * model
+        fields += [(1, 1), (9, 4)] * delay
+    fields += [(11, 4), (10, 4), (4000 - 1, 12), (2000 - 1, 11), (0, 7)]
+    assert heif._largest_frame(bits(*fields)) == (4000, 2000)
+
+
+def test_many_pictures_or_parts_are_refused_at_once() -> None:
+    header = images.av1_header(8000, 8000)
+    with pytest.raises(BadImageError, match="too_many_pixels"):
+        [*heif.sizes(images.heif(5 * header, 9), MOST)]
+    for frame, extents in ((b"\x12\0" * 30_000, 1), (header, 30_000)):
+        with pytest.raises(BadImageError, match="more than 20,000 parts"):
+            [*heif.sizes(images.heif(frame, 9, extents=extents), MOST)]
+    empty = (8).to_bytes(4, "big") + b"free"
+    with pytest.raises(BadImageError, match="more than 20,000 parts"):
+        [*heif.sizes(images.heif(header, 9) + 30_000 * empty, MOST)]
+
+
+def mutated(files: list[bytes], seed: int) -> Iterator[bytes]:
+    rng = random.Random(seed)
+    while True:
+        data = bytearray(rng.choice(files))
+        for _ in range(rng.choice([1, 2, 8])):
+            at = rng.randrange(min(len(data), rng.choice([len(data), 400])))
+            data[at : at + rng.choice([1, 1, 4])] = rng.randbytes(rng.choice([1, 1, 4]))
+        yield bytes(data[: rng.randrange(len(data))] if rng.random() < 0.1 else data)
+
+
+def test_damaged_files_are_named_and_take_little_memory(kind: str) -> None:
+    files = [data for data, _ in kinds(kind).values()]
+    refused = 0
+    with little_memory(128 << 20):
+        for data in itertools.islice(mutated(files, 5), 300):
+            try:
+                transform.transform(data, Policy(32))
+            except BadImageError:
+                refused += 1
+    assert 50 < refused < 300
+
+
+def test_without_the_extra_heic_is_named_with_what_reads_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(formats, "is_readable", lambda name: name == "AVIF")
+    opening._heic.cache_clear()
+    data = images.heif(b"", 9, b"heic")
+    with pytest.raises(BadImageError, match=r"unknown_format.*is HEIC.*imagenet-prep\[heif\]"):
+        transform.transform(data, Policy(32))
+    opening._heic.cache_clear()

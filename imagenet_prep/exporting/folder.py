@@ -6,7 +6,7 @@ import itertools
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,14 +32,20 @@ _ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".
 
 @dataclass(frozen=True)
 class Folder(Format):
-    """See `Format`; `labels` is the content of labels.txt."""
+    """See `Format`.
+
+    Attributes:
+      labels: the content of labels.txt.
+      numbered: the files of examples whose names are taken, by split, class and name.
+    """
 
     wnids: tuple[str, ...]
     labels: str
     allow_empty_class: bool = False
+    numbered: dict[str, str] = field(default_factory=dict)
     file_an_image = True
 
-    def refuse(self, source: Source, parts: Sequence[Part]) -> None:
+    def settled(self, source: Source, parts: Sequence[Part]) -> Folder:
         """As for `Format`: ImageFolder numbers folders in the order of their names."""
         ordered = sorted(self.wnids)
         if moved := [w for w, other in zip(self.wnids, ordered, strict=True) if w != other]:
@@ -56,12 +62,17 @@ class Folder(Format):
                 f"{source.root}: {some(alike)}: on a disk that ignores case or Unicode form, these "
                 "classes would be the same folder. Choose another format."
             )
+        numbered: dict[str, str] = {}
         for split in dict.fromkeys(part.split for part in parts):
             chosen = np.concatenate([np.asarray(p.numbers) for p in parts if p.split == split])
-            self._refuse_names(source.split(split), chosen)
+            numbered |= self._numbered(source.split(split), chosen)
+        return replace(self, numbered=numbered)
 
-    def _refuse_names(self, records: Records, chosen: npt.NDArray[np.int64]) -> None:
-        """Refuses a split with absent classes, or names that ImageFolder would lose."""
+    def _numbered(self, records: Records, chosen: npt.NDArray[np.int64]) -> dict[str, str]:
+        """Returns the files of the examples of a split whose names are taken, see `_file`.
+
+        Refuses a split with absent classes, and names that no file can have.
+        """
         where, wanted = f"{records.split} of {records.dataset.where}", np.zeros(len(records), bool)
         wanted[chosen] = True
         there, hashed = np.zeros(len(self.wnids), bool), np.empty(len(chosen), np.int64)
@@ -69,9 +80,9 @@ class Folder(Format):
         heads = itertools.compress(Names(records), wanted)
         for place, (class_index, key, _) in enumerate(heads):
             there[class_index] = True
-            path = keys.name_in(key, self.wnids[class_index])
-            hashed[place] = hash(_folded(f"{class_index}/{path}"))
-            if not _is_found(f"{self.wnids[class_index]}/{path}"):
+            file = _file(f"{self.wnids[class_index]}/{keys.name_in(key, self.wnids[class_index])}")
+            hashed[place] = hash(_folded(file))
+            if not _is_found(file):
                 odd.append(key)
         if leading_out := [key for key in odd if keys.leads_out(key)]:
             raise DataDamagedError(
@@ -84,21 +95,33 @@ class Folder(Format):
                 f"called so: {some(odd)}. Leave them out with --exclude, or choose another format."
             )
         values, counts = np.unique(hashed, return_counts=True)
+        numbered, same = dict[str, str](), list[str]()
         if len(values) < len(hashed):
-            twice = {*values[counts > 1].tolist()}
-            heads = itertools.compress(Names(records), wanted)
-            same = [
-                key
-                for index, key, _ in heads
-                if hash(_folded(f"{index}/{keys.name_in(key, self.wnids[index])}")) in twice
-            ]
+            taken = {*values.tolist()}
+            groups: dict[int, list[tuple[bool, str, str]]] = {
+                value: [] for value in values[counts > 1].tolist()
+            }
+            for index, key, _ in itertools.compress(Names(records), wanted):
+                path = f"{self.wnids[index]}/{keys.name_in(key, self.wnids[index])}"
+                if (group := groups.get(hash(_folded(_file(path))))) is not None:
+                    group.append((_file(path) != path, path, key))
+            for group in groups.values():
+                # A name that stays comes before those that get an ending.
+                for gets_ending, path, key in sorted(group)[1:]:
+                    names = (f"{path}~{number}.jpg" for number in itertools.count(1))
+                    file = next(name for name in names if hash(_folded(name)) not in taken)
+                    taken.add(hash(_folded(file)))
+                    numbered[f"{records.split}/{path}"] = file
+                    same += [] if gets_ending else [min(group)[2], key]
+        if same:
             raise UsageError(
-                f"{where}: {some(same)}: on a disk that ignores case or Unicode form, these would "
-                "be the same file. --exclude all but one of them, or choose another format."
+                f"{where}: {some([*dict.fromkeys(same)])}: on a disk that ignores case or Unicode "
+                "form, these would be the same file. --exclude all but one of them, or choose "
+                "another format."
             )
         missing = np.flatnonzero(~there)
-        if len(missing) and not self.allow_empty_class:
-            moved = there[missing[0] :].sum()
+        moved = there[missing[0] :].sum() if len(missing) else 0
+        if moved and not self.allow_empty_class:
             raise UsageError(
                 f"{where} has no image of {len(missing):,} of {len(there):,} classes: "
                 f"{some([self.wnids[index] for index in missing])}. ImageFolder would find "
@@ -107,6 +130,7 @@ class Folder(Format):
                 "--allow-empty-class writes empty folders for them, which newer versions of "
                 "torchvision take: ImageFolder(..., allow_empty=True)."
             )
+        return numbered
 
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
         """Yields each image; with `allow_empty_class`, first folders, which end with a slash."""
@@ -114,7 +138,9 @@ class Folder(Format):
         if self.allow_empty_class and not part.number:
             yield from (Piece(f"{top}/{wnid}/", b"") for wnid in self.wnids)
         for each in examples:
-            yield Piece(f"{top}/{each.wnid}/{each.name}", each.encoded, each.sha256)
+            path = f"{each.wnid}/{each.name}"
+            file = self.numbered.get(f"{part.split}/{path}") or _file(path)
+            yield Piece(f"{top}/{file}", each.encoded, each.sha256)
 
     def beside(self, parts: Mapping[str, Sequence[Written]]) -> dict[str, bytes]:  # noqa: ARG002
         """Returns the class list as Kaggle has it, by which `prepare` numbers the same classes."""
@@ -128,12 +154,15 @@ def _folded(name: str) -> str:
     return unicodedata.normalize("NFD", unicodedata.normalize("NFD", name).casefold())
 
 
+def _file(path: str) -> str:
+    """Returns the path of an image, with the ending of a JPEG unless it has one that is found."""
+    return path if path.lower().endswith(_ENDINGS) else f"{path}.jpg"
+
+
 def _is_found(path: str) -> bool:
     """Returns whether ImageFolder and `prepare` find a file of this name."""
     try:
         naming.check_inside(path)
     except ValueError:
         return False
-    return path.lower().endswith(_ENDINGS) and not any(
-        part.startswith(".") for part in path.split("/")
-    )
+    return not any(part.startswith(".") for part in path.split("/"))

@@ -40,8 +40,9 @@ class Format:
         """Returns the folder of an export to `out`, and how the names of its files begin there."""
         return out, ""
 
-    def refuse(self, source: Source, parts: Sequence[Part]) -> None:
-        """Raises UsageError if readers would not find these examples as they are."""
+    def settled(self, source: Source, parts: Sequence[Part]) -> Format:  # noqa: ARG002
+        """Returns the format for these examples; UsageError if readers would not find them."""
+        return self
 
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
         """Yields the bytes of the files of a part, in order, each with the name of its file."""

@@ -119,13 +119,13 @@ class Job:
 def run(job: Job) -> Json:
     """Exports the remaining parts; returns the content of export.json."""
     parts, store, digest = job.parts(), job.store, job.digest()
-    job.format.refuse(job.source, parts)
+    settled = job.format.settled(job.source, parts)
     mark = f"{naming.WORK}/{job.called}export"
     _refuse_others(job, mark, digest)
     of_parts, tree = f"{naming.WORK}/parts-{digest[:16]}", None
     if job.format.file_an_image and (folder := store.as_folder):
         tree = files.Tree(folder, f"{of_parts}/made")
-    work = Work(job.source, job.format, store, of_parts, tree)
+    work = Work(job.source, settled, store, of_parts, tree)
     stage = engine.Stage("export", digest, store, work, Written)
     images = sum(len(part.numbers) for part in parts)
     with store.lock():

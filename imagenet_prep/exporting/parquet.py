@@ -26,12 +26,13 @@ class Parquet(Format):
 
     wnids: tuple[str, ...]
 
-    def refuse(self, source: Source, parts: Sequence[Part]) -> None:  # noqa: ARG002
+    def settled(self, source: Source, parts: Sequence[Part]) -> Parquet:  # noqa: ARG002
         """As for `Format`: without pyarrow nothing is written."""
         if importlib.util.find_spec("pyarrow") is None:
             raise UsageError(
                 "--to parquet needs pyarrow. Run: pip install 'imagenet-prep[parquet]'"
             )
+        return self
 
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
         """Yields the bytes from pyarrow, a group of rows at a time."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.terminal import counted, human_bytes
-from imagenet_prep.dataset import schema, tfrecord
+from imagenet_prep.dataset import ignored, schema, tfrecord
 from imagenet_prep.dataset.schema import LEVELS
 from imagenet_prep.reporting import plots, training
 from imagenet_prep.reporting.disagreements import APART, EQUAL, NONE, SHARED, Disagreements
@@ -56,6 +56,7 @@ def report(
         data={"tiles": [_facts_of(tile) for tile in tiles], "classes": classes},
         filters={
             "reasons": _reasons,
+            "by_ending": ignored.in_words,
             "words": lambda tile: (
                 f"{tile.image.wnid} {tile.image.text} {tile.image.filename}".lower()
             ),
@@ -64,6 +65,7 @@ def report(
         manifest=manifest,
         # Custom photographs have no official counts.
         is_subset=manifest.subset and manifest.claims_ilsvrc2012,
+        ignored=ignored.together(source.ignored for source in manifest.sources),
         tiles=tiles,
         tile_side=104,
         pairs=any(tile.before for tile in tiles),

@@ -8,7 +8,7 @@ import socket
 import sys
 import tarfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,13 +18,15 @@ from PIL import Image
 
 from imagenet_prep import adopt, export
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.exporting.folder import FOLDERS
 from imagenet_prep.exporting.webdataset import sample_key
 from imagenet_prep.pipelines import prepare
 from imagenet_prep.sources.labels import official_classes
 from tests.commands.export.conftest import roots, truth
 from tests.kit import command, foreign, layouts
-from tests.kit.tfrecords import plain
+from tests.kit.samples import add_tables
+from tests.kit.tfrecords import plain, wnid, write_set
 
 # Names that photographs have, and that a format could lose.
 NAMES = (
@@ -163,15 +165,57 @@ def test_names_that_some_disks_take_for_one_are_refused_everywhere(
     assert not (tmp_path / "out").exists()
 
 
-def test_names_that_a_folder_cannot_hold_are_refused(tmp_path: Path) -> None:
-    for number, name in enumerate(("odd", "animation.gif", "telephone.HEIC")):
-        source, data = tmp_path / f"source-{number}", tmp_path / f"set-{number}"
-        for path in ("a/a.jpg", "b/b.jpg", f"b/{name}"):
-            layouts.write(source / path, plain(number))
-        assert prepare.run(["--source", str(source), "--out", str(data), "--json"]) == 0
-        with pytest.raises(UsageError, match=f"pass over 1 images.*: b/{name}"):
-            export.run([str(data), "--to", "folder", "--out", str(tmp_path / "out")])
-    assert not (tmp_path / "out").exists()
+def exported_folder(tmp_path: Path, names: Sequence[str]) -> dict[str, bytes]:
+    """Prepares images of these names, and exports them; returns the files by name."""
+    for number, name in enumerate(names):
+        layouts.write(tmp_path / "source" / name, plain(number))
+    data = str(tmp_path / "set")
+    assert prepare.run(["--source", str(tmp_path / "source"), "--out", data, "--json"]) == 0
+    out = written(Path(data), tmp_path / "out", "folder") / "train"
+    return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*.*")}
+
+
+def test_images_get_the_ending_of_a_jpeg_where_theirs_is_passed_over(tmp_path: Path) -> None:
+    names = ["a/a.jpg", "b/animation.gif", "b/c/telephone.HEIC", "b/odd", "b/b.JPEG"]
+    found = exported_folder(tmp_path, names)
+    assert found == {
+        name: plain(number)
+        for number, name in enumerate(
+            ["a/a.jpg", "b/animation.gif.jpg", "b/c/telephone.HEIC.jpg", "b/odd.jpg", "b/b.JPEG"]
+        )
+    }
+
+
+def test_no_image_takes_the_name_of_another(tmp_path: Path) -> None:
+    names = ["a/p.jpg", "a/p.gif", "a/p.gif.jpg", "a/p.gif~1.jpg", "a/P.gif", "b/p.gif", "b/p"]
+    found = exported_folder(tmp_path, names)
+    assert len(found) == len(names)
+    for number, name in enumerate(names):
+        (file,) = [file for file, data in found.items() if data == plain(number)]
+        assert file.startswith(name)
+        assert file == name or not name.endswith(".jpg")
+    assert found.keys() >= {"a/P.gif~2.jpg", "a/p.gif~3.jpg", "b/p.gif.jpg"}
+
+
+def test_a_name_that_is_hidden_in_a_folder_is_refused(tmp_path: Path) -> None:
+    examples = [
+        ImageExample(plain(n), 8, 8, name, n + 1, class_id, "thing")
+        for n, (class_id, name) in enumerate(((wnid(0), "a.JPEG"), (wnid(1), ".b.JPEG")))
+    ]
+    write_set(tmp_path / "set", {"train": [examples]}, num_classes=2)
+    add_tables(tmp_path / "set")
+    with pytest.raises(UsageError, match=rf"pass over 1 images.*: {wnid(1)}/\.b\.JPEG"):
+        export.run([str(tmp_path / "set"), "--to", "folder", "--out", str(tmp_path / "out")])
+
+
+def test_a_split_that_lacks_the_last_classes_has_the_right_labels(tmp_path: Path) -> None:
+    names = [f"{name}/{number}.jpg" for name in "abc" for number in range(2)] + ["d/1.jpg"]
+    for number, name in enumerate(names):
+        layouts.write(tmp_path / "source" / name, plain(number))
+    how = ["--source", str(tmp_path / "source"), "--holdout", "10%", "--json"]
+    assert prepare.run([*how, "--out", str(tmp_path / "set")]) == 0
+    out = written(tmp_path / "set", tmp_path / "out", "folder")
+    assert sorted(path.name for path in (out / "holdout").iterdir()) == ["a", "b", "c"]
 
 
 def test_hard_names_are_files_of_their_own(photographs: Path, tmp_path: Path) -> None:

@@ -135,9 +135,9 @@ def opened(
 
 @functools.cache
 def _heic() -> tuple[str, ...]:
-    """Returns the format as Pillow names it; none without the extra."""
+    """Returns the format as Pillow names it."""
     if not formats.is_readable(formats.HEIC):
-        return ()
+        raise UnidentifiedImageError
     import pillow_heif
 
     pillow_heif.register_heif_opener(thumbnails=False, decode_threads=1)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from imagenet_prep import report
 from tests.kit import command
 from tests.kit.dataset import split_records
 from tests.kit.photographs import exif, photograph, pixels
@@ -178,6 +179,16 @@ def test_a_class_of_unreadable_photographs_says_so(photos: Path, tmp_path: Path)
         "birds: holds only photographs that are not read here: 1 JPEG XL. To read them, convert to "
         "JPEG or PNG; or remove the folder."
     ) in made.err
+
+
+@pytest.mark.extras
+@pytest.mark.usefixtures("unplotted")
+def test_the_report_shows_what_was_ignored_and_left_out(photos: Path, tmp_path: Path) -> None:
+    assert prepare(photos, tmp_path / "out").code == 0
+    assert report.run([str(tmp_path / "out")]) == 0
+    page = (tmp_path / "out/report.html").read_text()
+    assert "photographs in .dng are not read" in page
+    assert "3 unknown_format" in page
 
 
 def test_pictures_of_a_finished_set_are_those_of_the_photographs(

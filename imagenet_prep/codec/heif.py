@@ -16,6 +16,7 @@ from imagenet_prep.core.errors import BadImageError
 # Boxes with others inside, and the bytes before the first of these.
 _WITHIN = dict.fromkeys((b"iprp", b"ipco", b"moov", b"trak", b"mdia", b"minf", b"stbl"), 0)
 _WITHIN[b"meta"] = 4
+_READ = {b"ispe", b"infe", b"iloc", b"idat", b"stsz", b"stco", b"co64"}
 # A photograph in 256 tiles has some thousand boxes and units of data.
 _MOST_PARTS = 20_000
 # All pictures of a file together: tiles, alpha, gain map and thumbnail of the largest image.
@@ -47,7 +48,7 @@ def _int(data: bytes) -> int:
 
 
 def _boxes(data: bytes, part: Callable[[], None]) -> Iterator[tuple[bytes, bytes]]:
-    """Yields kind and content of each box, also of those inside others."""
+    """Yields kind and content of the boxes that are read, wherever they are."""
     waiting = [(0, len(data))]
     while waiting:
         at, stop = waiting.pop()
@@ -63,7 +64,7 @@ def _boxes(data: bytes, part: Callable[[], None]) -> Iterator[tuple[bytes, bytes
                 waiting.append((body + (8 if data[body] else 6), end))
             elif kind in _WITHIN:
                 waiting.append((body + _WITHIN[kind], end))
-            elif kind != b"mdat":
+            elif kind in _READ:
                 yield kind, data[body:end]
             at = end
 
@@ -72,7 +73,16 @@ def _streams(
     data: bytes, boxes: list[tuple[bytes, bytes]], part: Callable[[], None]
 ) -> Iterator[bytes]:
     """Yields the data of the items in AV1, and of the first sample of each track."""
-    coded, small, most = set[int](), b"", 0
+    coded, small, most, left = set[int](), b"", 0, 2 * len(data)
+
+    def piece(whole: bytes, at: int, size: int) -> bytes:
+        nonlocal left
+        found = whole[at : at + size]
+        left -= len(found)
+        if left < 0:
+            raise BadImageError("undecodable", "its items overlap")
+        return found
+
     for kind, box in boxes:
         wide = 2 * (kind == b"infe" and box[0] > 2)
         if kind == b"infe" and box[8 + wide : 12 + wide] == b"av01":
@@ -87,12 +97,10 @@ def _streams(
                 if item in coded:
                     whole = small if in_idat else data
                     # A length of 0 is all that follows.
-                    pieces = [whole[at : at + size if size else None] for at, size in places]
-                    yield pieces[0] if len(pieces) == 1 else b"".join(pieces)
+                    yield b"".join(piece(whole, at, size or len(whole)) for at, size in places)
         elif kind in (b"stco", b"co64"):
             # Samples follow each other, so more than the first of a track may be read.
-            first = _int(box[8 : 12 if kind == b"stco" else 16])
-            yield data[first : first + most]
+            yield piece(data, _int(box[8 : 12 if kind == b"stco" else 16]), most)
 
 
 def _located(

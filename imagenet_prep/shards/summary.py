@@ -51,8 +51,10 @@ def _missing(dataset: Dataset, split: str) -> list[str]:
     """Returns the classes of which train has images and this split has none."""
     splits = dataset.manifest.splits
     train = splits[schema.TRAIN].examples_per_class if schema.TRAIN in splits else []
-    counts = zip(dataset.classes.wnids, train, splits[split].examples_per_class, strict=False)
-    return [wnid for wnid, in_train, here in counts if in_train and not here]
+    counts = enumerate(zip(train, splits[split].examples_per_class, strict=False))
+    # The class list is another file to read.
+    missing = [index for index, (in_train, here) in counts if in_train and not here]
+    return [dataset.classes.wnids[index] for index in missing]
 
 
 def summarise(path: str, dataset: Dataset, new: Sequence[WrittenShard], seconds: float) -> Json:

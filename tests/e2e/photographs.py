@@ -17,12 +17,12 @@ NO_IMAGES = {
     "cats/.DS_Store": b"\0\0\0\1Bud1",
     "cats/._IMG_0001.jpg": b"\0\5\26\7",
     "dogs/film.mov": b"\0\0\0\x14ftypqt  " + bytes(200),
-    "dogs/IMG_0007.heic": JXL,
     "dogs/Thumbs.db": b"\xd0\xcf\x11\xe0" + bytes(100),
     "Häuser am See/Preise.txt": b"BM 3.500",
 }
-# Photographs by name that cannot be used.
+# Photographs by name or content that cannot be used.
 UNUSABLE = {
+    "dogs/IMG_0007.heic": JXL,
     "cats/from a telephone.jpg": JXL,
     "dogs/empty.jpg": b"",
     "Häuser am See/cut off.jpg": photograph(60, 80, 999)[:700],
@@ -52,6 +52,7 @@ def files() -> dict[str, bytes]:
         "dogs/PNG that is called.jpg": _saved("PNG", seed=5),
         "dogs/large.jpg": _sixty_megapixels(),
         "dogs/IMG_0008.HEIC": photograph(60, 80, 6),
+        "dogs/a.avif": _saved("AVIF", seed=6),
         "Häuser am See/Ferien 2021/Kätzchen vor dem Haus.JPG": photograph(60, 80, 7),
         # One camera counts from 1 each year.
         "cats/2020/IMG_0001.jpg": photograph(60, 80, 8),

@@ -104,7 +104,7 @@ class Division:
 
     def of(self, members: list[Member], seed: int) -> dict[str, list[Member]]:
         """Returns the members of a class that go to each of the splits."""
-        if len(self.counts) == 1:
+        if len(self.counts) == 1 or not members:
             return dict.fromkeys(self.counts, members)
         _, held_out = self.counts.values()
         number = held_out[members[0].class_index]

@@ -53,6 +53,8 @@ def test_another_seed_takes_others() -> None:
 def test_a_split_that_is_not_divided_keeps_all() -> None:
     members = members_of(3)
     assert Division({"train": [3]}, {}).of(members, 0) == {"train": members}
+    # No image of a class was chosen.
+    assert Division({"train": [0], "holdout": [0]}, {}).of([], 0) == {"train": [], "holdout": []}
 
 
 def test_a_share_is_one_of_each_class() -> None:

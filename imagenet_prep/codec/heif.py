@@ -75,9 +75,9 @@ def _streams(
     """Yields the data of the items in AV1, and of the first sample of each track."""
     coded, small, most, left = set[int](), b"", 0, 2 * len(data)
 
-    def piece(whole: bytes, at: int, size: int) -> bytes:
+    def piece(store: bytes, at: int, size: int) -> bytes:
         nonlocal left
-        found = whole[at : at + size]
+        found = store[at : at + size]
         left -= len(found)
         if left < 0:
             raise BadImageError("undecodable", "its items overlap")
@@ -95,9 +95,9 @@ def _streams(
         if kind == b"iloc":
             for item, in_idat, places in _located(box, part):
                 if item in coded:
-                    whole = small if in_idat else data
+                    store = small if in_idat else data
                     # A length of 0 is all that follows.
-                    yield b"".join(piece(whole, at, size or len(whole)) for at, size in places)
+                    yield b"".join(piece(store, at, size or len(store)) for at, size in places)
         elif kind in (b"stco", b"co64"):
             # Samples follow each other, so more than the first of a track may be read.
             yield piece(data, _int(box[8 : 12 if kind == b"stco" else 16]), most)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # starts Ghostscript.
 FORMATS = tuple(sorted(name.upper() for name in formats.READ))
 
-# Threads would take memory of their own; images are decoded side by side.
+# Images are decoded in parallel; threads of a decoder would only take more memory.
 AvifImagePlugin.DEFAULT_MAX_THREADS = 1
 
 # Pixels that are converted at a time.

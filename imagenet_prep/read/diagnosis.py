@@ -50,29 +50,31 @@ class Diagnosis:
         for batch in tuple(self._fed):
             for number in batch.numbers.tolist():
                 # A negative number stands for no example.
-                if number >= 0 and (problem := self._problem(records.read(number).encoded)):
-                    damage = DataDamagedError(f"{records.where(number)}: {problem}")
-                    self._feed.skip(number, damage)
+                if number < 0:
+                    continue
+                encoded = records.read(number).encoded
+                if why := problem(encoded, self._decode, self._feed.config.backend):
+                    self._feed.skip(number, DataDamagedError(f"{records.where(number)}: {why}"))
                     found = True
         if not found:
             raise error
 
-    def _problem(self, encoded: bytes) -> str | None:
-        """Returns why a JPEG does not decode, or None."""
-        try:
-            with opening.opened(encoded, only=("JPEG",)) as image:
-                image.load()
-        except BadImageError as error:
-            return f"does not decode: {error}"
-        try:
-            self._decode(encoded)
-        except Exception as error:  # noqa: BLE001 - each framework has its own errors
-            backend = self._feed.config.backend
-            return (
-                f"backend {backend!r} does not decode it, Pillow does: {_reason(error)}. Use "
-                "backend='native', or on_bad_record='skip'"
-            )
-        return None
+
+def problem(encoded: bytes, decode: Callable[[bytes], None], backend: str) -> str | None:
+    """Returns why a JPEG does not decode with Pillow, or with `decode` of a backend, or None."""
+    try:
+        with opening.opened(encoded, only=("JPEG",)) as image:
+            image.load()
+    except BadImageError as error:
+        return f"does not decode: {error}"
+    try:
+        decode(encoded)
+    except Exception as error:  # noqa: BLE001 - each framework has its own errors
+        return (
+            f"backend {backend!r} does not decode it, Pillow does: {_reason(error)}. Use "
+            "backend='native', or on_bad_record='skip'"
+        )
+    return None
 
 
 def _reason(error: Exception) -> str:

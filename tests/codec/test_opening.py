@@ -35,7 +35,7 @@ def shown(data: bytes) -> object:
 
 
 def diagnosed(data: bytes) -> None:
-    if problem := diagnosis._problem(data):
+    if problem := diagnosis.problem(data, lambda _: None, "native"):
         raise BadImageError("undecodable", problem)
 
 

@@ -194,12 +194,11 @@ def _show_images(config: Config) -> int:
             "--keys lists them all."
         )
     for entry in itertools.islice(found, config.limit):
+        if config.keys and config.json:
+            print(json.dumps(entry._asdict(), ensure_ascii=False))
+            continue
         if config.keys:
-            print(
-                json.dumps(entry._asdict(), ensure_ascii=False)
-                if config.json
-                else terminal.printable(entry.key)
-            )
+            terminal.print_data(entry.key)
             continue
         place, image = catalogue.read(entry)
         row = {**entry._asdict(), **place, **image._asdict(), "boxes": image.boxes._asdict()}

@@ -65,6 +65,7 @@ def finish(main: Callable[[], int]) -> NoReturn:
     signals.handle(_interrupt, signal.SIGALRM)
     sys.unraisablehook = _unraisable
     imports.guard()
+    terminal.open_closed_streams()
     terminal.escape_output()
     # The exit code where the error itself cannot be printed: stderr is closed.
     code = errors.ImagenetPrepError.exit_code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Sequence
 
@@ -31,6 +32,29 @@ class _Printed(io.TextIOWrapper):
         start = "\r" if text.startswith("\r") else ""
         super().write(start + text[len(start) :].translate(_ESCAPES_BUT_LINES))
         return len(text)
+
+
+def open_closed_streams() -> None:
+    """Opens the streams that the caller has closed (`2>&-`) on the null device.
+
+    Otherwise the first files that are opened get their numbers, and messages of libraries go there.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(descriptor, True)
+            stream = os.fdopen(descriptor, mode)
+            for each in (name, f"__{name}__"):
+                setattr(sys, each, stream)
+
+
+def print_data(line: str) -> None:
+    """Prints a line that other commands read: as it is, unless a terminal shows it."""
+    if sys.stdout.isatty():
+        print(printable(line))
+    else:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(f"{line}\n".encode())
 
 
 def escape_output() -> None:

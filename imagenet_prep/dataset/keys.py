@@ -18,6 +18,8 @@ from imagenet_prep.dataset import schema
 # pipe, as the shell makes for <(…), or a device, which has no end.
 _MOST_BYTES, MOST_LINES = 64 << 20, 1 << 21
 _ENDS = (b"\n", b"\r")
+# Around a key in a list. Other blanks, such as U+00A0, may begin or end the name of a file.
+BLANKS = " \t\r\v\f"
 # So many keys become one text, and so many bytes are read as one.
 _AT_ONCE, _PART_BYTES = 1 << 14, 1 << 20
 # A path on Linux has no more (PATH_MAX).
@@ -183,7 +185,7 @@ def read_list(path: str | os.PathLike[str]) -> KeyList:
             raise UsageError(
                 f"{path}: the list of keys is not UTF-8: byte {start + error.start:,}"
             ) from None
-        listed = [key.strip() for key in text.split("\n")][: len(lines)]
+        listed = [key.strip(BLANKS) for key in text.split("\n")][: len(lines)]
         numbers = [*range(number + 1, number + 1 + len(lines))]
         firsts = list(map(keys.setdefault, listed, numbers))
         if firsts != numbers:

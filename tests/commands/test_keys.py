@@ -12,9 +12,9 @@ import pytest
 
 from imagenet_prep import adopt, amend, diff, duplicates, export, resize, show, verify
 from imagenet_prep.core.errors import DataDamagedError, SourceError
-from imagenet_prep.dataset import example, manifest, naming, tfrecord
+from imagenet_prep.dataset import example, keys, manifest, naming, tfrecord
 from imagenet_prep.pipelines import prepare
-from tests.kit import layouts
+from tests.kit import command, layouts
 from tests.kit.samples import add_tables
 from tests.kit.tfrecords import plain
 
@@ -75,6 +75,20 @@ def renamed(sound: Path, root: Path, name: str, *, tables: bool = True) -> Path:
     if tables:
         add_tables(root)
     return root
+
+
+def test_keys_that_show_writes_to_a_file_are_read_back(sound: Path, tmp_path: Path) -> None:
+    odd = ("\x85", "\u061c", "\u200e", "\u2028", "\u202a", "\u202f", "\u2066", "\xa0", "\\u200e")
+    name = "".join(f"a{each}" for each in odd) + "\xa0"
+    root = renamed(sound, tmp_path / "set", name)
+    lines = command.run("show", root, "--keys").out.split("\n")
+    assert len(lines) == 5
+    (line,) = [each for each in lines if each.endswith(name)]
+    (tmp_path / "keys").write_text(f"{line}\n", encoding="utf-8", newline="")
+    assert [*keys.read_list(tmp_path / "keys").keys] == [line]
+    flags = ("--exclude", tmp_path / "keys", "--out", tmp_path / "out", "--dry-run")
+    amended = command.run("amend", root, *flags)
+    assert amended.code == 0, amended
 
 
 @pytest.fixture(params=NAMES)

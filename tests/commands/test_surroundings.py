@@ -74,6 +74,16 @@ def test_a_closed_stdout_does_not_undo_the_work(reference: Reference, tmp_path: 
     assert contents(out) == reference.contents
 
 
+def test_a_closed_stderr_is_no_obstacle(reference: Reference) -> None:
+    code = (
+        "import os, sys\n"
+        "os.close(2)\n"
+        "os.execv(sys.executable, [sys.executable, '-m', 'imagenet_prep', *sys.argv[1:]])\n"
+    )
+    result = command.run("verify", reference.out, program=("-c", code))
+    assert result.code == 0, result
+
+
 def test_a_full_stdout_is_a_failure_not_a_bug(reference: Reference) -> None:
     code = (
         "import os\n"

@@ -539,3 +539,24 @@ def test_columns_are_aligned_to_the_left_and_then_to_the_right() -> None:
         "     x           100%",
     ]
     assert terminal.in_columns([("a", "b"), ("cc", "")], 2) == "a   b\ncc"
+
+
+def test_no_file_gets_the_number_of_a_closed_stream() -> None:
+    """`prepare 2>&-`: messages of libraries would be written into the first file that is opened."""
+    code = (
+        "import os, sys\n"
+        "for number in range(3): os.close(number)\n"
+        "os.execv(sys.executable, [sys.executable, '-c', sys.argv[1]])\n"
+    )
+    inside = (
+        "import os, subprocess, sys\n"
+        "from imagenet_prep.core import program\n"
+        "def main():\n"
+        "    print('to no one'); print('to no one', file=sys.stderr); sys.stderr.isatty()\n"
+        "    os.fstat(2); subprocess.run(['true'], check=True)\n"
+        "    return 40 + os.open('/dev/null', os.O_RDONLY)\n"
+        "program.finish(main)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, inside], timeout=PATIENCE_S, cwd=ROOT)
+    assert ended.returncode >= 43
+    assert ended.returncode < 60

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,6 +37,19 @@ class ClassList:
         return {wnid: i for i, wnid in enumerate(self.wnids)}
 
     @cached_property
+    def _folded(self) -> dict[str, int | None]:
+        """Class index by WNID without case and Unicode form; None if two classes have it."""
+        found: dict[str, int | None] = {}
+        for index, wnid in enumerate(self.wnids):
+            found[_folded(wnid)] = None if _folded(wnid) in found else index
+        return found
+
+    def of_folder(self, name: str) -> int | None:
+        """Returns the class of a folder: blanks count as "_"; systems write "é" in two ways."""
+        class_id = "_".join(name.split())
+        return self.index.get(class_id, self._folded.get(_folded(class_id)))
+
+    @cached_property
     def digest(self) -> str:
         """The sha256 of the WNIDs, one per line."""
         return digest_of(self.wnids)
@@ -50,6 +64,10 @@ class ClassList:
         return "".join(
             f"{wnid} {words}\n" for wnid, words in zip(self.wnids, self.words, strict=True)
         ).encode()
+
+
+def _folded(name: str) -> str:
+    return unicodedata.normalize("NFC", name).casefold()
 
 
 def digest_of(wnids: Sequence[str]) -> str:

@@ -10,6 +10,12 @@ from imagenet_prep.core.terminal import counted
 _MAX_ENDING = 12
 _MAX_ENDINGS = 20
 _NO_ENDING, _OTHERS = "without an ending", "others"
+# Folders that operating systems, NAS devices and archivers make.
+_SYSTEM_FOLDERS = {
+    *("$recycle.bin", "system volume information", "found.000", "lost+found", "lost.dir"),
+    *("@eadir", "@tmp", "@recycle", "@recently-snapshot", "#recycle", "#snapshot", "~snapshot"),
+    *("__macosx", "network trash folder", "temporary items"),
+}
 # Photographs, which somebody may miss: of telephones, and raw ones of cameras.
 _PHOTOGRAPHS = {
     *(".heic", ".heif", ".hif", ".avif", ".jxl", ".jp2", ".dng", ".nef", ".nrw", ".cr2", ".cr3"),
@@ -17,17 +23,22 @@ _PHOTOGRAPHS = {
 }
 
 
+def is_hidden(name: str) -> bool:
+    """Returns whether a file or a folder is hidden, or a folder that a system makes."""
+    return name.startswith(".") or name.casefold() in _SYSTEM_FOLDERS
+
+
 def ending(path: str) -> str:
     """Returns what a file that is ignored is counted as, for example ".mov"."""
     *folders, name = path.split("/")
-    found = next((f"{folder}/" for folder in folders if folder.startswith(".")), "")
+    found = next((f"{folder}/" for folder in folders if is_hidden(folder)), "")
     if not found:
         stem, dot, last = name.rpartition(".")
         found = f"{dot}{last.lower()}" if stem and dot else name if dot else _NO_ENDING
         if stem.startswith("."):
             found = f"hidden {found}"
     is_short = len(found) <= len("hidden ") + _MAX_ENDING and found.isprintable()
-    return found if is_short else _OTHERS
+    return found if is_short or found[:-1].casefold() in _SYSTEM_FOLDERS else _OTHERS
 
 
 def most_frequent(ignored: Mapping[str, int]) -> dict[str, int]:

@@ -41,6 +41,7 @@ from imagenet_prep.preparation.output import Output, listed_incidents
 from imagenet_prep.preparation.selection import refuse_source_as_output
 from imagenet_prep.preparation.standing import Wanted
 from imagenet_prep.preparation.tasks import WriteWork
+from imagenet_prep.shards.commit import emptied
 from imagenet_prep.shards.samples_root import samples_root
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources import layout
@@ -198,10 +199,12 @@ def run(job: Job, store: Store) -> Json:
                 _write(job, changes, output)
     summary = output.end()
     made = Dataset.at(store).manifest
-    emptied = {
-        split: some(names) for split in made.splits if (names := [*_emptied(job, made, split)])
+    lost = {
+        name: some([job.classes.wnids[index] for index in indices])
+        for name, split in made.splits.items()
+        if (indices := emptied(job.there.splits[name].examples_per_class, split.examples_per_class))
     }
-    return {**summary, "amended": {**_changed(job), "emptied": emptied}}
+    return {**summary, "amended": {**_changed(job), "emptied": lost}}
 
 
 def preview(job: Job, store: Store) -> Json:
@@ -221,14 +224,6 @@ def _changed(job: Job) -> Json:
         "of_shards": sum(len(split.shards) for split in job.there.splits.values()),
         "bytes": sum(change.shard.num_bytes for change in changes),
     }
-
-
-def _emptied(job: Job, made: Manifest, split: str) -> Iterator[str]:
-    """Yields the classes that had images in a split, and have none any more."""
-    before, after = (each.splits[split].examples_per_class for each in (job.there, made))
-    for index, name in enumerate(job.classes.wnids):
-        if before[index] and not after[index]:
-            yield name
 
 
 def _write(job: Job, changes: Sequence[ShardChange], output: Output) -> None:
@@ -322,9 +317,10 @@ def _splits_of(incident: Incident, splits: Collection[str]) -> Collection[str]:
 
     Train and validation may both have an image of the same key.
     """
-    folder = incident.archive.removeprefix(f"{layout.KAGGLE}/").partition("/")[0]
-    named = (split for split, names in layout.FOLDERS.items() if folder in names)
-    split = next(named, split_of(incident.archive))
+    folder, slash, _ = incident.archive.removeprefix(f"{layout.KAGGLE}/").partition("/")
+    split = (slash and layout.split_called(folder)) or split_of(incident.archive)
+    if split == schema.TEST and schema.TEST not in splits:
+        split = schema.VALIDATION
     if split not in splits:
         return splits
     return (split, schema.HOLDOUT) if split == schema.TRAIN else (split,)

@@ -22,7 +22,6 @@ from imagenet_prep.dataset.settings import Listed
 from imagenet_prep.shards import plan
 from imagenet_prep.shards.samples_root import equal_keys
 from imagenet_prep.sources import folder, layout
-from imagenet_prep.sources.scan import subfolders
 from imagenet_prep.storage.opened import Dataset
 
 _HEADER = ["key", "class"]
@@ -137,7 +136,7 @@ def read_relabels(path: str, classes: ClassList) -> Relabels:
         for row in filter(None, rows):
             if len(row) != len(_HEADER):
                 raise UsageError(f"{path}: line {rows.line_num}: expected a key and a class")
-            key, name = (part.strip() for part in row)
+            key, name = (part.strip(keys.BLANKS) for part in row)
             if numbered.setdefault(key, rows.line_num) != rows.line_num:
                 repeated.append(rows.line_num)
             if (index := _index_of(name, classes)) is None:
@@ -170,17 +169,22 @@ def read_additions(where: str, classes: ClassList, splits: Collection[str]) -> A
     root = Path(where).expanduser()
     if not root.is_dir():
         raise UsageError(f"--add {where}: no such folder. It takes a folder of class folders.")
-    there = layout.named_splits(root).folders
-    if not there and not layout.is_class_root(root):
+    there = layout.split_folders(root)
+    if not there.folders:
         raise UsageError(
-            f"--add {where}: holds no images of classes: train/CLASS/*, val/CLASS/*, or two "
-            "folders CLASS/* or more."
+            f"--add {where}: holds no images of classes: train/CLASS/*, val/CLASS/*, or CLASS/*."
         )
-    base, folders, _ = layout.split_folders(root)
+    base, folders = there[:2]
+    if unread := layout.unread(there):
+        raise UsageError(
+            f"--add {where}: {some([*unread])}: these images would not be read. Move them away, or "
+            "into a folder of a split that the set has."
+        )
     if absent := sorted(set(folders) - set(splits)):
         raise UsageError(f"--add {where}: holds {some(absent)}, and the set has no such split")
-    names = {name for path in folders.values() for name in subfolders(base / path)}
-    if absent := sorted({"_".join(name.split()) for name in names} - set(classes.wnids)):
+    paths = (base / path for path in folders.values())
+    names = {name for path in paths for name in layout.class_folders(path, classes)}
+    if absent := sorted(name for name in names if classes.of_folder(name) is None):
         raise UsageError(
             f"--add {where}: {len(absent):,} of its classes are not in the set: {some(absent)}. "
             "Labels are places in a list of classes that stays as it is."

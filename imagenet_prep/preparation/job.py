@@ -113,15 +113,11 @@ def _splits_there(config: Config) -> Config:
     """Returns the settings without validation if the source is only a folder of classes."""
     if address.is_remote(config.source) or schema.VALIDATION not in config.source_splits:
         return config
-    root = Path(config.source).expanduser()
-    if layout.named_splits(root).folders:
-        return config
-    kinds = [config.source_kind]
-    if config.source_kind == detect.AUTO:
+    root, kinds = Path(config.source).expanduser(), [config.source_kind]
+    if kinds == [detect.AUTO]:
         kinds = detect.recognised(root)
-    elif config.source_kind == detect.FOLDER and not layout.is_class_root(root):
-        kinds = []
-    if kinds != [detect.FOLDER]:
+    found = layout.split_folders(root)
+    if kinds != [detect.FOLDER] or found.names or not found.folders:
         return config
     if config.validation_shards or {*config.splits} != {*schema.SOURCE_SPLITS}:
         raise UsageError(

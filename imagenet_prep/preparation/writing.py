@@ -10,7 +10,9 @@ from pathlib import Path
 from imagenet_prep import engine
 from imagenet_prep.codec.policy import CHECK_HEADER
 from imagenet_prep.core import canonical
-from imagenet_prep.core.errors import SourceError
+from imagenet_prep.core.errors import SourceError, some
+from imagenet_prep.core.terminal import printable, say
+from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import Source
 from imagenet_prep.dataset.member import QUARANTINED, Incident, Member, parse_members
 from imagenet_prep.dataset.settings import EXCLUDED
@@ -29,7 +31,7 @@ from imagenet_prep.preparation.tasks import (
     hash_archive,
     plan_name,
 )
-from imagenet_prep.shards.commit import split_of
+from imagenet_prep.shards.commit import emptied, split_of
 from imagenet_prep.shards.plan import MOST_BYTES
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources.folder import Folder
@@ -241,4 +243,8 @@ def commit(
         edition=inventory.edition,
         answers=evaluation.answers if evaluation else {},
     )
+    for split in inventory.plans:
+        lost = emptied(split.num_per_class, draft.splits[split.split].examples_per_class)
+        if names := printable(some([draft.classes.wnids[index] for index in lost])):
+            say(f"{split.split}: every image of {names} was quarantined: see {naming.QUARANTINE}")
     output.commit(draft)

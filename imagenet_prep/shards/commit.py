@@ -89,6 +89,12 @@ def with_root(store: Store, split: Split) -> Split:
     return dataclasses.replace(split, samples_root=root_of(store, split))
 
 
+def emptied(before: Sequence[int], after: Sequence[int]) -> list[int]:
+    """Returns the indices of the classes that had images and have none any more."""
+    counts = zip(before, after, strict=True)
+    return [index for index, (had, has) in enumerate(counts) if had and not has]
+
+
 def split_of(receipts: Sequence[WrittenShard], num_per_class: Sequence[int]) -> Split:
     """Returns the split of the shards that these receipts describe, in the order of their names.
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 from imagenet_prep.core.errors import UsageError, some
-from imagenet_prep.core.terminal import counted
+from imagenet_prep.core.terminal import counted, printable
 from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.ignored import is_hidden
 from imagenet_prep.sources import (
     cifar10,
     class_tars,
@@ -21,6 +22,7 @@ from imagenet_prep.sources import (
     parquet,
     recordio,
 )
+from imagenet_prep.sources.scan import read_errors
 from imagenet_prep.sources.source import Encode, Source
 from imagenet_prep.storage.remote_path import Location, RemotePath
 
@@ -73,6 +75,8 @@ def find(
             MNIST: partial(mnist.find, root, splits, encode, encoding),
         }
     if not kinds or kinds[0] not in finders:
+        if isinstance(root, Path) and root.is_dir() and layout.has_image(root):
+            raise layout.without_classes(root)
         raise UsageError(_nothing(root))
     if schema.TEST in splits and kinds[0] != EVALUATION:
         raise UsageError(
@@ -86,18 +90,33 @@ def find(
     line = f"{kinds[0]}: {some(parts)}; {counted(len(classes.wnids), 'class')} ({whose})"
     if source.evaluation is not None:
         line += f"; {source.evaluation.edition.name}, all of it is {schema.TEST}"
-    whole = root.resolve() if isinstance(root, Path) else None
-    if kinds[0] == FOLDER and isinstance(source, folder.Folder) and whole in source.split_folders:
-        line += "; no train/ and no val/, so all of it is train"
+    if kinds[0] == FOLDER and isinstance(source, folder.Folder):
+        line += "".join(f"; {remark}" for remark in _remarks(source, root))
     if kinds[1:]:
         line += f"; also there, not read: {', '.join(kinds[1:])} (see --source-kind)"
-    return source, line
+    return source, printable(line)
+
+
+def _remarks(found: folder.Folder, root: Location) -> Iterator[str]:
+    """Yields how folders were understood, if their names could mean something else."""
+    if isinstance(root, Path) and root.resolve() in found.split_folders:
+        yield "no train/ and no val/, so all of it is train"
+        for name in filter(layout.split_called, found.classes.wnids):
+            yield f"{name}/ is a class, since it holds images itself"
+    for name in sorted({task.part for task in found.tasks if task.split == schema.VALIDATION}):
+        if layout.split_called(name) == schema.TEST:
+            yield f"{name}/ is read as {schema.VALIDATION}, since there is no other"
+    for name, number in (each for part in found.parts for each in part.ignored):
+        if name.endswith("/") and not is_hidden(name[:-1]):
+            yield f"{name} is not read: {counted(number, 'image')}"
 
 
 def recognised(root: Location) -> list[str]:
     """Returns the kinds that a folder looks like, archives before what is made from them."""
     found = []
-    if any((root / name).is_file() for name in ilsvrc.ARCHIVES.values()):
+    with read_errors(root, "Check the permissions."):
+        has_archives = any((root / name).is_file() for name in ilsvrc.ARCHIVES.values())
+    if has_archives:
         found.append(ILSVRC)
     elif root.name != class_tars.WHOLE and evaluation.locate(root):
         found.append(EVALUATION)
@@ -114,7 +133,7 @@ def recognised(root: Location) -> list[str]:
     }
     found += [kind for kind, seen in there.items() if seen]
     # Folders of anything may be classes, so this is asked last.
-    return found or [FOLDER] * layout.is_class_root(root)
+    return found or [FOLDER] * bool(layout.split_folders(root).folders)
 
 
 def _nothing(root: Location) -> str:
@@ -127,19 +146,17 @@ def _nothing(root: Location) -> str:
             "into a folder."
         )
     if not root.exists():
-        return f"--source {root}: no such folder. {_layouts()}"
+        return f"--source {root}: no such folder."
     if not root.is_dir():
-        return f"--source {root}: is a file. {_to_unpack(root.parent, [root.name])}{_layouts()}"
-    if beneath := layout.beneath(root):
-        named = " or ".join(f"--source {shlex.quote(str(root / name))}" for name in beneath[:3])
-        return (
-            f"--source {root}: holds no images of classes itself, but the folders "
-            f"{some(beneath)} do. Name one of them: {named}."
-        )
+        unpack = _to_unpack(root.parent, [root.name])
+        unpack = unpack or "Name the folder that holds it, or the one into which it was unpacked."
+        return f"--source {root}: is a file, and none of those that are read alone. {unpack}"
     held = sorted(path.name + "/" * path.is_dir() for path in root.iterdir())
+    lines = "".join(f"\n  {kind:11} {layout}" for kind, layout in LAYOUTS.items())
     return (
-        f"--source {root}: holds {', '.join(held[:20]) or 'nothing'}, which is not a data set "
-        f"that this program knows. {_to_unpack(root, held)}{_layouts()}"
+        f"these layouts are read:{lines}\n"
+        f"--source {root}: holds {printable(', '.join(held[:20])) or 'nothing'}, which is none of "
+        f"them. {_to_unpack(root, held)}Get one of these, or name the folder that holds it."
     )
 
 
@@ -152,12 +169,4 @@ def _to_unpack(folder: Path, names: Sequence[str]) -> str:
         "Unpack what is packed, since it can only be read from its start: "
         + "; ".join(shlex.join(["tar", "-xzf", path, "-C", str(folder)]) for path in packed)
         + ". Then name the folder that holds what came out. "
-    )
-
-
-def _layouts() -> str:
-    lines = "".join(f"\n  {kind:8} {layout}" for kind, layout in LAYOUTS.items())
-    return (
-        f"imagenet-prep reads these layouts:{lines}\n"
-        "Get one of these, or name the folder that holds it."
     )

@@ -12,19 +12,20 @@ import csv
 import io
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 from imagenet_prep.core.errors import SourceError, UsageError, some
-from imagenet_prep.core.terminal import counted
+from imagenet_prep.core.terminal import counted, printable
 from imagenet_prep.dataset import editions, formats, keys, naming, schema
 from imagenet_prep.dataset.class_list import ClassList
-from imagenet_prep.dataset.ignored import ending, in_words, most_frequent
+from imagenet_prep.dataset.ignored import ending, in_words, is_hidden, most_frequent
 from imagenet_prep.dataset.member import MAX_IMAGE_BYTES, Member
 from imagenet_prep.sources import labels, layout, lemmas, listing, source
-from imagenet_prep.sources.scan import File, hidden_files, read_errors, subfolders
+from imagenet_prep.sources.scan import File, Problems, hidden_files, read_errors, subfolders
 from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage.archive import Range
 from imagenet_prep.storage.remote import stamp
@@ -104,23 +105,28 @@ class Folder(source.Stored):
 
     def index(self, task: IndexTask) -> list[Member]:
         """Returns the images of one folder, sorted by key."""
-        folder = self.root / task.archive
-        found = listing.below(folder, self.inside, by_content=self.is_own)
-        members = source.sorted_by_key(
-            (self._member(task, file) for file in found.images), str(self.root)
-        )
-        if not members:
-            others = f" but {in_words(found.ignored)}" if found.ignored else ""
-            raise SourceError(
-                f"{folder}: holds no image{others}. Get what is missing, or remove the folder."
-            )
+        problems, members = Problems(), list[Member]()
+        found = self._below(task, problems)
+        for file in found.images:
+            try:
+                members.append(self._member(task, file))
+            except SourceError as error:
+                problems.add(error)
+        if not found.images and not problems:
+            for each in self.tasks:
+                _note_empty(self.root / each.archive, self._below(each), problems)
+        problems.raise_all(self.root)
         if found.unread.total() == len(members):
             kinds = ", ".join(f"{number:,} {kind}" for kind, number in found.unread.items())
             raise UsageError(
-                f"{folder}: holds only photographs that are not read here: {kinds}. To read them, "
-                f"{formats.remedy(found.unread)}; or remove the folder."
+                f"{self.root / task.archive}: holds only photographs that are not read here: "
+                f"{kinds}. To read them, {formats.remedy(found.unread)}; or remove the folder."
             )
-        return members
+        return source.sorted_by_key(members, str(self.root))
+
+    def _below(self, task: IndexTask, problems: Problems | None = None) -> listing.Listing:
+        folder, by_content = self.root / task.archive, self.is_own
+        return listing.below(folder, self.inside, by_content=by_content, problems=problems)
 
     @property
     def edition(self) -> editions.Edition | None:
@@ -161,18 +167,23 @@ def find(
     has all class folders, so that labels never shift in a subset; else the sorted names of folders.
     """
     inside = None if follow_links else root
-    base, folders, beside = layout.split_folders(root)
+    found = layout.split_folders(root)
+    base, folders, beside = found[:3]
     if missing := [split for split in splits if split not in folders]:
+        if schema.TRAIN in folders:
+            layout.class_folders(base / folders[schema.TRAIN])
         expected = (", ".join(f"{name}/" for name in layout.FOLDERS[split]) for split in missing)
+        held = subfolders(found.top, any_name=True) if found.top.is_dir() else []
+        there = [f"{name}/" for name in held]
         raise UsageError(
             f"--source {root}: no folder of {' and '.join(missing)}; expected "
             + " and ".join(f"one of {names}" for names in expected)
-            + ", or choose --splits."
+            + f", or choose --splits. There are: {printable(some(there)) or 'no folders'}."
         )
     for split in splits:
-        if len(there := layout.folders_of((base / folders[split]).parent, split)) > 1:
+        if len(rivals := found.names.get(split, ())) > 1:
             raise UsageError(
-                f"--source {root}: holds {' and '.join(there)}. Keep only the one "
+                f"--source {root}: holds {printable(' and '.join(rivals))}. Keep only the one "
                 "that is to be read."
             )
     flat = schema.VALIDATION in splits and not subfolders(base / folders[schema.VALIDATION])
@@ -184,25 +195,29 @@ def find(
         classes = _read_mapping(mapping) if mapping else _classes_of(base, folders)
     truth = _validation(devkit, beside, classes, root) if flat else None
     is_own = truth is None and not is_imagenet(classes, folders.values())
-    parts = []
-    tasks = []
+    parts, tasks, problems = list[source.Part](), list[IndexTask](), Problems()
     for split in splits:
         folder = base / folders[split]
         below: list[tuple[int | None, str]] = [(None, "")]
+        # The first part also counts the images next to the splits.
+        ignored = Counter(() if parts else layout.unread(found))
         if not flat or split != schema.VALIDATION:
-            below = [*_class_folders(folder, classes).items()]
+            below = [*_class_folders(folder, classes, problems).items()]
             if (root / naming.EXPORT).is_file():
                 # `export` makes empty folders where a split lacks a class.
                 below = [each for each in below if any((folder / each[1]).iterdir())]
-        ignored = _beside_classes(folder, by_content=is_own) if below[0][1] else Counter()
-        groups = _listed(folder, [name for _, name in below], inside, is_own, ignored)
-        part = source.folder_part(folder.name, groups)
+            ignored.update(_beside_classes(folder, is_own, problems))
+        list_below = partial(listing.below, inside=inside, by_content=is_own)
+        groups = _listed(folder, [each for _, each in below], list_below, ignored, problems)
+        name = found.names.get(split, [folder.name])[0]
+        part = source.folder_part(name, groups)
         parts.append(part._replace(ignored=tuple(most_frequent(ignored).items())))
-        for index, name in below:
+        for index, each in below:
             # Class folders may have names that fit no receipt.
             called = split if index is None else f"{split}-{index:05d}"
-            path = str(Path(folders[split], name))
-            tasks.append(IndexTask(called, split, folder.name, index, archive=path))
+            path = str(Path(folders[split], each))
+            tasks.append(IndexTask(called, split, name, index, archive=path))
+    problems.raise_all(f"--source {root}")
     return Folder(classes, tuple(parts), base, truth, inside, is_own, tasks=tuple(tasks))
 
 
@@ -214,13 +229,30 @@ def is_imagenet(classes: ClassList, folders: Iterable[str]) -> bool:
 
 
 def _listed(
-    folder: Path, names: Sequence[str], inside: Path | None, by_content: bool, ignored: Counter[str]
+    folder: Path,
+    names: Sequence[str],
+    list_below: Callable[..., listing.Listing],
+    ignored: Counter[str],
+    problems: Problems,
 ) -> Iterator[tuple[str, list[File]]]:
     """Yields the images of one class after the other: names of 13 million files take gigabytes."""
+    empty = []
     for name in names:
-        found = listing.below(folder / name, inside, by_content=by_content)
+        found = list_below(folder / name, problems=problems)
         ignored.update(found.ignored)
+        empty += [(folder / name, found)] * (not found.images)
         yield name, found.images
+    # Alone, an empty folder matters only if its class is wanted.
+    for path, found in empty if problems else ():
+        _note_empty(path, found, problems)
+
+
+def _note_empty(folder: Path, found: listing.Listing, problems: Problems) -> None:
+    if not found.images:
+        others = f" but {in_words(found.ignored)}" if found.ignored else ""
+        problems.add(
+            f"{folder}: holds no image{others}. Get what is missing, or remove the folder."
+        )
 
 
 def _first(folders: Sequence[Path], *names: str) -> Path | None:
@@ -252,7 +284,7 @@ def _validation(
 def _classes_of(base: Path, folders: dict[str, str]) -> ClassList:
     """Returns the official class list, or one of the folders' names."""
     first = folders.get(schema.TRAIN) or folders[schema.VALIDATION]
-    names = subfolders(base / first)
+    names = layout.class_folders(base / first)
     official = labels.official_classes()
     known = [name for name in names if name in official.index]
     if len(known) == len(names):
@@ -270,34 +302,34 @@ def _classes_of(base: Path, folders: dict[str, str]) -> ClassList:
     return labels.classes_called(names, str(base / first))
 
 
-def _class_folders(folder: Path, classes: ClassList) -> dict[int, str]:
+def _class_folders(folder: Path, classes: ClassList, problems: Problems) -> dict[int, str]:
     """Returns the names of the class folders there are by class index, in that order."""
     found: dict[int, str] = {}
-    for name in subfolders(folder):
-        index = classes.index.get("_".join(name.split()))
+    for name in layout.class_folders(folder, classes):
+        index = classes.of_folder(name)
         if index is None:
-            raise SourceError(
+            problems.add(
                 f"{folder / name}: is not in the class list of "
                 f"{counted(len(classes.wnids), 'class')}. Move the folder away, or get the class "
                 "list that belongs to it."
             )
-        if (other := found.setdefault(index, name)) != name:
-            raise SourceError(
-                f"{folder}: {other!r} and {name!r} are one class, since blanks count as '_'. Put "
-                "their images into one folder, or rename one of them."
+        elif (other := found.setdefault(index, name)) != name:
+            problems.add(
+                f"{folder}: {other!a} and {name!a} are one class: blanks count as '_', and neither "
+                "case nor Unicode form counts. Put their images into one folder, or rename one."
             )
     return dict(sorted(found.items()))
 
 
-def _beside_classes(folder: Path, *, by_content: bool) -> Counter[str]:
+def _beside_classes(folder: Path, by_content: bool, problems: Problems) -> Counter[str]:
     """Counts the files beside the class folders, by ending."""
     ignored = Counter[str]()
     for path in folder.iterdir():
-        if path.name.startswith("."):
+        if is_hidden(path.name):
             ignored.update(map(ending, hidden_files(folder, path.name)))
         elif path.is_file():
             if listing.is_image(path, by_content=by_content):
-                raise SourceError(
+                problems.add(
                     f"{path}: lies beside the class folders and has no class. Move it away, or "
                     "into the folder of its class."
                 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import struct
+import unicodedata
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-from imagenet_prep.core.errors import SourceError
+from imagenet_prep.core.errors import SourceError, some
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.class_list import ClassList, digest_of
 from imagenet_prep.sources import mat, published, tar
@@ -81,10 +82,14 @@ def classes_called(
     """
     words = dict(zip(*dataclasses.astuple(official_classes()), strict=True)) | dict(lemmas or {})
     ids = tuple("_".join(name.split()) for name in names)
-    if odd := sorted(name for name, count in Counter(ids).items() if count > 1 or not name):
+    forms = Counter(unicodedata.normalize("NFC", name) for name in ids)
+    odd = sorted(
+        {name for name in ids if forms[unicodedata.normalize("NFC", name)] > 1 or not name}
+    )
+    if odd:
         raise SourceError(
-            f"{where}: {odd[0]!r} is not the name of exactly one class (blanks count as '_'). "
-            "Rename one of them."
+            f"{where}: {some([*map(ascii, odd)])} is not the name of exactly one class (blanks "
+            "count as '_', and Unicode form does not count). Rename all but one of the folders."
         )
     return ClassList(ids, tuple(words.get(name, " ".join(name.split())) for name in names))
 

@@ -1,87 +1,243 @@
-"""Where the folders of the splits lie in a folder of images."""
+"""What the folders of a source are: splits, classes, or neither. Only this module decides it.
+
+A split has a word for a split in its name: `train`, `Testing`, `seg_test`. Names with other words,
+such as `seg_`, are splits only if two splits share these words. A class folder holds images itself,
+and may have folders below. Any other folder of images is refused by name: its labels would be lost.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
-from imagenet_prep.dataset import schema
+from imagenet_prep.core.errors import UsageError, some
+from imagenet_prep.core.terminal import printable
+from imagenet_prep.dataset import keys, naming, schema
+from imagenet_prep.dataset.class_list import ClassList
+from imagenet_prep.dataset.ignored import ending, is_hidden
 from imagenet_prep.sources import listing
-from imagenet_prep.sources.scan import subfolders
+from imagenet_prep.sources.scan import read_errors, subfolders
 
+# These names come first; others follow if none of these is there.
 FOLDERS = {
     schema.TRAIN: ("train", "train_blurred", "imagenet21k_train"),
     schema.VALIDATION: ("val", "validation", "valid", "val_blurred", "imagenet21k_val"),
 }
 KAGGLE = "Data/CLS-LOC"
+# Words that say nothing about a class, alone or before and behind a word for a split.
+_NEUTRAL = (
+    "(?:(?:data|image|img|photo|picture|pic|file|folder|split|sub)?(?:set|s)?|data|jpe?g|png|"
+    "class(?:es)?|categor(?:y|ies)|masks?|labels?|annotations?)"
+)
+_SPLIT_WORDS = {
+    schema.TRAIN: "train|training",
+    schema.VALIDATION: "val|valid|validation|validate|dev|devel|development|eval|evaluation",
+    schema.TEST: "test|testing",
+}
+_SPLIT = {s: re.compile(f"{_NEUTRAL}(?:{each}){_NEUTRAL}") for s, each in _SPLIT_WORDS.items()}
+_BETWEEN_WORDS = re.compile(r"[\W\d_]+|(?<=[a-z])(?=[A-Z])")
 # Files that are looked at to find the first image of a folder, which may hold anything.
 _MOST_LOOKED_AT = 10_000
-_LEAST_CLASSES = 2
+_MOST_NAMED = 3
+_ADVICE = "Check the permissions."
 
 
 class Splits(NamedTuple):
-    """The folders of the splits, relative to `base`; lists of labels may be in `beside`."""
+    """The folders of the splits, relative to `base`; lists of labels may be in `beside`.
+
+    Attributes:
+      top: the folder that holds those of the splits.
+      names: those in `top` that are called like a split, by split; several for one are ambiguous.
+        Empty if the folders are classes.
+    """
 
     base: Path
     folders: dict[str, str]
     beside: list[Path]
+    top: Path
+    names: dict[str, list[str]]
+
+
+def split_called(name: str) -> str | None:
+    """Returns the split that a folder of this name may be."""
+    return _meaning(name)[0]
+
+
+def _meaning(name: str) -> tuple[str | None, str]:
+    """Returns the split that a name has a word for, and its words that are of no split."""
+    words = [word.casefold() for word in _BETWEEN_WORDS.split(name) if word]
+    split_of = {w: s for w in words for s, pattern in _SPLIT.items() if pattern.fullmatch(w)}
+    others = [w for w in words if w not in split_of and not re.fullmatch(_NEUTRAL, w)]
+    if not split_of and (not words or any(map(str.isdigit, name))):
+        others = [name]  # a number says something: `7`, `class 7`; not in `train2017`
+    splits = {*split_of.values()}
+    return splits.pop() if len(splits) == 1 else None, " ".join(others)
 
 
 def split_folders(root: Path) -> Splits:
     """Returns the splits in a folder; one of class folders alone is itself the folder of train."""
     named = named_splits(root)
-    if named.folders or not _holds_classes(root):
+    if named.folders:
+        inner = {split: _inner(named.base, Path(each)) for split, each in named.folders.items()}
+        return named._replace(folders={split: str(each) for split, each in inner.items()})
+    below = subfolders(root) if root.is_dir() else []
+    if not any(has_image(root / name, below=True) for name in below):
         return named
-    whole = root.resolve()
-    return Splits(whole.parent, {schema.TRAIN: whole.name}, [root])
-
-
-def is_class_root(root: Path) -> bool:
-    """Returns whether a folder holds two or more folders of classes, and no train/ or val/."""
-    return not named_splits(root).folders and _holds_classes(root)
-
-
-def _holds_classes(root: Path) -> bool:
-    """Returns whether subfolders are classes: several, with images, and without splits inside."""
-    names = subfolders(root) if root.is_dir() else []
-    if len(names) < _LEAST_CLASSES or any(named_splits(root / name).folders for name in names):
-        return False
-    return any(_holds_image(root / name) for name in names)
-
-
-def beneath(root: Path) -> list[str]:
-    """Returns the folders directly in this one that could be read as a source of folders."""
-    return [name for name in subfolders(root) if split_folders(root / name).folders]
-
-
-def _holds_image(folder: Path) -> bool:
-    looked_at = 0
-    # A folder that cannot be read is named when it is listed.
-    for path, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        if any(listing.is_image(Path(path, name), by_content=True) for name in names):
-            return True
-        looked_at += len(names)
-        if looked_at > _MOST_LOOKED_AT:
-            break
-    return False
+    place = root.resolve()
+    return Splits(place.parent, {schema.TRAIN: place.name}, [root], place, {})
 
 
 def named_splits(root: Path) -> Splits:
     """Returns the splits whose folders are called like splits."""
     base, prefix = root, ""
     for candidate in (root / "ILSVRC", root):
-        if (candidate / KAGGLE).is_dir():
-            # Given ILSVRC itself or the folder above: the paths are the same.
-            base, prefix = candidate, f"{KAGGLE}/"
-            break
-    there = {split: folders_of(base / prefix, split) for split in FOLDERS}
-    folders = {split: prefix + names[0] for split, names in there.items() if names}
+        with read_errors(root, _ADVICE):
+            if (candidate / KAGGLE).is_dir():
+                # Given ILSVRC itself or the folder above: the paths are the same.
+                base, prefix = candidate, f"{KAGGLE}/"
+                break
+    top = base / prefix
+    below = subfolders(top, any_name=True) if top.is_dir() else []
+    names = _named(below)
+    if names and _are_classes(top, names, below):
+        names = {}
+    chosen = dict(names)
+    if {*names} == {schema.TRAIN, schema.TEST}:
+        # With classes of train, it is what networks are evaluated on.
+        of_train = {*subfolders(top / _inner(top, Path(names[schema.TRAIN][0])))}
+        chosen[schema.VALIDATION] = [
+            name
+            for name in names[schema.TEST]
+            if of_train.intersection(subfolders(top / _inner(top, Path(name))))
+        ]
+    folders = {split: prefix + chosen[split][0] for split in FOLDERS if chosen.get(split)}
     # Kaggle's lists lie beside ILSVRC/, or in it.
-    return Splits(base, folders, [base, base.parent] if prefix else [base])
+    return Splits(base, folders, [base, base.parent] if prefix else [base], top, chosen)
 
 
-def folders_of(base: Path, split: str) -> list[str]:
-    """Returns the names of the folders of a split that are there; more than one is ambiguous."""
-    return [name for name in FOLDERS[split] if (base / name).is_dir()]
+def _named(below: Sequence[str]) -> dict[str, list[str]]:
+    """Returns the folders that are called like splits, by split."""
+    groups: dict[str, dict[str, list[str]]] = {}
+    for name in below:
+        if (split := split_called(name)) is not None:
+            groups.setdefault(_meaning(name)[1], {}).setdefault(split, []).append(name)
+    found: dict[str, list[str]] = {}
+    for words, group in groups.items():
+        for split, names in group.items() if not words or len(group) > 1 else ():
+            found[split] = [*found.get(split, ()), *names]
+    exact = {s: [each for each in below if each.casefold() in FOLDERS[s]] for s in FOLDERS}
+    return found | {split: names for split, names in exact.items() if names}
+
+
+def _are_classes(top: Path, names: dict[str, list[str]], below: Sequence[str]) -> bool:
+    """Returns whether folders called like one split are classes: a `train` next to a `bus`."""
+    (called, *more) = names.values()
+    if more or any(subfolders(top / name) or not has_image(top / name) for name in called):
+        return False
+    others = (name for name in below if name not in called and _meaning(name)[1])
+    return any(has_image(top / name) for name in others)
+
+
+def _inner(base: Path, folder: Path) -> Path:
+    """Returns the folder of a split, which may be the only one in it: seg_train/seg_train."""
+    below = subfolders(base / folder)
+    if len(below) != 1 or has_image(base / folder) or not subfolders(base / folder / below[0]):
+        return folder
+    split, others = _meaning(below[0])
+    is_alike = not others and split in (None, split_called(folder.name))
+    return _inner(base, folder / below[0]) if is_alike or below[0] == folder.name else folder
+
+
+def class_folders(root: Path, known: ClassList | None = None) -> list[str]:
+    """Returns the names of the class folders in a folder; raises UsageError if they are none.
+
+    Those of classes that are `known`, and WNIDs, need not hold images themselves.
+    """
+    names = subfolders(root)
+    if not names:
+        raise without_classes(root, "" if has_image(root) else "no images and ")
+    if (root.parent / naming.EXPORT).is_file():
+        return names  # keys of the dataset may have folders
+    odd = [name for name in names if not keys.WNID.fullmatch(name)]
+    odd = [name for name in odd if known is None or known.of_folder(name) is None]
+    own = [name for name in odd if has_image(root / name)]
+    parts = {name: _with_images(root / name) for name in odd if name not in own}
+    if own and odd == names and not any(_meaning(name)[1] for name in own):
+        raise without_classes(root, f"{some([f'{name}/' for name in own])} with ")
+    if parts := {name: inner for name, inner in parts.items() if inner}:
+        raise _no_classes(root, parts)
+    return names
+
+
+def without_classes(root: Path, held: str = "") -> UsageError:
+    """Returns the error of a folder whose images have no labels."""
+    return UsageError(
+        printable(
+            f"{root}: holds {held or 'images and '}no class folders. Put the images of each class "
+            "into a folder that is called like the class; labels in names of files, or in lists "
+            "that this program does not know, are not read."
+        )
+    )
+
+
+def _no_classes(root: Path, parts: dict[str, list[str]]) -> UsageError:
+    """Returns the error of folders that hold folders of images and no images."""
+    count = Counter(chain.from_iterable(parts.values()))
+    same = some([name for name in count if count[name] > 1])
+    same = f"Some in different ones have the same names ({same}), as splits have. " if same else ""
+    first = next(f"{name}/{inner[0]}/" for name, inner in parts.items())
+    sources = [shlex.quote(str(_source_in(root / name))) for name in islice(parts, _MOST_NAMED)]
+    return UsageError(
+        printable(
+            f"{root}: folders that hold no images, only folders such as {first}, are not classes: "
+            f"{some([f'{name}/' for name in parts])}. {same}Name one of them: "
+            f"{' or '.join(sources)}. Or call splits train, val and test; or move all class "
+            "folders into one folder; or move an image of each class directly into its folder."
+        )
+    )
+
+
+def _source_in(place: Path) -> Path:
+    """Returns the folder that may be a source: the first that holds more than one other folder."""
+    below = _with_images(place)
+    if len(below) > 1 or named_splits(place).folders or has_image(place / below[0]):
+        return place
+    return _source_in(place / below[0])
+
+
+def unread(found: Splits) -> Counter[str]:
+    """Counts the files called like images next to the splits, by folder or else by ending."""
+    counts = Counter[str]()
+    if not found.names:
+        return counts
+    read = {(found.base / each).relative_to(found.top).parts[0] for each in found.folders.values()}
+    for name in subfolders(found.top, any_name=True):
+        if name not in read and has_image(found.top / name, below=True, by_content=False):
+            called = name.encode(errors="backslashreplace").decode()
+            counts[f"{called}/"] = sum(map(listing.is_called_an_image, _files(found.top / name)))
+    loose = filter(listing.is_called_an_image, _files(found.top, below=False))
+    counts.update(ending(Path(path).name) for path in loose)
+    return counts
+
+
+def _with_images(folder: Path) -> list[str]:
+    return [name for name in subfolders(folder) if has_image(folder / name, below=True)]
+
+
+def has_image(folder: Path, *, below: bool = False, by_content: bool = True) -> bool:
+    """Returns whether an image is directly in a folder, or in folders below."""
+    files = islice(_files(folder, below=below), _MOST_LOOKED_AT)
+    return any(listing.is_image(Path(path), by_content=by_content) for path in files)
+
+
+def _files(folder: Path, *, below: bool = True) -> Iterator[str]:
+    """Yields the paths of files; a folder that cannot be read is named when it is listed."""
+    for path, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if below and not is_hidden(name)]
+        yield from (f"{path}/{name}" for name in names)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import formats
 from imagenet_prep.dataset.ignored import ending
-from imagenet_prep.sources.scan import File, scan
+from imagenet_prep.sources.scan import File, Problems, scan
 from imagenet_prep.storage.os_errors import demand_disk
 from imagenet_prep.storage.remote_path import open_to_read
 
@@ -58,14 +58,16 @@ def _photograph(path: Path) -> str | None:
         return None  # it is no file, which is named when it is listed
 
 
-def below(folder: Path, inside: Path | None, *, by_content: bool) -> Listing:
+def below(
+    folder: Path, inside: Path | None, *, by_content: bool, problems: Problems | None = None
+) -> Listing:
     """Returns the images below a folder, and counts all other files; see `scan`.
 
     With `by_content`, the content decides if the name is not an image's.
     """
     hidden: list[str] = []
     images, ignored, unread = [], Counter[str](), Counter[str]()
-    for file in scan(folder, inside, hidden):
+    for file in scan(folder, inside, hidden, problems):
         # The name first: there may be a million files, and a path takes longer than all the rest.
         if not is_called_an_image(file.path):
             kind = _photograph(folder / file.path) if by_content else None

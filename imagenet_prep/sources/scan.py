@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from imagenet_prep.core.errors import SourceError
+from imagenet_prep.core.terminal import printable
+from imagenet_prep.dataset.ignored import is_hidden
 from imagenet_prep.storage.os_errors import demand_disk
 from imagenet_prep.storage.remote import stamp
 
@@ -17,6 +19,7 @@ _FOLLOW = (
     "If the images there shall become part of the data set, add --follow-links; else remove the "
     "link."
 )
+_MOST_KEPT = 50
 
 
 class File(NamedTuple):
@@ -27,18 +30,54 @@ class File(NamedTuple):
     stamp: int | str
 
 
+class Problems:
+    """The problems of a source: sentences about the first ones, and the number of all."""
+
+    def __init__(self) -> None:
+        self._number, self._kept = 0, list[str]()
+
+    def __bool__(self) -> bool:
+        return self._number > 0
+
+    def add(self, problem: str | SourceError | OSError, where: object = "") -> None:
+        """Adds a sentence, or an error with the path that it is about."""
+        if isinstance(problem, OSError):
+            problem = _unreadable(where, problem, "Check links, permissions and the disk.")
+        self._number += 1
+        if len(self._kept) < _MOST_KEPT:
+            self._kept.append(printable(str(problem)))
+
+    def raise_all(self, where: object) -> None:
+        """Raises one SourceError with all of them, if there are any; the last line counts them."""
+        told = sorted(self._kept)
+        if self._number > 1:
+            left = f", {_MOST_KEPT} of them above" if self._number > _MOST_KEPT else ""
+            advice = "Fix them and run the same command again."
+            told.append(f"{where}: {self._number:,} problems{left}. {advice}")
+        if told:
+            raise SourceError("\n".join(told))
+
+
 @contextlib.contextmanager
 def read_errors(path: object, remedy: str) -> Iterator[None]:
     """Turns an OSError into a SourceError for this path, or for the one that the error names."""
     try:
         yield
     except OSError as error:
-        where = path or error.filename
-        demand_disk(where, error)
-        raise SourceError(f"{where}: cannot be read: {error.strerror}. {remedy}") from error
+        raise _unreadable(path or error.filename, error, remedy) from error
 
 
-def scan(folder: Path, inside: Path | None = None, hidden: list[str] | None = None) -> list[File]:
+def _unreadable(where: object, error: OSError, remedy: str) -> SourceError:
+    demand_disk(where, error)
+    return SourceError(f"{where}: cannot be read: {error.strerror}. {remedy}")
+
+
+def scan(
+    folder: Path,
+    inside: Path | None = None,
+    hidden: list[str] | None = None,
+    problems: Problems | None = None,
+) -> list[File]:
     """Returns all files below a folder, sorted by path, except hidden ones.
 
     Links to files are followed. A linked folder below is refused, since it may lead in a circle.
@@ -47,37 +86,49 @@ def scan(folder: Path, inside: Path | None = None, hidden: list[str] | None = No
       folder: the root of the paths.
       inside: where the folder, and all links to files, must lead; None to follow them anywhere.
       hidden: gets the paths of hidden files, and of those in hidden folders.
+      problems: gets those of files; None to raise them.
     """
-    files: list[File] = []
-    folders = [""]
+    files, folders = list[File](), [""]
+    found = Problems() if problems is None else problems
     root = None if inside is None else os.path.realpath(inside)
-    with read_errors(None, "Check links, permissions and the disk."):
-        _refuse_out(folder, root, _FOLLOW)
-        while folders:
-            below = folders.pop()
+    while folders:
+        below = folders.pop()
+        try:
+            if not below:
+                _refuse_out(folder, root, _FOLLOW)
             with os.scandir(folder / below) as entries:
                 for entry in entries:
                     path = below + entry.name
-                    if entry.name.startswith("."):
+                    if is_hidden(entry.name):
                         if hidden is not None:
                             hidden += hidden_files(folder, path)
                         continue
-                    _refuse_unprintable(folder, entry.name)
-                    if entry.is_dir(follow_symlinks=False):
-                        folders.append(f"{path}/")
-                        continue
-                    if entry.is_dir():
-                        raise SourceError(
-                            f"{folder / path}: is a link to a folder. Put the folder itself there."
-                        )
-                    status = entry.stat()
-                    if not stat.S_ISREG(status.st_mode):
-                        # To read a pipe would wait for whoever writes into it.
-                        raise SourceError(f"{folder / path}: is no file. Remove it.")
-                    if entry.is_symlink():
-                        _refuse_out(folder / path, root, _FOLLOW)
-                    files.append(File(path, status.st_size, stamp(status)))
+                    try:
+                        _refuse_unprintable(folder, entry.name)
+                        if entry.is_dir(follow_symlinks=False):
+                            folders.append(f"{path}/")
+                        else:
+                            files.append(_file(folder, path, entry, root))
+                    except (SourceError, OSError) as error:
+                        found.add(error, folder / path)
+        except (SourceError, OSError) as error:
+            found.add(error, folder / below)
+    if problems is None:
+        found.raise_all(folder)
     return sorted(files)
+
+
+def _file(folder: Path, path: str, entry: os.DirEntry[str], root: str | None) -> File:
+    """Returns a file; raises SourceError for anything else."""
+    if entry.is_dir():
+        raise SourceError(f"{folder / path}: is a link to a folder. Put the folder itself there.")
+    status = entry.stat()
+    if not stat.S_ISREG(status.st_mode):
+        # To read a pipe would wait for whoever writes into it.
+        raise SourceError(f"{folder / path}: is no file. Remove it.")
+    if entry.is_symlink():
+        _refuse_out(folder / path, root, _FOLLOW)
+    return File(path, status.st_size, stamp(status))
 
 
 def hidden_files(folder: Path, path: str) -> list[str]:
@@ -104,11 +155,14 @@ def refuse_link_out(path: Path) -> None:
     _refuse_out(path, os.path.realpath(path.parent), "Put the list itself there.")
 
 
-def subfolders(folder: Path) -> list[str]:
-    """Returns the sorted names of the folders in a folder, linked ones too; no hidden ones."""
-    with os.scandir(folder) as entries:
-        names = sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
-    for name in names:
+def subfolders(folder: Path, *, any_name: bool = False) -> list[str]:
+    """Returns the sorted names of the folders in a folder, linked ones too; no hidden ones.
+
+    Raises SourceError for a name that is not UTF-8, unless `any_name`.
+    """
+    with read_errors(folder, "Check the permissions."), os.scandir(folder) as entries:
+        names = sorted(e.name for e in entries if e.is_dir() and not is_hidden(e.name))
+    for name in () if any_name else names:
         _refuse_unprintable(folder, name)
     return names
 

@@ -47,13 +47,14 @@ def job(dataset: Dataset, request: Request = Request()) -> Job:  # noqa: B008
     return Job(dataset, request, Workers(1, "threads"), quiet=True)
 
 
-def test_a_key_has_one_line_of_quarantine(tmp_path: Path) -> None:
+@pytest.mark.parametrize("folder", ["train", "seg_train/seg_train"])
+def test_a_key_has_one_line_of_quarantine(tmp_path: Path, folder: str) -> None:
     """The line of the change replaces an older one; those of other images stay."""
     older = [
-        Incident(key(0), "train/x", 0, 9, 0, "repaired", "png", "was a PNG"),
-        Incident(key(1), "train/x", 0, 9, 1, "repaired", "png", "was a PNG"),
-        Incident(key(7, 2), "train/x", 0, 9, 2, "quarantined", "truncated", "ends early"),
-        Incident(key(8, 2), "train/x", 0, 9, 2, "quarantined", "truncated", "ends early"),
+        Incident(key(0), f"{folder}/x", 0, 9, 0, "repaired", "png", "was a PNG"),
+        Incident(key(1), f"{folder}/x", 0, 9, 1, "repaired", "png", "was a PNG"),
+        Incident(key(7, 2), f"{folder}/x", 0, 9, 2, "quarantined", "truncated", "ends early"),
+        Incident(key(8, 2), f"{folder}/x", 0, 9, 2, "quarantined", "truncated", "ends early"),
     ]
     path = tmp_path / "add" / "train" / key(7, 2)
     path.parent.mkdir(parents=True)

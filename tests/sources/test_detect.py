@@ -13,25 +13,27 @@ def find(root: Path, kind: str = "auto") -> str:
     return detect.find(root, ["train"], kind, encode=bytes, encoding="none")[1]
 
 
-def test_a_folder_of_nothing_known_lists_what_it_holds_and_what_is_known(tmp_path: Path) -> None:
+def test_a_folder_of_nothing_known_lists_what_is_known_and_then_what_it_holds(
+    tmp_path: Path,
+) -> None:
     write(tmp_path / "notes.txt", b"")
-    write(tmp_path / "images" / "1.jpg", b"")
+    write(tmp_path / "scans" / "a\nb.pdf", b"")
+    write(tmp_path / "a\nb.pdf", b"")
     with pytest.raises(UsageError) as caught:
         find(tmp_path)
 
-    message = str(caught.value)
-    assert "holds images/, notes.txt, which is not a data set that this program knows" in message
-    for kind, layout in detect.LAYOUTS.items():
-        assert f"\n  {kind:8} {layout}" in message
+    *lines, last = str(caught.value).splitlines()
+    assert "holds a\\x0ab.pdf, notes.txt, scans/, which is none of them. Get one of these" in last
+    assert lines[1:] == [f"  {kind:11} {layout}" for kind, layout in detect.LAYOUTS.items()]
 
 
-def test_what_is_no_folder_is_said(tmp_path: Path) -> None:
+def test_what_is_no_folder_is_said_without_a_list_of_layouts(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(
-        UsageError, match=r"absent: no such folder\. imagenet-prep reads these layouts:"
-    ):
+    with pytest.raises(UsageError, match=r"absent: no such folder\.$"):
         find(tmp_path / "absent")
-    with pytest.raises(UsageError, match=r"file: is a file\. imagenet-prep reads these layouts:"):
+    with pytest.raises(
+        UsageError, match=r"file: is a file, .* Name the folder that holds it, or .*$"
+    ):
         find(tmp_path / "file")
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -254,6 +255,40 @@ def test_two_names_that_become_one_class_are_refused(tmp_path: Path) -> None:
         write(tmp_path / "train" / name / "1.jpg", b"?")
     with pytest.raises(SourceError, match=r"'a_b' is not the name of exactly one class"):
         folder.find(tmp_path, ["train"])
+
+
+def test_two_spellings_of_one_name_are_not_two_classes(tmp_path: Path) -> None:
+    for name in ("caf\xe9", "cafe\u0301"):
+        write(tmp_path / "train" / name / "1.jpg", b"?")
+    with pytest.raises(SourceError, match=r"'cafe\\u0301', 'caf\\xe9' is not the name of exactly"):
+        folder.find(tmp_path, ["train"])
+
+
+def test_a_class_folder_that_cannot_be_read_is_named_by_its_own_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("cat", "dog"):
+        write(tmp_path / name / "1.jpg", b"?")
+    scandir = os.scandir
+
+    def refuse(path: str | Path) -> object:
+        if Path(path) == tmp_path / "cat":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(SourceError, match=rf"^{tmp_path}/cat: cannot be read: Permission denied"):
+        folder.find(tmp_path, ["train"])
+
+
+def test_of_many_problems_the_first_are_listed_and_all_are_counted(root: Path) -> None:
+    for number in range(60):
+        (root / "train" / FIRST / f"{number}.jpg").symlink_to(f"gone-{number}")
+    with pytest.raises(SourceError) as caught:
+        folder.find(root, ["train"])
+    *lines, last = str(caught.value).splitlines()
+    assert len(lines) == 50
+    assert last.startswith(f"--source {root}: 60 problems, 50 of them above. Fix them and run")
 
 
 @pytest.mark.parametrize("mapping", [False, True])

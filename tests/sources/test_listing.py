@@ -63,6 +63,8 @@ def test_what_reads_heic_is_named_unless_it_is_there(
         (".DS_Store", ".DS_Store"),
         ("._IMG_1.jpg", "hidden .jpg"),
         ("a/.git/objects/ab/cd.pack", ".git/"),
+        ("cat/@eaDir/1.jpg/SYNOPHOTO_THUMB_XL.jpg", "@eaDir/"),
+        ("System Volume Information/a.jpg", "System Volume Information/"),
         ("a.", "."),
         ("a.\x1b[31m", "others"),
         ("a." + 30 * "x", "others"),
@@ -105,16 +107,19 @@ def test_the_content_decides_where_it_is_asked(tmp_path: Path) -> None:
     assert by_name.ignored.total() == 7
 
 
+def is_class_root(root: Path) -> bool:
+    found = layout.split_folders(root)
+    return bool(found.folders and not found.names)
+
+
 def test_folders_of_classes_alone_are_recognised_and_others_are_not(tmp_path: Path) -> None:
     root = tmp_path / "above" / "photos"
-    write(root / "cats" / "2021" / "a.jpg", JPEG)
-    assert not layout.is_class_root(root)  # one class: the labels lie elsewhere
-    write(root / "dogs" / "a.jpg", JPEG)
-    assert layout.is_class_root(root)
-    assert layout.split_folders(root) == (root.parent, {"train": root.name}, [root])
-    assert layout.beneath(root.parent) == [root.name]
-    (root / "dogs" / "train").mkdir()
-    assert not layout.is_class_root(root)
-    (root / "dogs" / "train").rmdir()
+    write(root / "cats" / "2021" / "notes.txt", b"text")
+    assert not is_class_root(root)
+    write(root / "cats" / "a.jpg", JPEG)
+    assert is_class_root(root)
+    assert layout.split_folders(root)[:3] == (root.parent, {"train": root.name}, [root])
+    (root / "cats" / "train").mkdir()
+    assert is_class_root(root)
     (root / "val").mkdir()
-    assert not layout.is_class_root(root)
+    assert not is_class_root(root)

@@ -243,7 +243,16 @@ def test_images_that_cannot_come_in_are_refused(
     (stranger / "a.jpg").write_bytes((changes.add / "train" / changes.added[0]).read_bytes())
     refused = amend(reference.out, tmp_path / "new", "--add", tmp_path / "stranger")
     assert (refused.code, "1 of its classes are not in the set" in refused.err) == (2, True)
-    for folder, said in ((tmp_path / "no", "no such folder"), (tmp_path, "no images of classes")):
+    (tmp_path / "empty" / "n01440764").mkdir(parents=True)
+    shutil.copytree(stranger.parent, tmp_path / "unread" / "train")
+    for name in ("valid", "test"):
+        shutil.copytree(stranger, tmp_path / "unread" / name / "n01440764")
+    for folder, said in (
+        (tmp_path / "no", "no such folder"),
+        (tmp_path / "empty", "no images of classes"),
+        (tmp_path, f"Name one of them: {tmp_path}/stranger"),
+        (tmp_path / "unread", "test/: these images would not be read"),
+    ):
         refused = amend(reference.out, tmp_path / "new", "--add", folder)
         assert (refused.code, said in refused.err) == (2, True), refused
     assert not (tmp_path / "new").exists()

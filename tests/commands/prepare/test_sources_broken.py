@@ -49,16 +49,15 @@ def test_what_is_not_there_is_named(source: Path, tmp_path: Path, name: str, how
     assert_refused(result, 2, name, str(source), out=tmp_path / "out")
 
 
-@pytest.mark.parametrize("what", ["no folder", "a file", "empty"])
-def test_a_source_without_archives_lists_what_it_should_hold(tmp_path: Path, what: str) -> None:
+def test_an_empty_folder_lists_what_it_should_hold_and_then_says_why(tmp_path: Path) -> None:
     folder = tmp_path / "source"
-    if what == "a file":
-        folder.write_text("x")
-    elif what == "empty":
-        folder.mkdir()
+    folder.mkdir()
     result = prepare(folder, tmp_path / "out")
 
-    assert_refused(result, 2, *ALL, str(folder), out=tmp_path / "out")
+    assert_refused(result, 2, *ALL, out=tmp_path / "out")
+    assert (
+        f"--source {folder}: holds nothing, which is none of them." in result.err.splitlines()[-1]
+    )
 
 
 @pytest.mark.parametrize("name", TARS)

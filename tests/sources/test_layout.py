@@ -1,0 +1,293 @@
+"""What the folders of a source are: splits, classes, or refused by name; never silently lost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.sources import detect, layout
+from tests.kit.layouts import write
+
+JPEG = b"\xff\xd8\xff\xe0"
+BOTH = ("train", "validation")
+N1, N2 = "n01440764", "n01443537"
+
+
+def made(root: Path, files: str) -> Path:
+    """Writes a file for each word; `{a,b}` stands for several names of a folder, or of a file."""
+    for word in files.split():
+        for path in _spelt(word):
+            write(root / path, JPEG if path.endswith((".jpg", ".JPEG", "IMG")) else b"text")
+    return root
+
+
+def _spelt(word: str) -> list[str]:
+    before, brace, rest = word.partition("{")
+    if not brace:
+        return [word]
+    choices, _, after = rest.partition("}")
+    return [path for each in choices.split(",") for path in _spelt(f"{before}{each}{after}")]
+
+
+def read(root: Path, splits: Sequence[str]) -> tuple[dict[str, dict[str, int]], str]:
+    """Returns the number of images by split and class, and the line that describes the source."""
+    source, line = detect.find(root, splits, "auto", encode=bytes, encoding="")
+    counts: dict[str, dict[str, int]] = {}
+    for split in splits:
+        for task in source.index_tasks(split):
+            for member in source.index(task):
+                of_split = counts.setdefault(split, {})
+                name = source.classes.wnids[member.class_index]
+                of_split[name] = of_split.get(name, 0) + 1
+    return counts, line
+
+
+PETS = {"cat": 1, "dog": 1}
+SPELLINGS = [
+    ("train", "val"),
+    ("train", "validation"),
+    ("train", "valid"),
+    ("TRAIN", "VAL"),
+    ("Train", "Validation"),
+    ("Training", "Validation"),
+    ("train", "dev"),
+    ("train", "eval"),
+    ("train_set", "val_set"),
+    ("training_set", "validation_set"),
+    ("TrainingSet", "ValidationSet"),
+    ("trainset", "valset"),
+    ("train_images", "val_images"),
+    ("images_train", "images_val"),
+    ("train-data", "valid-data"),
+    ("train2017", "val2017"),
+    ("seg_train", "seg_val"),
+    ("MICCAI_BraTS_2019_Data_Training", "MICCAI_BraTS_2019_Data_Validation"),
+    ("fold1 train", "fold1 val"),
+]
+
+
+@pytest.mark.parametrize(("train", "validation"), SPELLINGS, ids=lambda name: name)
+def test_splits_in_any_spelling_have_the_same_labels(
+    tmp_path: Path, train: str, validation: str
+) -> None:
+    root = made(tmp_path, f"{train.replace(' ', '~')}/{{cat,dog}}/1.jpg README.md labels.csv")
+    if " " in train:
+        (root / train.replace(" ", "~")).rename(root / train)
+    for name in ("cat", "dog"):
+        write(root / validation / name / "2.jpg", JPEG)
+    assert read(root, BOTH)[0] == {"train": PETS, "validation": PETS}
+
+
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [
+        ("Training", "Testing"),
+        ("Train", "Test"),
+        ("train", "test"),
+        ("seg_train", "seg_test"),
+        ("training_set", "test_set"),
+        ("TRAIN", "TEST"),
+        ("seg_train/seg_train", "seg_test/seg_test"),
+        ("train/images", "test/images"),
+    ],
+)
+def test_a_test_split_is_read_as_validation_where_there_is_no_other(
+    tmp_path: Path, train: str, test: str
+) -> None:
+    root = made(tmp_path, f"{train}/{{cat,dog}}/1.jpg {test}/{{cat,dog}}/1.jpg")
+    counts, line = read(root, BOTH)
+    assert counts == {"train": PETS, "validation": PETS}
+    assert f"; {test.partition('/')[0]}/ is read as validation, since there is no other" in line
+
+
+READ = {
+    # files: counts by split and class, and parts of the description
+    "train/{cat,dog}/1.jpg valid/{cat,dog}/1.jpg test/{cat,dog}/{1,2}.jpg": (
+        {"train": PETS, "validation": PETS},
+        ["; test/ is not read: 4 images"],
+    ),
+    "train/{cat,dog}/1.jpg val/{cat,dog}/1.jpg test/{1,2}.jpg sample/cat/1.jpg a/b.csv": (
+        {"train": PETS, "validation": PETS},
+        ["; sample/ is not read: 1 image", "; test/ is not read: 2 images"],
+    ),
+    "train/{cat,dog}/1.jpg Train_old/cat/1.jpg val/{cat,dog}/1.jpg": (
+        {"train": PETS, "validation": PETS},
+        ["; Train_old/ is not read: 1 image"],
+    ),
+    "seg_train/{cat,dog}/1.jpg seg_test/{cat,dog}/1.jpg seg_pred/{1,2}.jpg": (
+        {"train": PETS, "validation": PETS},
+        ["; seg_test/ is read as validation", "; seg_pred/ is not read: 2 images"],
+    ),
+    "Training/{cat,dog}/1.jpg Test/{cat,dog}/1.jpg test-multiple_fruits/{1,2}.jpg": (
+        {"train": PETS, "validation": PETS},
+        ["; Test/ is read as validation", "; test-multiple_fruits/ is not read: 2 images"],
+    ),
+    "a_train/a_train/{cat,dog}/1.jpg a_test/a_test/1.jpg": (
+        {"train": PETS},
+        ["; a_test/ is not read: 1 image"],
+    ),
+    "chest/1.txt train/{cat,dog}/1.jpg val/{cat,dog}/1.jpg chest/train/{cat,dog}/1.jpg": (
+        {"train": PETS, "validation": PETS},
+        ["; chest/ is not read: 2 images"],
+    ),
+    "{cat,dog}/1.jpg": ({"train": PETS}, ["no train/ and no val/, so all of it is train"]),
+    "cat/1.jpg": ({"train": {"cat": 1}}, ["1 class (cat;"]),
+    "cat/{1,2021/2}.jpg dog/IMG": ({"train": {"cat": 2, "dog": 1}}, []),
+    "{cat,dog,test}/1.jpg": (
+        {"train": {**PETS, "test": 1}},
+        ["; test/ is a class, since it holds images itself"],
+    ),
+    "{bus,car,train}/1.jpg": ({"train": {"bus": 1, "car": 1, "train": 1}}, ["train/ is a class"]),
+    "{freight_train,passenger_train}/1.jpg": (
+        {"train": {"freight_train": 1, "passenger_train": 1}},
+        [],
+    ),
+    "{train_station,test_tube,abbey}/1.jpg": (
+        {"train": {"abbey": 1, "test_tube": 1, "train_station": 1}},
+        [],
+    ),
+    "{class_0,class_1}/1.jpg": ({"train": {"class_0": 1, "class_1": 1}}, []),
+    "train/{class_0,class_1}/1.jpg val/class_1/1.jpg": (
+        {"train": {"class_0": 1, "class_1": 1}, "validation": {"class_1": 1}},
+        [],
+    ),
+    "{0,1,2}/1.jpg": ({"train": {"0": 1, "1": 1, "2": 1}}, []),
+    "train/cat/1.jpg val/cat/1.jpg": ({"train": {"cat": 1}, "validation": {"cat": 1}}, []),
+    "train/Cat/1.jpg val/cat/1.jpg": ({"train": {"Cat": 1}, "validation": {"Cat": 1}}, []),
+    "train/caf\xe9/1.jpg val/cafe\u0301/1.jpg": (
+        {"train": {"caf\xe9": 1}, "validation": {"caf\xe9": 1}},
+        [],
+    ),
+    "train/{a,A}/1.jpg val/{a,A}/1.jpg": (
+        {"train": {"A": 1, "a": 1}, "validation": {"A": 1, "a": 1}},
+        [],
+    ),
+    f"{{{N1},{N2}}}/images/1.JPEG": ({"train": {N1: 1, N2: 1}}, []),
+    "cat/1.jpg dog/1.jpg @eaDir/cat/1.jpg cat/@eaDir/1.jpg/SYNOPHOTO_THUMB_XL.jpg lost+found/1.jpg "
+    "$RECYCLE.BIN/S-1-5/{$R,$I}1.jpg __MACOSX/cat/._1.jpg #recycle/1.jpg .Trashes/501/1.jpg": (
+        {"train": PETS},
+        [],
+    ),
+    "train/{cat,dog}/1.jpg train/@eaDir/1.jpg val/{cat,dog}/1.jpg val/#recycle/cat/1.jpg "
+    "@Recycle/1.jpg": ({"train": PETS, "validation": PETS}, []),
+}
+
+
+@pytest.mark.parametrize("files", READ, ids=lambda files: files[:70])
+def test_labels_are_those_of_the_owner(tmp_path: Path, files: str) -> None:
+    counts, described = READ[files]
+    found, line = read(made(tmp_path / "in", files), [*counts])
+    assert found == counts
+    for part in described:
+        assert part in line
+    assert ("not read" in line) == ("not read" in "".join(described))
+
+
+REFUSED = {
+    # files: parts of the sentence
+    "train/{1,2}.jpg": "train: holds images and no class folders",
+    "train/{1,2}.jpg val/{cat,dog}/1.jpg": "train: holds images and no class folders",
+    "{train,test}/{1,2}.jpg": "train: holds images and no class folders",
+    "{train,test1}/{1,2}.jpg": "train: holds images and no class folders",
+    "{train,val}/{1,2}.jpg": "train: holds images and no class folders",
+    "{train/train,test/test}/{1,2}.jpg": "train: holds train/ with no class folders",
+    "{seg_train,seg_test}/{1,2}.jpg": "seg_train: holds images and no class folders",
+    "train/README val/README": "train: holds no images and no class folders",
+    "train/{cat,dog}/1.jpg test/1.jpg": "no folder of validation; | There are: test/, train/.",
+    "train/{cat,dog}/1.jpg": "no folder of validation; expected one of val/ | There are: train/.",
+    "test/{cat,dog}/1.jpg": "only folders such as test/cat/, are not classes: test/. ",
+    "{a/abbey,b/beach}/1.jpg": "only folders such as a/abbey/, are not classes: a/, b/.",
+    "a/airfield/1.jpg a/arena/{hockey,rodeo}/1.jpg b/bakery/shop/1.jpg": "are not classes: a/, b/.",
+    "airfield/1.jpg arena/{hockey,rodeo}/1.jpg": "such as arena/hockey/, are not classes: arena/. ",
+    "train/{a/abbey,b/beach}/1.jpg val/a/abbey/1.jpg": "train: folders that | : a/, b/.",
+    "{A,B}/{cat,dog}/1.jpg": ": A/, B/. | have the same names (cat, dog)",
+    "{fold1,fold2,fold3}/{cat,dog}/1.jpg": ": fold1/, fold2/, fold3/. | the same names (cat, dog)",
+    "{cat,dog}/2021/1.jpg": ": cat/, dog/. | have the same names (2021)",
+    "{bottle,cable}/{train/good,test/bad}/1.jpg": ": bottle/, cable/. | (test, train)",
+    "cat/1.jpg dog/{2020,2021}/1.jpg": ": dog/. | directly into its folder",
+    "data/{train,val}/{cat,dog}/1.jpg README": ": data/. | {root}/data.",
+    "data/data/{train,test}/cat/1.jpg": ": data/. | {root}/data/data.",
+    "images/{train,val}/cat/1.jpg labels/1.txt": ": images/. | {root}/images.",
+    "photos/{cat,dog}/1.jpg": ": photos/. | {root}/photos.",
+    "v1/train/cat/1.jpg v2/train/cat/1.jpg": ": v1/, v2/. | {root}/v1 or {root}/v2.",
+    "images/{1,2}.jpg labels.csv": "holds images/ with no class folders",
+    "{images,masks}/{1,2}.jpg": "holds images/, masks/ with no class folders",
+    "train/{images/1.jpg,labels/1.txt} valid/{images/1.jpg,labels/1.txt}": "train: holds images/ ",
+    "images/{1,2}.jpg annotations/trimaps/1.jpg": "holds images/ with no class folders",
+    "{1,2}.jpg": "holds images and no class folders",
+    "asl_alphabet_train/asl_alphabet_train/{A,B}/1.jpg asl_alphabet_test/asl_alphabet_test/1.jpg": (
+        "no folder of validation; | There are: asl_alphabet_test/, asl_alphabet_train/."
+    ),
+    "{train.X1,train.X2,val.X}/cat/1.jpg": "holds train.X1 and train.X2. Keep only the one",
+    "{train_cats,train_dogs,test_cats,test_dogs}/1.jpg": "train_cats: holds images and no class",
+    "{rps,rps-test-set,rps-validation}/{rock,paper}/1.jpg": "no folder of train; | There are: rps/",
+    "{horses,validation-horses}/{a,b}/1.jpg": ": horses/, validation-horses/. | same names (a, b)",
+    "{Cat,Dog}/1.jpg pets/{Cat,Dog}/1.jpg": "are not classes: pets/. Name one of them: {root}/pets",
+    "{train,Train}/cat/1.jpg val/cat/1.jpg": "holds Train and train. Keep only the one",
+    "train/cat/1.jpg {val,valid}/cat/1.jpg": "holds val and valid. Keep only the one",
+    "train/cat/1.jpg {test_a,test_b,test}/cat/1.jpg test1/cat/1.jpg": "holds test and test1. Keep",
+    "notes.txt empty/notes.txt": "these layouts are read: | holds empty/, notes.txt, which is none",
+}
+
+
+@pytest.mark.parametrize("files", REFUSED, ids=lambda files: files[:70])
+def test_folders_that_are_no_classes_are_refused_by_name(tmp_path: Path, files: str) -> None:
+    root = made(tmp_path / "in", files)
+    splits = BOTH if layout.named_splits(root).folders else ["train"]
+    with pytest.raises(UsageError) as refused:
+        read(root, splits)
+    last = str(refused.value).splitlines()[-1]
+    for part in REFUSED[files].split(" | "):
+        assert part.format(root=root) in (str(refused.value) if part.endswith(":") else last)
+
+
+def test_a_flat_train_does_not_lend_its_classes_to_validation(tmp_path: Path) -> None:
+    root = made(tmp_path, "train/1.jpg val/{cat,dog}/1.jpg")
+    with pytest.raises(UsageError, match="train: holds images and no class folders"):
+        read(root, ["validation"])
+
+
+def test_splits_behind_links_and_with_one_link_back_are_understood(tmp_path: Path) -> None:
+    root = made(tmp_path / "in", "all/{t,v}/{cat,dog}/1.jpg")
+    (root / "Training").symlink_to("all/t")
+    (root / "Validation").symlink_to("all/v")
+    (root / "all" / "again").symlink_to("../all")
+    counts, line = read(root, BOTH)
+    assert counts == {"train": PETS, "validation": PETS}
+    assert "all/ is not read: 4 images" in line
+
+
+def test_images_directly_next_to_the_splits_are_counted(tmp_path: Path) -> None:
+    root = made(tmp_path, "{train,val}/cat/1.jpg {a,b}.jpg README.md .x.jpg")
+    source, _ = detect.find(root, BOTH, "auto", encode=bytes, encoding="")
+    assert [dict(part.ignored) for part in source.parts] == [{".jpg": 2}, {}]
+
+
+def test_a_folder_next_to_the_splits_may_have_any_name(tmp_path: Path) -> None:
+    root = made(tmp_path, "{train,val}/{cat,dog}/1.jpg")
+    write(root / os.fsdecode(b"\xe9t\xe9") / "1.jpg", JPEG)
+    counts, line = read(root, BOTH)
+    assert counts == {"train": PETS, "validation": PETS}
+    assert "not read: 1 image" in line
+    line.encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("train", "train"),
+        ("imagenet21k_train", "train"),
+        ("val_blurred", "validation"),
+        ("testing-images", "test"),
+        ("train_test_split", None),
+        ("trainer", None),
+        ("attest", None),
+        ("", None),
+    ],
+)
+def test_a_word_for_a_split_is_a_complete_word(name: str, split: str | None) -> None:
+    assert layout.split_called(name) == split

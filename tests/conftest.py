@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import compileall
+import gc
 import itertools
 import os
 import re
@@ -21,9 +21,10 @@ from hypothesis.configuration import set_hypothesis_home_dir
 import tests.kit.start.sitecustomize  # noqa: F401 - as in the processes that tests start
 from tests.kit.browser import chromium, open_page  # noqa: F401 - one browser for all rooms
 from tests.kit.command import REPOSITORY
+from tests.kit.compiled import compile_all
 from tests.kit.cpu import Meter
 from tests.kit.installed import installed  # noqa: F401 - for all rooms
-from tests.kit.lengths import FULL, HYPOTHESIS, SHORT
+from tests.kit.lengths import FULL, FULL_EXAMPLES, HYPOTHESIS, SHORT
 from tests.kit.limits import limits  # noqa: F401 - for all rooms
 from tests.kit.system import system  # noqa: F401 - for all rooms
 
@@ -45,22 +46,30 @@ set_hypothesis_home_dir(REPOSITORY / "build" / "hypothesis")
 def pytest_configure(config: pytest.Config) -> None:
     """Chooses how many examples Hypothesis tries, measures processor time, compiles modules.
 
-    `make test-long` selects Hypothesis's tests by its own mark and has all examples of
-    `tests.kit.lengths.examples`. Hundreds of processes import our modules, and write nothing here.
+    `make test-long` selects Hypothesis's tests by its own mark and has all examples of each;
+    `make test` has a quarter. Commands import the bytecode of our modules, and write none.
     """
     # Time is pytest-timeout's business: a deadline per example, and a limit for making examples,
     # fail on a busy machine. With CI set, Hypothesis loads its own "ci" profile: it is repeatable.
     settings = hypothesis.settings
     base = settings.get_profile("ci") if os.environ.get("CI") else settings(print_blob=True)
-    for name in (SHORT, FULL):
+    for name, count in ((SHORT, FULL_EXAMPLES // 4), (FULL, FULL_EXAMPLES)):
         settings.register_profile(
-            name, base, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+            name,
+            base,
+            max_examples=count,
+            deadline=None,
+            suppress_health_check=[hypothesis.HealthCheck.too_slow],
         )
     settings.load_profile(FULL if HYPOTHESIS in config.option.markexpr else SHORT)
     config.pluginmanager.register(Meter(_room))
     if not hasattr(config, "workerinput"):
-        for folder in ("imagenet_prep", "pipelines", "tests/kit"):
-            compileall.compile_dir(REPOSITORY / folder, quiet=1)
+        compile_all(config)
+
+
+def pytest_collection_finish() -> None:
+    """Takes what was collected out of each later search for garbage: it lives to the end."""
+    gc.freeze()
 
 
 def pytest_xdist_auto_num_workers() -> int:

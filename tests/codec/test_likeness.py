@@ -8,13 +8,14 @@ import io
 import numpy as np
 import pytest
 import simplejpeg
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from imagenet_prep.codec import likeness, planes
 from imagenet_prep.core.errors import BadImageError
 from tests.kit.codec import corpus
+from tests.kit.lengths import examples
 
 CELLS = likeness.CELLS
 BEST = planes.best("best")
@@ -50,7 +51,7 @@ def expected_bits(cells: np.ndarray) -> tuple[list[int], np.ndarray]:
 
 
 @pytest.mark.parametrize("simd", KINDS)
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(seed=st.integers(0, 2**32), width=st.integers(1, 400), height=st.integers(1, 300))
 def test_means_are_those_of_the_definition(simd: str, seed: int, width: int, height: int) -> None:
     luma = np.random.default_rng(seed).integers(0, 256, (height, width)).astype(np.uint8)
@@ -63,7 +64,7 @@ def test_means_of_the_largest_values_fit() -> None:
 
 
 @pytest.mark.parametrize("simd", KINDS)
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(seed=st.integers(0, 2**32), most=st.sampled_from([1, 40, 4080]))
 def test_hashes_are_those_of_the_definition(simd: str, seed: int, most: int) -> None:
     cells = np.random.default_rng(seed).integers(0, most + 1, (CELLS, CELLS)).astype(np.uint16)

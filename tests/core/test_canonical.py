@@ -4,12 +4,11 @@ import hashlib
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from imagenet_prep.core import canonical
 from tests.kit.bounds import little_memory
-from tests.kit.lengths import examples
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 values = st.recursive(
@@ -23,13 +22,11 @@ values = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(values)
 def test_loading_inverts_dumping(value: object) -> None:
     assert json.loads(canonical.dumps(value)) == value
 
 
-@examples(100)
 @given(st.dictionaries(texts, values, max_size=6), st.randoms(use_true_random=False))
 def test_the_order_of_keys_does_not_matter(value: dict[str, object], random: object) -> None:
     items = list(value.items())

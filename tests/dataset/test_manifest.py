@@ -15,7 +15,6 @@ from imagenet_prep.core.errors import ManifestError
 from imagenet_prep.dataset import manifest, naming, schema
 from imagenet_prep.dataset.manifest import Classes, File, Manifest, Producer, Shard, Source, Split
 from tests.kit.bounds import little_memory
-from tests.kit.lengths import examples
 
 SMALL = Manifest(
     schema_version=1,
@@ -105,7 +104,6 @@ manifests = st.builds(
 )
 
 
-@examples(100)
 @given(manifests)
 def test_any_manifest_survives_the_way_to_the_disk(content: Manifest) -> None:
     assert manifest.loads(content.dumps(), "here") == content

@@ -10,10 +10,12 @@ from hypothesis import settings
 
 # Hypothesis's profiles, and the mark that its plugin gives to its tests.
 SHORT, FULL, HYPOTHESIS = "short", "full", "hypothesis"
+# Of each of Hypothesis's tests in `make test-long`, unless it asks for more or fewer.
+FULL_EXAMPLES = 100
 
 
 def examples(full: int) -> settings:
-    """Returns the settings of a test that takes above half a second with `full` examples.
+    """Returns the settings of a test that has other than `FULL_EXAMPLES` examples.
 
     `make test` tries a quarter of them, `make test-long` all.
     """

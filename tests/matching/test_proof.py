@@ -6,13 +6,14 @@ import io
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from imagenet_prep.codec import likeness
 from imagenet_prep.matching import hashes, kernels, proof
 from tests.kit.codec import corpus
+from tests.kit.lengths import examples
 
 AS_IS, MIRRORED = False, True
 
@@ -99,7 +100,7 @@ def test_flat_pictures_prove_nothing() -> None:
 
 
 @pytest.mark.skipif(kernels.best() == kernels.PLAIN, reason="this processor has plain code alone")
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     seed=st.integers(0, 2**32),
     side=st.sampled_from([16, 32, 64]),

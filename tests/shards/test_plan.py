@@ -8,12 +8,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.member import Member, parse_members
 from imagenet_prep.shards import plan, runs
+from tests.kit.lengths import examples
 
 Classes = list[list[Member]]
 
@@ -237,7 +238,7 @@ def test_the_digest_depends_on_seed_and_shards_and_on_nothing_else(tmp_path: Pat
     assert len({digest(4, 7, [5, 8]), digest(4, 8, [5, 8]), digest(5, 7, [5, 8])}) == 3
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20))
 def test_keys_of_any_script_survive_the_plan_file(tmp_path_factory: object, key: str) -> None:
     folder = tmp_path_factory.mktemp("plan")

@@ -17,7 +17,6 @@ from imagenet_prep.shards.samples_root import root_of
 from imagenet_prep.storage import scratch
 from imagenet_prep.storage.ahead import AT_ONCE
 from imagenet_prep.storage.folder import LocalStore
-from tests.kit.lengths import examples
 from tests.kit.limits import Limits
 from tests.kit.samples import kept, samples, tree_hash, write_tables
 from tests.kit.slow_store import SlowStore
@@ -34,7 +33,6 @@ def expected(rows: list[Sample]) -> str:
     return tree_hash([leaf.encode() for leaf in dumped]).hex()
 
 
-@examples(100)
 @given(rows=st.lists(samples(), unique_by=lambda row: row.key, max_size=9))
 def test_the_root_is_that_of_the_samples_in_the_order_of_their_keys(
     rows: list[Sample],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -19,7 +20,7 @@ from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.read import Reader, make_dataset
 from tests.kit import faults
 from tests.kit.hostile import images
-from tests.kit.reading import NUM_TRAIN, NUM_VALIDATION, SHARD, TRAIN, flip, offsets
+from tests.kit.reading import NUM_TRAIN, NUM_VALIDATION, SHARD, TRAIN, flip, offsets, on_backends
 from tests.kit.tfrecords import numbers_of, picture, plain, wnid, write_set
 
 # The examples of that shard follow those of the first one.
@@ -46,7 +47,7 @@ def shown(batches: list[dict[str, Any]]) -> list[int]:
 FLIPS = {"length": 0, "length's CRC": 9, "payload": 200, "CRC": -1}
 
 
-@pytest.mark.parametrize("place", FLIPS)
+@on_backends(["place"], ["payload"], FLIPS)
 def test_a_flipped_bit_is_named_with_shard_record_and_offset(
     damaged: Path, backend: str, place: str
 ) -> None:
@@ -63,8 +64,7 @@ def test_a_flipped_bit_is_named_with_shard_record_and_offset(
     assert f"imagenet-prep verify {damaged}" in str(error.value)
 
 
-@pytest.mark.parametrize("place", FLIPS)
-@pytest.mark.parametrize("world", [1, 3])
+@on_backends(["place", "world"], [("payload", 1)], itertools.product(FLIPS, [1, 3]))
 def test_skipped_records_are_masked_counted_and_listed_in_equal_steps(
     damaged: Path, backend: str, place: str, world: int
 ) -> None:
@@ -169,8 +169,11 @@ def test_what_is_no_jpeg_of_its_records_sides_reaches_no_decoder(
         list(reader.encoded_batches())
 
 
-@pytest.mark.parametrize("how", [not_a_picture, half_a_picture])
-@pytest.mark.parametrize("training", [True, False])
+@on_backends(
+    ["how", "training"],
+    [(not_a_picture, True), (half_a_picture, False)],
+    itertools.product([not_a_picture, half_a_picture], [True, False]),
+)
 def test_pictures_that_do_not_decode_are_masked_and_nothing_else(
     tmp_path: Path, backend: str, how: Callable[[int], bytes], training: bool
 ) -> None:
@@ -280,8 +283,11 @@ def letters(index: Path) -> None:
     index.write_text("x" * len(index.read_text()))
 
 
-@pytest.mark.parametrize("damage", [wrong_line, missing_line, other_offset, letters])
-@pytest.mark.parametrize("skip", [False, True])
+@on_backends(
+    ["damage", "skip"],
+    [(letters, True)],
+    itertools.product([wrong_line, missing_line, other_offset, letters], [False, True]),
+)
 def test_an_index_that_disagrees_is_named_and_never_skipped(
     damaged: Path, backend: str, damage: Callable[[Path], None], skip: bool
 ) -> None:
@@ -326,7 +332,7 @@ LABELS: dict[str, Callable[[ImageExample], ImageExample]] = {
 }
 
 
-@pytest.mark.parametrize("kind", LABELS)
+@on_backends(["kind"], ["of another class"], LABELS)
 def test_a_label_that_cannot_be_is_damage_in_spite_of_its_crc(
     tmp_path: Path, backend: str, kind: str
 ) -> None:
@@ -447,10 +453,10 @@ def test_sizes_that_cannot_be_are_usage_errors(
         make_dataset(colours, "train", batch, size, backend=backend)
 
 
-@pytest.mark.parametrize(
-    "state",
+@on_backends(
+    ["state"],
+    [{"examples_read": 51}],
     [{}, {"epoch": -1}, {"examples_read": 51}, {"examples_read": -1}, {"epoch": "one"}],
-    ids=str,
 )
 def test_a_state_that_cannot_be_is_refused(
     colours: Path, backend: str, state: dict[str, Any]

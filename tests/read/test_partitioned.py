@@ -14,13 +14,12 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.read import Reader, make_dataset
 from tests.kit import command
-from tests.kit.lengths import long_but
-from tests.kit.reading import NUM_TRAIN, NUM_VALIDATION
+from tests.kit.reading import NUM_TRAIN, NUM_VALIDATION, on_backends
 from tests.kit.tfrecords import numbers_of
 
 NODES, COPIES = 3, (1, 2)
-# Ranks of a node, images of a batch, copies of a shard. In short, each with each reader, and each
-# number of ranks with each number of copies in training or in evaluation.
+# Ranks of a node, images of a batch, copies of a shard. In short, each number of ranks with each
+# number of copies in training or in evaluation.
 TRAINED = list(itertools.product([(1, 4), (2, 3), (4, 4)], COPIES))
 EVALUATED = list(itertools.product([(1, 4), (2, 3), (2, 8), (8, 8)], COPIES))
 
@@ -52,7 +51,8 @@ def open_all(folders: list[Path], split: str, ranks: int, batch: int, **more: An
 
 
 def open_one(folder: Path, split: str, world: World, batch: int, **more: Any) -> Reader:
-    settings: dict[str, Any] = {"framework": "numpy", "dtype": "uint8", "seed": 5, **more}
+    settings: dict[str, Any] = {"framework": "numpy", "dtype": "uint8", "seed": 5}
+    settings |= {"backend": "native", **more}
     return make_dataset(folder, split, batch, 16, world=world, **settings)
 
 
@@ -60,9 +60,7 @@ def seen(batch: dict[str, Any]) -> list[int]:
     return numbers_of(batch["images"][batch["mask"]])
 
 
-@pytest.mark.parametrize(
-    ("sizes", "copies"), long_but([((1, 4), 1), ((2, 3), 2), ((4, 4), 2)], TRAINED)
-)
+@on_backends(["sizes", "copies"], [((1, 4), 2)], TRAINED, [((1, 4), 1), ((2, 3), 2), ((4, 4), 2)])
 def test_training_reads_every_example_once_in_equal_steps(
     nodes: Nodes, backend: str, copies: int, sizes: tuple[int, int]
 ) -> None:
@@ -78,9 +76,7 @@ def test_training_reads_every_example_once_in_equal_steps(
 
 
 # With (2, 8) and more ranks some have no image.
-@pytest.mark.parametrize(
-    ("sizes", "copies"), long_but([((1, 4), 2), ((2, 3), 1), ((2, 8), 2)], EVALUATED)
-)
+@on_backends(["sizes", "copies"], [((1, 4), 2)], EVALUATED, [((1, 4), 2), ((2, 3), 1), ((2, 8), 2)])
 def test_evaluation_counts_every_example_exactly_once(
     nodes: Nodes, backend: str, copies: int, sizes: tuple[int, int]
 ) -> None:
@@ -93,8 +89,6 @@ def test_evaluation_counts_every_example_exactly_once(
     assert sorted(counted) == list(range(NUM_TRAIN, NUM_TRAIN + NUM_VALIDATION))
 
 
-@pytest.mark.tf
-@pytest.mark.usefixtures("tf")
 def test_other_ranks_of_the_same_nodes_go_on_where_a_run_stopped(nodes: Nodes) -> None:
     before = open_all(nodes(2), "train", 1, 5)
     first = [seen(next(iter(reader))) for reader in before]
@@ -109,8 +103,6 @@ def test_other_ranks_of_the_same_nodes_go_on_where_a_run_stopped(nodes: Nodes) -
     assert len(set(flat)) == len(flat) == 15 + (NUM_TRAIN - 15) // 12 * 12
 
 
-@pytest.mark.tf
-@pytest.mark.usefixtures("tf")
 def test_a_state_of_another_partition_is_refused(nodes: Nodes, colours: Path) -> None:
     whole = open_one(colours, "train", World(), 4).state()
     one, two = (open_all(nodes(copies), "train", 1, 4)[0] for copies in COPIES)
@@ -133,10 +125,9 @@ def test_ranks_of_other_hosts_are_told_so(nodes: Nodes, world: World, said: str)
         open_one(nodes(1)[1], "train", world, 4)
 
 
-@pytest.mark.tf
-@pytest.mark.usefixtures("tf")
 def test_one_host_measures_and_proves_its_part(nodes: Nodes) -> None:
     flags = ("--seconds", "0.1", "--batch-size", "2", "--image-size", "16", "--json")
+    flags += ("--backend", "native")
     measured = command.run("bench-read", nodes(1)[1], *flags)
     verified = command.run("verify", nodes(1)[1], "--level", "decode")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from imagenet_prep.dataset import schema
 from imagenet_prep.read import Reader, make_dataset
 from imagenet_prep.read.augment import RECIPES
 from tests.kit.dataset import split_records
-from tests.kit.reading import NUM_TRAIN, ODD
+from tests.kit.reading import NUM_TRAIN, ODD, on_backends
 from tests.kit.tfrecords import jpeg, picture, scene, write_set
 
 # Grey levels: decoders that crop see less around the edge of the crop than Pillow does, and
@@ -26,6 +27,8 @@ from tests.kit.tfrecords import jpeg, picture, scene, write_set
 MEAN = {"tfdata": 0.5, "dali": 0.5, "native": 1.0}
 INSIDE = {"tfdata": 4, "dali": 4, "native": 8}
 EDGE = 4  # pixels
+# Options of which none may change an augmentation.
+MANY = {"world": World(0, 2), "batch_size": 3, "num_threads": 3}
 
 
 def open_set(root: Path, split: str, backend: str, **more: Any) -> Reader:
@@ -86,7 +89,6 @@ def test_evaluation_of_the_tutorial_squashes_the_middle(scenes: Path, backend: s
     assert_close(found, evaluated(scenes, 0.8, keep_aspect=False, size=64), backend)
 
 
-@pytest.mark.parametrize("other", ["dali", "native"])
 @pytest.mark.parametrize(
     "how",
     [
@@ -96,15 +98,17 @@ def test_evaluation_of_the_tutorial_squashes_the_middle(scenes: Path, backend: s
     ids=str,
 )
 def test_all_backends_show_the_same_training_crops(
-    scenes: Path, tf: Any, dali: Any, how: dict[str, Any], other: str
+    scenes: Path, tf: Any, dali: Any, how: dict[str, Any]
 ) -> None:
-    readers = [open_set(scenes, "train", name, seed=6, **how) for name in ("tfdata", other)]
+    names = ("tfdata", "dali", "native")
+    readers = [open_set(scenes, "train", name, seed=6, **how) for name in names]
     for _ in range(2):
-        first, second = (by_example(reader) for reader in readers)
+        first, *others = (by_example(reader) for reader in readers)
 
-        assert list(first) == list(second)
         assert len(first) == NUM_TRAIN
-        assert_close(np.stack(list(first.values())), np.stack(list(second.values())), other)
+        for name, other in zip(names[1:], others, strict=True):
+            assert list(first) == list(other)
+            assert_close(np.stack(list(first.values())), np.stack(list(other.values())), name)
 
 
 def test_all_backends_show_the_same_of_odd_images(tmp_path: Path, tf: Any, dali: Any) -> None:
@@ -128,17 +132,17 @@ def test_all_backends_show_the_same_of_odd_images(tmp_path: Path, tf: Any, dali:
                 assert off.mean() < (3.0 if alone else MEAN["native"]), (split, other, kind)
 
 
-@pytest.mark.parametrize(
-    "other",
+@on_backends(
+    ["other"],
+    [MANY],
     [
         {"batch_size": 7},
         {"num_threads": 1},
         {"num_threads": 4},
         {"world": World(1, 3)},
         {"shuffle_window": 2},
-        {"world": World(0, 2), "batch_size": 3, "num_threads": 3},
+        MANY,
     ],
-    ids=str,
 )
 def test_an_augmentation_depends_on_seed_epoch_and_example_alone(
     scenes: Path, backend: str, other: dict[str, Any]
@@ -218,7 +222,7 @@ def normalised(pixels: Any, recipe: str) -> Any:
     return (pixels.astype(np.float32) - np.array(constants.mean)) / np.array(constants.std)
 
 
-@pytest.mark.parametrize("recipe", list(RECIPES))
+@on_backends(["recipe"], ["tutorial"], RECIPES)
 def test_floats_are_the_pixels_less_the_mean_over_the_deviation(
     scenes: Path, backend: str, recipe: str
 ) -> None:
@@ -264,8 +268,11 @@ def test_short_floats_are_the_long_ones_rounded(
         assert np.abs(image.astype(np.float32) - full[number]).max() <= 4 * step
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "float32"])
-@pytest.mark.parametrize("split", ["train", "validation"])
+@on_backends(
+    ["split", "dtype"],
+    [("train", "uint8"), ("train", "float32")],
+    itertools.product(["train", "validation"], ["uint8", "float32"]),
+)
 def test_channels_may_come_first(scenes: Path, backend: str, split: str, dtype: str) -> None:
     last, first = (
         by_example(open_set(scenes, split, backend, dtype=dtype, layout=layout))

@@ -66,7 +66,7 @@ def test_a_closed_reader_may_go_on(damaged: Path, backend: str) -> None:
 
 
 def test_readers_that_are_dropped_leave_no_descriptors(damaged: Path, backend: str) -> None:
-    for done in range(6):
+    for done in (0, 1, 5):
         reader = open_set(damaged, backend)
         assert len(list(itertools.islice(reader, done))) == done
     del reader
@@ -125,7 +125,7 @@ def test_epochs_that_are_over_hold_no_images(colours: Path, backend: str) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("times", long_but([4], [4, 30]))
+@pytest.mark.parametrize("times", long_but([3], [3, 30]))
 def test_threads_and_memory_stay_bounded_over_epochs_and_readers(
     colours: Path, backend: str, times: int
 ) -> None:
@@ -146,15 +146,16 @@ def test_threads_and_memory_stay_bounded_over_epochs_and_readers(
         return threads(), int(status["VmRSS"].split()[0]) / 1024
 
     seen = []
-    epochs(10)
-    for _ in range(4):
+    epochs(4)
+    for _ in range(3):
         epochs(times)
         for _ in range(times):
             epochs(0)
         seen.append(look())
     (first_threads, first_mb), (last_threads, last_mb) = seen[0], seen[-1]
 
-    assert last_threads <= first_threads + 16
+    # Between the looks lie eight readers of two threads, if not more.
+    assert last_threads < first_threads + 16
     assert last_mb <= first_mb + 60, seen
 
 

@@ -15,6 +15,7 @@ from imagenet_prep.dataset import schema
 from imagenet_prep.read import make_dataset
 from tests.kit.dataset import split_records
 from tests.kit.miniature import Miniature, miniature_for_tests
+from tests.kit.reading import on_backends
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +41,7 @@ def prepared(
     return out
 
 
-@pytest.mark.parametrize("split", schema.SOURCE_SPLITS)
+@on_backends(["split"], ["validation"], schema.SOURCE_SPLITS)
 def test_every_picture_has_the_class_index_of_the_truth(
     source: Miniature, prepared: Path, backend: str, split: str
 ) -> None:

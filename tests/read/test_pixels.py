@@ -74,7 +74,7 @@ def assert_close(found: Any, expected: Any, backend: str) -> None:
     assert inside.max() <= INSIDE[backend]
 
 
-@pytest.mark.parametrize("size", [40, 64, 150])
+@on_backends(["size"], [40, 150], [40, 64, 150])
 def test_evaluation_shows_what_pillow_shows(scenes: Path, backend: str, size: int) -> None:
     reader = open_set(scenes, "validation", backend, image_size=size)
     found = np.stack(list(by_example(reader).values()))
@@ -283,7 +283,7 @@ def test_channels_may_come_first(scenes: Path, backend: str, split: str, dtype: 
         assert np.array_equal(image.transpose(1, 2, 0), last[number])
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+@on_backends(["dtype"], ["float32"], ["uint8", "float32"])
 def test_tensorflow_gets_tensors_of_the_same_values(
     scenes: Path, backend: str, tf: Any, dtype: str
 ) -> None:
@@ -329,8 +329,11 @@ def test_a_batch_stays_what_it_was_while_later_ones_are_read(
             assert np.array_equal(copied[name], expected[name])
 
 
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("recipe", ["resnet", "cifar10"])
+@on_backends(
+    ["recipe", "training"],
+    [("resnet", True), ("cifar10", False)],
+    itertools.product(["resnet", "cifar10"], [True, False]),
+)
 def test_an_exif_orientation_decides_nothing(
     tmp_path: Path, backend: str, recipe: str, training: bool
 ) -> None:

@@ -159,9 +159,8 @@ def test_threads_and_memory_stay_bounded_over_epochs_and_readers(
     assert last_mb <= first_mb + 60, seen
 
 
-@pytest.mark.parametrize("module", ["imagenet_prep.read", "imagenet_prep.read.reader"])
-def test_importing_the_readers_loads_no_framework(module: str) -> None:
-    code = f"import sys, {module}; print(*sys.modules)"
+def test_importing_the_readers_loads_no_framework() -> None:
+    code = "import sys, imagenet_prep.read.reader; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment(), capture_output=True, text=True
     )

@@ -26,7 +26,7 @@ def opened(root: Path, batch: int = 4, split: str = "train", **more: Any) -> Rea
     return open_set(root, split, batch, "native", **more)
 
 
-@pytest.mark.parametrize(("workers", "method"), [(0, ""), (3, "fork"), (2, "spawn")])
+@pytest.mark.parametrize(("workers", "method"), [(0, ""), (3, "fork"), (1, "spawn")])
 def test_workers_make_the_batches_that_the_reader_makes(
     scenes: Path, workers: int, method: str
 ) -> None:

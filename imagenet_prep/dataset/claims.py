@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import editions, naming, schema, tfds
 from imagenet_prep.dataset.class_list import ClassList
-from imagenet_prep.dataset.example import ABSENT
 from imagenet_prep.dataset.manifest import Manifest, Split
 
 
@@ -47,7 +46,7 @@ def untrue(there: Manifest, classes: ClassList) -> Iterator[str]:
 
 def tfds_files(there: Manifest, classes: ClassList) -> dict[str, bytes]:
     """Returns the two files by which TensorFlow Datasets knows the labels, by name."""
-    absent = [key for key, kind in there.lacks.items() if kind == ABSENT]
+    absent = [key for key, kind in there.lacks.items() if kind == schema.ABSENT]
     num_labels = len(classes.wnids) + there.label_offset
     return {
         naming.TFDS_FEATURES: tfds.features(num_labels, absent),

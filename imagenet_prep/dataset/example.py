@@ -18,7 +18,6 @@ from imagenet_prep.dataset import protobuf, schema
 from imagenet_prep.dataset.member import NO_BOXES, Boxes
 from imagenet_prep.dataset.protobuf import FIELD_1, Value, entry_head, key_field, varint
 
-ABSENT, EMPTY, WRONG = "absent", "empty", "untrue"
 NOTHING: Mapping[str, str] = types.MappingProxyType({})
 
 # The features before the image have fewer bytes, and so do those behind it with 200 boxes.
@@ -264,7 +263,7 @@ def _without_image(read: Callable[[int, int], bytes], size: int) -> bytes:
 def checked(features: dict[str, Value], lacks: Mapping[str, str]) -> ImageExample:
     """Returns the example of these features; raises as `decode`."""
     for key in lacks:
-        if lacks[key] == ABSENT:
+        if lacks[key] == schema.ABSENT:
             features.setdefault(key, _absent(key, features))
     if features.keys() != schema.TYPES.keys():
         if missing := [key for key in schema.ALL_KEYS if key not in features]:

@@ -36,6 +36,9 @@ TYPES: dict[str, type] = {
     **dict.fromkeys(INT64_KEYS, int),
 }
 
+# What records of other programs may lack of a key, by the manifest's `lacks`.
+ABSENT, EMPTY, WRONG = "absent", "empty", "untrue"
+
 TRAIN = "train"
 VALIDATION = "validation"
 # The splits that a source may have. The holdout is taken out of train.

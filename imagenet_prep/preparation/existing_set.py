@@ -36,7 +36,7 @@ from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
 from imagenet_prep.storage.store import Store
 
 # The manifest states the worst that any record has for a key.
-_WORST_FIRST = (example.ABSENT, example.WRONG, example.EMPTY)
+_WORST_FIRST = (schema.ABSENT, schema.WRONG, schema.EMPTY)
 
 
 @dataclass(frozen=True)
@@ -148,16 +148,16 @@ def _checked(payload: bytes, entry: Entry, member: Member, found: _Found) -> Sam
     image = keep(entry.encoded)
     found.max_height = max(found.max_height, image.height)
     found.max_width = max(found.max_width, image.width)
-    lacks = {key: example.ABSENT for key in schema.ALL_KEYS if key not in features}
+    lacks = {key: schema.ABSENT for key in schema.ALL_KEYS if key not in features}
     true = example.CONSTANTS | {schema.HEIGHT: image.height, schema.WIDTH: image.width}
     for key in true:
         if key in features and features[key] != (true[key],):
-            lacks[key] = example.WRONG
+            lacks[key] = schema.WRONG
     if not is_rgb(entry.encoded):
         found.not_rgb += 1
-        lacks.setdefault(schema.COLORSPACE, example.WRONG)
+        lacks.setdefault(schema.COLORSPACE, schema.WRONG)
     if features.get(schema.TEXT) == (b"",):
-        lacks[schema.TEXT] = example.EMPTY
+        lacks[schema.TEXT] = schema.EMPTY
     if schema.ENCODED in features:
         example.decode(payload, lacks)
     for key, kind in lacks.items():

@@ -13,7 +13,7 @@ from imagenet_prep.codec.transform import is_rgb, keep, transform
 from imagenet_prep.core import canonical
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import BadImageError, UsageError
-from imagenet_prep.dataset import example, naming, schema
+from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.keys import KeyList
 from imagenet_prep.dataset.manifest import Source, demand_samples
 from imagenet_prep.dataset.member import Incident, Member
@@ -300,7 +300,7 @@ def _write(job: Job, store: Store, output: Output, split: str, labelling: Labell
         classes=classes,
         incidents=[incident for each in written for incident in each.incidents],
         sources=[each.source for each in written if each.source],
-        lacks={schema.COLORSPACE: example.WRONG} if not_rgb else {},
+        lacks={schema.COLORSPACE: schema.WRONG} if not_rgb else {},
         # A set without an edition is none by its counts: its images may have been chosen.
         parent=there,
     )

@@ -8,7 +8,6 @@ words, never of an exception's text, which may hold a signed address.
 
 from __future__ import annotations
 
-import email.utils
 import os
 import re
 import time
@@ -123,6 +122,8 @@ def pause_s(retry_after: str) -> float:
     if NUMBER.fullmatch(retry_after):
         return float(retry_after)
     try:
+        import email.utils  # A fifth of the time in which a process on another host starts.
+
         date = email.utils.parsedate_tz(retry_after)
         return max(0.0, email.utils.mktime_tz(date) - time.time()) if date else 0.0
     except (ValueError, OverflowError):

@@ -17,9 +17,7 @@ from imagenet_prep.core.address import is_remote
 from imagenet_prep.core.errors import StoreError
 from imagenet_prep.core.regular_file import MOST_BYTES
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.http import Http
 from imagenet_prep.storage.remote import AbsentError, Check, Remote, Stat, exactly, unchecked
-from imagenet_prep.storage.web_folder import WebFolder
 
 if TYPE_CHECKING:
     from imagenet_prep.dataset.manifest import File
@@ -181,6 +179,9 @@ def open_store(base: str) -> Store:
 def open_readable(base: str) -> Readable:
     """Returns the dataset at a folder, s3://bucket/prefix or http(s)://…; as `open_store`."""
     if base.startswith(("http://", "https://")):
+        # It takes longer to import than all that a process on another host needs otherwise.
+        from imagenet_prep.storage.web_folder import WebFolder
+
         return WebFolder(base)
     return open_store(base)
 
@@ -204,5 +205,7 @@ def open_remote(base: str, *, connections: int, timeout_s: float) -> Remote:
 
         return S3(base, connections, timeout_s)
     if is_remote(base):
+        from imagenet_prep.storage.http import Http
+
         return Http(base, timeout_s)
     return FolderRemote(Path(base).expanduser())

@@ -321,7 +321,7 @@ BOX_KEYS = [*schema.FLOAT_KEYS, schema.BBOX_LABEL]
 @pytest.mark.parametrize("keys", [*([key] for key in ABSENT), BOX_KEYS], ids=str)
 def test_a_declared_absence_reads_as_nothing(keys: list[str]) -> None:
     payload = message({key: value for key, value in parts(BOXED).items() if key not in keys})
-    found = example.decode(payload, dict.fromkeys(keys, example.ABSENT))
+    found = example.decode(payload, dict.fromkeys(keys, schema.ABSENT))
 
     assert found.encoded == BOXED.encoded
     assert found.text == ("" if schema.TEXT in keys else BOXED.text)
@@ -335,15 +335,15 @@ def test_a_declared_absence_reads_as_nothing(keys: list[str]) -> None:
 def test_box_labels_may_be_absent_beside_boxes() -> None:
     payload = message({k: v for k, v in parts(BOXED).items() if k != schema.BBOX_LABEL})
 
-    assert example.decode(payload, {schema.BBOX_LABEL: example.ABSENT}).boxes == BOXED.boxes
+    assert example.decode(payload, {schema.BBOX_LABEL: schema.ABSENT}).boxes == BOXED.boxes
 
 
 def test_a_constant_is_forgiven_where_it_is_declared_untrue_and_nowhere_else() -> None:
     payload = message(parts(SOUND) | {schema.COLORSPACE: field(1, field(1, b"Gray"))})
 
-    assert example.decode(payload, {schema.COLORSPACE: example.WRONG}) == SOUND
+    assert example.decode(payload, {schema.COLORSPACE: schema.WRONG}) == SOUND
     with pytest.raises(DataDamagedError, match=r"image/colorspace is b'Gray', expected b'RGB'"):
-        example.decode(payload, {schema.CHANNELS: example.WRONG})
+        example.decode(payload, {schema.CHANNELS: schema.WRONG})
 
 
 @pytest.mark.parametrize("num_bytes", [10, 3500, 3990, 5000, 300_000])

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.dataset import example
+from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.engine import Workers
 from imagenet_prep.preparation import existing_set
@@ -67,11 +67,11 @@ def with_value(key: str, value: foreign.Value, of: int = 8) -> Change:
 @pytest.mark.parametrize(
     ("change", "missing"),
     [
-        (without("image/class/text"), {"image/class/text": example.ABSENT}),
-        (with_value("image/class/text", [b""]), {"image/class/text": example.EMPTY}),
-        (with_value("image/height", [9000]), {"image/height": example.WRONG}),
-        (with_value("image/width", [1], of=1), {"image/width": example.WRONG}),
-        (with_value("image/channels", [1]), {"image/channels": example.WRONG}),
+        (without("image/class/text"), {"image/class/text": schema.ABSENT}),
+        (with_value("image/class/text", [b""]), {"image/class/text": schema.EMPTY}),
+        (with_value("image/height", [9000]), {"image/height": schema.WRONG}),
+        (with_value("image/width", [1], of=1), {"image/width": schema.WRONG}),
+        (with_value("image/channels", [1]), {"image/channels": schema.WRONG}),
     ],
 )
 def test_what_readers_can_do_without_is_missing_and_no_problem(
@@ -92,8 +92,8 @@ def test_of_what_records_lack_the_worst_counts(tmp_path: Path) -> None:
 
     seen = check(write(tmp_path / "set", change))
 
-    assert seen.lacks == {"image/height": example.ABSENT}
-    assert seen.lack_counts == {"image/height": {example.WRONG: 6, example.ABSENT: 2}}
+    assert seen.lacks == {"image/height": schema.ABSENT}
+    assert seen.lack_counts == {"image/height": {schema.WRONG: 6, schema.ABSENT: 2}}
 
 
 def test_a_grey_image_is_counted_and_its_colour_space_is_wrong(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_grey_image_is_counted_and_its_colour_space_is_wrong(tmp_path: Path) -
     seen = check(write(tmp_path / "set", lambda image, f: f | (grey if image.key == first else {})))
 
     assert (seen.problems, seen.not_rgb) == ([], 1)
-    assert seen.lacks == {"image/colorspace": example.WRONG}
+    assert seen.lacks == {"image/colorspace": schema.WRONG}
 
 
 def test_a_damaged_record_is_a_problem_and_its_shard_has_no_digest(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_originals_are_kept_byte_for_byte_and_grey_ones_are_declared(tmp_path: P
 
     made = load(tmp_path / "out")
     assert [image.encoded for image in images(tmp_path / "out")] == [grey(2), plain(0)]
-    assert made.lacks == {schema.COLORSPACE: example.WRONG}
+    assert made.lacks == {schema.COLORSPACE: schema.WRONG}
     assert made.producer.libraries == {}
     assert [source.members for source in made.sources] == [2, 2]
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.campaign import __main__ as campaign
 from tests.campaign.story import Story, ViolationError, hold_whole_or_absent
+from tests.kit import command
 from tests.kit.arena import Arena
 from tests.kit.dataset import contents
 from tests.kit.replicas import make_dataset
@@ -72,20 +73,20 @@ def test_what_was_there_before_may_stay_while_another_set_is_made(tmp_path: Path
 
 def test_changes_of_files_fail_where_they_are_told_to_and_nowhere_else(tmp_path: Path) -> None:
     make_dataset(tmp_path / "set")
-    with Warm() as warm:
-        arena = Arena(tmp_path / "arena", warm)
-        arena.clear()
-        story = Story(arena, warm, random.Random(0))
-        words = ["replicate", str(tmp_path / "set"), "--to", "copy", "--connections", "1"]
-        how = {"times": 1, "errno": errno.EIO, "below": str(story.folder)}
-        story.start(words, at=3, **how)
-        assert b"Input/output error" in story.finish(1).err
-        assert (story.folder / "changes").read_text().split()[1] == "1"
+    warm = command.warm_process()
+    arena = Arena(tmp_path / "arena", warm)
+    arena.clear()
+    story = Story(arena, warm, random.Random(0))
+    words = ["replicate", str(tmp_path / "set"), "--to", "copy", "--connections", "1"]
+    how = {"times": 1, "errno": errno.EIO, "below": str(story.folder)}
+    story.start(words, at=3, **how)
+    assert b"Input/output error" in story.finish(1).err
+    assert (story.folder / "changes").read_text().split()[1] == "1"
 
-        story.start(words, at=10_000, **how)
-        story.finish(0)
-        assert (story.folder / "changes").read_text().split()[1] == "0"
-        assert contents(story.folder / "copy") == contents(tmp_path / "set")
+    story.start(words, at=10_000, **how)
+    story.finish(0)
+    assert (story.folder / "changes").read_text().split()[1] == "0"
+    assert contents(story.folder / "copy") == contents(tmp_path / "set")
 
 
 def test_a_process_that_is_left_and_a_changed_home_are_violations(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from tests.campaign import sources
 from tests.campaign.changing import VERBS, Case, Changing
 from tests.campaign.sources import Changes, Folders, settle
 from tests.campaign.story import Story, ViolationError
+from tests.kit import command
 from tests.kit.arena import Arena
 from tests.kit.lengths import long_but
-from tests.kit.warm import Warm
 
 
 @pytest.mark.slow
@@ -39,12 +39,12 @@ def test_a_product_of_a_source_that_is_gone_is_found(tmp_path: Path) -> None:
 
     folders = Folders()
     folders.kinds = ("moved",)
-    with Warm() as warm:
-        arena = Arena(tmp_path / "arena", warm)
-        arena.clear()
-        story = Story(arena, warm, random.Random(1))
-        with pytest.raises(ViolationError, match=r"exit code 0, and other bytes.*moved"):
-            Changing("changing", [Case("prepare folders", folders, words)]).round(story)
+    warm = command.warm_process()
+    arena = Arena(tmp_path / "arena", warm)
+    arena.clear()
+    story = Story(arena, warm, random.Random(1))
+    with pytest.raises(ViolationError, match=r"exit code 0, and other bytes.*moved"):
+        Changing("changing", [Case("prepare folders", folders, words)]).round(story)
 
 
 @pytest.mark.parametrize("kind", Folders.kinds)

@@ -1,4 +1,4 @@
-"""A warm process and an arena a worker; a small sound data set to make hostile ones of."""
+"""An arena per worker; a small sound data set to make hostile ones of."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit import command
 from tests.kit.arena import Arena
 from tests.kit.miniature import Miniature, miniature_for_tests
 from tests.kit.shared import in_memory
 from tests.kit.tfrecords import picture, plain, wnid, write_set
-from tests.kit.warm import VERBS, Warm
+from tests.kit.warm import Warm
 
 
 @pytest.fixture(scope="session")
-def warm() -> Iterator[Warm]:
-    # Each page of a report would import Matplotlib.
-    with Warm([*VERBS, "imagenet_prep.reporting.plots"]) as process:
-        yield process
+def warm() -> Warm:
+    """The process that forks all commands of this worker."""
+    return command.warm_process()
 
 
 @pytest.fixture(scope="session")

@@ -173,13 +173,13 @@ def run(*arguments: str | Path, timeout: float = PATIENCE_S, **how: Any) -> Fini
 
 
 def _forked(*arguments: str | Path, timeout: float, **how: Any) -> Finished:
-    warm = _warm()
+    warm = warm_process()
     try:
         ended = warm.run(*arguments, timeout=timeout, **how)
         warm.left(0.0)
     except BaseException:
         # A test's time is over, or Ctrl-C: what is answered next would be of another command.
-        _warm.cache_clear()
+        _started.cache_clear()
         warm.close()
         raise
     # As Python calls files whose names are no text.
@@ -188,9 +188,16 @@ def _forked(*arguments: str | Path, timeout: float, **how: Any) -> Finished:
     return Finished(ended.code, out, err)
 
 
+def warm_process() -> Warm:
+    """Returns the process that forks the commands of this test process, one at a time."""
+    if _started().running:  # A test has failed before the end of its command.
+        _started().close()
+        _started.cache_clear()
+    return _started()
+
+
 @functools.cache
-def _warm() -> Warm:
-    """The process that forks commands of this test process."""
+def _started() -> Warm:
     from tests.kit.warm import Warm
 
     warm = Warm()

@@ -36,7 +36,6 @@ def test_what_is_dead_and_a_page_that_nobody_finds_fail_the_build(
     pages["docs/api.md"] = (
         "# API\n\n```{eval-rst}\n.. autofunction:: imagenet_prep.read.of_nobody\n```\n"
     )
-    pages["docs/lost.md"] = "# Lost\n"
     listed = ("train", "diff", "api", "command-line", "changelog", "contributing", "security")
     listed += ("benchmarks", "benchmarks-gpu")
     pages[".ci/site/navigation.md"] = "```{toctree}\n" + "\n".join(listed) + "\n```\n"
@@ -47,6 +46,7 @@ def test_what_is_dead_and_a_page_that_nobody_finds_fail_the_build(
     for name, text in pages.items():
         (clone / name).parent.mkdir(parents=True, exist_ok=True)
         (clone / name).write_text(text)
+    (clone / "docs" / "lost.md").write_text("# Lost\n")
 
     built = build(clone, tmp_path / "site")
 

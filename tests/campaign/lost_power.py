@@ -73,7 +73,6 @@ class File:
 
     def content(self, data: Data, rng: random.Random) -> bytes:
         """Returns what the disk may hold of it."""
-        found = bytearray(self.synced)
         changes = self.since
         if data == Data.NOTHING:
             changes = []
@@ -82,6 +81,9 @@ class File:
             if changes and (part := changes[-1][1]):
                 torn = part[: rng.randrange(len(part))]
                 changes = [*changes[:-1], (changes[-1][0], torn)]
+        if not changes:
+            return self.synced
+        found = bytearray(self.synced)
         for offset, part in changes:
             if part is None:
                 _resize(found, offset)
@@ -161,8 +163,9 @@ class State(NamedTuple):
         """Returns what is equal for equal states."""
         whole = hashlib.sha256(repr(sorted(self.folders)).encode())
         for name, file in sorted(self.files.items()):
-            whole.update(f"{name}\0{file.mtime_ns}\0".encode())
-            whole.update(hashlib.sha256(self.contents[id(file)]).digest())
+            # Digests are compared in this process only, and those of contents are its dearest part.
+            content = hash(self.contents[id(file)])
+            whole.update(f"{name}\0{file.mtime_ns}\0{content}\0".encode())
         return whole.hexdigest()
 
     def lay_out(self, root: Path) -> None:
@@ -314,8 +317,9 @@ def states(disk: Disk, record: Sequence[Entry], rng: random.Random) -> Iterator[
         is_over = moment == len(record)
         for state in last_states(disk, rng):
             # What is the end of a run must be whole, so the same state before it counts apart.
-            if is_over or state.digest() not in seen:
-                seen.add(state.digest())
+            digest = state.digest()
+            if is_over or digest not in seen:
+                seen.add(digest)
                 yield moment, state
         if not is_over:
             disk.goes_on(record[moment])

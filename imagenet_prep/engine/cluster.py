@@ -63,9 +63,11 @@ class Job(Started):
 
     def _explained(self, error: BaseException) -> Exception:
         text = str(error)
-        if found := _BUG.search(text):
+        # Runners on other hosts send the text of a worker's error; a local one raises the error.
+        named = f"{type(error).__module__}.{type(error).__name__}: {text}"
+        if found := _BUG.search(named):
             return RuntimeError(found[1].strip())
-        if found := _OURS.search(text):
+        if found := _OURS.search(named):
             return errors.by_name(found[1])(found[2].strip())
         causes = _CAUSE.findall(text) or [text.strip().partition("\n")[0] or type(error).__name__]
         return errors.JobLostError(

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Callable
 from concurrent import futures
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from imagenet_prep import engine
 from imagenet_prep.core.errors import DataDamagedError, ImagenetPrepError, JobLostError, StoreError
 from imagenet_prep.engine import cluster
 from imagenet_prep.engine.cluster import Job
+from imagenet_prep.storage.folder import LocalStore
 from tests.kit.limits import Limits
 
 HARNESS = "java.lang.RuntimeException: Error received from SDK harness: Traceback (most recent"
@@ -101,6 +105,55 @@ def test_an_endpoint_of_another_service_is_named(tmp_path: Path) -> None:
     finally:
         server.stop(0)
     assert f"no job server answers at {endpoint} (UNIMPLEMENTED" in said
+
+
+@pytest.mark.beam
+@pytest.mark.parametrize("runner", ["FlinkRunner", "SparkRunner"])
+def test_a_client_without_java_is_told_so(
+    runner: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    said = refusal(tmp_path / "log", f"--runner={runner}")
+    assert said.startswith("no 'java' on this machine: Beam's job server needs Java.")
+
+
+class Made(NamedTuple):
+    """The content of a receipt."""
+
+    task: str
+
+
+class Task(NamedTuple):
+    name: str
+
+
+def damaged(task: Task) -> engine.Result[Made]:
+    raise DataDamagedError(f"{task.name} is damaged") from OSError("the cause")
+
+
+def unforeseen(task: Task) -> engine.Result[Made]:
+    raise KeyError(task.name)
+
+
+@pytest.mark.beam
+@pytest.mark.parametrize(
+    ("work", "kind", "message"),
+    [
+        (damaged, DataDamagedError, r"shard is damaged \(on worker [^\n]+\)"),
+        (unforeseen, RuntimeError, r"(?s)Traceback .*KeyError: 'shard'\nTask: shard"),
+    ],
+    ids=["damage", "bug"],
+)
+def test_an_error_on_a_worker_of_a_real_runner_keeps_its_class(
+    work: Callable[[Task], engine.Result[Made]], kind: type[Exception], message: str, tmp_path: Path
+) -> None:
+    """Beam's own runner wraps it in the same words as Flink and Spark."""
+    stage = engine.Stage("write", "0" * 64, LocalStore(tmp_path), work, Made)
+    workers = engine.Workers(beam_args=("--runner=DirectRunner",))
+    with pytest.raises(kind) as raised:
+        engine.run(stage, [Task("shard")], workers, title="", quiet=True)
+    assert type(raised.value) is kind
+    assert re.fullmatch(message, str(raised.value))
 
 
 @pytest.mark.beam

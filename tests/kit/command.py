@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import importlib.util
 import json
 import os
 import re
@@ -158,11 +159,13 @@ def started(
 def run(*arguments: str | Path, timeout: float = PATIENCE_S, **how: Any) -> Finished:
     """Runs a command to its end; keywords are those of `started`.
 
-    It is forked from a process that has imported the verbs, unless something hangs on its start:
-    another program or interpreter, worker processes, a variable that Python or a library reads
-    when it is imported. So is a command beside another one of this test.
+    It is forked from a process that has imported the verbs, and so is the code of `-c`, unless
+    something hangs on its start: another program or interpreter, worker processes, a variable that
+    Python or a library reads when it is imported. So is a command beside another one of this test.
     """
-    starts = how.keys() - {"env", "cwd"} or any(map(_AT_IMPORT.match, how.get("env") or {}))
+    is_code = how.get("program", ())[:1] == ("-c",)
+    starts = how.keys() - {"env", "cwd", *(["program"] if is_code else ())}
+    starts |= {*filter(_AT_IMPORT.match, how.get("env") or {})}
     if starts or "processes" in arguments or not _forking.acquire(blocking=False):
         with started(*arguments, **how) as running:
             return running.finish(timeout)
@@ -174,6 +177,8 @@ def run(*arguments: str | Path, timeout: float = PATIENCE_S, **how: Any) -> Fini
 
 def _forked(*arguments: str | Path, timeout: float, **how: Any) -> Finished:
     warm = warm_process()
+    if "program" in how:
+        how["code"] = how.pop("program")[1]
     try:
         ended = warm.run(*arguments, timeout=timeout, **how)
         warm.left(0.0)
@@ -198,11 +203,13 @@ def warm_process() -> Warm:
 
 @functools.cache
 def _started() -> Warm:
-    from tests.kit.warm import Warm
+    from tests.kit.warm import VERBS, Warm
 
-    warm = Warm()
-    atexit.register(warm.close)
-    return warm
+    # Each page of a report would import Matplotlib.
+    plots = ("imagenet_prep.reporting.plots",) if importlib.util.find_spec("matplotlib") else ()
+    made = Warm((*VERBS, *plots))
+    atexit.register(made.close)
+    return made
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout: float = PATIENCE_S) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import importlib.util
 import json
 import os
 import resource
@@ -25,8 +26,8 @@ from typing import Any, NamedTuple, Self
 
 from tests.kit.command import PATIENCE_S, REPOSITORY, environment, threads
 
-# All that verbs import when they are at work, but for Beam, TensorFlow and boto3, and Arrow, which
-# starts a thread: what is forked beside one may wait for a lock that nobody holds any more.
+# All modules that verbs import at work, except Beam, TensorFlow and Arrow. Arrow starts
+# a thread: a process that is forked next to one may wait for a lock that nobody holds any more.
 VERBS = (
     *("imagenet_prep.adopt", "imagenet_prep.amend", "imagenet_prep.download"),
     *("imagenet_prep.replicate", "imagenet_prep.preparation.amendment"),
@@ -42,6 +43,12 @@ VERBS = (
         "imagenet_prep.pipelines.prepare",
         "imagenet_prep.preparation.job",
         "imagenet_prep.preparation.output",
+    ),
+    # An S3 client imports these when it is made; the layer `quick` does not have them.
+    *(
+        ("botocore.session", "botocore.httpsession", "botocore.client", "botocore.handlers")
+        if importlib.util.find_spec("botocore")
+        else ()
     ),
 )
 PROGRAM = "imagenet_prep.__main__:main"
@@ -125,6 +132,7 @@ class Warm:
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         call: str = PROGRAM,
+        code: str = "",
         file_bytes: int = 0,
         map_bytes: int = 0,
         cpu_s: int = 0,
@@ -136,15 +144,17 @@ class Warm:
           env: added to the environment that commands of tests have.
           cwd: where it runs.
           call: module:function that reads `arguments` from sys.argv.
+          code: executed instead of `call`, as `python -c` does.
           file_bytes: how large it may make a file; 0: any size.
           map_bytes: memory that each of its processes may map; 0: any size.
           cpu_s: processor time after which the kernel ends it; 0: never.
         """
         told = {
-            "argv": ["imagenet-prep", *map(str, arguments)],
+            "argv": ["-c" if code else "imagenet-prep", *map(str, arguments)],
             "env": environment(**(env or {})),
             "cwd": str(cwd or tempfile.gettempdir()),
             "call": call,
+            "code": code,
             "file_bytes": file_bytes,
             "map_bytes": map_bytes,
             "cpu_s": cpu_s,
@@ -314,8 +324,11 @@ def _become(told: Mapping[str, Any]) -> None:
         ):
             if told[name]:
                 resource.setrlimit(limit, (told[name],) * 2)
-        module, _, function = told["call"].partition(":")
-        getattr(importlib.import_module(module), function)()
+        if told["code"]:
+            exec(told["code"], {"__name__": "__main__"})
+        else:
+            module, _, function = told["call"].partition(":")
+            getattr(importlib.import_module(module), function)()
     except SystemExit as ending:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,16 @@ class Hosts:
         """Returns a host's folder of the data set."""
         return self.root / address / "set"
 
+    def only(self, *addresses: str) -> None:
+        """Leaves just these hosts in the hosts file: each costs two processes per run."""
+        self.addresses = list(addresses)
+        self.file.write_text("".join(f"{address} slots=8\n" for address in addresses))
+
+    def have(self, dataset: Path) -> None:
+        """Gives every host the complete dataset, as an earlier run would."""
+        for address in self.addresses:
+            shutil.copytree(dataset, self.replica(address), ignore=shutil.ignore_patterns(".work"))
+
     def down(self, address: str, complaint: str = NO_ROUTE) -> None:
         """Makes a host unreachable, and kills what runs there."""
         (self.root / f"{address}.down").write_text(complaint.format(address))
@@ -114,6 +125,6 @@ def make_hosts(folder: Path) -> Hosts:
     addresses = ["10.0.0.1", "10.0.0.2", "node-3", "ubuntu@node-4"]
     for address in addresses:
         (root / address).mkdir()
-    file = folder / "hosts.txt"
-    file.write_text("".join(f"{address} slots=8\n" for address in addresses))
-    return Hosts(root, file, addresses)
+    made = Hosts(root, folder / "hosts.txt", addresses)
+    made.only(*addresses)
+    return made

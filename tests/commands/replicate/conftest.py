@@ -15,8 +15,9 @@ from tests.kit.replicas import make_dataset
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
     """Four hosts; processes that stay behind fail the test."""
     made = make_hosts(tmp_path)
+    addresses = made.addresses
     yield made
-    for address in made.addresses:
+    for address in addresses:
         made.kill(address)
 
 

@@ -12,6 +12,7 @@ from imagenet_prep.storage.opened import open_dataset
 from tests.kit import command, faults
 from tests.kit.dataset import contents, shard_names
 from tests.kit.fake_hosts import Hosts
+from tests.kit.lengths import long_but
 from tests.kit.replicas import make_dataset
 from tests.kit.s3_server import BUCKET, S3Server
 
@@ -33,8 +34,11 @@ def assert_parts(hosts: Hosts, dataset: Path, copies: int, *but: str) -> None:
             assert contents(hosts.replica(address)) == expected, address
 
 
-@pytest.mark.parametrize("copies", [1, 3])
-def test_every_host_gets_its_own_part(hosts: Hosts, dataset: Path, copies: int) -> None:
+@pytest.mark.parametrize("copies", long_but([2], [1, 2, 3]))
+def test_every_host_gets_its_own_part_and_damage_of_it_is_mended(
+    hosts: Hosts, dataset: Path, copies: int
+) -> None:
+    hosts.only("10.0.0.1", "10.0.0.2", "node-3")
     flags = (*PARTITION, "--copies", str(copies))
     planned = hosts.run(dataset, *flags, "--dry-run", "--json")
     result = hosts.run(dataset, *flags, "--json")
@@ -43,7 +47,7 @@ def test_every_host_gets_its_own_part(hosts: Hosts, dataset: Path, copies: int) 
     assert_parts(hosts, dataset, copies)
     held = [shard_names(contents(hosts.replica(address))) for address in hosts.addresses]
     assert set().union(*held) == shard_names(contents(dataset))
-    assert sum(map(len, held)) == {1: 6, 3: 18}[copies]
+    assert sum(map(len, held)) == 6 * copies
     moved = [replica["moved_bytes"] for replica in result.json["replicas"]]
     assert moved == [replica["lacking_bytes"] for replica in planned.json["replicas"]]
     assert moved == [replica["bytes"] for replica in result.json["replicas"]]
@@ -51,26 +55,24 @@ def test_every_host_gets_its_own_part(hosts: Hosts, dataset: Path, copies: int) 
     assert checked.code == 0, checked
     verified = command.run("verify", hosts.replica("node-3"), "--level", "manifest")
     assert verified.code == 0, verified
-    assert f"(part 2 of 4, copies: {copies})" in verified.out
+    assert f"(part 2 of 3, copies: {copies})" in verified.out
 
-
-def test_damage_of_a_part_is_named_and_mended(hosts: Hosts, dataset: Path) -> None:
-    assert hosts.run(dataset, *PARTITION).code == 0
     replica = hosts.replica("10.0.0.2")
     (name, *_) = sorted(shard_names(contents(replica)))
     faults.rot(replica, name, 100)
     (hosts.replica("node-3") / naming.PLACEMENT).unlink()
-    checked = hosts.run(dataset, *PARTITION, "--check")
-
+    checked = hosts.run(dataset, *flags, "--check")
     assert checked.code == 3
     assert f"10.0.0.2:~/set: {name}: sha256 " in checked.out
-    assert "placement.json: the whole data set, expected part 2 of 4" in checked.out
-    mended = hosts.run(dataset, *PARTITION, "--repair", "--json")
+    assert "placement.json: the whole data set, expected part 2 of 3" in checked.out
+    mended = hosts.run(dataset, *flags, "--repair", "--json")
     moved = [replica["moved_bytes"] for replica in mended.json["replicas"]]
-    assert moved == [0, len(contents(dataset)[name]), 0, 0]
-    assert_parts(hosts, dataset, 1)
+    assert moved == [0, len(contents(dataset)[name]), 0]
+    assert_parts(hosts, dataset, copies)
 
 
+# In short: the part above, and test_hosts' host that comes back.
+@pytest.mark.long
 def test_a_host_that_is_killed_gets_the_rest_of_its_part(hosts: Hosts, large: Path) -> None:
     with hosts.started(large, *PARTITION, "--bandwidth-limit", "1") as running:
         replica = hosts.replica("10.0.0.2")
@@ -133,7 +135,8 @@ def test_more_copies_than_hosts_and_the_leaders_own_folder_are_refused(
     assert contents(dataset) == whole
 
 
-@pytest.mark.slow
+# In short: test_s3's hosts that pull all of it.
+@pytest.mark.long
 def test_every_host_pulls_its_own_part(s3: S3Server, hosts: Hosts, tmp_path: Path) -> None:
     make_dataset(tmp_path / "set")
     there = f"s3://{BUCKET}/parts"

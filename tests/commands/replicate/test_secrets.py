@@ -76,6 +76,7 @@ class Seen:
 
 def test_hosts_see_nothing_of_the_leaders_keys(hosts: Hosts, dataset: Path) -> None:
     seen = Seen()
+    hosts.only("10.0.0.2", "node-3")
     environment = {**hosts.environment, **AROUND, **KEYS}
     hosts.down("node-3")
     assert seen.run(dataset, "--to", hosts.to, "--wait", "0", env=environment) == 4
@@ -106,6 +107,7 @@ def test_an_address_with_a_password_is_refused_and_not_repeated(
 def test_keys_to_a_bucket_are_shown_and_written_nowhere(
     s3: S3Server, hosts: Hosts, tmp_path: Path
 ) -> None:
+    hosts.only("node-3")
     make_dataset(tmp_path / "set")
     seen, there = Seen(), f"s3://{BUCKET}/secret-copy"
     # SeaweedFS knows no session tokens.
@@ -121,8 +123,7 @@ def test_keys_to_a_bucket_are_shown_and_written_nowhere(
     assert seen.run(there, "--to", tmp_path / "no", env=wrong) == 1
     assert b"the server answers 403" in seen.said
     dead = {**environment, "AWS_ENDPOINT_URL": f"http://ann:{PASSWORD}@127.0.0.1:9"}
-    for arguments in ((there, "--to", tmp_path / "no"), (tmp_path / "set", "--to", there)):
-        assert seen.run(*arguments, "--retries", "0", env=dead) != 0
+    assert seen.run(tmp_path / "set", "--to", there, "--retries", "0", env=dead) != 0
 
     folders = [tmp_path / "set", tmp_path / "copy"]
     seen.assert_no_secret(*folders, *(hosts.replica(address) for address in hosts.addresses))

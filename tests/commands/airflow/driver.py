@@ -38,6 +38,29 @@ def run(dag_file: str, conf: str, result: str) -> None:
     Path(result).write_text(json.dumps(told))
 
 
+def tasks(dag_file: str, result: str, *confs: str) -> None:
+    """Calls the functions of the tasks one after the other with each conf, without Airflow's run.
+
+    Writes the results of each conf's tasks by name; an error is the last of them, as its text.
+    """
+    from airflow.sdk.exceptions import AirflowException, AirflowSkipException
+
+    params = {name: param.value for name, param in runpy.run_path(dag_file)["PARAMS"].items()}
+    told = []
+    for conf in confs:
+        returned: dict[str, Any] = {}
+        told.append(returned)
+        for task in load(dag_file).tasks:
+            try:
+                returned[task.task_id] = task.python_callable(params | json.loads(conf))
+            except AirflowSkipException:
+                continue
+            except AirflowException as error:
+                returned[task.task_id] = f"{type(error).__name__}: {error}"
+                break
+    Path(result).write_text(json.dumps(told))
+
+
 def describe(dag_file: str, result: str) -> None:
     """Writes what parsing the file loads, and what a user sees of the DAG."""
     # What Airflow has loaded itself is not the file's doing.
@@ -103,7 +126,8 @@ def command(dag_file: str, *words: str) -> None:
 
 def main() -> None:
     """Runs the function that the command line names first."""
-    known = {"run": run, "describe": describe, "draw": draw, "trigger": trigger, "command": command}
+    known = {"run": run, "tasks": tasks, "describe": describe, "draw": draw}
+    known |= {"trigger": trigger, "command": command}
     what, *arguments = sys.argv[1:]
     known[what](*arguments)
 

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from imagenet_prep.core import program
 from imagenet_prep.core.errors import JobLostError
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.member import Member, parse_members
 from imagenet_prep.engine import Lease
 from imagenet_prep.engine.workers import Done
+from imagenet_prep.pipelines import prepare as prepare_verb
 from imagenet_prep.pipelines.prepare import Config, prepare
 from imagenet_prep.preparation.planning import ClassKey
 from imagenet_prep.sources.source import IndexTask
@@ -105,18 +107,20 @@ def test_what_is_sent_much_or_sends_much_on_gets_one_key_at_a_time() -> None:
     assert is_stateful_dofn(graph.OneKeyAtATime(graph.deal_share, ours))
 
 
+@pytest.mark.beam
 @pytest.mark.slow
 def test_the_graph_makes_the_bytes_of_threads_and_its_steps_can_be_used_elsewhere(
-    shared_cache: Path, tmp_path: Path
+    shared_cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = miniature_for_tests(shared_cache, num_train=60, num_validation=20, size=(100, 75))
     source, here, there = tmp_path / "source", tmp_path / "here", tmp_path / "there"
     shutil.copytree(made.root, source)
     make_box_archives(made, source)
     prepare(Config(str(source), str(here), allow_subset=True, holdout="7", json=True))
-    flags = ("--source", source, "--allow-subset", "--holdout", "7", "--out", there, "--")
-    result = command.run("prepare", *flags, "--runner=DirectRunner")
-    assert (result.code, result.complaints) == (0, ""), result
+    places = ("--source", str(source), "--out", str(there))
+    flags = (*places, "--allow-subset", "--holdout", "7", "--")
+    code = program.outcome(lambda: prepare_verb.run([*flags, "--runner=DirectRunner"]))
+    assert (code, capsys.readouterr().err.count("\n")) == (0, 1), "the line of the source"
     assert contents(there) == contents(here)
     assert not (there / ".work/jobs").exists()
 
@@ -125,9 +129,9 @@ def test_the_graph_makes_the_bytes_of_threads_and_its_steps_can_be_used_elsewher
     shard.unlink()
     (there / naming.MANIFEST).unlink()
     kept = {path.name: path.stat().st_mtime_ns for path in there.glob("*-of-*")}
-    program = [sys.executable, REPOSITORY / "examples/beam_pipeline.py", *flags, LOCAL]
+    argv = [sys.executable, REPOSITORY / "examples/beam_pipeline.py", *flags, LOCAL]
     told = subprocess.run(
-        program, env=command.environment(PYTHONPATH=str(REPOSITORY)), capture_output=True, text=True
+        argv, env=command.environment(PYTHONPATH=str(REPOSITORY)), capture_output=True, text=True
     )
     assert told.returncode == 0, told.stderr
     assert contents(there) == contents(here)

@@ -56,8 +56,8 @@ def cluster(request: pytest.FixtureRequest) -> Cluster:
 
 @pytest.fixture(scope="session")
 def many(shared_cache: Path) -> Miniature:
-    """400 images: a second of work for two workers; read-only."""
-    return miniature_for_tests(shared_cache, num_train=340, num_validation=60, size=(500, 375))
+    """200 images: half a second of work for two workers; read-only."""
+    return miniature_for_tests(shared_cache, num_train=170, num_validation=30, size=(500, 375))
 
 
 @pytest.fixture(scope="session")

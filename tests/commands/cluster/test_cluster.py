@@ -115,7 +115,7 @@ def test_two_members_write_the_bytes_of_one_machine_and_show_how_far_they_are(
     assert len(workers(out)) == NUM_MEMBERS
 
 
-# In short: the endpoint at which nobody listens.
+# In short: engine/test_cluster's endpoint at which nobody listens.
 @pytest.mark.long
 def test_a_job_server_that_runs_already_serves_run_after_run(
     cluster: Cluster, reference: Reference, tmp_path: Path
@@ -173,7 +173,8 @@ def test_ctrl_c_cancels_the_job_and_leaves_no_process(
     assert_nothing_half_visible(out, reference.contents)
 
 
-# In short: on Spark, test_claims' task that failed.
+# In short: engine/test_cluster's worker on Beam's own runner.
+@pytest.mark.long
 def test_a_workers_error_reaches_the_terminal_as_one_message_with_its_exit_code(
     cluster: Cluster, reference: Reference, tmp_path: Path
 ) -> None:
@@ -189,7 +190,7 @@ def test_a_workers_error_reaches_the_terminal_as_one_message_with_its_exit_code(
     assert re.fullmatch(r"imagenet-prep: .*validation-.*\n", message(result.err)), result
 
 
-# In short: the damaged set above.
+# In short: engine/test_cluster's worker on Beam's own runner.
 @pytest.mark.long
 def test_a_bad_image_that_ends_the_run_is_one_message_with_its_exit_code(
     cluster: Cluster, reference: Reference, tmp_path: Path
@@ -219,7 +220,7 @@ def test_an_output_that_workers_do_not_see_is_named(
     assert re.fullmatch(rf"imagenet-prep: .*does not see {out}.*share.*\n", said), said
 
 
-# In short: the cluster that is not there.
+# In short: test_beam_options of the commands.
 @pytest.mark.long
 def test_resize_and_verify_run_on_the_cluster_too(
     cluster: Cluster, reference: Reference, tmp_path: Path
@@ -280,44 +281,6 @@ def test_from_bucket_to_bucket_a_killed_member_and_a_tired_server_change_nothing
     assert made == reference.contents
     assert not [name for name in there if name.startswith((".work/jobs/", ".work/plan"))]
     assert uploads(client, out) == []
-
-
-@pytest.mark.parametrize(
-    ("verb", "runner", "option", "who"),
-    [
-        ("prepare", "FlinkRunner", "--flink_master", "Flink"),
-        ("resize", "FlinkRunner", "--job_endpoint", "job server"),
-        ("verify", "SparkRunner", "--job_endpoint", "job server"),
-    ],
-)
-def test_a_cluster_that_is_not_there_is_one_line(
-    tmp_path: Path, reference: Reference, verb: str, runner: str, option: str, who: str
-) -> None:
-    options = ("--", f"--runner={runner}", f"{option}=127.0.0.1:1")
-    argv = {
-        "prepare": prepare(reference, tmp_path / "out"),
-        "resize": ["resize", "-i", str(reference.out), "-o", str(tmp_path / "out")],
-        "verify": ["verify", str(reference.out)],
-    }
-    result = command.run(*argv[verb], *options)
-    assert result.code == 1, result
-    assert re.fullmatch(rf"imagenet-prep: no {who} answers at .*\n", message(result.err)), result
-
-
-def test_a_client_without_java_is_told_so(
-    cluster: Cluster, reference: Reference, tmp_path: Path
-) -> None:
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    found = shutil.which("sh")
-    assert found is not None
-    (programs / "sh").symlink_to(found)
-    argv = prepare(reference, tmp_path / "out", "--", *cluster.options())
-    result = command.run(*argv, env={"PATH": str(programs)})
-    assert result.code == 1, result
-    assert re.fullmatch(r"imagenet-prep: no 'java' on this machine: .*\n", message(result.err)), (
-        result
-    )
 
 
 @pytest.mark.long

@@ -14,7 +14,7 @@ import hashlib
 import os
 import random
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -304,18 +304,21 @@ def last_states(disk: Disk, rng: random.Random) -> Iterator[State]:
             yield state
 
 
-def states(disk: Disk, record: Sequence[Entry], rng: random.Random) -> Iterator[tuple[int, State]]:
-    """Yields different states that a crash may leave, each with its moment.
+def states(
+    disk: Disk, record: Sequence[Entry], rng: random.Random, moments: Container[int]
+) -> Iterator[tuple[int, State]]:
+    """Yields different states that a crash at some moments may leave, each with its moment.
 
     Args:
       disk: as it was when the run began.
       record: what the run did in it; the last moment is that after all of it.
       rng: decides which names, which pages and which beginnings.
+      moments: numbers of changes after which it crashes.
     """
     seen = set[str]()
     for moment in range(len(record) + 1):
         is_over = moment == len(record)
-        for state in last_states(disk, rng):
+        for state in last_states(disk, rng) if moment in moments else ():
             # What is the end of a run must be whole, so the same state before it counts apart.
             digest = state.digest()
             if is_over or digest not in seen:

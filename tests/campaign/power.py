@@ -49,7 +49,8 @@ def lose_power(theatre: Theatre, name: str, most: int, seed: int, **told: object
     Args:
       theatre: where.
       name: of the scene.
-      most: states, evenly over the run; 0 is all.
+      most: moments, evenly over the run, the last at its end; 0 is all. A random state of each,
+        and all states of the end.
       seed: decides what is random about them.
       **told: to the command while it is recorded, as `commands` reads it.
     """
@@ -57,13 +58,17 @@ def lose_power(theatre: Theatre, name: str, most: int, seed: int, **told: object
     theatre.reset(scene)
     disk = Disk(theatre.disk)
     record = theatre.record(scene, **told)
-    found = list(states(disk, record, random.Random(seed)))
-    if 0 < most < len(found):
-        found = [found[number * (len(found) - 1) // max(1, most - 1)] for number in range(most)]
+    rng, end = random.Random(seed), len(record)
+    moments = {(number + 1) * end // most for number in range(most)} or range(end + 1)
+    found = list(states(disk, record, rng, moments))
+    if most:
+        rng.shuffle(found)
+        # At the end, which must be complete, no command has to follow.
+        found = [*dict(f for f in found if f[0] < end).items(), *(f for f in found if f[0] == end)]
     total = Total(len(record), len({moment for moment, _ in found}), len(found))
     for moment, state in found:
         try:
-            _attempt(theatre, scene, state, is_over=moment == len(record))
+            _attempt(theatre, scene, state, is_over=moment == end, again=moment < end or not most)
         except ViolationError as violation:
             after = _said(record[moment - 1], theatre) if moment else "nothing"
             total.violations.append(
@@ -114,15 +119,16 @@ def lose_power_later(theatre: Theatre, name: str, most: int, seed: int) -> Total
     return total
 
 
-def _attempt(theatre: Theatre, scene: Scene, state: State, *, is_over: bool) -> None:
-    """Runs the command again on what a crash has left."""
+def _attempt(theatre: Theatre, scene: Scene, state: State, *, is_over: bool, again: bool) -> None:
+    """Looks at what a crash has left, and runs the command again on it."""
     state.lay_out(theatre.disk)
     hold_visible(scene)
     if is_over:
         hold_finished(scene)
-    theatre.story.undisturbed(scene.words, **scene.told)
-    hold_finished(scene)
-    theatre.hold_sources(scene)
+    if again:
+        theatre.story.undisturbed(scene.words, **scene.told)
+        hold_finished(scene)
+        theatre.hold_sources(scene)
 
 
 def _said(entry: Entry, theatre: Theatre) -> str:

@@ -66,7 +66,6 @@ class Theatre:
         self.closing = contextlib.ExitStack()
         modules = (*warm.VERBS, "tests.campaign.commands")
         preload = {"LD_PRELOAD": str(library)}
-        self._other: warm.Warm | None = None
         self._warm = self.closing.enter_context(warm.Warm(modules, env=preload))
         self._arena = Arena(folder, self._warm)
         self.begins = folder / "begins"
@@ -115,13 +114,6 @@ class Theatre:
         """Starts the scene's command, with the library told `what`, see `calls.arm`."""
         told = {"folder": str(self.given), "note": str(self._note), **what}
         self.story.start(scene.words, calls=told, **scene.told)
-
-    @property
-    def other(self) -> warm.Warm:
-        """A second process, for commands beside those that are started by `start`."""
-        if self._other is None:
-            self._other = self.closing.enter_context(warm.Warm())
-        return self._other
 
     def record(self, scene: Scene, **told: object) -> list[Entry]:
         """Runs the scene's command; returns all changes that it made on the disk."""

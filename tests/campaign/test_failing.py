@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,21 +10,15 @@ import pytest
 from tests.campaign import failing, power
 from tests.campaign.calls import Change, Entry
 from tests.campaign.lost_power import Disk, states
-from tests.campaign.scenes import SCENES, Theatre, theatres
+from tests.campaign.scenes import SCENES, Theatre
 
 # The tests that are marked `long` go through all scenes.
 FEW = ("prepare", "resume", "download", "replicate", "repair", "adopt", "adopt --out")
 
 
-@pytest.fixture(scope="module")
-def theatre() -> Iterator[Theatre]:
-    with theatres(1) as free:
-        yield free.get()
-
-
 @pytest.mark.parametrize("scene", FEW)
 def test_a_call_that_fails_is_told_and_mended_by_the_next_run(theatre: Theatre, scene: str) -> None:
-    cases = failing.sample(theatre, scene, 3, seed=29)
+    cases = failing.sample(theatre, scene, 1, seed=29)
     outcomes = {str(case): failing.attempt(theatre, case) for case in cases}
 
     assert [f"{case}: {found[1]}" for case, found in outcomes.items() if found and found[1]] == []
@@ -35,18 +28,18 @@ def test_a_call_that_fails_is_told_and_mended_by_the_next_run(theatre: Theatre, 
 
 @pytest.mark.parametrize("scene", [*FEW, "resize", "amend", "export --to folder"])
 def test_lost_power_loses_nothing_that_was_committed(theatre: Theatre, scene: str) -> None:
-    # In the beginning, in the middle and at the end.
-    total = power.lose_power(theatre, scene, 3, seed=29)
+    # In the middle, and at the end.
+    total = power.lose_power(theatre, scene, 2, seed=29)
 
     assert total.violations == []
-    assert total.states == 3
+    assert total.states >= 2
 
 
 @pytest.mark.parametrize("scene", FEW)
 def test_lost_power_after_a_kill_and_a_whole_run_loses_nothing(
     theatre: Theatre, scene: str
 ) -> None:
-    total = power.lose_power_later(theatre, scene, 2, seed=29)
+    total = power.lose_power_later(theatre, scene, 1, seed=29)
 
     assert total.violations == []
     assert total.states
@@ -84,10 +77,9 @@ def disk_after(tmp_path: Path, *changes: tuple[Change, str, str, bytes]) -> list
         for change, name, other, data in changes
     ]
     found = []
-    for moment, state in states(Disk(tmp_path), entries, random.Random(0)):
-        if moment == len(entries):
-            names = {Path(name).name: file for name, file in state.files.items()}
-            found.append({name: state.contents[id(file)] for name, file in names.items()})
+    for _, state in states(Disk(tmp_path), entries, random.Random(0), {len(entries)}):
+        names = {Path(name).name: file for name, file in state.files.items()}
+        found.append({name: state.contents[id(file)] for name, file in names.items()})
     return found
 
 

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.campaign import losing, meeting
-from tests.campaign.scenes import Theatre, theatres
+from tests.campaign.scenes import Theatre
 from tests.kit.lengths import long_but
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def theatre() -> Iterator[Theatre]:
-    with theatres(1) as free:
-        yield free.get()
 
 
 @pytest.mark.parametrize("name", long_but(("adopt",), losing.NAMES))

@@ -16,43 +16,36 @@ from tests.kit import command
 from tests.kit.dataset import everything
 from tests.kit.installed import Installed
 
-SMALL = ("--images", "60", "--short-side", "96", "--no-training")
+SMALL = ("--images", "40", "--short-side", "96", "--no-training")
 
 
-def test_an_interrupted_demo_starts_over_goes_all_the_way_and_a_second_time_too(
-    tmp_path: Path,
+def test_an_interrupted_demo_starts_over_and_the_commands_at_its_end_work_as_printed(
+    weird_tmp_path: Path,
 ) -> None:
-    partial = tmp_path / "here" / "archives.partial"
-    with command.started("demo", "here", *SMALL, cwd=tmp_path) as run:
+    """Without a folder it makes one in the current folder; a second time it changes nothing."""
+    folder = weird_tmp_path / "imagenet-prep-demo"
+    partial, dataset = folder / "archives.partial", folder / "dataset-40-96"
+    with command.started("demo", *SMALL, cwd=weird_tmp_path) as run:
         command.wait_until(lambda: partial.is_dir() or run.ended, "the archives are being made")
         run.kill()
-    first = command.run("demo", "here", *SMALL, cwd=tmp_path)
-    dataset = tmp_path / "here" / "dataset-60-96"
-    before = everything(tmp_path)
-    second = command.run("demo", "here", *SMALL, cwd=tmp_path)
+    first = command.run("demo", *SMALL, cwd=weird_tmp_path)
 
     assert (first.code, first.complaints) == (0, "")
+    assert [path.name for path in weird_tmp_path.iterdir()] == [folder.name]
     assert not partial.exists()
     assert (dataset / "dataset.json").is_file()
     steps = ["1. ", "2. imagenet-prep prepare ", "3. imagenet-prep verify ", "4. "]
     places = [first.out.index(f"\n{step}") for step in steps]
     assert places == sorted(places)
     assert "sound: " in first.out
-    assert "\nNext:\n" in first.out
+    lines = first.out.partition("\nNext:\n")[2].splitlines()
+
+    before = everything(weird_tmp_path)
+    second = command.run("demo", *SMALL, cwd=weird_tmp_path)
     assert (second.code, second.complaints) == (0, "")
     assert "nothing was left" in second.out
-    assert everything(tmp_path) == before
+    assert everything(weird_tmp_path) == before
     assert command.run("verify", dataset, "--level", "decode").code == 0
-
-
-def test_without_a_folder_one_is_made_here_and_the_commands_at_the_end_work_as_printed(
-    weird_tmp_path: Path,
-) -> None:
-    result = command.run("demo", *SMALL, cwd=weird_tmp_path)
-    assert (result.code, result.complaints) == (0, "")
-    assert [path.name for path in weird_tmp_path.iterdir()] == ["imagenet-prep-demo"]
-    assert (weird_tmp_path / "imagenet-prep-demo" / "dataset-60-96" / "dataset.json").is_file()
-    lines = result.out.partition("\nNext:\n")[2].splitlines()
 
     commands = [shlex.split(line, comments=True) for line in lines]
     assert len(commands) == 3

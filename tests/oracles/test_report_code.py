@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kit import command
+from imagenet_prep import report
 from tests.kit.miniature import Miniature
 from tests.kit.reading import dali
+from tests.kit.unplotted import unplotted
 
-__all__ = ["dali"]
+__all__ = ["dali", "unplotted"]
 
 pytestmark = [
     pytest.mark.tf,
@@ -26,11 +27,10 @@ pytestmark = [
 
 
 @pytest.fixture(params=["prepared", "from_0"])
-def code(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
+def code(request: pytest.FixtureRequest, unplotted: None, tmp_path: Path) -> list[str]:
     """The blocks of code of the report of a set with labels from 1, and of one from 0."""
     page = tmp_path / "report.html"
-    made = command.run("report", request.getfixturevalue(request.param), "--out", page)
-    assert made.code == 0, made
+    assert report.run([str(request.getfixturevalue(request.param)), "--out", str(page)]) == 0
     blocks = re.findall(r'<pre id="code-\d+">(.*?)</pre>', page.read_text(), re.DOTALL)
     return [html.unescape(block) for block in blocks]
 

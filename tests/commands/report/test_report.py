@@ -16,7 +16,7 @@ from PIL import Image
 
 from imagenet_prep import report as report_verb
 from imagenet_prep import resize
-from imagenet_prep.dataset import naming, predictions
+from imagenet_prep.dataset import predictions
 from imagenet_prep.pipelines import prepare
 from imagenet_prep.reporting import facts, sample
 from imagenet_prep.storage.folder import LocalStore
@@ -83,7 +83,7 @@ def test_mistakes_of_a_network_are_shown_where_its_predictions_are_given(
     assert second not in section
     assert "&lt;b&gt;/absent.JPEG" in section
     assert '<th scope="col">taken for</th>' in section
-    assert 'id="mistakes"' not in written(small.out)
+    assert 'id="mistakes"' not in (small.out / "report.html").read_text("utf-8")
 
 
 def test_lists_of_labels_are_shown_where_they_disagree(
@@ -144,20 +144,22 @@ def test_each_class_is_shown_with_facts_of_its_source(small: Demo) -> None:
 
     manifest = json.loads((small.out / "dataset.json").read_bytes())
     assert len(found["classes"]) == manifest["classes"]["count"]
-    assert sum(line["examples"] for line in found["classes"]) == 73  # type: ignore[misc]
+    assert sum(line["examples"] for line in found["classes"]) == 48  # type: ignore[misc]
     assert len({tile["title"] for tile in found["tiles"]}) == manifest["classes"]["count"]
     rows = [dict(tile["rows"]) for tile in found["tiles"]]  # type: ignore[call-overload]
     told = [row for row in rows if "lies in" in row]
-    assert len(told) >= 70
+    assert len(told) >= 45
     assert all("source" in row for row in told)
     assert all(float(row["PSNR"].split()[0]) > 25 for row in rows if "PSNR" in row)
-    assert sum("PSNR" in row for row in rows) > 60
+    assert sum("PSNR" in row for row in rows) > 40
     assert 10 <= sum(tile["before"] is not None for tile in found["tiles"]) <= 16
 
 
 def test_a_seed_gives_the_same_sample_and_another_another(small: Demo, written: Report) -> None:
-    first, again = data((small.out / "report.html").read_text("utf-8")), data(written(small.out))
-    other = data(written(small.out, "--seed", "1"))
+    source = ("--source", small.source)
+    first = data((small.out / "report.html").read_text("utf-8"))
+    again = data(written(small.out, *source))
+    other = data(written(small.out, *source, "--seed", "1"))
 
     def pairs(found: dict[str, list[dict[str, object]]]) -> list[object]:
         return [tile["rows"] for tile in found["tiles"] if tile["before"]]
@@ -173,15 +175,12 @@ def test_a_set_without_its_work_folder_and_sources_has_a_report_too(
     page = report(copy)
 
     assert verdict(page).startswith("Whole")
-    assert len(data(page)["tiles"]) >= 70
+    assert len(data(page)["tiles"]) >= 45
     assert all(tile["before"] is None for tile in data(page)["tiles"])
     assert page.count("<figure>") == 6
 
 
-def test_the_source_may_have_moved(
-    small: Demo, copy: Path, written: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(naming.CACHE, str(tmp_path / "of-another-user"))
+def test_the_source_may_have_moved(small: Demo, copy: Path, written: Report) -> None:
     without = data(written(copy))
     beside = data(written(copy, "--source", small.source))
 
@@ -189,20 +188,23 @@ def test_the_source_may_have_moved(
     assert any(tile["before"] for tile in beside["tiles"])
 
 
-def test_damaged_receipts_cost_plots_and_nothing_else(copy: Path, report: Report) -> None:
+def test_damaged_receipts_cost_plots_and_nothing_else(copy: Path, written: Report) -> None:
     for number, path in enumerate(receipts(copy)):
         junk = (b"", b"[]", b"{", b'{"shard": 5}', b'{"start_s": "x", "seconds": [], "shard": {}}')
         path.write_bytes(junk[number % len(junk)])
-    page = report(copy)
+    page = written(copy)
 
     assert verdict(page).startswith("Whole")
     assert data(page)["tiles"]
+    # The same as without them, which costs three of nine plots above.
+    found = facts.gather(open_dataset(str(copy)), [])
+    assert (found.tasks, found.origins) == ([], [])
 
 
 def test_a_damaged_set_has_a_report_that_says_so_first(copy: Path, written: Report) -> None:
     missing, short, lone, *_ = sorted(path.name for path in copy.glob("train-*"))
     (copy / missing).unlink()
-    cut(copy / short, 100_000)
+    cut(copy / short, 20_000)
     (copy / "index" / lone).unlink()
     shutil.copy(copy / lone, copy / "train-x")
     (copy / "labels.txt").write_bytes(b"\xff\x00")
@@ -212,7 +214,7 @@ def test_a_damaged_set_has_a_report_that_says_so_first(copy: Path, written: Repo
 
     assert told.startswith("Damaged: ")
     assert f"{missing}: missing" in told
-    assert f"{short}: 100,000 bytes, expected" in told
+    assert f"{short}: 20,000 bytes, expected" in told
     assert f"index/{lone}: missing" in told
     for said in ("labels.txt: 2 bytes, expected", "quarantine", "train-x: not in the"):
         assert said in told
@@ -325,22 +327,22 @@ def test_a_page_is_replaced_whole(copy: Path, unplotted: None) -> None:
 
 
 @pytest.mark.slow
-def test_a_page_of_1000_classes_of_noise_is_below_5_mb(tmp_path: Path, written: Report) -> None:
+def test_a_page_of_720_classes_of_noise_is_below_5_mb(tmp_path: Path, written: Report) -> None:
     """Noise compresses worst: the page stays small by showing fewer classes, and says so."""
     pixels = np.random.default_rng(0).integers(0, 256, (160, 160, 3), np.uint8)
     Image.fromarray(pixels).save(tmp_path / "noise.jpg", quality=60)
-    for number in range(1000):
+    for number in range(720):
         folder = tmp_path / "source" / "train" / f"n{number:08d}"
         folder.mkdir(parents=True)
         shutil.copy(tmp_path / "noise.jpg", folder / "0.JPEG")
-    flags = ("--splits", "train", "--train-shards", "16", "--short-side", "128", "--allow-subset")
+    flags = ("--splits", "train", "--train-shards", "8", "--keep-original", "--allow-subset")
     out = tmp_path / "out"
     assert command.run("prepare", "--source", tmp_path / "source", "--out", out, *flags).code == 0
     page = written(out)
 
     shown = len(data(page)["tiles"])
-    assert 300 < shown < 1000
-    assert f"{shown} stored images, of {shown} of 1,000 classes" in page
+    assert 600 < shown < 720
+    assert f"{shown} stored images, of {shown} of 720 classes" in page
     assert 3_000_000 < len(page.encode()) < 5_000_000
 
 

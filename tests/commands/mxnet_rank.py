@@ -1,4 +1,4 @@
-"""What one of two ranks does in MXNet's environment: `horovodrun ... python mxnet_rank.py DATA`."""
+"""A rank in MXNet's environment: `horovodrun ... python mxnet_rank.py DATA [alone]`."""
 
 from __future__ import annotations
 
@@ -28,13 +28,20 @@ def batches(data: str, world: World) -> dict[str, str]:
     return found
 
 
-if __name__ == "__main__":
-    import horovod.mxnet as hvd
-    import mxnet as mx
+def main(data: str, *, alone: bool) -> None:
+    """Prints what the rank has added up and read; alone, it adds up nothing."""
+    world, total = World(1, 2), None
+    if not alone:
+        import horovod.mxnet as hvd
+        import mxnet as mx
 
-    hvd.init()
-    total = hvd.allreduce(mx.nd.array([1.0, 10.0]) * (hvd.rank() + 1), op=hvd.Sum)
-    world = World.from_environment()
-    assert (world.rank, world.size) == (hvd.rank(), hvd.size())
-    told = [hvd.rank(), np.__version__, total.asnumpy().tolist(), batches(sys.argv[1], world)]
+        hvd.init()
+        added = hvd.allreduce(mx.nd.array([1.0, 10.0]) * (hvd.rank() + 1), op=hvd.Sum)
+        world, total = World.from_environment(), added.asnumpy().tolist()
+        assert (world.rank, world.size) == (hvd.rank(), hvd.size())
+    told = [world.rank, np.__version__, total, batches(data, world)]
     print(f"TOLD {json.dumps(told)}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], alone=sys.argv[2:] == ["alone"])

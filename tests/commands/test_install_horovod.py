@@ -22,7 +22,7 @@ from imagenet_prep.launching import horovod_source
 from tests.commands.mxnet_rank import batches
 from tests.kit import layouts
 from tests.kit.cluster import cluster
-from tests.kit.command import PATIENCE_S, started
+from tests.kit.command import PATIENCE_S, run, started
 from tests.kit.system import System
 from tests.kit.training import horovod, shades
 
@@ -335,6 +335,17 @@ def test_the_proof_is_a_program(
     assert "(2, 3.0, False)" in program
 
 
+@pytest.mark.mxnet
+def test_another_numpy_reads_the_same_bytes(mxnet_python: Path, shades: Path) -> None:
+    finished = run(shades, "alone", program=(str(RANK_OF_MXNET),), python=mxnet_python)
+
+    assert finished.code == 0, finished.err
+    (told,) = re.findall(r"TOLD (.*)", finished.out)
+    assert json.loads(told) == [1, "1.23.5", None, batches(str(shades), World(1, 2))]
+
+
+# In short: the ranks of MXNet that train in trainer/test_mxnet, and the NumPy above.
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.mxnet
 def test_two_ranks_of_mxnet_add_up_and_read_the_bytes_that_another_numpy_reads(

@@ -17,9 +17,10 @@ import pytest
 
 from tests.kit import command
 from tests.kit.dataset import SETTINGS, Reference, contents
+from tests.kit.lengths import long_but
 
 
-@pytest.mark.parametrize("kind", ["threads", "processes"])
+@pytest.mark.parametrize("kind", long_but(["processes"], ["threads", "processes"]))
 def test_odd_folder_names_are_no_obstacle(
     reference: Reference, weird_tmp_path: Path, kind: str
 ) -> None:
@@ -44,7 +45,7 @@ def test_a_folder_name_that_is_no_utf8_is_no_obstacle(reference: Reference, tmp_
     assert contents(out) == reference.contents
 
 
-@pytest.mark.parametrize("language", ["C", "POSIX", "de_DE.UTF-8"])
+@pytest.mark.parametrize("language", long_but(["C"], ["C", "POSIX", "de_DE.UTF-8"]))
 def test_the_locale_does_not_show(
     reference: Reference, weird_tmp_path: Path, language: str
 ) -> None:

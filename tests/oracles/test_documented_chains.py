@@ -76,7 +76,7 @@ def parents(tmp_path_factory: pytest.TempPathFactory) -> list[Parent]:
     return found
 
 
-@pytest.mark.parametrize("seed", long_but(range(2), range(60)))
+@pytest.mark.parametrize("seed", long_but(range(1), range(60)))
 def test_a_chain_makes_what_the_documents_say(
     parents: list[Parent], tmp_path: Path, seed: int
 ) -> None:

@@ -65,11 +65,6 @@ def assert_completed(source: Path, out: Path, whole: Whole) -> None:
     assert contents(out) == whole.contents
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
 @pytest.fixture(scope="module")
 def whole(many: Miniature, shared_cache: Path) -> Whole:
     return Whole(many.root, shared_cache / "whole")
@@ -90,9 +85,11 @@ def in_the_middle(many: Miniature, out: Path, kind: str) -> Iterator[command.Run
     raise AssertionError("no run could be caught in the middle")
 
 
-@pytest.mark.slow
+# In short: the run that is killed and started again.
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
 # How many, and how many of them at least between the first shard and the last.
-@pytest.mark.parametrize(("num_kills", "num_inside"), long_but([(2, 1)], [(2, 1), (16, 5)]))
+@pytest.mark.parametrize(("num_kills", "num_inside"), [(2, 1), (16, 5)])
 def test_a_run_killed_at_random_moments_ends_with_the_same_bytes(
     many: Miniature, kind: str, whole: Whole, tmp_path: Path, num_kills: int, num_inside: int
 ) -> None:
@@ -131,6 +128,7 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_bytes(
     assert_completed(many.root, out, whole)
 
 
+@pytest.mark.parametrize("kind", long_but(["processes"], KINDS))
 def test_a_run_killed_and_started_again_at_once_does_what_is_left(
     many: Miniature, kind: str, whole: Whole, tmp_path: Path
 ) -> None:
@@ -171,6 +169,7 @@ def test_workers_end_with_their_launcher_even_where_nobody_reaps_it(
         assert len(receipts(out)) <= done + len(workers)
 
 
+@pytest.mark.parametrize("kind", long_but(["threads"], KINDS))
 @pytest.mark.parametrize(
     "signum", long_but([signal.SIGINT], [signal.SIGINT, signal.SIGTERM]), ids=lambda s: s.name
 )
@@ -199,8 +198,10 @@ def test_an_interrupted_run_says_so_and_resumes(
     }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("interrupts", long_but([1], [1, 12]))
+# In short: the interrupted run above.
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("interrupts", [1, 12])
 def test_a_run_interrupted_at_random_moments_never_looks_like_a_bug(
     many: Miniature, kind: str, whole: Whole, tmp_path: Path, interrupts: int
 ) -> None:
@@ -225,6 +226,7 @@ def test_a_run_interrupted_at_random_moments_never_looks_like_a_bug(
     assert_completed(many.root, out, whole)
 
 
+@pytest.mark.parametrize("kind", long_but(["threads"], KINDS))
 def test_an_impatient_second_ctrl_c_is_no_bug(many: Miniature, kind: str, tmp_path: Path) -> None:
     with in_the_middle(many, tmp_path / "out", kind) as run:
         run.send(signal.SIGCONT)

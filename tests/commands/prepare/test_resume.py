@@ -278,6 +278,8 @@ def test_a_lock_left_by_a_killed_run_holds_nobody_up(reference: Reference, tmp_p
     assert contents(out) == reference.contents
 
 
+# In short: the second run at the same time, which is refused.
+@pytest.mark.long
 def test_two_runs_at_once_on_two_outputs_do_not_meet(reference: Reference, tmp_path: Path) -> None:
     outs = [tmp_path / "a", tmp_path / "b"]
     with (

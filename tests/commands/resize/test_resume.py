@@ -26,7 +26,7 @@ from tests.kit.miniature import miniature_for_tests
 @pytest.mark.parametrize(
     "flags",
     [
-        ("--workers", "1"),
+        pytest.param(("--workers", "1"), marks=pytest.mark.long),
         ("--workers", "2", "--worker-kind", "threads"),
         ("--workers", "2", "--worker-kind", "processes"),
         ("--num_preprocess_threads", "60"),
@@ -213,8 +213,8 @@ def slow(shared_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Slow:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["threads", "processes"])
-@pytest.mark.parametrize("kills", long_but([2], [2, 16]))
+@pytest.mark.parametrize("kind", long_but(["threads"], ["threads", "processes"]))
+@pytest.mark.parametrize("kills", long_but([1], [1, 16]))
 def test_a_run_killed_at_random_moments_ends_with_the_same_bytes(
     slow: Slow, tmp_path: Path, kind: str, kills: int
 ) -> None:

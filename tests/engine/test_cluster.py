@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.server
+import json
 import re
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -115,6 +119,77 @@ def test_a_client_without_java_is_told_so(
     monkeypatch.setenv("PATH", str(tmp_path))
     said = refusal(tmp_path / "log", f"--runner={runner}")
     assert said.startswith("no 'java' on this machine: Beam's job server needs Java.")
+
+
+@contextlib.contextmanager
+def flink(slots: int, *names: str) -> Iterator[tuple[str, list[str]]]:
+    """Yields the address of a JobManager that answers as Flink does, and what it was asked.
+
+    Jobs with these names are running there.
+    """
+    jobs = [{"jid": f"id-of-{name}", "name": name} for name in names]
+    answers = {"/v1/overview": {"slots-total": slots}, "/v1/jobs/overview": {"jobs": jobs}}
+    asked: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(f"{self.command} {self.path}")
+            body = json.dumps(answers.get(self.path, {})).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_PATCH = do_GET  # noqa: N815 - the server asks for this name
+
+        def log_message(self, *_: object) -> None:
+            """Says nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}", asked
+        finally:
+            server.shutdown()
+            serving.join()
+
+
+@pytest.mark.beam
+def test_flink_without_a_task_manager_is_named(tmp_path: Path) -> None:
+    with flink(0) as (address, _):
+        said = refusal(tmp_path / "log", "--runner=FlinkRunner", f"--flink_master={address}")
+    assert said.startswith(f"Flink at http://{address} has no TaskManager.")
+
+
+@pytest.mark.beam
+@pytest.mark.parametrize(("asked_for", "given"), [([], 5), (["--parallelism=2"], 2)])
+def test_a_job_takes_all_slots_and_is_cancelled_by_its_name_if_it_cannot_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, asked_for: list[str], given: int
+) -> None:
+    from apache_beam.options.pipeline_options import FlinkRunnerOptions
+
+    # It fails before Java is started.
+    (tmp_path / "java").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found: list[int] = []
+
+    def build(pipeline: Any) -> None:
+        import apache_beam as beam
+
+        found.append(pipeline.options.view_as(FlinkRunnerOptions).parallelism)
+        _ = pipeline | beam.Create([1])
+
+    with flink(5, "another", "job") as (address, asked):
+        args = ["--runner=FlinkRunner", f"--flink_master={address}", *asked_for]
+        args.append("--environment_type=unknown")
+        with pytest.raises(JobLostError, match="^FlinkRunner: "):
+            cluster.submit(args, build, name="job", log=tmp_path / "log")
+    assert found == [given]
+    assert asked == [
+        *("GET /v1/overview", "GET /v1/jobs/overview"),
+        "PATCH /v1/jobs/id-of-job?mode=cancel",
+    ]
 
 
 class Made(NamedTuple):

@@ -12,7 +12,7 @@ from tests.kit import runners
 from tests.kit.runners import JARS, NUM_MEMBERS, Cluster
 
 # What Flink's own start scripts add for Java 17.
-_OPENS = runners.opens(
+OPENS = runners.opens(
     "java.lang",
     "java.lang.invoke",
     "java.lang.reflect",
@@ -104,7 +104,7 @@ class Flink(Cluster):
         main = "org.apache.beam.runners.flink.FlinkJobServerDriver"
         address = self.url.removeprefix("http://")
         jar = str(self.job_server())
-        return self._java("448m", jar, _OPENS, main, "--flink-master", address, *args)
+        return self._java("448m", jar, OPENS, main, "--flink-master", address, *args)
 
     def _options(self) -> list[str]:
         return [f"--flink_master={self.url}"]
@@ -112,7 +112,7 @@ class Flink(Cluster):
     def _of_flink(self, heap: str, main: str) -> subprocess.Popen[bytes]:
         # Flink's own jars come first: Beam's has an older Flink in it.
         jars = f"{JARS}/flink/*:{self.job_server()}"
-        flags = [*_OPENS, f"-Dlog4j.configurationFile={self._folder / 'log4j.properties'}"]
+        flags = [*OPENS, f"-Dlog4j.configurationFile={self._folder / 'log4j.properties'}"]
         return self._java(heap, jars, flags, main, "--configDir", str(self._folder))
 
 

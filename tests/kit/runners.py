@@ -166,15 +166,7 @@ class Cluster(abc.ABC):
             server.wait(command.PATIENCE_S)
 
     def _of_any_run(self) -> list[str]:
-        return [
-            f"--runner={self.NAME}Runner",
-            "--environment_type=EXTERNAL",
-            f"--environment_config=127.0.0.1:{self._pool}",
-            # From one step to the next.
-            "--environment_cache_millis=10000",
-            # Beam asks pip for a list of all packages, for the logs of its containers.
-            "--experiments=disable_logging_submission_environment",
-        ]
+        return options_of_any_run(self.NAME, self._pool)
 
     @contextlib.contextmanager
     def stopped_workers(self) -> Iterator[None]:
@@ -258,6 +250,19 @@ def _listens(port: int) -> bool:
     ):
         return True
     return False
+
+
+def options_of_any_run(name: str, pool: int) -> list[str]:
+    """Returns the options of a runner whose workers come from the pool at a port."""
+    return [
+        f"--runner={name}Runner",
+        "--environment_type=EXTERNAL",
+        f"--environment_config=127.0.0.1:{pool}",
+        # From one step to the next.
+        "--environment_cache_millis=10000",
+        # Beam asks pip for a list of all packages, for the logs of its containers.
+        "--experiments=disable_logging_submission_environment",
+    ]
 
 
 def opens(*packages: str) -> list[str]:

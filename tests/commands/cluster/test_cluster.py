@@ -21,9 +21,9 @@ import pytest
 from benchmarks import flink as benchmark
 from benchmarks import measure
 from tests.commands.cluster.conftest import FLINK, SETTINGS
-from tests.kit import command
+from tests.kit import command, runners
 from tests.kit.dataset import Reference, assert_nothing_half_visible, contents, receipts
-from tests.kit.flink import Flink
+from tests.kit.flink import OPENS, Flink
 from tests.kit.runners import NUM_MEMBERS, Cluster
 from tests.kit.s3_proxy import Proxy
 from tests.kit.s3_server import BUCKET, S3Server, key_of, objects, uploads
@@ -68,13 +68,12 @@ def terminal() -> Iterator[tuple[int, list[bytes]]]:
         os.close(ours)
 
 
-def assert_two_have_written(
+def assert_written(
     reference: Reference, out: Path, result: command.Finished, seen: list[bytes]
 ) -> None:
     shown = b"".join(seen).decode()
     assert result.code == 0, shown
     assert contents(out) == reference.contents
-    assert len(workers(out)) >= NUM_MEMBERS
     # The bar: how much is done, how long it takes still, images a second.
     assert re.search(r"write: +\d+%.*<\d+:\d\d.*images/s", shown), shown
     # Bad images met on a worker are listed with their keys.
@@ -82,6 +81,30 @@ def assert_two_have_written(
     assert not (out / ".work/jobs").exists()
 
 
+@pytest.mark.flink
+def test_flink_in_beams_job_server_writes_the_bytes_of_one_machine_and_shows_how_far_it_is(
+    reference: Reference, tmp_path: Path
+) -> None:
+    """All of Flink in one process, with workers from our pool."""
+    if lack := Flink.lacking():
+        pytest.skip(lack)
+    out = tmp_path / "out"
+    (port,) = runners.free_ports(1)
+    options = runners.options_of_any_run("Flink", port)
+    options += ["--flink_master=[local]", f"--flink_job_server_jar={Flink.job_server()}"]
+    argv = prepare(reference, out, "--", *options, f"--parallelism={NUM_MEMBERS}")
+    java = {"JDK_JAVA_OPTIONS": " ".join([command.SHORT_LIVED_JAVA, *OPENS])}
+    pool = ("-P", "-m", "imagenet_prep.engine.pool")
+    with terminal() as (stderr, seen), command.started(f"--port={port}", program=pool):
+        result = command.run(*argv, stderr=stderr, env=java)
+    assert_written(reference, out, result, seen)
+
+    again = command.run(*argv)
+    assert (again.code, again.complaints) == (0, ""), "a finished set needs no cluster"
+
+
+# In short: Flink in one process above, and what engine/test_attempts does after a lost job.
+@pytest.mark.long
 def test_what_a_killed_member_had_in_hand_is_done_by_the_others(
     cluster: Cluster, reference: Reference, tmp_path: Path
 ) -> None:
@@ -96,13 +119,11 @@ def test_what_a_killed_member_had_in_hand_is_done_by_the_others(
         cluster.kill_member()
         assert_nothing_half_visible(out, reference.contents)
         result = run.finish()
-    assert_two_have_written(reference, out, result, seen)
-
-    again = command.run(*argv)
-    assert (again.code, again.complaints) == (0, ""), "a finished set needs no cluster"
+    assert_written(reference, out, result, seen)
+    assert len(workers(out)) >= NUM_MEMBERS
 
 
-# In short: the run above, of which one is killed.
+# In short: Flink in one process.
 @pytest.mark.long
 def test_two_members_write_the_bytes_of_one_machine_and_show_how_far_they_are(
     cluster: Cluster, reference: Reference, tmp_path: Path
@@ -111,7 +132,7 @@ def test_two_members_write_the_bytes_of_one_machine_and_show_how_far_they_are(
     argv = prepare(reference, out, "--", *cluster.options())
     with terminal() as (stderr, seen):
         result = command.run(*argv, stderr=stderr)
-    assert_two_have_written(reference, out, result, seen)
+    assert_written(reference, out, result, seen)
     assert len(workers(out)) == NUM_MEMBERS
 
 
@@ -149,7 +170,7 @@ def test_a_killed_launchers_job_disturbs_nobody(
     assert contents(out) == reference.contents
 
 
-# In short: the kill above.
+# In short: engine/test_cluster's job that is cancelled.
 @pytest.mark.long
 def test_ctrl_c_cancels_the_job_and_leaves_no_process(
     cluster: Cluster, reference: Reference, tmp_path: Path

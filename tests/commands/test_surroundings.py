@@ -33,7 +33,7 @@ def test_odd_folder_names_are_no_obstacle(
     assert (result.code, result.complaints) == (0, "")
     assert contents(out) == reference.contents
     assert str(out) in result.out
-    verified = command.run("verify", out, "--level", "decode", *flags)
+    verified = command.run("verify", out, "--level", "decode")
     assert (verified.code, verified.err) == (0, "")
 
 

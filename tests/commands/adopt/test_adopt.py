@@ -422,17 +422,15 @@ def test_flags_that_cannot_be_meant_are_refused(tmp_path: Path) -> None:
 def test_workers_and_runs_do_not_show(
     foreign_set: Callable[[str], ForeignSet], tmp_path: Path
 ) -> None:
-    digests = set()
-    kinds = (("--workers", "1"), ("--workers", "2", "--worker-kind", "processes"))
-    for number, flags in enumerate(kinds):
-        for how in ((), ("--rewrite",)):
+    processes = ("--workers", "2", "--worker-kind", "processes")
+    for how, more in (((), ("--workers", "2")), (("--rewrite",), processes)):
+        made = []
+        for number, flags in enumerate((("--workers", "1"), more)):
             out = tmp_path / f"{number}{''.join(how)}"
             result = adopt(foreign_set("tpu-in-folders").root, "--out", out, *how, *flags)
             assert result.code == 0, result
-            digests.add(
-                (how, hashlib.sha256(repr(sorted(contents(out).items())).encode()).digest())
-            )
-    assert len(digests) == 2
+            made.append(contents(out))
+        assert made[0] == made[1]
 
 
 @pytest.mark.slow

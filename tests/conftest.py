@@ -35,7 +35,7 @@ _COMMANDS = ("benchmarks", "campaign", "commands", "golden", "hostile", "oracles
 # Rooms whose tests take minutes, each with servers or frameworks of its own.
 _MINUTES = (
     *("commands/cluster", "commands/airflow", "trainer"),
-    *("commands/report", "launching", "benchmarks"),
+    *("commands/report", "launching", "benchmarks", "campaign"),
 )
 # What these fixtures give comes from packages of extras.
 _OF_EXTRAS = {"miniature", "s3", "speaks"}

@@ -67,12 +67,14 @@ def copy(small: Demo, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def written(unplotted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Calls `report` and returns the page's text, without plots.
-
-    Nothing is compared with the source unless the test names it, which is most of the work.
-    """
+def sourceless(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing is compared with a source that the test does not name: most of a page's work."""
     monkeypatch.setenv(naming.CACHE, str(tmp_path / "of-another-user"))
+
+
+@pytest.fixture
+def written(unplotted: None, sourceless: None, tmp_path: Path) -> Callable[..., str]:
+    """Calls `report` and returns the page's text, without plots."""
 
     def make(*arguments: str | Path) -> str:
         out = tmp_path / "page.html"

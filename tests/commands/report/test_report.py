@@ -156,6 +156,7 @@ def test_each_class_is_shown_with_facts_of_its_source(small: Demo) -> None:
 
 
 def test_a_seed_gives_the_same_sample_and_another_another(small: Demo, written: Report) -> None:
+    """The note of where the source is may be gone: then the flag names it."""
     source = ("--source", small.source)
     first = data((small.out / "report.html").read_text("utf-8"))
     again = data(written(small.out, *source))
@@ -166,6 +167,7 @@ def test_a_seed_gives_the_same_sample_and_another_another(small: Demo, written: 
 
     assert first == again
     assert pairs(first) != pairs(other)
+    assert pairs(data(written(small.out))) == [], "no note, and no flag"
 
 
 def test_a_set_without_its_work_folder_and_sources_has_a_report_too(
@@ -178,14 +180,6 @@ def test_a_set_without_its_work_folder_and_sources_has_a_report_too(
     assert len(data(page)["tiles"]) >= 45
     assert all(tile["before"] is None for tile in data(page)["tiles"])
     assert page.count("<figure>") == 6
-
-
-def test_the_source_may_have_moved(small: Demo, copy: Path, written: Report) -> None:
-    without = data(written(copy))
-    beside = data(written(copy, "--source", small.source))
-
-    assert not any(tile["before"] for tile in without["tiles"])
-    assert any(tile["before"] for tile in beside["tiles"])
 
 
 def test_damaged_receipts_cost_plots_and_nothing_else(copy: Path, written: Report) -> None:
@@ -315,7 +309,7 @@ def test_replicas_are_told_with_what_they_hold(copy: Path, written: Report) -> N
     assert page.count("another state of this data set") == 1
 
 
-def test_a_page_is_replaced_whole(copy: Path, unplotted: None) -> None:
+def test_a_page_is_replaced_whole(copy: Path, unplotted: None, sourceless: None) -> None:
     """A run that is killed while it writes must not leave half a page that looks up to date."""
     page, before = copy / "report.html", copy / "before.html"
     page.write_text("an older one")
@@ -343,12 +337,12 @@ def test_a_page_of_720_classes_of_noise_is_below_5_mb(tmp_path: Path, written: R
     shown = len(data(page)["tiles"])
     assert 600 < shown < 720
     assert f"{shown} stored images, of {shown} of 720 classes" in page
-    assert 3_000_000 < len(page.encode()) < 5_000_000
+    assert 2_500_000 < len(page.encode()) < 5_000_000
 
 
 @pytest.mark.root
 def test_no_page_is_left_unasked_in_a_folder_of_another_user(
-    copy: Path, unplotted: None, tmp_path: Path
+    copy: Path, unplotted: None, sourceless: None, tmp_path: Path
 ) -> None:
     if os.geteuid():
         pytest.skip("needs root, to give a folder away")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import compileall
+import contextlib
 import gc
+import importlib
 import itertools
 import os
 import re
@@ -21,7 +24,6 @@ from hypothesis.configuration import set_hypothesis_home_dir
 import tests.kit.start.sitecustomize  # noqa: F401 - as in the processes that tests start
 from tests.kit.browser import chromium, open_page  # noqa: F401 - one browser for all rooms
 from tests.kit.command import REPOSITORY
-from tests.kit.compiled import compile_all
 from tests.kit.cpu import Meter
 from tests.kit.installed import installed  # noqa: F401 - for all rooms
 from tests.kit.lengths import FULL, FULL_EXAMPLES, HYPOTHESIS, SHORT
@@ -64,12 +66,35 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile(FULL if HYPOTHESIS in config.option.markexpr else SHORT)
     config.pluginmanager.register(Meter(_room))
     if not hasattr(config, "workerinput"):
-        compile_all(config)
+        for folder in ("imagenet_prep", "pipelines", "tests/kit"):
+            compileall.compile_dir(REPOSITORY / folder, quiet=1)
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Collects with less work: rewritten tests are kept, and nothing looks for garbage.
+
+    Rewritten assertions cost as much as all else of a cold collection. Each worker begins with the
+    files of its own, so that it finds the others rewritten.
+    """
+    sys.dont_write_bytecode = False
+    gc.disable()
+    config = session.config
+    if config.args_source is pytest.Config.ArgsSource.TESTPATHS and hasattr(config, "workerinput"):
+        begin = int(config.workerinput["workerid"].removeprefix("gw"))
+        files = sorted(REPOSITORY.glob("tests/**/test_*.py"))
+        for path in files[begin :: config.workerinput["workercount"]]:
+            # The collection imports it again, and reports why it cannot.
+            with contextlib.suppress(Exception, pytest.skip.Exception):
+                importlib.import_module(
+                    ".".join(path.relative_to(REPOSITORY).with_suffix("").parts)
+                )
 
 
 def pytest_collection_finish() -> None:
-    """Takes what was collected out of each later search for garbage: it lives to the end."""
+    """Ends what `pytest_collection` began; tests and modules never become garbage."""
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     gc.freeze()
+    gc.enable()
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -130,7 +155,12 @@ def _begin_with_minutes(items: list[pytest.Item], num_workers: int) -> None:
 
 def _room(item: pytest.Item) -> str:
     """Returns the name of a test's folder; below `commands`, with that of the verb's folder."""
-    folders = item.path.relative_to(REPOSITORY / "tests").parent.parts
+    return _room_of(item.path)
+
+
+@functools.cache
+def _room_of(path: Path) -> str:
+    folders = path.relative_to(REPOSITORY / "tests").parent.parts
     return "/".join(folders[: 2 if folders[0] == "commands" else 1])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 from collections.abc import Callable
@@ -24,7 +25,8 @@ from tests.kit.bounds import little_memory
 from tests.kit.codec import frames, mutations
 from tests.kit.hostile import images
 
-LOSSLESS = {name: images.lossless_jpeg(420, count) for name, count in {"rgb": 3, "grey": 1}.items()}
+LOSSLESS = {"rgb": 3, "grey": 1}  # components
+_lossless_jpeg = functools.cache(images.lossless_jpeg)
 
 
 def shown(data: bytes) -> object:
@@ -136,12 +138,12 @@ def test_a_lossless_jpeg_is_decoded_at_full_size_and_stored_encoded(
     kind: str, check: str, short_side: int | None, codec: str
 ) -> None:
     policy = Policy(short_side, check=check, codec=codec)
-    made = transform.transform(LOSSLESS[kind], policy)
+    made = transform.transform(_lossless_jpeg(420, LOSSLESS[kind]), policy)
 
     assert made.repair == "lossless"
     side = short_side or 420
     transform.prove_stored(made.encoded, side, side)
-    with Image.open(io.BytesIO(LOSSLESS[kind])) as opened:
+    with Image.open(io.BytesIO(_lossless_jpeg(420, LOSSLESS[kind]))) as opened:
         truth = opened.convert("RGB").resize((side, side), Image.Resampling.BICUBIC)
     got = simplejpeg.decode_jpeg(made.encoded, "RGB").astype(int)
     assert abs(got - np.asarray(truth)).mean() < 40  # noise, at 4:2:0
@@ -167,7 +169,7 @@ def test_a_lossless_jpeg_is_turned_as_its_exif_says() -> None:
 @pytest.mark.parametrize("look", ["hash", "proof", "equal pixels", "report", "reader"])
 @pytest.mark.parametrize("kind", LOSSLESS)
 def test_whoever_shows_a_lossless_jpeg_decodes_it_at_full_size(kind: str, look: str) -> None:
-    assert CALLS[look](LOSSLESS[kind]) is not None
+    assert CALLS[look](_lossless_jpeg(420, LOSSLESS[kind])) is not None
 
 
 def test_a_lossless_jpeg_has_the_means_of_its_pixels() -> None:
@@ -181,7 +183,7 @@ def test_a_lossless_jpeg_has_the_means_of_its_pixels() -> None:
 def test_a_set_holds_no_lossless_jpeg(kind: str, look: str) -> None:
     """TensorFlow and DALI do not decode it."""
     with pytest.raises(BadImageError, match="undecodable: lossless"):
-        CALLS[look](LOSSLESS[kind])
+        CALLS[look](_lossless_jpeg(420, LOSSLESS[kind]))
 
 
 def doubtful() -> dict[str, bytes]:

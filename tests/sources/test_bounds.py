@@ -83,22 +83,24 @@ def test_a_devkit_folder_with_a_huge_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "data",
+    "make",
     [
-        archives.mat_that_unpacks_to(64 << 20),
-        archives.mat_with_cells(1 << 30),
-        archives.mat_with_cells(-5),
-        archives.mat_with_blanks(1 << 30),
-        archives.mat_with_structs(1 << 30),
-        archives.mat_nested(2000),
-        archives.mat_header(),
-        b"HDF5",
+        lambda: archives.mat_that_unpacks_to(64 << 20),
+        lambda: archives.mat_with_cells(1 << 30),
+        lambda: archives.mat_with_cells(-5),
+        lambda: archives.mat_with_blanks(1 << 30),
+        lambda: archives.mat_with_structs(1 << 30),
+        lambda: archives.mat_nested(2000),
+        archives.mat_header,
+        lambda: b"HDF5",
     ],
     ids=["packed", "cells", "negative", "blanks", "structs", "nested", "empty", "hdf5"],
 )
-def test_a_mat_file_that_claims_more_than_it_holds_is_refused(tmp_path: Path, data: bytes) -> None:
+def test_a_mat_file_that_claims_more_than_it_holds_is_refused(
+    tmp_path: Path, make: Callable[[], bytes]
+) -> None:
     (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "meta.mat").write_bytes(data)
+    (tmp_path / "data" / "meta.mat").write_bytes(make())
     (tmp_path / "data" / labels.GROUND_TRUTH).write_bytes(b"1\n")
 
     with little_memory(128 << 20), pytest.raises(SourceError, match=r"meta\.mat cannot be read"):

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import scipy.io
 
 from imagenet_prep.core.errors import DataDamagedError, SourceError
 from imagenet_prep.dataset import class_list
@@ -194,6 +193,8 @@ def test_labels_in_id_order_are_refused(official: ClassList) -> None:
 
 
 def matlab(**variables: object) -> bytes:
+    import scipy.io  # an import of 0.2 s, which no other test needs
+
     buffer = io.BytesIO()
     scipy.io.savemat(buffer, variables)
     return buffer.getvalue()

@@ -9,12 +9,13 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from setuptools import Distribution
+from setuptools import Distribution, Extension
 
 from imagenet_prep.codec import planes
 from imagenet_prep.codec.policy import PLANES
 from tests.kit.codec import corpus, native
 from tests.kit.installed import Installed
+from tests.kit.lengths import long_but
 
 
 @pytest.fixture
@@ -30,11 +31,9 @@ def setup(repository: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def build(setup: ModuleType, folder: Path) -> Path:
-    """Runs build_ext as an installation does; returns where the library lies then."""
-    distribution = Distribution(
-        {"name": "imagenet-prep", "ext_modules": [setup.PLANES, setup.GATHER, setup.DIGESTS]}
-    )
+def build(setup: ModuleType, folder: Path, *extensions: Extension) -> Path:
+    """Runs build_ext as an installation does; returns the path of the codec's library."""
+    distribution = Distribution({"name": "imagenet-prep", "ext_modules": [*extensions]})
     command = setup.BuildLibraries(distribution)
     command.build_lib = command.build_temp = str(folder)
     command.ensure_finalized()
@@ -54,7 +53,8 @@ def unloaded() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unloaded")
-@pytest.mark.parametrize("compiler", ["system", "zig"])
+# The library of this checkout, which all other tests use, is what "system" makes.
+@pytest.mark.parametrize("compiler", long_but(["zig"], ["system", "zig"]))
 def test_what_an_installation_compiles_makes_the_codecs_bytes(
     setup: ModuleType,
     compiler: str,
@@ -68,7 +68,7 @@ def test_what_an_installation_compiles_makes_the_codecs_bytes(
     other = "zig_compiler" if compiler == "system" else "system_compiler"
     monkeypatch.setattr(setup, other, list)
 
-    library = build(setup, tmp_path)
+    library = build(setup, tmp_path, setup.PLANES)
     installed.library("codec.libraries", library)
 
     found = corpus.digest(PLANES, corpus.FEW)
@@ -85,7 +85,9 @@ def test_a_compiler_that_fails_is_followed_by_the_next(
     monkeypatch.setenv("CC", "false")
     monkeypatch.setattr(setup, "zig_compiler", lambda: ["cc"])
 
-    assert build(setup, tmp_path).exists()
+    build(setup, tmp_path, setup.DIGESTS)
+
+    assert (tmp_path / "imagenet_prep" / "shards" / "_digests.so").exists()
 
 
 def test_without_a_compiler_the_rest_is_installed(
@@ -97,7 +99,7 @@ def test_without_a_compiler_the_rest_is_installed(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(setup, "find_spec", lambda _: None)
 
-    library = build(setup, tmp_path)
+    library = build(setup, tmp_path, setup.PLANES, setup.GATHER, setup.DIGESTS)
 
     assert not library.exists()
     assert "no C compiler here, nor ziglang from PyPI" in caplog.text

@@ -11,7 +11,6 @@ from imagenet_prep.__main__ import VERBS
 from tests.kit.command import REPOSITORY
 from tests.site.conftest import SECRET, Build
 
-PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 _LOADED = re.compile(
     r"<(?:script|img|iframe|source|audio|video|embed|input)\b[^>]*?\ssrc=\"([^\"]+)\""
     r"|<link\b[^>]*?\shref=\"([^\"]+)\"|<object\b[^>]*?\sdata=\"([^\"]+)\""
@@ -24,29 +23,25 @@ def test_what_is_dead_and_a_page_that_nobody_finds_fail_the_build(
 ) -> None:
     clone = tmp_path / "clone"
     shutil.copytree(REPOSITORY / ".ci" / "site", clone / ".ci" / "site")
-    pages = {
-        document: f"# {document}\n"
-        for document in (*PAGES, "benchmarks/README.md", "benchmarks/gpu.md")
+    listed = ("train", "api", "command-line", "benchmarks", "benchmarks-gpu", "contributing")
+    listed = (*listed, "security", "changelog")
+    files = {
+        ".ci/site/navigation.md": "```{toctree}\n" + "\n".join(listed) + "\n```\n",
+        "docs/train.md": "# Train\n\n[sound](api.md#names) [code](../examples/a.py)\n"
+        "[a](nowhere.md) [b](api.md#nowhere) [c](../examples/gone.py)\n"
+        "[d](api.md#imagenet_prep.make_nothing) [e](api.md#imagenet_prep.make) ![f](gone.png)\n",
+        "docs/api.md": "# API\n\n## Names\n\n```{eval-rst}\n"
+        ".. autofunction:: imagenet_prep.make\n.. autofunction:: imagenet_prep.of_nobody\n```\n",
+        "docs/lost.md": "# Lost\n",
+        "examples/a.py": "a = 1\n",
+        "imagenet_prep/__init__.py": '__version__ = "1"\n\ndef make(): """Makes it."""\n',
+        "imagenet_prep/__main__.py": "VERBS = {}\n\ndef main(): print('usage')\n",
+        **dict.fromkeys(("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"), "# A\n"),
+        **dict.fromkeys(("benchmarks/README.md", "benchmarks/gpu.md"), "# B\n"),
     }
-    pages["docs/diff.md"] = "# Compare\n"
-    pages["docs/train.md"] = (
-        "# Train\n[a](nowhere.md) [b](diff.md#nowhere) [c](../examples/gone.py)\n"
-        "[d](api.md#imagenet_prep.read.make_nothing) ![e](gone.png)\n"
-    )
-    pages["docs/api.md"] = (
-        "# API\n\n```{eval-rst}\n.. autofunction:: imagenet_prep.read.of_nobody\n```\n"
-    )
-    listed = ("train", "diff", "api", "command-line", "changelog", "contributing", "security")
-    listed += ("benchmarks", "benchmarks-gpu")
-    pages[".ci/site/navigation.md"] = "```{toctree}\n" + "\n".join(listed) + "\n```\n"
-    # A program of one verb: to ask all of ours for their help takes seconds.
-    pages["imagenet_prep/__init__.py"] = '__version__ = "1"\n'
-    pages["imagenet_prep/read/__init__.py"] = ""
-    pages["imagenet_prep/__main__.py"] = "VERBS = ['train']\ndef main():\n    print('usage')\n"
-    for name, text in pages.items():
+    for name, text in files.items():
         (clone / name).parent.mkdir(parents=True, exist_ok=True)
         (clone / name).write_text(text)
-    (clone / "docs" / "lost.md").write_text("# Lost\n")
 
     built = build(clone, tmp_path / "site")
 

@@ -34,6 +34,7 @@ from imagenet_prep.matching import find
 from imagenet_prep.read import native
 from imagenet_prep.reporting import pictures
 from tests.kit.codec import frames, mutations
+from tests.kit.codec.native import SANITIZED, link
 from tests.kit.command import REPOSITORY
 
 MODULE = "tests.kit.codec.fuzz_opening"
@@ -42,7 +43,6 @@ SIZE = (52, 36)  # small files hold the same structures, and are many a second
 MAX_PIXELS = 200_000
 _CODEC = REPOSITORY / "imagenet_prep" / "codec"
 _SOURCES = ("planes.c", "decoder.c", "encoder.c", "likeness.c")
-_SANITIZERS = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 _CANARY, _CANARY_BYTES = 0xA5, 4096
 
 
@@ -135,11 +135,8 @@ def run(library: Path, seed: int, count: int, place: Path) -> Counter[str]:
 
 def build(folder: Path) -> Path:
     """Compiles our C with sanitizers, as a library."""
-    library = folder / "_planes.so"
-    sources = [str(_CODEC / name) for name in _SOURCES]
-    flags = ("-std=gnu11", "-shared", "-fPIC", "-ffp-contract=off", *_SANITIZERS)
-    subprocess.run(["cc", *flags, "-o", str(library), *sources, "-lm"], check=True)
-    return library
+    sources = [_CODEC / name for name in _SOURCES]
+    return link(folder / "_planes.so", SANITIZED, sources=sources)
 
 
 def watched(*arguments: object) -> subprocess.CompletedProcess[str]:

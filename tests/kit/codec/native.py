@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import shutil
 import struct
 import subprocess
@@ -18,6 +20,7 @@ from imagenet_prep.codec import planes
 from imagenet_prep.codec.policy import Policy
 from tests.kit.codec import corpus
 from tests.kit.command import PATIENCE_S, REPOSITORY
+from tests.kit.shared import made_once
 
 # What is compiled together; all harnesses but the last include planes.c.
 _CODEC = REPOSITORY / "imagenet_prep" / "codec"
@@ -33,7 +36,12 @@ LIKENESS_HARNESS = (
     REPOSITORY / "imagenet_prep" / "matching" / "matching.c",
 )
 GCC = ("cc",)
-SANITIZED = ("cc", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+# With -O2 it compiles twice as long and finds no more; -g1 has the lines that a report names.
+SANITIZED = (
+    *("cc", "-g1", "-O1", "-fPIC", "-fsanitize=address,undefined"),
+    "-fno-sanitize-recover=all",
+)
+_KINDS = ("-std=gnu11", "-ffp-contract=off", "-Wall", "-Wextra")
 
 
 def zig(target: str) -> tuple[str, ...]:
@@ -52,15 +60,43 @@ def build(
     folder: Path, compiler: Sequence[str], *flags: str, sources: Sequence[Path] = HARNESS
 ) -> Path:
     """Compiles a harness into a folder."""
-    program = folder / "harness"
-    # With sanitizers, -O2 compiles for 16 s of a processor where -O1 takes 9 s, and finds no more.
-    level = "-O1" if compiler == SANITIZED else "-O2"
-    kinds = ("-std=gnu11", level, "-ffp-contract=off", "-Wall", "-Wextra")
-    flags = (*kinds, *flags, "-o", str(program))
-    command = [*compiler, *flags, *map(str, sources), "-ldl", "-lm"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    return link(folder / "harness", compiler, *flags, sources=sources)
+
+
+def link(out: Path, compiler: Sequence[str], *flags: str, sources: Sequence[Path]) -> Path:
+    """Links the compiled sources to a program, or to a library if `out` ends with .so."""
+    objects = [_compiled(tuple(compiler), flags, source) for source in sources]
+    kind = ["-shared"] if out.suffix == ".so" else []
+    _call(*compiler, *flags, *kind, "-o", out, *objects, "-ldl", "-lm")
+    return out
+
+
+def _compiled(compiler: tuple[str, ...], flags: Sequence[str], source: Path) -> Path:
+    """Compiles a source once, for all tests and runs, until some C or the compiler changes."""
+    level = () if compiler == SANITIZED else ("-O2",)
+    command = (*compiler, *_KINDS, *level, *flags, "-c", str(source))
+    key = hashlib.sha256(repr((command, _state_of(compiler))).encode()).hexdigest()[:32]
+
+    def compile_to(folder: Path) -> None:
+        _call(*command, "-o", folder / "object.o")
+
+    return made_once(REPOSITORY / "build" / "native" / key, compile_to) / "object.o"
+
+
+@functools.cache
+def _state_of(compiler: tuple[str, ...]) -> str:
+    """Returns a digest of the compiler's version and of all sources and headers."""
+    state = hashlib.sha256(_call(*compiler, "--version").encode())
+    for folder in ("imagenet_prep", "tests"):
+        for path in sorted((REPOSITORY / folder).rglob("*.[ch]")):
+            state.update(f"{path} ".encode() + path.read_bytes())
+    return state.hexdigest()
+
+
+def _call(*command: object) -> str:
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return program
+    return done.stdout
 
 
 def run(*command: object, patience_s: float | None = PATIENCE_S) -> bytes:

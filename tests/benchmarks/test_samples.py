@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks import samples
 from imagenet_prep import diff
 
 
+@pytest.mark.long
 def test_tables_of_samples_are_asked(tmp_path: Path) -> None:
     results = samples.run(300, 4, tmp_path)
 

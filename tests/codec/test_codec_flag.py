@@ -16,11 +16,13 @@ MISSING = "--codec planes: "
 
 @pytest.fixture(scope="module")
 def mini(shared_cache: Path) -> Miniature:
-    return miniature_for_tests(shared_cache, num_train=120, num_validation=32, size=(160, 120))
+    return miniature_for_tests(
+        shared_cache, num_classes=4, num_train=20, num_validation=8, size=(48, 36)
+    )
 
 
 def prepare(mini: Miniature, out: Path, *more: str, **env: str) -> command.Finished:
-    flags = ("--short-side", "48", "--train-shards", "2", "--validation-shards", "1")
+    flags = ("--short-side", "24", "--train-shards", "2", "--validation-shards", "1")
     words = ("prepare", "--source", mini.root, "--out", out, "--allow-subset", *flags, *more)
     return command.run(*words, env=env)
 
@@ -84,7 +86,7 @@ def test_without_the_library_a_run_says_what_to_do_and_portable_runs(
 def test_resize_adds_no_split_of_another_codec(mini: Miniature, tmp_path: Path) -> None:
     whole, out = tmp_path / "whole", tmp_path / "out"
     assert prepare(mini, whole).code == 0
-    resize = ("resize", "-i", whole, "-o", out, "-r", "32", "--codec", "portable")
+    resize = ("resize", "-i", whole, "-o", out, "-r", "16", "--codec", "portable")
     assert command.run(*resize, "-s", "train").code == 0
     assert codec_of(out) == {"codec": "portable-1"}
 

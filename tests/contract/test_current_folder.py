@@ -14,6 +14,7 @@ import pytest
 
 from tests.kit import command
 from tests.kit.command import REPOSITORY
+from tests.kit.lengths import long_but
 from tests.kit.opened import opened
 from tests.kit.samples import add_tables
 from tests.kit.tfrecords import picture, plain, write_set
@@ -81,13 +82,14 @@ def test_the_watch_sees_what_is_opened(planted: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("trains", long_but([False], [False, True]))
 def test_neither_train_nor_any_library_opens_anything_of_the_current_folder(
-    planted: Path, sound: Path, tmp_path: Path
+    planted: Path, sound: Path, tmp_path: Path, trains: bool
 ) -> None:
     """Train imports TensorFlow, which loads kernels; it is imported once, and the others after."""
     names = {name for name in imported() if name.partition(".")[0] not in ELSEWHERE}
     train: tuple[str | Path, ...] = ()
-    if importlib.util.find_spec("tensorflow"):
+    if trains and importlib.util.find_spec("tensorflow"):
         train = (
             *("train", "--data-dir", sound, "--log-dir", tmp_path / "log", "--model", "tiny"),
             *("--image-size", "24", "--batch-size", "2", "--num-batches", "1"),

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.command import PATIENCE_S, REPOSITORY
+from tests.kit.lengths import long_but
 
 TESTS = REPOSITORY / "tests"
 # Every room may use this one.
@@ -88,7 +89,7 @@ def test_an_import_is_refused_where_it_ties_two_tests(line: str, path: str, refu
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("values", "code"), [("set", 1), ("sorted", 0)])
+@pytest.mark.parametrize(("values", "code"), long_but([("set", 1)], [("set", 1), ("sorted", 0)]))
 def test_a_run_fails_if_the_tests_of_a_file_have_a_different_order_in_each_process(
     values: str, code: int, tmp_path: Path
 ) -> None:
@@ -96,8 +97,13 @@ def test_a_run_fails_if_the_tests_of_a_file_have_a_different_order_in_each_proce
         f"import pytest\n\n@pytest.mark.parametrize('x', {values}('abcdefghijklmnop'))\n"
         "def test_x(x): pass\n"
     )
-    argv = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "tests.kit.same_order", "."]
-    env = os.environ | {"PYTHONPATH": str(REPOSITORY), "PYTHONHASHSEED": "random"}
+    plugins = [f"-p{name}" for name in ("xdist", "pytest_randomly", "tests.kit.same_order")]
+    argv = [sys.executable, "-m", "pytest", "-q", "-n", "2", *plugins, "."]
+    env = os.environ | {
+        "PYTHONPATH": str(REPOSITORY),
+        "PYTHONHASHSEED": "random",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }
 
     done = subprocess.run(
         argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=PATIENCE_S

@@ -17,6 +17,7 @@ import pytest
 
 from tests.kit.command import PATIENCE_S, REPOSITORY
 from tests.kit.documents import read, tracked
+from tests.kit.lengths import long_but
 
 _BLOCK = re.compile(r"^ *```python\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 
@@ -104,8 +105,9 @@ def mypy(folder: Path) -> list[Said]:
         "[mypy-apache_beam.*,matplotlib.*]\n"
         "follow_imports = skip\n"
     )
+    cache = REPOSITORY / "build" / "mypy-of-users"
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--cache-dir=cache", *sorted(folder.glob("*.py"))],
+        [sys.executable, "-m", "mypy", f"--cache-dir={cache}", *sorted(folder.glob("*.py"))],
         cwd=folder,
         env={**os.environ, "MYPYPATH": str(REPOSITORY)},
         capture_output=True,
@@ -143,7 +145,7 @@ def pyright(folder: Path) -> list[Said]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("checker", [mypy, pyright])
+@pytest.mark.parametrize("checker", long_but([mypy], [mypy, pyright]))
 def test_examples_and_documents_pass_and_mistakes_do_not(checker: Checker, code: Path) -> None:
     said = checker(code)
 

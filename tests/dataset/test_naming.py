@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.naming import ShardName
 
 
-@settings(deadline=None)
 @given(
     st.text("abcdefghijklmnopqrstuvwxyz", min_size=1, max_size=12),
     st.integers(1, 99_999).flatmap(lambda n: st.tuples(st.integers(0, n - 1), st.just(n))),

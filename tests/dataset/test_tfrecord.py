@@ -4,7 +4,7 @@ import io
 import struct
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from imagenet_prep.core.errors import DataDamagedError
@@ -22,7 +22,6 @@ def payloads_in(data: bytes) -> tuple[bytes, ...]:
     return tuple(record.payload for record in tfrecord.read_records(io.BytesIO(data), "shard"))
 
 
-@settings(deadline=None)
 @given(st.lists(st.binary(max_size=300), max_size=8))
 def test_reading_inverts_framing(payloads: list[bytes]) -> None:
     data = shard_of(tuple(payloads))

@@ -23,8 +23,8 @@ FLAGS = (
 
 SOUND = mutations.sources()["420"]
 
-# In `make test` each kind of source meets a quarter of what may be wrong with it.
-PARTS = 4
+# In `make test` each kind of source meets an eighth of what may be wrong with it.
+PARTS = 8
 
 
 @pytest.mark.parametrize(

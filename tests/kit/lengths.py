@@ -17,10 +17,10 @@ FULL_EXAMPLES = 100
 def examples(full: int) -> settings:
     """Returns the settings of a test that has other than `FULL_EXAMPLES` examples.
 
-    `make test` tries a quarter of them, `make test-long` all.
+    `make test` tries a tenth of them, `make test-long` all.
     """
     is_full = settings.get_current_profile_name() == FULL
-    return settings(max_examples=full if is_full else full // 4)
+    return settings(max_examples=full if is_full else max(3, full // 10))
 
 
 def long_but(short: Iterable[Any], cases: Iterable[Any]) -> list[Any]:

@@ -153,7 +153,8 @@ def checkout(folder: Path, tests: str) -> Path:
 
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(folder)}
+    quick = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(folder), **quick}
     argv = [sys.executable, "-m", "tests.mutants", *words]
     return subprocess.run(
         argv, cwd=folder, env=env, capture_output=True, text=True, timeout=PATIENCE_S

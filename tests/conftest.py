@@ -37,7 +37,7 @@ _COMMANDS = ("benchmarks", "campaign", "commands", "golden", "hostile", "oracles
 # Rooms whose tests take minutes, each with servers or frameworks of its own.
 _MINUTES = (
     *("commands/cluster", "commands/airflow", "trainer"),
-    *("commands/report", "launching", "benchmarks", "campaign"),
+    *("commands/report", "launching", "campaign", "hostile"),
 )
 # What these fixtures give comes from packages of extras.
 _OF_EXTRAS = {"miniature", "s3", "speaks"}
@@ -49,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Chooses how many examples Hypothesis tries, measures processor time, compiles modules.
 
     `make test-long` selects Hypothesis's tests by its own mark and has all examples of each;
-    `make test` has a quarter. Commands import the bytecode of our modules, and write none.
+    `make test` has a quarter or a tenth. Commands import the bytecode of our modules, and write none.
     """
     # Time is pytest-timeout's business: a deadline per example, and a limit for making examples,
     # fail on a busy machine. With CI set, Hypothesis loads its own "ci" profile: it is repeatable.

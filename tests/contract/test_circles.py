@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.__main__ import VERBS
+from tests.kit.imported import imports
 
 Graph = dict[str, set[str]]
 
@@ -31,10 +32,10 @@ def graph_of(root: Path, package: str) -> Graph:
 def _imported(path: Path, modules: object) -> set[str]:
     assert isinstance(modules, type({}.keys()))
     named = set()
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in imports(path.read_bytes()):
         if isinstance(node, ast.Import):
             named |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert not node.level, f"{path}: a relative import"
             inner = {f"{node.module}.{alias.name}" for alias in node.names}
             named |= inner & modules if inner & modules == inner else {node.module, *inner}

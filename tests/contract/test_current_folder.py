@@ -14,6 +14,7 @@ import pytest
 
 from tests.kit import command
 from tests.kit.command import REPOSITORY
+from tests.kit.imported import imports
 from tests.kit.lengths import long_but
 from tests.kit.opened import opened
 from tests.kit.samples import add_tables
@@ -38,10 +39,10 @@ def imported() -> frozenset[str]:
     found = set()
     for package in ("imagenet_prep", "pipelines"):
         for path in (REPOSITORY / package).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_bytes())):
+            for node in imports(path.read_bytes()):
                 if isinstance(node, ast.Import):
                     found |= {name.name for name in node.names}
-                elif isinstance(node, ast.ImportFrom) and node.module:
+                elif node.module:
                     found.add(node.module)
     return frozenset(found)
 

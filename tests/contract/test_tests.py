@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.command import PATIENCE_S, REPOSITORY
+from tests.kit.imported import imports
 from tests.kit.lengths import long_but
 
 TESTS = REPOSITORY / "tests"
@@ -33,10 +34,10 @@ def _refused(module: str, path: Path) -> bool:
 def _imported(source: str) -> set[str]:
     """Returns the modules of tests/ that a file imports, anywhere in it."""
     found = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in imports(source):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
+        else:
             module = "." * node.level + (node.module or "")
             last = {alias.name for alias in node.names if alias.name.startswith("test_")}
             found |= {module, *(f"{module}.{name}" for name in last)}

@@ -23,6 +23,7 @@ def test_what_is_dead_and_a_page_that_nobody_finds_fail_the_build(
 ) -> None:
     clone = tmp_path / "clone"
     shutil.copytree(REPOSITORY / ".ci" / "site", clone / ".ci" / "site")
+    lost = "lost.md"
     listed = ("train", "api", "command-line", "benchmarks", "benchmarks-gpu", "contributing")
     listed = (*listed, "security", "changelog")
     files = {
@@ -32,7 +33,7 @@ def test_what_is_dead_and_a_page_that_nobody_finds_fail_the_build(
         "[d](api.md#imagenet_prep.make_nothing) [e](api.md#imagenet_prep.make) ![f](gone.png)\n",
         "docs/api.md": "# API\n\n## Names\n\n```{eval-rst}\n"
         ".. autofunction:: imagenet_prep.make\n.. autofunction:: imagenet_prep.of_nobody\n```\n",
-        "docs/lost.md": "# Lost\n",
+        f"docs/{lost}": "# Lost\n",
         "examples/a.py": "a = 1\n",
         "imagenet_prep/__init__.py": '__version__ = "1"\n\ndef make(): """Makes it."""\n',
         "imagenet_prep/__main__.py": "VERBS = {}\n\ndef main(): print('usage')\n",

@@ -13,6 +13,7 @@ system is the current folder. No other library that we import looks there: `stra
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import importlib.util
 import os
@@ -58,7 +59,8 @@ class _Loader(SourceFileLoader):
 
     def exec_module(self, module: ModuleType) -> None:
         talks = module.__name__ == "tensorflow"
-        with _elsewhere(), _without_chatter() if talks else contextlib.nullcontext():
+        silence = _without_chatter() if talks else contextlib.nullcontext()
+        with _elsewhere(), _uncollected(), silence:
             super().exec_module(module)
             _LIBRARIES[module.__name__]()
 
@@ -74,6 +76,18 @@ def _elsewhere() -> Iterator[None]:
     finally:
         os.fchdir(here)
         os.close(here)
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Pauses garbage collection, which finds nothing in an import and is a quarter of its time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @contextlib.contextmanager

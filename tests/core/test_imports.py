@@ -14,10 +14,10 @@ from imagenet_prep.core import imports
 from tests.kit.command import PATIENCE_S, REPOSITORY
 
 
-def said(cwd: Path, program: str, **env: str) -> str:
+def said(cwd: Path, program: str, *words: str, **env: str) -> str:
     """Returns what a program prints that runs there."""
     done = subprocess.run(
-        [sys.executable, "-P", "-c", program],
+        [sys.executable, "-P", "-c", program, *words],
         cwd=cwd,
         env=dict(os.environ, PYTHONPATH=str(REPOSITORY), TF_CPP_MIN_LOG_LEVEL="3", **env),
         capture_output=True,
@@ -94,6 +94,17 @@ def test_a_library_that_talks_as_it_is_imported_is_heard_only_where_it_fails(
         timeout=PATIENCE_S,
     )
     assert (done.returncode, done.stderr) == (-9, b"F0000 no AVX here\n")
+
+
+def test_no_garbage_is_looked_for_while_a_library_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "matplotlib.py").write_text("import gc\nprint(gc.isenabled())\n")
+    program = (
+        "import gc, sys\nsys.path.insert(0, sys.argv[1])\nfrom imagenet_prep.core import imports\n"
+        "imports.guard()\nimport matplotlib\nprint(gc.isenabled())\n"
+        "del sys.modules['matplotlib']\ngc.disable()\nimport matplotlib\nprint(gc.isenabled())"
+    )
+
+    assert said(Path("/"), program, str(tmp_path)).split() == ["False", "True", "False", "False"]
 
 
 @pytest.mark.extras

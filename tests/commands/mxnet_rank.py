@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 
 import numpy as np
 
 from imagenet_prep.core.world import World
-from imagenet_prep.read import make_dataset
-
-
-def batches(data: str, world: World) -> dict[str, str]:
-    """Returns a hash of what a rank reads in two epochs of training and one of evaluation."""
-    found = {}
-    for split, dtype, epochs in (("train", "float16", 2), ("validation", "float32", 1)):
-        reader = make_dataset(
-            data, split, 8, image_size=16, world=world, dtype=dtype, backend="native"
-        )
-        digest = hashlib.sha256()
-        for _ in range(epochs):
-            for batch in reader:
-                for name in ("images", "class_index", "mask"):
-                    digest.update(np.ascontiguousarray(batch[name]).tobytes())
-        found[split] = digest.hexdigest()
-    return found
+from tests.kit.batches import digests
 
 
 def main(data: str, *, alone: bool) -> None:
@@ -39,7 +22,7 @@ def main(data: str, *, alone: bool) -> None:
         added = hvd.allreduce(mx.nd.array([1.0, 10.0]) * (hvd.rank() + 1), op=hvd.Sum)
         world, total = World.from_environment(), added.asnumpy().tolist()
         assert (world.rank, world.size) == (hvd.rank(), hvd.size())
-    told = [world.rank, np.__version__, total, batches(data, world)]
+    told = [world.rank, np.__version__, total, digests(data, world)]
     print(f"TOLD {json.dumps(told)}", flush=True)
 
 

@@ -19,8 +19,8 @@ from imagenet_prep.core.errors import ImagenetPrepError, UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.install_horovod import Config
 from imagenet_prep.launching import horovod_source
-from tests.commands.mxnet_rank import batches
 from tests.kit import layouts
+from tests.kit.batches import digests
 from tests.kit.cluster import cluster
 from tests.kit.command import PATIENCE_S, run, started
 from tests.kit.system import System
@@ -341,7 +341,7 @@ def test_another_numpy_reads_the_same_bytes(mxnet_python: Path, shades: Path) ->
 
     assert finished.code == 0, finished.err
     (told,) = re.findall(r"TOLD (.*)", finished.out)
-    assert json.loads(told) == [1, "1.23.5", None, batches(str(shades), World(1, 2))]
+    assert json.loads(told) == [1, "1.23.5", None, digests(str(shades), World(1, 2))]
 
 
 # In short: the ranks of MXNet that train in trainer/test_mxnet, and the NumPy above.
@@ -367,7 +367,7 @@ def test_two_ranks_of_mxnet_add_up_and_read_the_bytes_that_another_numpy_reads(
     assert finished.code == 0, finished.err
     told = re.findall(r"TOLD (.*)", finished.out)
     assert sorted(map(json.loads, told)) == [
-        [rank, "1.23.5", [3.0, 30.0], batches(str(shades), World(rank, 2))] for rank in (0, 1)
+        [rank, "1.23.5", [3.0, 30.0], digests(str(shades), World(rank, 2))] for rank in (0, 1)
     ]
 
 

@@ -36,7 +36,7 @@ SHORT_LIVED_JAVA = (
 )
 # Ranks ask each other what there is to reduce after each of these many milliseconds, by default
 # every one: on two cores that costs more than their work.
-RARE_CYCLES = {"HOROVOD_CYCLE_TIME": "10"}
+RARE_CYCLES = {"HOROVOD_CYCLE_TIME": "50"}
 _MARK = "IMAGENET_PREP_TEST_RUN"
 # Variables that an interpreter or a library reads once, before a verb begins.
 _AT_IMPORT = re.compile("PYTHON|LANG|LC_|LD_|TZ|OMP_|OPENBLAS_|OPENCV_|MALLOC_")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import itertools
 import json
@@ -22,6 +23,8 @@ from tests.kit.tfrecords import jpeg, wnid, write_set
 
 CLASSES = 4
 NUM_TRAIN, NUM_VALIDATION = 67, 22
+# Flags of examples/single.py and distributed.py.
+EXAMPLE = ("--image-size", "16", "--epochs", "2")
 
 
 def flags(data: Path, log_dir: Path, **more: Any) -> dict[str, Any]:
@@ -46,6 +49,30 @@ def arguments(settings: dict[str, Any]) -> list[str]:
     for name, value in settings.items():
         words += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
     return words
+
+
+def network(name: str, image_size: int, num_classes: int) -> Any:
+    """Stands for `trainer.model.build`, whose smallest network TensorFlow traces for two seconds.
+
+    The loop treats both alike: convolution, batch norm, dense layer. tests/e2e trains the real one.
+    """
+    import keras
+
+    images = keras.Input((image_size, image_size, 3), name="images")
+    x = keras.layers.Conv2D(16, 3, 2, use_bias=False, name="conv1")(images)
+    x = keras.layers.BatchNormalization(momentum=0.9, name="bn1")(x)
+    x = keras.layers.GlobalAveragePooling2D()(keras.layers.ReLU()(x))
+    x = keras.layers.Dense(num_classes, name="classes")(x)
+    logits = keras.layers.Activation("linear", dtype="float32", name="logits")(x)
+    return keras.Model(images, logits, name=name)
+
+
+@functools.cache
+def built(name: str) -> Any:
+    """Returns a network at 64 pixels; its weights are what the last test made of them."""
+    from imagenet_prep.trainer import model
+
+    return model.build(name, 64, 1000)
 
 
 def make_shades(

@@ -9,13 +9,19 @@ from typing import Any
 import pytest
 
 from imagenet_prep.trainer.config import Config
-from tests.kit.training import flags, horovod, shades
+from tests.kit.training import flags, horovod, network, shades
 
 __all__ = ["horovod", "shades"]
 
 
 @pytest.fixture
-def train(tf: Any, shades: Path) -> Callable[..., Any]:
+def small_network(tf: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets TensorFlow train a network that is traced in half a second, whatever its name."""
+    monkeypatch.setattr("imagenet_prep.trainer.model.build", network)
+
+
+@pytest.fixture
+def train(small_network: None, shades: Path) -> Callable[..., Any]:
     """Trains in this process: train(log_dir, **settings) -> the last evaluation."""
     from imagenet_prep.train import train as verb
 

@@ -1,21 +1,26 @@
 """`train` as one rank of MXNet's, whose weights are seen: `python mxnet_rank.py FOLDER STEP FLAGS`.
 
-At the end each rank saves its variables in FOLDER. Rank 1 is killed before STEP; -1: it is not.
+At the end each rank saves its variables in FOLDER, and its versions and batches as JSON. Rank 1 is
+killed before STEP; -1: it is not.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import mxnet as mx  # of a server, or of the scheduler, this is the whole life
 import numpy as np
 
 from imagenet_prep.core import program
+from imagenet_prep.core.world import World
 from imagenet_prep.trainer import loop
 from imagenet_prep.trainer.mxnet_learner import MxnetLearner
+from tests.kit.batches import digests
 
 FOLDER, FATAL_STEP = sys.argv[1], int(sys.argv[2])
 forwards = 0
@@ -49,7 +54,10 @@ def closed(self: loop.Training) -> bool:
     """All has been trained."""
     learner = self._learner
     values = {f"variable_{n:04d}": value for n, value in enumerate(learner.values())}
-    np.savez(f"{FOLDER}/weights-{learner.comm.world.rank}.npz", **values)
+    world = learner.comm.world
+    np.savez(f"{FOLDER}/weights-{world.rank}.npz", **values)
+    told = [np.__version__, digests(str(self._config.data_dir), World.from_environment())]
+    Path(f"{FOLDER}/read-{world.rank}.json").write_text(json.dumps(told))
     return close(self)
 
 

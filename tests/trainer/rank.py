@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import runpy
 import signal
 import sys
 from pathlib import Path
@@ -16,10 +17,11 @@ from imagenet_prep.core.errors import IncompleteError
 from imagenet_prep.evaluation.sheet import Sheet
 from imagenet_prep.train import readers
 from imagenet_prep.trainer import comm as comms
-from imagenet_prep.trainer import loop, recipe
+from imagenet_prep.trainer import loop, model, recipe
 from imagenet_prep.trainer.config import Config
 from imagenet_prep.trainer.tensorflow_learner import TensorFlowLearner
-from tests.kit.training import end_at_step
+from tests.kit.command import REPOSITORY
+from tests.kit.training import EXAMPLE, end_at_step, network
 
 
 def gradients(comm: comms.Comm, file: str) -> None:
@@ -58,6 +60,15 @@ def weights(learner: TensorFlowLearner, file: str, config: Config) -> list[float
     return score
 
 
+def example(data: str, out: Path) -> None:
+    """Runs the script of docs/own-script.md, which finds Horovod started."""
+    half = ("--batch-size", "4", "--learning-rate", "0.05", "--out", str(out))
+    script = str(REPOSITORY / "examples" / "distributed.py")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [script, "--data-dir", data, *EXAMPLE, *half])
+        runpy.run_path(script)
+
+
 def main(folder: Path, settings: dict[str, Any], *, dies: bool) -> None:
     """Does all that the tests compare, in one start of Horovod.
 
@@ -68,6 +79,7 @@ def main(folder: Path, settings: dict[str, Any], *, dies: bool) -> None:
     # As in the process of the tests.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     tf.config.threading.set_intra_op_parallelism_threads(1)
+    model.build = network
     config = Config(**settings, log_dir=str(folder / "two"))
     # Each rank begins with weights of its own.
     seed = config.seed + comms.launched().rank
@@ -86,6 +98,7 @@ def main(folder: Path, settings: dict[str, Any], *, dies: bool) -> None:
     gradients(
         comms.Horovod(comm.world, fp16_compression=True), str(folder / "gradients-fp16-{}.npz")
     )
+    example(str(config.data_dir), folder / "both.keras")
     if dies:
         with pytest.MonkeyPatch.context() as patch:
             if comm.world.rank == 1:

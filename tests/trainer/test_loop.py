@@ -62,6 +62,14 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_not_ended(
     assert both[0] == both[1]
 
 
+def test_a_cleared_log_folder_begins_at_step_0(train: Train, tmp_path: Path) -> None:
+    train(tmp_path / "run")
+    train(tmp_path / "run", clear_log=True, num_epochs=0.2)
+
+    assert checkpoint.steps(tmp_path / "run") == [1]
+    assert [row["resumed_at"] for row in rows(tmp_path / "run", "start")] == [0]
+
+
 def test_evaluating_what_was_never_trained_is_refused(train: Train, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no checkpoint to evaluate"):
         train(tmp_path / "run", evaluate=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -13,12 +15,14 @@ import pytest
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.trainer import checkpoint, mxnet_comm
-from tests.kit.command import PATIENCE_S, Finished, started
+from tests.kit.batches import digests
+from tests.kit.command import PATIENCE_S, PROGRAM, Finished, started
 from tests.kit.shared import made_once
 from tests.kit.training import NUM_VALIDATION, arguments, flags, rows
 
 RANK = Path(__file__).with_name("mxnet_rank.py")
 SAVED, FATAL, LAST = 10, 15, 33
+LAUNCH = ("launch", "-np", "2")
 
 mxnet = pytest.mark.mxnet
 
@@ -29,45 +33,77 @@ def settings(shades: Path, run: Path, **more: Any) -> list[str]:
     return arguments(small | {"framework": "mxnet", "checkpoint_every": SAVED} | more)
 
 
-def run(python: Path, *words: str | Path, code: int = 0) -> Finished:
-    """Runs a verb in MXNet's environment, whose processes have one thread each."""
+def run(python: Path, *words: str | Path, code: int = 0, program: Any = PROGRAM) -> Finished:
+    """Runs a verb, or another program, in MXNet's environment; its processes have one thread."""
     # With two servers, all arrays of more than 99 numbers are divided between them.
     variables = {"OMP_NUM_THREADS": "1", "MXNET_KVSTORE_BIGARRAY_BOUND": "100"}
-    with started(*words, python=python, env=variables) as running:
+    with started(*words, python=python, env=variables, program=program) as running:
         finished = running.finish(PATIENCE_S)
         assert running.workers() == []
     assert finished.code == code, finished.err
     return finished
 
 
+# A step of a rank whose gradients overflow, and one whose do not; then `train`.
+OVERFLOW = """\
+import dataclasses, sys, numpy as np
+from imagenet_prep.core import program
+from imagenet_prep.trainer import config, recipe
+from imagenet_prep.trainer.mxnet_learner import MxnetLearner
+
+asked = config.Config(synthetic=True, framework="mxnet", model="tiny", image_size=32, batch_size=2)
+plan = recipe.resolve(asked, 1, 64, 4)
+learner = MxnetLearner(asked)
+learner.build(dataclasses.replace(plan, loss_scale=1024.0), jit=False)
+for peak in (np.inf, 1.0):
+    before = learner.values()
+    images = np.linspace(0, peak, 2 * 32 * 32 * 3, dtype="float32").reshape(2, 32, 32, 3)
+    batch = {"images": images, "class_index": np.arange(2), "mask": np.ones(2)}
+    learner.step(0, learner.hold(batch), 0.1, asks=False)
+    print(sum((a != b).any() for a, b in zip(before, learner.values())))
+program.main("imagenet_prep.train", sys.argv[1:])
+"""
+
+
 @pytest.fixture(scope="session")
 def runs(mxnet_python: Path, shades: Path, shared_cache: Path) -> Path:
     """Runs of the same 16 images a step.
 
-    `one`: of one process. `ring`: of two ranks. `servers`: of two ranks and one server, of which
-    rank 1 is killed, and then of two servers.
+    `one`: of one process. `ring`: of two ranks. `servers`: of two ranks and two servers, from the
+    ring's first checkpoint on.
     """
 
     def make(folder: Path) -> None:
         one, ring, servers = (folder / name for name in ("one", "ring", "servers"))
         export = str(folder / "exported")
-        run(mxnet_python, "train", *settings(shades, one, batch_size=16, export=export))
-        ranks = ("launch", "-np", "2")
-        script = ("--", "python", RANK, ring)
+        flags_of_one = settings(shades, one, batch_size=16, export=export)
+        made = run(mxnet_python, *flags_of_one, program=("-P", "-c", OVERFLOW))
+        (folder / "overflow").write_text(made.out)
         ring.mkdir()
-        run(mxnet_python, *ranks, *script, "-1", *settings(shades, ring, eval_every=4.0))
-        flags_of_servers = settings(shades, servers, comm="dist_sync")
-        script = ("--grace", "1", "--", "python", RANK, folder, str(FATAL))
-        killed = run(
-            mxnet_python, *ranks, "--servers", "1", *script, *flags_of_servers, code=128 + 9
-        )
-        (folder / "killed").write_text(killed.err)
-        steps = checkpoint.steps(servers)
-        assert steps == [SAVED]
-        resumed = run(mxnet_python, *ranks, "--servers", "2", "--", "train", *flags_of_servers)
-        (folder / "resumed").write_text(resumed.out)
+        words = ("--", "python", RANK, ring, "-1", *settings(shades, ring, eval_every=4.0))
+        run(mxnet_python, *LAUNCH, *words)
+        servers.mkdir()
+        shutil.copy(ring / checkpoint.name(SAVED), servers)
+        words = ("--servers", "2", "--", "train", *settings(shades, servers, comm="dist_sync"))
+        run(mxnet_python, *LAUNCH, *words)
 
     return made_once(shared_cache / "mxnet-runs", make)
+
+
+@pytest.fixture(scope="session")
+def killed(mxnet_python: Path, shades: Path, shared_cache: Path) -> Path:
+    """A run of two ranks and one server, of which rank 1 is killed, and then of two servers."""
+
+    def make(folder: Path) -> None:
+        flags_of_servers = settings(shades, folder / "servers", comm="dist_sync")
+        script = ("--grace", "1", "--", "python", RANK, folder, str(FATAL))
+        words = (*LAUNCH, "--servers", "1", *script, *flags_of_servers)
+        (folder / "killed").write_text(run(mxnet_python, *words, code=128 + 9).err)
+        assert checkpoint.steps(folder / "servers") == [SAVED]
+        words = (*LAUNCH, "--servers", "2", "--", "train", *flags_of_servers)
+        (folder / "resumed").write_text(run(mxnet_python, *words).out)
+
+    return made_once(shared_cache / "mxnet-killed", make)
 
 
 def arrays(run: Path, step: int = LAST) -> dict[str, Any]:
@@ -95,19 +131,31 @@ def test_two_ranks_end_with_equal_weights_which_are_those_of_one_process(runs: P
 
 
 @mxnet
-def test_parameter_servers_one_or_two_make_the_bits_of_the_ring(runs: Path) -> None:
-    """Trap 3: servers only add, and do so for arrays that are divided between them."""
-    assert_same_bits(arrays(runs / "ring", SAVED), arrays(runs / "servers", SAVED))
-    assert_same_bits(arrays(runs / "ring"), arrays(runs / "servers"))
+def test_ranks_read_the_bytes_that_another_numpy_reads(runs: Path, shades: Path) -> None:
+    told = [json.loads((runs / "ring" / f"read-{rank}.json").read_text()) for rank in (0, 1)]
+    assert told == [["1.23.5", digests(str(shades), World(rank, 2))] for rank in (0, 1)]
 
 
 @mxnet
-def test_a_dead_rank_ends_ranks_and_servers_and_the_same_command_goes_on(runs: Path) -> None:
+def test_parameter_servers_make_the_bits_of_the_ring_and_go_on_where_it_was(runs: Path) -> None:
+    """Trap 3: servers only add, and do so for arrays that are divided between them."""
+    assert [row["resumed_at"] for row in rows(runs / "servers", "start")] == [SAVED]
+    assert_same_bits(arrays(runs / "ring"), arrays(runs / "servers"))
+
+
+# In short: the servers above, and the ranks and servers of tests/launching/test_crew.py.
+@mxnet
+@pytest.mark.long
+def test_a_dead_rank_ends_ranks_and_servers_and_the_same_command_goes_on(
+    runs: Path, killed: Path
+) -> None:
     """Trap 4: the other rank would wait for ever. That nothing was left is seen by `run`."""
-    said = (runs / "killed").read_text()
+    said = (killed / "killed").read_text()
     assert "imagenet-prep: rank 1: ended by signal 9" in said
-    assert f"resumed after step {SAVED} from" in (runs / "resumed").read_text()
-    assert [row["resumed_at"] for row in rows(runs / "servers", "start")] == [0, SAVED]
+    assert f"resumed after step {SAVED} from" in (killed / "resumed").read_text()
+    assert [row["resumed_at"] for row in rows(killed / "servers", "start")] == [0, SAVED]
+    for step in (SAVED, LAST):
+        assert_same_bits(arrays(runs / "ring", step), arrays(killed / "servers", step))
 
 
 @mxnet
@@ -123,32 +171,10 @@ def test_it_learns_and_every_example_is_counted_once(runs: Path, name: str) -> N
     assert ours["loss"] == pytest.approx(ring["loss"], abs=1e-5)
 
 
-# A step of a rank whose gradients overflow, and one whose do not.
-OVERFLOW = """\
-import dataclasses, numpy as np
-from imagenet_prep.trainer import config, recipe
-from imagenet_prep.trainer.mxnet_learner import MxnetLearner
-
-asked = config.Config(synthetic=True, framework="mxnet", model="tiny", image_size=32, batch_size=2)
-plan = recipe.resolve(asked, 1, 64, 4)
-learner = MxnetLearner(asked)
-learner.build(dataclasses.replace(plan, loss_scale=1024.0), jit=False)
-for peak in (np.inf, 1.0):
-    before = learner.values()
-    images = np.linspace(0, peak, 2 * 32 * 32 * 3, dtype="float32").reshape(2, 32, 32, 3)
-    batch = {"images": images, "class_index": np.arange(2), "mask": np.ones(2)}
-    learner.step(0, learner.hold(batch), 0.1, asks=False)
-    print(sum((a != b).any() for a, b in zip(before, learner.values())))
-"""
-
-
 @mxnet
-def test_a_step_whose_gradients_overflow_is_skipped(mxnet_python: Path) -> None:
+def test_a_step_whose_gradients_overflow_is_skipped(runs: Path) -> None:
     """float16 needs a GPU; what overflows here is float32."""
-    with started(program=("-P", "-c", OVERFLOW), python=mxnet_python) as running:
-        finished = running.finish(PATIENCE_S)
-    assert finished.code == 0, finished.err
-    skipped, made = map(int, finished.out.split())
+    skipped, made = map(int, (runs / "overflow").read_text().split()[:2])
     assert skipped == 0
     assert made > 8
 

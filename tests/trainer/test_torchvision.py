@@ -11,6 +11,7 @@ import pytest
 
 from imagenet_prep.trainer import checkpoint, torchvision
 from tests.kit import command
+from tests.kit.training import built
 
 RUN: dict[str, Any] = {
     "run": {"model": "resnet50", "num_classes": 7, "image_size": 32},
@@ -72,14 +73,12 @@ def test_a_kernel_is_turned_and_named_and_the_optimizer_stays(tmp_path: Path) ->
 
 def test_all_layers_of_a_network_have_the_names_of_torchvision(tf: Any, tmp_path: Path) -> None:
     """Names and shapes are those that torchvision 0.29 prints of its state_dict."""
-    from imagenet_prep.trainer import model
-
     for name, tensors_of_it, weights in (
         ("resnet18", 122, 11_689_512),
         ("resnet50", 320, 25_557_032),
         ("tiny", 56, 142_392),
     ):
-        network = model.build(name, 32, 1000)
+        network = built(name)
         variables = (*network.trainable_variables, *network.non_trainable_weights)
         arrays = {each.path: each.numpy() for each in variables}
         facts = {"run": {"model": name}}

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
+import runpy
 import shutil
 import signal
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +18,16 @@ import numpy as np
 import pytest
 
 from imagenet_prep.trainer import checkpoint
+from imagenet_prep.trainer.config import Config
 from tests.kit import layouts
 from tests.kit.cluster import cluster
-from tests.kit.command import PATIENCE_S, PROGRAM, RARE_CYCLES, started
+from tests.kit.command import PATIENCE_S, PROGRAM, RARE_CYCLES, REPOSITORY, started
 from tests.kit.faults import disk, remount
 from tests.kit.lengths import long_but
 from tests.kit.shared import made_once
 from tests.kit.tfrecords import wnid
 from tests.kit.training import (
+    EXAMPLE,
     NUM_TRAIN,
     NUM_VALIDATION,
     arguments,
@@ -54,7 +59,9 @@ def ranks(request: pytest.FixtureRequest, shades: Path, shared_cache: Path) -> P
         settings["labels"] = [str(own)]
         words = (str(RANK), str(folder), json.dumps(settings))
         if request.param == "launch":
-            program = (*PROGRAM, "launch", "-np", "2", "--grace", "5", "--", "python", *words)
+            levers = ("--timeline", str(folder / "timeline.json"), "--fusion-threshold-mb", "16")
+            options = ("-np", "2", "--grace", "5", "--rank-logs", str(folder / "logs"), *levers)
+            program = (*PROGRAM, "launch", *options, "--", "python", *words)
             code, words = 128 + signal.SIGKILL, ("dies",)
         else:
             options = ("-np", "2", str(request.param), sys.executable)
@@ -64,6 +71,7 @@ def ranks(request: pytest.FixtureRequest, shades: Path, shared_cache: Path) -> P
             finished = running.finish(PATIENCE_S)
             assert running.workers() == []
         assert finished.code == code, finished.err
+        (folder / "out").write_text(finished.out)
 
     return made_once(shared_cache / f"ranks{request.param}", make)
 
@@ -128,13 +136,62 @@ def test_one_rank_goes_on_where_a_killed_rank_has_ended_both(
     assert [row["resumed_at"] for row in rows(run, "start")] == [0, 10]
 
 
-# In short: the test above, whose rank dies between two steps.
+def printed(program: Path, *arguments: str | Path) -> str:
+    """Returns what a program prints that is run here, where TensorFlow is imported already."""
+    import keras
+
+    # Another test's training in this process may have left another one.
+    keras.config.set_dtype_policy("float32")
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        patch.setattr(sys, "argv", [str(program), *map(str, arguments)])
+        warnings.simplefilter("ignore")  # of Keras, which copies its variables as NumPy 1 had it
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            runpy.run_path(str(program))
+    return out.getvalue()
+
+
+def rows_of(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+@pytest.mark.parametrize("ranks", ["launch"], indirect=True)
+def test_two_ranks_of_the_example_learn_what_one_process_learns_and_horovod_has_its_levers(
+    tf: Any, ranks: Path, shades: Path, tmp_path: Path
+) -> None:
+    """Both have the same images per step and the same learning rate in the end."""
+    import keras
+
+    alone = (*EXAMPLE, "--batch-size", "8", "--learning-rate", "0.1")
+    where = ("--data-dir", shades, "--out", tmp_path / "single.keras")
+    single = rows_of(printed(REPOSITORY / "examples" / "single.py", *where, *alone))
+
+    both = rows_of((ranks / "out").read_text())
+    assert [row["epoch"] for row in both] == [0, 1]  # only rank 0 prints
+    assert [row["images"] for row in both] == [NUM_VALIDATION] * 2
+    for one, other in zip(single, both, strict=True):
+        assert other["loss"] == pytest.approx(one["loss"], rel=1e-3)
+        assert other["top1"] == pytest.approx(one["top1"], abs=1 / NUM_VALIDATION + 1e-6)
+    files = (tmp_path / "single.keras", ranks / "both.keras")
+    models = [keras.saving.load_model(file) for file in files]
+    for one, other in zip(*(model.get_weights() for model in models), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-2, atol=1e-3)
+
+    logs = ((ranks / "logs" / f"rank-{rank}.log").read_text("utf-8") for rank in (0, 1))
+    assert [rows_of(log) for log in logs] == [both, []]
+    timeline = (ranks / "timeline.json").read_text("utf-8")
+    assert timeline.startswith("[")
+    assert "ALLREDUCE" in timeline
+
+
+# In short: the killed rank above, which dies between two steps.
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_rank_ends_all_and_one_rank_takes_over(
-    shades: Path, tmp_path: Path, train: Any, victim: int
+    shades: Path, tmp_path: Path, tf: Any, victim: int
 ) -> None:
+    from imagenet_prep.train import train as verb
+
     run = tmp_path / "run"
     settings = flags(shades, run, batch_size=4, num_epochs=4000.0, display_every=1)
     settings |= {"checkpoint_every": 5, "keep": 2}
@@ -158,7 +215,9 @@ def test_a_killed_rank_ends_all_and_one_rank_takes_over(
     assert finished.code == 128 + signal.SIGKILL, finished.err
 
     # Of the same global batch.
-    assert train(run, num_epochs=4000.0, display_every=1, evaluate=True).examples == NUM_VALIDATION
+    score = verb(Config(**settings | {"batch_size": 8, "evaluate": True}))
+    assert score is not None
+    assert score.examples == NUM_VALIDATION
 
 
 # In short: test_checkpoint's full disk, and test_crew's rank that fails.

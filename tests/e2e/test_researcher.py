@@ -13,6 +13,7 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.read import make_dataset
 from tests.kit import command
 from tests.kit.miniature import miniature_for_tests
+from tests.kit.training import network
 
 pytestmark = pytest.mark.slow
 
@@ -63,8 +64,15 @@ def test_keys_of_a_class_are_left_out_and_folds_are_disjoint(dataset: Path, tmp_
 
 @pytest.mark.tf
 def test_another_rate_is_said_in_words_and_begins_anew_when_asked(
-    dataset: Path, tmp_path: Path, tf: Any, capsys: pytest.CaptureFixture[str]
+    dataset: Path,
+    tmp_path: Path,
+    tf: Any,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # test_photographs trains the real one.
+    monkeypatch.setattr("imagenet_prep.trainer.model.build", network)
+
     def typed(*words: str) -> str:
         where = (*("--data-dir", str(dataset)), *("--log-dir", str(tmp_path / "run")))
         assert train.run([*where, "--num-batches", "3", *SMALL, *words]) == 0

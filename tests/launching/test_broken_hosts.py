@@ -38,17 +38,32 @@ WRONG = {
 LONG_LINE = "exec head -c 10000000 /dev/zero | tr '\\0' x"
 
 
-def launched(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> int:
-    """Returns the exit code of a launch of two ranks; ssh to the second host is a script."""
+# Stands for a sound host, since Python starts for longer than a test takes: it is told to run its
+# rank, and then to end it.
+DONE = peers.program(peers.line("done"), then="exit 0")
+SOUND = peers.program(peers.line("alive"), then=f"read -r run; read -r end\n{DONE}")
+
+
+def launched(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, script: str, first: str = "node0"
+) -> int:
+    """Returns the exit code of a launch of two ranks; ssh to the second host is a script.
+
+    Args:
+      folder: where the ranks run.
+      monkeypatch: sets the path.
+      script: stands for ssh to the second host.
+      first: the other host, "node0" or "localhost".
+    """
     ssh = folder / "ssh"
-    ssh.write_text(f"#!/bin/sh\n{script}")
+    ssh.write_text(f'#!/bin/sh\ncase "$*" in *node0*)\n{SOUND}\n;; esac\n{script}')
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     Limits(monkeypatch)(failed_host_s=0.1)
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
     orders = [Order("m", str(folder), command, {}, [{"RANK": rank}], None) for rank in ("0", "1")]
     begun = time.monotonic()
-    code = Crew([Host("localhost", 1), Host("node1", 1)], 60.0).run(orders)
+    code = Crew([Host(first, 1), Host("node1", 1)], 60.0).run(orders)
     assert time.monotonic() - begun < PATIENCE_S
     return code
 
@@ -61,7 +76,8 @@ def test_a_host_that_says_what_no_host_may_is_given_up(
     says: bytes,
 ) -> None:
     said = peers.GREETING + b"\n" + peers.line("alive") + says
-    code = launched(tmp_path, monkeypatch, peers.program(said))
+    first = "localhost" if says == WRONG["garbage"] else "node0"
+    code = launched(tmp_path, monkeypatch, peers.program(said), first)
     err = capsys.readouterr().err
 
     assert code in (1, 9)
@@ -77,7 +93,7 @@ def test_a_line_without_an_end_is_given_up_at_its_bound(
     capsys: pytest.CaptureFixture[str],
     first: bytes,
 ) -> None:
-    code = launched(tmp_path, monkeypatch, peers.program(first, then=LONG_LINE))
+    code = launched(tmp_path, monkeypatch, peers.program(first, then=LONG_LINE), "localhost")
 
     assert code == 1
     assert "it sent 'xxxxx" in (err := capsys.readouterr().err)
@@ -94,7 +110,7 @@ def test_a_host_that_falls_silent_is_given_up(
     limits(silent_host_s=5.0)
     hangs = peers.program(peers.line("alive"), then="exec sleep 1000")
 
-    assert launched(tmp_path, monkeypatch, hangs) == 1
+    assert launched(tmp_path, monkeypatch, hangs, "localhost") == 1
     assert "node1: the process that runs its ranks is given up: it has sent nothing for 5 s" in (
         capsys.readouterr().err
     )

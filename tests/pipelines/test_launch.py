@@ -19,7 +19,8 @@ from imagenet_prep.launching import host
 from imagenet_prep.launching.ranks import MARK
 from imagenet_prep.pipelines import launch as program
 from imagenet_prep.pipelines.launch import Config
-from tests.kit.command import PATIENCE_S, Finished, started
+from tests.kit import command
+from tests.kit.command import PATIENCE_S, Finished
 
 pytestmark = pytest.mark.slow  # servers or processes in each test
 
@@ -58,14 +59,13 @@ def cluster(tmp_path: Path, shades: Path) -> Path:
 def run(cluster: Path, hosts: str, *words: str, verb: str = "launch") -> Finished:
     (cluster / "hosts").write_text(hosts)
     path = f"{cluster / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    with started(verb, *words, cwd=cluster, env={"PATH": path}) as running:
-        return running.finish()
+    return command.run(verb, *words, cwd=cluster, env={"PATH": path})
 
 
 def launch(cluster: Path, hosts: str, ranks: int, *words: str) -> Finished:
-    command = ("--", "train", "--data-dir", str(cluster / "set"))
+    trained = ("--", "train", "--data-dir", str(cluster / "set"))
     options = ("-np", str(ranks), "--hosts", "hosts", "--check-timeout", "20", "--dry-run")
-    return run(cluster, hosts, *options, *words, *command)
+    return run(cluster, hosts, *options, *words, *trained)
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,7 @@ def parts(cluster: Path) -> Path:
     """The same with the hosts part0 and part1, which share the data set."""
     for node in (0, 1):
         flags = ("--to", cluster / f"part{node}", "--mode", "partition", f"--part={node}/2")
-        with started("replicate", cluster / "set", *flags) as running:
-            assert running.finish().code == 0
+        assert command.run("replicate", cluster / "set", *flags).code == 0
     return cluster
 
 

@@ -64,6 +64,11 @@ def start(root: Path, **how: Any) -> Any:
     return command.started("sagemaker-container", "--root", root, "--processes", "2", **how)
 
 
+def ended(root: Path, **how: Any) -> command.Finished:
+    """Runs it to its end where no rank is followed."""
+    return command.run("sagemaker-container", "--root", root, "--processes", "2", **how)
+
+
 def running_steps(root: Path, step: int) -> Any:
     log = root / "checkpoints" / "train.jsonl"
     return lambda: log.exists() and f'"step": {step},' in log.read_text()
@@ -143,8 +148,7 @@ def test_an_own_script_runs_with_the_jobs_hyperparameters(tmp_path: Path) -> Non
     (code / "my_train.py").write_text(SCRIPT)
     (code / "neighbour.py").write_text("NAME = 'beside it'")
     words = ("--processes", "1", "--", "python", code / "my_train.py", "--fast")
-    with command.started("sagemaker-container", "--root", tmp_path, *words) as running:
-        finished = running.finish()
+    finished = command.run("sagemaker-container", "--root", tmp_path, *words)
 
     assert finished.code == 0, finished.err
     argv, name, size, facts = json.loads(finished.out.splitlines()[-1])
@@ -155,8 +159,7 @@ def test_an_own_script_runs_with_the_jobs_hyperparameters(tmp_path: Path) -> Non
 
 
 def test_outside_sagemaker_it_says_what_is_missing(tmp_path: Path) -> None:
-    with start(tmp_path) as running:
-        finished = running.finish()
+    finished = ended(tmp_path)
 
     assert finished.code == 2
     assert f"{tmp_path}/input/config: FileNotFoundError" in finished.err
@@ -169,8 +172,7 @@ def test_hosts_without_a_token_of_their_job_do_not_meet(
 ) -> None:
     write_layout(tmp_path, tmp_path, list(HOSTS), "algo-1", "lo", no_evaluation=True)
     environment = {sagemaker_container.TOKEN_VARIABLE: token}
-    with start(tmp_path, env=environment) as running:
-        finished = running.finish()
+    finished = ended(tmp_path, env=environment)
 
     assert finished.code == 2
     assert f"{sagemaker_container.TOKEN_VARIABLE}: {said}" in finished.err
@@ -204,8 +206,7 @@ def test_one_host_trains_and_leaves_what_sagemaker_takes(shades: Path, tmp_path:
 @needs_ranks
 def test_a_flag_that_is_wrong_is_the_jobs_failure(shades: Path, tmp_path: Path) -> None:
     write_layout(tmp_path, shades, ["algo-1"], "algo-1", "eth0", btch_size=8)
-    with start(tmp_path) as running:
-        finished = running.finish(PATIENCE_S)
+    finished = ended(tmp_path)
 
     assert finished.code == 2
     assert "--btch-size: train has no such flag" in finished.err
@@ -357,9 +358,9 @@ def test_two_hosts_meet_without_ssh_and_refuse_to_train_on_different_sets(
         write_layout(root, shades, list(HOSTS), host, "eth0")
         (root / "meets.py").write_text(MEETS)
     words = ("--", "python", str(net.mount / "ml" / "meets.py"))
-    ended = end_all(net, tmp_path, *words)
+    codes = end_all(net, tmp_path, *words)
     said = [(tmp_path / host).read_text() for host in HOSTS]
-    assert ended == [0, 0], said
+    assert codes == [0, 0], said
     assert "rank 1 of 2 hears 0\n" in said[1]
 
     # Again, with another dataset on the second host.
@@ -386,10 +387,10 @@ def test_two_hosts_train_and_the_first_one_saves(
     for node, host in zip(net.nodes, HOSTS, strict=True):
         root = node.disk / "ml"
         write_layout(root, shades, list(HOSTS), host, "eth0", checkpoint_every=10)
-    ended = end_all(net, tmp_path)
+    codes = end_all(net, tmp_path)
 
     said = (tmp_path / "algo-1").read_text()
-    assert ended == [0, 0], said + (tmp_path / "algo-2").read_text()
+    assert codes == [0, 0], said + (tmp_path / "algo-2").read_text()
     assert "2 ranks x 4 images = 8 a step" in said
     first, second = (node.disk / "ml" / "checkpoints" for node in net.nodes)
     assert rows(first, "evaluation")[-1]["examples"] == NUM_VALIDATION

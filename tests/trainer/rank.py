@@ -75,17 +75,16 @@ def main(folder: Path, settings: dict[str, Any], *, dies: bool) -> None:
 
     With `dies`, rank 1 is killed at the end, in step 12 of one more run, `killed`.
     """
-    import horovod.tensorflow as hvd
     import tensorflow as tf
 
     # As in the process of the tests.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     tf.config.threading.set_intra_op_parallelism_threads(1)
     model.build = network
-    # A thread of Horovod polls while there is a timeline: it is written for one part.
-    timeline = os.environ.get("HOROVOD_TIMELINE", "")
-    if timeline:
-        os.environ["HOROVOD_TIMELINE"] = "DYNAMIC"
+    # A thread of Horovod polls all the time where there is a timeline.
+    timeline = os.environ.pop("HOROVOD_TIMELINE", None)
+    levers = [timeline, os.environ.get("HOROVOD_FUSION_THRESHOLD")]
+    (folder / f"levers-{comms.launched().rank}.json").write_text(json.dumps(levers))
     config = Config(**settings, log_dir=str(folder / "two"))
     # Each rank begins with weights of its own.
     seed = config.seed + comms.launched().rank
@@ -100,11 +99,7 @@ def main(folder: Path, settings: dict[str, Any], *, dies: bool) -> None:
         (folder / f"ended-{comm.world.rank}").write_text(str(ended.value))
         score = weights(learner, str(folder / "weights-{}.npz"), config)
     (folder / f"score-{comm.world.rank}.json").write_text(json.dumps(score))
-    if timeline:
-        hvd.start_timeline(timeline)
     gradients(comm, str(folder / "gradients-{}.npz"))
-    if timeline:
-        hvd.stop_timeline()
     gradients(
         comms.Horovod(comm.world, fp16_compression=True), str(folder / "gradients-fp16-{}.npz")
     )

@@ -178,7 +178,22 @@ def test_two_ranks_of_the_example_learn_what_one_process_learns_and_horovod_has_
 
     logs = ((ranks / "logs" / f"rank-{rank}.log").read_text("utf-8") for rank in (0, 1))
     assert [rows_of(log) for log in logs] == [both, []]
-    timeline = (ranks / "timeline.json").read_text("utf-8")
+    levers = [json.loads((ranks / f"levers-{rank}.json").read_text()) for rank in (0, 1)]
+    assert levers == [[str(ranks / "timeline.json"), str(16 << 20)]] * 2
+
+
+# In short: both ranks above are told the file.
+@pytest.mark.slow
+@pytest.mark.long
+def test_horovod_writes_its_timeline(shades: Path, tmp_path: Path) -> None:
+    options = ("-np", "2", "--timeline", tmp_path / "timeline.json", "--", "python")
+    script = (REPOSITORY / "examples" / "distributed.py", "--data-dir", shades, *EXAMPLE)
+    out = ("--batch-size", "4", "--out", tmp_path / "both.keras")
+    with started("launch", *options, *script, *out) as running:
+        finished = running.finish(PATIENCE_S)
+
+    assert finished.code == 0, finished
+    timeline = (tmp_path / "timeline.json").read_text("utf-8")
     assert timeline.startswith("[")
     assert "ALLREDUCE" in timeline
 

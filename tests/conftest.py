@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import compileall
 import contextlib
+import functools
 import gc
 import importlib
 import itertools
@@ -49,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Chooses how many examples Hypothesis tries, measures processor time, compiles modules.
 
     `make test-long` selects Hypothesis's tests by its own mark and has all examples of each;
-    `make test` has a quarter or a tenth. Commands import the bytecode of our modules, and write none.
+    `make test` has a quarter or a tenth. Commands import our bytecode, and write none.
     """
     # Time is pytest-timeout's business: a deadline per example, and a limit for making examples,
     # fail on a busy machine. With CI set, Hypothesis loads its own "ci" profile: it is repeatable.

@@ -84,7 +84,8 @@ struct decompress {
   int smooth_upsampling;
   uint8_t unused_a[136 - 104];
   unsigned output_width, output_height;
-  uint8_t unused_b[168 - 144];
+  int output_color_components, output_components; /* bytes of a pixel of scanlines */
+  uint8_t unused_b[168 - 152];
   unsigned output_row;
   int scans; /* begun so far */
   uint8_t unused_c[296 - 176];
@@ -118,6 +119,7 @@ typedef struct {
   int (*read_header)(struct decompress *, int require_image);
   int (*start_decompress)(struct decompress *);
   void (*crop_scanline)(struct decompress *, unsigned *left, unsigned *width);
+  unsigned (*read_scanlines)(struct decompress *, sample_rows rows, unsigned num_rows);
   unsigned (*read_raw_data)(struct decompress *, sample_rows *planes, unsigned num_rows);
   int (*finish_decompress)(struct decompress *);
   void (*set_defaults)(struct compress *);
@@ -134,6 +136,7 @@ _Static_assert(sizeof(struct decompress) == 632, "jpeg_decompress_struct");
 _Static_assert(sizeof(struct compress) == 520, "jpeg_compress_struct");
 _Static_assert(offsetof(component, needed) == 48, "component_needed");
 _Static_assert(offsetof(struct decompress, planes_out) == 92, "raw_data_out");
+_Static_assert(offsetof(struct decompress, output_components) == 148, "output_components");
 _Static_assert(offsetof(struct decompress, scans) == 172, "input_scan_number");
 _Static_assert(offsetof(struct decompress, components) == 304, "comp_info");
 _Static_assert(offsetof(struct decompress, num_mcu_rows) == 420, "total_iMCU_rows");

@@ -39,7 +39,7 @@ def means(data: bytes, simd: str = "best") -> npt.NDArray[np.uint16]:
     if found is not None:
         return found
     with opening.opened(data) as image:
-        luma = opening.pixels(image, lambda band: band.convert("RGB").convert("L"))
+        luma = opening.pixels(image, lambda band: opening.rgb(band).convert("L"))
     return means_of_pixels(luma, simd)
 
 

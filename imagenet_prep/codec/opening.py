@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import re
 import struct
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,11 +18,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import AvifImagePlugin, Image, UnidentifiedImageError
+from PIL.TiffImagePlugin import BITSPERSAMPLE, PHOTOMETRIC_INTERPRETATION
 from PIL.WebPImagePlugin import WebPImageFile
 
-from imagenet_prep.codec import heif, memory
+from imagenet_prep.codec import damage, heif, memory, planes
 from imagenet_prep.core.errors import BadImageError
-from imagenet_prep.dataset import formats, jpeg
+from imagenet_prep.dataset import formats, jpeg, orientation
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -36,6 +38,11 @@ FORMATS = tuple(sorted(name.upper() for name in formats.READ))
 # Images are decoded in parallel; threads of a decoder would only take more memory.
 AvifImagePlugin.DEFAULT_MAX_THREADS = 1
 
+_PNG = b"\x89PNG\r\n\x1a\n"
+_METADATA = (b"iCCP", b"tEXt", b"zTXt", b"iTXt")
+_EXIF_TEXT, _MAX_TEXT = re.compile(rb"Raw profile type (exif|APP1)\0"), 1 << 16
+# In the info of an image of 16 bits: scale and offset that make 8 bits of a sample.
+_GREY = "imagenet_prep.grey"
 # Pixels that are converted at a time.
 _BAND_PIXELS = 1 << 20
 
@@ -55,8 +62,13 @@ def header(data: bytes, max_pixels: int = jpeg.MAX_PIXELS) -> jpeg.Frame | None:
     try:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data, strict=False)
     except (ValueError, KeyError) as error:
-        # KeyError: simplejpeg looks up colour spaces that a damaged header makes up.
-        raise BadImageError("undecodable", f"JPEG header: {error}") from error
+        # KeyError: simplejpeg looks up colour spaces and subsamplings that it has no name for.
+        if not planes.is_available():
+            raise BadImageError("undecodable", f"JPEG header: {error}") from error
+        with opened(data, max_pixels, ("JPEG",), damaged=True) as image:
+            colorspace = {"L": "Gray", "RGB": "YCbCr"}.get(image.mode, image.mode)
+            repair = damage.repair(data) or "sampling"
+            return frame and frame._replace(colorspace=colorspace, repair=repair)
     _refuse_other_size(frame, (width, height))
     return frame._replace(colorspace=colorspace) if frame else None
 
@@ -96,13 +108,15 @@ def opened(
     only: tuple[str, ...] = FORMATS,
     *,
     smallest: int | None = None,
+    damaged: bool = False,
     turn: contextlib.ExitStack | None = None,
 ) -> Iterator[ImageFile]:
     """Opens an image with Pillow, and waits until it may be decoded.
 
     Anything that Pillow raises in the block becomes a BadImageError. The sides of a JPEG may be
-    halved while decoding, as long as `smallest` pixels are left. The memory counts as free after
-    the block, or when `turn` ends.
+    halved while decoding, as long as `smallest` pixels are left. One that has lost pixels is
+    refused, unless it may be `damaged`. The memory counts as free after the block, or when `turn`
+    ends.
     """
     try:
         # Odd metadata and palettes make Pillow warn; the pixels decide, not the warning.
@@ -112,15 +126,18 @@ def opened(
                 only = _heic()
             for width, height in _canvases(data, max_pixels):
                 jpeg.refuse_pixels(height, width, max_pixels)
-            image = ours.enter_context(Image.open(io.BytesIO(data), formats=only))
+            image = ours.enter_context(_image(data, only))
             jpeg.refuse_pixels(image.height, image.width, max_pixels)
             if not image.height or not image.width:
                 raise BadImageError("undecodable", f"{image.width} x {image.height} pixels")
             if data.startswith(jpeg.SOI):
                 _refuse_other_size(frame, image.size)
+            _understand_values(image, data)
             if smallest is not None and frame is not None and frame.can_be_scaled:
                 image.draft("RGB", (smallest, smallest))
             (turn or ours).enter_context(memory.room(memory.of_opened(image, frame)))
+            if frame and not damaged and planes.is_available() and not planes.proves(data):
+                damage.repair(data)
             yield image
     except UnidentifiedImageError as error:
         head = data[: formats.HEAD_BYTES]
@@ -144,6 +161,61 @@ def _heic() -> tuple[str, ...]:
     return ("HEIF",)
 
 
+def _image(data: bytes, only: tuple[str, ...]) -> ImageFile:
+    """Opens an image with Pillow; a broken file of a known format raises what its plugin says."""
+    file = _without_metadata(data) if data.startswith(_PNG) else io.BytesIO(data)
+    if data.startswith((b"II*\0", b"MM\0*")) and (tags := orientation.of_exif(data)):
+        # Pillow obeys an orientation of some types only.
+        file = io.BytesIO(orientation.changed(data, tags, tags.turn))
+    try:
+        return Image.open(file, formats=only)
+    except UnidentifiedImageError:
+        name = formats.name_of(data[: formats.HEAD_BYTES]) or ""
+        plugin = "HEIF" if name == formats.HEIC else name.upper()
+        if plugin not in only or not formats.is_readable(name):
+            raise
+    try:
+        file.seek(0)
+        return Image.OPEN[plugin][0](file, "")
+    except Exception as error:
+        said = f"a {name} that Pillow does not read: {error}"
+        raise BadImageError("undecodable", said) from error
+
+
+def _without_metadata(data: bytes) -> io.BytesIO:
+    """Returns a PNG without profile and texts: Pillow gives up where these are large.
+
+    Texts that may hold EXIF stay.
+    """
+    view, file = memoryview(data), io.BytesIO()
+    start, at = 0, len(_PNG)
+    while (end := at + 12 + int.from_bytes(data[at : at + 4], "big")) <= len(data):
+        is_text = data[at + 4 : at + 8] in _METADATA
+        if is_text and (end - at > _MAX_TEXT or not _EXIF_TEXT.match(data, at + 8)):
+            file.write(view[start:at])
+            start = end
+        at = end
+    file.write(view[start:])
+    file.seek(0)
+    return file
+
+
+def _understand_values(image: ImageFile, data: bytes) -> None:
+    """Notes what samples mean that Pillow hands out as they are; refuses those of unknown range."""
+    tags = getattr(image, "tag_v2", {})
+    if image.mode in ("I", "F"):
+        said = "floating-point, signed and 32-bit values have no agreed range"
+        raise BadImageError("unsupported", f"{said}: convert the image to 8 bits per sample")
+    if image.mode.startswith("I;16"):
+        bits = tags.get(BITSPERSAMPLE, (16,))[0]
+        scale = 1 / (1 << bits - 8)
+        is_inverted = tags.get(PHOTOMETRIC_INTERPRETATION) == 0
+        image.info[_GREY] = (-scale, 256 - scale) if is_inverted else (scale, 0)
+    elif data.startswith(_PNG) and data[24] == 16 and "transparency" in image.info:
+        said = "its transparent colour has 16 bits per sample, of which Pillow keeps 8"
+        raise BadImageError("unsupported", f"{said}: save it with an alpha channel")
+
+
 def _canvases(data: bytes, max_pixels: int) -> Iterator[tuple[int, int]]:
     """Yields the widths and heights that Pillow allocates while it opens or decodes an image.
 
@@ -164,7 +236,7 @@ def _canvases(data: bytes, max_pixels: int) -> Iterator[tuple[int, int]]:
             yield number(26, 2) & 0x3FFF, number(28, 2) & 0x3FFF
     elif data[4:8] == b"ftyp":
         yield from heif.sizes(data, max_pixels)
-    elif data.startswith(b"\x89PNG"):
+    elif data.startswith(_PNG):
         at = 8
         # Pillow believes the last of several headers.
         while (head := data[at : at + 16])[4:8] not in (b"", b"IDAT", b"fdAT"):
@@ -194,7 +266,20 @@ def picture(image: ImageFile) -> Image.Image:
 
 
 def rgb(image: Image.Image) -> Image.Image:
-    """Returns an image in RGB, as Pillow converts it."""
+    """Returns an image in RGB; 16-bit grey is scaled down, transparency is over white."""
+    if image.mode.startswith("I;16"):
+        # Pillow clips 16-bit grey to 255 instead of scaling it.
+        scale, offset = image.info.get(_GREY, (1 / 256, 0))
+        wide = image.convert("I")
+        image = wide.point(lambda value: value * scale + offset).convert("L")
+        if (key := image.info.pop("transparency", None)) is not None:
+            image.putalpha(Image.fromarray(np.asarray(wide) != key))
+    elif image.mode == "La":
+        image = image.convert("LA")
+    if image.has_transparency_data:
+        layer = image.convert("RGBA")
+        ground = Image.new("RGBA", layer.size, "white")
+        image = Image.alpha_composite(ground, layer)
     return image.convert("RGB")
 
 

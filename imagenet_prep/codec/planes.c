@@ -42,6 +42,8 @@ enum {
   STRIP = 64,                   /* rows that are made before they are transposed */
   NUM_FILTERS = 256,            /* kept: photographs have few sizes, and four filters each */
   KEPT_BYTES = 4 << 20,         /* of a buffer between images; one huge image must not stay */
+  NUM_CODES = 256,              /* of libjpeg's messages, at least */
+  NOTE_BYTES = ERROR_TEXT_BYTES + 32,
   LEFT = 2,                     /* decoding halves as long as this many times the target is left */
 };
 
@@ -66,6 +68,7 @@ typedef struct {
   unsigned clock;
   buffer decoded[3], shrunk[3], strip, turned, jpeg;
   size_t jpeg_bytes;
+  uint8_t (*noted)[NUM_CODES]; /* NULL: a warning ends an image; else those of header and scans */
 } workspace;
 
 /* ---- Errors and memory ---- */
@@ -82,8 +85,20 @@ static void on_error(jpeg_object *object) {
   give_up(w, w->errors.code == ERROR_OUT_OF_MEMORY ? NO_MEMORY : DECLINED, NULL);
 }
 
+/* Writes a line for a warning, once for the header and once for the scans. */
+static void note(workspace *w, jpeg_object *object) {
+  int in_scan = w->in.scans > 0, code = w->errors.code;
+  if (code < 0 || code >= NUM_CODES || w->noted[in_scan][code]) return;
+  w->noted[in_scan][code] = 1;
+  w->errors.format_message(object, w->message);
+  w->jpeg_bytes += (size_t)snprintf((char *)w->jpeg.start + w->jpeg_bytes, NOTE_BYTES,
+                                    "%d %d %s\n", in_scan, code, w->message);
+}
+
 static void on_message(jpeg_object *object, int level) {
-  if (level < 0) on_error(object);
+  workspace *w = object->owner;
+  if (level < 0 && w->noted) note(w, object);
+  else if (level < 0) on_error(object);
 }
 
 static void on_output(jpeg_object *object) { (void)object; }
@@ -336,7 +351,7 @@ static int decode_ourselves(workspace *w, const uint8_t *data, size_t size, cons
 
 /* ---- Decoding by libjpeg ---- */
 
-static void begin_decoding(workspace *w, const uint8_t *data, size_t size) {
+static void read_header(workspace *w, const uint8_t *data, size_t size) {
   struct decompress *d = &w->in;
   /* Anew for each image: tables outlive an image, and a file that lacks some would be decoded
    * by those of the image before. */
@@ -345,6 +360,11 @@ static void begin_decoding(workspace *w, const uint8_t *data, size_t size) {
   d->common.progress = &w->progress;
   w->api.mem_src(d, data, size);
   w->api.read_header(d, 1);
+}
+
+static void begin_decoding(workspace *w, const uint8_t *data, size_t size) {
+  struct decompress *d = &w->in;
+  read_header(w, data, size);
   int grey = d->file_colors == COLORS_GREY && d->num_components == 1;
   if (!grey && !(d->file_colors == COLORS_YCBCR && d->num_components == 3))
     give_up(w, DECLINED, "neither grey nor YCbCr");
@@ -616,6 +636,7 @@ static void begin(workspace *w) {
 static int end(workspace *w) {
   w->api.destroy(&w->in);
   w->api.destroy(&w->out);
+  w->noted = NULL;
   return (int)w->status;
 }
 
@@ -677,6 +698,27 @@ EXPORT int planes_prove(workspace *w, const uint8_t *data, size_t size) {
   enum answer answer = decoder_prove(w->decoder);
   decoder_release(w->decoder, KEPT_BYTES);
   return answer == TAKEN ? DONE : answer == SHORT_OF_MEMORY ? NO_MEMORY : DECLINED;
+}
+
+/* Decodes a JPEG of any kind at full size, and makes lines of libjpeg's warnings at planes_result: 0
+ * of the header, 1 of the scans, and code and words. DECLINED says that it cannot be decoded. */
+EXPORT int planes_warnings(workspace *w, const uint8_t *data, size_t size, int64_t max_pixels) {
+  uint8_t noted[2][NUM_CODES] = {0};
+  release_all(w, KEPT_BYTES);
+  begin(w);
+  if (setjmp(w->escape)) return end(w);
+  struct decompress *d = &w->in;
+  room(w, &w->jpeg, sizeof noted * NOTE_BYTES);
+  w->noted = noted;
+  read_header(w, data, size);
+  if ((int64_t)d->image_height * d->image_width > max_pixels) give_up(w, DECLINED, "too many pixels");
+  d->output_colors = d->file_colors;
+  w->api.start_decompress(d);
+  uint8_t *row = room(w, &w->strip, (size_t)d->output_width * (size_t)d->output_components);
+  while (d->output_row < d->output_height)
+    if (!w->api.read_scanlines(d, &row, 1)) give_up(w, DECLINED, "suspended");
+  w->api.finish_decompress(d);
+  return end(w);
 }
 
 EXPORT const uint8_t *planes_result(const workspace *w) { return w->jpeg.start; }

@@ -66,7 +66,7 @@ def proves(data: bytes) -> bool:
     No pixels are made, which takes a third of libjpeg's time. False says nothing: the file may be
     damaged, or of a kind that our decoder declines, or the decoder does not work here.
     """
-    return _is_available() and workspace().prove(data)
+    return is_available() and workspace().prove(data)
 
 
 def kernel() -> ctypes.CDLL:
@@ -223,6 +223,18 @@ class Workspace:
         """Returns what the function `proves` returns."""
         return self._is_done(self.kernel.planes_prove(self.pointer, data, len(data)))
 
+    def warnings(self, data: bytes) -> tuple[list[tuple[bool, int, str]], str]:
+        """Returns libjpeg's warnings about a JPEG, and why it gave up decoding it, or "".
+
+        Each is whether it is of the scans or of the header, its code in jerror.h, and its words.
+        """
+        done = self._is_done(self.kernel.planes_warnings(self.pointer, data, len(data), MAX_PIXELS))
+        size = self.kernel.planes_result_bytes(self.pointer)
+        lines = ctypes.string_at(self.kernel.planes_result(self.pointer), size).decode("latin-1")
+        notes = (line.split(" ", 2) for line in lines.splitlines())
+        found = [(scan == "1", int(code), said) for scan, code, said in notes]
+        return found, "" if done else self.message
+
     def _is_done(self, code: int) -> bool:
         if code == _NO_MEMORY:
             raise MemoryError(self.message)
@@ -253,7 +265,8 @@ def forget() -> None:
 
 
 @functools.lru_cache(maxsize=1)
-def _is_available() -> bool:
+def is_available() -> bool:
+    """Returns whether planes.c and Pillow's libjpeg are here, and work."""
     try:
         require()
     except UnavailableError:

@@ -15,7 +15,7 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
-from imagenet_prep.codec import memory, opening, planes
+from imagenet_prep.codec import damage, memory, opening, planes
 from imagenet_prep.codec.policy import CHECK_HEADER, PLANES, Policy
 from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset import orientation
@@ -43,12 +43,6 @@ _EOI = b"\xff\xd9"
 _RGB = ("YCbCr", "RGB")
 _PLANAR = ("YCbCr", "Gray")
 
-# libjpeg's words for bytes left over before a marker. Some encoders pad; mostly a damaged
-# scan has made the decoder lose its place. TensorFlow and DALI train on such images, and the
-# archive's md5 tells damage from how it was published: so they are kept, and listed.
-_SURPLUS = "extraneous bytes"
-_CUT = "premature end of jpeg file"
-
 
 def require(policy: Policy) -> None:
     """Makes sure that this machine can do what a policy asks for."""
@@ -66,8 +60,20 @@ def transform(data: bytes, policy: Policy) -> PreparedImage:
     if len(data) > MAX_IMAGE_BYTES:
         raise BadImageError("too_many_bytes", f"more than {MAX_IMAGE_BYTES:,} bytes")
     header = opening.header(data, policy.max_pixels)
-    if header is None or policy.border or header.is_lossless:
+    if header is None or policy.border or header.is_lossless or header.repair:
         return _from_other(data, policy, header)
+    try:
+        return _from_usual_jpeg(data, header, policy)
+    except _DeclinedError as error:
+        return _from_other(data, policy, header._replace(repair=str(error)))
+
+
+class _DeclinedError(Exception):
+    """Has the reason of a repair: Pillow is to decode a JPEG that has all its pixels."""
+
+
+def _from_usual_jpeg(data: bytes, header: Frame, policy: Policy) -> PreparedImage:
+    """Returns a JPEG that can be scaled while it is decoded, as it is to be stored."""
     height, width = policy.resized(header.height, header.width)
     # The portable way halves the sides only as long as four times the target is left.
     with memory.room(memory.of_jpeg(header, 64 * height * width)):
@@ -75,7 +81,7 @@ def transform(data: bytes, policy: Policy) -> PreparedImage:
         turn = tags.turn if tags and policy.orientation == APPLY else orientation.UPRIGHT
         made = _from_jpeg(data, header, height, width, policy, turn)
         if tags and made.encoded is data:
-            made = made._replace(encoded=orientation.neutral(data, tags))
+            made = made._replace(encoded=orientation.changed(data, tags))
         return _with_orientation(made, tags, turn)
 
 
@@ -137,20 +143,20 @@ def _prove(data: bytes, frame: Frame, policy: Policy) -> str | None:
         if data.rfind(_EOI) < frame.first_scan:
             raise BadImageError("truncated", "no end-of-image marker behind the scan")
         return None
-    try:
-        read_through(data, frame)
-    except ValueError as error:
-        return _surplus_or_raise(error)
-    return None
+    return read_through(data, frame)
 
 
-def read_through(data: bytes, frame: Frame) -> None:
-    """Decodes a JPEG from its first byte to its last; raises ValueError for any message."""
+def read_through(data: bytes, frame: Frame) -> str | None:
+    """Decodes a JPEG from its first byte to its last; returns as `damage.repair`."""
     # To decode grey at 1/8 size walks all of the entropy-coded data, too, where damage shows. It
     # leaves out the transforms and colours, which cost as much again.
-    if planes.proves(data):
-        return
-    opening.decode_jpeg(data, frame, "GRAY", min_height=1, min_width=1, min_factor=8)
+    if frame.repair or planes.proves(data):
+        return frame.repair or None
+    try:
+        opening.decode_jpeg(data, frame, "GRAY", min_height=1, min_width=1, min_factor=8)
+    except ValueError as error:
+        return damage.repair(data, str(error))
+    return None
 
 
 def _decode(data: bytes, header: Frame, height: int, width: int) -> tuple[Pixels, str | None]:
@@ -163,36 +169,28 @@ def _decode(data: bytes, header: Frame, height: int, width: int) -> tuple[Pixels
     try:
         return opening.decode_jpeg(data, header, "RGB", **size), None
     except ValueError as error:
-        surplus = _surplus_or_raise(error)
+        repair = damage.repair(data, str(error))
     try:
-        return opening.decode_jpeg(data, header, "RGB", strict=False, **size), surplus
-    except ValueError as error:
-        raise BadImageError("undecodable", str(error)) from error
-
-
-def _surplus_or_raise(error: ValueError) -> str:
-    message = str(error)
-    lower = message.lower()
-    if _SURPLUS in lower:
-        return "surplus_data"
-    if _CUT in lower:
-        raise BadImageError("truncated", message) from error
-    raise BadImageError("corrupt", message) from error
+        return opening.decode_jpeg(data, header, "RGB", strict=False, **size), repair
+    except ValueError:
+        raise _DeclinedError(repair or damage.HEADER) from None
 
 
 def _from_other(data: bytes, policy: Policy, header: Frame | None) -> PreparedImage:
     """Decodes with Pillow, at full size; the result counts as repaired."""
     with contextlib.ExitStack() as turn_of_memory:
         with opening.opened(data, policy.max_pixels, turn=turn_of_memory) as opened:
-            pixels = opening.pixels(opened, _as_rgb)
+            pixels = opening.pixels(opened)
             name = (opened.format or "other").lower()
             # A PNG may have it behind its pixels. Of a TIFF the tag is a part of the format, and
             # Pillow has obeyed it.
-            exif = opened.info.get("exif", b"") if opened.format in _WITH_EXIF else b""
+            exif = _exif(opened.info) if opened.format in _WITH_EXIF else b""
         del opened
         tags = orientation.of_exif(exif)
-        if header is not None and header.is_lossless:
+        if header is not None and (header.is_lossless or header.repair):
             name, tags = "lossless", orientation.of_jpeg(data, header)
+            if header.repair:
+                name = header.repair if header.colorspace in _RGB else header.colorspace.lower()
         if policy.orientation == KEEP:
             tags = None
         turn = tags.turn if tags and policy.orientation == APPLY else orientation.UPRIGHT
@@ -209,16 +207,15 @@ def _from_other(data: bytes, policy: Policy, header: Frame | None) -> PreparedIm
     return _with_orientation(made, tags, turn)
 
 
-def _as_rgb(image: Image.Image) -> Image.Image:
-    """Returns an image in RGB; 16-bit grey is scaled down, transparency lies over white."""
-    if image.mode.startswith("I"):
-        # Pillow clips 16-bit grey to 255 instead of scaling it.
-        image = image.convert("I").point(lambda value: value / 256).convert("L")
-    if image.mode in ("RGBA", "RGBa", "LA", "PA") or "transparency" in image.info:
-        layer = image.convert("RGBA")
-        ground = Image.new("RGBA", layer.size, "white")
-        image = Image.alpha_composite(ground, layer)
-    return image.convert("RGB")
+def _exif(info: dict[Any, Any]) -> bytes:
+    """Returns the EXIF block of a PNG or WebP; some programs write it into a PNG as text."""
+    for name in ("exif", "Raw profile type exif", "Raw profile type APP1"):
+        if isinstance(block := info.get(name), bytes):
+            return block
+        with contextlib.suppress(ValueError):
+            if block:
+                return bytes.fromhex("".join(str(block).split("\n")[3:]))
+    return b""
 
 
 def _encode(
@@ -272,11 +269,8 @@ def prove_stored(
     if header is None or not (any_colorspace or header.colorspace in _RGB):
         what = header.colorspace if header else "no JPEG"
         raise BadImageError("wrong_colorspace", f"is {what}, its record says RGB JPEG")
-    try:
-        with memory.room(memory.of_jpeg(header, header.height * header.width // 64)):
-            read_through(encoded, header)
-    except ValueError as error:
-        raise BadImageError("undecodable", str(error)) from error
+    with memory.room(memory.of_jpeg(header, header.height * header.width // 64)):
+        read_through(encoded, header)
     if not any_size and (header.height, header.width) != (height, width):
         found = f"{header.width} x {header.height}"
         raise BadImageError("wrong_size", f"is {found}, its record says {width} x {height}")

@@ -23,6 +23,8 @@ _BEGINNINGS = {
     b"GIF89a": "GIF",
     b"II*\0": "TIFF",
     b"MM\0*": "TIFF",
+    b"II+\0": "TIFF",  # these two are BigTIFF
+    b"MM\0+": "TIFF",
     b"\xff\x0a": "JPEG XL",
     b"\0\0\0\x0cJXL \r\n\x87\n": "JPEG XL",
     b"\0\0\0\x0cjP  \r\n\x87\n": "JPEG 2000",

@@ -49,6 +49,7 @@ class Frame(NamedTuple):
       marker: the second byte of the frame header's marker; 0 if there are several.
       bits: per sample.
       colorspace: libjpeg's name, where it was asked: "YCbCr", "RGB", "Gray", "CMYK", "YCCK".
+      repair: why the file is not stored as it is: only Pillow decodes it; "" for most.
     """
 
     height: int
@@ -58,6 +59,7 @@ class Frame(NamedTuple):
     marker: int = _SOF0
     bits: int = _BITS
     colorspace: str = ""
+    repair: str = ""
 
     @property
     def can_be_scaled(self) -> bool:

@@ -7,6 +7,7 @@ the bytes of a file, sets them to 1 in place, and turns pixels and boxes.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -31,10 +32,14 @@ _APP1_MARKER = b"\xff\xe1"
 _PREFIX_BYTES = 6
 _ORIENTATION = 0x0112
 _ENTRY_BYTES = 12
-_BYTE, _SHORT, _LONG = 1, 3, 4
+_SHORT, _TEXT = 3, 2
+# The types of EXIF: integers, fractions of two, floating-point numbers.
+_TYPES = {1: "B", 3: "H", 4: "I", 5: "2I", 6: "b", 7: "B", 8: "h", 9: "i", 10: "2i"}
+_TYPES |= {11: "f", 12: "d", 13: "I"}
 
 _Order = Literal["little", "big"]
 _ORDERS: dict[bytes, _Order] = {b"II": "little", b"MM": "big"}
+_SIGNS = {"little": "<", "big": ">"}
 
 # Values of the tag for which the axes are swapped, and for which each is mirrored afterwards.
 _TRANSPOSED = frozenset({5, 6, 7, 8})
@@ -55,7 +60,7 @@ class Tags(NamedTuple):
     """The orientation tags of a file, at least one of which is not 1.
 
     Attributes:
-      value: what the first of them says; 0 where it is no number.
+      value: what the first of them says; 0 if it is no number.
       entries: those that are not 1.
     """
 
@@ -116,20 +121,35 @@ def _entries(data: bytes, start: int, stop: int) -> Iterator[_Entry]:
     at = data.find(tag, first, last)
     while at >= 0:
         if (at - first) % _ENTRY_BYTES == 0 and at + _ENTRY_BYTES <= last:
-            size = {_BYTE: 1, _SHORT: 2, _LONG: 4}.get(number(at + 2, 2), 0)
-            is_one = number(at + 4, 4) == 1
-            yield _Entry(at, order, number(at + 8, size) if is_one else 0)
+            yield _Entry(at, order, _value(data, at, start, stop, _SIGNS[order]))
         at = data.find(tag, at + 1, last)
 
 
-def neutral(data: bytes, tags: Tags) -> bytes:
-    """Returns the same file, of the same length, with each of these tags set to 1."""
-    changed = bytearray(data)
+def _value(data: bytes, at: int, start: int, stop: int, sign: str) -> int:
+    """Returns the number in an entry as exiftool reads it, of any type; 0 if it is not one."""
+    kind, count, place = struct.unpack_from(f"{sign}HII", data, at + 2)
+    form = f"{count}s" if kind == _TEXT else sign + _TYPES.get(kind, "") * (count == 1)
+    size = struct.calcsize(form)
+    place = at + 8 if size <= 4 else start + place
+    if form == sign or place + size > stop:
+        return 0
+    first, *below = struct.unpack_from(form, data, place)
+    if kind == _TEXT:
+        first, _, _ = first.partition(b"\0")
+        return int(first) if len(first) == 1 and first.isdigit() else 0
+    if below:
+        first = first / below[0] if below[0] else 0
+    return int(first) if float(first).is_integer() else 0
+
+
+def changed(data: bytes, tags: Tags, value: int = UPRIGHT) -> bytes:
+    """Returns the same file, of the same length, with each of these tags set to a value."""
+    made = bytearray(data)
     for offset, order, _ in tags.entries:
         # Type, number of values and value: one SHORT, as the standard has it.
-        for at, size, number in ((2, 2, _SHORT), (4, 4, 1), (8, 2, UPRIGHT)):
-            changed[offset + at : offset + at + size] = number.to_bytes(size, order)
-    return bytes(changed)
+        for at, size, number in ((2, 2, _SHORT), (4, 4, 1), (8, 2, value)):
+            made[offset + at : offset + at + size] = number.to_bytes(size, order)
+    return bytes(made)
 
 
 def turned_size(height: int, width: int, turn: int) -> tuple[int, int]:

@@ -165,7 +165,7 @@ class SourcePiece:
             data = reader.read(member)
             try:
                 row = hashes.of(data)
-                with opening.opened(data) as opened:
+                with opening.opened(data, damaged=True) as opened:  # the hash has seen all of it
                     size = opened.size
             except BadImageError as error:
                 with contextlib.suppress(GivenUpError):

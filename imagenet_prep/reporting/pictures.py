@@ -33,8 +33,8 @@ def decode(data: bytes, smallest: int | None = None) -> Image.Image | None:
     A JPEG may be decoded at a fraction of its size, with sides of at least `smallest` pixels.
     """
     try:
-        with _truncated_allowed(), opening.opened(data, smallest=smallest) as opened:
-            return opening.rgb(opening.picture(opened))
+        with _truncated_allowed(), opening.opened(data, smallest=smallest, damaged=True) as opened:
+            return Image.fromarray(opening.pixels(opened))
     except BadImageError:
         return None
 

@@ -11,6 +11,7 @@ import pytest
 import simplejpeg
 
 from imagenet_prep.codec import planes, transform
+from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset import jpeg
 from tests.kit.codec import corpus, fuzz, mutations, native, variety
 from tests.kit.installed import Installed
@@ -115,7 +116,7 @@ def unloaded() -> Iterator[None]:
 
     def forget() -> None:
         planes.require.cache_clear()
-        planes._is_available.cache_clear()
+        planes.is_available.cache_clear()
         planes.forget()
 
     forget()
@@ -144,5 +145,5 @@ def test_without_the_library_files_are_read_through_all_the_same(
 
     assert not planes.proves(data)
     transform.read_through(data, frame_of(data))
-    with pytest.raises(ValueError, match="end of JPEG file"):
+    with pytest.raises(BadImageError, match="truncated: Premature end of JPEG file"):
         transform.read_through(data[:-100], frame_of(data))

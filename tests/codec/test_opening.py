@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,44 +17,14 @@ from imagenet_prep.codec import likeness, transform
 from imagenet_prep.codec.policy import PLANES, PORTABLE, Policy
 from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset import jpeg
-from imagenet_prep.matching import find, hashes
-from imagenet_prep.read import diagnosis, native
-from imagenet_prep.reporting import pictures
+from imagenet_prep.matching import find
 from tests.kit.bounds import little_memory
 from tests.kit.codec import frames, mutations
+from tests.kit.codec.calls import CALLS, READERS
 from tests.kit.hostile import images
 
 LOSSLESS = {"rgb": 3, "grey": 1}  # components
 _lossless_jpeg = functools.cache(images.lossless_jpeg)
-
-
-def shown(data: bytes) -> object:
-    image = pictures.decode(data, 52)
-    if image is None:
-        raise BadImageError("undecodable", "no picture")
-    return image
-
-
-def diagnosed(data: bytes) -> None:
-    if problem := diagnosis.problem(data, lambda _: None, "native"):
-        raise BadImageError("undecodable", problem)
-
-
-CALLS: dict[str, Callable[[bytes], object]] = {
-    "prepare": lambda data: transform.transform(data, Policy(32)),
-    "prepare, portable": lambda data: transform.transform(data, Policy(32, codec=PORTABLE)),
-    "prepare, headers": lambda data: transform.transform(data, Policy(None, check="header")),
-    "prepare, border": lambda data: transform.transform(data, Policy(32, border=2)),
-    "adopt": transform.keep,
-    "verify": lambda data: transform.prove_stored(data, 1, 1, any_size=True, any_colorspace=True),
-    "hash": hashes.of,
-    "proof": likeness.means,
-    "equal pixels": find.pixel_digest,
-    "report": shown,
-    "reader": lambda data: native.cropped(data, [0, 0, 8, 8]),
-    "diagnosis": diagnosed,
-}
-READERS = {"reader", "diagnosis", "adopt", "verify"}  # of these, only of JPEGs
 
 
 def saved(format_name: str, **options: Any) -> bytes:

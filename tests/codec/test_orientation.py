@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 
 import numpy as np
 import pytest
@@ -108,6 +109,25 @@ def test_what_is_no_rgb_jpeg_is_turned_too() -> None:
     for rule in (APPLY, NEUTRAL, KEEP):
         image = transform(buffer.getvalue(), Policy(None, orientation=rule))
         assert (image.height, image.width, image.repair) == (WIDTH, HEIGHT, "tiff")
+
+
+@pytest.mark.parametrize(
+    ("kind", "form", "value"),
+    [(1, "B", 6), (2, "2s", b"6"), (3, "H", 6), (6, "b", 6), (7, "B", 6), (9, "i", 6)],
+)
+def test_a_tiff_is_turned_whatever_the_type_of_its_tag(kind: int, form: str, value: object) -> None:
+    """Pillow obeys some types only."""
+    buffer = io.BytesIO()
+    plain = pixels(HEIGHT, WIDTH)
+    plain.save(buffer, "TIFF", tiffinfo={0x0112: 6})
+    data = buffer.getvalue()
+    at = data.index(struct.pack("<HHI", 0x0112, 3, 1))
+    entry = struct.pack("<HHI", 0x0112, kind, 2 if kind == 2 else 1)
+    entry += struct.pack(f"<{form}", value).ljust(4, b"\0")
+    image = transform(data[:at] + entry + data[at + 12 :], Policy(None))
+    assert (image.height, image.width) == (WIDTH, HEIGHT)
+    expected = np.asarray(plain.transpose(Image.Transpose.ROTATE_270), np.int16)
+    assert np.abs(shown(image.encoded, obeys=False) - expected).mean() < 6
 
 
 def test_verify_sees_a_tag_that_is_not_1() -> None:

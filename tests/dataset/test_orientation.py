@@ -60,7 +60,7 @@ def test_a_tag_is_set_to_1_in_place(value: int, order: str) -> None:
     assert tags is not None
     assert tags.turn == (value if 2 <= value <= 8 else 1)
 
-    after = orientation.neutral(data, tags)
+    after = orientation.changed(data, tags)
 
     assert len(after) == len(data)
     assert sum(a != b for a, b in zip(after, data, strict=True)) <= 2
@@ -87,9 +87,69 @@ def test_odd_entries_mean_what_pillow_takes_them_for_and_become_sound(
     tags = found(data)
     assert tags is not None
     assert tags.turn == means
-    after = orientation.neutral(data, tags)
+    after = orientation.changed(data, tags)
     assert found(after) is None
     assert Image.open(io.BytesIO(after)).getexif()[0x0112] == 1
+
+
+VALUES = {
+    "BYTE": (1, "B", (6,)),
+    "SHORT": (3, "H", (6,)),
+    "LONG": (4, "I", (6,)),
+    "RATIONAL": (5, "2I", (12, 2)),
+    "SBYTE": (6, "b", (6,)),
+    "UNDEFINED": (7, "B", (6,)),
+    "SSHORT": (8, "h", (6,)),
+    "SLONG": (9, "i", (6,)),
+    "SRATIONAL": (10, "2i", (-6, -1)),
+    "FLOAT": (11, "f", (6,)),
+    "DOUBLE": (12, "d", (6,)),
+    "IFD": (13, "I", (6,)),
+    "ASCII": (2, "2s", (b"6",)),
+    "long ASCII": (2, "9s", (b"6",)),
+}
+NO_VALUES = {
+    "a fraction": (5, "2I", (13, 2)),
+    "a division by 0": (10, "2i", (6, 0)),
+    "infinite": (11, "f", (float("inf"),)),
+    "no number": (12, "d", (float("nan"),)),
+    "two digits": (2, "3s", (b"06",)),
+    "several": (9, "2i", (6, 0)),
+}
+
+
+def of_type(order: str, kind: int, form: str, values: tuple[object, ...]) -> bytes:
+    """Returns a photograph whose orientation has this type; what is long is behind the entries."""
+    sign = "<" if order == "II" else ">"
+    content = struct.pack(sign + form, *values)
+    count = len(content) if kind == 2 else 2 if form == "2i" and kind == 9 else 1
+    place = content.ljust(4, b"\0") if len(content) <= 4 else struct.pack(f"{sign}I", 26)
+    entry = struct.pack(f"{sign}HHI", 0x0112, kind, count) + place
+    head = order.encode() + struct.pack(f"{sign}HIH", 42, 8, 1)
+    block = b"Exif\0\0" + head + entry + bytes(4) + content
+    plain = photograph(24, 40)
+    return plain[:2] + b"\xff\xe1" + struct.pack(">H", len(block) + 2) + block + plain[2:]
+
+
+@pytest.mark.parametrize("order", ["II", "MM"])
+@pytest.mark.parametrize("name", VALUES | NO_VALUES)
+def test_the_value_is_read_as_exiftool_reads_it_whatever_its_type(name: str, order: str) -> None:
+    data = of_type(order, *(VALUES | NO_VALUES)[name])
+    tags = found(data)
+    assert tags is not None
+    assert tags.turn == (6 if name in VALUES else 1)
+    after = orientation.changed(data, tags)
+    assert found(after) is None
+    assert Image.open(io.BytesIO(after)).getexif()[0x0112] == 1
+
+
+def test_a_value_behind_the_end_of_its_block_is_none() -> None:
+    for kind, form in ((5, "2I"), (12, "d"), (2, "9s")):
+        data = of_type("II", kind, form, (b"6",) if kind == 2 else (6, 1)[: len(form)])
+        place = data.index(b"Exif") + 24
+        tags = found(data[:place] + struct.pack("<I", 60_000) + data[place + 4 :])
+        assert tags is not None
+        assert tags.turn == 1
 
 
 def test_nothing_is_found_where_nothing_is() -> None:
@@ -127,7 +187,7 @@ def test_all_entries_are_found_wherever_they_lie() -> None:
     tags = found(data)
     assert tags is not None
     assert (tags.turn, len(tags.entries)) == (6, 2)
-    assert found(orientation.neutral(data, tags)) is None
+    assert found(orientation.changed(data, tags)) is None
     # A tag between the tables of a file of several scans counts, one inside a scan does not.
     progressive = photograph(24, 40, progressive=True)
     behind = tagged(progressive, 3, "II")
@@ -160,4 +220,4 @@ def test_damaged_blocks_are_looked_at_without_an_error() -> None:
             segment = b"\xff\xe1" + struct.pack(">H", len(changed) + 2) + bytes(changed)
             data = plain[:2] + segment + plain[2:]
             if (tags := found(data)) is not None:
-                assert len(orientation.neutral(data, tags)) == len(data)
+                assert len(orientation.changed(data, tags)) == len(data)

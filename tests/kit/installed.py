@@ -39,6 +39,7 @@ class Installed:
             raise UnavailableError("no compiler")
 
         self._patch.setattr("imagenet_prep.codec.planes.require", refuse)
+        self._patch.setattr("imagenet_prep.codec.planes.is_available", lambda: False)
 
 
 @pytest.fixture

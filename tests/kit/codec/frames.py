@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -61,7 +61,21 @@ def _entropy(pixels: npt.NDArray[np.int64], bits: int) -> bytes:
 
 
 def arithmetic(pixels: Pixels, *, progressive: bool = False) -> bytes:
-    """Returns a JPEG with arithmetic coding, by the libjpeg of Pillow's wheel."""
+    """Returns a JPEG with arithmetic coding."""
+    return encoded(pixels, progressive=progressive, is_arithmetic=True)
+
+
+def encoded(
+    pixels: Pixels,
+    *,
+    sampling: Sequence[tuple[int, int]] = (),
+    progressive: bool = False,
+    is_arithmetic: bool = False,
+) -> bytes:
+    """Returns a JPEG [height, width, 1, 3 or 4] by the libjpeg of Pillow's wheel.
+
+    `sampling` has the horizontal and the vertical factor of each component.
+    """
     library = libraries.load().libjpeg
     height, width, components = pixels.shape
     errors, info = (ctypes.create_string_buffer(size) for size in (168, 520))
@@ -76,14 +90,19 @@ def arithmetic(pixels: Pixels, *, progressive: bool = False) -> bytes:
         (48, width),
         (52, height),
         (56, components),
-        (60, components // 2 + 1),
+        (60, {1: 1, 3: 2, 4: 4}[components]),
     ):
         set_int(info, offset).value = value
     library.jpeg_set_defaults(info)
     library.jpeg_set_quality(info, 85, 1)
     if progressive:
         library.jpeg_simple_progression(info)
-    set_int(info, 260).value = 1  # arith_code
+    set_int(info, 260).value = is_arithmetic
+    described = ctypes.c_void_p.from_buffer(info, 88).value or 0
+    for number, factors in enumerate(sampling):
+        for place, factor in enumerate(factors):
+            address = described + 96 * number + 8 + 4 * place
+            ctypes.c_int.from_address(address).value = factor
     library.jpeg_start_compress(info, 1)
     for row in np.ascontiguousarray(pixels):
         line = (ctypes.c_void_p * 1)(row.ctypes.data)

@@ -38,6 +38,7 @@ static void damage(uint8_t *data, size_t *size) {
 static int run_damaged(workspace *w, const uint8_t *data, size_t size) {
   int height = 1 + (int)below(below(2) ? 200 : 20), width = 1 + (int)below(below(2) ? 200 : 20);
   window from = {(int)below(130) - 5, (int)below(170) - 5, (int)below(130), (int)below(170)};
+  if (!below(8)) return planes_warnings(w, data, size, 1 << 20);
   if (below(2)) return planes_shrink(w, data, size, height, width, 1 + (int)below(100), 1 << 20);
   static uint32_t tables[3 * 256];
   enum item item = (enum item)below(4);

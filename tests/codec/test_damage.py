@@ -1,0 +1,161 @@
+"""Warnings of libjpeg: which of them cost pixels, and that everything agrees about such files."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from imagenet_prep.codec import damage, likeness, opening, planes, transform
+from imagenet_prep.codec.policy import PLANES, PORTABLE, Policy
+from imagenet_prep.core.errors import BadImageError
+from tests.kit.codec import frames, mutations, warned
+from tests.kit.codec.calls import CALLS
+from tests.kit.installed import Installed
+
+HARMLESS = [(name, data) for name, files in warned.harmless().items() for data in files]
+HARMFUL = [(name, data) for name, files in warned.harmful().items() for data in files]
+
+
+def ids(cases: list[tuple[str, bytes]]) -> list[str]:
+    return [f"{name.removeprefix('JWRN_')}-{number}" for number, (name, _) in enumerate(cases)]
+
+
+# Calls that decode all of a file, and show no part of a bad one.
+JUDGES = CALLS.keys() - {"prepare, headers", "adopt", "report"}
+
+
+def pixels_of(data: bytes) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
+
+
+def names(data: bytes) -> list[str]:
+    warnings, _ = planes.workspace().warnings(data)
+    return [damage.WARNINGS[code][0] for _, code, _ in warnings]
+
+
+def test_the_table_has_every_warning_and_a_file_for_each_that_can_be_made() -> None:
+    for name, data in HARMLESS + HARMFUL:
+        assert names(data)[0] == name
+    made = {name for name, _ in HARMLESS + HARMFUL}
+    assert {name for name, _ in damage.WARNINGS.values()} == made | warned.CANNOT_BE_MADE
+    assert not made & warned.CANNOT_BE_MADE
+    assert names(warned.plain()) == []
+
+
+@pytest.mark.parametrize("codec", [PLANES, PORTABLE])
+@pytest.mark.parametrize("short_side", [None, 48])
+@pytest.mark.parametrize(("name", "data"), HARMLESS, ids=ids(HARMLESS))
+def test_a_file_with_all_its_pixels_is_stored_repaired(
+    name: str, data: bytes, short_side: int | None, codec: str
+) -> None:
+    made = transform.transform(data, Policy(short_side, codec=codec))
+
+    _, reason = {known: (known, reason) for known, reason in damage.WARNINGS.values()}[name]
+    assert made.repair == reason
+    assert names(made.encoded) == []
+    plain = Image.open(io.BytesIO(warned.plain())).convert("RGB")
+    expected = plain.resize((made.width, made.height), Image.Resampling.BICUBIC)
+    assert abs(pixels_of(made.encoded) - np.asarray(expected).astype(int)).mean() < 6  # grain
+
+
+@pytest.mark.parametrize(("name", "data"), HARMLESS, ids=ids(HARMLESS))
+def test_all_agree_that_a_file_has_all_its_pixels(name: str, data: bytes) -> None:
+    assert np.array_equal(pixels_of(data), pixels_of(warned.plain())), name
+    for call in CALLS.values():
+        call(data)
+    assert transform.prove_stored(data, 120, 160) is False
+    assert transform.is_rgb(data)
+
+
+@pytest.mark.parametrize(("name", "data"), HARMFUL, ids=ids(HARMFUL))
+def test_all_agree_that_a_file_has_lost_pixels(name: str, data: bytes) -> None:
+    reason = "truncated" if name == "JWRN_JPEG_EOF" else "corrupt"
+    for call in sorted(JUDGES):
+        with pytest.raises(BadImageError) as caught:
+            CALLS[call](data)
+        assert reason in str(caught.value), call
+
+
+@pytest.mark.parametrize("name", warned.harmful())
+def test_a_harmless_warning_hides_no_harmful_one(name: str) -> None:
+    for data in warned.harmful()[name]:
+        at = data.index(b"\xff\xdb")
+        with pytest.raises(BadImageError) as caught:
+            transform.transform(data[:at] + b"junk" + data[at:], Policy(None))
+        assert "extraneous" not in caught.value.detail
+
+
+def test_bytes_left_over_in_a_scan_decide_whatever_comes_after() -> None:
+    """Such images have been stored since the first version."""
+    restarts = warned.plain(restart_marker_blocks=4)
+    at = restarts.index(b"\xff\xd1")
+    data = restarts[:at] + 40 * b"surplus" + restarts[at : len(restarts) // 2]
+    assert damage.repair(data) == "surplus_data"
+
+
+SAMPLINGS = {
+    "4:1:0": ((4, 2), (1, 1), (1, 1)),
+    "2x4": ((2, 4), (1, 1), (1, 1)),
+    "1x4": ((1, 4), (1, 1), (1, 1)),
+    "3x1": ((3, 1), (1, 1), (1, 1)),
+    "3x2": ((3, 2), (1, 1), (1, 1)),
+    "chroma differs": ((2, 2), (1, 1), (1, 2)),
+    "chroma crossed": ((2, 2), (1, 2), (2, 1)),
+    "less luma": ((1, 1), (2, 2), (2, 2)),
+    "CMYK 4:2:0": ((2, 2), (1, 1), (1, 1), (1, 1)),
+    "CMYK 4:2:2": ((2, 1), (1, 1), (1, 1), (1, 1)),
+}
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize("kind", SAMPLINGS)
+def test_sampling_factors_without_a_name_are_decoded(kind: str, progressive: bool) -> None:
+    rows, columns = np.mgrid[0:121, 0:161]
+    pixels = np.stack([columns, 2 * rows, rows + columns // 2, 0 * rows], axis=2).astype(np.uint8)
+    factors = SAMPLINGS[kind]
+    data = frames.encoded(pixels[:, :, : len(factors)], sampling=factors, progressive=progressive)
+    is_cmyk = kind.startswith("CMYK")
+    for name, call in CALLS.items():
+        if not (is_cmyk and name == "verify"):
+            call(data)
+    assert transform.is_rgb(data) is not is_cmyk
+    for codec in (PLANES, PORTABLE):
+        made = transform.transform(data, Policy(None, codec=codec))
+        assert made.repair == ("cmyk" if is_cmyk else "sampling")
+        assert abs(pixels_of(made.encoded) - pixels_of(data)).mean() < 3
+
+
+def test_a_turned_photograph_with_an_odd_header_is_turned() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for data in (warned.plain(exif=exif), warned.plain(exif=exif, subsampling="4:4:4")):
+        at = data.index(b"\xff\xdb")
+        made = transform.transform(
+            data[:at] + b"junk" + data[at:], Policy(None, orientation="apply")
+        )
+        assert (made.height, made.width, made.repair) == (160, 120, "surplus_data+orientation")
+
+
+def test_without_pillows_libjpeg_the_first_warning_decides(installed: Installed) -> None:
+    installed.no_planes()
+    policy = Policy(None, codec=PORTABLE)
+    for name, data in HARMFUL + HARMLESS:
+        if name != "JWRN_EXTRANEOUS_DATA":
+            with pytest.raises(BadImageError):
+                transform.transform(data, policy)
+    assert transform.transform(warned.plain(), policy).repair is None
+
+
+def test_16_bit_images_are_hashed_as_they_are_stored() -> None:
+    """Pillow alone would make all of them white."""
+    wide = mutations.photograph()[:, :, 0].astype(np.uint16) * 257
+    buffer = io.BytesIO()
+    Image.fromarray(wide).save(buffer, "PNG")
+    with opening.opened(buffer.getvalue()) as opened:
+        shown = opening.pixels(opened)
+    assert np.array_equal(shown[:, :, 0], wide >> 8)
+    expected = likeness.means_of_pixels((wide >> 8).astype(np.uint8))
+    assert np.array_equal(likeness.means(buffer.getvalue()), expected)

@@ -1,0 +1,44 @@
+"""Every call of ours that decodes an image which somebody has sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from imagenet_prep.codec import likeness, transform
+from imagenet_prep.codec.policy import PORTABLE, Policy
+from imagenet_prep.core.errors import BadImageError
+from imagenet_prep.matching import find, hashes
+from imagenet_prep.read import diagnosis, native
+from imagenet_prep.reporting import pictures
+
+
+def shown(data: bytes) -> object:
+    """Returns what a report shows of an image."""
+    image = pictures.decode(data, 52)
+    if image is None:
+        raise BadImageError("undecodable", "no picture")
+    return image
+
+
+def diagnosed(data: bytes) -> None:
+    """Raises what a reader says of an image that its framework declines."""
+    if problem := diagnosis.problem(data, lambda _: None, "native"):
+        raise BadImageError("undecodable", problem)
+
+
+CALLS: dict[str, Callable[[bytes], object]] = {
+    "prepare": lambda data: transform.transform(data, Policy(32)),
+    "prepare, portable": lambda data: transform.transform(data, Policy(32, codec=PORTABLE)),
+    "prepare, headers": lambda data: transform.transform(data, Policy(None, check="header")),
+    "prepare, border": lambda data: transform.transform(data, Policy(32, border=2)),
+    "adopt": transform.keep,
+    "verify": lambda data: transform.prove_stored(data, 1, 1, any_size=True, any_colorspace=True),
+    "hash": hashes.of,
+    "proof": likeness.means,
+    "equal pixels": find.pixel_digest,
+    "report": shown,
+    "reader": lambda data: native.cropped(data, [0, 0, 8, 8]),
+    "diagnosis": diagnosed,
+}
+# Those of them that take nothing but JPEGs.
+READERS = {"reader", "diagnosis", "adopt", "verify"}

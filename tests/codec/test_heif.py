@@ -17,8 +17,8 @@ from imagenet_prep.codec import heif, opening, transform
 from imagenet_prep.codec.policy import Policy
 from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset import formats
-from tests.hostile import images
 from tests.kit.bounds import little_memory
+from tests.kit.hostile import images
 
 MOST = 64_000_000
 

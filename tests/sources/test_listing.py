@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 from collections import Counter
 from pathlib import Path
 
@@ -9,6 +7,7 @@ import pytest
 
 from imagenet_prep.dataset import formats, ignored
 from imagenet_prep.sources import layout, listing
+from tests.kit.installed import Installed
 from tests.kit.layouts import write
 
 JPEG, HEIC = b"\xff\xd8\xff\xe0", b"\0\0\0\x18ftypheic"
@@ -44,11 +43,8 @@ def test_formats_are_told_by_their_first_bytes(head: bytes, name: str | None) ->
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_what_reads_heic_is_named_unless_it_is_there(
-    there: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = importlib.machinery.ModuleSpec("pillow_heif", None) if there else None
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: found)
+def test_what_reads_heic_is_named_unless_it_is_there(there: bool, installed: Installed) -> None:
+    installed.packages(lambda name: there and name == "pillow_heif")
     assert formats.is_readable("HEIC") == there
     said = "is HEIC, which is not read here: run pip install 'imagenet-prep[heif]', or convert to"
     assert formats.unreadable(HEIC).startswith(f"starts with {HEIC[:8]!r}" if there else said)

@@ -60,7 +60,8 @@ docs: $(DOCS) ## the documents as a site: build/docs/index.html
 	@$(VENV)/docs/bin/python .ci/site/build.py build/docs
 
 # Most of the installation is downloads: it takes one core, builds of Horovod and mypy take the other.
-test: $(TEST) ## everything that must pass; PYTEST_ARGS="-m flink" chooses tests
+# Only Horovod is installed into .venv meanwhile.
+test: $(TEST) $(LIGHT) ## everything that must pass; PYTEST_ARGS="-m flink" chooses tests
 	@$(MAKE) -j4 lint types imports debian jars $(BIN)/actionlint $(HOROVOD) $(AIRFLOW) $(MXNET) $(DOCS)
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 

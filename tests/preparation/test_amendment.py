@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from imagenet_prep.shards import commit
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.opened import Dataset, open_dataset
 from tests.kit.samples import add_tables
+from tests.kit.system import System
 from tests.kit.tfrecords import picture, plain, wnid, write_set
 
 CLASSES = ClassList(tuple(map(wnid, range(3))), ("thing",) * 3)
@@ -33,10 +35,16 @@ def key(number: int, class_index: int | None = None) -> str:
     return f"{name}/{name}_{number}.JPEG"
 
 
-def made(root: Path, incidents: list[Incident], codec: str = "planes-1", **config: Any) -> Dataset:
+def made(
+    root: Path,
+    incidents: list[Incident],
+    codec: str = "planes-1",
+    shards: Sequence[Sequence[int]] = (range(3),),
+    **config: Any,
+) -> Dataset:
     """Commits a dataset with one image of each of three classes, and what was bad about it."""
-    images = [picture(number, plain(number)) for number in range(3)]
-    write_set(root, {"train": [images]}, num_classes=3)
+    images = [[picture(number, plain(number)) for number in shard] for shard in shards]
+    write_set(root, {"train": images}, num_classes=3)
     producer = Producer("tests", "0", {"codec": codec})
     draft = replace(add_tables(root), config={"splits": ["train"], **config}, producer=producer)
     commit.publish(LocalStore(root), draft, incidents=incidents, classes=CLASSES)
@@ -110,3 +118,17 @@ def test_images_of_a_codec_that_is_gone_cannot_be_added(tmp_path: Path) -> None:
     dataset = made(tmp_path / "set", [], codec="planes-0", short_side=18)
     with pytest.raises(UsageError, match="made by the codec planes-0, which this program has not"):
         job(dataset).transform_of("train")
+
+
+def test_a_parent_whose_manifest_is_replaced_while_shards_are_linked_is_noticed(
+    tmp_path: Path, system: System
+) -> None:
+    """The shards are linked as this run has seen them, but to a manifest of another dataset."""
+    dataset = made(tmp_path / "set", [], shards=((0, 1), (2,)))
+    other = replace(dataset.manifest, plan_digest="0" * 64).dumps()
+    system.before("link", lambda: (tmp_path / "set" / naming.MANIFEST).write_bytes(other))
+    excluding = Request(KeyList("list", {key(0): 1}, ""))
+
+    with pytest.raises(UsageError, match="set: the dataset was replaced while it was amended"):
+        amendment.run(job(dataset, excluding), LocalStore(tmp_path / "new"))
+    assert not (tmp_path / "new" / naming.MANIFEST).exists()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.class_list import ClassList
@@ -226,3 +227,11 @@ def test_a_check_that_was_killed_reads_only_what_it_had_not(
 
     monkeypatch.setattr(existing_set, "_check_shard", read)
     assert check(root).shards == before.shards
+
+
+def test_the_identity_of_shards_is_their_names_sizes_and_times(tmp_path: Path) -> None:
+    """Earlier versions have noted it: the sources of a dataset are recognised by it."""
+    [shard, *_] = shard_files.find(LocalStore(write(tmp_path / "set"))).splits["train"]
+    noted = [[shard.name, shard.stat.size, shard.stat.validator]]
+
+    assert existing_set.identity([shard]) == canonical.digest(noted)

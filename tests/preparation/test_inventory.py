@@ -44,6 +44,7 @@ def test_every_image_is_dealt_out_once(tmp_path: Path) -> None:
 
     assert (split.num_shards, split.num_per_class) == (2, (4, 3, 2))
     assert len(set(keys(store, split))) == 9
+    assert split.source_bytes == 90
     assert inventory.taken == Counter({"train.tar": 9})
 
 
@@ -415,9 +416,23 @@ def test_the_plan_is_the_one_it_always_was_however_it_is_cut(
     assert set(store.names(PLAN_FOLDER)) == {
         plan.file_name(name) for split in found.plans for name in split.shard_names
     }
-    assert [path.name[:6] for path in store.path(".work").iterdir() if path.is_dir()].count(
-        "index-"
-    ) == 1
+    folders = sorted(path.name for path in store.path(".work").iterdir() if path.is_dir())
+    assert [name.partition("-")[0] for name in folders] == ["index", "plan", "temporary"]
+
+
+class _Killed(LocalStore):
+    """A folder in which receipts stay, as they do if a run is killed."""
+
+    def remove_tree(self, name: str) -> None:
+        if name == PLAN_FOLDER:
+            super().remove_tree(name)
+
+
+def test_receipts_for_the_plan_of_a_killed_run_are_not_used(tmp_path: Path, limits: Limits) -> None:
+    limits(listed_in_one_process=0)
+    first = take_inventory(selection(), _Killed(tmp_path), WORKERS, quiet=True)
+
+    assert take_inventory(selection(), LocalStore(tmp_path), WORKERS, quiet=True) == first
 
 
 def test_the_list_of_a_class_may_have_more_than_a_small_file(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from imagenet_prep.storage import origins
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
 from imagenet_prep.storage.origins import Origin
 from tests.kit.dataset import all_files, stamps
+from tests.kit.system import System
 
 CLASSES = ClassList(("n00000001",), ("thing",))
 BOTH = ("train", "validation")
@@ -110,11 +111,13 @@ def test_a_source_that_has_no_edition_gets_none_by_its_counts(
     assert (there.edition, there.subset) == ("", True)
 
 
-def test_a_run_makes_what_is_wanted_and_a_second_finds_it(tmp_path: Path) -> None:
+def test_a_run_makes_what_is_wanted_and_a_second_finds_it(tmp_path: Path, system: System) -> None:
     assert make(tmp_path, resized(*BOTH)) == [*BOTH]
     before = stamps(tmp_path)
 
+    synced = system.noted("fsync", below=tmp_path)
     assert make(tmp_path, resized(*BOTH)) == []
+    assert synced == ["fsync ..", "fsync .", "fsync index"]  # a killed run may not have done that
     assert stamps(tmp_path) == before
     assert load(tmp_path).config == {
         "verb": "resize",

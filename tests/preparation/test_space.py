@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -61,6 +62,17 @@ def test_shards_that_are_still_to_be_written_must_fit(
     else:
         with pytest.raises(StoreError, match="are still to be written"):
             forecast.check_shards([PLAN], finished)
+
+
+@pytest.mark.parametrize(("free", "samples"), [(2_096_000, True), (2_096_001, False)])
+def test_with_plenty_of_room_no_image_is_sampled(tmp_path: Path, free: int, samples: bool) -> None:
+    """Twice the images and what records add to them is plenty, even if images are resized."""
+    disk = Disk(tmp_path)
+    disk.free = free
+    forecast = replace(forecast_of(disk, disk), shrinks=True)
+    read = pytest.raises(AssertionError, match="no image is read")
+    with read if samples else contextlib.nullcontext():
+        forecast.check_shards([PLAN], set())
 
 
 def test_a_bucket_in_which_all_shards_are_there_needs_no_room(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import shutil
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from imagenet_prep.dataset.schema import LEVELS
 from imagenet_prep.shards import check
 from imagenet_prep.shards.check import Expectation, Report
 from imagenet_prep.storage.folder import LocalStore
-from tests.kit.tfrecords import framed
+from tests.kit.tfrecords import framed, plain
 
 WNIDS = ("n01440764", "n01443537", "n01484850")
 FIRST, SECOND = "train-00000-of-00002", "train-00001-of-00002"
@@ -67,7 +68,11 @@ class Dataset:
         )
 
     def check(
-        self, name: str = FIRST, level: str = "crc", prove: Callable[..., bool] = lambda *_: False
+        self,
+        name: str = FIRST,
+        level: str = "crc",
+        prove: Callable[..., bool] = lambda *_: False,
+        **more: Any,
     ) -> Report:
         return check.check_shard(
             self.shards[name],
@@ -79,6 +84,7 @@ class Dataset:
                 name_of_sha256={shard.sha256: shard.name for shard in self.shards.values()},
                 most_bytes=max(shard.num_bytes for shard in self.shards.values()),
                 prove_image=prove,
+                **more,
             ),
         )
 
@@ -126,6 +132,9 @@ def test_every_stored_image_is_proven(dataset: Dataset) -> None:
 def test_a_flipped_bit_in_a_payload_names_the_record(dataset: Dataset, level: str) -> None:
     start = dataset.record(3)
     dataset.change(FIRST, flip(start + 12 + 100))
+
+    # Nothing after the first damage is reported.
+    dataset.change(FIRST, flip(dataset.record(4) + 12 + 100))
 
     (problem,) = dataset.check(level=level).problems
     assert problem.startswith(f"{FIRST}: record 3 at byte {start:,}: data CRC")
@@ -429,6 +438,37 @@ def test_a_key_is_the_name_or_the_path_that_another_program_wrote(
     with_table(dataset, SAMPLES[0]._replace(key=key), *SAMPLES[1:])
 
     assert (dataset.check(level="decode").problems == []) is is_sound
+
+
+@pytest.mark.parametrize(
+    ("key", "is_sound"),
+    [
+        ("n01443537/n01440764_0.JPEG", True),  # of the class that it had
+        ("n01440764/n01440764_0~2.JPEG", True),  # numbered: another image has the name
+        ("n01440764/n01440764_1.JPEG", False),
+    ],
+)
+def test_a_dataset_with_its_own_keys_may_have_other_classes_and_numbers_in_them(
+    dataset: Dataset, key: str, is_sound: bool
+) -> None:
+    with_table(dataset, SAMPLES[0]._replace(key=key), *SAMPLES[1:])
+
+    assert (dataset.check(level="decode", has_own_keys=True).problems == []) is is_sound
+    assert dataset.check(level="decode").problems
+
+
+@pytest.mark.parametrize("side", ["height", "width"])
+def test_a_size_that_records_lack_is_that_of_the_image(dataset: Dataset, side: str) -> None:
+    encoded = plain(1)
+    sizes = {"height": 32, "width": 28}
+    payload = example.encode(image(0, encoded=encoded, **{**sizes, side: 0}))
+    dataset.shards[FIRST] = dataset.write(FIRST, [payload])
+    stored = len(encoded), 28, 32, hashlib.sha256(encoded).hexdigest()
+    with_table(dataset, Sample(SAMPLES[0].key, 0, *stored, "kept", "", *stored))
+    lacks = {f"image/{side}": example.ABSENT}
+
+    assert dataset.check(level="decode", lacks=lacks).problems == []
+    assert dataset.check(level="decode").problems
 
 
 @pytest.mark.parametrize("level", PROVING)

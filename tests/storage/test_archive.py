@@ -60,6 +60,13 @@ def test_a_failing_disk_is_named(reader: ArchiveReader, system: System) -> None:
         reader.read("some.tar", 3, 4)
 
 
+def test_an_archive_that_cannot_be_read_is_named(reader: ArchiveReader, system: System) -> None:
+    system.fails("pread", errno.EACCES)
+
+    with pytest.raises(SourceError, match=r"some\.tar: 4 bytes at byte 3: cannot be read: Perm"):
+        reader.read("some.tar", 3, 4)
+
+
 def test_an_archive_that_cannot_be_opened_is_named(reader: ArchiveReader) -> None:
     with pytest.raises(ImagenetPrepError, match=r"gone\.tar: cannot be opened: No such file"):
         reader.read("gone.tar", 0, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +18,9 @@ from imagenet_prep.preparation.inventory import take_inventory
 from imagenet_prep.preparation.space import Forecast
 from imagenet_prep.preparation.tasks import PLAN_FOLDER
 from imagenet_prep.shards.plan import SplitPlan
+from imagenet_prep.sources.source import IndexTask, Packed, PackedImage, Part
 from imagenet_prep.storage.folder import LocalStore
-from tests.kit.listed import selection
+from tests.kit.listed import CLASSES, selection
 
 # 2 shards of 50 images of 10 kB each, and 480 bytes a record beside them.
 PLAN = SplitPlan("train", 2, (100,), 1_000_000, "")
@@ -62,6 +64,48 @@ def test_shards_that_are_still_to_be_written_must_fit(
     else:
         with pytest.raises(StoreError, match="are still to be written"):
             forecast.check_shards([PLAN], finished)
+
+
+class Packs(Packed):
+    """A source of one packed file with images of 10 kB, 1 MB in all."""
+
+    def __init__(self) -> None:
+        tasks = (IndexTask("pack", "train", "pack", num_bytes=1_000_000),)
+        super().__init__(CLASSES, (Part("pack", 9, 1),), tasks=tasks)
+
+    def images(self, task: IndexTask) -> Iterator[PackedImage]:
+        return (PackedImage(f"{task.name}/{number}", 0, bytes(10_000)) for number in range(100))
+
+
+@pytest.mark.parametrize(
+    ("free", "finished", "fits"),
+    [
+        (3_000_001, 0, True),  # plenty
+        (2_206_000, 0, True),
+        (2_205_000, 0, False),
+        (1_631_000, 500_000, True),
+        (1_630_000, 500_000, False),
+    ],
+)
+def test_unpacked_images_and_shards_must_fit_together(
+    tmp_path: Path, free: int, finished: int, fits: bool
+) -> None:
+    disk = Disk(tmp_path)
+    disk.free = free
+    disk.write(PLAN.shard_names[0], bytes(finished))
+    sampled = []
+
+    def stored(data: bytes) -> Any:
+        sampled.append(data)
+        return SimpleNamespace(encoded=data)
+
+    forecast = replace(
+        forecast_of(disk, disk), selection=selection(source=Packs()), transform=stored
+    )
+    too_small = pytest.raises(StoreError, match="to be written; images are unpacked first")
+    with contextlib.nullcontext() if fits else too_small:
+        forecast.check_unpacking()
+    assert len(sampled) == (0 if free > 3_000_000 else 64)
 
 
 @pytest.mark.parametrize(("free", "samples"), [(2_096_000, True), (2_096_001, False)])

@@ -14,6 +14,7 @@ from imagenet_prep.core.errors import (
     DataDamagedError,
     IncompleteError,
     JobLostError,
+    StoreError,
     UsageError,
 )
 from imagenet_prep.dataset.manifest import File
@@ -47,6 +48,19 @@ def either(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
         return LocalStore(tmp_path / "set")
     found: BucketStore = request.getfixturevalue("store")
     return found
+
+
+def test_a_folder_for_parts_that_is_not_ours_is_refused(tmp_path: Path, system: System) -> None:
+    """Another user may have made it below TMPDIR, or a link in its place."""
+    system.keeps_temporary_files(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    ours = scratch.folder("any").parent
+    ours.symlink_to("elsewhere")
+    refused = pytest.raises(StoreError, match=f"{ours} is not yours. Remove it, or set TMPDIR")
+
+    with refused, BucketStore("s3://bucket/set").lock():
+        pytest.fail("it was locked")
+    assert not [*(tmp_path / "elsewhere").iterdir()]
 
 
 def test_a_bucket_answers_as_a_folder_does(either: Store) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import subprocess
@@ -323,8 +324,24 @@ def test_a_second_lock_of_one_process_is_refused_and_names_the_owner(store: Loca
         LocalStore(store.root).lock(),
     ):
         pytest.fail("the lock was given twice")
+    store.write(f"{naming.WORK}/lock", b"a longer line than that of this run " * 9)
     with store.lock():  # free again
-        pass
+        owner = f"pid {os.getpid()} on {os.uname().nodename}\n"
+        assert store.read(f"{naming.WORK}/lock") == owner.encode()
+
+
+@pytest.mark.parametrize(("content", "shown"), [("x" * 300, "x" * 200), ("\x1b[2J", "unknown")])
+def test_little_is_shown_of_the_lock_of_another_program(
+    store: LocalStore, content: str, shown: str
+) -> None:
+    store.write(f"{naming.WORK}/lock", content.encode())
+    with (
+        open(store.path(f"{naming.WORK}/lock"), "rb") as other,
+        pytest.raises(BusyError, match=rf"by another run \({shown}\)"),
+    ):
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with store.lock():
+            pytest.fail("the lock was given twice")
 
 
 def test_a_lock_held_by_another_process_is_refused_until_that_dies(store: LocalStore) -> None:

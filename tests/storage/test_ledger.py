@@ -45,8 +45,13 @@ def test_a_line_that_is_being_written_is_read_when_it_is_whole(tmp_path: Path) -
         assert list(theirs.news()) == [{"name": "a"}]
 
 
+# Longer than any line that this program writes.
+LONG = b'{"name":"%s"}' % (b"x" * 70_000)
+
+
 @pytest.mark.parametrize(
-    "bad", [b'{"na', b"\xff\xfe", b"", DEEP, b"9" * 5000, b"x" * 300_000, b"NaN", b'{"a":\x00}']
+    "bad",
+    [b'{"na', b"\xff\xfe", b"", DEEP, b"9" * 5000, b"x" * 300_000, LONG, b"NaN", b'{"a":\x00}'],
 )
 def test_a_damaged_line_hides_no_later_one(tmp_path: Path, bad: bytes) -> None:
     (tmp_path / NAME).parent.mkdir()
@@ -135,6 +140,15 @@ def test_a_ledger_grows_no_further_however_often_files_are_noted(folder: LocalSt
         {"name": name, **Identity.of(status)._asdict(), "night": 29}
         for name, status in files.items()
     ]
+
+
+def test_a_ledger_is_read_that_has_as_many_notes_as_one_may_have(folder: LocalStore) -> None:
+    files = statuses(folder)
+    for night in range(8):
+        Ledger(folder, NAME, len(files)).add(files, night=str(night) * 870)
+    assert (len(files), lines(folder)) == (10, 80)
+    assert folder.path(NAME).stat().st_size > 78_000
+    assert all(map(Ledger(folder, NAME, len(files)).find, files))
 
 
 def test_a_ledger_that_another_process_rewrites_is_followed(folder: LocalStore) -> None:

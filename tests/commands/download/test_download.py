@@ -28,6 +28,7 @@ from tests.commands.download.conftest import (
 from tests.kit import command
 from tests.kit.dataset import everything
 from tests.kit.http_server import serve
+from tests.kit.limits import Limits
 from tests.kit.system import System
 
 Official = Callable[..., None]
@@ -209,14 +210,17 @@ def test_what_was_allowed_once_is_refused_without_the_flag(tmp_path: Path) -> No
 
 
 def test_archives_that_came_by_another_way_are_proven_without_a_server(
-    tmp_path: Path, official: Official, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, official: Official, capsys: pytest.CaptureFixture[str], limits: Limits
 ) -> None:
     official()
+    limits(progress_line_s=0)
     for name, data in FILES.items():
         (tmp_path / name).write_bytes(data)
     flags = arguments(tmp_path, "http://127.0.0.1:9")
     assert download.run(flags) == 0
-    assert "nothing was left to fetch" in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert "nothing was left to fetch" in told.out
+    assert "md5: 3 of 3 tasks" in told.err
     proven = (tmp_path / ".work" / "proven.jsonl").read_text().splitlines()
     assert sorted(json.loads(line)["name"] for line in proven) == sorted(FILES)
     stamp = everything(tmp_path)

@@ -1,0 +1,27 @@
+"""What a dry run shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from imagenet_prep.preparation.config import Config
+from imagenet_prep.preparation.job import Job
+from imagenet_prep.preparation.output import Output
+from imagenet_prep.preparation.preview import preview
+from imagenet_prep.storage.folder import LocalStore
+from tests.kit.system import System
+from tests.kit.tfrecords import plain
+
+
+def test_the_plan_is_shown_also_if_the_shards_do_not_fit(tmp_path: Path, system: System) -> None:
+    image, out = tmp_path / "source" / "train" / "cat" / "0.jpg", tmp_path / "out"
+    image.parent.mkdir(parents=True)
+    image.write_bytes(plain(0))
+    source = str(tmp_path / "source")
+    config = Config(source=source, out=str(out), splits=("train",), workers=1, keep_original=True)
+    job = Job.of(config)
+    system.has_free_bytes(1000)
+    shown = preview(job, Output(LocalStore(out), job.wanted))
+
+    assert shown["splits"]["train"]["examples"] == 1
+    assert "are still to be written, " in shown["refusal"]

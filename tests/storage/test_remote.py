@@ -96,6 +96,18 @@ def test_a_body_that_is_not_the_range_asked_for_is_never_taken_for_it(fault: str
     assert len(got) < 9000
 
 
+def test_trouble_of_the_server_passes_and_a_refusal_does_not() -> None:
+    """A request that met trouble is made again; RFC 9110 says which status is trouble."""
+    status = ""
+    with serve({"x": DATA}, plan=lambda *_: status) as server:
+        for status in ("408", "425", "429", "500", "502", "503", "504"):
+            with pytest.raises(UnavailableError, match=status):
+                open_here(server.url).stat("x")
+        for status in ("400", "401", "403", "404", "410", "501", "505"):
+            with pytest.raises(StoreError, match=status):
+                open_here(server.url).stat("x")
+
+
 @pytest.mark.parametrize("seconds", [0, 7, 3600])
 def test_retry_after_is_seconds_or_a_date(seconds: int) -> None:
     date = dt.datetime.now(tz=dt.UTC) + dt.timedelta(seconds=seconds)

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.core.errors import DataDamagedError, StoreError
 from imagenet_prep.dataset import example, naming
 from imagenet_prep.dataset.manifest import Shard
 from imagenet_prep.preparation.amended_shard import AmendWork
@@ -131,3 +131,9 @@ def test_an_image_of_add_that_changes_after_it_was_listed_is_refused(
     other = replace(add, sha256=dict.fromkeys(add.sha256, "0" * 64))
     with pytest.raises(DataDamagedError, match=r"new\.JPEG: is another file than when it was"):
         amended(root, **{**new, "add": other})
+
+
+def test_a_shard_that_cannot_be_read_is_named(root: Path) -> None:
+    (root / NAME).unlink()
+    with pytest.raises(StoreError, match=f"cannot read .*{NAME}: No such file"):
+        amended(root)

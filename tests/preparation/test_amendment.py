@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.core.errors import ManifestError, UsageError
+from imagenet_prep.core.errors import DataDamagedError, ManifestError, UsageError
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.keys import KeyList
@@ -132,3 +133,15 @@ def test_a_parent_whose_manifest_is_replaced_while_shards_are_linked_is_noticed(
     with pytest.raises(UsageError, match="set: the dataset was replaced while it was amended"):
         amendment.run(job(dataset, excluding), LocalStore(tmp_path / "new"))
     assert not (tmp_path / "new" / naming.MANIFEST).exists()
+
+
+def test_a_parent_that_lacks_bytes_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    dataset = made(tmp_path / "set", [], shards=((0, 1), (2,)))
+    amendment.refuse(dataset, LocalStore(tmp_path / "new"))
+    os.truncate(tmp_path / "set" / naming.shard_name("train", 1, 2), 9)
+
+    with pytest.raises(DataDamagedError, match=r"1 file: train-00001.*Nothing was written"):
+        amendment.refuse(dataset, LocalStore(tmp_path / "new"))
+    with pytest.raises(UsageError, match="in the set itself"):
+        amendment.refuse(dataset, LocalStore(tmp_path / "set" / "new"))
+    assert not (tmp_path / "new").exists()

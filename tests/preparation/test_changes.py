@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -163,12 +164,19 @@ def test_a_list_of_classes_that_says_nothing_is_refused(
 
 @pytest.mark.parametrize(
     ("path", "complaint"),
-    [("val/a/1.JPEG", "holds validation, and the set has no such"), ("train/c/1", "1 of its cl")],
+    [
+        ("val/a/1.JPEG", "holds validation, and the set has no such"),
+        ("train/c/1", "1 of its cl"),
+        ("1.JPEG", "holds no images of classes"),
+        ("../other/train/a/1.JPEG", "no such folder"),
+    ],
 )
 def test_additions_to_no_split_or_class_of_the_dataset_are_refused(
     tmp_path: Path, path: str, complaint: str
 ) -> None:
-    (tmp_path / path).parent.mkdir(parents=True)
-    (tmp_path / path).write_bytes(plain(1))
+    given = tmp_path / "given"
+    file = Path(os.path.normpath(given / path))
+    file.parent.mkdir(parents=True)
+    file.write_bytes(plain(1))
     with pytest.raises(UsageError, match=complaint):
-        read_additions(str(tmp_path), ClassList(("a", "b"), ("one", "two")), ["train"])
+        read_additions(str(given), ClassList(("a", "b"), ("one", "two")), ["train"])

@@ -118,3 +118,14 @@ def test_classes_of_another_set_are_not_added(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has other classes \\(2\\) than .* has already \\(3\\)"):
         rewrite.run(job(tmp_path / "other"), LocalStore(tmp_path / "out"))
     assert stamps(tmp_path / "out") == before
+
+
+def test_classes_that_are_no_wnids_are_refused_where_those_are_expected(tmp_path: Path) -> None:
+    names = ("cat", "dog", "eel")
+    train = (picture(n, plain(n))._replace(wnid=name) for n, name in enumerate(names))
+    root = given(tmp_path / "in", *train)
+    for name in (naming.LABELS, naming.MANIFEST):
+        (root / name).unlink()
+
+    with pytest.raises(UsageError, match="its classes are called cat, dog, eel, no WNIDs"):
+        rewrite.run(job(root, "train", wnids_only=True), LocalStore(tmp_path / "out"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import email.utils
+import errno
 import random
 import socket
 import threading
@@ -22,6 +23,7 @@ from tests.kit.command import PATIENCE_S
 from tests.kit.http_server import serve
 from tests.kit.lengths import long_but
 from tests.kit.scripted import scripted
+from tests.kit.system import System
 
 DATA = bytes(range(256)) * 40
 SECRET = "open-sesame"
@@ -94,6 +96,16 @@ def test_a_body_that_is_not_the_range_asked_for_is_never_taken_for_it(fault: str
 
     assert DATA[1000:10_000].startswith(got)
     assert len(got) < 9000
+
+
+def test_a_file_of_a_folder_that_cannot_be_read_is_named(tmp_path: Path, system: System) -> None:
+    (tmp_path / "x").write_bytes(DATA)
+    source = open_here(tmp_path)
+    stat = source.stat("x")
+    system.fails("open", errno.EIO)
+
+    with pytest.raises(StoreError, match=r"x: Input/output error\. Check the disk"):
+        read(source, 0, 1, stat)
 
 
 def test_trouble_of_the_server_passes_and_a_refusal_does_not() -> None:

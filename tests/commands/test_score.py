@@ -67,7 +67,7 @@ def test_text_is_one_table_and_names_what_it_counts_by(
 
     assert lines[0].startswith("set ")
     assert [line.split()[1] for line in lines[1:4]] == ["dataset", "real.json", "own.csv"]
-    assert lines[2].split()[2:] == ["5", "5", "all", "1,000", "60.00%", "80.00%"]
+    assert lines[2].split()[2:] == ["5", "5", "of", "1,000", "all", "1,000", "60.00%", "80.00%"]
     (real,) = (line for line in lines if line.startswith("real.json: "))
     assert "ReaL's form, another file than the published one, 50,000 keys, sha256 " in real
     assert "49,994 keys of no image: ILSVRC2012_val_00000007.JPEG, " in real

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset.manifest import Classes, Manifest, Producer, Shard, Split
+from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.manifest import Classes, File, Manifest, Producer, Shard, Split
 from imagenet_prep.shards import summary
+from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.opened import Dataset
 
 
-def committed(*, official: bool) -> Manifest:
-    """Returns the manifest of one image in one shard, of ILSVRC2012's classes or others."""
+def committed(*, official: bool) -> Dataset:
+    """Returns a dataset of one image in one shard, of ILSVRC2012's classes or others."""
     shard = Shard("train-00000-of-00001", 1, 900, "0" * 64, 6, "1" * 64)
-    return Manifest(
+    manifest = Manifest(
         schema_version=1,
         producer=Producer("imagenet-prep", "0", {"codec": "planes-1"}),
         config={"splits": ["train"], "seed": 0, "quality": 90},
@@ -25,8 +30,9 @@ def committed(*, official: bool) -> Manifest:
         splits={"train": Split(1, 900, [1], 0, 5, 5, [shard])},
         quarantined={},
         repaired={},
-        files=[],
+        files=[File(naming.LABELS, 16, "2" * 64)],
     )
+    return Dataset(LocalStore(Path("/nowhere")), manifest.dumps())
 
 
 def test_only_what_has_ilsvrc2012s_classes_is_held_against_its_counts() -> None:
@@ -41,10 +47,10 @@ def test_only_what_has_ilsvrc2012s_classes_is_held_against_its_counts() -> None:
 
 def test_one_of_a_kind_is_not_several() -> None:
     made = committed(official=False)
-    shown = summary.render_set(made, summary.of_set("x", made), "n01440764")
+    shown = summary.render_set(made.manifest, summary.of_set("x", made), "n01440764")
 
     assert "train: 1 example in 1 shard, 900 B, 0 resized" in shown
-    assert "settings: seed 0, quality 90" in shown
+    assert "settings: quality 90, seed 0" in shown
 
 
 @pytest.mark.parametrize(

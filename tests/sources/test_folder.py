@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import folder, labels
 from imagenet_prep.sources.folder import Folder
 from tests.kit.layouts import write
+from tests.kit.system import System
 
 OFFICIAL = labels.official_classes()
 FIRST, SECOND = OFFICIAL.wnids[:2]
@@ -265,18 +267,17 @@ def test_two_spellings_of_one_name_are_not_two_classes(tmp_path: Path) -> None:
 
 
 def test_a_class_folder_that_cannot_be_read_is_named_by_its_own_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, system: System
 ) -> None:
     for name in ("cat", "dog"):
         write(tmp_path / name / "1.jpg", b"?")
-    scandir = os.scandir
 
-    def refuse(path: str | Path) -> object:
+    def refuse(scandir: Callable[..., object], path: str | Path) -> object:
         if Path(path) == tmp_path / "cat":
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return scandir(path)
 
-    monkeypatch.setattr(os, "scandir", refuse)
+    system.instead("scandir", refuse)
     with pytest.raises(SourceError, match=rf"^{tmp_path}/cat: cannot be read: Permission denied"):
         folder.find(tmp_path, ["train"])
 

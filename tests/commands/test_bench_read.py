@@ -7,13 +7,21 @@ from pathlib import Path
 import pytest
 
 from tests.kit import command
-from tests.kit.reading import backend, dali, scenes
+from tests.kit.reading import scenes
 
-__all__ = ["backend", "dali", "scenes"]
+__all__ = ["scenes"]
 
 SHORT = ("--seconds", "0.2", "--batch-size", "8", "--image-size", "16")
 
 
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "native",
+        pytest.param("tfdata", marks=[pytest.mark.long, pytest.mark.tf]),
+        pytest.param("dali", marks=[pytest.mark.long, pytest.mark.dali]),
+    ],
+)
 def test_rates_fit_each_other_and_say_what_gpus_would_need(scenes: Path, backend: str) -> None:
     result = command.run(
         "bench-read", str(scenes), *SHORT, "--backend", backend, "--gpus", "2", "--json"

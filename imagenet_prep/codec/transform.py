@@ -208,7 +208,7 @@ def _from_other(data: bytes, policy: Policy, header: Frame | None) -> PreparedIm
 
 
 def _exif(info: dict[Any, Any]) -> bytes:
-    """Returns the EXIF block of a PNG or WebP; some programs write it into a PNG as text."""
+    """Returns the EXIF block of a PNG, WebP or AVIF; some programs write it into a PNG as text."""
     for name in ("exif", "Raw profile type exif", "Raw profile type APP1"):
         if isinstance(block := info.get(name), bytes):
             return block

@@ -25,7 +25,7 @@ class Backend(Protocol):
         """Yields the images of each step, as `Batch` describes them; takes some steps ahead."""
 
     def decode(self, encoded: bytes) -> None:
-        """Decodes one image; raises the decoder's own error if it declines the image."""
+        """Decodes an image that Pillow decodes; raises the decoder's own error if it declines."""
 
 
 class Undecoded:

@@ -40,15 +40,14 @@ class DaliBackend:
         self._given: deque[tuple[Any, ...]] = deque(maxlen=_QUEUE_DEPTH + 1)
         self._config = config
         self._convert = _CONVERTERS[config.array_framework]
-        self._decoder: dict[str, Any] = {"device": "cpu", **_DECODED}
+        self._decoder: dict[str, Any] = _DECODED | {"device": "cpu"}
         self._device = config.rank.local_rank if config.device == "gpu" else None
         if config.device == "gpu":
             height, width = largest
-            self._decoder = {
+            self._decoder |= {
                 "device": "mixed",
                 "preallocate_height_hint": height,
                 "preallocate_width_hint": width,
-                **_DECODED,
             }
         self._pipeline = self._new_pipeline()
         self._pipeline.build()

@@ -90,9 +90,7 @@ class NativeBackend:
             self._left = [part for _, shown in ahead for part in shown if not part.cancel()]
 
     def decode(self, encoded: bytes) -> None:
-        """Decodes one image with Pillow, which decodes what `codec.planes` declines."""
-        with opening.opened(encoded, only=("JPEG",)) as image:
-            image.load()
+        """Takes every image that Pillow decodes, which `diagnosis` asks first."""
 
     def _begin(self, batch: EncodedBatch) -> tuple[Any, list[Future[None]]]:
         """Starts to decode a batch; returns its images, and the tasks that still write them."""

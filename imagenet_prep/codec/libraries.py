@@ -72,6 +72,10 @@ _KERNEL = {
         *(_NUMBER, *_IMAGE, _POINTER, *[_NUMBER] * 3, _PIXELS),
         ctypes.POINTER(PixelOutput),
     ),
+    "planes_decode_many": (
+        *(None, _POINTER, _POINTER, ctypes.c_int64, *[_NUMBER] * 3, _PIXELS),
+        ctypes.POINTER(PixelOutput),
+    ),
     "planes_prove": (_NUMBER, *_IMAGE),
     "planes_warnings": (_NUMBER, *_IMAGE, _PIXELS),
     "planes_means": (_NUMBER, *_IMAGE, _PIXELS, _POINTER),

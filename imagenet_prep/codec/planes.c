@@ -676,6 +676,27 @@ EXPORT int planes_decode(workspace *w, const uint8_t *data, size_t size, const w
   return end(w);
 }
 
+/* One image of planes_decode_many, whose answer it is given as `status`. */
+typedef struct {
+  const uint8_t *data;
+  size_t size;
+  uint8_t *to;
+  window from;
+  int mirrored, status;
+} job;
+
+/* Calls planes_decode for `count` images, into `to` of each job. A caller that holds a lock between
+ * calls, as Python's interpreter does, takes it once for all of them. */
+EXPORT void planes_decode_many(workspace *w, job *jobs, int64_t count, int height, int width,
+                               int kernel, int64_t max_pixels, const output *how) {
+  for (job *j = jobs; j < jobs + count; j++) {
+    output to = *how;
+    to.to = j->to;
+    to.mirrored = j->mirrored;
+    j->status = planes_decode(w, j->data, j->size, &j->from, height, width, kernel, max_pixels, &to);
+  }
+}
+
 /* Writes the means of a JPEG's luma on the cells of likeness.h. Returns as planes_shrink. */
 EXPORT int planes_means(workspace *w, const uint8_t *data, size_t size, int64_t max_pixels,
                         uint16_t *means) {

@@ -39,6 +39,15 @@ BICUBIC, LINEAR, NEIGHBOURS = 0, 1, 2
 _DONE, _NO_MEMORY = 0, 2
 # Types of pixels, in the order of `item` in pixels.h.
 _ITEMS = ("uint8", "float32", "float16", "bfloat16")
+# `job` in planes.c.
+_JOB = np.dtype(
+    [
+        *((name, np.uintp) for name in ("data", "size", "to")),
+        ("window", np.int32, 4),
+        ("mirrored", np.int32),
+        ("status", np.int32),
+    ]
+)
 # A JPEG of 21 x 17 pixels, 4:2:2, and what it becomes at 16 x 13: the bytes that `planes-1` names.
 _PROBE = base64.b64decode(
     "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDABsSFBcUERsXFhceHBsgKEIrKCUlKFE6PTBCYFVlZF9VXVtqeJmBanGQ"
@@ -153,12 +162,53 @@ class Look:
           False if libjpeg complains about the data, the format is a different one, or the window
           leaves the image; `pixels` may have changed then.
         """
-        values = self.values
         assert pixels.flags.c_contiguous
         assert pixels.size == 3 * self.height * self.width
-        assert pixels.itemsize == values.table.itemsize
-        output = PixelOutput(
-            pixels.ctypes.data,
+        assert pixels.itemsize == self.values.table.itemsize
+        output = self._output(pixels.ctypes.data, mirrored=mirrored)
+        part = None if window is None else (ctypes.c_int * 4)(*window)
+        arguments = (part, self.height, self.width, self.kernel, MAX_PIXELS, output)
+        return (within or workspace()).decode(_address(data), len(data), *arguments)
+
+    def jobs(
+        self,
+        encoded: Sequence[bytes | memoryview],
+        windows: npt.NDArray[np.int32],
+        mirrored: npt.NDArray[np.bool_],
+        pixels: npt.NDArray[Any],
+    ) -> npt.NDArray[np.void]:
+        """Returns [n] jobs for `decode_many`; the arguments must outlive them.
+
+        Args:
+          encoded: n JPEGs, as for `decode`.
+          windows: [n, 4], as for `decode`.
+          mirrored: [n].
+          pixels: [n, ...], of which each element is as for `decode`.
+        """
+        assert pixels[0].flags.c_contiguous
+        assert pixels[0].size == 3 * self.height * self.width
+        assert pixels.itemsize == self.values.table.itemsize
+        jobs = np.empty(len(encoded), _JOB)
+        jobs["data"] = [_address(data) for data in encoded]
+        jobs["size"] = [len(data) for data in encoded]
+        jobs["to"] = pixels.ctypes.data + np.arange(len(encoded)) * pixels.strides[0]
+        jobs["window"], jobs["mirrored"] = windows, mirrored
+        return jobs
+
+    def decode_many(self, jobs: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
+        """Decodes a contiguous part of `jobs` without the interpreter's lock in between.
+
+        Returns:
+          [n], what `decode` returns for each.
+        """
+        output = self._output(0, mirrored=False)
+        arguments = (self.height, self.width, self.kernel, MAX_PIXELS, output)
+        return workspace().decode_many(jobs, *arguments)
+
+    def _output(self, address: int, *, mirrored: bool) -> PixelOutput:
+        values = self.values
+        return PixelOutput(
+            address,
             values.table.ctypes.data,
             values.mean,
             values.factor,
@@ -166,10 +216,13 @@ class Look:
             self.channels_first,
             mirrored,
         )
-        part = None if window is None else (ctypes.c_int * 4)(*window)
-        start = data if isinstance(data, bytes) else ctypes.byref(ctypes.c_char.from_buffer(data))
-        arguments = (part, self.height, self.width, self.kernel, MAX_PIXELS, output)
-        return (within or workspace()).decode(start, len(data), *arguments)
+
+
+def _address(data: bytes | memoryview) -> int:
+    """Returns where a buffer begins in memory."""
+    if isinstance(data, bytes):
+        return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
+    return ctypes.addressof(ctypes.c_char.from_buffer(data))
 
 
 class Workspace:
@@ -210,6 +263,15 @@ class Workspace:
     def decode(self, *arguments: Any) -> bool:
         """Calls planes_decode for a `Look`."""
         return self._is_done(self.kernel.planes_decode(self.pointer, *arguments))
+
+    def decode_many(self, jobs: npt.NDArray[np.void], *arguments: Any) -> npt.NDArray[np.bool_]:
+        """Calls planes_decode_many for a `Look`."""
+        assert jobs.flags.c_contiguous
+        self.kernel.planes_decode_many(self.pointer, jobs.ctypes.data, len(jobs), *arguments)
+        if (jobs["status"] == _NO_MEMORY).any():
+            raise MemoryError("no memory to decode an image")
+        done: npt.NDArray[np.bool_] = jobs["status"] == _DONE
+        return done
 
     def means(self, data: bytes, max_pixels: int) -> npt.NDArray[np.uint16] | None:
         """Returns the means of luma that likeness.h defines; None as for `shrink`."""

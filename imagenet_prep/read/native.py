@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 # Steps that are decoded before the user asks for them.
 _STEPS_AHEAD = 2
+# Enough that no thread is idle for long at the end of a step.
+_TASKS_PER_THREAD = 2
 
 
 class NativeBackend:
@@ -79,6 +81,8 @@ class NativeBackend:
                 if not ahead:
                     return
                 images, shown = ahead[0]
+                # One wait for all: each would take the interpreter's lock from the decoders.
+                wait(shown)
                 for part in shown:
                     part.result()
                 ahead.popleft()
@@ -98,8 +102,8 @@ class NativeBackend:
         given, images = self._memory()
         of_view = images.reshape(size, self._config.views, *self._shape[-3:])
         # Fewer tasks than images, since handing them over takes the interpreter's lock.
-        count = min(size, 4 * self._num_threads)
-        parts = [range(first, size, count) for first in range(count)]
+        length = -(-size // (_TASKS_PER_THREAD * self._num_threads))
+        parts = [slice(first, first + length) for first in range(0, size, length)]
         shown = [
             self._pool.submit(self._show, batch, views, of_view[:, view], part)
             for view, views in enumerate(batch.views)
@@ -130,33 +134,31 @@ class NativeBackend:
         return given, array
 
     def _show(
-        self, batch: EncodedBatch, views: Views, images: npt.NDArray[Any], part: range
+        self, batch: EncodedBatch, views: Views, images: npt.NDArray[Any], part: slice
     ) -> None:
-        boxes, mirrored = views.boxes.tolist(), views.mirrored.tolist()
-        for i in part:
-            if self._in_one_pass and self._decode(
-                batch.encoded[i], boxes[i], mirrored[i], images[i]
-            ):
-                continue
-            pixels = self._pixels(batch.encoded[i], boxes[i], mirrored[i])
-            colours = None if views.colours is None else views.colours[i]
-            self._finish(pixels, colours, images[i])
+        """Writes a part of a view's images."""
+        encoded, boxes, mirrored = batch.encoded[part], views.boxes[part], views.mirrored[part]
+        images, side = images[part], self._config.image_size
+        pixels = images if self._in_one_pass else np.empty((len(images), side, side, 3), np.uint8)
+        done = np.zeros(len(images), bool)
+        if self._has_planes and self._config.constants.padding is None:
+            done = self._look.decode_many(self._look.jobs(encoded, boxes, mirrored, pixels))
+        for i in np.flatnonzero(~done).tolist():
+            shown = self._by_pillow(encoded[i], boxes[i].tolist(), mirrored[i])
+            if self._in_one_pass:
+                self._finish(shown, None, images[i])
+            else:
+                pixels[i] = shown
+        if not self._in_one_pass:
+            for i, image in enumerate(images):
+                colours = None if views.colours is None else views.colours[part][i]
+                self._finish(pixels[i], colours, image)
 
-    def _decode(
-        self, data: bytes | memoryview, box: list[int], mirrored: bool, to: npt.NDArray[Any]
-    ) -> bool:
-        """Lets the codec write a view, and returns whether it could."""
-        return self._has_planes and self._look.decode(data, box, to, mirrored=mirrored)
-
-    def _pixels(
+    def _by_pillow(
         self, data: bytes | memoryview, box: list[int], mirrored: bool
     ) -> npt.NDArray[np.uint8]:
         """Returns a view as bytes [side, side, 3]."""
         side = self._config.image_size
-        pixels = np.empty((side, side, 3), np.uint8)
-        inside = self._config.constants.padding is None
-        if inside and not self._in_one_pass and self._decode(data, box, mirrored, pixels):
-            return pixels
         crop = cropped(data, box)
         if self._config.is_antialiased:
             pixels = np.asarray(crop.resize((side, side), Image.Resampling.BILINEAR))

@@ -313,6 +313,27 @@ def test_every_kernel_makes_the_same_pixels(dtype: str) -> None:
             assert np.array_equal(found, expected), (simd, name, first, mirrored)
 
 
+@pytest.mark.parametrize("first", [False, True])
+def test_many_images_in_one_call_are_those_of_a_call_each(first: bool) -> None:
+    sound = [corpus.files()[name] for name in ("96x128 420", "96x128 444")]
+    encoded = [sound[0], sound[1][:300], memoryview(bytearray(sound[1])), sound[1], sound[0]]
+    windows = np.array([[7, 31, 60, 90]] * 4 + [[7, 31, 60, 98]], np.int32)
+    mirrored = np.array([False, False, True, False, True])
+    values = planes.Values("float32", (123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
+    look = planes.Look(37, 45, values, planes.LINEAR, channels_first=first)
+    # Every second image of an array, as a view of several is.
+    pixels = np.zeros((5, 2, 37 * 45 * 3), np.float32)
+
+    done = look.decode_many(look.jobs(encoded, windows, mirrored, pixels[:, 1]))
+
+    assert done.tolist() == [True, False, True, True, False]
+    assert not pixels[:, 0].any()
+    for i in np.flatnonzero(done):
+        alone = np.empty(37 * 45 * 3, np.float32)
+        assert look.decode(encoded[i], windows[i].tolist(), alone, mirrored=bool(mirrored[i]))
+        assert np.array_equal(pixels[i, 1], alone), i
+
+
 @pytest.mark.parametrize("sampling", [*corpus.SAMPLINGS, "progressive", "grey", "restarts"])
 def test_a_window_has_the_very_samples_of_the_whole(sampling: str) -> None:
     """libjpeg leaves out columns of blocks: what is left lies where it belongs, at any edge."""

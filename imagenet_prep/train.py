@@ -73,19 +73,26 @@ def readers(config: Config) -> OpenReader:
     def open_reader(split: str, training: bool, world: World, is_set: bool = False) -> BatchReader:
         from imagenet_prep.evaluation.evaluated_set import opened
         from imagenet_prep.read import make_dataset
+        from imagenet_prep.read.backend import choose_device
         from imagenet_prep.read.batch import DECODED
 
         assert config.data_dir is not None
         assert config.image_size is not None
         tells = (config.predictions is not None or config.tabulates) and not training
         data_dir, split = (split, opened(split)[1]) if is_set else (config.data_dir, split)
+        device = choose_device(config.device, config.backend, world.local_rank)
         made: dict[str, Any] = {
-            "backend": config.backend,
+            "backend": "dali" if device == "gpu" else config.backend,
+            "device": device,
             "recipe": "resnet" if config.recipe in ("v1.5", "article") else config.recipe,
             "fields": (*DECODED, "key") if tells else DECODED,
         }
         if config.framework == "mxnet":
-            made |= {"framework": "numpy", "layout": "NCHW"}
+            made |= {"framework": "dlpack" if device == "gpu" else "numpy", "layout": "NCHW"}
+        elif config.framework == "pytorch":
+            made["framework"] = "dlpack"
+            if made["backend"] == "auto":
+                made["backend"] = "native"
         reader = make_dataset(
             data_dir,
             split,

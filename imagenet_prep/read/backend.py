@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import itertools
+import os
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -78,6 +80,24 @@ def _is_installed(backend: str) -> bool:
         return False  # The package around it is missing.
 
 
+def choose_device(device: str, backend: str, local_rank: int) -> batch.Device:
+    """Returns where a rank decodes: "auto" is the GPU if the rank has one and DALI is installed."""
+    if device != "auto":
+        return "gpu" if device == "gpu" else "cpu"
+    may = backend in ("auto", "dali") and local_rank < gpus() and _is_installed("dali")
+    return "gpu" if may else "cpu"
+
+
+def gpus() -> int:
+    """Returns the number of GPUs that CUDA shows to this process; 0 without NVIDIA's driver."""
+    count = ctypes.c_int(0)
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    return 0 if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)) else count.value
+
+
 def refuse_contradictions(config: ReadConfig) -> None:
     """Raises UsageError where the backend, that of `choose_backend`, cannot do what is wanted."""
     backend = config.backend
@@ -96,3 +116,9 @@ def refuse_contradictions(config: ReadConfig) -> None:
         raise UsageError("backend='native' decodes on the CPU: device='gpu' needs backend='dali'")
     elif config.out and config.framework:
         raise UsageError("out= decides what batches hold: leave framework= away")
+    local_rank = config.rank.local_rank
+    if config.device == "gpu" and "images" in config.fields and local_rank >= (count := gpus()):
+        raise UsageError(
+            f"device gpu: local rank {local_rank} needs a GPU of its own, and CUDA shows {count} "
+            f"on {os.uname().nodename}. Choose device cpu."
+        )

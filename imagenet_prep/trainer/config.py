@@ -49,7 +49,10 @@ class Config(Settings):
     )
     synthetic: bool = switch(
         help="train on random images; this needs no data set",
-        without=("backend", "keys", "exclude", "classes", "fraction", "evaluate", "eval_every"),
+        without=(
+            *("backend", "device", "keys", "exclude", "classes", "fraction"),
+            *("evaluate", "eval_every"),
+        ),
     )
     model: str | None = optional(
         choices=(
@@ -265,6 +268,12 @@ class Config(Settings):
     backend: str = flag(
         "auto", choices=("auto", "tfdata", "dali", "native"), help="what decodes the JPEGs"
     )
+    device: str = flag(
+        "auto",
+        choices=("auto", "cpu", "gpu"),
+        help="where JPEGs are decoded; gpu: by DALI on the GPU of this rank, where the images stay "
+        "(default: gpu if there is a GPU and DALI, and --backend is not another one)",
+    )
 
     def __post_init__(self) -> None:
         """Refuses values that are not allowed, and flags that would have no effect."""
@@ -275,6 +284,10 @@ class Config(Settings):
             raise ValueError("give either --data-dir or --synthetic")
         if self.predictions is not None and not self.evaluate:
             raise ValueError("--predictions is written by --evaluate: give that too")
+        if self.device == "gpu" and self.backend not in ("auto", "dali"):
+            raise ValueError(
+                f"--device gpu: only DALI decodes on a GPU, and --backend is {self.backend}"
+            )
         if self.remap and not self.classes:
             raise ValueError("--remap numbers the classes of --classes anew: give these too")
         if self.loss_scale is not None and self.precision != "float16" and not self.half_if_fast:

@@ -49,6 +49,7 @@ def report(
         for index, count in facts.examples_per_class.items()
     ]
     shown = len({tile.class_index for tile in tiles})
+    counts = {name: plots.num_classes(split) for name, split in manifest.splits.items()}
     return render(
         "report.html.jinja",
         f"{facts.name}: report",
@@ -65,6 +66,8 @@ def report(
         manifest=manifest,
         # Custom photographs have no official counts.
         is_subset=manifest.subset and manifest.claims_ilsvrc2012,
+        is_read=level != schema.LEVEL_MANIFEST,
+        fewer_classes=[each for each in counts.items() if each[1] < manifest.classes.count],
         ignored=ignored.together(source.ignored for source in manifest.sources),
         tiles=tiles,
         tile_side=104,
@@ -136,8 +139,8 @@ _COMPARED: dict[str, Callable[[Facts], str]] = {
     "images/s that 10 Gbit/s carry": lambda facts: (
         f"{1.25e9 / max(_bytes_per_example(facts), 1):,.0f}"
     ),
-    "largest sides": lambda facts: ", ".join(
-        f"{split.max_width} {_TIMES} {split.max_height}" for split in facts.manifest.splits.values()
+    "largest width and height": lambda facts: ", ".join(
+        f"{split.max_width:,} and {split.max_height:,}" for split in facts.manifest.splits.values()
     ),
     "left out": lambda facts: f"{sum(facts.manifest.quarantined.values()):,}",
     "manifest": lambda facts: facts.manifest.digest[:16],
@@ -193,8 +196,8 @@ def _settings(facts: Facts) -> list[tuple[str, str]]:
     rows.append(("libraries", ", ".join(f"{name} {version}" for name, version in libraries)))
     rows += [(f"lacks {key}", what) for key, what in manifest.lacks.items()]
     for name, split in manifest.splits.items():
-        sides = f"{split.max_width} {_TIMES} {split.max_height}"
-        rows.append((name, f"{split.resized:,} resized; largest sides {sides}"))
+        sides = f"width at most {split.max_width:,}, height at most {split.max_height:,}"
+        rows.append((name, f"{split.resized:,} resized; {sides}"))
     return rows
 
 
@@ -212,6 +215,15 @@ def _loading(facts: Facts) -> dict[str, str]:
         f"{split} = make_dataset({folder!r}, {split!r}, batch_size=256)\n"
         f"for batch in {split}:\n"
         "    batch['images'], batch['class_index'], batch['mask']  # class_index counts from 0"
+    )
+    ways["PyTorch"] = (
+        "import torch\n"
+        "from imagenet_prep.read import make_dataset\n"
+        f"{split} = make_dataset({folder!r}, {split!r}, batch_size=256,\n"
+        "    backend='native', framework='dlpack', layout='NCHW')\n"
+        f"for batch in {split}:\n"
+        "    images = torch.from_dlpack(batch['images'])  # [256, 3, 224, 224] float32\n"
+        "    labels = torch.from_dlpack(batch['class_index']).long()  # count from 0"
     )
     if facts.store.as_folder is None:
         return ways  # the others read folders

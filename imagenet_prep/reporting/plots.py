@@ -6,7 +6,7 @@ import contextlib
 import io
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO
@@ -148,15 +148,16 @@ def _draw_training(rows: Sequence[Row], axes: Any, colours: tuple[str, str, str]
 
 def _examples_per_class(facts: Facts) -> Plot:
     figure, axes = _axes("classes, fullest first")
-    says = []
+    says: list[str] = []
     for name, split, colour in _splits(facts):
         counts = sorted((count for count in split.examples_per_class if count), reverse=True)
-        axes.stairs(counts, fill=True, color=colour, alpha=0.75, label=name)
+        # The first split is an area and the others are lines, so that no two colours mix.
+        axes.stairs(counts, fill=not says, color=colour, linewidth=1.6, label=name)
         if counts:
-            says.append(
-                f"{name}: {counts[-1]:,} to {counts[0]:,} in {counted(len(counts), 'class')}"
-            )
+            says.append(f"{name}: {_range(counts, str)} in {counted(len(counts), 'class')}")
     axes.set_ylim(bottom=0)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(6, integer=True))
     _legend(axes)
     return _plot("Examples per class", "; ".join(says), figure)
 
@@ -201,11 +202,12 @@ def _before_and_after(
 
 def _bytes_per_shard(facts: Facts) -> Plot:
     figure, axes = _axes(y="shards")
-    says = []
-    for name, split, colour in _splits(facts):
-        sizes = [shard.num_bytes for shard in split.shards]
-        axes.hist(sizes, bins=min(40, max(4, len(sizes))), color=colour, alpha=0.75, label=name)
-        says.append(f"{name}: {human_bytes(min(sizes))} to {human_bytes(max(sizes))}")
+    sizes = {name: [shard.num_bytes for shard in split.shards] for name, split, _ in _splits(facts)}
+    every = [size for of_split in sizes.values() for size in of_split]
+    # One split has far fewer bytes than another, so all share the bins; one shard has a bar, too.
+    bins = np.linspace(0.95 * min(every), 1.05 * max(every), min(40, max(8, len(every))) + 1)
+    _bars(facts, axes, sizes, bins.tolist())
+    says = [f"{name}: {_range(of_split, human_bytes)}" for name, of_split in sizes.items()]
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: human_bytes(value)))
     axes.xaxis.set_major_locator(MaxNLocator(4))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
@@ -219,18 +221,18 @@ def _classes_per_shard(facts: Facts) -> Plot | None:
     figure, axes = _axes("different classes in a shard", "shards")
     says = []
     # The axis goes from 0 to all classes: it shows how fair a sample each shard is.
-    whole = max(map(_num_classes, facts.manifest.splits.values()))
+    whole = max(map(num_classes, facts.manifest.splits.values()))
     bins = np.linspace(-0.5, whole + 0.5, min(whole + 1, 40) + 1).tolist()
-    for name, split, colour in _splits(facts):
-        counts = [facts.num_classes[s.name] for s in split.shards if s.name in facts.num_classes]
-        if not counts:
-            continue
-        low, high = min(counts), max(counts)
-        axes.hist(counts, bins=bins, color=colour, alpha=0.75, label=name)
-        says.append(
-            f"a shard of {name} holds {low:,} to {high:,} of "
-            f"{counted(_num_classes(split), 'class')}"
-        )
+    counts = {}
+    for name, split, _ in _splits(facts):
+        found = [facts.num_classes[s.name] for s in split.shards if s.name in facts.num_classes]
+        if found:
+            counts[name] = found
+            says.append(
+                f"a shard of {name} holds {_range(found, '{:,}'.format)} of "
+                f"{counted(num_classes(split), 'class')}"
+            )
+    _bars(facts, axes, counts, bins)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     _legend(axes)
@@ -313,7 +315,22 @@ def _splits(facts: Facts) -> Iterator[tuple[str, Split, str]]:
         yield name, split, colours.get(name, _AFTER)
 
 
-def _num_classes(split: Split) -> int:
+def _range(values: Sequence[int], shown: Callable[[int], str]) -> str:
+    """Returns "least to most", or the one value."""
+    low, high = shown(min(values)), shown(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def _bars(
+    facts: Facts, axes: Any, values: Mapping[str, Sequence[int]], bins: Sequence[float]
+) -> None:
+    """Draws the histograms of splits next to each other, so that none hides another."""
+    colours = [colour for name, _, colour in _splits(facts) if name in values]
+    axes.hist([*values.values()], bins=bins, color=colours, label=[*values])
+
+
+def num_classes(split: Split) -> int:
+    """Returns the number of classes of which a split has examples."""
     return sum(1 for count in split.examples_per_class if count)
 
 

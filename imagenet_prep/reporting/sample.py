@@ -87,7 +87,9 @@ class ShownIncident:
 
 
 def draw(facts: Facts, seed: int) -> list[Tile]:
-    """Returns images of as many classes as possible, by class; the same for the same seed.
+    """Returns images of as many classes as possible; the same for the same seed.
+
+    The first image of each class comes before the second of any.
 
     Damage on the way is added to the problems of `facts`.
     """
@@ -119,7 +121,14 @@ def draw(facts: Facts, seed: int) -> list[Tile]:
         left[class_index] -= 1
         tiles.append(Tile(record, class_index, shown, num_bytes, picture))
     _compare_with_source(facts, tiles)
-    return sorted(tiles, key=lambda tile: (tile.class_index, tile.record[:2]))
+    tiles.sort(key=lambda tile: (tile.class_index, tile.record[:2]))
+    seen: Counter[int] = Counter()
+
+    def turn(tile: Tile) -> tuple[int, int]:
+        seen[tile.class_index] += 1
+        return seen[tile.class_index], tile.class_index
+
+    return sorted(tiles, key=turn)
 
 
 def _quota(facts: Facts) -> dict[int, int]:

@@ -297,6 +297,20 @@ def test_the_largest_and_smallest_figures_are_plotted(
     assert len(plots.of(found)) == 9
 
 
+def test_one_value_is_said_once_and_every_axis_of_numbers_has_whole_ones(
+    small: tuple[Path, Manifest], plots: ModuleType
+) -> None:
+    said = {plot.title: plot for plot in plots.of(gathered(small))}
+
+    per_class = said["Examples per class"]
+    ticks = re.findall(r"<text[^>]*>([0-9.]+)</text>", per_class.svg)
+    assert ticks
+    assert all(tick.isdigit() for tick in ticks), ticks
+    assert not re.search(r"\b([\w.]+(?: \w+)?) to \1\b", "".join(p.says for p in said.values()))
+    # A bar of its own for each split, as wide as the others.
+    assert said["Bytes per shard"].svg.count("<path") > 2
+
+
 def test_a_dollar_in_a_name_is_a_dollar(small: tuple[Path, Manifest], plots: ModuleType) -> None:
     split = small[1].splits["train"]
     name = r"$\frac{a}{$ $\undefined$ <script>"

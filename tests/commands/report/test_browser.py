@@ -85,7 +85,7 @@ def test_the_page_is_quiet_and_whole_for_keys_search_and_mouse(
     shown, complaints = open_page(trained)
 
     assert shown.locator("h1").text_content() == small.out.name
-    assert "Whole" in shown.locator(".verdict").text_content()
+    assert "Not read" in shown.locator(".verdict").text_content()
     assert shown.locator("figure svg").count() == 10
     assert shown.locator("#grid li:visible").count() >= 20
     hold_tab_reaches_everything_once(shown)

@@ -49,9 +49,13 @@ def test_the_page_tells_what_the_manifest_does(small: Demo) -> None:
     page = (small.out / "report.html").read_text("utf-8")
     manifest = json.loads((small.out / "dataset.json").read_bytes())
 
-    assert verdict(page).startswith("Whole, as a subset Checked on ")
+    assert verdict(page).startswith("Not read, as a subset Checked on ")
     assert "at level manifest: every file is there with its size." in verdict(page)
     assert manifest["digest"] in page
+    assert "torch.from_dlpack" in page
+    of_tiles = [dict(tile["rows"])["class"] for tile in data(page)["tiles"]]
+    classes = len(set(of_tiles))
+    assert len(set(of_tiles[:classes])) == classes, "each class comes before any comes twice"
     for source in manifest["sources"]:
         assert source["md5"] in page
     for split in manifest["splits"].values():
@@ -134,7 +138,8 @@ def test_figures_of_training_are_shown_where_they_are_given(
 
 def test_a_report_changes_nothing_but_its_own_page(small: Demo, written: Report) -> None:
     before = everything(small.out)
-    written(small.out, "--level", "decode")
+    page = written(small.out, "--level", "decode")
+    assert verdict(page).startswith("Sound, as a subset Checked on ")
 
     assert everything(small.out) == before
 
@@ -176,7 +181,7 @@ def test_a_set_without_its_work_folder_and_sources_has_a_report_too(
     shutil.rmtree(copy / ".work")
     page = report(copy)
 
-    assert verdict(page).startswith("Whole")
+    assert verdict(page).startswith("Not read")
     assert len(data(page)["tiles"]) >= 45
     assert all(tile["before"] is None for tile in data(page)["tiles"])
     assert page.count("<figure>") == 6
@@ -188,7 +193,7 @@ def test_damaged_receipts_cost_plots_and_nothing_else(copy: Path, written: Repor
         path.write_bytes(junk[number % len(junk)])
     page = written(copy)
 
-    assert verdict(page).startswith("Whole")
+    assert verdict(page).startswith("Not read")
     assert data(page)["tiles"]
     # The same as without them, which costs three of nine plots above.
     found = facts.gather(open_dataset(str(copy)), [])
@@ -286,7 +291,7 @@ def test_prepare_and_resize_end_with_a_report_where_asked_which_changes_no_data_
 
     for folder in (out, shrunk):
         page = (folder / "report.html").read_text("utf-8")
-        assert verdict(page).startswith("Whole")
+        assert verdict(page).startswith("Not read")
         assert any(tile["before"] for tile in data(page)["tiles"])
     assert command.run("verify", out, "--level", "decode").code == 0
     found = contents(out)

@@ -33,6 +33,10 @@ ELSEWHERE = {
 # Files of examples/ that have a page, to which links lead.
 LANGUAGES = {".py": "python", ".sbatch": "bash"}
 API = "docs/api.md"
+SUMMARY = (
+    "Turns the ILSVRC2012 archives, or any folder of photographs, into verified TFRecord shards, "
+    "copies them to training nodes or S3, and feeds TensorFlow, PyTorch, DALI, JAX or MXNet."
+)
 # What axe, or a reader, finds in pages of Sphinx and of its theme, and what is there instead.
 MENDED = (
     # Who scrolls with the keys has to get there first.
@@ -100,6 +104,16 @@ def _link(link: re.Match[str], document: str) -> str:
     return f"{link['image']}[{text}]({path}{'#' * bool(anchor)}{anchor})"
 
 
+def _index(made: dict[str, str]) -> str:
+    """Returns llms.txt (llmstxt.org): the titles of the pages, as the navigation has them."""
+    lines = [f"# imagenet-prep\n\n> {SUMMARY}\n\n## Pages\n"]
+    for name in re.findall(r"^(?:.*<)?([\w-]+)>?$", NAVIGATION, re.MULTILINE):
+        title = re.search(r"^# (.+)$", made[f"{name}.md"], re.MULTILINE)
+        assert title, name
+        lines.append(f"- [{title[1]}]({name}.md)")
+    return "\n".join(lines) + "\n"
+
+
 def _command_line() -> str:
     """Returns the page of all verbs: what each prints when it is asked for help."""
     sys.path.insert(0, str(REPOSITORY))
@@ -125,7 +139,8 @@ def build(site: Path) -> int:
     source = site.with_name(f"{site.name}-source")
     for folder in (site, source):
         shutil.rmtree(folder, ignore_errors=True)
-    for name, text in pages():
+    made = dict(pages())
+    for name, text in made.items():
         path = source / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, "utf-8")
@@ -140,6 +155,11 @@ def build(site: Path) -> int:
         for found, instead in MENDED:
             text = re.sub(found, instead, text)
         path.write_text(text, "utf-8")
+    # For programs that read: the pages as markdown, and a list of them.
+    for name, text in made.items():
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_text(text, "utf-8")
+    (site / "llms.txt").write_text(_index(made), "utf-8")
     if not code:
         print(f"{site}/index.html; with a server: python3 -m http.server --directory {site}")
     return code

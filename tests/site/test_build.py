@@ -66,6 +66,16 @@ def test_every_document_is_a_page_and_in_the_navigation(site: Path) -> None:
     assert {name for name in linked if not (site / f"{name}.html").is_file()} == set()
 
 
+def test_programs_find_every_page_as_markdown(site: Path) -> None:
+    index = (site / "llms.txt").read_text("utf-8")
+    found = re.findall(r"^- \[(.+)\]\((.+)\)$", index, re.MULTILINE)
+
+    assert index.startswith("# imagenet-prep\n\n> ")
+    assert {f"{path.name}" for path in (REPOSITORY / "docs").glob("*.md")} < {n for _, n in found}
+    for title, name in found:
+        assert f"# {title}\n" in (site / name).read_text("utf-8")
+
+
 def test_the_front_page_is_the_readme(site: Path) -> None:
     front = (site / "index.html").read_text("utf-8")
     readme = (REPOSITORY / "README.md").read_text("utf-8")

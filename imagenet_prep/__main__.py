@@ -37,6 +37,11 @@ VERBS = {
     "bench-read": "how fast this host feeds a trainer",
     "bench-train": "how fast N ranks train, what they wait for, what 90 epochs cost",
 }
+# Programs of the AWS tutorial, and what replaces them.
+_REPLACED = {
+    "runclust": "imagenet-prep run-on-hosts HOSTS -- COMMAND",
+    "copyclust": "imagenet-prep replicate SET hosts:HOSTS:PATH",
+}
 # They do no linear algebra.
 _WITHOUT_BLAS = ("prepare", "verify", "resize", "adopt", "amend", "duplicates")
 MODULES = {
@@ -65,12 +70,15 @@ def _without_verb(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_usage())
         return errors.EXIT_DONE if arguments else errors.UsageError.exit_code
-    if arguments[0] == "--version":
+    if arguments[0] in ("--version", "-V", "version"):
         print(f"imagenet-prep {imagenet_prep.__version__}")
         return errors.EXIT_DONE
-    print(f"{_usage()}\n", file=sys.stderr)
-    meant = usage.meant_by(arguments[0], VERBS)
-    terminal.say(f"unknown verb {arguments[0]!r}, see the list.{meant}")
+    verb = arguments[0]
+    if verb in _REPLACED:
+        terminal.say(f"{verb} is replaced: {_REPLACED[verb]}")
+    else:
+        meant = usage.meant_by(verb, VERBS)
+        terminal.say(f"unknown verb {verb!r}.{meant} All verbs: imagenet-prep --help")
     return errors.UsageError.exit_code
 
 

@@ -50,6 +50,9 @@ class Config(WorkerFlags):
         place=Place.FOLDER_OR_BUCKET,
         help="an empty folder, made if absent, or s3://bucket/prefix; with --to torch a file; with "
         "--to recordio and one --split the beginning of the names of its files",
+        positional=True,
+        aliases=("--out",),
+        metavar="OUT",
     )
     to: str = flag(
         RECORDIO,
@@ -119,7 +122,7 @@ def export(config: Config) -> Json:
             job.Job(
                 source=source,
                 splits=splits,
-                choice=Choice(wanted, source.dataset.classes.wnids),
+                choice=Choice(wanted, source.dataset.classes),
                 to=config.to,
                 format=format,
                 store=open_store(place),

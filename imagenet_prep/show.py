@@ -62,8 +62,8 @@ class Config(Settings):
         without=("image", "class_"),
     )
     class_: str | None = optional(
-        help="show the images of the data set that are of this class, given by name or by class "
-        "index; with --keys only their keys",
+        help="show the images of this class: a WNID, a class index, the name of its folder, or a "
+        "word such as planetarium; with --keys only their keys",
         metavar="CLASS",
         without=("image",),
     )
@@ -189,9 +189,11 @@ def _show_images(config: Config) -> int:
     elif entries := catalogue.find({config.key}):
         found = iter(entries[config.key])
     else:
+        near = catalogue.like(config.key)
         raise UsageError(
-            f"{config.dataset}: no image has the key {config.key}. Keys are CLASS/NAME or NAME; "
-            "--keys lists them all."
+            f"{config.dataset}: no image has the key {config.key}. "
+            + (f"Did you mean {near}? " if near else "")
+            + "Keys are CLASS/NAME or NAME; --keys lists them all."
         )
     for entry in itertools.islice(found, config.limit):
         if config.keys and config.json:

@@ -9,7 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.core.errors import DataDamagedError, UsageError, some
+from imagenet_prep.core.terminal import counted
+from imagenet_prep.core.usage import meant_by
 
 # ImageNet-21K has 21,841.
 MOST_CLASSES = 1 << 20
@@ -48,6 +50,51 @@ class ClassList:
         """Returns the class of a folder: blanks count as "_"; systems write "é" in two ways."""
         class_id = "_".join(name.split())
         return self.index.get(class_id, self._folded.get(_folded(class_id)))
+
+    @cached_property
+    def _by_word(self) -> dict[str, list[int]]:
+        """Class indices by each of their words, without case and Unicode form."""
+        found: dict[str, list[int]] = {}
+        for index, words in enumerate(self.words):
+            for word in {_folded(each.strip()) for each in (words, *words.split(","))} - {""}:
+                found.setdefault(word, []).append(index)
+        return found
+
+    def indices(self, asked: Iterable[str | int]) -> list[int]:
+        """Returns the class indices of classes, sorted.
+
+        Args:
+          asked: WNIDs, class indices, names of class folders, or words such as "planetarium".
+
+        Raises:
+          UsageError: there is no such class, or several have this word.
+        """
+        found, unknown = set(), []
+        for each in asked:
+            if not (matches := self._matching(each)):
+                unknown.append(each)
+            elif len(matches) > 1:
+                wnids = ", ".join(self.wnids[index] for index in matches)
+                raise UsageError(f"classes: {each} may be {wnids}: give one of these")
+            found.update(matches)
+        if unknown:
+            meant = meant_by(str(unknown[0]), [*self.wnids, *self._by_word])
+            raise UsageError(
+                f"classes: {some(unknown)} not in the class list, which has "
+                f"{counted(len(self.wnids), 'class')} from {self.wnids[0]} (0) to "
+                f"{self.wnids[-1]} ({len(self.wnids) - 1}).{meant}"
+            )
+        return sorted(found)
+
+    def _matching(self, asked: str | int) -> list[int]:
+        # A class may be called by a number: its name counts first.
+        if asked in self.index:
+            return [self.index[str(asked)]]
+        text = str(asked)
+        if text.isascii() and text.isdigit() and int(text) < len(self.wnids):
+            return [int(text)]
+        of_folder = self.of_folder(text)
+        return self._by_word.get(_folded(text), []) if of_folder is None else [of_folder]
 
     @cached_property
     def digest(self) -> str:

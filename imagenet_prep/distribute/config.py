@@ -25,6 +25,8 @@ class Config(Settings):
         place=Place.FOLDER_OR_BUCKET,
         help="where to: a folder, s3://bucket/prefix, or hosts:HOSTSFILE:PATH, the same PATH on "
         "every host of the file",
+        positional=True,
+        aliases=("--to",),
         metavar="TARGET",
     )
     mode: str = flag(

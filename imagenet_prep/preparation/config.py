@@ -59,11 +59,16 @@ class Config(RunFlags):
         place=Place.ANYWHERE,
         help="folder with the archives or images; or s3://bucket/prefix or http(s)://... with the "
         "archives of ILSVRC2012, ImageNet-21K or an evaluation set, which are read there",
-        metavar="DIR|URL",
+        positional=True,
+        aliases=("--source",),
+        metavar="SOURCE",
     )
     out: str = flag(
         place=Place.FOLDER_OR_BUCKET,
-        help="the data set: a folder, made if absent, or s3://bucket/prefix",
+        help="the dataset: a folder, made if absent, or s3://bucket/prefix",
+        positional=True,
+        aliases=("--out",),
+        metavar="OUT",
     )
     source_kind: str = flag(
         "auto",

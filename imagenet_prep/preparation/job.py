@@ -221,11 +221,9 @@ def _wanted(config: Config, selection: Selection, policy: Policy) -> Wanted:
 
 
 def _chosen(classes: ClassList, asked: Sequence[str]) -> frozenset[int]:
-    """Returns the indices of the requested classes: WNIDs, or how many."""
+    """Returns the indices of the requested classes: one number is how many, from the first."""
     if not asked:
         return frozenset(range(len(classes.wnids)))
     if len(asked) == 1 and asked[0].isascii() and asked[0].isdecimal():
         return frozenset(range(min(int(asked[0]), len(classes.wnids))))
-    if unknown := sorted(set(asked) - set(classes.wnids)):
-        raise UsageError(f"--subset-classes: {', '.join(unknown)} not in the class list")
-    return frozenset(classes.index[wnid] for wnid in asked)
+    return frozenset(classes.indices(asked))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from imagenet_prep.core.canonical import Json
@@ -10,7 +11,6 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.samples import Sample
-from imagenet_prep.read.choice import class_indices
 from imagenet_prep.read.names import Names
 from imagenet_prep.read.opening import open_records
 from imagenet_prep.storage.opened import Dataset
@@ -39,12 +39,12 @@ class Catalogue:
             )
 
     def entries(self, of_class: str | None = None) -> Iterator[Entry]:
-        """Yields all images, or those of a WNID or class index, in the order of their records.
+        """Yields all images, or those of a class (see `ClassList.indices`), by their records.
 
         No image is read. If only a part of the dataset is here, only that is looked at.
         """
+        classes = None if of_class is None else self._dataset.classes.indices([of_class])
         for split, records in self._splits.items():
-            classes = None if of_class is None else class_indices([of_class], records.wnids)
             names = Names(records)
             for shard in records.placement.held(records.examples_per_shard):
                 found = zip(records.numbers_of(shard), names.of(shard), strict=True)
@@ -85,6 +85,18 @@ class Catalogue:
             for key, entry in matches.items():
                 found.setdefault(key, []).append(entry)
         return found
+
+    def like(self, key: str) -> str | None:
+        """Returns a key that differs from this one only in case, extension or folder."""
+        wanted = PurePosixPath(key.casefold())
+        near = None
+        for entry in self.entries():
+            name = PurePosixPath(entry.key.casefold())
+            if name.stem == wanted.stem:
+                if name.parent == wanted.parent:
+                    return entry.key
+                near = near or entry.key
+        return near
 
     def read(self, entry: Entry) -> tuple[Json, ImageExample]:
         """Returns where an image lies, and the image, proven."""

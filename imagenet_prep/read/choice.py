@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from imagenet_prep.core import canonical
-from imagenet_prep.core.errors import UsageError, some
-from imagenet_prep.core.terminal import counted
+from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.keys import KeyList, read_list
 from imagenet_prep.dataset.samples import Head
@@ -22,6 +21,7 @@ from imagenet_prep.read.order import mix, stream
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from imagenet_prep.dataset.class_list import ClassList
     from imagenet_prep.read.records import Records
 
 # Independent streams of random numbers from one seed.
@@ -33,12 +33,12 @@ _BLOCK = 1 << 14
 class Choice:
     """Chooses the examples that fulfil all that the settings of a reader ask for."""
 
-    def __init__(self, wanted: Wanted, wnids: Sequence[str]) -> None:
+    def __init__(self, wanted: Wanted, classes: ClassList) -> None:
         self._wanted = wanted
-        self._classes = class_indices(() if wanted.classes is None else wanted.classes, wnids)
+        self._classes = classes.indices(() if wanted.classes is None else wanted.classes)
         self._keys = None if wanted.keys is None else read_list(wanted.keys)
         self._excluded = None if wanted.exclude is None else read_list(wanted.exclude)
-        self._num_classes = len(wnids)
+        self._num_classes = len(classes.wnids)
 
     @property
     def class_numbers(self) -> Sequence[int]:
@@ -154,21 +154,6 @@ class Finder:
                     return number
                 at += 1
         raise KeyError(key)
-
-
-def class_indices(asked: Sequence[str | int], wnids: Sequence[str]) -> list[int]:
-    """Returns the class indices of classes that are given by WNID or by class index, sorted."""
-    numbers = range(len(wnids))
-    index: dict[str | int, int] = {str(number): number for number in numbers}
-    # A class may be called by a number: its name counts first.
-    index |= dict(zip(wnids, numbers, strict=True)) | dict(zip(numbers, numbers, strict=True))
-    if unknown := [each for each in asked if each not in index]:
-        raise UsageError(
-            f"classes: {some(unknown)} not in the class list, which has "
-            f"{counted(len(wnids), 'class')} from {wnids[0]} (0) to {wnids[-1]} "
-            f"({len(wnids) - 1})"
-        )
-    return sorted({index[each] for each in asked})
 
 
 def _hash(key: str) -> int:

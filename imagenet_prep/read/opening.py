@@ -35,7 +35,7 @@ def open_feed(config: ReadConfig) -> tuple[Feed, dict[str, Any]]:
             "it is for evaluation alone (training=False)."
         )
     records.placement.check_ranks(world, config.data_dir)
-    choice = Choice(config, records.wnids)
+    choice = Choice(config, records.dataset.classes)
     asked, chosen = choice.asked(), None
     if asked:
         chosen = choice.numbers(records)

@@ -8,6 +8,10 @@ import pytest
 
 from tests.kit import command
 from tests.kit.dataset import Reference, contents, shard_names
+from tests.kit.miniature import Miniature
+
+
+HELP = "imagenet-prep --help"
 
 
 @pytest.mark.parametrize(
@@ -98,16 +102,45 @@ def test_source_and_out_are_required(tmp_path: Path, missing: str) -> None:
     result = command.run("prepare", *next(iter(places.items())))
 
     assert (result.code, result.out) == (2, "")
-    assert missing in result.err
+    assert f"{missing[2:].upper()} is missing" in result.err
 
 
-def test_an_unknown_verb_lists_the_known_ones() -> None:
-    result = command.run("prepair")
+@pytest.mark.parametrize(
+    ("typed", "answer"),
+    [
+        (
+            "prepair",
+            "unknown verb 'prepair'. Did you mean prepare? All verbs: imagenet-prep --help",
+        ),
+        ("runclust", "runclust is replaced: imagenet-prep run-on-hosts HOSTS -- COMMAND"),
+        ("copyclust", "copyclust is replaced: imagenet-prep replicate SET hosts:HOSTS:PATH"),
+    ],
+)
+def test_an_unknown_verb_is_answered_in_one_line(typed: str, answer: str) -> None:
+    result = command.run(typed, "hosts", "ls")
 
-    assert (result.code, result.out) == (2, "")
-    assert result.err.endswith("unknown verb 'prepair', see the list. Did you mean prepare?\n")
-    assert "prepare" in result.err
-    assert "verify" in result.err
+    assert (result.code, result.out, result.err) == (2, "", f"imagenet-prep: {answer}\n")
+
+
+@pytest.mark.parametrize("spelling", ["--version", "-V", "version"])
+def test_the_version_is_printed(spelling: str) -> None:
+    result = command.run(spelling)
+
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith("imagenet-prep 0.")
+
+
+def test_source_and_target_may_be_words(mini: Miniature, tmp_path: Path) -> None:
+    source, out = mini.root, tmp_path / "set"
+
+    made = command.run("prepare", source, out, "--allow-subset", "--short-side", "32")
+    assert made.code == 0, made
+    copied = command.run("replicate", out, tmp_path / "replica")
+    assert copied.code == 0, copied
+    exported = command.run("export", out, tmp_path / "folders", "--to", "folder")
+    assert exported.code == 0, exported
+    named_twice = command.run("prepare", source, "--out", out, tmp_path / "another")
+    assert (named_twice.code, "there is --out already" in named_twice.err) == (2, True)
 
 
 def test_no_verb_at_all_prints_the_usage() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.dataset import class_list
 from imagenet_prep.dataset.class_list import ClassList
 from tests.kit.bounds import little_memory
@@ -45,3 +45,50 @@ def test_a_class_that_no_message_has_room_for_is_refused(line: str) -> None:
     """One of 100 MB was in each of a shard's problems, and verify took 4.4 GB."""
     with pytest.raises(DataDamagedError, match=r"'a{60}'\.\.\. has 5,000 characters, expected 4,0"):
         class_list.parse(f"{line}\n".encode(), "labels.txt")
+
+
+CRANES = ClassList(
+    ("n02012849", "n03126707", "n03956157", "7", "Büffel_-_Größe_№1"),
+    ("crane", "crane", "planetarium", "lucky, very lucky", "Büffel - Größe №1"),
+)
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ("n03956157", 2),
+        ("planetarium", 2),
+        ("Planetarium", 2),
+        ("very lucky", 3),
+        ("lucky, very lucky", 3),
+        ("7", 3),
+        ("1", 1),
+        (4, 4),
+        ("Büffel - Größe №1", 4),
+        ("bu\N{COMBINING DIAERESIS}ffel_-_größe_№1", 4),
+    ],
+)
+def test_a_class_is_found_by_everything_that_it_is_called(asked: str | int, found: int) -> None:
+    assert CRANES.indices([asked]) == [found]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("crane", "classes: crane may be n02012849, n03126707: give one of these"),
+        ("planetariums", "planetariums not in the class list, .* Did you mean planetarium?"),
+        ("n03956158", "Did you mean n03956157?"),
+        ("-1", "not in the class list, which has 5 classes"),
+        ("٣", "not in the class list"),
+    ],
+)
+def test_a_class_that_is_unknown_or_several_is_refused(asked: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said.replace("?", r"\?")):
+        CRANES.indices([0, asked])
+
+
+def test_a_name_in_digits_is_read_as_a_number() -> None:
+    """A class list of digits has both meanings: the name counts first."""
+    digits = ClassList(("2", "1", "0"), ("two", "one", "zero"))
+    assert digits.indices(["2"]) == [0]
+    assert digits.indices(["zero", 1]) == [1, 2]

@@ -39,7 +39,7 @@ def test_from_a_mistyped_flag_to_a_mended_replica(archives: Miniature, tmp_path:
     mistyped = command.run("prepare", *places, "--shortside", "64")
     assert "Did you mean --short-side?" in one_line(mistyped, UsageError.exit_code)
     forgotten = command.run("prepare", "--source", archives.root)
-    assert "--out is missing" in one_line(forgotten, UsageError.exit_code)
+    assert "OUT is missing" in one_line(forgotten, UsageError.exit_code)
 
     # Looks first: nothing is written, and what would be refused is refused now.
     looked = command.run(*asked, "--dry-run")

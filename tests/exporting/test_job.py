@@ -47,7 +47,7 @@ def test_what_comes_into_the_folder_before_the_lock_is_had_is_not_overwritten(
     store.files = {name: b"of another run"}
     of_all: dict[str, Any] = {"classes": None, "remap": False, "keys": None, "exclude": None}
     of_all |= {"fraction": 1.0, "fold": (0, 1), "others": False, "choice_seed": 0}
-    choice = Choice(Wanted(**of_all), source.dataset.classes.wnids)
+    choice = Choice(Wanted(**of_all), source.dataset.classes)
     asked = job.Job(
         *(source, ["train"], choice, "webdataset", WebDataset(), store, ""),
         workers=Workers(1, "threads"),

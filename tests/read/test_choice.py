@@ -354,13 +354,13 @@ def test_parts_and_sets_without_names_are_refused(pictures: Path) -> None:
     object.__setattr__(records.dataset, "placement", Placement(0, 2))
     half = asked_for(str(pictures), "train", 1, fraction=0.5)
     with pytest.raises(UsageError, match="is part 0 of 2, copies: 1, and this needs the complete"):
-        Choice(half, records.wnids).numbers(records)
+        Choice(half, records.dataset.classes).numbers(records)
     nameless = Records(open_dataset(str(pictures)), "train")
     object.__setattr__(nameless.manifest, "lacks", {"image/filename": "empty"})
     with pytest.raises(UsageError, match="its records name no files, so only classes can be"):
-        Choice(half, nameless.wnids).numbers(nameless)
+        Choice(half, nameless.dataset.classes).numbers(nameless)
     one = replace(half, fraction=1.0, classes=[1])
-    of_class = Choice(one, nameless.wnids).numbers(nameless)
+    of_class = Choice(one, nameless.dataset.classes).numbers(nameless)
     assert of_class.tolist() == list(range(1, COUNT, 8))
 
 

@@ -10,7 +10,6 @@ from tests.kit import command
 from tests.kit.dataset import Reference, contents, shard_names
 from tests.kit.miniature import Miniature
 
-
 HELP = "imagenet-prep --help"
 
 

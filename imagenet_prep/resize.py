@@ -27,7 +27,7 @@ HELP = """\
 Shrink the images of a set of TFRecord shards, whoever wrote it: by this program, slim,
 tensorflow/tpu, the AWS scripts or TensorFlow Datasets. Number of shards and order of records
 stay. Killed or interrupted, run it again: it does what is left.
-Options for Apache Beam go after --.
+Options for Apache Beam go after --; --runner=DirectRunner runs it on this machine.
 
 Examples:
   imagenet-prep resize -i /data/imagenet-full -o /data/imagenet-480 --splits train,validation

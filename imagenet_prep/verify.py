@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 HELP = """\
 Prove that a data set is what its manifest says. Exit code 3: it is not.
-Options for Apache Beam go after --.
+Options for Apache Beam go after --; --runner=DirectRunner runs it on this machine.
 
 Examples:
   imagenet-prep verify /data/imagenet-480

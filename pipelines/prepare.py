@@ -23,7 +23,7 @@ from imagenet_prep.shards.summary import render
 HELP = """\
 Turn the ILSVRC2012 archives into resized, sharded, proven TFRecords.
 Killed or interrupted, run it again: it does what is left.
-Options for Apache Beam go after --.
+Options for Apache Beam go after --; --runner=DirectRunner runs it on this machine.
 
 Examples:
   imagenet-prep prepare --source /data/ilsvrc2012 --out /data/imagenet-480
@@ -31,6 +31,7 @@ Examples:
   imagenet-prep prepare --source /data/ilsvrc2012 --out /data/imagenet --keep-original
   imagenet-prep prepare --source /data/ilsvrc2012 --out /tmp/tenth --subset-per-class 128
   imagenet-prep prepare --source /data/ilsvrc2012 --out /data/imagenet-480 --dry-run
+  imagenet-prep prepare --source /data/ilsvrc2012 --out /data/imagenet -- --runner=DirectRunner
   imagenet-prep prepare --source /data/ilsvrc2012 --out s3://bucket/imagenet-480
   imagenet-prep prepare --source s3://bucket/ilsvrc2012 --out s3://bucket/sets/imagenet-480
   imagenet-prep prepare --source https://mirror.example.edu/ilsvrc --out /data/imagenet-480"""

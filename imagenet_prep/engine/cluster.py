@@ -1,4 +1,4 @@
-"""Workers on other machines: a job for Flink, Spark or Dataflow, followed and cancelled from here.
+"""Workers of a runner of Apache Beam: a job that is followed, and cancelled, from here.
 
 Beam alone would print a page of Java for each failure, leave its job server behind, and
 leave the Flink job running after Ctrl-C.

@@ -34,7 +34,7 @@ class Workers:
     Attributes:
       num: tasks in work at a time; 0 is one a core this process may use.
       kind: "threads", "processes", or "auto" to choose by their number.
-      beam_args: options for Beam, with a --runner: then workers are slots of that cluster.
+      beam_args: options for Apache Beam, with a --runner: then that runner has the workers.
     """
 
     num: int = 0
@@ -51,7 +51,8 @@ class Workers:
         if self.beam_args and not self.remote:
             raise errors.UsageError(
                 f"{' '.join(self.beam_args)}: expected a --runner among the options after --. "
-                "They are for Apache Beam, which only runs clusters; leave them out to work here."
+                "For Apache Beam on this machine, add --runner=DirectRunner; to run without Beam, "
+                "leave these options out."
             )
 
     @property

@@ -154,8 +154,10 @@ def test_threads_that_are_stuck_hold_up_nobody(stage: Stage, tmp_path: Path) -> 
 @pytest.mark.beam
 def test_options_of_beam_want_a_runner() -> None:
     assert Workers(beam_args=("--runner", "SparkRunner", "--parallelism=4")).remote
-    with pytest.raises(UsageError, match=r"--parallelism=4: expected a --runner"):
+    with pytest.raises(UsageError, match=r"--parallelism=4: expected a --runner") as raised:
         Workers(beam_args=("--parallelism=4",))
+    assert "on this machine, add --runner=DirectRunner" in str(raised.value)
+    assert Workers(beam_args=("--parallelism=4", "--runner=DirectRunner")).remote
 
 
 def test_a_verb_that_is_run_as_a_module_has_worker_processes(stage: Stage, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -29,6 +31,7 @@ from tests.kit.layouts import make_box_archives
 from tests.kit.listed import CLASSES, Listed, selection
 from tests.kit.miniature import miniature_for_tests
 
+PAGE = (REPOSITORY / "docs" / "cluster.md").read_text("utf-8")
 # Beam's DirectRunner would try to download another program first.
 LOCAL = "--runner=apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 
@@ -108,6 +111,16 @@ def test_what_is_sent_much_or_sends_much_on_gets_one_key_at_a_time() -> None:
 
 
 @pytest.mark.beam
+def test_the_page_finds_every_step_of_the_graph() -> None:
+    from imagenet_prep.pipelines import graph
+
+    section = PAGE.partition("## Beam on this machine")[2].partition("\n## ")[0]
+    cells = re.findall(r"^\| \w+ \| ([A-Z][\w, ]+) \|", section, re.MULTILINE)
+    ours = {each.__name__ for each in graph._Step.__subclasses__()}
+    assert {name for cell in cells for name in cell.split(", ")} == ours
+
+
+@pytest.mark.beam
 @pytest.mark.slow
 def test_the_graph_makes_the_bytes_of_threads_and_its_steps_can_be_used_elsewhere(
     shared_cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -117,9 +130,12 @@ def test_the_graph_makes_the_bytes_of_threads_and_its_steps_can_be_used_elsewher
     shutil.copytree(made.root, source)
     make_box_archives(made, source)
     prepare(Config(str(source), str(here), allow_subset=True, holdout="7", json=True))
-    places = ("--source", str(source), "--out", str(there))
-    flags = (*places, "--allow-subset", "--holdout", "7", "--")
-    code = program.outcome(lambda: prepare_verb.run([*flags, "--runner=DirectRunner"]))
+    (line,) = re.findall(r"^    imagenet-prep prepare (.*DirectRunner.*)$", PAGE, re.MULTILINE)
+    places = {"/data/ilsvrc2012": str(source), "/data/imagenet-480": str(there)}
+    words = [places.get(word, word) for word in shlex.split(line)]
+    at = words.index("--")
+    flags = (*words[:at], "--allow-subset", "--holdout", "7", "--")
+    code = program.outcome(lambda: prepare_verb.run([*flags, *words[at + 1 :]]))
     assert (code, capsys.readouterr().err.count("\n")) == (0, 1), "the line of the source"
     assert contents(there) == contents(here)
     assert not (there / ".work/jobs").exists()
@@ -139,3 +155,21 @@ def test_the_graph_makes_the_bytes_of_threads_and_its_steps_can_be_used_elsewher
         assert (there / name).stat().st_mtime_ns == changed, "it was made again"
     lines = told.stdout.splitlines()
     assert {"('train', 60)", "('validation', 20)", shard.name, str(there)} <= {*lines}
+
+
+@pytest.mark.beam
+@pytest.mark.long
+def test_the_direct_runner_has_several_processes_as_documented(
+    shared_cache: Path, tmp_path: Path
+) -> None:
+    made = miniature_for_tests(shared_cache, num_train=60, num_validation=20, size=(100, 75))
+    (options,) = re.findall(r"`(--direct_running_mode=.*?)8`", PAGE)
+    for name, beam in (
+        ("here", ()),
+        ("there", ("--", "--runner=DirectRunner", *f"{options}2".split())),
+    ):
+        places = ("--source", made.root, "--out", tmp_path / name)
+        done = command.run("prepare", *places, "--allow-subset", *beam)
+        assert done.code == 0, done
+
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")

@@ -18,6 +18,9 @@ Json = dict[str, Any]
 # A list of three bytes has 64 in memory, so the length of a text does not bound what its value has.
 # The manifest of 300,000 shards, which is all that names can number, has 1.9 million values.
 MOST_VALUES = 4_000_000
+# No JSON that this program reads is nested so deeply, and later recursion over it may fail. From
+# version 3.14 on, Python's own parser goes as deep as its stack allows.
+_MAX_DEPTH = 100
 
 
 def fields(record: Any) -> dict[str, Any]:
@@ -59,15 +62,31 @@ def loads(data: bytes | bytearray | str, most_values: int | None = MOST_VALUES) 
     It may hold `most_values`, of which an eighth are lists and objects; None allows any number.
     """
     text = data if isinstance(data, str) else data.decode()
-    if most_values is not None and len(text) > most_values // 8:
-        # Commas and brackets inside texts are counted, too; for a bound that does not matter.
-        containers = text.count("[") + text.count("{")
-        if containers > most_values // 8 or text.count(",") > most_values:
-            raise ValueError(f"more than {most_values:,} values, or an eighth as many lists")
+    # Commas and brackets inside texts are counted, too; for a bound that does not matter.
+    containers = text.count("[") + text.count("{") if len(text) > 2 * _MAX_DEPTH else 0
+    if (
+        most_values is not None
+        and len(text) > most_values // 8
+        and (containers > most_values // 8 or text.count(",") > most_values)
+    ):
+        raise ValueError(f"more than {most_values:,} values, or an eighth as many lists")
     try:
-        return _DECODER.decode(text)
+        value = _DECODER.decode(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    if containers > _MAX_DEPTH and not _is_shallow(value):
+        raise ValueError("nested too deeply")
+    return value
+
+
+def _is_shallow(value: Any) -> bool:
+    level, kinds = [value], (list, dict)
+    for _ in range(_MAX_DEPTH):
+        inside = (each.values() if type(each) is dict else each for each in level)
+        level = [inner for values in inside for inner in values if type(inner) in kinds]
+        if not level:
+            return True
+    return False
 
 
 def _refuse_constant(name: str) -> NoReturn:

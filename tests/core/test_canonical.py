@@ -87,6 +87,19 @@ def test_a_text_whose_value_would_take_many_times_its_bytes_is_refused(data: byt
         canonical.loads(data)
 
 
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}"), ('[0,{"a":', "}]")])
+def test_every_python_refuses_the_same_depth(opening: str, closing: str) -> None:
+    """Python 3.14 would parse 20,000 levels, others fewer than 1,000."""
+    levels = 100 // len(closing)
+    deep = opening * levels + "0" + closing * levels
+    assert canonical.loads(deep) == json.loads(deep)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        canonical.loads(f"[{deep}]")
+    with pytest.raises(ValueError, match="nested too deeply"):
+        canonical.loads(deep.replace("0", deep))
+    assert len(canonical.loads("[" + "[],{}," * 200 + "0]")) == 401
+
+
 def test_a_text_as_large_as_a_manifest_may_be_is_read() -> None:
     rows = canonical.dumps([{"name": "a", "n": [1, 2, 3]}] * 200_000)
 

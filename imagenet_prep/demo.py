@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imagenet_prep.core import children, program
-from imagenet_prep.core.errors import ImagenetPrepError
+from imagenet_prep.core.errors import ImagenetPrepError, install_line
 from imagenet_prep.core.flags import Place, Settings, flag, switch
 from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.dataset import naming
@@ -92,7 +92,7 @@ def run(config: Config) -> None:
 def train_model(dataset: Path, log_dir: Path) -> None:
     """Trains in a process of its own, on two ranks if Horovod is installed."""
     if importlib.util.find_spec("tensorflow") is None:
-        _say("5. no training: TensorFlow is not installed (pip install 'imagenet-prep[tf]')")
+        _say(f"5. no training: TensorFlow is not installed ({install_line('tf')})")
         return
     ranks = 1 if importlib.util.find_spec("horovod") is None else 2
     command = [

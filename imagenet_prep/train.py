@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from imagenet_prep.core import flags, program
-from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.errors import UsageError, install_line
 from imagenet_prep.dataset import schema
 from imagenet_prep.trainer.config import Config
 
@@ -50,7 +50,7 @@ def train(config: Config) -> Score | None:
         name, remedy = {
             "tensorflow": (
                 "TensorFlow",
-                "pip install 'imagenet-prep[tf]', or add --framework mxnet where MXNet is",
+                f"{install_line('tf')}, or add --framework mxnet where MXNet is",
             ),
             "mxnet": ("MXNet", "docs/mxnet.md says how to make its environment"),
         }[config.framework]

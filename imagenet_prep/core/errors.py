@@ -18,6 +18,7 @@ Anything else that escapes is a bug: traceback, exit 70.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 
 EXIT_DONE = 0
@@ -26,6 +27,8 @@ EXIT_INTERRUPTED = 130
 # A shell reports this code for programs that SIGPIPE has ended.
 EXIT_UNREAD = 141
 
+# TensorFlow 2.21, the newest, has no package for this Python; must match pyproject.toml.
+_TENSORFLOW_ENDS = (3, 14)
 _NO_MEMORY = re.compile("can't start new thread|failed to map segment from shared object")
 
 
@@ -131,3 +134,13 @@ def some(items: Sequence[object]) -> str:
     """Returns the first few items, separated by commas, and how many more there are."""
     shown = ", ".join(map(str, items[:5]))
     return shown if len(items) <= 5 else f"{shown} and {len(items) - 5} more"
+
+
+def install_line(extra: str) -> str:
+    """Returns the line that installs an extra, or why this Python cannot have its TensorFlow."""
+    if extra in ("tf", "gpu") and sys.version_info >= _TENSORFLOW_ENDS:
+        here, last = sys.version_info[:2], (_TENSORFLOW_ENDS[0], _TENSORFLOW_ENDS[1] - 1)
+        return "there is no TensorFlow for Python {}.{}. Use Python {}.{} or older".format(
+            *here, *last
+        )
+    return f"pip install 'imagenet-prep[{extra}]'"

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.errors import UsageError, install_line
 from imagenet_prep.dataset.manifest import Split
 from imagenet_prep.read import batch, native
 from imagenet_prep.read.config import ReadConfig
@@ -68,9 +68,7 @@ def choose_backend(config: ReadConfig) -> batch.Backend:
     for name in names:
         if _is_installed(name):
             return name
-    raise UsageError(
-        f"backend {names[0]!r} is not installed: pip install 'imagenet-prep[{_EXTRAS[names[0]]}]'"
-    )
+    raise UsageError(f"backend {names[0]!r} is not installed: {install_line(_EXTRAS[names[0]])}")
 
 
 def _is_installed(backend: str) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.errors import UsageError, install_line
 from imagenet_prep.read.dlpack import Bfloat16
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def _to_tensorflow(array: npt.NDArray[Any]) -> Any:
         from imagenet_prep.read.tfdata import from_numpy
     except ImportError as error:
         raise UsageError(
-            "framework='tensorflow' needs TensorFlow: pip install 'imagenet-prep[tf]', or choose "
+            f"framework='tensorflow' needs TensorFlow: {install_line('tf')}, or choose "
             "framework='numpy'"
         ) from error
     return from_numpy(array)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from imagenet_prep import install_horovod
-from imagenet_prep.core.errors import ImagenetPrepError, UsageError
+from imagenet_prep.core.errors import ImagenetPrepError, UsageError, install_line
 from imagenet_prep.core.world import World
 from imagenet_prep.install_horovod import Config
 from imagenet_prep.launching import horovod_source
@@ -28,6 +28,7 @@ from tests.kit.training import horovod, shades
 
 __all__ = ["horovod", "shades"]
 
+TF, GPU = (re.escape(install_line(extra)) for extra in ("tf", "gpu"))
 RANK_OF_MXNET = Path(__file__).with_name("mxnet_rank.py")
 
 # Tells which addresses this process is connected to while all ranks hold their connections.
@@ -284,14 +285,14 @@ def test_a_wheel_is_kept_by_what_its_code_depends_on(packages: dict[str, str]) -
 
 
 def test_what_is_missing_is_named(packages: dict[str, str]) -> None:
-    with pytest.raises(UsageError, match=r"one tensorflow, and there is none .*imagenet-prep\[tf"):
+    with pytest.raises(UsageError, match=f"one tensorflow, and there is none .*{TF}"):
         install_horovod.wheel_key(Config())
     with pytest.raises(UsageError, match=r"one mxnet, .* docs/mxnet\.md"):
         install_horovod.wheel_key(Config(framework="mxnet"))
     with pytest.raises(UsageError, match=r"one pytorch, .* pip install torch first"):
         install_horovod.wheel_key(Config(framework="pytorch"))
     packages["tensorflow"] = "2.21.0"
-    with pytest.raises(UsageError, match=r"no nvidia-nccl-cu12: .*imagenet-prep\[gpu"):
+    with pytest.raises(UsageError, match=f"no nvidia-nccl-cu12: {GPU}"):
         install_horovod.wheel_key(Config(nccl=True))
     with pytest.raises(ValueError, match="nccl: only for TensorFlow, not for mxnet"):
         Config(framework="mxnet", nccl=True)

@@ -1,10 +1,18 @@
 from __future__ import annotations
 
 import pickle
+import sys
+import tomllib
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from imagenet_prep import train
 from imagenet_prep.core import errors
+from imagenet_prep.read import backend
+from tests.kit.command import REPOSITORY
+from tests.kit.installed import Installed
 
 EXIT_CODES = {
     "ImagenetPrepError": 1,
@@ -72,3 +80,37 @@ def test_errors_survive_the_way_from_a_worker_process(name: str) -> None:
     error = pickle.loads(pickle.dumps(all_classes()[name]("what happened")))
 
     assert (type(error), str(error)) == (all_classes()[name], "what happened")
+
+
+def test_a_python_without_tensorflow_is_named_instead_of_a_line_that_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = "{}.{}".format(*sys.version_info)
+    monkeypatch.setattr(errors, "_TENSORFLOW_ENDS", (3, sys.version_info[1] + 1))
+    assert errors.install_line("tf") == "pip install 'imagenet-prep[tf]'"
+    monkeypatch.setattr(errors, "_TENSORFLOW_ENDS", sys.version_info[:2])
+    for extra in ("tf", "gpu"):
+        said = errors.install_line(extra)
+        assert said.startswith(f"there is no TensorFlow for Python {here}. Use Python 3."), said
+    assert errors.install_line("dali") == "pip install 'imagenet-prep[dali]'"
+
+
+def test_the_extras_of_tensorflow_end_with_the_python_that_messages_name() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
+    end = "{}.{}".format(*errors._TENSORFLOW_ENDS)
+    wanted = [each for extra in ("tf", "gpu") for each in project["optional-dependencies"][extra]]
+    of_tensorflow = [each for each in wanted if each.startswith(("tensorflow", "keras"))]
+    assert len(of_tensorflow) == 4
+    assert all(each.endswith(f"; python_version < '{end}'") for each in of_tensorflow)
+
+
+def test_a_trainer_and_a_reader_name_the_python_that_has_no_tensorflow(
+    installed: Installed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(errors, "_TENSORFLOW_ENDS", sys.version_info[:2])
+    installed.packages(lambda _: False)
+    wanted: Any = SimpleNamespace(backend="tfdata")
+    with pytest.raises(errors.UsageError, match="training needs TensorFlow: there is no TensorFl"):
+        train.train(train.Config(synthetic=True))
+    with pytest.raises(errors.UsageError, match="'tfdata' is not installed: there is no TensorFl"):
+        backend.choose_backend(wanted)

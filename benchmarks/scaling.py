@@ -24,8 +24,8 @@ FUSION_BYTES = 16 << 20  # HOROVOD_FUSION_THRESHOLD of train.sh
 # Lowest and highest speed in the tutorial's tables, without their first rows.
 PRINTED = {32: (18_631, 20_902), 256: (142_660, 144_808)}
 EPOCHS, IMAGES = 90, 1_281_167
-# Dollars an hour, on demand, in us-east-1: a p3.16xlarge; and for a server a c5.18xlarge, which has
-# its 25 Gbit/s and no GPU.
+# Dollars an hour, on demand, in us-east-1: the tutorial's p3.16xlarge, which AWS has withdrawn; and
+# for a server a c5.18xlarge, which has its 25 Gbit/s and no GPU.
 PRICE, SERVER_PRICE = 24.48, 3.06
 # AWS's article on MXNet with Horovod: what is left of 64 GPUs' speed with parameter servers.
 ARTICLE = {64: 0.38}

@@ -114,7 +114,9 @@ def _classes(wnids: Sequence[str], place: Location) -> ClassList:
 def _class_files(folder: Location) -> list[File]:
     """Returns the class tars of a folder; what is no tar is left alone."""
     files = []
-    for path in folder.iterdir():
+    with read_errors(folder, "Check links and permissions."):
+        paths = [*folder.iterdir()]
+    for path in paths:
         if path.suffix != ".tar" or path.name.startswith("."):
             continue
         if CLASS_TAR.fullmatch(path.name) is None:

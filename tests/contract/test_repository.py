@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,20 @@ def test_the_check_runs_the_one_check_on_every_python_and_machine() -> None:
         "machine": ["ubuntu-24.04", "ubuntu-24.04-arm"],
     }
     assert job["steps"][-1]["run"] == "bash .ci/run"
+
+
+def test_the_classifiers_name_the_pythons_of_the_check() -> None:
+    """Nothing else keeps them true: a Python that the check no longer runs is no claim."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
+    claimed = [
+        each.rpartition(" ")[2]
+        for each in project["classifiers"]
+        if re.search(r"Python :: 3\.\d+$", each)
+    ]
+    job = parsed(GITHUB / "workflows" / "check.yml")["jobs"]["check"]
+
+    assert claimed == job["strategy"]["matrix"]["python"]
+    assert project["requires-python"] == f">={claimed[0]}"
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ QUICK: dict[int, str] = {
     73: "| 64 | 69 ms | 40,032 |",
     74: "examples of train",
 }
+(SAGEMAKER,) = re.findall(r"`SAGEMAKER` is `([^`]+)`", PAGE)
 _SHORT = ("and", "the", "for", "not", "are", "each", "what", "with", "here", "own", "see", "all")
 
 
@@ -132,7 +133,7 @@ def places(
     meaning = {
         "ARCHIVES": str(mini.root),
         "hosts": str(folder / "hosts"),
-        "SAGEMAKER": "--data s3://b/set --output s3://b/runs --instance-type ml.p3.16xlarge",
+        "SAGEMAKER": SAGEMAKER,
         **{name: str(folder / name) for name in ("A", "B", "O", "SET", "PREFIX", "LOG")},
     }
 

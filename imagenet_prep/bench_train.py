@@ -44,7 +44,7 @@ of ImageNet. After --: train and its flags.
 
 Examples:
   imagenet-prep bench-train -np 1,2,4,8 -- train --data-dir /data/imagenet-480
-  imagenet-prep bench-train -np 8,16,32 --hosts hosts --price 24.48 -- train \\
+  imagenet-prep bench-train -np 8,16,32 --hosts hosts --price 30 -- train \\
       --data-dir /data/imagenet-480 --recipe tutorial --precision bfloat16
   imagenet-prep bench-train -np 1,2 -- train --synthetic --model tiny"""
 

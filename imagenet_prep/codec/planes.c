@@ -254,6 +254,7 @@ typedef struct {
   int height, width, sub;
   enum kernel kernel;
   int64_t max_pixels; /* that the file may claim */
+  int like_others; /* declines images that other readers show differently */
 } request;
 
 /* How the samples of a component lie in an image. */
@@ -290,9 +291,17 @@ static int eighths_of(const request *r, const window *part) {
   return eighths;
 }
 
-static void set_spans(planes_of_image *p, int i, const request *r, const window *part,
-                      const sampling *s) {
+/* Returns whether libjpeg, and so every other reader, repeats the samples of a component. It
+ * interpolates only twice as many of more than two. */
+static int is_repeated(const sampling *s) {
+  int across = s->max_h_samp / s->h_samp, down = s->max_v_samp / s->v_samp;
+  return across > 2 || down > 2 || (across == 2 && s->width <= 2);
+}
+
+static void set_spans(workspace *w, planes_of_image *p, int i, const request *r,
+                      const window *part, const sampling *s) {
   int sub = i ? r->sub : 1;
+  if (r->like_others && is_repeated(s)) give_up(w, DECLINED, "samples that libjpeg repeats");
   p->across[i] = span_of(part->left, part->width, s->h_samp * s->block_side, s->max_h_samp * 8,
                          s->width, r->width, sub, r->kernel);
   p->down[i] = span_of(part->top, part->height, s->v_samp * s->block_side, s->max_v_samp * 8,
@@ -334,7 +343,7 @@ static int decode_ourselves(workspace *w, const uint8_t *data, size_t size, cons
     sampling s = {c->h_samp, c->v_samp, f->max_h_samp, f->max_v_samp, side, 0, 0};
     s.width = (f->width * c->h_samp * side + f->max_h_samp * 8 - 1) / (f->max_h_samp * 8);
     s.height = (f->height * c->v_samp * side + f->max_v_samp * 8 - 1) / (f->max_v_samp * 8);
-    set_spans(p, i, r, &part, &s);
+    set_spans(w, p, i, r, &part, &s);
     include_spans(&reached, &p->across[i], side * c->mcu_across, &p->down[i], side * c->mcu_down);
     p->samples[i] = room_for_blocks(w, i, c->width_in_blocks, c->height_in_blocks, side);
     starts[i] = p->samples[i].samples, strides[i] = p->samples[i].stride;
@@ -457,7 +466,7 @@ static void decode_by_libjpeg(workspace *w, const uint8_t *data, size_t size, co
     const component *c = &d->components[i];
     sampling s = {c->h_samp, c->v_samp, d->max_h_samp, d->max_v_samp, c->block_side,
                   (int)c->width, (int)c->height};
-    set_spans(p, i, r, &part, &s);
+    set_spans(w, p, i, r, &part, &s);
   }
   if (r->from) crop_columns(w, p->across);
   read_planes(w, p, r->from == NULL);
@@ -669,7 +678,8 @@ EXPORT int planes_decode(workspace *w, const uint8_t *data, size_t size, const w
   if (height < 1 || width < 1 || height > MAX_SIDE || width > MAX_SIDE)
     give_up(w, DECLINED, "no size of a JPEG");
   plane planes[3];
-  request r = {from, height, width, 1, (enum kernel)kernel, max_pixels};
+  /* With BICUBIC, `prepare` makes images to be stored, whose bytes stay. */
+  request r = {from, height, width, 1, (enum kernel)kernel, max_pixels, kernel != BICUBIC};
   if (!shrink(w, data, size, &r, to->mirrored, planes))
     for (int i = 1; i < 3; i++) planes[i] = no_chroma(w, i, height, width);
   write_pixels(w->simd, to, planes, room(w, &w->strip, room_of_row(width)));

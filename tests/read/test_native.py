@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import simplejpeg
 from PIL import Image
 
 from imagenet_prep.codec import planes
@@ -62,6 +63,14 @@ def test_odd_images_show_what_pillow_shows(installed: Installed, kind: str, hidd
         assert np.array_equal(shown(ODD[kind], box, mirrored=True), found[:, ::-1])
         first = shown(ODD[kind], box, layout="NCHW")
         assert np.array_equal(first.transpose(1, 2, 0), found)
+
+
+@pytest.mark.parametrize(("sampling", "columns"), [("411", 40), ("420", 4), ("422", 3)])
+def test_chroma_that_libjpeg_repeats_is_not_interpolated(sampling: str, columns: int) -> None:
+    noise = np.random.default_rng(5).integers(0, 256, (30, columns, 3), np.uint8)
+    data, box = simplejpeg.encode_jpeg(noise, 90, "RGB", sampling), [0, 0, 30, columns]
+
+    assert np.abs(shown(data, box) - pillows(data, box)).mean() < 1
 
 
 def test_the_plain_way_interpolates_as_the_codec_does(installed: Installed) -> None:

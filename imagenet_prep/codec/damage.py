@@ -1,8 +1,7 @@
-"""What libjpeg's warnings about a JPEG mean: all its pixels are there, or some are lost.
+"""The meaning of libjpeg's warnings about a JPEG: all its pixels are there, or some are lost.
 
-Pillow's JPEG plugin decodes a file whatever libjpeg warns of, and simplejpeg says only the first
-warning. So a file that neither our decoder nor simplejpeg takes without a word is decoded once
-more, by Pillow's libjpeg, only to collect all warnings.
+Pillow ignores warnings, and simplejpeg reports only the first one. So Pillow's libjpeg decodes a
+file once more if simplejpeg reports one, to list all warnings.
 """
 
 from __future__ import annotations
@@ -37,11 +36,10 @@ _SURPLUS_WORDS, _TRUNCATED_WORDS = "extraneous bytes", "Premature end of JPEG fi
 
 
 def repair(data: bytes, complaint: str = "") -> str | None:
-    """Returns why a JPEG has to be repaired, None if libjpeg has nothing to warn of.
+    """Returns the reason of the repair of a JPEG, or None; raises BadImageError if pixels are lost.
 
-    BadImageError names the first warning of lost pixels. Bytes that are left over in a scan mostly
-    mean that the decoder has lost its place. But TensorFlow and DALI train on such images, and the
-    archive's md5 tells damage from how it was published: so they decide, whatever comes after.
+    Surplus bytes in a scan decide, whatever comes after them: TensorFlow and DALI train on such
+    images, and the archive's md5 tells damage from how an image was published.
     """
     if not planes.is_available():
         if _SURPLUS_WORDS in complaint:

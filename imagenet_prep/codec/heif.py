@@ -1,8 +1,7 @@
 """The sizes that AVIF and HEIC files claim, read before a decoder allocates anything.
 
-Both are HEIF (ISO/IEC 23008-12): boxes in boxes. `ispe` has the size of each picture: tiles, alpha
-and thumbnail have their own. Decoders of AV1 believe the sequence headers in the data instead, so
-these are read as well. libheif compares HEVC with `ispe` itself.
+Both are HEIF (ISO/IEC 23008-12): boxes in boxes. `ispe` has the size of each picture or tile.
+Decoders of AV1 use the sequence headers in the data instead. libheif compares HEVC with `ispe`.
 """
 
 from __future__ import annotations

@@ -91,8 +91,7 @@ def decode_jpeg(
 ) -> Pixels:
     """Returns the pixels [height, width, channels] of a JPEG; ValueError has libjpeg's message.
 
-    `at_least` is min_height, min_width and min_factor of simplejpeg. A frame that cannot be scaled
-    is decoded at full size.
+    `at_least` is for simplejpeg (min_height, ...) and ignored for frames that cannot be scaled.
     """
     import simplejpeg
 
@@ -111,12 +110,10 @@ def opened(
     damaged: bool = False,
     turn: contextlib.ExitStack | None = None,
 ) -> Iterator[ImageFile]:
-    """Opens an image with Pillow, and waits until it may be decoded.
+    """Opens an image with Pillow, and waits for memory, which is free after the block or `turn`.
 
     Anything that Pillow raises in the block becomes a BadImageError. The sides of a JPEG may be
-    halved while decoding, as long as `smallest` pixels are left. One that has lost pixels is
-    refused, unless it may be `damaged`. The memory counts as free after the block, or when `turn`
-    ends.
+    halved down to `smallest` pixels. One that has lost pixels is refused unless `damaged`.
     """
     try:
         # Odd metadata and palettes make Pillow warn; the pixels decide, not the warning.
@@ -183,10 +180,7 @@ def _image(data: bytes, only: tuple[str, ...]) -> ImageFile:
 
 
 def _without_metadata(data: bytes) -> io.BytesIO:
-    """Returns a PNG without profile and texts: Pillow gives up where these are large.
-
-    Texts that may hold EXIF stay.
-    """
+    """Returns a PNG without profile and texts, which Pillow refuses if large; EXIF stays."""
     view, file = memoryview(data), io.BytesIO()
     start, at = 0, len(_PNG)
     while (end := at + 12 + int.from_bytes(data[at : at + 4], "big")) <= len(data):
@@ -217,10 +211,7 @@ def _understand_values(image: ImageFile, data: bytes) -> None:
 
 
 def _canvases(data: bytes, max_pixels: int) -> Iterator[tuple[int, int]]:
-    """Yields the widths and heights that Pillow allocates while it opens or decodes an image.
-
-    Of GIF, PNG, WebP, AVIF and HEIC.
-    """
+    """Yields the sizes that Pillow allocates for a GIF, PNG, WebP, AVIF or HEIC."""
 
     def number(at: int, size: int) -> int:
         return int.from_bytes(data[at : at + size], "little")
@@ -247,10 +238,9 @@ def _canvases(data: bytes, max_pixels: int) -> Iterator[tuple[int, int]]:
 
 
 def picture(image: ImageFile) -> Image.Image:
-    """Returns the first picture of an opened image, in the memory that it was made in.
+    """Returns the first picture of an opened image, without the copies that Pillow keeps.
 
-    When Pillow loads a WebP, two canvases and two copies are in memory at once: 16 bytes a pixel.
-    Of an AVIF it would keep the decoder's planes and a copy.
+    These are two canvases and two copies of a WebP, 16 bytes per pixel, and planes of an AVIF.
     """
     if isinstance(image, AvifImagePlugin.AvifImageFile):
         shown = Image.frombytes(image.mode, image.size, image._decoder.get_frame(0)[0])
@@ -284,10 +274,7 @@ def rgb(image: Image.Image) -> Image.Image:
 
 
 def pixels(image: ImageFile, convert: Callable[[Image.Image], Image.Image] = rgb) -> Pixels:
-    """Returns the pixels [height, width, ...] of an opened image, converted band by band.
-
-    All of them at once would take a gigabyte at 64 MP.
-    """
+    """Returns the pixels [height, width, ...]; converted at once, 64 MP would take a gigabyte."""
     shown = picture(image)
     first = np.asarray(convert(shown.crop((0, 0, 1, 1))))
     found = np.empty((shown.height, shown.width, *first.shape[2:]), np.uint8)

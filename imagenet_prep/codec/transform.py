@@ -1,9 +1,8 @@
 """Turns one source image into the RGB JPEG that is stored.
 
-By one of two codecs. `planes` never leaves Y, Cb and Cr (planes.py); `portable` goes through
-RGB: libjpeg-turbo (simplejpeg) decodes and encodes, Pillow shrinks. What planes does not know, or
-libjpeg has anything to say of, goes the portable way under either name. No step of either depends
-on the processor. All release the GIL.
+There are two codecs. `planes` stays in Y, Cb and Cr (planes.py); `portable` goes through RGB:
+simplejpeg decodes and encodes, Pillow resizes. Images that planes declines, or of which libjpeg
+warns, go through RGB with either codec. No step depends on the processor. All release the GIL.
 """
 
 from __future__ import annotations
@@ -53,9 +52,8 @@ def require(policy: Policy) -> None:
 def transform(data: bytes, policy: Policy) -> PreparedImage:
     """Returns the image as it is to be stored.
 
-    A sound RGB JPEG that needs neither shrinking nor turning is returned byte for byte, but for
-    an EXIF orientation that is set to 1. Everything else is decoded, resized to what the policy
-    says, turned where the policy applies EXIF orientation, and encoded as 4:2:0.
+    A sound RGB JPEG that is neither resized nor turned keeps its bytes, except an EXIF orientation,
+    which is set to 1. All others are decoded, resized, turned and encoded as 4:2:0.
     """
     if len(data) > MAX_IMAGE_BYTES:
         raise BadImageError("too_many_bytes", f"more than {MAX_IMAGE_BYTES:,} bytes")
@@ -148,8 +146,7 @@ def _prove(data: bytes, frame: Frame, policy: Policy) -> str | None:
 
 def read_through(data: bytes, frame: Frame) -> str | None:
     """Decodes a JPEG from its first byte to its last; returns as `damage.repair`."""
-    # To decode grey at 1/8 size walks all of the entropy-coded data, too, where damage shows. It
-    # leaves out the transforms and colours, which cost as much again.
+    # Grey at 1/8 size reads all entropy-coded data, where damage shows, at half of the cost.
     if frame.repair or planes.proves(data):
         return frame.repair or None
     try:

@@ -13,6 +13,7 @@ import numpy as np
 
 from imagenet_prep.core.errors import DataDamagedError, UsageError, some
 from imagenet_prep.dataset import keys, naming, schema
+from imagenet_prep.dataset.ignored import is_hidden
 from imagenet_prep.exporting.examples import Example, Part, Source
 from imagenet_prep.exporting.files import Piece
 from imagenet_prep.exporting.format import Format, Written
@@ -165,4 +166,4 @@ def _is_found(path: str) -> bool:
         naming.check_inside(path)
     except ValueError:
         return False
-    return not any(part.startswith(".") for part in path.split("/"))
+    return not any(map(is_hidden, path.split("/")))

@@ -230,8 +230,8 @@ def _bring(shard: ShardFile, *, source: Store, store: Store) -> engine.Result[_B
     if (folder := source.as_folder) and store.as_folder:
         with storage_errors("link", temporary):
             called = source.where(), store.where()
-            path = folder.path(shard.path)
-            hard_link(path, temporary, shard.stat, called, "let --rewrite copy the shards")
+            path, seen = folder.path(shard.path), shard.stat
+            hard_link(path, temporary, seen.size, seen, called, "let --rewrite copy the shards")
     else:
         _copy(source, shard, temporary)
     return engine.Result(_Brought(), (engine.Output(temporary, shard.name, shard.sha256),))

@@ -295,10 +295,11 @@ def _commit(job: Job, output: Output, written: Mapping[str, WrittenShard]) -> No
     incidents = [incident for each in written.values() for incident in each.incidents]
     changed = {(split_of(each.shard), i.key) for each in written.values() for i in each.incidents}
     changed |= {(split, key) for split, of_split in job.request.new.items() for key in of_split}
+    taken_out = schema.VALIDATION if job.base.get("holdout_per_class") else schema.HOLDOUT
     before = (
         each
         for each in listed_incidents(job.dataset.store, there)
-        if not any((split, each.key) in changed for split in _splits_of(each, splits))
+        if not any((split, each.key) in changed for split in _splits_of(each, splits, taken_out))
     )
     draft = Draft(
         splits=splits,
@@ -312,10 +313,11 @@ def _commit(job: Job, output: Output, written: Mapping[str, WrittenShard]) -> No
     output.commit(draft)
 
 
-def _splits_of(incident: Incident, splits: Collection[str]) -> Collection[str]:
+def _splits_of(incident: Incident, splits: Collection[str], taken_out: str) -> Collection[str]:
     """Returns the splits that the image of a line may belong to, by the folder that it was in.
 
-    Train and validation may both have an image of the same key.
+    Train and validation may both have an image of the same key, but not if `taken_out`, the split
+    whose images come from the folder of train, is validation.
     """
     folder, slash, _ = incident.archive.removeprefix(f"{layout.KAGGLE}/").partition("/")
     split = (slash and layout.split_called(folder)) or split_of(incident.archive)
@@ -323,7 +325,7 @@ def _splits_of(incident: Incident, splits: Collection[str]) -> Collection[str]:
         split = schema.VALIDATION
     if split not in splits:
         return splits
-    return (split, schema.HOLDOUT) if split == schema.TRAIN else (split,)
+    return (split, taken_out) if split == schema.TRAIN else (split,)
 
 
 def _split(store: Store, shards: list[Shard], num_classes: int) -> Split:

@@ -116,8 +116,7 @@ def _splits_there(config: Config) -> Config:
     root, kinds = Path(config.source).expanduser(), [config.source_kind]
     if kinds == [detect.AUTO]:
         kinds = detect.recognised(root)
-    found = layout.split_folders(root)
-    if kinds != [detect.FOLDER] or found.names or not found.folders:
+    if kinds != [detect.FOLDER] or (found := layout.split_folders(root)).names or not found.folders:
         return config
     if config.validation_shards or {*config.splits} != {*schema.SOURCE_SPLITS}:
         raise UsageError(

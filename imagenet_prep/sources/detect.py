@@ -114,7 +114,7 @@ def _remarks(found: folder.Folder, root: Location) -> Iterator[str]:
 def recognised(root: Location) -> list[str]:
     """Returns the kinds that a folder looks like, archives before what is made from them."""
     found = []
-    with read_errors(root, "Check the permissions."):
+    with read_errors(root):
         has_archives = any((root / name).is_file() for name in ilsvrc.ARCHIVES.values())
     if has_archives:
         found.append(ILSVRC)

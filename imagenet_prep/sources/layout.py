@@ -1,8 +1,8 @@
-"""What the folders of a source are: splits, classes, or neither. Only this module decides it.
+"""Tells the splits and classes among the folders of a source. Only this module decides it.
 
-A split has a word for a split in its name: `train`, `Testing`, `seg_test`. Names with other words,
-such as `seg_`, are splits only if two splits share these words. A class folder holds images itself,
-and may have folders below. Any other folder of images is refused by name: its labels would be lost.
+A split has a word for a split in its name: `train`, `Testing`; one with other words, `seg_test`, is
+a split only if two splits share these. A class folder holds images itself. Any other folder of
+images is refused by name, since its labels would be lost.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ _BETWEEN_WORDS = re.compile(r"[\W\d_]+|(?<=[a-z])(?=[A-Z])")
 # Files that are looked at to find the first image of a folder, which may hold anything.
 _MOST_LOOKED_AT = 10_000
 _MOST_NAMED = 3
-_ADVICE = "Check the permissions."
 
 
 class Splits(NamedTuple):
@@ -84,8 +83,8 @@ def split_folders(root: Path) -> Splits:
     """Returns the splits in a folder; one of class folders alone is itself the folder of train."""
     named = named_splits(root)
     if named.folders:
-        inner = {split: _inner(named.base, Path(each)) for split, each in named.folders.items()}
-        return named._replace(folders={split: str(each) for split, each in inner.items()})
+        inner = {split: _inner(named.base, each) for split, each in named.folders.items()}
+        return named._replace(folders=inner)
     below = subfolders(root) if root.is_dir() else []
     if not any(has_image(root / name, below=True) for name in below):
         return named
@@ -95,27 +94,19 @@ def split_folders(root: Path) -> Splits:
 
 def named_splits(root: Path) -> Splits:
     """Returns the splits whose folders are called like splits."""
-    base, prefix = root, ""
-    for candidate in (root / "ILSVRC", root):
-        with read_errors(root, _ADVICE):
-            if (candidate / KAGGLE).is_dir():
-                # Given ILSVRC itself or the folder above: the paths are the same.
-                base, prefix = candidate, f"{KAGGLE}/"
-                break
+    with read_errors(root):
+        # Given ILSVRC itself or the folder above: the paths are the same.
+        bases = [each for each in (root / "ILSVRC", root) if (each / KAGGLE).is_dir()]
+    base, prefix = (bases[0], f"{KAGGLE}/") if bases else (root, "")
     top = base / prefix
     below = subfolders(top, any_name=True) if top.is_dir() else []
     names = _named(below)
-    if names and _are_classes(top, names, below):
-        names = {}
-    chosen = dict(names)
-    if {*names} == {schema.TRAIN, schema.TEST}:
+    chosen = {} if names and _are_classes(top, names, below) else dict(names)
+    if {*chosen} == {schema.TRAIN, schema.TEST}:
         # With classes of train, it is what networks are evaluated on.
-        of_train = {*subfolders(top / _inner(top, Path(names[schema.TRAIN][0])))}
-        chosen[schema.VALIDATION] = [
-            name
-            for name in names[schema.TEST]
-            if of_train.intersection(subfolders(top / _inner(top, Path(name))))
-        ]
+        inner = {name: {*subfolders(top / _inner(top, name))} for name in chain(*names.values())}
+        of_train = inner[names[schema.TRAIN][0]]
+        chosen[schema.VALIDATION] = [each for each in names[schema.TEST] if of_train & inner[each]]
     folders = {split: prefix + chosen[split][0] for split in FOLDERS if chosen.get(split)}
     # Kaggle's lists lie beside ILSVRC/, or in it.
     return Splits(base, folders, [base, base.parent] if prefix else [base], top, chosen)
@@ -144,14 +135,15 @@ def _are_classes(top: Path, names: dict[str, list[str]], below: Sequence[str]) -
     return any(has_image(top / name) for name in others)
 
 
-def _inner(base: Path, folder: Path) -> Path:
+def _inner(base: Path, folder: str) -> str:
     """Returns the folder of a split, which may be the only one in it: seg_train/seg_train."""
     below = subfolders(base / folder)
     if len(below) != 1 or has_image(base / folder) or not subfolders(base / folder / below[0]):
         return folder
     split, others = _meaning(below[0])
-    is_alike = not others and split in (None, split_called(folder.name))
-    return _inner(base, folder / below[0]) if is_alike or below[0] == folder.name else folder
+    name = folder.rpartition("/")[2]
+    is_alike = below[0] == name or (not others and split in (None, split_called(name)))
+    return _inner(base, f"{folder}/{below[0]}") if is_alike else folder
 
 
 def class_folders(root: Path, known: ClassList | None = None) -> list[str]:

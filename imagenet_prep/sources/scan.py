@@ -59,7 +59,7 @@ class Problems:
 
 
 @contextlib.contextmanager
-def read_errors(path: object, remedy: str) -> Iterator[None]:
+def read_errors(path: object, remedy: str = "Check the permissions.") -> Iterator[None]:
     """Turns an OSError into a SourceError for this path, or for the one that the error names."""
     try:
         yield
@@ -80,13 +80,9 @@ def scan(
 ) -> list[File]:
     """Returns all files below a folder, sorted by path, except hidden ones.
 
-    Links to files are followed. A linked folder below is refused, since it may lead in a circle.
-
-    Args:
-      folder: the root of the paths.
-      inside: where the folder, and all links to files, must lead; None to follow them anywhere.
-      hidden: gets the paths of hidden files, and of those in hidden folders.
-      problems: gets those of files; None to raise them.
+    Links to files are followed, into `inside` only unless it is None. A linked folder is refused,
+    since it may lead in a circle. `hidden` gets the paths of hidden files; `problems` gets what
+    would be raised otherwise.
     """
     files, folders = list[File](), [""]
     found = Problems() if problems is None else problems
@@ -160,7 +156,7 @@ def subfolders(folder: Path, *, any_name: bool = False) -> list[str]:
 
     Raises SourceError for a name that is not UTF-8, unless `any_name`.
     """
-    with read_errors(folder, "Check the permissions."), os.scandir(folder) as entries:
+    with read_errors(folder), os.scandir(folder) as entries:
         names = sorted(e.name for e in entries if e.is_dir() and not is_hidden(e.name))
     for name in () if any_name else names:
         _refuse_unprintable(folder, name)

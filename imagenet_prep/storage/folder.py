@@ -215,8 +215,8 @@ class LocalStore:
             ):
                 for file in of_folder:
                     temporary = self.temporary()
-                    expected = stats.get(file.name, file.num_bytes)
-                    hard_link(source.path(file.name), temporary, expected, called)
+                    path, seen = source.path(file.name), stats.get(file.name)
+                    hard_link(path, temporary, file.num_bytes, seen, called)
                     os.replace(temporary, file.name.rpartition("/")[2], dst_dir_fd=place)
                     # To rename one name of a file to another one of it does nothing.
                     temporary.unlink(missing_ok=True)

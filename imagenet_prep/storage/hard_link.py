@@ -18,14 +18,16 @@ _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
 def hard_link(
     path: Path,
     target: Path,
-    expected: int | Stat,
+    num_bytes: int,
+    seen: Stat | None,
     called: tuple[str, str],
     instead: str = "copy the dataset with `imagenet-prep replicate`",
 ) -> None:
     """Links a file to an unused path. If the file is a symbolic link, its target is linked.
 
     Args:
-      expected: the size in a manifest, or the file as this run has seen it before.
+      num_bytes: the size in the manifest.
+      seen: the file as this run has seen it before, if it has.
       called: how messages name the dataset of the file, and that of the target.
       instead: how messages say what to do without links.
     """
@@ -34,16 +36,16 @@ def hard_link(
         # It stays open: the number of an inode that is gone may be given to another file.
         opened = open(regular_file.open_to_read(path), "rb")  # noqa: SIM115 - until the end
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        if isinstance(expected, Stat):
+        if seen is not None:
             changed(str(path))
         raise DataDamagedError(f"{path}: missing. Run verify on {source}.") from None
     with opened:
         status = os.fstat(opened.fileno())
-        if isinstance(expected, Stat) and expected != Stat.of(status):
+        if seen is not None and seen != Stat.of(status):
             changed(str(path))
-        if isinstance(expected, int) and expected != status.st_size:
+        if num_bytes != status.st_size:
             raise DataDamagedError(
-                f"{path}: {status.st_size:,} bytes, its manifest says {expected:,}. "
+                f"{path}: {status.st_size:,} bytes, its manifest says {num_bytes:,}. "
                 f"Run verify on {source}."
             )
         # Another program may have copied it there a moment ago, and not have synced it.

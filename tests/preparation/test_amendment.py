@@ -41,11 +41,13 @@ def made(
     incidents: list[Incident],
     codec: str = "planes-1",
     shards: Sequence[Sequence[int]] = (range(3),),
+    split: str = "train",
     **config: Any,
 ) -> Dataset:
     """Commits a dataset with one image of each of three classes, and what was bad about it."""
     images = [[picture(number, plain(number)) for number in shard] for shard in shards]
-    write_set(root, {"train": images}, num_classes=3)
+    other = picture(0, plain(5))._replace(filename=f"{wnid(0)}_5.JPEG")
+    write_set(root, {"train": [[other]]} | {split: images}, num_classes=3)
     producer = Producer("tests", "0", {"codec": codec})
     draft = replace(add_tables(root), config={"splits": ["train"], **config}, producer=producer)
     commit.publish(LocalStore(root), draft, incidents=incidents, classes=CLASSES)
@@ -56,8 +58,17 @@ def job(dataset: Dataset, request: Request = Request()) -> Job:  # noqa: B008
     return Job(dataset, request, Workers(1, "threads"), quiet=True)
 
 
-@pytest.mark.parametrize("folder", ["train", "seg_train/seg_train"])
-def test_a_key_has_one_line_of_quarantine(tmp_path: Path, folder: str) -> None:
+@pytest.mark.parametrize(
+    ("folder", "split", "config"),
+    [
+        ("train", "train", {}),
+        ("seg_train/seg_train", "train", {}),
+        ("train", "validation", {"holdout_per_class": 1}),
+    ],
+)
+def test_a_key_has_one_line_of_quarantine(
+    tmp_path: Path, folder: str, split: str, config: dict[str, int]
+) -> None:
     """The line of the change replaces an older one; those of other images stay."""
     older = [
         Incident(key(0), f"{folder}/x", 0, 9, 0, "repaired", "png", "was a PNG"),
@@ -65,10 +76,10 @@ def test_a_key_has_one_line_of_quarantine(tmp_path: Path, folder: str) -> None:
         Incident(key(7, 2), f"{folder}/x", 0, 9, 2, "quarantined", "truncated", "ends early"),
         Incident(key(8, 2), f"{folder}/x", 0, 9, 2, "quarantined", "truncated", "ends early"),
     ]
-    path = tmp_path / "add" / "train" / key(7, 2)
+    path = tmp_path / "add" / split / key(7, 2)
     path.parent.mkdir(parents=True)
     path.write_bytes(plain(7))
-    dataset = made(tmp_path / "set", older)
+    dataset = made(tmp_path / "set", older, split=split, **config)
     add = read_additions(str(tmp_path / "add"), CLASSES, dataset.manifest.splits)
     request = Request(KeyList("list", {key(0): 1}, ""), None, add)
     amendment.run(job(dataset, request), LocalStore(tmp_path / "new"))
@@ -131,6 +142,18 @@ def test_a_parent_whose_manifest_is_replaced_while_shards_are_linked_is_noticed(
     excluding = Request(KeyList("list", {key(0): 1}, ""))
 
     with pytest.raises(UsageError, match="set: the dataset was replaced while it was amended"):
+        amendment.run(job(dataset, excluding), LocalStore(tmp_path / "new"))
+    assert not (tmp_path / "new" / naming.MANIFEST).exists()
+
+
+def test_a_parent_that_loses_bytes_after_the_check_is_noticed(tmp_path: Path) -> None:
+    """The other shards are linked as the manifest has them, not only as this run has seen them."""
+    dataset = made(tmp_path / "set", [], shards=((0, 1), (2,)))
+    amendment.refuse(dataset, LocalStore(tmp_path / "new"))
+    os.truncate(tmp_path / "set" / naming.shard_name("train", 1, 2), 9)
+    excluding = Request(KeyList("list", {key(0): 1}, ""))
+
+    with pytest.raises(DataDamagedError, match="train-00001-of-00002: 9 bytes, its manifest says"):
         amendment.run(job(dataset, excluding), LocalStore(tmp_path / "new"))
     assert not (tmp_path / "new" / naming.MANIFEST).exists()
 

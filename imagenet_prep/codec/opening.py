@@ -1,8 +1,7 @@
 """The one place that opens images with Pillow or simplejpeg.
 
-The size comes from the header, before a decoder allocates memory by it. Neither library is asked
-for a smaller size than the header's unless the frame type is known to be scaled: for any other one,
-libjpeg-turbo may write the full image into the memory of the smaller one.
+The size comes from the header, before a decoder allocates memory by it. A smaller size is requested
+only of frame types that are scaled: for others, libjpeg-turbo may write beyond the smaller image.
 """
 
 from __future__ import annotations
@@ -48,10 +47,7 @@ _BAND_PIXELS = 1 << 20
 
 
 def header(data: bytes, max_pixels: int = jpeg.MAX_PIXELS) -> jpeg.Frame | None:
-    """Returns the header of a JPEG with its colour space, None for any other format.
-
-    BadImageError names a broken header, one that claims too much, and a kind that is not decoded.
-    """
+    """Returns the header of a JPEG that can be decoded, None for any other format."""
     import simplejpeg
 
     if not data:

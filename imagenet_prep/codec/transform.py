@@ -160,15 +160,15 @@ def _decode(data: bytes, header: Frame, height: int, width: int) -> tuple[Pixels
     """Returns pixels [>= height, >= width, 3] uint8 RGB, and the reason if they were rescued."""
     # Nearer to the target, libjpeg's cut-off in 8 x 8 blocks shows: up to 3 dB worse than shrinking
     # all pixels.
-    size: dict[str, Any] = {"min_height": 4 * height, "min_width": 4 * width, "min_factor": 2}
+    least: dict[str, Any] = {"min_height": 4 * height, "min_width": 4 * width, "min_factor": 2}
     if (height, width) == (header.height, header.width):
-        size = {}
+        least = {}
     try:
-        return opening.decode_jpeg(data, header, "RGB", **size), None
+        return opening.decode_jpeg(data, header, "RGB", **least), None
     except ValueError as error:
         repair = damage.repair(data, str(error))
     try:
-        return opening.decode_jpeg(data, header, "RGB", strict=False, **size), repair
+        return opening.decode_jpeg(data, header, "RGB", strict=False, **least), repair
     except ValueError:
         raise _DeclinedError(repair or damage.HEADER) from None
 
@@ -257,10 +257,9 @@ def _stored(encoded: bytes) -> Frame | None:
 def prove_stored(
     encoded: bytes, height: int, width: int, *, any_size: bool = False, any_colorspace: bool = False
 ) -> bool:
-    """Verifies a stored JPEG from its first byte to its last, and that it fits its record.
+    """Verifies a stored JPEG to its end and against its record; returns if EXIF turns it.
 
     With `any_size` and `any_colorspace`, records of this dataset are known to be untrue there.
-    Returns whether it has an EXIF orientation other than 1, so that decoders show it differently.
     """
     header = _stored(encoded)
     if header is None or not (any_colorspace or header.colorspace in _RGB):

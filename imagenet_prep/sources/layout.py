@@ -50,10 +50,8 @@ _MOST_NAMED = 3
 class Splits(NamedTuple):
     """The folders of the splits, relative to `base`; lists of labels may be in `beside`.
 
-    Attributes:
-      top: the folder that holds those of the splits.
-      names: those in `top` that are called like a split, by split; several for one are ambiguous.
-        Empty if the folders are classes.
+    `names` are the folders in `top` that are called like a split, by split, empty if these are
+    classes; several for one split are ambiguous.
     """
 
     base: Path

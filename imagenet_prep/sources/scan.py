@@ -136,18 +136,13 @@ def hidden_files(folder: Path, path: str) -> list[str]:
 
 def _refuse_out(path: Path, root: str | None, remedy: str) -> None:
     """Raises SourceError if a link leads out of a folder: it may name a private file."""
-    if root is None:
-        return
     real = Path(os.path.realpath(path))
-    if not real.is_relative_to(root):
+    if root is not None and not real.is_relative_to(root):
         raise SourceError(f"{path}: is a link that leads out of the source, to {real}. {remedy}")
 
 
 def refuse_link_out(path: Path) -> None:
-    """Raises SourceError if a list is a link that leads out of its folder.
-
-    The content of a list becomes names of classes and images, which the dataset shows to others.
-    """
+    """Raises SourceError if a list, whose text becomes public, is a link out of its folder."""
     _refuse_out(path, os.path.realpath(path.parent), "Put the list itself there.")
 
 

@@ -195,6 +195,8 @@ def test_every_stored_image_is_what_pillow_shows(
     assert differ == {}
 
 
+@pytest.mark.tf
+@pytest.mark.dali
 def test_all_decoders_agree_on_every_stored_image(
     prepared: Path, decoders: dict[str, Decode]
 ) -> None:
@@ -216,6 +218,8 @@ def test_all_decoders_agree_on_every_stored_image(
     assert {name: each for name, each in largest.items() if each[0] > BOUNDS[name]} == {}
 
 
+@pytest.mark.tf
+@pytest.mark.dali
 def test_readers_of_all_backends_read_every_stored_image(prepared: Path) -> None:
     keys = stored(prepared).keys()
     for backend in ("native", "tfdata", "dali"):

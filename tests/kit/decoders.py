@@ -45,29 +45,24 @@ def tfdata(data: bytes) -> Any:
 
 
 def dali() -> Decode:
-    """Returns a decoder of DALI, with the settings of our backend."""
-    from nvidia.dali import fn, pipeline_def
+    """Returns the decoder of our DALI backend, which makes a new pipeline after an error."""
+    from imagenet_prep.read.dali import _DECODED, _decode_one
 
-    from imagenet_prep.read.dali import _DECODED
-
-    given = b""
-
-    @pipeline_def(batch_size=1, num_threads=1, device_id=None, exec_dynamic=False)
-    def one() -> Any:
-        source = fn.external_source(source=lambda: np.frombuffer(given, np.uint8), batch=False)
-        return fn.decoders.image(source, **_DECODED)
-
-    pipeline: Any = None
+    given, pipeline = b"", None
 
     def decode(data: bytes) -> Any:
         nonlocal given, pipeline
         given = data
-        # A pipeline ends with its first error. This one makes nothing ahead.
-        current = pipeline or one(exec_async=False, exec_pipelined=False)
-        pipeline = None
+        current, pipeline = pipeline or new(), None
         (images,) = current.run()
         pipeline = current
         return np.array(images.at(0))
+
+    def new() -> Any:
+        settings = {"batch_size": 1, "num_threads": 1, "device_id": None}
+        return _decode_one(
+            lambda: np.frombuffer(given, np.uint8), _DECODED | {"device": "cpu"}, **settings
+        )
 
     return decode
 

@@ -21,12 +21,12 @@ import stat
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from imagenet_prep.core.errors import StoreError, UsageError
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File, Shard
+from imagenet_prep.read.background import BackgroundThreads
 from imagenet_prep.read.fetch_ahead import THREADS, FetchAhead, Windows, bytes_of, together
 from imagenet_prep.read.held import HeldFile, only_one
 from imagenet_prep.storage import inside
@@ -79,7 +79,7 @@ class _Copy:
             with storage_errors("fetch", self.root / table.name), only_one(self._store, table.name):
                 self._bring([table], set)
 
-        with ThreadPoolExecutor(THREADS, thread_name_prefix="fetch") as pool:
+        with BackgroundThreads(THREADS, "fetch") as pool:
             deque(pool.map(bring, (shard.samples for shard in shards if shard.samples)), maxlen=0)
 
     def _bring(self, files: Sequence[File], near: Callable[[], set[str]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import dropwhile
@@ -15,6 +15,7 @@ import numpy as np
 from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.read.augment import Views, boxes_in, central_views, random_views
+from imagenet_prep.read.background import BackgroundThreads
 from imagenet_prep.read.batch import DECODED
 from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.names import Names
@@ -91,7 +92,7 @@ class Feed:
             self._dense[list(self.class_numbers)] = range(len(self.class_numbers))
         # One thread is enough, since the kernel knows what comes next and reads it ahead. More
         # threads would only wait for each other's interpreter lock.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="read")
+        self._thread = BackgroundThreads(1, "read")
         # Epoch, its order and its windows: of ImageNet they take 0.2 s.
         self._planned: tuple[int, npt.NDArray[np.int64], list[list[int]]] | None = None
 

@@ -91,7 +91,9 @@ class NativeBackend:
                 yield images if self._config.out else convert(images)
         finally:
             # This must not wait: the garbage collector may call it.
-            self._left = [part for _, shown in ahead for part in shown if not part.cancel()]
+            # Those of another iterator over this reader may still write, too.
+            self._left = [part for part in self._left if not part.done()]
+            self._left += [part for _, shown in ahead for part in shown if not part.cancel()]
 
     def decode(self, encoded: bytes) -> None:
         """Takes every image that Pillow decodes, which `diagnosis` asks first."""

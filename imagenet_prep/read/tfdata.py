@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Iterator
-from typing import Any
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from imagenet_prep.read.background import BackgroundThreads
 from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.feed import EncodedBatch
 
@@ -16,23 +19,35 @@ from imagenet_prep.read.feed import EncodedBatch
 _EXACT = {"channels": 3, "dct_method": "INTEGER_ACCURATE"}
 
 
+class _Source(NamedTuple):
+    """The batches of an epoch, the threads that wait for them, and its end, maybe an early one."""
+
+    encoded: Iterator[EncodedBatch]
+    threads: BackgroundThreads
+    end: Future[EncodedBatch | None]
+
+
 class TfDataBackend:
     """The backend of tf.data; its images are tensors or NumPy's arrays."""
 
     def __init__(self, config: ReadConfig) -> None:
         self._config = config
-        self._encoded: Iterator[EncodedBatch] = iter(())
+        self._source: _Source | None = None
 
     def batches(self, encoded: Iterator[EncodedBatch], steps: int) -> Iterator[Any]:
         """Yields the images of each step."""
-        self._encoded = encoded
-        try:
-            images = iter(self._dataset)
-            for _ in range(steps):
-                tensor = next(images)
-                yield tensor.numpy() if self._config.array_framework == "numpy" else tensor
-        finally:
-            self._encoded = iter(())
+        # One waits for TensorFlow, which does not notice Ctrl-C, and one for the data.
+        with BackgroundThreads(2, "tfdata") as threads:
+            self._source = source = _Source(encoded, threads, Future())
+            images = [iter(self._dataset)]
+            dropped = weakref.finalize(self, _drop, images, source.end)
+            try:
+                for _ in range(steps):
+                    tensor = threads.submit(next, images[0]).result()
+                    yield tensor.numpy() if self._config.array_framework == "numpy" else tensor
+            finally:
+                dropped()
+                self._source = None
 
     def decode(self, encoded: bytes) -> None:
         """Decodes one image with TensorFlow."""
@@ -45,7 +60,8 @@ class TfDataBackend:
         # this would be the encoded images of every epoch.
 
         def arrays() -> Iterator[tuple[Any, ...]]:
-            for batch in self._encoded:
+            assert self._source is not None
+            for batch in _until_end(self._source):
                 colours = [view.colours for view in batch.views if view.colours is not None]
                 yield (
                     [bytes(image) for image in batch.encoded],
@@ -120,6 +136,22 @@ class TfDataBackend:
         shift = [-m / std for m, std in zip(constants.mean, constants.std, strict=True)] * side
         rows = tf.reshape(image, [side, side * 3])
         return tf.reshape(rows * tf.constant(scale) + tf.constant(shift), [side, side, 3])
+
+
+def _until_end(source: _Source) -> Iterator[EncodedBatch]:
+    """Yields the batches of a source up to its end, also while the next one does not come."""
+    while True:
+        given = source.threads.submit(next, source.encoded, None)
+        wait((given, source.end), return_when=FIRST_COMPLETED)
+        if source.end.done() or (batch := given.result()) is None:
+            return
+        yield batch
+
+
+def _drop(images: list[Any], end: Future[EncodedBatch | None]) -> None:
+    """Drops an iterator, which waits for its generator: at the exit of Python, it would forever."""
+    end.set_result(None)
+    images.clear()
 
 
 def _coloured(image: Any, colours: Any) -> Any:

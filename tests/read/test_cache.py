@@ -38,6 +38,7 @@ from imagenet_prep.read.order import Order
 from imagenet_prep.read.records import Records
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.opened import open_dataset
+from tests.kit import command
 from tests.kit.command import PATIENCE_S
 from tests.kit.http_server import SeededFaults, Server, serve
 from tests.kit.limits import Limits
@@ -475,6 +476,59 @@ def test_closing_ends_a_wait(server: Server, tmp_path: Path) -> None:
     assert [str(error).partition(": ")[2] for error in raised] == [
         "not fetched, the reader was closed"
     ]
+
+
+READS = """
+import sys
+from imagenet_prep.read import make_dataset
+reader = make_dataset(sys.argv[1], "train", 2, 16, backend=sys.argv[2], cache_dir=sys.argv[3],
+                      training=False)
+if sys.argv[4] == "find":
+    reader.find("of no image")
+for number, batch in enumerate(reader):
+    print(number, flush=True)
+    if number and sys.argv[4] == "end":
+        break
+    if number and sys.argv[4] == "error":
+        raise RuntimeError("of the script")
+"""
+
+
+@pytest.mark.parametrize(
+    ("backend", "how", "code"),
+    [
+        ("native", "end", 0),
+        ("native", "error", 1),
+        ("native", "interrupt", -signal.SIGINT),
+        ("native", "find", -signal.SIGINT),
+        pytest.param("tfdata", "end", 0, marks=[pytest.mark.tf, pytest.mark.long]),
+        pytest.param(
+            "tfdata", "interrupt", -signal.SIGINT, marks=[pytest.mark.tf, pytest.mark.long]
+        ),
+    ],
+)
+def test_a_script_ends_while_a_server_is_silent(
+    server: Server, tmp_path: Path, backend: str, how: str, code: int
+) -> None:
+    """Of the shards, or for `find` of the tables of samples, only the first one comes."""
+    stalled = threading.Event()
+
+    def plan(_number: int, path: str, _first: int, _last: int) -> str:
+        is_late = path.rpartition("/")[2][:11] in ("train-00001", "train-00002", "train-00003")
+        if not is_late or (how == "find") != path.startswith("/samples/"):
+            return ""
+        stalled.set()
+        return "stall"
+
+    server.plan, server.stall_s = plan, 2 * PATIENCE_S
+    arguments = (server.url, backend, tmp_path / "cache", how)
+    with command.started(*arguments, program=("-c", READS)) as running:
+        wait_until(lambda: running.ended or stalled.is_set())
+        if code < 0:
+            running.send(signal.SIGINT)
+        finished = running.finish(PATIENCE_S / 10)
+
+    assert finished.code == code, finished
 
 
 def test_s3_is_read_like_any_server(

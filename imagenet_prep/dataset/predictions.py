@@ -3,10 +3,10 @@
     key,class_index,top1,p1,top2,p2,top3,p3,top4,p4,top5,p5
     n01440764/n01440764_10026.JPEG,0,0,0.981,389,0.012,…
 
-One line an image, in the order of the records. Class indices count from 0, in the class list of
-the data set; `class_index` is the label. p is a share of 1. Where there are fewer than five
-classes, the last fields are empty. Behind them there may be columns of other labels, which are not
-read.
+One line per image, in the order of the records. Class indices count from 0, in the class list of
+the data set; `class_index` is the label. p is a share of 1. If there are fewer than five classes,
+the last fields are empty; all are if the network's scores are not finite. Behind them there may be
+columns of other labels, which are not read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Prediction(NamedTuple):
     Attributes:
       key: of the image, see `dataset.keys`.
       class_index: its label.
-      classes: up to five classes, the likeliest first.
+      classes: up to five classes, the likeliest first; none if scores are not finite.
       shares: how likely each is.
     """
 
@@ -47,8 +47,8 @@ class Prediction(NamedTuple):
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the likeliest class is another one than the label."""
-        return self.classes[0] != self.class_index
+        """Whether the likeliest class is not the label."""
+        return self.classes[:1] != (self.class_index,)
 
 
 def top(scores: Any, among: Sequence[int] | None = None) -> Any:
@@ -68,6 +68,24 @@ def top(scores: Any, among: Sequence[int] | None = None) -> Any:
         part = -scores[start : start + _AT_ONCE, numbers]
         found[start : start + _AT_ONCE] = numbers[np.argsort(part, 1, "stable")[:, :MOST]]
     return found
+
+
+def ahead_of(labels: Any, scores: Any) -> Any:
+    """Returns how many classes `top` places before the label of each image."""
+    import numpy as np
+
+    labels = labels[:, np.newaxis]
+    own = np.take_along_axis(scores, labels, 1)
+    # Equal scores are common: those of bfloat16 have 8 bits.
+    level = (scores == own) & (np.arange(scores.shape[1]) < labels)
+    return ((scores > own) | level).sum(1)
+
+
+def are_finite(scores: Any) -> Any:
+    """Returns of which images all scores are finite. The others have no likeliest class."""
+    import numpy as np
+
+    return np.isfinite(scores).all(1)
 
 
 def five(rows: Sequence[Sequence[int]]) -> Any:
@@ -153,8 +171,8 @@ def _parsed(fields: Sequence[str], num_classes: int | None) -> Prediction:
     """Returns the prediction of a line."""
     key, label, *pairs = fields
     said = [(top, share) for top, share in zip(pairs[::2], pairs[1::2], strict=True) if top]
-    if not key or not said:
-        raise ValueError("no key, or no class")
+    if not key:
+        raise ValueError("no key")
     classes = tuple(_class_index(top, num_classes) for top, _ in said)
     try:
         shares = tuple(float(share) for _, share in said)

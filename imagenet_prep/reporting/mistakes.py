@@ -73,6 +73,8 @@ def find(
             examples[each.class_index] += 1
             if each.is_wrong:
                 found.wrong += 1
+                if not each.classes:
+                    continue  # It is taken for no class.
                 taken[each.class_index, each.classes[0]] += 1
                 # Equally sure mistakes come in the order of their images.
                 yield each.shares[0], -found.images, each

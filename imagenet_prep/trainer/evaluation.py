@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.dataset import predictions
 from imagenet_prep.trainer.comm import Comm
 from imagenet_prep.trainer.feed import Batch
 
@@ -33,10 +34,9 @@ def count(logits: Any, class_index: Any, mask: Any) -> Any:
     Logits [batch, classes] that are not finite count as wrong. Only images in the mask count.
     """
     wanted = np.asarray(mask, bool)
-    rows = np.asarray(logits, np.float64)[wanted]
-    there = np.take_along_axis(rows, np.asarray(class_index)[wanted, None], 1)
-    sound = np.isfinite(rows).all(1)
-    ahead = (rows > there).sum(1)
+    rows, labels = np.asarray(logits, np.float64)[wanted], np.asarray(class_index)[wanted]
+    there = np.take_along_axis(rows, labels[:, None], 1)
+    sound, ahead = predictions.are_finite(rows), predictions.ahead_of(labels, rows)
     most = rows.max(1, keepdims=True)
     with np.errstate(invalid="ignore"):
         losses = np.log(np.exp(rows - most).sum(1)) + (most - there)[:, 0]

@@ -11,7 +11,7 @@ import numpy as np
 
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.dataset import predictions
-from imagenet_prep.dataset.predictions import Prediction, five, top
+from imagenet_prep.dataset.predictions import Prediction, are_finite, five, top
 from imagenet_prep.storage.new_file import complete_file
 from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.trainer.comm import Comm
@@ -53,22 +53,27 @@ class Predicted:
         with np.errstate(invalid="ignore"):
             shares = np.exp(rows - rows.max(1, keepdims=True))
             shares = np.nan_to_num(shares / shares.sum(1, keepdims=True))
-        order, within = top(shares), top(shares, self._present)
+        # Not by the shares: different logits may have the same share, such as 0.
+        order, within = top(rows), top(rows, self._present)
         most = order.shape[1]
         label, mask = (np.asarray(batch[name])[:, None] for name in ("class_index", "mask"))
         likely = np.take_along_axis(shares, order, 1)
+        order[~are_finite(rows)] = -1
         mine = np.concatenate([mask, label, order, within, likely], 1).astype(np.float64)
         # Text of NumPy's, or bytes of TensorFlow's.
         keys = np.asarray(batch["key"]).tolist()
         keys = [each.encode() if isinstance(each, str) else each for each in keys]
-        said = self._comm.gather(mine, f"predictions-{mine.shape[1]}")
+        gathered = self._comm.gather(mine, f"predictions-{mine.shape[1]}")
         names = self._gathered(keys)
-        for row, key in zip(said.reshape(-1, mine.shape[1]), names, strict=True):
+        for row, key in zip(gathered.reshape(-1, mine.shape[1]), names, strict=True):
             if row[0]:
                 numbers = self._class_numbers[row[1:-most].astype(np.int64)].tolist()
-                share, first = tuple(map(float, row[-most:])), tuple(numbers[1 : 1 + most])
-                self._found.append(Prediction(key.decode(), numbers[0], first, share))
-                self._within.append(numbers[1 + most :])
+                # Where scores are not finite, no class is the likeliest.
+                count = most if row[2] >= 0 else 0
+                first, shares = numbers[1 : 1 + count], row[-most:][:count].tolist()
+                said = Prediction(key.decode(), numbers[0], tuple(first), tuple(shares))
+                self._found.append(said)
+                self._within.append(numbers[1 + most :] if count else [])
 
     def said(self) -> tuple[Any, Any, list[str]]:
         """Returns what a sheet takes: [images, 5] classes, the same within the split's, keys."""

@@ -16,6 +16,7 @@ HEADER = "key,class_index,top1,p1,top2,p2,top3,p3,top4,p4,top5,p5\n"
 SAID = [
     Prediction("a/1.JPEG", 0, (0, 4, 2, 1, 3), (0.5, 0.25, 0.125, 0.0625, 0.03125)),
     Prediction('b/ä, "b".jpg', 1, (0, 1), (0.75, 0.25)),
+    Prediction("c/1", 0, (), ()),  # its scores were not finite
 ]
 
 
@@ -33,16 +34,16 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         HEADER.rstrip(),
         "a/1.JPEG,0,0,0.5,4,0.25,2,0.125,1,0.0625,3,0.03125",
         '"b/ä, ""b"".jpg",1,0,0.75,1,0.25,,,,,,',
+        "c/1,0,,,,,,,,,,",
     ]
     assert list(predictions.read(path, 5)) == SAID
-    assert [each.is_wrong for each in SAID] == [False, True]
+    assert [each.is_wrong for each in SAID] == [False, True, True]
 
 
 @pytest.mark.parametrize(
     "line",
     [
         "a/1,0,0,0.5",
-        "a/1,0,,,,,,,,,,",
         ",0,0,0.5,,,,,,,,",
         "a/1,0,0,1.5,,,,,,,,",
         "a/1,0,0,nan,,,,,,,,",
@@ -78,3 +79,13 @@ def test_of_very_many_equal_scores_the_first_classes_come_first(among: range | N
     scores[:, 700] = 1
     first = [each for each in (among or range(1000)) if each != 700][:4]
     assert predictions.top(scores, among).tolist() == [[700, *first]] * 2
+
+
+def test_the_classes_ahead_of_a_label_are_those_that_top_names_first() -> None:
+    scores = np.random.default_rng(0).integers(0, 3, (200, 9)).astype(np.float32)
+    labels = np.arange(200) % 9
+    first = predictions.top(scores)
+
+    for row, label, ahead in zip(first, labels, predictions.ahead_of(labels, scores), strict=True):
+        assert label not in row[:ahead]
+        assert ahead >= 5 or row[ahead] == label

@@ -18,6 +18,7 @@ from imagenet_prep.core.world import World
 from imagenet_prep.dataset import predictions
 from imagenet_prep.dataset.predictions import Prediction
 from imagenet_prep.trainer import checkpoint, feed, loop
+from imagenet_prep.trainer import evaluation as trainer_evaluation
 from imagenet_prep.trainer.comm import Comm
 from imagenet_prep.trainer.config import Config
 from imagenet_prep.trainer.predicted import Predicted
@@ -170,12 +171,39 @@ def test_predictions_of_all_ranks_come_together(tmp_path: Path) -> None:
     ]
     assert found[0].classes == (10, 11)
     assert found[0].shares == pytest.approx((0.880797, 0.119203))
-    assert found[1].shares == (0, 0)
+    assert (found[1].classes, found[1].shares, found[1].is_wrong) == ((), (), True)
     assert (tmp_path / "said.csv").read_text().splitlines()[0].endswith(",top5,p5,more")
     classes, within, keys = predicted.said()
     assert keys == [key, "b", "b", key]
     assert classes[0].tolist() == [10, 11, -1, -1, -1]
-    assert within.tolist() == [[11, -1, -1, -1, -1]] * 4
+    assert [row[0] for row in classes.tolist()] == [10, -1, -1, 10]
+    assert [row[0] for row in within.tolist()] == [11, -1, -1, 11]
+    assert (within[:, 1:] == -1).all()
+
+
+def test_a_run_its_file_and_score_count_equal_and_infinite_logits_the_same(tmp_path: Path) -> None:
+    """As of bfloat16, whose logits are often equal; and shares that are all 0 have an order."""
+    random = np.random.default_rng(0)
+    logits = random.integers(-3, 3, (400, 12)).astype(np.float64)
+    logits[:20], logits[20:40] = 0, random.choice([0, -900, -1000], (20, 12))
+    logits[40:50, 3], logits[50:60, 4], logits[60:70] = np.nan, np.inf, np.nan
+    labels, there = random.integers(0, 12, 400), np.arange(400) < 390
+    keys = np.array([f"{number}" if there[number] else "" for number in range(400)])
+    _, top1, top5, _ = trainer_evaluation.count(logits, labels, there)
+    predicted = Predicted(Comm(), range(12), range(12))
+    predicted.see({"key": keys, "class_index": labels, "mask": there}, logits)
+    predicted.write(tmp_path / "said.csv", {})
+    said = list(predictions.read(tmp_path / "said.csv", 12))
+
+    assert (top1, len(said)) == (sum(not each.is_wrong for each in said), 390)
+    assert top5 == sum(each.class_index in each.classes for each in said)
+    classes, within, _ = predicted.said()
+    assert (classes == within).all()
+    assert (classes[:, 0] == labels[there]).sum() == top1
+    sound = there & np.isfinite(logits).all(1)
+    assert (predictions.top(logits[sound])[:, 0] == labels[sound]).sum() == top1
+    # A network that says nothing knows the images of the first class.
+    assert trainer_evaluation.count(np.zeros((12, 12)), np.arange(12), np.ones(12))[1] == 1
 
 
 def test_the_last_evaluation_fills_a_table_of_sets_and_lists(

@@ -20,6 +20,7 @@ from imagenet_prep.dataset.flag import data_set
 from imagenet_prep.storage.new_file import complete_file
 
 if TYPE_CHECKING:
+    from imagenet_prep.dataset.example import ImageExample
     from imagenet_prep.read.catalogue import Catalogue
 
 HELP = """\
@@ -35,6 +36,9 @@ Examples:
   imagenet-prep show /data/imagenet-480 --class n01440764 --limit 20
   imagenet-prep show /data/imagenet-480 --key n01440764/n01440764_10026.JPEG --out fish.jpg
   imagenet-prep show /data/imagenet-480 --image-file photo.jpg"""
+
+# Without an image, a record shows nothing.
+_MAY_LACK = [key for key in schema.ALL_KEYS if key != schema.ENCODED]
 
 
 @dataclass(frozen=True)
@@ -100,13 +104,13 @@ class Config(Settings):
 
 def records(shard: str) -> Iterator[Json]:
     """Yields the content of each record of a shard; the image under "encoded"."""
-    from imagenet_prep.dataset import example, tfrecord
+    from imagenet_prep.dataset import tfrecord
 
     name = shard.rpartition("/")[2]
     with _opened(shard) as stream:
         for record in tfrecord.read_records(stream, name):
             try:
-                image = example.decode(record.payload)
+                image = _decoded(record.payload)
             except DataDamagedError as error:
                 raise DataDamagedError(
                     f"{name}: record {record.number} at byte {record.offset:,}: {error}"
@@ -118,6 +122,19 @@ def records(shard: str) -> Iterator[Json]:
                 **image._asdict(),
                 "boxes": image.boxes._asdict(),
             }
+
+
+def _decoded(payload: bytes) -> ImageExample:
+    """Returns the example of a record, which any known program may have written.
+
+    A key that the record lacks reads as empty or 0.
+    """
+    from imagenet_prep.dataset import example, protobuf, tfds_record
+
+    features = tfds_record.renamed(protobuf.parse(payload))
+    return example.with_true_size(
+        example.checked(features, dict.fromkeys(_MAY_LACK, schema.ABSENT))
+    )
 
 
 def _opened(shard: str) -> contextlib.AbstractContextManager[BinaryIO]:

@@ -13,8 +13,8 @@ import types
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, cast
 
-from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.dataset import protobuf, schema
+from imagenet_prep.core.errors import BadImageError, DataDamagedError
+from imagenet_prep.dataset import jpeg, protobuf, schema
 from imagenet_prep.dataset.member import NO_BOXES, Boxes
 from imagenet_prep.dataset.protobuf import FIELD_1, Value, entry_head, key_field, varint
 
@@ -293,6 +293,15 @@ def checked(features: dict[str, Value], lacks: Mapping[str, str]) -> ImageExampl
         text=protobuf.text(features, schema.TEXT),
         boxes=boxes,
     )
+
+
+def with_true_size(image: ImageExample) -> ImageExample:
+    """Returns an example with the size of its JPEG; other programs may write another size."""
+    try:
+        frame = jpeg.refuse_bombs(image.encoded)
+    except BadImageError:
+        return image
+    return image._replace(height=frame.height, width=frame.width) if frame else image
 
 
 def _absent(key: str, features: Mapping[str, Value]) -> Value:

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import functools
 
+from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.protobuf import (
     FIELD_1,
     FIELD_2,
     FIELD_3,
+    Value,
     entry_head,
     key_field,
     varint,
 )
 
-# Its keys. Labels count from 0.
+# Its keys, and those of the schema. Labels count from 0.
 IMAGE, LABEL, NAME = "image", "label", "file_name"
+KEYS = {IMAGE: schema.ENCODED, LABEL: schema.LABEL, NAME: schema.FILENAME}
 # The file beside the records that names the labels, one a line.
 LABELS = f"{LABEL}.labels.txt"
 
 _IMAGE, _LABEL, _NAME = map(key_field, (IMAGE, LABEL, NAME))
+
+
+def renamed(features: dict[str, Value]) -> dict[str, Value]:
+    """Returns features by the schema's keys if they have TensorFlow Datasets', else as they are."""
+    if features.keys() != KEYS.keys():
+        return features
+    return {KEYS[key]: value for key, value in features.items()}
 
 
 def encode_parts(encoded: bytes, label: int, filename: str) -> tuple[bytes, bytes, bytes]:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 from imagenet_prep.core.errors import DataDamagedError, StoreError
-from imagenet_prep.dataset import example, tfrecord
+from imagenet_prep.dataset import example, schema, tfrecord
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.member import QUARANTINED, Incident, Origin
 from imagenet_prep.reporting import pictures
@@ -215,7 +215,10 @@ def read(facts: Facts, record: Record) -> ImageExample:
         if size > MAX_SHOWN_BYTES:
             raise ValueError(f"it has {size:,} bytes, and {MAX_SHOWN_BYTES:,} at most are shown")
         frame = facts.store.read(record.shard, offset, size)
-        return example.decode(tfrecord.unframe(frame, size), facts.manifest.lacks)
+        lacks = facts.manifest.lacks
+        image = example.decode(tfrecord.unframe(frame, size), lacks)
+        wrong_size = schema.HEIGHT in lacks or schema.WIDTH in lacks
+        return example.with_true_size(image) if wrong_size else image
     except (StoreError, OverflowError, ValueError) as error:
         raise DataDamagedError(f"{record.where}: cannot be read: {error}") from error
     except DataDamagedError as error:

@@ -35,7 +35,6 @@ from imagenet_prep.storage import tables
 from imagenet_prep.storage.fetch import as_file, hashed
 from imagenet_prep.storage.store import Store
 
-_TFDS_KEYS = {tfds_record.IMAGE, tfds_record.LABEL, tfds_record.NAME}
 _NEEDED_KEYS = {schema.ENCODED, schema.LABEL, schema.FILENAME}
 # Enough of an image to find it by.
 _FIRST_BYTES = 64
@@ -137,7 +136,7 @@ def where(shard: ShardFile, record: tfrecord.Record) -> str:
 def parse(payload: bytes) -> Entry:
     """Returns the content of a record."""
     features = protobuf.parse(payload)
-    if features.keys() == _TFDS_KEYS:
+    if features.keys() == tfds_record.KEYS.keys():
         filename = protobuf.text(features, tfds_record.NAME)
         wnid_of_file = keys.WNID.match(filename)
         return Entry(

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,12 @@ from imagenet_prep.read import catalogue
 from imagenet_prep.storage import tables
 from imagenet_prep.storage.opened import open_dataset
 from imagenet_prep.storage.store import Store
-from tests.kit import command
+from tests.kit import command, foreign
 from tests.kit.dataset import Reference, everything, records
 from tests.kit.faults import cut, flip_bit
+from tests.kit.foreign_sets import ForeignSet, foreign_set, mini, stored
+
+__all__ = ["foreign_set", "mini", "stored"]
 
 NAME = "train-00003-of-00008"
 
@@ -375,3 +379,25 @@ def test_an_image_file_that_is_not_in_the_set_is_exit_code_1(
     result = command.run("show", reference.out, "--image-file", tmp_path / "absent.jpg")
     assert (result.code, result.out) == (2, "")
     assert "absent.jpg: cannot be read: No such file" in result.err
+
+
+@pytest.mark.parametrize("layout", ["slim", "tpu-in-folders", "aws-from-1", "flowers", "tfds"])
+def test_a_shard_of_another_program_is_shown_with_true_sizes(
+    foreign_set: Callable[[str], ForeignSet], tmp_path: Path, layout: str
+) -> None:
+    """`adopt` leaves the bytes of a shard as they are, so they are shown before and after it."""
+    there = foreign_set(layout)
+    shard = min(there.root.rglob("*train*-of-*"))
+    number, image = len(there.placed["train"][0]) - 1, there.placed["train"][0][-1]
+    out = tmp_path / "image.jpg"
+    listed = command.run("show", shard, "--json")
+    written = command.run("show", shard, "--image", str(number), "--out", out)
+
+    assert (listed.code, listed.err, written.code, written.err) == (0, "", 0, "")
+    *_, row = map(json.loads, listed.out.splitlines())
+    width, height = foreign.look(out.read_bytes())[0]
+    # AWS's program has resized the image, and its record says the size before that.
+    assert (out.read_bytes() == image.data) == (layout != "aws-from-1")
+    assert (row["record"], row["width"], row["height"]) == (number, width, height)
+    assert row["filename"] == image.filename
+    assert f"{width}x{height}" in written.out

@@ -27,6 +27,7 @@ from imagenet_prep.core.flags import (
     optional,
     switch,
     with_absolute,
+    words_of,
 )
 from imagenet_prep.core.terminal import counted, in_columns
 from imagenet_prep.dataset import schema
@@ -166,7 +167,9 @@ def short_run(
 
     Without `examples` of a dataset, it trains on noise; `log_dir` is on the host of rank 0.
     """
-    noise: Json = {"data_dir": None, "backend": "auto"} if examples is None else {}
+    noise: Json = {}
+    if examples is None:
+        noise = {"data_dir": None, "backend": "auto", "device": "auto"}
     batch = ranks * asked.batch_size
     try:
         short = dataclasses.replace(
@@ -187,21 +190,20 @@ def short_run(
             lr=asked.lr or 0.001,
             display_every=max(1, steps // _ROWS),
             log_dir=log_dir,
+            # Only evaluations lower the rate of schedule plateau.
+            schedule=None if asked.schedule == "plateau" else asked.schedule,
             eval_every=0.0,
             evaluate=False,
             predictions=None,
+            labels=(),
+            also=(),
             export=None,
             mirror=None,
             tensorboard_dir=None,
         )
     except ValueError as error:
         raise errors.UsageError(f"bench-train: {error}") from None
-    words = ["train"]
-    for name, value in short.changed().items():
-        words.append(f"--{name.replace('_', '-')}")
-        if value is not True:
-            words.append(str(value))
-    return words
+    return ["train", *words_of(short.changed())]
 
 
 def bench(config: Config) -> list[Row]:

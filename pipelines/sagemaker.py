@@ -19,7 +19,15 @@ from imagenet_prep import train
 from imagenet_prep.core import program, regular_file
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import EXIT_DONE, EXIT_INTERRUPTED, ImagenetPrepError, UsageError
-from imagenet_prep.core.flags import Place, Settings, after_dashes, flag, optional, switch
+from imagenet_prep.core.flags import (
+    Place,
+    Settings,
+    after_dashes,
+    flag,
+    optional,
+    switch,
+    text_of,
+)
 from imagenet_prep.launching import work
 from imagenet_prep.launching.work import Work
 from imagenet_prep.pipelines.sagemaker_container import CHANNELS, TOKEN_VARIABLE
@@ -194,7 +202,7 @@ def hyperparameters(words: Sequence[str], *, has_data: bool) -> dict[str, str]:
         )
     if has_data:
         del values["data_dir"]
-    return {name: "true" if value is True else str(value) for name, value in sorted(values.items())}
+    return {name: text_of(value) for name, value in sorted(values.items())}
 
 
 def _words(own: Work) -> list[str]:

@@ -357,6 +357,22 @@ def _comma_separated(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
+def text_of(value: Any) -> str:
+    """Returns the text that a flag, or a hyperparameter, reads as this value."""
+    if value is True:
+        return "true"
+    return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+def words_of(values: Mapping[str, Any]) -> list[str]:
+    """Returns the words that `parse` reads as these values of fields."""
+    names = {name: f"--{name.rstrip('_').replace('_', '-')}" for name in values}
+    return [
+        names[name] if value is True else f"{names[name]}={text_of(value)}"
+        for name, value in values.items()
+    ]
+
+
 def refuse_logins(words: Sequence[str]) -> None:
     """Refuses passwords in addresses before any word is shown, passed on or stored."""
     for number, word in enumerate(words, start=1):

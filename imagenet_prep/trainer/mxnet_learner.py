@@ -136,7 +136,8 @@ class MxnetLearner:
         values = mx.nd.concat(loss, total, accuracy, dim=0).as_np_ndarray()
         # float16 overflows now and then. The sum then overflows on every rank, and all skip the
         # step. To look waits for the device, as MXNet's own loss scaler does.
-        if plan.loss_scale == 1.0 or _are_finite(gradients):
+        is_safe = plan.precision != "float16" and plan.loss_scale == 1.0
+        if is_safe or _are_finite(gradients):
             self._optimizer.set_learning_rate(rate)
             for nth, each in enumerate(zip(weights, gradients, self._slots, strict=True)):
                 self._optimizer.update(nth, *each)

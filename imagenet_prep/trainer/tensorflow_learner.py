@@ -134,7 +134,7 @@ class TensorFlowLearner:
         gradients = self.comm.tape(tape).gradient(scaled, self._weights)
         gradients = [gradient / plan.loss_scale for gradient in gradients]
         total = loss + self._optimizer.regularizer()
-        if plan.loss_scale == 1.0:
+        if plan.precision != "float16":
             self._optimizer.apply(gradients, rate)
         else:
             # float16 overflows now and then. The mean then overflows on every rank, and all

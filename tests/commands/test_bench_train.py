@@ -70,6 +70,29 @@ def test_both_runs_have_the_steps_asked_for_and_what_the_user_asked_for() -> Non
         assert (told.fraction, told.keys) == (1.0, None)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        "--schedule plateau --eval-every 1",
+        "--recipe cifar10 --image-size 32",
+        "--labels real.json --labels more.csv",
+        "--also v2,r",
+        "--classes 1,2 --remap",
+        "--evaluate --predictions said.csv",
+        "--schedule steps --lr-decay-steps 1,2 --lr-decay-lrs 3,2,1",
+        "--device gpu",
+        "--no-evaluation",
+        "--clear-log",
+        "--mirror s3://b/run --export model",
+    ],
+)
+def test_a_flag_of_a_complete_run_does_not_refuse_the_short_one(given: str) -> None:
+    asked = train.parse(["--data-dir", "/data", *given.split()])
+    for examples in (1000, None):
+        told = train.parse(bench_train.short_run(asked, 2, 30, examples, "/runs/1")[1:])
+        assert told.synthetic == (examples is None)
+
+
 @pytest.mark.parametrize("ranks", ["", "0,1", "2,1", "1,1", "1,x", "-1"])
 def test_numbers_of_ranks_have_to_grow(ranks: str) -> None:
     with pytest.raises(ValueError, match=r"-np .*: expected"):

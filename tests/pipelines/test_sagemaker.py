@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from imagenet_prep import train
 from imagenet_prep.core import errors
 from imagenet_prep.core.errors import (
     DataDamagedError,
@@ -18,7 +19,7 @@ from imagenet_prep.core.errors import (
     IncompleteError,
     UsageError,
 )
-from imagenet_prep.pipelines import sagemaker, sagemaker_job
+from imagenet_prep.pipelines import sagemaker, sagemaker_container, sagemaker_job
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.trainer import rendezvous
 from imagenet_prep.trainer.evaluation import Score
@@ -249,6 +250,24 @@ def test_the_words_of_the_tutorials_script_become_hyperparameters() -> None:
         "precision": "float16",
         "schedule": "linear-cosine",
     }
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "--classes n01440764",
+        "--classes n01440764,n01443537 --remap",
+        "--also s3://b/v2 --also s3://b/r --labels real.json",
+        "--schedule steps --lr-decay-steps 30,60 --momentum 0.9 --jit",
+        "--fraction 0.1 --lr 1e-05 --seed 7 --keys=-list",
+    ],
+)
+def test_flags_reach_the_container_as_they_were_given(given: str) -> None:
+    sent = sagemaker.hyperparameters(given.split(), has_data=True)
+    received = sagemaker_container.train_flags(sent)
+
+    asked, told = (train.parse(["--data-dir", "x", *each]) for each in (given.split(), received))
+    assert told == asked
 
 
 def test_each_channel_of_the_guide_is_a_channel() -> None:

@@ -78,22 +78,8 @@ def save():
     partial.replace(flags.out)
 
 
-if flags.out.exists():
-    saved = torch.load(flags.out, map_location=device, weights_only=True)
-    model.load_state_dict(saved["model"])
-    optimizer.load_state_dict(saved["optimizer"])
-    # The position is the same on every rank, and does not depend on how many there are.
-    train.load_state_dict(saved["reader"])
-while train.epoch < flags.epochs:
-    epoch = train.epoch
-    for step, batch in enumerate(train, 1):
-        images, labels, _ = tensors(batch)
-        loss = nn.functional.cross_entropy(parallel(images), labels.long())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if rank == 0 and step % flags.save_every == 0:
-            save()
+def evaluate():
+    """Returns the numbers of right images and of all, over all ranks, and this rank's scores."""
     counted = torch.zeros(2, device=device)
     said: dict[str, np.ndarray] = {}
     with torch.no_grad():
@@ -106,12 +92,35 @@ while train.epoch < flags.epochs:
             keys, rows = batch["key"][batch["mask"]], scores[mask].float().cpu().numpy()
             said |= zip(keys, rows, strict=True)
     distributed.all_reduce(counted)
+    return *map(int, counted), said
+
+
+if flags.out.exists():
+    saved = torch.load(flags.out, map_location=device, weights_only=True)
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    # The position is the same on every rank, and does not depend on how many there are.
+    train.load_state_dict(saved["reader"])
+said = None
+while train.epoch < flags.epochs:
+    epoch = train.epoch
+    for step, batch in enumerate(train, 1):
+        images, labels, _ = tensors(batch)
+        loss = nn.functional.cross_entropy(parallel(images), labels.long())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        # After the last step the reader is in the next epoch: this one's row must come first.
+        if rank == 0 and step % flags.save_every == 0 and train.epoch == epoch:
+            save()
+    right, counted, said = evaluate()
     if rank == 0:
-        save()
-        top1 = float(counted[0] / counted[1])
-        row = {"epoch": epoch, "loss": loss.item(), "top1": top1, "images": int(counted[1])}
+        row = {"epoch": epoch, "loss": loss.item(), "top1": right / counted, "images": counted}
         print(json.dumps(row), flush=True)
-if flags.labels is not None and train.epoch == flags.epochs:
+        save()
+if flags.labels is not None:
+    if said is None:  # The checkpoint was that of the last epoch.
+        *_, said = evaluate()
     parts: list[dict[str, np.ndarray]] = [{}] * distributed.get_world_size()
     distributed.gather_object(said, parts if rank == 0 else None)
     if rank == 0:

@@ -89,7 +89,8 @@ while train.epoch < flags.epochs:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if hvd.rank() == 0 and step % flags.save_every == 0:
+        # After the last step the reader is in the next epoch: this one's row must come first.
+        if hvd.rank() == 0 and step % flags.save_every == 0 and train.epoch == epoch:
             save()
     counted = torch.zeros(2)
     with torch.no_grad():
@@ -99,7 +100,7 @@ while train.epoch < flags.epochs:
             counted += torch.stack([right.sum(), mask.sum()])
     counted = hvd.allreduce(counted, op=hvd.Sum)
     if hvd.rank() == 0:
-        save()
         top1 = float(counted[0] / counted[1])
         row = {"epoch": epoch, "loss": loss.item(), "top1": top1, "images": int(counted[1])}
         print(json.dumps(row), flush=True)
+        save()

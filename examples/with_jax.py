@@ -97,10 +97,12 @@ while train.epoch < flags.epochs:
     for number, batch in enumerate(train, 1):
         images, labels, _ = arrays(batch)
         value, weights = step(weights, images, labels)
-        if jax.process_index() == 0 and number % flags.save_every == 0:
+        # After the last step the reader is in the next epoch: this one's row must come first.
+        is_due = number % flags.save_every == 0 and train.epoch == epoch
+        if jax.process_index() == 0 and is_due:
             save()
     right, seen = np.sum([count(weights, *arrays(batch)) for batch in validation], 0)
     if jax.process_index() == 0:
-        save()
         row = {"epoch": epoch, "loss": float(value), "top1": float(right / seen)}
         print(json.dumps(row | {"images": int(seen)}), flush=True)
+        save()

@@ -29,11 +29,31 @@ def reader(split):
     return make_dataset(flags.data_dir, split, flags.batch_size, flags.image_size, backend="native")
 
 
+def weighted(batches):
+    """Yields the rest of an epoch as Keras takes it. The mask weighs padding with 0."""
+    for batch in batches:
+        yield batch["images"], batch["class_index"], batch["mask"].astype("float32")
+
+
 def endless(batches):
-    """Yields what fit takes, epoch after epoch. The mask weighs padding with 0."""
+    """Yields the batches of epoch after epoch."""
     while True:
-        for batch in batches:
-            yield batch["images"], batch["class_index"], batch["mask"].astype("float32")
+        yield from weighted(batches)
+
+
+class Validation(keras.callbacks.Callback):
+    """Evaluates after each epoch, by a generator of its own.
+
+    Keras reads ahead in a generator. Given as validation_data, it would lose some batches between
+    two evaluations and count others twice.
+    """
+
+    def on_epoch_end(self, _epoch, logs):
+        """Adds the results to those of the epoch, which the callbacks behind this one get, too."""
+        found = self.model.evaluate(
+            weighted(validation), steps=len(validation), verbose=0, return_dict=True
+        )
+        logs |= {f"val_{name}": value for name, value in found.items()}
 
 
 train, validation = reader("train"), reader("validation")
@@ -57,8 +77,7 @@ history = model.fit(
     steps_per_epoch=len(train),
     epochs=flags.epochs,
     shuffle=False,
-    validation_data=endless(validation),
-    validation_steps=len(validation),
+    callbacks=[Validation()],
     verbose=0,
 )
 model.save(flags.out)

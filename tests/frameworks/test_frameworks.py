@@ -189,6 +189,25 @@ def test_the_example_for_pytorch_goes_on_where_it_was_ended(
     assert [row["epoch"] for row in more] == [1, 2]
     assert [row["images"] for row in more] == [NUM_VALIDATION] * 2
     assert more[-1]["top1"] > 0.8
+    # A run that has ended already prints the same table, and no row.
+    assert ended(python, *program, "3", "--labels", own) == table
+
+
+@pytest.mark.parametrize("name", ["pytorch.py", "with_jax.py"])
+def test_a_kill_before_the_row_of_an_epoch_does_not_lose_it(
+    python: Path, shades: Path, tmp_path: Path, name: str
+) -> None:
+    """The checkpoint after the last step of the epoch would be of the next one."""
+    killed = (EXAMPLES / name).read_text("utf-8").replace("json.dumps(row", "os._exit(9) or (row")
+    (tmp_path / name).write_text(f"import os\n{killed}")
+    launch = torchrun(1) if name == "pytorch.py" else ()
+    words = ("--data-dir", shades, "--image-size", "32", "--batch-size", "8", "--epochs", "1")
+    words += ("--save-every", str(NUM_TRAIN // 8), "--out", tmp_path / "model.npz")
+    program = ("-W", "ignore", *map(str, (*launch, tmp_path / name, *words)))
+    with command.started(program=program, python=python) as running:
+        assert running.finish().code
+
+    assert [row["epoch"] for row in rows(ended(python, *launch, EXAMPLES / name, *words))] == [0]
 
 
 def test_the_example_for_horovod_ends_with_the_same_weights_after_a_kill(
@@ -239,14 +258,19 @@ def test_the_example_for_jax_goes_on_in_mid_epoch(
     assert rest[-1]["loss"] == pytest.approx(whole[-1]["loss"], rel=1e-3)
 
 
-@pytest.mark.parametrize("below", ["jax", "torch"])
-def test_the_example_for_keras_counts_exactly(
+@pytest.mark.parametrize("below", ["jax", "tensorflow", "torch"])
+def test_the_example_for_keras_counts_each_image_once_in_each_epoch(
     python: Path, shades: Path, tmp_path: Path, below: str
 ) -> None:
+    """TensorFlow is in our environment, and not in the other one."""
+    interpreter = Path(sys.executable) if below == "tensorflow" else python
     program = (EXAMPLES / "with_keras.py", "--data-dir", shades, "--image-size", "32")
-    program += ("--batch-size", "8", "--out", tmp_path / "model.keras")
-    found = rows(ended(python, *program, KERAS_BACKEND=below))
+    program += ("--batch-size", "4", "--out", tmp_path / "model.keras")
+    counting = (PROGRAMS / "keras_weights.py", *program)
+    *found, sums = rows(ended(interpreter, *counting, KERAS_BACKEND=below))
 
+    assert sums["images"] == [sums["once"][0]] * 3 == [NUM_VALIDATION] * 3
+    assert sums["labels"] == [sums["once"][1]] * 3
     assert [row["epoch"] for row in found] == [0, 1, 2]
     assert found[-1]["top1"] > 0.8
     # A share of the images that there are, not of those and the padding.
@@ -254,7 +278,7 @@ def test_the_example_for_keras_counts_exactly(
     with command.started(
         *map(str, program[1:]),
         program=("-W", "ignore", str(program[0])),
-        python=python,
+        python=interpreter,
         env={"RANK": "0", "WORLD_SIZE": "2", "KERAS_BACKEND": below},
     ) as running:
         refused = running.finish()

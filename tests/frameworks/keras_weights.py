@@ -1,0 +1,47 @@
+"""Runs examples/with_keras.py with a metric that adds up labels and weights of what it is given.
+
+The last line is JSON: of each epoch's validation the images and the sum of their labels, and what
+these are if each image comes once.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+program = sys.argv[1]
+METRICS = """
+class Sum(keras.metrics.Metric):
+    def __init__(self, name, count):
+        super().__init__(name=name)
+        self.count, self.sum = count, self.add_weight(name="sum", initializer="zeros", shape=())
+
+    def update_state(self, labels, scores, sample_weight):
+        labels = keras.ops.reshape(keras.ops.cast(labels, "float32"), (-1,))
+        weights = keras.ops.reshape(keras.ops.cast(sample_weight, "float32"), (-1,))
+        values = keras.ops.ones_like(labels) if self.count else labels
+        self.sum.assign_add(keras.ops.sum(values * weights))
+
+    def result(self):
+        return self.sum + 0.0
+
+
+train, validation"""
+EXPECTED = 'weighted_metrics=["accuracy"'
+source = Path(program).read_text("utf-8")
+assert EXPECTED in source
+source = source.replace("\ntrain, validation", METRICS, 1)
+source = source.replace(EXPECTED, f'{EXPECTED}, Sum("images", True), Sum("labels", False)')
+sys.argv = sys.argv[1:]
+ran = {"__name__": "__main__"}
+exec(compile(source, program, "exec"), ran)
+history = ran["history"].history
+once = [(batch["mask"], batch["class_index"]) for batch in ran["validation"]]
+found = {
+    "images": history["val_images"],
+    "labels": history["val_labels"],
+    "once": [
+        sum(int(mask.sum()) for mask, _ in once),
+        sum(int((labels * mask).sum()) for mask, labels in once),
+    ],
+}
+print(json.dumps(found))

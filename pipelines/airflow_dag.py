@@ -68,10 +68,11 @@ _ALLOWED = {
     "train_flags": (
         """clear-log evaluate fp16-compression increased-aug jit local-ckpt nesterov no-evaluation
         remap synthetic train-accuracy""",
-        """backend batch-size checkpoint-every classes comm display-every eval-every fraction
-        framework image-size keep label-smoothing loss-scale lr lr-decay-lrs lr-decay-steps model
-        momentum num-batches num-epochs optimizer plateau-factor plateau-patience precision
-        recipe schedule seed trust-coefficient warmup-epochs warmup-lr weight-decay""",
+        """backend batch-size checkpoint-every classes comm device display-every eval-every
+        fraction framework image-size keep label-smoothing loss-scale lr lr-decay-lrs
+        lr-decay-steps model momentum num-batches num-epochs optimizer plateau-factor
+        plateau-patience precision recipe schedule seed trust-coefficient warmup-epochs
+        warmup-lr weight-decay""",
         "also exclude keys labels",
     ),
 }

@@ -63,6 +63,8 @@ def choose_backend(config: ReadConfig) -> batch.Backend:
     Only "auto" looks for several packages: another one that is broken must not matter.
     """
     names: tuple[batch.Backend, ...] = (config.backend,)
+    if config.device == "gpu" and "images" in config.fields and config.backend in ("auto", "dali"):
+        _check_gpu(config.rank.local_rank)
     if config.backend == "auto":
         names = ("dali",) if config.device == "gpu" else ("tfdata", "dali", "native")
     for name in names:
@@ -96,6 +98,14 @@ def gpus() -> int:
     return 0 if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)) else count.value
 
 
+def _check_gpu(local_rank: int) -> None:
+    if local_rank >= (count := gpus()):
+        raise UsageError(
+            f"device gpu: local rank {local_rank} needs a GPU of its own, and CUDA shows {count} "
+            f"on {os.uname().nodename}. Choose device cpu."
+        )
+
+
 def refuse_contradictions(config: ReadConfig) -> None:
     """Raises UsageError where the backend, that of `choose_backend`, cannot do what is wanted."""
     backend = config.backend
@@ -114,9 +124,3 @@ def refuse_contradictions(config: ReadConfig) -> None:
         raise UsageError("backend='native' decodes on the CPU: device='gpu' needs backend='dali'")
     elif config.out and config.framework:
         raise UsageError("out= decides what batches hold: leave framework= away")
-    local_rank = config.rank.local_rank
-    if config.device == "gpu" and "images" in config.fields and local_rank >= (count := gpus()):
-        raise UsageError(
-            f"device gpu: local rank {local_rank} needs a GPU of its own, and CUDA shows {count} "
-            f"on {os.uname().nodename}. Choose device cpu."
-        )

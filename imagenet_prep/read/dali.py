@@ -10,6 +10,7 @@ import numpy as np
 from nvidia.dali import fn, math, pipeline_def, types
 from nvidia.dali.tensors import TensorCPU, TensorListCPU
 
+from imagenet_prep.read import dlpack
 from imagenet_prep.read.augment import Views
 from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.feed import EncodedBatch
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 
 # Batches that DALI makes ahead.
 _QUEUE_DEPTH = 2
+# Batches whose memory on a GPU DALI does not use again yet. Frameworks release a batch when its
+# step is queued, and the GPU may read it until that step has finished.
+_BATCHES_IN_USE = 2
+# dlpack.h's number of NVIDIA's GPUs.
+_CUDA = 2
 # As in the other backends: RGB, and the EXIF orientation decides nothing. DALI's default turns an
 # image after its crop was chosen.
 _DECODED = {"output_type": types.RGB, "adjust_orientation": False}
@@ -38,6 +44,7 @@ class DaliBackend:
         self._encoded: Iterator[EncodedBatch] = iter(())
         # The inputs that DALI may still be reading, since it does not copy them.
         self._given: deque[tuple[Any, ...]] = deque(maxlen=_QUEUE_DEPTH + 1)
+        self._in_use: deque[Any] = deque(maxlen=_BATCHES_IN_USE if config.device == "gpu" else 0)
         self._config = config
         self._convert = _CONVERTERS[config.array_framework]
         self._decoder: dict[str, Any] = _DECODED | {"device": "cpu"}
@@ -80,7 +87,9 @@ class DaliBackend:
             self._is_idle = step == steps - 1
             if self._is_idle:
                 self._given.clear()
-            yield self._convert(images.as_tensor())
+            tensor = images.as_tensor()
+            self._in_use.append(tensor)
+            yield self._convert(tensor)
 
     def decode(self, encoded: bytes) -> None:
         """Decodes one image with DALI."""
@@ -180,10 +189,17 @@ def _view(
 
 
 def _to_tensorflow(tensor: Any) -> Any:
-    """Returns DALI's tensor as TensorFlow's, without a copy where DLPack allows."""
+    """Returns DALI's tensor as TensorFlow's: the same memory, unless TensorFlow lacks its GPU."""
     import tensorflow as tf
 
-    return tf.experimental.dlpack.from_dlpack(tensor.__dlpack__())
+    kind, gpu = tensor.__dlpack_device__()
+    seen = [each.name.rpartition(":")[2] for each in tf.config.get_visible_devices("GPU")]
+    if kind == _CUDA and str(gpu) in seen:
+        # DALI counts all GPUs, TensorFlow only those that it may use.
+        capsule = dlpack.on_device(tensor, seen.index(str(gpu)))
+    else:
+        capsule = tensor.as_cpu().__dlpack__()
+    return tf.experimental.dlpack.from_dlpack(capsule)
 
 
 # DALI's tensor itself has the DLPack protocol.

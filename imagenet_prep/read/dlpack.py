@@ -11,10 +11,24 @@ import numpy as np
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-# dlpack.h: DLTensor begins with 8 bytes of address, 8 of device and 4 of the number of axes; then
-# DLDataType begins with a byte of its kind.
-_KIND_AT = 20
+# dlpack.h: DLTensor begins with 8 bytes of address, 4 of the device's kind, 4 of its number, and 4
+# of the number of axes; then DLDataType begins with a byte of its kind.
+_DEVICE_AT, _KIND_AT = 12, 20
 _UINT, _BFLOAT = 1, 4
+
+
+def _field(capsule: Any, of: Any, offset: int) -> Any:
+    """Returns a field of a capsule's DLTensor as an object of ctypes."""
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    return of.from_address(pointer(capsule, b"dltensor") + offset)
+
+
+def on_device(array: Any, number: int) -> Any:
+    """Returns the capsule of an array, with this number of its device."""
+    capsule = array.__dlpack__()
+    _field(capsule, ctypes.c_int32, _DEVICE_AT).value = number
+    return capsule
 
 
 class _Renamed:
@@ -28,9 +42,7 @@ class _Renamed:
     def __dlpack__(self, **_: Any) -> Any:
         """Returns the array's capsule, changed."""
         capsule = self._array.__dlpack__()
-        pointer = ctypes.pythonapi.PyCapsule_GetPointer
-        pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-        found = ctypes.c_uint8.from_address(pointer(capsule, b"dltensor") + _KIND_AT)
+        found = _field(capsule, ctypes.c_uint8, _KIND_AT)
         if found.value == self._kind:
             found.value = self._other
         return capsule

@@ -25,7 +25,8 @@ from imagenet_prep.storage.opened import Dataset, open_dataset
 def open_feed(config: ReadConfig) -> tuple[Feed, dict[str, Any]]:
     """Returns what feeds a reader, and what `Reader.choice` says."""
     world = config.world or World.from_environment()
-    config = replace(config, world=world, backend=choose_backend(config))
+    config = replace(config, world=world)
+    config = replace(config, backend=choose_backend(config))
     refuse_contradictions(config)
     dataset = open_dataset(config.data_dir, parts=True)
     records = open_records(dataset, config.split, config.cache_dir, config.cache_gb)

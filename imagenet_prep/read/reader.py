@@ -84,6 +84,11 @@ class Reader(Generic[Array]):
         return self._feed.records.manifest
 
     @property
+    def decoder(self) -> dict[str, str]:
+        """The backend that decodes, and its device."""
+        return {"backend": self._feed.config.backend, "device": self._feed.config.device}
+
+    @property
     def splits(self) -> tuple[str, ...]:
         """The splits of the data set."""
         return tuple(self._feed.records.manifest.splits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -38,6 +39,10 @@ class BatchReader(Protocol):
     @property
     def present(self) -> Sequence[int]:
         """The class indices of which the split has examples, sorted."""
+
+    @property
+    def decoder(self) -> Mapping[str, str]:
+        """The backend that decodes, and its device; empty if nothing is decoded."""
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -123,6 +128,7 @@ class Noise:
     num_examples = _NUM_EXAMPLES
     class_numbers = present = range(_NUM_CLASSES)
     splits = (schema.TRAIN,)
+    decoder: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, batch_size: int, image_size: int, world: World) -> None:
         random = np.random.default_rng(world.rank)

@@ -138,6 +138,9 @@ class Training:
             f"{counted(plan.schedule.warmup_steps, 'step')} of warm-up, "
             f"{recipe.precision_in_words(self._config, plan)}"
         )
+        decoder = self._inputs.train.decoder
+        if decoder:
+            self._log.say(f"JPEGs are decoded by {decoder['backend']} on the {decoder['device']}")
         if self._inputs.last is not None and self._inputs.last.split == schema.HOLDOUT:
             self._log.say("the set has no split validation: evaluations use holdout")
         if self._config.local_ckpt:
@@ -156,7 +159,7 @@ class Training:
         for name, value in chosen.get("choice", {}).items():
             self._log.say(f"chosen of train: {name} {value}")
         begun = {"ranks": world.size, "resumed_at": self._step, "versions": versions}
-        self._log.start({**plan.facts(), **begun, **chosen})
+        self._log.start({**plan.facts(), **begun, **decoder, **chosen})
         self._flush()
 
     def _on_first(self, work: Callable[[], Any]) -> Any:

@@ -50,8 +50,13 @@ class MxnetLearner:
         return {name: self._array(each) for name, each in {**batch, "images": images}.items()}
 
     def _array(self, array: Any) -> Any:
-        held = isinstance(array, mx.nd.NDArray)
-        return array if held else mx.nd.array(array, ctx=self._context)
+        """Returns an array on the device: of DALI's on this GPU the same memory, else a copy."""
+        if isinstance(array, mx.nd.NDArray):
+            return array
+        if isinstance(array, np.ndarray | list):
+            return mx.nd.array(array, ctx=self._context)
+        here = array if self._context.device_type == "gpu" else array.as_cpu()
+        return mx.nd.from_dlpack(here.__dlpack__())
 
     def build(self, plan: Run, *, jit: bool) -> None:  # noqa: ARG002 - refused by Config
         """Makes network and optimizer."""

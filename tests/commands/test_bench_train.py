@@ -55,7 +55,7 @@ def test_the_first_rows_of_a_run_do_not_count() -> None:
 
 
 def test_both_runs_have_the_steps_asked_for_and_what_the_user_asked_for() -> None:
-    chosen = ["--data-dir", "/data", "--fraction", "0.1", "--keys", "some"]
+    chosen = ["--data-dir", "/data", "--fraction", "0.1", "--keys", "some", "--device", "gpu"]
     asked = train.parse([*chosen, "--batch-size", "64", "--jit", "--eval-every", "1"])
     for examples in (1000, None):
         words = bench_train.short_run(asked, 2, 30, examples, "/runs/1")
@@ -65,6 +65,7 @@ def test_both_runs_have_the_steps_asked_for_and_what_the_user_asked_for() -> Non
         assert (told.data_dir, told.synthetic) == (("/data", False) if examples else (None, True))
         assert int(told.num_epochs * (examples or 1_281_167)) // (2 * 64) == 30
         assert (told.batch_size, told.jit, told.log_dir) == (64, True, "/runs/1")
+        assert told.device == ("gpu" if examples else "auto")
         assert (told.eval_every, told.no_evaluation) == (0, examples is not None)
         # So many examples are counted: all of them.
         assert (told.fraction, told.keys) == (1.0, None)

@@ -39,11 +39,13 @@ def test_choose_device(
     assert backend.choose_device(device, name, local_rank) == expected
 
 
-@pytest.mark.dali
+@pytest.mark.parametrize("world", [World(1, 2), None])
 def test_device_gpu_without_a_gpu_is_refused(
-    dali: None, colours: Path, monkeypatch: pytest.MonkeyPatch
+    colours: Path, world: World | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """DALI's own error is a page about CUDA, and comes with the first batch."""
     monkeypatch.setattr(backend, "gpus", lambda: 1)
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match=r"local rank 1 needs a GPU .* CUDA shows 1 .* device cpu"):
-        make_dataset(colours, "train", 8, world=World(1, 2), backend="dali", device="gpu")
+        make_dataset(colours, "train", 8, world=world, device="gpu")

@@ -1,0 +1,56 @@
+"""DALI on a GPU that is faked: which GPU a rank takes, and how long the memory of a batch stays."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from imagenet_prep.core.world import World
+from imagenet_prep.read import dlpack, make_dataset
+from tests.kit import fake_gpu
+
+pytestmark = pytest.mark.dali
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+@pytest.mark.parametrize("recipe", ["resnet", "cifar10"])
+def test_a_rank_decodes_on_the_gpu_of_its_local_rank(
+    dali: Any, colours: Path, split: str, recipe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded = fake_gpu.install(monkeypatch, gpus=4)
+    made: dict[str, Any] = {"backend": "dali", "device": "gpu", "framework": "dlpack"}
+    world = World(5, 6, 2, 3)
+    reader = make_dataset(colours, split, 2, 16, recipe=recipe, world=world, **made)
+    seen = [batch["images"].__dlpack_device__() for batch in reader]
+    assert seen == [(2, 2)] * len(reader)
+    assert [each.gpu for each in decoded] == [2] * len(reader)
+    assert reader.decoder == {"backend": "dali", "device": "gpu"}
+
+
+def test_memory_of_a_batch_stays_until_the_next_but_one(
+    dali: Any, colours: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GPU may read the images of a step after Python has released them."""
+    fake_gpu.install(monkeypatch)
+    made: dict[str, Any] = {"backend": "dali", "device": "gpu", "framework": "dlpack"}
+    batches = iter(make_dataset(colours, "train", 2, 16, world=World(), **made))
+    first = weakref.ref(next(batches)["images"])
+    next(batches)
+    gc.collect()
+    assert first() is not None
+    next(batches)
+    next(batches)
+    gc.collect()
+    assert first() is None
+
+
+def test_the_number_of_a_device_is_written_into_a_capsule() -> None:
+    array = np.arange(3.0)
+    capsule = dlpack.on_device(array, 5)
+    assert fake_gpu.address(capsule) == array.ctypes.data
+    assert dlpack._field(capsule, dlpack.ctypes.c_int32, 12).value == 5

@@ -271,8 +271,8 @@ class Config(Settings):
     device: str = flag(
         "auto",
         choices=("auto", "cpu", "gpu"),
-        help="where JPEGs are decoded; gpu: by DALI on the GPU of this rank, where the images stay "
-        "(default: gpu if there is a GPU and DALI, and --backend is not another one)",
+        help="where JPEGs are decoded; gpu: by DALI on the GPU of the rank, where the images stay; "
+        "auto: gpu if the rank has a GPU, DALI is installed, and --backend is auto or dali",
     )
 
     def __post_init__(self) -> None:

@@ -140,7 +140,8 @@ class Training:
         )
         decoder = self._inputs.train.decoder
         if decoder:
-            self._log.say(f"JPEGs are decoded by {decoder['backend']} on the {decoder['device']}")
+            device = decoder["device"].upper()
+            self._log.say(f"JPEGs are decoded by {decoder['backend']} on the {device}")
         if self._inputs.last is not None and self._inputs.last.split == schema.HOLDOUT:
             self._log.say("the set has no split validation: evaluations use holdout")
         if self._config.local_ckpt:

@@ -54,7 +54,7 @@ def test_the_network_gets_the_memory_in_which_dali_decoded(
     assert len(decoded) == 2 * (NUM_TRAIN // 8) + -(-NUM_VALIDATION // 8)
     assert [each.address for each in decoded] == addresses
     assert score.top1 > 0.5
-    assert "JPEGs are decoded by dali on the gpu" in capsys.readouterr().out
+    assert "JPEGs are decoded by dali on the GPU" in capsys.readouterr().out
     (start,) = rows(tmp_path, "start")
     assert (start["backend"], start["device"]) == ("dali", "gpu")
 

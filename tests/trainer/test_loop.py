@@ -162,11 +162,11 @@ def test_the_accuracy_of_training_is_a_column_where_it_is_wanted(
     train(tmp_path / "run", num_epochs=8.0, train_accuracy=True)
     printed = capsys.readouterr().out.splitlines()
 
-    assert printed[3] == "  Step Epoch Speed   Loss  FinLoss   LR     Acc"
+    assert printed[4] == "  Step Epoch Speed   Loss  FinLoss   LR     Acc"
     shares = [row["accuracy"] for row in rows(tmp_path / "run", "train")]
     assert all(0 <= share <= 1 and share * 8 == round(share * 8) for share in shares)
     assert shares[-1] > 0.8 > shares[0]
-    assert printed[4].endswith(f" {100 * shares[0]:7.3f}")
+    assert printed[5].endswith(f" {100 * shares[0]:7.3f}")
     train(tmp_path / "other", num_epochs=0.2)
     assert "accuracy" not in rows(tmp_path / "other", "train")[0]
 

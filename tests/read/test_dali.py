@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,33 @@ def test_memory_of_a_batch_stays_until_the_next_but_one(
     next(batches)
     gc.collect()
     assert first() is None
+
+
+@pytest.mark.tf
+@pytest.mark.parametrize(("seen", "expected"), [([3], 0), ([1, 3], 1), ([], None), ([0], None)])
+def test_tensorflow_gets_its_own_number_of_the_gpu_or_a_copy(
+    dali: Any, tf: Any, seen: list[int], expected: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that shows TensorFlow only GPU 3 has it as GPU 0: another number is an error."""
+    from imagenet_prep.read.dali import _to_tensorflow
+
+    class Tensor:
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 2, 3
+
+        def as_cpu(self) -> Any:
+            return np.arange(3.0)
+
+    def on_device(_: Any, number: int) -> Any:
+        numbers.append(number)
+        return np.arange(3.0).__dlpack__()
+
+    numbers: list[int] = []
+    gpus = [SimpleNamespace(name=f"/physical_device:GPU:{number}") for number in seen]
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda _: gpus)
+    monkeypatch.setattr(dlpack, "on_device", on_device)
+    assert _to_tensorflow(Tensor()).numpy().tolist() == [0, 1, 2]
+    assert numbers == ([] if expected is None else [expected])
 
 
 def test_the_number_of_a_device_is_written_into_a_capsule() -> None:

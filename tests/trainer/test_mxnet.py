@@ -44,7 +44,8 @@ def run(python: Path, *words: str | Path, code: int = 0, program: Any = PROGRAM)
     return finished
 
 
-# A step of a rank whose gradients overflow, and one whose do not; then `train`.
+# A step whose gradients overflow, and one whose do not; whether images that come by DLPack
+# are copied; then `train`.
 OVERFLOW = """\
 import dataclasses, sys, numpy as np
 from imagenet_prep.core import program
@@ -61,6 +62,12 @@ for peak in (np.inf, 1.0):
     batch = {"images": images, "class_index": np.arange(2), "mask": np.ones(2)}
     learner.step(0, learner.hold(batch), 0.1, asks=False)
     print(sum((a != b).any() for a, b in zip(before, learner.values())))
+class Decoded:
+    as_cpu = lambda self: self
+    __dlpack__ = lambda self: images.__dlpack__()
+taken = learner._array(Decoded())
+images[:] = 7
+print(bool((taken == 7).asnumpy().all()))
 program.main("imagenet_prep.train", sys.argv[1:])
 """
 
@@ -177,6 +184,11 @@ def test_a_step_whose_gradients_overflow_is_skipped(runs: Path) -> None:
     skipped, made = map(int, (runs / "overflow").read_text().split()[:2])
     assert skipped == 0
     assert made > 8
+
+
+@mxnet
+def test_images_that_come_by_dlpack_are_not_copied(runs: Path) -> None:
+    assert (runs / "overflow").read_text().split()[2] == "True"
 
 
 @mxnet

@@ -243,9 +243,10 @@ def test_the_consoles_curves_are_the_rows_of_the_trainers_table(
 
 
 def test_the_words_of_the_tutorials_script_become_hyperparameters() -> None:
-    words = ["--fp16", "--use_larc", "--lr_decay_mode", "linear_cosine"]
+    words = ["--fp16", "--use_larc", "--lr_decay_mode", "linear_cosine", "--device", "gpu"]
 
     assert sagemaker.hyperparameters(words, has_data=True) == {
+        "device": "gpu",
         "optimizer": "larc",
         "precision": "float16",
         "schedule": "linear-cosine",

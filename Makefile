@@ -43,8 +43,10 @@ DOCS := $(VENV)/docs/.installed-$(shell sha256sum < .ci/main.lock | cut -c1-16)
 RELEASE := $(VENV)/release/.installed-$(shell sha256sum < .ci/main.lock | cut -c1-16)
 JARS_KEY := $(shell cat .ci/jars .ci/jars.sha256 .ci/job-server.xml | sha256sum | cut -c1-16)
 
-# What a host with a GPU needs: packages with CUDA, beside the .venv of the tests.
+# The GPU check: packages with CUDA in an environment next to that of the tests. GPU_PYTHON names another
+# Python, e.g. python3: then nothing is installed, and steps whose packages it lacks are skipped.
 GPU := $(VENV)/gpu
+GPU_PYTHON ?=
 GPU_KEY := $(GPU)/.installed-$(shell cat docker/prep.lock docker/train.lock pyproject.toml setup.py | sha256sum | cut -c1-16)
 GPU_ARGS ?=
 
@@ -81,8 +83,10 @@ mutants: $(TEST) ## small mistakes in changed lines that no test notices, BASE=m
 release: $(RELEASE) ## dist/: the sdist and wheels of this commit, the same bytes whoever makes them
 	@.ci/release $(VENV)/release/bin/python
 
-gpu: $(GPU_KEY) ## what only an NVIDIA GPU can show, into benchmarks/gpu.md; GPU_ARGS=--dry-run without one
-	@$(GPU)/bin/python -m benchmarks.gpu $(GPU_ARGS)
+gpu: $(if $(GPU_PYTHON),,$(GPU_KEY)) ## what only an NVIDIA GPU can show, into benchmarks/gpu.md; GPU_ARGS=--dry-run without one
+	@test -e imagenet_prep/codec/_planes.so || $(or $(GPU_PYTHON),$(GPU)/bin/python) setup.py -q build_ext --inplace || \
+	  echo "Going on without our C: images are made and decoded by Pillow, which is slower" >&2
+	@$(or $(GPU_PYTHON),$(GPU)/bin/python) -m benchmarks.gpu $(GPU_ARGS)
 
 # docs/exchange.png is measured, which takes root and minutes: benchmarks/README.md says how.
 picture: $(TEST) $(AIRFLOW) debian ## renew the documents' pictures, by the tests that draw them

@@ -1,50 +1,44 @@
 """What only a GPU can show: nvJPEG, ResNet-50, NCCL. `make gpu` runs it and keeps the table.
 
 python -m benchmarks.gpu               # all steps; writes benchmarks/gpu.md
-python -m benchmarks.gpu --dry-run     # prints them, says what is missing, runs those without a GPU
+python -m benchmarks.gpu --dry-run     # all steps that need no GPU, with small inputs
+
+Each step is a process with a time limit. A step that fails, or whose packages are not installed, is
+a row that says so, and the next step runs.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import json
+import contextlib
 import os
+import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from benchmarks import measure, train
+from benchmarks import gpu_checks, measure
+from benchmarks.gpu_steps import FULL, SMALL, THERE, Step, gpus, steps
 
 PAGE = Path(__file__).with_suffix(".md")
-_PROGRAM = (sys.executable, "-P", "-m", "imagenet_prep")
-# Grey levels by which two decoders may differ on average (docs/reading.md).
-_BOUND = 1.0
-_SUM = """\
-import tensorflow as tf
-import horovod.tensorflow as hvd
-hvd.init()
-assert hvd.nccl_built(), "this Horovod was built without NCCL"
-tf.config.set_visible_devices(tf.config.list_physical_devices("GPU")[hvd.local_rank()], "GPU")
-with tf.device("GPU:0"):
-    total = hvd.allreduce(tf.fill([1 << 20], float(hvd.rank() + 1)), op=hvd.Sum)
-expected = hvd.size() * (hvd.size() + 1) / 2
-assert "GPU" in total.device and bool(tf.reduce_all(total == expected)), total
-if hvd.rank() == 0:
-    print(f"{hvd.size()} ranks: right")
-"""
+# A step is not started if less is left of --minutes.
+_LEAST_S = 5
 _HEAD = """\
 # GPU
 
-What a GPU alone can show. `make gpu` runs it on a Linux host with NVIDIA's driver, gcc, g++ and
-make; Horovod's NCCL also wants nvcc in `CUDA_HOME` (default: /usr/local/cuda). It needs no network
-but for the wheels of `docker/prep.lock` and `docker/train.lock`, and what builds Horovod, which
-`imagenet_prep/horovod*.lock` pin. `make gpu GPU_ARGS=--dry-run` prints the steps, says
-what is missing, and runs those that need no GPU.
+What only a GPU can show, and how many images a second its host prepares and reads. `make gpu` runs
+it on a Linux host with NVIDIA's driver. Without `GPU_PYTHON`, it first installs
+`docker/prep.lock` and `docker/train.lock`: TensorFlow and DALI for CUDA 12, 9 GB. With
+`GPU_PYTHON=python3` it installs nothing, needs no network, and takes the packages that this Python
+has; a step whose packages are missing says so. Horovod's NCCL also needs gcc, g++, make, and nvcc
+in `CUDA_HOME` (default: /usr/local/cuda). `make gpu GPU_ARGS=--dry-run` runs all steps that need no
+GPU, with small inputs. For a machine without network, `python -m benchmarks.gpu_bundle` packs what
+it lacks.
 
 """
 _EMPTY = """\
@@ -52,126 +46,55 @@ _EMPTY = """\
 """
 
 
-class Step(NamedTuple):
-    """One thing to be shown.
+def attempt(step: Step, log: Path, left_s: float = float("inf")) -> tuple[bool, str]:
+    """Runs a step unless something is missing; returns whether it failed, and its figure.
 
-    Attributes:
-      name: what it shows.
-      command: what is run.
-      needs: names in `THERE`.
-      figure: the cell of the table, from what the command printed.
+    `log` gets all that it prints.
     """
-
-    name: str
-    command: tuple[str, ...]
-    needs: tuple[str, ...]
-    figure: Callable[[str], str]
-
-
-def _module(name: str) -> Callable[[], bool]:
-    def there() -> bool:
-        importlib.invalidate_caches()
-        top = name.partition(".")[0]
-        return bool(importlib.util.find_spec(top) and importlib.util.find_spec(name))
-
-    return there
-
-
-def _nvcc() -> bool:
-    return Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin", "nvcc").exists()
-
-
-THERE: dict[str, Callable[[], bool]] = {
-    "gpu": lambda: shutil.which("nvidia-smi") is not None and gpus() > 0,
-    "nvcc": _nvcc,
-    "g++": lambda: shutil.which("g++") is not None,
-    "tensorflow": _module("tensorflow"),
-    "dali": _module("nvidia.dali"),
-    "horovod": _module("horovod"),
-}
-
-
-def gpus() -> int:
-    """Returns how many GPUs this host has."""
-    if shutil.which("nvidia-smi") is None:
-        return 0
-    done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
-    return sum(line.startswith("GPU ") for line in done.stdout.splitlines())
-
-
-def _last(out: str) -> str:
-    return out.strip().splitlines()[-1]
-
-
-def _read(out: str) -> str:
-    found = json.loads(out)
-    return f"{found['images_per_s']:,.0f} images/s"
-
-
-def _trained(out: str) -> str:
-    rows = json.loads(out)
-    return "; ".join(
-        f"{row['ranks']} GPUs: {row['images_per_s']:,.0f} images/s, "
-        f"{row['images_per_s_without_input']:,.0f} without input, {row['input_share']:.0%} for "
-        f"input, {row['communication_share']:.0%} for communication"
-        for row in rows
-    )
-
-
-def steps(data: Path, num_gpus: int, seconds: str, out: Path) -> list[Step]:
-    """Returns all steps, in their order."""
-    read = (*_PROGRAM, "bench-read", str(data), "--backend", "dali", "--seconds", seconds, "--json")
-    sizes = [str(1 << power) for power in range(num_gpus.bit_length())] or ["1"]
-
-    def trained(ranks: str, *flags: str) -> tuple[str, ...]:
-        bench = (*_PROGRAM, "bench-train", "-np", ranks, "--json", "--out", str(out / "bench"))
-        return (*bench, "--", "train", "--data-dir", str(data), *flags)
-
-    half = ("--precision", "float16")
-    horovod = Path(sys.executable).with_name("horovodrun")
-    build = (*_PROGRAM, "install-horovod", "--nccl")
-    query = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
-    compare = (sys.executable, "-m", "benchmarks.gpu", "--compare", str(data))
-    frameworks = ("gpu", "tensorflow")
-    return [
-        Step("GPU, memory, driver", query, ("gpu",), lambda out: "; ".join(out.splitlines())),
-        Step("DALI on the CPU", read, ("dali",), _read),
-        Step("DALI with nvJPEG", (*read, "--device", "gpu"), ("gpu", "dali"), _read),
-        Step("nvJPEG against the CPU", compare, ("gpu", "dali"), _last),
-        Step("ResNet-50, bfloat16", trained("1", "--precision", "bfloat16"), frameworks, _trained),
-        Step("ResNet-50, float16", trained("1", *half), frameworks, _trained),
-        Step("ResNet-50, float16, XLA", trained("1", *half, "--jit"), frameworks, _trained),
-        Step("Horovod with NCCL", build, (*frameworks, "nvcc", "g++"), _last),
-        Step(
-            "NCCL's sum over all GPUs",
-            (str(horovod), "--gloo", "-np", str(num_gpus), sys.executable, "-c", _SUM),
-            (*frameworks, "horovod"),
-            lambda out: _last(out).rpartition(">:")[2],  # without horovodrun's prefix
-        ),
-        Step(
-            "ResNet-50, float16, more GPUs",
-            trained(",".join(sizes), *half),
-            (*frameworks, "horovod"),
-            _trained,
-        ),
-    ]
-
-
-def attempt(step: Step) -> tuple[bool, str]:
-    """Runs a step unless something is missing; returns whether it failed, and its figure."""
     if missing := [need for need in step.needs if not THERE[need]()]:
         return False, f"not run: no {', no '.join(missing)}"
+    if left_s < _LEAST_S:
+        return False, "not run: no time left"
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        step.command,
-        env=os.environ | {"PATH": path},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        return True, f"failed with exit code {done.returncode}"
-    return False, step.figure(done.stdout)
+    limit_s = min(step.limit_s, left_s)
+    with log.open("a+", encoding="utf-8", errors="replace") as file:
+        file.write(f"\n## {step.name}: {shlex.join(step.command)}\n")
+        file.flush()
+        began = file.tell()
+        process = subprocess.Popen(
+            step.command,
+            env=os.environ | {"PATH": path},
+            cwd=measure.ROOT,
+            stdout=subprocess.PIPE,
+            stderr=file,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            out, _ = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            for pid in measure.tree(process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            out, _ = process.communicate()
+        file.seek(began)
+        said = file.read()
+        file.write(out)
+    if process.returncode:
+        how = f"failed with exit code {process.returncode}"
+        if process.returncode == -signal.SIGKILL:
+            how = f"failed: killed after {limit_s:.0f} s"
+        return True, f"{how}{_tail(said or out)}"
+    try:
+        return False, step.figure(out)
+    except (OSError, LookupError, ValueError) as error:
+        return True, f"failed: the output is not as expected: {error}{_tail(said or out)}"
+
+
+def _tail(text: str) -> str:
+    """Returns the last line of the output of a step, as a cell of a table has it."""
+    line = (text.strip().splitlines() or [""])[-1]
+    return re.sub(r"[|\s]+", " ", f": {line}"[:400]) if line else ""
 
 
 def page(rows: Iterable[tuple[str, str]]) -> str:
@@ -181,57 +104,43 @@ def page(rows: Iterable[tuple[str, str]]) -> str:
     return _HEAD + (table if lines else _EMPTY)
 
 
-def compare(data: Path, device: str) -> str:
-    """Returns how far DALI's pictures of an epoch are from those decoded on the CPU, in words.
-
-    Raises:
-      ValueError: by a grey level or more on average.
-    """
-    import numpy as np
-
-    from imagenet_prep.core.world import World
-    from imagenet_prep.read import make_dataset
-
-    how: dict[str, Any] = {"batch_size": 16, "backend": "dali", "framework": "numpy"}
-    how |= {"dtype": "uint8", "world": World(), "seed": 1}
-    here, there = (make_dataset(data, "train", **how, device=each) for each in ("cpu", device))
-    means, largest = [], 0
-    for one, other in zip(here, there, strict=True):
-        difference = np.abs(one["images"].astype(int) - other["images"].astype(int))
-        means.append(difference.mean(axis=(1, 2, 3)).max())
-        largest = max(largest, int(difference.max()))
-    if not max(means) < _BOUND:
-        raise ValueError(f"a picture differs by {max(means):.2f} grey levels on average")
-    return f"at most {max(means):.2f} grey levels a picture on average, {largest} in one value"
-
-
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--dry-run", action="store_true")
-    parser.add_argument("--images", type=int, default=4000, help="of the data set")
-    parser.add_argument("--seconds", default="10", help="of each reading")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no step later")
     parser.add_argument("--scratch", type=Path, default=measure.SCRATCH)
-    parser.add_argument("--compare", type=Path, help="a data set: one step alone")
-    parser.add_argument("--device", default="gpu", choices=("cpu", "gpu"))
+    parser.add_argument("--page", type=Path, default=PAGE, help="gets the table")
+    parser.add_argument("--log", type=Path, help="gets all that the steps print")
     settings = parser.parse_args(argv)
-    if settings.compare is not None:
-        print(compare(settings.compare, settings.device))
-        return 0
-    data = train.dataset(settings.scratch, settings.images)
-    rows, failed = [], False
-    for step in steps(data, gpus(), settings.seconds, settings.scratch / "gpu"):
+    end = time.monotonic() + 60 * settings.minutes
+    # The processes of the steps find the package here, installed or not.
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, (str(measure.ROOT), os.environ.get("PYTHONPATH")))
+    )
+    size = SMALL if settings.dry_run else FULL
+    out = settings.scratch.absolute() / "gpu"
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    log = settings.log or out / "gpu.log"
+    log.unlink(missing_ok=True)
+    source, data = gpu_checks.dataset(settings.scratch.absolute(), size.images, size.copies)
+    rows, failed = [], []
+    for step in steps(source, data, gpus(), size, out):
         print(f"\n{step.name}: {shlex.join(step.command)}", flush=True)
-        if settings.dry_run and "gpu" in step.needs:
+        if settings.dry_run and {"gpu", "second gpu"} & set(step.needs):
             missing = [need for need in step.needs if not THERE[need]()]
-            print(f"missing: {', '.join(missing) or 'nothing'}")
+            print(f"not run by --dry-run; missing: {', '.join(missing) or 'nothing'}")
             continue
-        wrong, figure = attempt(step)
-        print(figure, flush=True)
-        failed = failed or wrong
+        began = time.monotonic()
+        wrong, figure = attempt(step, log, end - began)
+        print(f"{figure} ({time.monotonic() - began:.0f} s)", flush=True)
+        failed += [step.name] * wrong
         rows.append((step.name, figure))
-    if not settings.dry_run:
-        PAGE.write_text(page(rows), "utf-8")
-    return int(failed)
+        if not settings.dry_run:
+            settings.page.write_text(page(rows), "utf-8")
+    if failed:
+        print(f"\nFAILED: {', '.join(failed)}. All output: {log}", file=sys.stderr)
+    return int(bool(failed))
 
 
 if __name__ == "__main__":

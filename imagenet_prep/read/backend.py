@@ -70,7 +70,9 @@ def choose_backend(config: ReadConfig) -> batch.Backend:
     for name in names:
         if _is_installed(name):
             return name
-    raise UsageError(f"backend {names[0]!r} is not installed: {install_line(_EXTRAS[names[0]])}")
+    more = ", or 'imagenet-prep[dali-cuda13]' for CUDA 13" if names[0] == "dali" else ""
+    line = install_line(_EXTRAS[names[0]])
+    raise UsageError(f"backend {names[0]!r} is not installed: {line}{more}")
 
 
 def _is_installed(backend: str) -> bool:

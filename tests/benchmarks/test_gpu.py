@@ -1,99 +1,241 @@
-"""`make gpu` where there is no GPU: its steps, what they need, and the page."""
+"""`make gpu` where there is no GPU: its steps, what they need, the page, and the bundle."""
 
 from __future__ import annotations
 
 import json
+import struct
+import sys
+import tarfile
 from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu, train
+from benchmarks import gpu, gpu_bundle, gpu_checks, gpu_steps, measure
 from imagenet_prep.bench_train import Measured, Run, figures
 from imagenet_prep.core import canonical
+from imagenet_prep.testing.miniature import make_miniature
 
-SMALL = ("--images", "130", "--seconds", "0.2")
+
+def all_steps(num_gpus: int, size: gpu_steps.Size = gpu_steps.FULL) -> list[gpu_steps.Step]:
+    return gpu_steps.steps(Path("source"), Path("set"), num_gpus, size, Path("out"))
 
 
-def test_a_figure_is_read_from_what_the_commands_print(tmp_path: Path) -> None:
+def step_of(*command: str, needs: tuple[str, ...] = (), limit_s: float = 60) -> gpu_steps.Step:
+    return gpu_steps.Step("x", command, needs, lambda out: out.strip(), limit_s)
+
+
+def python(code: str, **more: float) -> gpu_steps.Step:
+    return step_of(sys.executable, "-c", code, **more)
+
+
+def write_log(folder: Path, speeds: list[float]) -> None:
+    folder.mkdir()
+    rows = [{"kind": "train", "images_per_s": speed, "loss": 1.5} for speed in speeds]
+    text = "".join(json.dumps(row) + "\n" for row in [{"kind": "start"}, *rows])
+    (folder / "train.jsonl").write_text(text, "utf-8")
+
+
+def test_a_figure_is_read_from_what_the_commands_print() -> None:
     measured = [
         Measured(ranks, Run(1000.0 * ranks, 9.0), Run(900.0 * ranks, 9.0)) for ranks in (1, 2)
     ]
+    one, both = (
+        json.dumps(figures(runs, [len(runs)], None), default=canonical.fields)
+        for runs in (measured[:1], measured)
+    )
+    read = json.dumps({"images_per_s": 1234.5, "images_per_cpu_s": 600.2})
     printed = {
         "GPU, memory, driver": "NVIDIA H100, 81559 MiB, 595.91\nNVIDIA H100, 81559 MiB, 595.91\n",
-        "DALI on the CPU": json.dumps({"images_per_s": 1234.5}),
-        "nvJPEG against the CPU": "at most 0.10 grey levels\n",
-        "ResNet-50, float16": json.dumps(
-            figures(measured[:1], [1], None), default=canonical.fields
-        ),
-        "ResNet-50, float16, more GPUs": json.dumps(
-            figures(measured, [2], None), default=canonical.fields
-        ),
+        "Reading, DALI on the CPU": read,
+        "Equal labels; pixels of the GPU and the CPU": "plain 0.10 / 0.20\n",
+        "JAX, examples/with_jax.py": "NVIDIA H100\n{}\n",
+        "ResNet-50 by TensorFlow, float16": one,
+        "ResNet-50 by TensorFlow, more GPUs": both,
+        "ResNet-50 by PyTorch, more GPUs": both,
         "NCCL's sum over all GPUs": "[1,0]<stdout>:2 ranks: right\n",
     }
-    found = {step.name: step for step in gpu.steps(tmp_path, 2, "1", tmp_path)}
+    found = {step.name: step for step in all_steps(2)}
+    cells = {name: found[name].figure(text) for name, text in printed.items()}
 
-    assert found["DALI on the CPU"].figure(printed["DALI on the CPU"]) == "1,234 images/s"
-    assert "10% for input" in found["ResNet-50, float16"].figure(printed["ResNet-50, float16"])
-    for name, text in printed.items():
-        assert "|" not in found[name].figure(text), name
-    summed = found["NCCL's sum over all GPUs"]
-    assert summed.figure(printed[summed.name]) == "2 ranks: right"
-    more = found["ResNet-50, float16, more GPUs"]
-    assert "2 GPUs: 1,800 images/s" in more.figure(printed[more.name])
-    assert more.command[more.command.index("-np") + 1] == "1,2"
+    assert not any("|" in cell for cell in cells.values())
+    assert cells["Reading, DALI on the CPU"] == "1,234 images/s, 600 a CPU second"
+    assert "10% for input" in cells["ResNet-50 by TensorFlow, float16"]
+    assert cells["JAX, examples/with_jax.py"] == "NVIDIA H100; {}"
+    assert cells["NCCL's sum over all GPUs"] == "2 ranks: right"
+    for name in ("ResNet-50 by TensorFlow, more GPUs", "ResNet-50 by PyTorch, more GPUs"):
+        assert "2 GPUs: 1,800 images/s" in cells[name]
+        assert found[name].command[found[name].command.index("-np") + 1] == "1,2"
+
+
+def test_the_speed_of_pytorch_is_that_of_its_log_next_to_noise(tmp_path: Path) -> None:
+    steps = gpu_steps.pytorch(Path("set"), 1, gpu_steps.FULL, tmp_path)
+    write_log(tmp_path / "native", [1.0, 2.0, 3.0, 90.0, 95.0, 99.0])
+
+    assert steps["native"].figure("") == "95 images/s; loss 1.500"
+    write_log(tmp_path / "noise", [1.0, 2.0, 3.0, 100.0, 100.0])
+    assert steps["noise"].figure("") == "100 images/s; loss 1.500"
+    assert steps["native"].figure("") == "95 images/s, 95.0% of the speed on noise; loss 1.500"
 
 
 def test_steps_know_what_they_need_and_a_step_without_it_is_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps = gpu.steps(tmp_path, 0, "1", tmp_path)
-    assert {need for step in steps for need in step.needs} == set(gpu.THERE)
-    for name in gpu.THERE:
-        monkeypatch.setitem(gpu.THERE, name, lambda: False)
-    found = [gpu.attempt(step) for step in steps]
+    steps = all_steps(0)
+    assert {need for step in steps for need in step.needs} == set(gpu_steps.THERE)
+    for name in gpu_steps.THERE:
+        monkeypatch.setitem(gpu_steps.THERE, name, lambda: False)
+    found = [gpu.attempt(step, tmp_path / "log") for step in steps if step.needs]
 
     assert all(not failed and figure.startswith("not run: no ") for failed, figure in found)
 
 
-def test_a_step_that_fails_is_a_row_that_says_so(tmp_path: Path) -> None:
-    failing = gpu.Step("x", ("false",), (), str)
+def test_without_a_gpu_the_network_is_small_and_what_needs_a_gpu_says_so() -> None:
+    full = {step.name: step for step in all_steps(1)}
+    small = {step.name: step for step in all_steps(0, gpu_steps.SMALL)}
+    rehearsed = {name for name, step in small.items() if _is_for_cpu(step)}
 
-    assert gpu.attempt(failing) == (True, "failed with exit code 1")
+    assert full.keys() == small.keys()
+    assert {name for name in rehearsed if "PyTorch" in name} == {
+        "ResNet-50 by PyTorch, bfloat16, noise",
+        "ResNet-50 by PyTorch, bfloat16, native",
+        "ResNet-50 by PyTorch, bfloat16, DALI on the CPU",
+        "train by PyTorch, killed and resumed",
+    }
+    for name in rehearsed:
+        assert "resnet50" not in small[name].command
+        assert ("--model" in small[name].command) == ("resnet50" in full[name].command)
+    assert not any(_is_for_cpu(step) for step in full.values() if "resnet50" in step.command)
+
+
+def test_a_step_that_fails_is_a_row_with_its_last_line(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    failing = python("print('before'); raise SystemExit('a | b')")
+    hangs = python("import time; print('begun', flush=True); time.sleep(600)", limit_s=0.5)
+    odd = step_of(sys.executable, "-c", "print('no figure')")._replace(figure=json.loads)
+
+    assert gpu.attempt(failing, log) == (True, "failed with exit code 1: a b")
+    assert gpu.attempt(hangs, log) == (True, "failed: killed after 0 s: begun")
+    failed, figure = gpu.attempt(odd, log)
+    assert failed
+    assert figure.startswith("failed: the output is not as expected: ")
+    assert figure.endswith(": no figure")
+    assert gpu.attempt(python("print(7)"), log) == (False, "7")
+    assert gpu.attempt(python("print(7)"), log, 1.0) == (False, "not run: no time left")
+    assert log.read_text("utf-8").count("\n## x: ") == 4
     assert gpu.page([("x", "failed")]).endswith("| x | failed |\n")
 
 
 def test_the_page_is_what_the_program_writes() -> None:
     written = gpu.PAGE.read_text("utf-8")
 
-    assert written == gpu.page([]) or all(
-        f"\n| {step.name} | " in written for step in gpu.steps(Path(), 1, "1", Path())
-    )
+    assert written == gpu.page([]) or all(f"\n| {step.name} | " in written for step in all_steps(1))
 
 
-def test_a_dry_run_says_what_is_missing_runs_the_rest_and_leaves_the_page_alone(
+def test_a_dry_run_says_what_is_missing_and_runs_the_rest_and_leaves_the_page_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(gpu.THERE, "gpu", lambda: False)
-    monkeypatch.setattr(train, "dataset", lambda *_: tmp_path)
-    monkeypatch.setattr(gpu, "attempt", lambda step: (False, f"ran {step.name}"))
+    monkeypatch.setitem(gpu_steps.THERE, "gpu", lambda: False)
+    monkeypatch.setattr(gpu_checks, "dataset", lambda *_: (tmp_path, tmp_path))
+    monkeypatch.setattr(
+        gpu, "attempt", lambda step, *_: ("verify" in step.name, f"ran {step.name}")
+    )
     before = gpu.PAGE.read_bytes()
-    assert gpu.main(["--dry-run", "--scratch", str(tmp_path)]) == 0
+    assert gpu.main(["--dry-run", "--scratch", str(tmp_path)]) == 1
 
-    lines = capsys.readouterr().out.splitlines()
-    assert len([line for line in lines if line.startswith("missing: gpu")]) == 9
-    assert [line for line in lines if line.startswith("ran ")] == ["ran DALI on the CPU"]
+    said = capsys.readouterr()
+    ran = [line for line in said.out.splitlines() if line.startswith("ran ")]
+    assert len(ran) == len([step for step in all_steps(0, gpu_steps.SMALL) if _is_for_cpu(step)])
+    assert "missing: gpu" in said.out
+    assert "FAILED: verify --level decode. All output: " in said.err
     assert gpu.PAGE.read_bytes() == before
+
+
+def _is_for_cpu(step: gpu_steps.Step) -> bool:
+    return not {"gpu", "second gpu"} & set(step.needs)
+
+
+def test_the_page_is_written_after_each_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = []
+    page = tmp_path / "page.md"
+    steps = [step_of("true")._replace(name=name) for name in ("a", "b")]
+
+    def attempt(step: gpu_steps.Step, *_: object) -> tuple[bool, str]:
+        pages.append(page.read_text("utf-8") if page.exists() else "")
+        return False, "done"
+
+    monkeypatch.setattr(gpu_checks, "dataset", lambda *_: (tmp_path, tmp_path))
+    monkeypatch.setattr(gpu, "steps", lambda *_: steps)
+    monkeypatch.setattr(gpu, "attempt", attempt)
+    assert gpu.main(["--scratch", str(tmp_path), "--page", str(page)]) == 0
+
+    assert pages == ["", gpu.page([("a", "done")])]
+    assert page.read_text("utf-8") == gpu.page([("a", "done"), ("b", "done")])
+
+
+def test_photographs_are_in_the_set_of_the_check_several_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def corpus(folder: Path, images: int, _: tuple[int, int]) -> Path:
+        final = folder / "corpus"
+        sizes = {"num_train": images, "num_validation": 1, "num_classes": 2}
+        make_miniature(final, **sizes, odd_files=False, size=(60, 40))
+        return final
+
+    monkeypatch.setattr(measure, "corpus", corpus)
+    source, data = gpu_checks.dataset(tmp_path, 6, 3)
+    members = measure.members(source / measure.TRAIN_ARCHIVE)
+    splits = json.loads((data / "dataset.json").read_text())["splits"]
+
+    assert len({member.name for member in members}) == len(members) == 18
+    with tarfile.open(tmp_path / "corpus" / measure.TRAIN_ARCHIVE) as before:
+        names = before.getnames()
+    assert sorted({f"{member.wnid}.tar" for member in members}) == sorted(names)
+    assert {name: split["examples"] for name, split in splits.items()} == {
+        "train": 18,
+        "validation": 1,
+    }
+
+
+def test_a_bundle_has_the_machine_code_of_one_kind_of_gpu() -> None:
+    def entry(kind: int, target: int, code: bytes) -> bytes:
+        return struct.pack("<HHIQIIHHI", kind, 0, 32, len(code), 0, 0, 0, 0, target) + code
+
+    code = {80: b"A" * 24, 90: b"B" * 16, 100: b"C" * 8}
+    entries = b"".join(entry(2, target, each) for target, each in code.items())
+    entries += entry(1, 90, b"P" * 8)
+    fatbin = bytes(16) + struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entries)) + entries + bytes(24)
+    names = b"\0.nv_fatbin\0.text\0.shstrtab\0"
+    places = {".nv_fatbin": (64, fatbin), ".text": (64 + len(fatbin), fatbin)}
+    places[".shstrtab"] = (64 + 2 * len(fatbin), names)
+    content = b"".join(each for _, each in places.values())
+    head = b"\x7fELF".ljust(0x28, b"\0") + struct.pack("<Q", 64 + len(content))
+    head = head.ljust(0x3A, b"\0") + struct.pack("<HHH", 64, len(places), 2)
+    table = b"".join(
+        struct.pack("<IIQQQQ", names.find(name.encode()), 0, 0, 0, offset, len(each)).ljust(
+            64, b"\0"
+        )
+        for name, (offset, each) in places.items()
+    )
+    library = head + content + table
+    foreign = gpu_bundle.foreign_code(library, 90)
+
+    assert [library[first : first + size] for first, size in foreign] == [
+        *(code[80], code[100], b"P" * 8)
+    ]
 
 
 @pytest.mark.long
 @pytest.mark.dali
-def test_a_dry_run_reads_with_dali_on_the_cpu(
+def test_a_dry_run_passes_on_a_host_without_a_gpu(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("nvidia.dali", reason="DALI is not installed")
-    monkeypatch.setitem(gpu.THERE, "gpu", lambda: False)
-    assert gpu.main([*SMALL, "--dry-run", "--scratch", str(tmp_path)]) == 0
+    monkeypatch.setitem(gpu_steps.THERE, "gpu", lambda: False)
+    assert gpu.main(["--dry-run", "--scratch", str(tmp_path)]) == 0
 
-    assert "images/s\n" in capfd.readouterr().out
-    equal = gpu.compare(train.dataset(tmp_path, 130), "cpu")
-    assert equal == "at most 0.00 grey levels a picture on average, 0 in one value"
+    said = capfd.readouterr().out
+    assert "images/s" in said
+    assert "cpu / native: plain 0.00 / " in said
+    assert "sound: 257 examples" in said

@@ -31,8 +31,9 @@ from imagenet_prep.core.flags import (
 )
 from imagenet_prep.core.terminal import counted, in_columns
 from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.placement import WHOLE
 from imagenet_prep.hosts import process
-from imagenet_prep.hosts.hosts_file import where_ranks_run
+from imagenet_prep.hosts.hosts_file import local_first, where_ranks_run
 from imagenet_prep.storage.new_file import complete_file
 from imagenet_prep.trainer.config import Config as TrainConfig
 
@@ -212,13 +213,16 @@ def bench(config: Config) -> list[Row]:
 
     asked = train.parse(config.command[1:])
     examples = None
+    hosts = where_ranks_run(config.hosts, config.ranks[-1])
+    is_part = False
     if asked.data_dir is not None:
         asked = with_absolute(asked, "data_dir")
-        splits = open_dataset(str(asked.data_dir), parts=True).manifest.splits
+        dataset = open_dataset(str(asked.data_dir), parts=True)
+        splits, is_part = dataset.manifest.splits, dataset.placement != WHOLE
         if schema.TRAIN not in splits:
             raise errors.UsageError(f"{asked.data_dir}: there is no split {schema.TRAIN}")
         examples = splits[schema.TRAIN].examples
-    hosts = where_ranks_run(config.hosts, config.ranks[-1])
+    hosts = hosts if is_part else local_first(hosts)  # as launch has them
     slots = [host.slots for host in hosts]
     out = Path(absolute(config.out))
     out.mkdir(parents=True, exist_ok=True)

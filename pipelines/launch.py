@@ -21,7 +21,7 @@ from imagenet_prep.core import program
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.flags import Place, Settings, absolute, after_dashes, flag, optional, switch
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.hosts.hosts_file import Host, where_ranks_run
+from imagenet_prep.hosts.hosts_file import Host, local_first, where_ranks_run
 from imagenet_prep.launching import detached, fit, mpi, variables, work
 from imagenet_prep.launching.crew import Crew
 from imagenet_prep.launching.host import Order
@@ -179,7 +179,7 @@ def launch(config: Config, under_way: Callable[[], None] = lambda: None) -> int:
             f"--servers N, and nothing else does; here it is --servers {config.servers}"
         )
     used = _deal(where_ranks_run(config.hosts, config.num_processes), config.num_processes)
-    network = fit.check(
+    used, network = fit.check(
         used, asked, timeout_s=config.check_timeout, interface=config.network_interface
     )
     folder = Path(config.timeline or "").absolute().parent
@@ -205,19 +205,19 @@ def _work(words: Sequence[str]) -> Work:
 
 
 def _deal(hosts: Sequence[Host], ranks: int) -> list[Host]:
-    """Returns the first hosts whose slots hold all ranks, with the slots that are used."""
-    used = []
+    """Returns the hosts whose slots hold all ranks, with the slots that are used: ours first."""
+    used = {}
     left = ranks
-    for host in hosts:
+    for host in local_first(hosts):
         if left:
-            used.append(Host(host.address, min(left, host.slots)))
-            left -= used[-1].slots
+            used[host] = Host(host.address, min(left, host.slots))
+            left -= used[host].slots
     if left:
         raise UsageError(
             f"-np {ranks}: the hosts have {counted(ranks - left, 'slot')}. Add hosts, or raise "
             "slots= where there are more GPUs."
         )
-    return used
+    return [used[host] for host in hosts if host in used]
 
 
 @dataclass(frozen=True)

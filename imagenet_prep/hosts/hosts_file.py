@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +34,11 @@ class Host(NamedTuple):
     def is_local(self) -> bool:
         """Whether this is the machine itself, by name."""
         return self.address in LOCAL
+
+
+def local_first(hosts: Sequence[Host]) -> list[Host]:
+    """Returns the hosts in the order in which ranks take their slots: this machine first."""
+    return sorted(hosts, key=lambda host: not host.is_local)
 
 
 def where_ranks_run(hosts_file: str | None, ranks: int) -> list[Host]:

@@ -10,7 +10,7 @@ from imagenet_prep.core import children, records
 from imagenet_prep.core.errors import ImagenetPrepError
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset.placement import WHOLE, Placement
-from imagenet_prep.hosts.hosts_file import Host
+from imagenet_prep.hosts.hosts_file import Host, local_first
 from imagenet_prep.hosts.process import Ending, command_on, run_all
 from imagenet_prep.launching import host as here
 from imagenet_prep.launching.host import Answer
@@ -33,11 +33,13 @@ class Network(NamedTuple):
     ports: tuple[int, int]
 
 
-def check(used: Sequence[Host], work: Work, *, timeout_s: float, interface: str | None) -> Network:
-    """Asks all hosts at once and returns how they reach each other.
+def check(
+    used: Sequence[Host], work: Work, *, timeout_s: float, interface: str | None
+) -> tuple[list[Host], Network]:
+    """Asks all hosts at once; returns them in the order of their ranks, and how they connect.
 
-    A host has `timeout_s` to answer. All are to use the network `interface`, or the one that ssh
-    came by.
+    The first ranks run on this machine, unless each host has its own part of the dataset. A host
+    has `timeout_s` to answer. All are to use the network `interface`, or the one that ssh came by.
     """
     needs = (work.data_dir or "", str(work.script or ""))
     argv = children.python("-m", "imagenet_prep.launching.host", "probe", *needs)
@@ -57,18 +59,20 @@ def check(used: Sequence[Host], work: Work, *, timeout_s: float, interface: str 
         else:
             problems += differences(*reference, host, answer)
     problems += _misplaced(used, answers)
+    pairs = zip(used, answers, strict=True)
+    known = {host: answer for host, answer in pairs if isinstance(answer, Answer)}
+    is_part = any(Placement(*answer.part) != WHOLE for answer in known.values())
+    ordered = list(used) if is_part else local_first(used)
     network = None
     if not problems:
-        network, problems = network_of(
-            used, [a for a in answers if isinstance(a, Answer)], interface
-        )
+        network, problems = network_of(ordered, [known[host] for host in ordered], interface)
     if network is None:
         raise ImagenetPrepError(
             f"{counted(len(problems), 'problem')} on {counted(len(used), 'host')}, nothing was "
             "started:\n  " + "\n  ".join(problems)
         )
     print(f"{counted(len(used), 'host')} fit, {counted(ranks, 'rank')}", flush=True)
-    return network
+    return ordered, network
 
 
 def answer_of(host: Host, ending: Ending, program: str) -> Answer | str:

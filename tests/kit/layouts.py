@@ -285,15 +285,19 @@ def make_cifar10(root: Path, *, num: int = 20) -> Path:
 
 
 def mnist_digits(num: int, seed: int) -> tuple[Any, list[int]]:
-    """Returns drawn digits, each at another place and brightness: [num, 28, 28] uint8, labels."""
+    """Returns drawn digits, at different places: [num, 28, 28] uint8, labels.
+
+    Mean and deviation are those of MNIST, 33.3 and 78.6.
+    """
     rng = np.random.default_rng(seed)
     images = np.zeros((num, 28, 28), np.uint8)
     for i in range(num):
         picture = Image.new("L", (28, 28))
-        font = ImageFont.load_default(size=int(rng.integers(18, 25)))
-        place = tuple(rng.integers(10, 19, 2).tolist())
-        light = int(rng.integers(160, 256))
-        ImageDraw.Draw(picture).text(place, str(i % 10), light, font, anchor="mm")
+        font = ImageFont.load_default(size=int(rng.integers(17, 22)))
+        place = tuple(rng.integers(12, 17, 2).tolist())
+        light = int(rng.integers(222, 256))
+        draw = ImageDraw.Draw(picture)
+        draw.text(place, str(i % 10), light, font, anchor="mm", stroke_width=1)
         images[i] = np.asarray(picture)
     return images, [i % 10 for i in range(num)]
 

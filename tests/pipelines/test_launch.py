@@ -187,6 +187,40 @@ def test_a_dry_run_prints_the_command_of_all_hosts(cluster: Path, horovod: None)
         assert words[4:] == ["train", "--data-dir", str(cluster / "set")]
 
 
+@pytest.mark.horovod
+@pytest.mark.parametrize(
+    ("hosts", "ranks", "expected"),
+    [
+        # As the tutorial's hosts file has it.
+        ("node1 slots=2\nnode2 slots=2\nlocalhost slots=2\n", 2, ["localhost, ranks 0 to 1"]),
+        (
+            "node1 slots=2\nnode2 slots=2\nlocalhost slots=2\n",
+            5,
+            ["localhost, ranks 0 to 1", "node1, ranks 2 to 3", "node2, ranks 4 to 4"],
+        ),
+        ("down slots=2\n127.0.0.1 slots=2\n", 2, ["127.0.0.1, ranks 0 to 1"]),
+    ],
+)
+def test_the_slots_of_this_machine_are_used_first(
+    cluster: Path, horovod: None, hosts: str, ranks: int, expected: list[str]
+) -> None:
+    finished = launch(cluster, hosts, ranks, "--network-interface", "lo")
+
+    assert finished.code == 0, finished.err
+    assert [line.partition(":")[0] for line in finished.out.splitlines()[1:]] == expected
+
+
+@pytest.mark.horovod
+def test_parts_of_a_dataset_keep_the_order_of_the_hosts_file(parts: Path, horovod: None) -> None:
+    shutil.rmtree(parts / "set")
+    (parts / "part1").rename(parts / "set")
+    finished = launch(parts, "part0 slots=1\nlocalhost slots=1\n", 2)
+
+    assert finished.code == 0, finished.err
+    places = [line.partition(",")[0] for line in finished.out.splitlines()[1:]]
+    assert places == ["part0", "localhost"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -17,6 +17,7 @@ from imagenet_prep.core.world import World
 from imagenet_prep.trainer import checkpoint, mxnet_comm
 from tests.kit.batches import digests
 from tests.kit.command import PATIENCE_S, PROGRAM, Finished, started
+from tests.kit.layouts import make_mnist, mnist_digits
 from tests.kit.shared import made_once
 from tests.kit.training import NUM_VALIDATION, arguments, flags, rows
 
@@ -69,6 +70,31 @@ taken = learner._array(Decoded())
 images[:] = 7
 print(bool((taken == 7).asnumpy().all()))
 program.main("imagenet_prep.train", sys.argv[1:])
+"""
+
+# 100 steps on normalised digits for each of some seeds; prints the accuracies on other digits.
+DIGITS = """\
+import sys, numpy as np
+from imagenet_prep.read.augment import RECIPES
+from imagenet_prep.trainer import config, recipe
+from imagenet_prep.trainer.mxnet_learner import _MEAN, _STD, MxnetLearner
+
+rule = RECIPES["mnist"]
+assert (rule.mean, rule.std) == ((_MEAN,) * 3, (_STD,) * 3)
+digits = np.load(sys.argv[1])
+order = np.random.default_rng(0).permutation(3600)
+images, labels = digits["images"][order][..., None], digits["labels"][order]
+images = (images - rule.mean) / rule.std
+for seed in map(int, sys.argv[2:]):
+    asked = config.Config(synthetic=True, framework="mxnet", recipe="mnist", seed=seed)
+    learner = MxnetLearner(recipe.settled(asked))
+    learner.build(recipe.resolve(asked, 1, 10_000, 10), jit=False)
+    for step in range(100):
+        where = slice(32 * step, 32 * step + 32)
+        batch = {"images": images[where], "class_index": labels[where], "mask": np.ones(32)}
+        learner.step(step, learner.hold(batch), 0.02, asks=False)
+    held = learner.hold({"images": images[3200:]})["images"]
+    print((learner.logits(held).argmax(1) == labels[3200:]).mean())
 """
 
 
@@ -189,6 +215,38 @@ def test_a_step_whose_gradients_overflow_is_skipped(runs: Path) -> None:
 @mxnet
 def test_images_that_come_by_dlpack_are_not_copied(runs: Path) -> None:
     assert (runs / "overflow").read_text().split()[2] == "True"
+
+
+@mxnet
+@pytest.mark.parametrize("seeds", ["0", pytest.param("1 2 3 4", marks=pytest.mark.long)])
+def test_digits_as_bright_as_mnists_are_learned_in_100_steps(
+    mxnet_python: Path, tmp_path: Path, seeds: str
+) -> None:
+    images, labels = mnist_digits(3600, 0)
+    assert abs(images.mean() - 33.3) < 1
+    assert abs(images.std() - 78.6) < 1
+    np.savez(tmp_path / "digits.npz", images=images, labels=labels)
+
+    program = ("-P", "-c", DIGITS, tmp_path / "digits.npz")
+    made = run(mxnet_python, *seeds.split(), program=program)
+
+    accuracies = [float(word) for word in made.out.split()]
+    assert len(accuracies) == len(seeds.split())
+    assert min(accuracies) > 0.8, accuracies
+
+
+@mxnet
+@pytest.mark.long
+def test_two_ranks_learn_mnist_as_the_article_has_it(mxnet_python: Path, tmp_path: Path) -> None:
+    source, data = make_mnist(tmp_path / "in", num=25_600), tmp_path / "set"
+    run(Path(sys.executable), "prepare", "--source", source, "--out", data, "--allow-subset")
+    words = ("--data-dir", data, "--framework", "mxnet", "--recipe", "mnist")
+
+    run(mxnet_python, *LAUNCH, "--", "train", *words, "--log-dir", tmp_path / "run")
+
+    last = rows(tmp_path / "run", "evaluation")[-1]
+    assert last["step"] == 100
+    assert last["top1"] > 0.8
 
 
 @mxnet

@@ -16,11 +16,12 @@ from imagenet_prep.hosts.hosts_file import Host, read_hosts
 from imagenet_prep.hosts.process import Ending, command_on, run_all
 
 HELP = """\
-Run one command on every host at once. After --: the command.
+Run one command on every host at once. After --: the command; or one quoted line for a shell.
 
 Examples:
   imagenet-prep run-on-hosts hosts --show-keys      # first contact: look at the keys, add them
   imagenet-prep run-on-hosts hosts -- df -h /data
+  imagenet-prep run-on-hosts hosts "df -h /data | tail -n 1"
   imagenet-prep run-on-hosts hosts --timeout 600 -- imagenet-prep verify /data/imagenet-480"""
 
 
@@ -44,7 +45,7 @@ class Config(Settings):
         "known_hosts; a key that has changed is never replaced"
     )
     yes: bool = switch(help="with --show-keys: add the new keys without asking")
-    command: tuple[str, ...] = after_dashes("the command goes")
+    command: tuple[str, ...] = after_dashes("the command goes", line=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -108,7 +109,9 @@ def run(config: Config) -> int:
     if not config.command:
         raise UsageError("after -- comes the command: run-on-hosts hosts -- df -h /data")
     hosts = read_hosts(Path(config.hosts))
-    commands = [command_on(host.address, config.command) for host in hosts]
+    line = len(config.command) == 1 and len(config.command[0].split()) > 1
+    command = ("sh", "-c", *config.command) if line else config.command
+    commands = [command_on(host.address, command) for host in hosts]
     endings = run_all(commands, timeout_s=config.timeout, together=True)
     outcomes = list(zip(hosts, endings, strict=True))
     print(_render(outcomes))

@@ -109,9 +109,10 @@ def switch(**how: Any) -> Any:
     return flag(False, **how)
 
 
-def after_dashes(what: str, *, are_flags: bool = False) -> Any:
+def after_dashes(what: str, *, are_flags: bool = False, line: bool = False) -> Any:
     """Returns a dataclass field for all words after --; arguments as for `AfterDashes`."""
-    return dataclasses.field(default=(), metadata={"after_dashes": AfterDashes(what, are_flags)})
+    metadata = {"after_dashes": AfterDashes(what, are_flags, line)}
+    return dataclasses.field(default=(), metadata=metadata)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,6 +194,8 @@ def parse(
     if asks is not None and not forgot:
         line.print_help()
         raise SystemExit(errors.EXIT_DONE)
+    if last and after is not None and after.is_line(unknown):
+        more, unknown = {last.name: tuple(unknown)}, []
     if unknown:
         raise line.parser.unknown(words, unknown[0], line.spellings, after)
     line.check_all_given({**fallback, **values})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,10 +19,16 @@ class AfterDashes:
     Attributes:
       what: as a message says it, e.g. "the command goes".
       are_flags: it begins with a flag, as options of Apache Beam do, not with a word.
+      line: one word with spaces in it, a line for a shell, is taken without -- too.
     """
 
     what: str
     are_flags: bool
+    line: bool = False
+
+    def is_line(self, words: Sequence[str]) -> bool:
+        """Returns whether unknown words are one line for a shell."""
+        return self.line and len(words) == 1 and len(words[0].split()) > 1
 
     def expected(self, word: str = "") -> bool:
         """Returns whether a word that the verb does not know begins what belongs after --."""
@@ -53,7 +60,11 @@ class Parser(argparse.ArgumentParser):
         expected = after is not None and not meant and after.expected(stray)
         if after is not None and expected and not after.are_flags:
             place = words.index(stray)
-            typed = shlex.join([*words[:place], "--", *words[place:]])
+            line = list(words[place:])
+            if len(line) == 1:  # a quoted command
+                with contextlib.suppress(ValueError):  # its quotes do not close
+                    line = shlex.split(stray)
+            typed = shlex.join([*words[:place], "--", *line])
             return UsageError(f"{name}: {after.what} after --. Type: {self.prog} {typed}")
         if stray.startswith("-"):
             more = f" {after.what} after --." if after is not None and expected else meant

@@ -199,6 +199,10 @@ def test_bad_usage_ends_with_2_and_the_reason(argv: list[str], complaint: str) -
                 "imagenet-prep try here --source there -- train --ratio-of 'a b'"
             ),
         ),
+        (
+            ["here", "df -h '/a b'"],
+            "df -h '/a b': the command goes after --. Type: imagenet-prep try here -- df -h '/a b'",
+        ),
     ],
 )
 def test_a_command_without_dashes_is_told_where_they_go(argv: list[str], said: str) -> None:

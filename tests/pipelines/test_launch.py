@@ -350,6 +350,17 @@ def test_one_command_runs_on_every_host_and_a_table_tells(cluster: Path) -> None
     assert "Connection refused" in finished.out
 
 
+@pytest.mark.parametrize("dashes", [(), ("--",)])
+def test_a_command_in_one_quoted_word_is_a_line_for_a_shell(
+    cluster: Path, dashes: tuple[str, ...]
+) -> None:
+    words = ("hosts", *dashes, "echo one && echo 'two  words' | tr w W")
+    finished = run(cluster, "localhost\nnode1\n", *words, verb="run-on-hosts")
+
+    assert finished.code == 0, finished.err
+    assert [finished.out.count(said) for said in ("one\n", "tWo  Words\n")] == [2, 2]
+
+
 def test_only_the_ranks_of_one_launch_are_ended() -> None:
     def sleeper(**environment: str) -> subprocess.Popen[bytes]:
         code = "print(flush=True); import time; time.sleep(3600)"

@@ -3,19 +3,19 @@
 #
 #   sh examples/train.sh 32
 #
-# It trains on the hosts of the file `hosts` in the current folder, and without one on this machine. The data set
-# lies at DATA_DIR, by default /data/imagenet-480. What follows N are more flags of `imagenet-prep train`.
+# N is 8 by default. It trains on the hosts of the file `hosts` in the current folder, and without one on this machine; the file
+# examples/hosts is the tutorial's for one machine. The dataset is in DATA_DIR, by default /data/imagenet-480; the tutorial's folder is
+# DATA_DIR=~/data/tf-imagenet. Further words are flags of `imagenet-prep train`, which go before those of this script.
 set -eu
 
-if [ $# -eq 0 ]; then
-    echo "usage: sh $0 N [flags of imagenet-prep train]; N is the number of GPUs" >&2
-    exit 2
-fi
-ranks=$1
-shift
+ranks=8
+case ${1:--} in
+    -*) ;;
+    *) ranks=$1 && shift ;;
+esac
 if [ -f hosts ]; then
-    exec imagenet-prep launch -np "$ranks" --hosts hosts -- \
-        train --data-dir "${DATA_DIR:-/data/imagenet-480}" --recipe tutorial "$@"
+    set -- --hosts hosts -- train --data-dir "${DATA_DIR:-/data/imagenet-480}" --recipe tutorial "$@"
+else
+    set -- -- train --data-dir "${DATA_DIR:-/data/imagenet-480}" --recipe tutorial "$@"
 fi
-exec imagenet-prep launch -np "$ranks" -- \
-    train --data-dir "${DATA_DIR:-/data/imagenet-480}" --recipe tutorial "$@"
+exec imagenet-prep launch -np "$ranks" "$@"

@@ -1,4 +1,4 @@
-"""The two scripts of examples/: one number, as the scripts of the tutorial had it."""
+"""The two scripts of examples/: a number or none, as the scripts of the tutorial had it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import pytest
 
 from imagenet_prep import train
 from imagenet_prep.core.flags import parse
+from imagenet_prep.hosts.hosts_file import Host, read_hosts
 from imagenet_prep.pipelines import launch
+from imagenet_prep.trainer import recipe
 from tests.kit.command import PATIENCE_S, REPOSITORY
 
 _SAYS_ITS_WORDS = f"""#!{sys.executable}
@@ -51,8 +53,8 @@ def asked(done: subprocess.CompletedProcess[str]) -> tuple[launch.Config, train.
     return config, train.parse(config.command[1:], {})
 
 
-def test_one_number_trains_on_this_machine(folder: Path) -> None:
-    launched, trained = asked(run(folder, "train.sh", "8"))
+def test_all_eight_gpus_of_this_machine_train(folder: Path) -> None:
+    launched, trained = asked(run(folder, "train.sh"))
 
     assert (launched.num_processes, launched.hosts) == (8, None)
     assert (trained.data_dir, trained.recipe) == ("/data/imagenet-480", "tutorial")
@@ -77,9 +79,25 @@ def test_random_images_need_no_data_set(folder: Path, with_hosts: bool) -> None:
     assert (trained.synthetic, trained.data_dir, trained.clear_log) == (True, None, True)
 
 
-@pytest.mark.parametrize("script", ["train.sh", "train_synthetic.sh"])
-def test_without_a_number_the_script_says_what_it_needs(folder: Path, script: str) -> None:
-    done = run(folder, script)
+@pytest.mark.parametrize("ranks", [8, 32])
+def test_random_images_are_the_tutorials_run(folder: Path, ranks: int) -> None:
+    words = [] if ranks == 8 else [str(ranks)]
+    launched, trained = asked(run(folder, "train_synthetic.sh", *words))
+    plan = recipe.resolve(trained, ranks, 1_281_167, 1000)
 
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "N is the number of GPUs" in done.stderr
+    assert launched.num_processes == ranks
+    assert (plan.total_steps, plan.global_batch) == (1000, 256 * ranks)
+    assert (trained.display_every, plan.model) == (100, "resnet50")
+    # The tutorial prints these rates.
+    rates = [round(plan.schedule(step), 5) for step in (0, 1, 100, 200, 400)]
+    assert rates == [6.4, 6.38721, 5.184, 4.096, 2.30401]
+
+
+@pytest.mark.parametrize("script", ["train.sh", "train_synthetic.sh"])
+def test_flags_may_stand_without_a_number(folder: Path, script: str) -> None:
+    (folder / "hosts").write_bytes((REPOSITORY / "examples" / "hosts").read_bytes())
+    launched, trained = asked(run(folder, script, "--num-batches", "20"))
+
+    assert (launched.num_processes, launched.hosts) == (8, "hosts")
+    assert read_hosts(folder / "hosts") == [Host("localhost", 8)]
+    assert trained.num_batches == 20

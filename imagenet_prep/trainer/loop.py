@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from imagenet_prep.core import errors
+from imagenet_prep.core import errors, records
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError, UsageError
 from imagenet_prep.core.terminal import counted
@@ -123,16 +123,22 @@ class Training:
 
     def _begin(self) -> None:
         """Prints the plan; gives all ranks the last checkpoint, or the first weights of rank 0."""
-        plan, world = self._plan, self._comm.world
-        epochs = self._config.num_epochs or plan.epoch(plan.total_steps)
+        world, evaluates = self._comm.world, self._config.evaluate
         versions = {"Python": platform.python_version()} | self._learner.versions
         self._log.say(", ".join(f"{name} {version}" for name, version in versions.items()))
+        found, place = self._on_first(self._restore)
+        plan = self._plan  # of the run that is evaluated, if so
+        epochs = plan.epoch(plan.total_steps)
+        if not evaluates:
+            epochs = self._config.num_epochs or epochs
+        of_run = f", to evaluate a run of {plan.global_batch:,}" if evaluates else ""
         self._log.say(
             f"{counted(world.size, 'rank')} x {counted(self._config.batch_size, 'image')} = "
-            f"{plan.global_batch:,} a step; {counted(plan.num_examples, 'image')}, "
+            f"{world.size * self._config.batch_size:,} a step{of_run}; "
+            f"{counted(plan.num_examples, 'image')}, "
             f"{counted(plan.num_classes, 'class')}, "
             f"{counted(plan.steps_per_epoch, 'step')} an epoch\n"
-            f"{epochs:g} epoch{'s' * (epochs != 1)} = {counted(plan.total_steps, 'step')}; "
+            f"{epochs:.4g} epoch{'s' * (epochs != 1)} = {counted(plan.total_steps, 'step')}; "
             f"{plan.optimizer}, "
             f"{plan.schedule.kind} from {plan.schedule.peak:g} after "
             f"{counted(plan.schedule.warmup_steps, 'step')} of warm-up, "
@@ -146,7 +152,6 @@ class Training:
             self._log.say("the set has no split validation: evaluations use holdout")
         if self._config.local_ckpt:
             self._log.say("--local_ckpt has no effect: rank 0 saves, and all resume from that.")
-        found, place = self._on_first(self._restore)
         # A fresh run restores too: this refuses a rank that would read another set or order.
         self._inputs.train.restore(place)
         if found is not None:
@@ -191,8 +196,7 @@ class Training:
         if self._config.evaluate:
             # Any ranks, batch size, order and part of train do, of the same set; epochs are those
             # of the run that was.
-            batch = found.facts["run"]["global_batch"]
-            self._plan = dataclasses.replace(self._plan, global_batch=batch)
+            self._plan = records.parse(Run, found.facts["run"], others=True)
             place = self._inputs.train.state() | {"dataset": place.get("dataset")}
         rest = {
             "step": found.step,

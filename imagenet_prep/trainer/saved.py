@@ -152,6 +152,8 @@ class Saved:
         """Refuses the facts of a checkpoint of another run, or that no run has written."""
         found = records.parse(_Facts, facts)
         there, evaluates = found.run, self._config.evaluate
+        if evaluates:
+            records.parse(Run, there, others=True)
         if (batch := records.parse(int, there.get("global_batch"), "global_batch")) < 1:
             raise ValueError(f"global_batch {batch}")
         # A reader looks at the rest of its state itself; without a data set it has none.

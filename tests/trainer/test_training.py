@@ -186,8 +186,11 @@ def test_dropouts_adam_a_plateau_and_a_holdout_resume_to_the_same_bits(
     assert_same_bits(arrays_of(tmp_path / "whole"), arrays_of(tmp_path / "ended"))
 
 
-def test_a_finished_run_is_only_evaluated_again(train: Train, finished: Path) -> None:
+def test_a_finished_run_is_only_evaluated_again(
+    train: Train, finished: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     again = train(finished, **SETTINGS)
+    whole = capfd.readouterr().out.splitlines()[2]
 
     (first, second) = rows(finished, "evaluation")
     assert (first["loss"], first["top1"]) == (second["loss"], second["top1"])
@@ -195,6 +198,13 @@ def test_a_finished_run_is_only_evaluated_again(train: Train, finished: Path) ->
     last = train(finished, **SETTINGS, evaluate=True, batch_size=11, lr=1.0, optimizer="adam")
     assert (last.examples, last.top1) == (again.examples, again.top1)
     assert rows(finished, "evaluation")[-1]["epoch"] == first["epoch"]
+    # The plan is that of the run, and not one of the flags of the evaluation.
+    evaluating, plan = capfd.readouterr().out.splitlines()[1:3]
+    assert evaluating.startswith(
+        "1 rank x 11 images = 11 a step, to evaluate a run of 8; 67 images"
+    )
+    assert plan.partition(" = ")[2] == whole.partition(" = ")[2]
+    assert plan.startswith("8 epochs = 67 steps; sgd, ")
     with pytest.raises(UsageError, match="holds a run with image size 16, this one has 32"):
         train(finished, **SETTINGS, evaluate=True, image_size=32)
 

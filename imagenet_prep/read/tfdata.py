@@ -80,6 +80,8 @@ class TfDataBackend:
             signature += (tf.TensorSpec([size, 3, 7], tf.float32),) * views
         options = tf.data.Options()
         options.deterministic = True
+        # Nothing here is to be tuned, and an iterator waits up to 1.5 s for the end of this thread.
+        options.autotune.enabled = False
         options.experimental_optimization.map_and_batch_fusion = True
         options.threading.private_threadpool_size = self._config.decode_threads
         dataset = (

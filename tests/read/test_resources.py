@@ -55,6 +55,15 @@ def test_a_shard_is_held_open_once_however_many_epochs_are_read(
     assert descriptors(damaged) == []
 
 
+@pytest.mark.tf
+def test_no_thread_tunes_a_pipeline_whose_end_would_wait_for_it(tf: Any, damaged: Path) -> None:
+    reader = open_set(damaged, "tfdata")
+    options = reader._backend._dataset.options()  # type: ignore[attr-defined]
+
+    assert options.autotune.enabled is False
+    reader.close()
+
+
 def test_a_closed_reader_may_go_on(damaged: Path, backend: str) -> None:
     reader = open_set(damaged, backend)
     next(iter(reader))

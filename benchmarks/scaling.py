@@ -145,9 +145,9 @@ def header(*names: str) -> list[str]:
 
 
 _SPEED = header(
-    *("GPUs", "reduction, float32", "images/s, nothing hidden", "the tutorial printed"),
+    *("GPUs", "reduction", "images/s, nothing hidden", "the tutorial printed"),
     *("90 epochs", "the tutorial's", "`--fp16-compression`", "the blog"),
-    "and 80 % hidden",
+    "80 % hidden",
 )
 _WAYS = ("GPUs", "ring", "2 servers for each host", "1 for each host", "one server")
 _EXCHANGE = header(*_WAYS, "the article, with servers")

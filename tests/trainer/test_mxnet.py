@@ -16,7 +16,7 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.trainer import checkpoint, mxnet_comm
 from tests.kit.batches import digests
-from tests.kit.command import PATIENCE_S, PROGRAM, Finished, started
+from tests.kit.command import PATIENCE_S, PROGRAM, REPOSITORY, Finished, started
 from tests.kit.layouts import make_mnist, mnist_digits
 from tests.kit.shared import made_once
 from tests.kit.training import NUM_VALIDATION, arguments, flags, rows
@@ -247,6 +247,24 @@ def test_two_ranks_learn_mnist_as_the_article_has_it(mxnet_python: Path, tmp_pat
     last = rows(tmp_path / "run", "evaluation")[-1]
     assert last["step"] == 100
     assert last["top1"] > 0.8
+
+
+@mxnet
+@pytest.mark.long
+def test_the_example_learns_and_its_ranks_part_without_a_word(
+    mxnet_python: Path, shades: Path, tmp_path: Path
+) -> None:
+    script = REPOSITORY / "examples" / "mxnet_horovod.py"
+    words = ("--data-dir", shades, "--image-size", "16", "--batch-size", "8", "--epochs", "12")
+
+    for round in range(3):
+        out = tmp_path / f"{round}.params"
+        done = run(mxnet_python, *LAUNCH, "--", "python", script, *words, "--out", out)
+        assert done.err == ""
+        row = json.loads(done.out.splitlines()[-1])
+        assert (row["images"], out.exists()) == (NUM_VALIDATION, True)
+        assert row["top1"] > 0.9
+    assert (tmp_path / "0.params").read_bytes() == (tmp_path / "2.params").read_bytes()
 
 
 @mxnet

@@ -1,0 +1,90 @@
+"""MXNet's Gluon and Horovod on any number of ranks: the skeleton of AWS's article, as it works.
+
+imagenet-prep launch -np 2 -- python examples/mxnet_horovod.py --data-dir /data/set
+"""
+
+import argparse
+import json
+
+import horovod.mxnet as hvd
+import mxnet as mx
+from mxnet import autograd, gluon, nd
+
+from imagenet_prep.read import make_dataset
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--data-dir", required=True)
+parser.add_argument("--image-size", type=int, default=64)
+parser.add_argument("--batch-size", type=int, default=32)
+parser.add_argument("--learning-rate", type=float, default=0.02)
+parser.add_argument("--epochs", type=int, default=3)
+parser.add_argument("--out", default="model.params")
+flags = parser.parse_args()
+
+hvd.init()
+context = mx.gpu(hvd.local_rank()) if mx.context.num_gpus() else mx.cpu()
+mx.random.seed(0)
+
+
+def reader(split):
+    """Returns the batches of a split: of this rank, which it knows from the environment."""
+    return make_dataset(
+        flags.data_dir,
+        split,
+        flags.batch_size,
+        flags.image_size,
+        backend="native",
+        framework="numpy",
+        layout="NCHW",
+    )
+
+
+def arrays(batch):
+    """Returns images, labels and mask of a batch."""
+    return [nd.array(batch[name], ctx=context) for name in ("images", "class_index", "mask")]
+
+
+train, validation = reader("train"), reader("validation")
+network = gluon.nn.HybridSequential()
+network.add(
+    gluon.nn.Conv2D(16, 3, strides=2, activation="relu"),
+    gluon.nn.Conv2D(32, 3, strides=2, activation="relu"),
+    gluon.nn.GlobalAvgPool2D(),
+    gluon.nn.Dense(train.num_classes),
+)
+# A forward pass before the broadcast would leave weights in a layout that Horovod cannot read.
+network.infer_shape(nd.zeros((1, 3, flags.image_size, flags.image_size)))
+network.initialize(mx.init.Xavier(), ctx=context)
+network.hybridize()
+parameters = network.collect_params()
+hvd.broadcast_parameters(parameters, root_rank=0)
+# It divides the sum of all ranks' gradients by their number, and `step` by the batch; the article's
+# DistributedOptimizer in a gluon.Trainer does not, and diverges.
+sgd = {"learning_rate": flags.learning_rate * hvd.size(), "momentum": 0.9}
+trainer = hvd.DistributedTrainer(parameters, "sgd", sgd)
+cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
+
+for epoch in range(flags.epochs):
+    for batch in train:
+        images, labels, _ = arrays(batch)
+        with autograd.record():
+            loss = cross_entropy(network(images), labels)
+        loss.backward()
+        trainer.step(flags.batch_size)
+    counted = nd.zeros(2)
+    for batch in validation:
+        images, labels, mask = arrays(batch)
+        right = (network(images).argmax(axis=1) == labels) * mask
+        counted += nd.concat(right.sum(), mask.sum(), dim=0).as_in_context(counted.context)
+    counted = hvd.allreduce(counted, average=False, name="counted").asnumpy()
+    if hvd.rank() == 0:
+        top1, number = float(counted[0] / counted[1]), int(counted[1])
+        row = {"epoch": epoch, "loss": float(loss.mean().asscalar()), "top1": top1}
+        print(json.dumps({**row, "images": number}), flush=True)
+if hvd.rank() == 0:
+    network.save_parameters(flags.out)
+# MXNet computes in the background. A rank that exits with work left, or while others have some,
+# ends Horovod for all: they then print "Horovod has been shut down" at their exit.
+nd.waitall()
+hvd.allreduce(nd.zeros(1), name="end").wait_to_read()
+hvd.shutdown()

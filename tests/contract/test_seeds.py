@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shlex
 import subprocess
@@ -34,9 +35,10 @@ QUICK: dict[int, str] = {
     21: "whole: ",
     43: "localhost",
     60: '"TrainingJobName"',
-    71: "$338",
+    71: "3.2 h, $197 | 3.2 h, $178 | 3.7 h, $194",
     73: "| 64 | 69 ms | 40,032 |",
     74: "examples of train",
+    86: "| 760 s | 860 s |",
 }
 (SAGEMAKER,) = re.findall(r"`SAGEMAKER` is `([^`]+)`", PAGE)
 _SHORT = ("and", "the", "for", "not", "are", "each", "what", "with", "here", "own", "see", "all")
@@ -82,7 +84,7 @@ def functions(test: Named) -> list[ast.FunctionDef]:
 
 
 def test_commands_are_verbs_and_tests_that_exist() -> None:
-    programs = {"cfn-lint", "make", "pytest", "python", "timeout", "--help", *VERBS}
+    programs = {"cfn-lint", "make", "pytest", "python", "sh", "timeout", "--help", *VERBS}
     unknown = [each for row in ROWS for each in commands(row) if each.split()[0] not in programs]
     missing = []
     for row in ROWS:
@@ -137,13 +139,17 @@ def places(
         **{name: str(folder / name) for name in ("A", "B", "O", "SET", "PREFIX", "LOG")},
     }
 
+    (small,) = re.findall(r"`SMALL` is\s+`([^`]+)`", PAGE)
+    meaning["SMALL"] = small
+
     def words(typed: str) -> list[str]:
         found = []
         for word in shlex.split(typed):
             first, slash, rest = word.partition("/")
             if word in meaning:
                 # What stands for several words is no place.
-                found += shlex.split(meaning[word]) if word == "SAGEMAKER" else [meaning[word]]
+                several = word in ("SAGEMAKER", "SMALL")
+                found += shlex.split(meaning[word]) if several else [meaning[word]]
             elif first in meaning and slash:
                 found.append(f"{meaning[first]}/{rest}")
             else:
@@ -151,6 +157,39 @@ def places(
         return found
 
     return words
+
+
+def test_every_row_names_a_command_or_says_what_it_needs() -> None:
+    told = re.compile(r"`[^`]+`|rows? \d+|needs an? |see below|ssh from it")
+    assert [row for row, cells in ROWS.items() if not told.search(cells[4])] == []
+
+
+@pytest.mark.long
+@pytest.mark.horovod
+def test_the_scripts_train_two_ranks_as_typed(
+    places: Callable[[str], list[str]], tmp_path: Path
+) -> None:
+    """Row 34 evaluates what row 27 has trained."""
+    pytest.importorskip("horovod")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "PYTHONPATH": str(REPOSITORY)}
+    said = {}
+    for row in (12, 27, 34):
+        first, *words = places(commands(row)[0])
+        if first == "sh":
+            argv = ["sh", str(REPOSITORY / words[0]), *words[1:]]
+        else:
+            argv = [sys.executable, "-P", "-m", "imagenet_prep", first, *words]
+        done = subprocess.run(
+            argv, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=180
+        )
+        assert done.returncode == 0, done
+        said[row] = done.stdout
+
+    assert "2 ranks x 8 images" in said[12]
+    assert " = 20 steps; " in said[12]
+    assert "Evaluating 32 images of validation" in said[27]
+    assert "1 rank x 8 images = 8 a step, to evaluate a run of 16; 120 images" in said[34]
 
 
 @pytest.mark.slow

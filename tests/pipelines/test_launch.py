@@ -293,18 +293,24 @@ if "--fail" in sys.argv:
 """
 
 
-@pytest.mark.parametrize(
-    "how", [(), pytest.param(("--mpi",), marks=pytest.mark.long)], ids=["ours", "mpi"]
-)
-def test_an_own_script_runs_on_every_rank_and_one_death_ends_all(
-    cluster: Path, how: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+def test_an_own_script_runs_on_every_rank_and_one_death_ends_all(cluster: Path) -> None:
+    run_own_script(cluster)
+
+
+@pytest.mark.long
+def test_mpirun_starts_an_own_script_for_launch(
+    cluster: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if how:
-        # Next to our Python, Horovod's tests would take it for one that Horovod was built with.
-        path = f"{Path(sys.prefix) / 'mpi' / 'bin'}{os.pathsep}{os.environ['PATH']}"
-        monkeypatch.setenv("PATH", path)
-        if shutil.which("mpirun") is None:
-            pytest.skip("no mpirun here; make test-long installs it into .venv/mpi")
+    # Next to our Python, Horovod's tests would take it for one that Horovod was built with.
+    path = f"{Path(sys.prefix) / 'mpi' / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    monkeypatch.setenv("PATH", path)
+    if shutil.which("mpirun") is None:
+        pytest.skip("no mpirun here; make test-long installs it into .venv/mpi")
+    run_own_script(cluster, "--mpi")
+
+
+def run_own_script(cluster: Path, *how: str) -> None:
+    """Launches a script on two ranks, once to its end, and once so that rank 1 fails."""
     (cluster / "code").mkdir()
     (cluster / "code" / "my_train.py").write_text(SCRIPT)
     (cluster / "code" / "neighbour.py").write_text("NAME = 'beside it'")

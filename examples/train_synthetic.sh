@@ -13,7 +13,7 @@ case ${1:--} in
     -*) ;;
     *) ranks=$1 && shift ;;
 esac
-set -- --synthetic --recipe tutorial --clear-log --batch-size 256 --num-batches 1000 --lr 6.4 --warmup-epochs 0 \
+set -- --synthetic --recipe tutorial --log-dir runs/synthetic --clear-log --batch-size 256 --num-batches 1000 --lr 6.4 --warmup-epochs 0 \
     --display-every 100 "$@"
 if [ -f hosts ]; then
     exec imagenet-prep launch -np "$ranks" --hosts hosts -- train "$@"

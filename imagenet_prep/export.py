@@ -161,9 +161,8 @@ def export_weights(config: Config) -> Json:
     found = torchvision.last(Path(config.dataset).expanduser())
     named = torchvision.tensors(found)
     run = found.facts["run"]
-    notes = {name: str(run[name]) for name in ("model", "num_classes", "image_size")}
     num_bytes = torchvision.write(
-        Path(config.out).expanduser(), named, notes | {"step": str(found.step)}
+        Path(config.out).expanduser(), named, torchvision.notes(run) | {"step": str(found.step)}
     )
     return {
         "out": config.out,

@@ -46,14 +46,16 @@ _DECAYS = {"linear_cosine": "linear-cosine", "cosine_decay_restarts": "cosine-re
 
 def train(config: Config) -> Score | None:
     """Trains, and returns the last evaluation."""
-    if importlib.util.find_spec(config.framework) is None:
-        name, remedy = {
-            "tensorflow": (
-                "TensorFlow",
-                f"{install_line('tf')}, or add --framework mxnet where MXNet is",
-            ),
-            "mxnet": ("MXNet", "docs/mxnet.md says how to make its environment"),
-        }[config.framework]
+    module, name, remedy = {
+        "tensorflow": (
+            "tensorflow",
+            "TensorFlow",
+            f"{install_line('tf')}, or add --framework pytorch where PyTorch is",
+        ),
+        "mxnet": ("mxnet", "MXNet", "docs/mxnet.md says how to make its environment"),
+        "pytorch": ("torch", "PyTorch", install_line("torch")),
+    }[config.framework]
+    if importlib.util.find_spec(module) is None:
         raise UsageError(f"training needs {name}: {remedy}")
     from imagenet_prep.evaluation.sheet import Sheet
     from imagenet_prep.trainer import loop, recipe

@@ -1,4 +1,4 @@
-"""What may be chosen for a run: frameworks, models, optimizers, recipes; what MXNet has of them."""
+"""What may be chosen for a run: frameworks, models, optimizers, recipes; which framework has which."""
 
 from __future__ import annotations
 
@@ -8,13 +8,21 @@ from typing import Any
 GLUON_MODELS = (
     *("resnet18", "resnet34", "resnet50-v1", "resnet101-v1", "resnet152-v1", "tiny", "mnist"),
 )
-# MXNet has these values of flags that have more with TensorFlow.
-MXNET_HAS = {
-    "optimizer": ("sgd",),
-    "precision": ("float32", "float16"),
-    "backend": ("auto", "dali", "native"),
+# The values that a framework has of a flag, if it does not have all of them. The first --comm is
+# its default.
+HAS: dict[str, dict[str, tuple[str, ...]]] = {
+    "tensorflow": {"comm": ("horovod",)},
+    "mxnet": {
+        "comm": ("horovod", "dist_sync", "dist_device_sync"),
+        "optimizer": ("sgd",),
+        "precision": ("float32", "float16"),
+        "backend": ("auto", "dali", "native"),
+    },
+    "pytorch": {"comm": ("ddp", "horovod"), "backend": ("auto", "dali", "native")},
 }
-FRAMEWORKS = ("tensorflow", "mxnet")
+FRAMEWORKS = tuple(HAS)
+# How the names of what a framework exports end; a folder has no ending.
+EXPORTED = {"tensorflow": ("", ".keras"), "mxnet": ("",), "pytorch": (".safetensors",)}
 OPTIMIZERS = ("sgd", "lars", "larc", "adam", "rmsprop")
 # The settings of each recipe that depend on neither ranks nor data set; the rest is in
 # `trainer.recipe`.

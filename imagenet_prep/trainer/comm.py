@@ -48,6 +48,13 @@ class Comm:
         """Returns a gradient tape whose gradients are the mean over the ranks."""
         return tape
 
+    def parallel(self, network: Any) -> Any:
+        """Returns a network of PyTorch's whose gradients are the mean over the ranks."""
+        return network
+
+    def arrive(self) -> None:
+        """Waits for the gradients of such a network, after its backward pass."""
+
     def sum(self, tensor: Any) -> Any:
         """Returns the sum over the ranks; works inside tf.function."""
         return tensor

@@ -10,18 +10,19 @@ from typing import Any
 from imagenet_prep.core.flags import Place, Settings, flag, optional, switch
 from imagenet_prep.dataset.flag import data_set
 from imagenet_prep.trainer.choices import (
+    EXPORTED,
     FRAMEWORKS,
     GLUON_MODELS,
+    HAS,
     LEAST_CIFAR,
-    MXNET_HAS,
     OPTIMIZERS,
     RECIPES,
     usual_recipe,
 )
 from imagenet_prep.trainer.schedule import KINDS, STEP_EPOCHS, WARMUP_START, numbers
 
-# Flags for one framework, and for one schedule.
-_TENSORFLOW, _STEPS = {"framework": ("tensorflow",)}, {"schedule": ("steps",)}
+# Flags for some frameworks, and for one schedule.
+_NOT_MXNET, _STEPS = {"framework": ("tensorflow", "pytorch")}, {"schedule": ("steps",)}
 
 
 @dataclass(frozen=True)
@@ -37,15 +38,16 @@ class Config(Settings):
         None, place=Place.ANYWHERE, help="the data set: a folder, s3:// or http(s)://"
     )
     framework: str = flag(
-        "tensorflow", choices=FRAMEWORKS, help="what trains; mxnet has an environment of its own"
+        "tensorflow",
+        choices=FRAMEWORKS,
+        help="the framework that trains; mxnet needs an environment of its own",
     )
-    comm: str = flag(
-        "horovod",
-        choices=("horovod", "dist_sync", "dist_device_sync"),
-        help="how ranks sum gradients: by Horovod's ring, or, with --framework mxnet, by the "
-        "parameter servers that `launch --servers` starts; dist_device_sync adds up the GPUs of a "
+    comm: str = optional(
+        choices=("horovod", "ddp", "dist_sync", "dist_device_sync"),
+        help="how ranks sum gradients: by Horovod's ring; with --framework pytorch by "
+        "DistributedDataParallel (ddp), its default; with --framework mxnet also by the parameter "
+        "servers that `launch --servers` starts, where dist_device_sync adds up the GPUs of a "
         "process on a GPU",
-        only={"framework": ("mxnet",)},
     )
     synthetic: bool = switch(
         help="train on random images; this needs no data set",
@@ -97,7 +99,7 @@ class Config(Settings):
         place=Place.RUN,
         help="folder of TensorBoard's scalars (default: LOG_DIR/tensorboard)",
         metavar="DIR",
-        only=_TENSORFLOW,
+        only={"framework": ("tensorflow",)},
     )
     mirror: str | None = optional(
         place=Place.BUCKET,
@@ -192,9 +194,12 @@ class Config(Settings):
         "with larc 256)",
     )
     fp16_compression: bool = switch(
-        help="send gradients between processes as float16", only=_TENSORFLOW
+        help="send gradients between processes as float16", only=_NOT_MXNET
     )
-    jit: bool = switch(help="compile forward and backward pass with XLA", only=_TENSORFLOW)
+    jit: bool = switch(
+        help="compile forward and backward pass: with XLA, or PyTorch's with torch.compile",
+        only=_NOT_MXNET,
+    )
     train_accuracy: bool = switch(
         help="print how many of the images of a step the network knew, in a column Acc"
     )
@@ -241,7 +246,7 @@ class Config(Settings):
     export: str | None = optional(
         place=Place.RUN,
         help="write the model here at the end: FILE.keras, or a folder for a SavedModel, or for "
-        "the two files of Gluon",
+        "the two files of Gluon; PyTorch's weights as FILE.safetensors",
         metavar="PATH",
     )
     seed: int = flag(0, least=0, help="decides first weights, order and crops")
@@ -278,8 +283,9 @@ class Config(Settings):
     def __post_init__(self) -> None:
         """Refuses values that are not allowed, and flags that would have no effect."""
         super().__post_init__()
-        if not self.recipe:
-            object.__setattr__(self, "recipe", usual_recipe(self.framework))
+        for name, value in self._usual().items():
+            if not getattr(self, name):
+                object.__setattr__(self, name, value)
         if self.synthetic == (self.data_dir is not None):
             raise ValueError("give either --data-dir or --synthetic")
         if self.predictions is not None and not self.evaluate:
@@ -294,30 +300,33 @@ class Config(Settings):
             raise ValueError(
                 f"--loss-scale is for --precision float16, not {self.precision or 'float32'}"
             )
-        if self.export is not None and Path(self.export).suffix not in ("", ".keras"):
-            raise ValueError(f"--export {self.export}: expected FILE.keras, or a folder")
         self._check_framework()
         self._check_length()
         self._check_schedule()
 
+    def _usual(self) -> dict[str, str]:
+        """Returns the values of flags whose default depends on the framework."""
+        return {"recipe": usual_recipe(self.framework), "comm": HAS[self.framework]["comm"][0]}
+
     def _check_framework(self) -> None:
-        if self.framework != "mxnet":
-            return
         model = self.model or RECIPES[self.recipe]["model"]
-        if model not in GLUON_MODELS:
+        if self.framework == "mxnet" and model not in GLUON_MODELS:
             raise ValueError(
                 f"--framework mxnet: Gluon has no {model}; --model is one of "
                 f"{', '.join(GLUON_MODELS)}"
             )
-        for name, has in MXNET_HAS.items():
+        for name, has in HAS[self.framework].items():
             if (value := getattr(self, name)) not in (None, *has):
+                having = [each for each in FRAMEWORKS if value in HAS[each].get(name, (value,))]
                 raise ValueError(
-                    f"--{name} {value} is for --framework tensorflow alone; mxnet has "
-                    f"{', '.join(has)}"
+                    f"--{name} {value} is for --framework {' or '.join(having)} alone; "
+                    f"{self.framework} has {', '.join(has)}"
                 )
-        if Path(self.export or "").suffix:
+        endings = EXPORTED[self.framework]
+        if self.export is not None and Path(self.export).suffix not in endings:
+            wanted = " or ".join(f"FILE{each}" if each else "a folder" for each in endings)
             raise ValueError(
-                f"--export {self.export} is for --framework tensorflow alone; mxnet writes a folder"
+                f"--export {self.export}: --framework {self.framework} writes {wanted}"
             )
 
     def _check_length(self) -> None:
@@ -349,7 +358,7 @@ class Config(Settings):
     def changed(self) -> dict[str, Any]:
         """Returns the settings that are not what they are by default, by name."""
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        defaults["recipe"] = usual_recipe(self.framework)
+        defaults |= self._usual()
         return {name: value for name, value in vars(self).items() if value != defaults[name]}
 
     @property

@@ -1,7 +1,7 @@
 """The part of training that depends on the framework: network, optimizer, and other ranks.
 
-The loop, the recipes, the log and the checkpoints know no framework. TensorFlow's learner and
-MXNet's are never imported together: each has an environment of its own.
+The loop, the recipes, the log and the checkpoints know no framework. Only the learner of the
+framework that trains is imported.
 """
 
 from __future__ import annotations
@@ -81,6 +81,10 @@ def connect(config: Config) -> Learner:
         from imagenet_prep.trainer.mxnet_learner import MxnetLearner
 
         return MxnetLearner(config)
+    if config.framework == "pytorch":
+        from imagenet_prep.trainer.pytorch_learner import PytorchLearner
+
+        return PytorchLearner(config)
     # Before it is imported: its start-up lines would stand in the table.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from imagenet_prep.trainer.tensorflow_learner import TensorFlowLearner

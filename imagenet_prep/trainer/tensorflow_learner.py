@@ -12,7 +12,7 @@ import tensorflow as tf
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.new_file import sync
 from imagenet_prep.storage.os_errors import storage_errors
-from imagenet_prep.trainer import model, recipe
+from imagenet_prep.trainer import model, recipe, torchvision
 from imagenet_prep.trainer.comm import Comm, Horovod, check_gpus, cores, launched
 from imagenet_prep.trainer.config import Config
 from imagenet_prep.trainer.feed import Batch
@@ -81,7 +81,7 @@ class TensorFlowLearner:
     def names(self) -> list[str]:
         """Returns LAYER/VARIABLE of the model's variables; those of the optimizer are counted."""
         slots = range(len(self._optimizer.slots))
-        return [*self._paths, *(f"slot_{number:04d}" for number in slots)]
+        return [*self._paths, *(f"{torchvision.SLOT}{number:04d}" for number in slots)]
 
     def shapes(self, *, only_model: bool) -> list[tuple[int, ...]]:
         """Returns the shapes of all variables, or of the model's."""

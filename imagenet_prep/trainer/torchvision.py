@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 MODELS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 # It is made of torchvision's blocks: examples/tiny.py.
 TINY = "tiny"
+# The learners name the tensors of their optimizers by this and a number.
+SLOT = "slot_"
 # Their names for the variables of a layer of ours.
 _KINDS = {
     "kernel": "weight",
@@ -54,12 +56,14 @@ def last(folder: Path) -> Checkpoint:
 def tensors(found: Checkpoint) -> dict[str, npt.NDArray[Any]]:
     """Returns the model's tensors by torchvision's names."""
     run = found.facts.get("run", {})
-    model = run.get("model")
-    if model not in (*MODELS, TINY) or run.get("framework", "tensorflow") != "tensorflow":
+    model, framework = run.get("model"), run.get("framework", "tensorflow")
+    if model not in (*MODELS, TINY) or framework not in ("tensorflow", "pytorch"):
         raise UsageError(
-            f"{checkpoint.name(found.step)} is of {run.get('framework', 'tensorflow')}'s {model}; "
-            f"PyTorch can have {', '.join(MODELS)} and {TINY}, as `train` has them with TensorFlow"
+            f"{checkpoint.name(found.step)} is of {framework}'s {model}; PyTorch can have "
+            f"{', '.join(MODELS)} and {TINY}, as `train` has them with TensorFlow and PyTorch"
         )
+    if framework == "pytorch":
+        return of_pytorch(found.arrays)
     named: dict[str, npt.NDArray[Any]] = {}
     for path, array in found.arrays.items():
         layer, _, kind = path.rpartition("/")
@@ -71,9 +75,24 @@ def tensors(found: Checkpoint) -> dict[str, npt.NDArray[Any]]:
         elif array.ndim == 2:
             array = array.T
         named[f"{layer}.{_KINDS[kind]}"] = np.ascontiguousarray(array)
-        if kind == "moving_mean":
-            named[f"{layer}.num_batches_tracked"] = np.zeros((), np.int64)
+    return _counted(named)
+
+
+def of_pytorch(arrays: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+    """Returns the tensors of the model among the variables of PyTorch's learner."""
+    return _counted({k: v for k, v in arrays.items() if not k.startswith(SLOT)})
+
+
+def _counted(named: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
+    """Adds the number of steps that PyTorch's batch norms keep, and do not use here."""
+    for name in [each for each in named if each.endswith(".running_mean")]:
+        named[name.replace("running_mean", "num_batches_tracked")] = np.zeros((), np.int64)
     return named
+
+
+def notes(run: Mapping[str, Any]) -> dict[str, str]:
+    """Returns what a file says of the run that its weights are of."""
+    return {name: str(run[name]) for name in ("model", "num_classes", "image_size")}
 
 
 def write(path: Path, named: Mapping[str, npt.NDArray[Any]], notes: Mapping[str, str]) -> int:

@@ -1,0 +1,170 @@
+"""How PyTorch's ranks communicate: by torch.distributed (NCCL on GPUs, Gloo elsewhere), or Horovod.
+
+Ranks speak about their work (sums of a row, the position of the reader) through the CPU, so that
+no rank waits for its own GPU.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed
+
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.terminal import counted
+from imagenet_prep.core.world import World
+from imagenet_prep.trainer.comm import Comm, meet
+
+# What torchrun and `launch` say: where rank 0 listens.
+_PLACE = ("MASTER_ADDR", "MASTER_PORT")
+# What `launch --stall-timeout` sets, and its default.
+_STALL, _STALL_S = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "600"
+
+
+class _Together(Comm):
+    """Several ranks that add up and send in place."""
+
+    def _add_up(self, tensor: Any) -> None:
+        """Sets a tensor to its sum over the ranks."""
+        raise NotImplementedError
+
+    def _send(self, tensor: Any) -> None:
+        """Sets a tensor to what it is on rank 0."""
+        raise NotImplementedError
+
+    def sum(self, tensor: Any) -> Any:
+        """Returns the sum of a number over the ranks."""
+        return self.totals([tensor])[0]
+
+    def totals(self, sums: Any) -> list[float]:
+        """Returns the sums over the ranks of a few numbers."""
+        tensor = torch.as_tensor(sums, dtype=torch.float64, device="cpu").clone()
+        self._add_up(tensor)
+        totals: list[float] = tensor.tolist()
+        return totals
+
+    def average(self, arrays: Sequence[Any]) -> None:
+        """Sets each tensor to its mean over the ranks."""
+        _together(arrays, lambda joined: (self._add_up(joined), joined.div_(self.world.size)))
+
+    def broadcast(self, arrays: Sequence[Any], what: str) -> None:  # noqa: ARG002 - as they come
+        """Sets each tensor to what it is on rank 0."""
+        _together(arrays, self._send)
+
+    def gather(self, array: Any, what: str) -> Any:  # noqa: ARG002 - as they come
+        """Returns [ranks, ...]: a NumPy array of every rank."""
+        room = torch.zeros((self.world.size, *array.shape), dtype=torch.float64)
+        room[self.world.rank] = torch.as_tensor(array)
+        self._add_up(room)
+        return room.numpy()
+
+    def from_first(self, name: str, array: Any) -> Any:  # noqa: ARG002 - as they come
+        """Returns what a NumPy array is on rank 0; it has the same shape on every rank."""
+        tensor = torch.tensor(array)
+        self._send(tensor)
+        return tensor.numpy()
+
+
+class Distributed(_Together):
+    """torch.distributed: started by `imagenet-prep launch`, torchrun, mpirun or srun."""
+
+    def __init__(self, world: World, device: Any, *, fp16_compression: bool) -> None:
+        if missing := [name for name in _PLACE if not os.environ.get(name)]:
+            raise UsageError(
+                f"{counted(world.size, 'rank')} of PyTorch, and no {' and no '.join(missing)}: "
+                "start them by `imagenet-prep launch -np N -- train ...` or torchrun, or export "
+                "the address of the host of rank 0, and a free port of it"
+            )
+        self.world, self._device = world, device
+        self._fp16_compression = fp16_compression
+        on_gpu = device.type == "cuda"
+        distributed.init_process_group(
+            "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+            rank=world.rank,
+            world_size=world.size,
+            timeout=timedelta(seconds=float(os.environ.get(_STALL, _STALL_S))),
+            device_id=device if on_gpu else None,
+        )
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The version of NCCL where ranks have GPUs."""
+        if self._device.type != "cuda":
+            return {}
+        return {"NCCL": ".".join(map(str, torch.cuda.nccl.version()))}
+
+    def parallel(self, network: Any) -> Any:
+        """Returns the network whose backward pass sends each gradient as soon as it is known."""
+        made = torch.nn.parallel.DistributedDataParallel(
+            network, broadcast_buffers=False, gradient_as_bucket_view=True
+        )
+        if self._fp16_compression:
+            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+            made.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        return made
+
+    def _add_up(self, tensor: Any) -> None:
+        distributed.all_reduce(tensor)
+
+    def _send(self, tensor: Any) -> None:
+        distributed.broadcast(tensor, 0)
+
+    def close(self) -> None:
+        """Waits for all ranks and parts from them."""
+        self.totals([0.0])
+        distributed.destroy_process_group()
+
+
+class Horovod(_Together):
+    """Horovod for PyTorch, as `install-horovod` builds it: it sums in the memory of the CPU."""
+
+    def __init__(self, world: World, device: Any, *, fp16_compression: bool) -> None:
+        self._hvd, self.world = meet("torch", world)
+        if device.type == "cuda" and not self._hvd.nccl_built():
+            raise UsageError(
+                "--comm horovod: this Horovod sums PyTorch's tensors on the CPU, and the network "
+                "is on a GPU. Leave --comm out: ranks then use NCCL."
+            )
+        compression = self._hvd.Compression
+        self._compression = compression.fp16 if fp16_compression else compression.none
+        self._sent: list[tuple[Any, int, Any]] = []
+
+    def parallel(self, network: Any) -> Any:
+        """Returns the network; its backward pass sends each gradient as soon as it is known."""
+        for name, weight in network.named_parameters():
+            weight.register_post_accumulate_grad_hook(lambda each, name=name: self._post(each, name))
+        return network
+
+    def _post(self, weight: Any, name: str) -> None:
+        packed, how = self._compression.compress(weight.grad)
+        handle = self._hvd.allreduce_async(packed, name=name, op=self._hvd.Average)
+        self._sent.append((weight, handle, how))
+
+    def arrive(self) -> None:
+        """Waits for the gradients of a backward pass."""
+        for weight, handle, how in self._sent:
+            weight.grad = self._compression.decompress(self._hvd.synchronize(handle), how)
+        self._sent.clear()
+
+    def _add_up(self, tensor: Any) -> None:
+        self._hvd.allreduce_(tensor, op=self._hvd.Sum, name=f"sum.{tuple(tensor.shape)}")
+
+    def _send(self, tensor: Any) -> None:
+        self._hvd.broadcast_(tensor, 0, name=f"send.{tuple(tensor.shape)}")
+
+
+def _together(tensors: Sequence[Any], work: Any) -> None:
+    """Does `work` on all tensors as one, in place."""
+    if not tensors:
+        return
+    with torch.no_grad():
+        joined = torch.cat([each.flatten() for each in tensors])
+        work(joined)
+        parts = joined.split([each.numel() for each in tensors])
+        for each, part in zip(tensors, parts, strict=True):
+            each.copy_(part.view(each.shape))

@@ -1,0 +1,189 @@
+"""PyTorch's part of a run: a network in channels last, our optimizer, torch.distributed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from imagenet_prep.trainer import pytorch_model, recipe, torchvision
+from imagenet_prep.trainer.comm import Comm, check_gpus, cores, launched
+from imagenet_prep.trainer.config import Config
+from imagenet_prep.trainer.feed import Batch
+from imagenet_prep.trainer.pytorch_comm import Distributed, Horovod
+from imagenet_prep.trainer.pytorch_optimizer import Optimizer
+from imagenet_prep.trainer.recipe import Run
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# NVIDIA's GPUs from Volta on have tensor cores for float16.
+_FAST_HALF = (7, 0)
+
+
+class _Held(dict[str, Any]):
+    """A batch of tensors on the device of this rank."""
+
+
+class PytorchLearner:
+    """See `trainer.learner.Learner`."""
+
+    def __init__(self, config: Config) -> None:
+        world, self.comm = launched(), Comm()
+        gpus = torch.cuda.device_count()
+        check_gpus(world.local_rank, gpus)
+        self._device = torch.device("cuda", world.local_rank) if gpus else torch.device("cpu")
+        self._copies: Any = None
+        self.fast_half = False
+        if gpus:
+            torch.cuda.set_device(self._device)
+            # All batches have one size: the fastest of cuDNN's algorithms is looked for once.
+            torch.backends.cudnn.benchmark = True
+            self._copies = torch.cuda.Stream(self._device)
+            self.fast_half = torch.cuda.get_device_capability(self._device) >= _FAST_HALF
+        elif world.local_size > 1:
+            torch.set_num_threads(cores(world))
+        if world.size > 1:
+            made = Horovod if config.comm == "horovod" else Distributed
+            self.comm = made(world, self._device, fp16_compression=config.fp16_compression)
+        self.versions = {"PyTorch": torch.__version__} | self.comm.versions
+        torch.manual_seed(config.seed)
+
+    def hold(self, batch: Batch) -> Batch:
+        """Returns tensors on the device; images are [batch, 3, height, width], channels last."""
+        if isinstance(batch, _Held):
+            return batch
+        named = ("images", "class_index", "mask")
+        images, class_index, mask = (self._on_device(batch[name]) for name in named)
+        return _Held(images=images.permute(0, 3, 1, 2), class_index=class_index.long(), mask=mask)
+
+    def _on_device(self, array: Any) -> Any:
+        """Returns a tensor of what has the DLPack protocol, as NumPy's arrays and DALI's have."""
+        if self._copies is None:
+            return array if isinstance(array, torch.Tensor) else torch.from_dlpack(array)
+        # The copies are made next to the step before, which the GPU still computes: the CPU is
+        # ahead of it. So DALI's memory must not be freed before its copy is made.
+        with torch.cuda.stream(self._copies):
+            tensor = array if isinstance(array, torch.Tensor) else torch.from_dlpack(array)
+            if tensor.is_cuda:
+                made = tensor.clone()
+                self._copies.synchronize()
+            else:
+                made = tensor.to(self._device, non_blocking=True)
+        now = torch.cuda.current_stream(self._device)
+        now.wait_stream(self._copies)
+        made.record_stream(now)
+        return made
+
+    def build(self, plan: Run, *, jit: bool) -> None:
+        """Makes network and optimizer; `jit` compiles both passes with torch.compile."""
+        self._plan = plan
+        network = pytorch_model.build(plan.model, plan.image_size, plan.num_classes)
+        self._network = network.to(self._device, memory_format=torch.channels_last)
+        named = [dict(network.named_parameters()), dict(network.named_buffers())]
+        self._paths = [name for each in named for name in each]
+        self._weights, self._statistics = (list(each.values()) for each in named)
+        self._has_dropout = any(isinstance(m, torch.nn.Dropout) for m in network.modules())
+        self._optimizer = Optimizer(plan, self._weights)
+        self._variables = [*self._weights, *self._statistics, *self._optimizer.slots]
+        self._parallel = self.comm.parallel(network)
+        self._trained = torch.compile(self._parallel, dynamic=False) if jit else self._parallel
+
+    def _computing(self) -> contextlib.AbstractContextManager[Any]:
+        """Returns the context in which layers compute in the type of the plan."""
+        dtype = _DTYPES[self._plan.precision]
+        return torch.autocast(self._device.type, dtype, enabled=dtype != torch.float32)
+
+    def values(self) -> list[Any]:
+        """Returns all variables as arrays."""
+        return [np.array(each.detach().cpu(), order="C") for each in self._variables]
+
+    def names(self) -> list[str]:
+        """Returns torchvision's names of the model's variables; the optimizer's are counted."""
+        slots = range(len(self._optimizer.slots))
+        return [*self._paths, *(f"{torchvision.SLOT}{number:04d}" for number in slots)]
+
+    def shapes(self, *, only_model: bool) -> list[tuple[int, ...]]:
+        """Returns the shapes of all variables, or of the model's."""
+        return [tuple(each.shape) for each in self._those(only_model=only_model)]
+
+    @torch.no_grad()
+    def assign(self, values: Sequence[Any], *, only_model: bool) -> None:
+        """Sets all variables, or the model's."""
+        for variable, value in zip(self._those(only_model=only_model), values, strict=True):
+            variable.copy_(torch.tensor(value))
+
+    def _those(self, *, only_model: bool) -> list[Any]:
+        return self._variables[: len(self._paths)] if only_model else self._variables
+
+    def share(self) -> None:
+        """Sets all variables to what they are on rank 0."""
+        self.comm.broadcast(self._variables, "variable")
+
+    def average_statistics(self) -> None:
+        """Sets the statistics of batch norms to their mean over the ranks."""
+        self.comm.average(self._statistics)
+
+    def step(self, number: int, batch: Batch, rate: float, *, asks: bool) -> tuple[Any, Any]:
+        """Makes a step; what dropouts leave out depends on seed, step and rank alone."""
+        plan, world, held = self._plan, self.comm.world, self.hold(batch)
+        if self._has_dropout:
+            sequence = np.random.SeedSequence((plan.seed, number, world.rank))
+            torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0]))
+        self._network.train()
+        with self._computing():
+            logits = self._trained(held["images"])
+        loss, accuracy = self._loss(logits.float(), held["class_index"], held["mask"])
+        (loss * plan.loss_scale).backward()
+        self.comm.arrive()
+        gradients = [weight.grad for weight in self._weights]
+        total = loss.detach() + self._optimizer.regularizer()
+        if plan.loss_scale == 1.0:
+            self._optimizer.apply(gradients, rate)
+        else:
+            self._apply_if_finite(gradients, rate)
+        for weight in self._weights:
+            weight.grad = None
+        return torch.stack([loss.detach(), total, accuracy]), self.comm.sum(float(asks))
+
+    def _loss(self, logits: Any, class_index: Any, mask: Any) -> Any:
+        """Returns mean cross entropy and accuracy of the images that are there."""
+        there = mask.float()
+        count = there.sum().clamp(min=1.0)
+        smoothing = self._plan.label_smoothing
+        losses = functional.cross_entropy(
+            logits, class_index, reduction="none", label_smoothing=smoothing
+        )
+        known = (logits.detach().argmax(1) == class_index).float()
+        return (losses * there).sum() / count, (known * there).sum() / count
+
+    @torch.no_grad()
+    def _apply_if_finite(self, gradients: list[Any], rate: float) -> None:
+        """Makes a step unless a gradient overflowed, without waiting for the device.
+
+        float16 overflows now and then. The mean then overflows on every rank, and all skip the
+        step.
+        """
+        torch._foreach_div_(gradients, self._plan.loss_scale)
+        sound = torch.stack([each.isfinite().all() for each in gradients]).all()
+        changing = [*self._weights, *self._optimizer.slots]
+        before = [each.clone() for each in changing]
+        self._optimizer.apply(gradients, rate)
+        for now, then in zip(changing, before, strict=True):
+            now.copy_(torch.where(sound, now, then))
+
+    @torch.no_grad()
+    def logits(self, images: Any) -> Any:
+        """Returns the network's answers."""
+        self._network.eval()
+        with self._computing():
+            said = self._network(self._on_device(images).permute(0, 3, 1, 2))
+        return said.float().cpu().numpy()
+
+    def export(self, path: Path) -> None:
+        """Writes a file of safetensors."""
+        arrays = dict(zip(self.names(), self.values(), strict=True))
+        torchvision.write(path, torchvision.of_pytorch(arrays), torchvision.notes(vars(self._plan)))

@@ -1,0 +1,103 @@
+"""The optimizers of `trainer.optimizer` in PyTorch, which takes all variables of a step at once.
+
+PyTorch's own have no LARS or LARC, and their Adam and RMSprop add epsilon elsewhere than Keras'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from imagenet_prep.trainer.recipe import Run, decays
+
+# As in `trainer.optimizer`.
+_FIRST_DECAY, _SECOND_DECAY, _EPSILON = 0.9, 0.999, 1e-7
+
+
+class Optimizer:
+    """Moves float32 variables along their averaged gradients; see `trainer.optimizer`.
+
+    Attributes:
+      slots: the optimizer's own tensors, in the order of `trainer.optimizer`.
+    """
+
+    def __init__(self, plan: Run, variables: Sequence[Any]) -> None:
+        self._plan, self._kind = plan, plan.optimizer
+        self._variables = list(variables)
+        self._decaying = [n for n, each in enumerate(variables) if decays(each)]
+        like = self._variables * (2 if self._kind == "adam" else 1)
+        self._means = [torch.zeros_like(each) for each in like]
+        self._steps = torch.zeros((), device=self._variables[0].device)
+        self.slots = [*self._means, self._steps] if self._kind == "adam" else self._means
+
+    @torch.no_grad()
+    def regularizer(self) -> Any:
+        """Returns the loss whose gradient the weight decay is: decay / 2 * sum(w^2)."""
+        norms = torch._foreach_norm(_those(self._variables, self._decaying))
+        return self._plan.weight_decay / 2 * torch.stack(norms).square().sum()
+
+    @torch.no_grad()
+    def apply(self, gradients: list[Any], learning_rate: float) -> None:
+        """Makes one step; `gradients` are float32, in the order of the variables, and change."""
+        decay = self._plan.weight_decay
+        decaying = [_those(each, self._decaying) for each in (gradients, self._variables)]
+        torch._foreach_add_(*decaying, alpha=decay)
+        if self._kind == "adam":
+            self._adam(gradients, learning_rate)
+            return
+        if self._kind == "rmsprop":
+            gradients = self._rmsprop(gradients)
+        else:
+            self._scale(gradients, learning_rate)
+            torch._foreach_mul_(self._means, self._plan.momentum)
+            torch._foreach_add_(self._means, gradients)
+            if self._plan.nesterov:
+                torch._foreach_add_(gradients, self._means, alpha=self._plan.momentum)
+            else:
+                gradients = self._means
+        torch._foreach_add_(self._variables, gradients, alpha=-learning_rate)
+
+    def _adam(self, gradients: list[Any], learning_rate: float) -> None:
+        count = len(self._variables)
+        means, squares = self._means[:count], self._means[count:]
+        self._steps += 1
+        torch._foreach_lerp_(means, gradients, 1 - _FIRST_DECAY)
+        torch._foreach_mul_(squares, _SECOND_DECAY)
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - _SECOND_DECAY)
+        roots = torch._foreach_sqrt(squares)
+        torch._foreach_add_(roots, _EPSILON)
+        steps = torch._foreach_div(means, roots)
+        # The number of steps is on the device: to ask for it would wait.
+        correction = (1 - _SECOND_DECAY**self._steps).sqrt() / (1 - _FIRST_DECAY**self._steps)
+        torch._foreach_mul_(steps, correction * learning_rate)
+        torch._foreach_sub_(self._variables, steps)
+
+    def _rmsprop(self, gradients: list[Any]) -> Any:
+        torch._foreach_mul_(self._means, _FIRST_DECAY)
+        torch._foreach_addcmul_(self._means, gradients, gradients, 1 - _FIRST_DECAY)
+        roots = torch._foreach_add(self._means, _EPSILON)
+        torch._foreach_sqrt_(roots)
+        return torch._foreach_div(gradients, roots)
+
+    def _scale(self, gradients: list[Any], learning_rate: float) -> None:
+        """Multiplies gradients by the factor of the learning rate of their layer."""
+        if self._kind == "sgd":
+            return
+        if self._kind == "lars":
+            numbers = self._decaying
+        else:
+            numbers = list(range(len(gradients)))
+        weights, slopes = (_those(each, numbers) for each in (self._variables, gradients))
+        weight, slope = (torch.stack(torch._foreach_norm(each)) for each in (weights, slopes))
+        known = (weight > 0) & (slope > 0)
+        rate = self._plan.trust_coefficient * weight / torch.where(known, slope, 1.0)
+        rate = torch.where(known, rate, 1.0)
+        if self._kind == "larc":
+            rate = (rate / learning_rate).clamp(max=1.0)
+        torch._foreach_mul_(slopes, rate.unbind())
+
+
+def _those(tensors: Sequence[Any], numbers: Sequence[int]) -> list[Any]:
+    return [tensors[number] for number in numbers]

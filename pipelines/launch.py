@@ -200,8 +200,7 @@ def _work(words: Sequence[str]) -> Work:
     from imagenet_prep import train
 
     asked = train.parse(words[1:])
-    by_servers = asked.comm != "horovod"
-    return work.of_train(words, asked.data_dir, asked.log_dir, by_servers=by_servers)
+    return work.of_train(words, asked.data_dir, asked.log_dir, asked.comm)
 
 
 def _deal(hosts: Sequence[Host], ranks: int) -> list[Host]:
@@ -251,7 +250,7 @@ class _Launch:
         shared = {MARK: mark, **self.work.variables()}
         order = Order(mark, str(Path.cwd()), list(self.work.argv), shared, [], self._logs())
         if self.config.mpi:
-            passed = self._variables(private=False) | shared | self._limits()
+            passed = self._variables(private=False) | shared | self._limits() | self._place()
             path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
             environment = os.environ | passed | {"PATH": path}
             return crew.run([order] * len(self.used), self._mpirun(passed), environment)
@@ -273,6 +272,10 @@ class _Launch:
     def _limits(self) -> dict[str, str]:
         return self.config.horovod() | variables.of_horovod(self.config.stall_timeout)
 
+    def _place(self) -> dict[str, str]:
+        where = self.used, self.network.interfaces, self.network.address_of_first
+        return variables.of_mpi(*where, self.network.ports[0])
+
     def _processes(self) -> list[list[dict[str, str]]]:
         """Returns, for each host, the variables of each of its ranks, and then of its servers."""
         where = self.used, self.network.interfaces, self.network.address_of_first
@@ -291,10 +294,10 @@ class _Launch:
         """Yields the same, with the rendezvous of Horovod while it is served."""
         ranks = self._processes()
         needs_horovod = self.config.num_processes != 1 and not self.config.servers
-        if self.work.is_own:
+        if self.work.comm != "horovod":
             needs_horovod &= importlib.util.find_spec("horovod") is not None
         if not needs_horovod:
-            yield [[rank | self.config.horovod() for rank in each] for each in ranks]
+            yield [[rank | self._limits() for rank in each] for each in ranks]
             return
         from imagenet_prep.trainer import rendezvous
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import os
 import secrets
@@ -236,11 +237,11 @@ def _meeting(
                 raise ImagenetPrepError("nothing was started:\n  " + "\n  ".join(problems))
             reached = [interface] * len(hosts)
             torchrun = variables.of_torchrun(hosts, reached, place.address, _TORCH_PORT)
-            of_ranks = zip(
-                torchrun[job.hosts.index(job.host)],
-                rendezvous.environments(hosts, job.host, place, interface),
-                strict=True,
-            )
+            own = torchrun[job.hosts.index(job.host)]
+            of_horovod: list[dict[str, str]] = [{}] * len(own)
+            if importlib.util.find_spec("horovod") is not None:
+                of_horovod = rendezvous.environments(hosts, job.host, place, interface)
+            of_ranks = zip(own, of_horovod, strict=True)
             yield [one | other | variables.of_horovod() for one, other in of_ranks]
         finally:
             # The server stays until no host needs it, for the problems and for ranks that end.

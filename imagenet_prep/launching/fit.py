@@ -103,8 +103,7 @@ def understood(text: str) -> Answer | None:
 def _unfit(host: Host, answer: Answer, ranks: int, work: Work) -> list[str]:
     """Returns what is wrong with one host by itself, in a job of so many ranks."""
     found = [answer.problem] if answer.problem else []
-    # A script of the user's own may be PyTorch's.
-    if ranks > 1 and not (work.is_own or work.by_servers) and answer.versions["horovod"] == "none":
+    if ranks > 1 and work.comm == "horovod" and answer.versions["horovod"] == "none":
         found.append("no Horovod: run `imagenet-prep install-horovod` there")
     if answer.gpus and answer.gpus < host.slots:
         what = f"{counted(answer.gpus, 'GPU')} for {counted(host.slots, 'rank')}"

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.hosts.hosts_file import Host
 
-# Python, TensorFlow, MXNet, Horovod, the network and our own program read variables of these names,
+# Python, TensorFlow, MXNet, PyTorch, Horovod, the network and our own program read variables of these names,
 # or with these beginnings. HOME, the shell's own and all others stay here.
 _NAMES = {
     *("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "LANG", "LANGUAGE", "TZ", "TMPDIR"),
@@ -17,7 +17,7 @@ _NAMES = {
 }
 _BEGINNINGS = (
     *("AWS_", "IMAGENET_PREP_", "PYTHON", "LC_", "MALLOC_", "TF_", "TF2_", "XLA_", "DALI_"),
-    *("MXNET_", "PS_"),
+    *("MXNET_", "PS_", "TORCH_", "TORCHINDUCTOR_", "PYTORCH_"),
     *("CUDA_", "CUDNN_", "NCCL_", "HOROVOD_", "GLOO_", "UCX_", "FI_"),
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_"),
 )
@@ -88,6 +88,14 @@ def of_torchrun(
         found.append([shared | {"RANK": str(first + n), "LOCAL_RANK": str(n)} for n in ranks])
         first += host.slots
     return found
+
+
+def of_mpi(
+    hosts: Sequence[Host], interfaces: Sequence[str], address: str, port: int
+) -> dict[str, str]:
+    """Returns the variables of torchrun that mpirun, which numbers the ranks, gives to all."""
+    every = [rank for each in of_torchrun(hosts, interfaces, address, port) for rank in each]
+    return dict(set.intersection(*({*rank.items()} for rank in every)))
 
 
 def of_servers(

@@ -33,7 +33,7 @@ class Work:
       log_dir: folder of its log; None where it has none.
       script: the user's own; None for `train` and for a module.
       is_own: whether it is not `train`.
-      by_servers: whether its ranks communicate by parameter servers, not by Horovod.
+      comm: how ranks of `train` communicate, as its --comm says; None for a custom script.
     """
 
     argv: tuple[str, ...]
@@ -41,7 +41,12 @@ class Work:
     log_dir: str | None
     script: Path | None = None
     is_own: bool = False
-    by_servers: bool = False
+    comm: str | None = None
+
+    @property
+    def by_servers(self) -> bool:
+        """Whether ranks communicate by MXNet's parameter servers."""
+        return self.comm in ("dist_sync", "dist_device_sync")
 
     def variables(self, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
         """Returns what lets a script import its neighbours, and nothing from the current folder."""
@@ -52,12 +57,10 @@ class Work:
         return safe | {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
 
 
-def of_train(
-    words: Sequence[str], data_dir: str | None, log_dir: str, *, by_servers: bool = False
-) -> Work:
+def of_train(words: Sequence[str], data_dir: str | None, log_dir: str, comm: str) -> Work:
     """Returns the work of the verb `train` with its flags, of which three are known."""
     argv = children.python("-m", "imagenet_prep", *words)
-    return Work(tuple(argv), _folder(data_dir), log_dir, by_servers=by_servers)
+    return Work(tuple(argv), _folder(data_dir), log_dir, comm=comm)
 
 
 def own(words: Sequence[str]) -> Work:

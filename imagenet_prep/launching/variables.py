@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.hosts.hosts_file import Host
 
-# Python, TensorFlow, MXNet, PyTorch, Horovod, the network and our own program read variables of these names,
-# or with these beginnings. HOME, the shell's own and all others stay here.
+# Python, TensorFlow, MXNet, PyTorch, Horovod, the network and our own program read variables of
+# these names, or with these beginnings. HOME, the shell's own and all others stay here.
 _NAMES = {
     *("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "LANG", "LANGUAGE", "TZ", "TMPDIR"),
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),

@@ -1,4 +1,4 @@
-"""What may be chosen for a run: frameworks, models, optimizers, recipes; which framework has which."""
+"""What may be chosen for a run: frameworks, models, optimizers, recipes; what some frameworks lack."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ no rank waits for its own GPU.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Sequence
 from datetime import timedelta
@@ -21,6 +22,7 @@ from imagenet_prep.trainer.comm import Comm, meet
 
 # What torchrun and `launch` say: where rank 0 listens.
 _PLACE = ("MASTER_ADDR", "MASTER_PORT")
+_SENDS_BUFFERS = ("forward_sync_buffers", "broadcast_buffers")
 # What `launch --stall-timeout` sets, and its default.
 _STALL, _STALL_S = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "600"
 
@@ -99,9 +101,11 @@ class Distributed(_Together):
 
     def parallel(self, network: Any) -> Any:
         """Returns the network whose backward pass sends each gradient as soon as it is known."""
-        made = torch.nn.parallel.DistributedDataParallel(
-            network, broadcast_buffers=False, gradient_as_bucket_view=True
-        )
+        parallel = torch.nn.parallel.DistributedDataParallel
+        # Each rank has its own statistics of batch norms. PyTorch 2.15 has renamed this.
+        known = inspect.signature(parallel).parameters
+        name = next(each for each in _SENDS_BUFFERS if each in known)
+        made = parallel(network, gradient_as_bucket_view=True, **{name: False})
         if self._fp16_compression:
             from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
@@ -137,7 +141,9 @@ class Horovod(_Together):
     def parallel(self, network: Any) -> Any:
         """Returns the network; its backward pass sends each gradient as soon as it is known."""
         for name, weight in network.named_parameters():
-            weight.register_post_accumulate_grad_hook(lambda each, name=name: self._post(each, name))
+            weight.register_post_accumulate_grad_hook(
+                lambda each, name=name: self._post(each, name)
+            )
         return network
 
     def _post(self, weight: Any, name: str) -> None:

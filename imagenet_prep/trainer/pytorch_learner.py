@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from imagenet_prep.trainer import pytorch_model, recipe, torchvision
+from imagenet_prep.trainer import pytorch_model, torchvision
 from imagenet_prep.trainer.comm import Comm, check_gpus, cores, launched
 from imagenet_prep.trainer.config import Config
 from imagenet_prep.trainer.feed import Batch

@@ -1,4 +1,4 @@
-"""What may be chosen for a run: frameworks, models, optimizers, recipes; what some frameworks lack."""
+"""What may be chosen for a run: frameworks, models, optimizers, recipes; what each lacks."""
 
 from __future__ import annotations
 

@@ -99,7 +99,6 @@ class Config(Settings):
         place=Place.RUN,
         help="folder of TensorBoard's scalars (default: LOG_DIR/tensorboard)",
         metavar="DIR",
-        only={"framework": ("tensorflow",)},
     )
     mirror: str | None = optional(
         place=Place.BUCKET,

@@ -16,27 +16,23 @@ from imagenet_prep.dataset import schema
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.trainer.evaluation import Score
+from imagenet_prep.trainer.scalars import EVENTS, Scalars
 
 LOG = "train.jsonl"
 SCALARS = "tensorboard"
-# How TensorFlow's names of files with scalars begin.
-EVENTS = "events.out.tfevents."
 
 _TRAIN_HEADER = "  Step Epoch Speed   Loss  FinLoss   LR"
 _EVALUATION_HEADER = "  step  epoch  top1    top5     loss   checkpoint_time(UTC)"
 
 
 class Log:
-    """Prints rows, and writes them to `train.jsonl` and TensorBoard's files; only if it `speaks`.
+    """Prints rows, writes them to `train.jsonl` and TensorBoard's files; only if it `speaks`."""
 
-    TensorBoard's files need TensorFlow, and there are none if `scalars` is None.
-    """
-
-    def __init__(self, folder: Path, scalars: Path | None, *, speaks: bool) -> None:
+    def __init__(self, folder: Path, scalars: Path, *, speaks: bool) -> None:
         self._folder, self._folder_of_scalars = folder, scalars
         self._speaks = speaks
         self._file: IO[str] | None = None
-        self._scalars: Any = None
+        self._scalars: Scalars | None = None
         self._has_header = False
 
     def say(self, text: str) -> None:
@@ -47,9 +43,8 @@ class Log:
     def clear(self) -> None:
         """Removes the files of an earlier run."""
         (self._folder / LOG).unlink(missing_ok=True)
-        if self._folder_of_scalars is not None:
-            for path in self._folder_of_scalars.glob(f"{EVENTS}*"):
-                path.unlink(missing_ok=True)
+        for path in self._folder_of_scalars.glob(f"{EVENTS}*"):
+            path.unlink(missing_ok=True)
 
     def start(self, facts: Mapping[str, Any]) -> None:
         """Opens both files and writes the numbers of the run."""
@@ -58,10 +53,7 @@ class Log:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 log = LocalStore(self._folder).open(LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             self._file = open(log, "w", encoding="utf-8")  # noqa: SIM115 - until `close`
-            if self._folder_of_scalars is not None:
-                import tensorflow as tf
-
-                self._scalars = tf.summary.create_file_writer(str(self._folder_of_scalars))
+            self._scalars = Scalars(self._folder_of_scalars)
         self._keep("start", facts)
 
     def train(
@@ -138,11 +130,6 @@ class Log:
         self.say(f"Finished in {seconds}")
         self._keep("finished", {"seconds": seconds})
 
-    def flush(self) -> None:
-        """Hands everything to the system."""
-        if self._scalars is not None:
-            self._scalars.flush()
-
     def close(self) -> None:
         """Closes both files."""
         for each in (self._scalars, self._file):
@@ -162,14 +149,7 @@ class Log:
 
     def _scalar(self, step: int, group: str, values: Mapping[str, float]) -> None:
         if self._scalars is not None:
-            import tensorflow as tf
-
-            # tf.summary.scalar writes the same, but needs TensorBoard.
-            kind = tf.compat.v1.SummaryMetadata(data_class="DATA_CLASS_SCALAR")
-            kind.plugin_data.plugin_name = "scalars"
-            with self._scalars.as_default():
-                for name, value in values.items():
-                    tf.summary.write(f"{group}/{name}", tf.constant(value, tf.float32), step, kind)
+            self._scalars.write(step, group, values)
 
 
 class Timer:

@@ -89,8 +89,7 @@ class Training:
         self._step = 0
         self._saved_at = 0.0
         self._saved_step = -1
-        scalars = saved.scalars if config.framework == "tensorflow" else None
-        self._log = Log(saved.folder, scalars, speaks=self._leads)
+        self._log = Log(saved.folder, saved.scalars, speaks=self._leads)
         self._stop = Stop(alone=self._comm.world.size == 1)
 
     def run(self) -> Score | None:
@@ -166,7 +165,7 @@ class Training:
             self._log.say(f"chosen of train: {name} {value}")
         begun = {"ranks": world.size, "resumed_at": self._step, "versions": versions}
         self._log.start({**plan.facts(), **begun, **decoder, **chosen})
-        self._flush()
+        self._saved.flush()
 
     def _on_first(self, work: Callable[[], Any]) -> Any:
         """Returns to all ranks, as JSON has it, what `work` returns or raises on rank 0."""
@@ -288,10 +287,6 @@ class Training:
         }
         self._saved_at = self._on_first(lambda: self._saved.save(self._step, facts, self._learner))
         self._saved_step = self._step
-        self._flush()
-
-    def _flush(self) -> None:
-        self._log.flush()
         self._saved.flush()
 
     def _ended(self) -> IncompleteError:
@@ -352,7 +347,7 @@ class Training:
             self._log.test(score, classes)
         if self._config.predictions is not None:
             self._log.say(f"predictions: {self._config.predictions}")
-        self._flush()
+        self._saved.flush()
         return score
 
     def _unless_asked(self, batches: Iterable[Batch]) -> Iterator[Batch]:

@@ -32,7 +32,8 @@ from imagenet_prep.storage.ledger import Identity
 from imagenet_prep.storage.remote import CHUNK_BYTES, UnavailableError
 from imagenet_prep.storage.retry import RetryBudget, with_retries
 from imagenet_prep.trainer import checkpoint
-from imagenet_prep.trainer.log import EVENTS, LOG, SCALARS
+from imagenet_prep.trainer.log import LOG, SCALARS
+from imagenet_prep.trainer.scalars import EVENTS
 
 # A folder, and the name of a file in it.
 _Place = tuple[Path, str]

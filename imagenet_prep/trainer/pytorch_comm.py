@@ -10,6 +10,7 @@ import inspect
 import os
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -141,12 +142,10 @@ class Horovod(_Together):
     def parallel(self, network: Any) -> Any:
         """Returns the network; its backward pass sends each gradient as soon as it is known."""
         for name, weight in network.named_parameters():
-            weight.register_post_accumulate_grad_hook(
-                lambda each, name=name: self._post(each, name)
-            )
+            weight.register_post_accumulate_grad_hook(partial(self._post, name))
         return network
 
-    def _post(self, weight: Any, name: str) -> None:
+    def _post(self, name: str, weight: Any) -> None:
         packed, how = self._compression.compress(weight.grad)
         handle = self._hvd.allreduce_async(packed, name=name, op=self._hvd.Average)
         self._sent.append((weight, handle, how))

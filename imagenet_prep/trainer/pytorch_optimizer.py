@@ -85,10 +85,7 @@ class Optimizer:
         """Multiplies gradients by the factor of the learning rate of their layer."""
         if self._kind == "sgd":
             return
-        if self._kind == "lars":
-            numbers = self._decaying
-        else:
-            numbers = list(range(len(gradients)))
+        numbers = self._decaying if self._kind == "lars" else range(len(gradients))
         weights, slopes = (_those(each, numbers) for each in (self._variables, gradients))
         weight, slope = (torch.stack(torch._foreach_norm(each)) for each in (weights, slopes))
         known = (weight > 0) & (slope > 0)

@@ -84,10 +84,14 @@ def of_pytorch(arrays: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
 
 
 def _counted(named: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
-    """Adds the number of steps that PyTorch's batch norms keep, and do not use here."""
-    for name in [each for each in named if each.endswith(".running_mean")]:
-        named[name.replace("running_mean", "num_batches_tracked")] = np.zeros((), np.int64)
-    return named
+    """Returns the tensors with a number of steps for each batch norm, as PyTorch's have it."""
+    found = {}
+    for name, array in named.items():
+        found[name] = array
+        layer, _, kind = name.rpartition(".")
+        if kind == "running_mean":
+            found[f"{layer}.num_batches_tracked"] = np.zeros((), np.int64)
+    return found
 
 
 def notes(run: Mapping[str, Any]) -> dict[str, str]:

@@ -52,12 +52,17 @@ MXNET = {"framework": "mxnet", "synthetic": True}
         ({"synthetic": True, "comm": "dist_sync"}, "is for --framework mxnet"),
         (MXNET | {"model": "resnet50"}, "Gluon has no resnet50; --model is one of resnet18"),
         (MXNET | {"recipe": "cifar10"}, "Gluon has no cifar"),
-        (MXNET | {"optimizer": "lars"}, "--optimizer lars is for --framework tensorflow alone"),
+        (
+            MXNET | {"optimizer": "lars"},
+            "--optimizer lars is for --framework tensorflow or pytorch alone",
+        ),
         (MXNET | {"precision": "bfloat16"}, "--precision bfloat16 is for"),
         (MXNET | {"jit": True}, "--jit is for"),
         (MXNET | {"fp16_compression": True}, "--fp16-compression is for"),
-        (MXNET | {"export": "model.keras"}, "--export model.keras is for"),
-        (MXNET | {"tensorboard_dir": "scalars"}, "--tensorboard-dir scalars is for"),
+        (
+            MXNET | {"export": "model.keras"},
+            "--export model.keras: --framework mxnet writes a folder",
+        ),
         ({"framework": "mxnet", "data_dir": "x", "backend": "tfdata"}, "--backend tfdata is for"),
     ],
 )

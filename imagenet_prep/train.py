@@ -72,10 +72,16 @@ def readers(config: Config) -> OpenReader:
     """Returns the function that opens the splits of a run; its settings are settled."""
     from imagenet_prep.trainer import recipe
 
+    def pinned() -> Any:
+        from imagenet_prep.trainer.pytorch_learner import pinned
+
+        assert config.image_size is not None
+        return pinned(config.batch_size, config.image_size)
+
     def open_reader(split: str, training: bool, world: World, is_set: bool = False) -> BatchReader:
         from imagenet_prep.evaluation.evaluated_set import opened
         from imagenet_prep.read import make_dataset
-        from imagenet_prep.read.backend import choose_device
+        from imagenet_prep.read.backend import choose_device, gpus
         from imagenet_prep.read.batch import DECODED
 
         assert config.data_dir is not None
@@ -92,9 +98,13 @@ def readers(config: Config) -> OpenReader:
         if config.framework == "mxnet":
             made |= {"framework": "dlpack" if device == "gpu" else "numpy", "layout": "NCHW"}
         elif config.framework == "pytorch":
-            made["framework"] = "dlpack"
             if made["backend"] == "auto":
                 made["backend"] = "native"
+            # Copies to a GPU are made next to its work only from pinned memory.
+            if made["backend"] == "native" and world.local_rank < gpus():
+                made["out"] = pinned
+            else:
+                made["framework"] = "dlpack"
         reader = make_dataset(
             data_dir,
             split,

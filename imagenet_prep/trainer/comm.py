@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -219,19 +220,23 @@ def horovod_versions(hvd: Any) -> dict[str, str]:
 # Launchers report the process that ends first, with its exit code. So a rank that lost another one
 # waits this long before it ends itself.
 _LEFT_S = 1.0
+# The libraries by which ranks communicate name themselves in their errors.
+_OF_RANKS = re.compile("horovod|gloo|nccl", re.IGNORECASE)
 
 
 @contextlib.contextmanager
 def lost_rank() -> Iterator[None]:
-    """Turns Horovod's errors about other ranks into one that says what to do."""
+    """Turns errors of Horovod, Gloo and NCCL about other ranks into one that says what to do."""
     try:
         yield
     except ImagenetPrepError:
         raise
     except Exception as error:
-        # HorovodInternalError, or the framework's errors around what Horovod's operations said.
+        # HorovodInternalError, or the framework's errors around what such an operation said.
+        # PyTorch raises a RuntimeError, or one of its own classes below it.
         where = type(error).__module__.partition(".")[0]
-        if where not in ("horovod", "mxnet", "tensorflow") or "horovod" not in str(error).lower():
+        known = where in ("horovod", "mxnet", "tensorflow") or isinstance(error, RuntimeError)
+        if not known or not _OF_RANKS.search(str(error)):
             raise
         print(LEFT, file=sys.stderr, flush=True)
         time.sleep(_LEFT_S)

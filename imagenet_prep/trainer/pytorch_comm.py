@@ -52,7 +52,11 @@ class _Together(Comm):
 
     def average(self, arrays: Sequence[Any]) -> None:
         """Sets each tensor to its mean over the ranks."""
-        _together(arrays, lambda joined: (self._add_up(joined), joined.div_(self.world.size)))
+        _together(arrays, self._average)
+
+    def _average(self, tensor: Any) -> None:
+        self._add_up(tensor)
+        tensor /= self.world.size
 
     def broadcast(self, arrays: Sequence[Any], what: str) -> None:  # noqa: ARG002 - as they come
         """Sets each tensor to what it is on rank 0."""

@@ -24,6 +24,11 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 _FAST_HALF = (7, 0)
 
 
+def pinned(batch_size: int, image_size: int) -> Any:
+    """Returns memory for the images of a batch, from which copies to a GPU need no other memory."""
+    return torch.empty((batch_size, image_size, image_size, 3), pin_memory=True)
+
+
 class _Held(dict[str, Any]):
     """A batch of tensors on the device of this rank."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -97,7 +96,7 @@ class PytorchLearner:
         self._parallel = self.comm.parallel(network)
         self._trained = torch.compile(self._parallel, dynamic=False) if jit else self._parallel
 
-    def _computing(self) -> contextlib.AbstractContextManager[Any]:
+    def _computing(self) -> Any:
         """Returns the context in which layers compute in the type of the plan."""
         dtype = _DTYPES[self._plan.precision]
         return torch.autocast(self._device.type, dtype, enabled=dtype != torch.float32)

@@ -1,0 +1,93 @@
+"""Ten steps of TensorFlow's learner and of PyTorch's from the same weights, as JSON.
+
+`python agree.py MODEL OPTIMIZER RATE ...` prints, for each three words, the losses of both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from typing import Any
+
+import numpy as np
+
+from imagenet_prep.trainer import recipe, torchvision
+from imagenet_prep.trainer.checkpoint import Checkpoint
+from imagenet_prep.trainer.config import Config
+from imagenet_prep.trainer.pytorch_learner import PytorchLearner
+from imagenet_prep.trainer.tensorflow_learner import TensorFlowLearner
+
+CLASSES, BATCH, STEPS = 4, 8, 10
+
+
+def named_as_torch(model: str, size: int, arrays: dict[str, Any]) -> dict[str, Any]:
+    """Returns the variables of TensorFlow's network by the names of PyTorch's."""
+    if model not in ("cifar", "mnist"):
+        return torchvision.tensors(Checkpoint(1, 1, 0.0, {"run": {"model": model}}, arrays))
+    for path, array in arrays.items():
+        if path == "hidden/kernel":  # flattened with the channels last
+            side = {("cifar", 32): 2, ("mnist", 28): 4}[model, size]
+            turned = array.reshape(side, side, -1, array.shape[1]).transpose(2, 0, 1, 3)
+            arrays[path] = turned.reshape(array.shape)
+    known = {path.replace(".", "_"): array for path, array in arrays.items()}
+    facts = {"run": {"model": torchvision.TINY}}
+    return torchvision.tensors(Checkpoint(1, 1, 0.0, facts, known))
+
+
+def losses(model: str, optimizer: str, rate: float) -> list[list[float]]:
+    """Returns loss and total loss of each step, of TensorFlow and then of PyTorch."""
+    size = {"cifar": 32, "mnist": 28}.get(model, 64)
+    both = []
+    given: dict[str, Any] = {}
+    for framework, kind in (("tensorflow", TensorFlowLearner), ("pytorch", PytorchLearner)):
+        asked = Config(
+            synthetic=True,
+            framework=framework,
+            model=model,
+            image_size=size,
+            batch_size=BATCH,
+            optimizer=optimizer,
+            lr=rate,
+            nesterov=optimizer == "sgd",
+        )
+        plan = recipe.resolve(asked, 1, 10 * BATCH, CLASSES)
+        learner = kind(asked)
+        learner.build(dataclasses.replace(plan, label_smoothing=0.1), jit=False)
+        silence(learner)
+        if not given:
+            named = dict(zip(learner.names(), learner.values(), strict=True))
+            given = named_as_torch(model, size, named)
+        else:
+            paths = [name for name in learner.names() if not name.startswith(torchvision.SLOT)]
+            learner.assign([given[path] for path in paths], only_model=True)
+        rng, rows = np.random.default_rng(7), []
+        for step in range(STEPS):
+            labels = rng.integers(CLASSES, size=BATCH, dtype=np.int32)
+            noise = rng.standard_normal((BATCH, size, size, 3), np.float32)
+            batch = {
+                "images": noise + labels[:, None, None, None].astype(np.float32) / 4,
+                "class_index": labels,
+                "mask": np.arange(BATCH) < BATCH - step % 2,
+            }
+            values, _ = learner.step(step, learner.hold(batch), rate, asks=False)
+            rows.append([float(each) for each in values][:2])
+        both.append(rows)
+    return both
+
+
+def silence(learner: Any) -> None:
+    """Lets dropouts leave nothing out: the frameworks draw other numbers."""
+    if isinstance(learner, PytorchLearner):
+        for module in learner._network.modules():
+            if type(module).__name__ == "Dropout":
+                module.p = 0.0
+    else:
+        for layer in learner._model.layers:
+            if type(layer).__name__ == "Dropout":
+                layer.rate = 0.0
+
+
+words = iter(sys.argv[1:])
+for model, optimizer, rate in zip(words, words, words, strict=True):
+    print(json.dumps([model, optimizer, losses(model, optimizer, float(rate))]), flush=True)

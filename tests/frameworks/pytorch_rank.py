@@ -1,0 +1,48 @@
+"""What one rank of PyTorch's does for tests: `launch ... -- python pytorch_rank.py FOLDER SETTINGS`.
+
+It trains a network without batch norms and dropouts, in which ranks and one process are equal, and
+saves its variables. Each rank begins with weights of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from imagenet_prep.train import readers
+from imagenet_prep.trainer import loop, pytorch_model, recipe
+from imagenet_prep.trainer.comm import launched
+from imagenet_prep.trainer.config import Config
+from imagenet_prep.trainer.pytorch_learner import PytorchLearner
+
+
+def network(_name: str, _size: int, num_classes: int) -> Any:
+    """Stands for `pytorch_model.build`."""
+    convolution = nn.Conv2d(3, 16, 3, 2)
+    pool = nn.AdaptiveAvgPool2d(1)
+    return nn.Sequential(convolution, nn.ReLU(), pool, nn.Flatten(), nn.Linear(16, num_classes))
+
+
+def main(folder: Path, settings: dict[str, Any]) -> None:
+    """Trains, and saves the variables of this rank."""
+    pytorch_model.build = network
+    config = Config(**settings, framework="pytorch", log_dir=str(folder / "run"))
+    world = launched()
+    torch.manual_seed(0)
+    learner = PytorchLearner(dataclasses.replace(config, seed=config.seed + world.rank))
+    loop.connect = lambda _: learner
+    score = loop.train(config, readers(recipe.settled(config)))
+    values = {f"v{n}": value for n, value in enumerate(learner.values())}
+    np.savez(folder / f"weights-{world.rank}.npz", **values)
+    (folder / f"score-{world.rank}.json").write_text(json.dumps(score))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))

@@ -1,0 +1,201 @@
+"""`train --framework pytorch`, with PyTorch itself: one rank, two, and TensorFlow's losses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from imagenet_prep.trainer import checkpoint
+from tests.frameworks.test_frameworks import LOGITS, ended, python
+from tests.kit import command
+from tests.kit.command import PATIENCE_S, PROGRAM
+from tests.kit.shared import made_once
+from tests.kit.training import (
+    NUM_VALIDATION,
+    arguments,
+    arrays_of,
+    assert_same_bits,
+    flags,
+    rows,
+    shades,
+)
+
+__all__ = ["python", "shades"]
+
+pytestmark = pytest.mark.long
+
+PROGRAMS = Path(__file__).parent
+LAST = 33
+# Two ranks with a thread for each core take turns at waiting.
+ONE = {"OMP_NUM_THREADS": "1"}
+
+
+def settings(shades: Path, **more: Any) -> dict[str, Any]:
+    """Returns the settings of 33 steps of 8 images over all ranks."""
+    small = flags(shades, Path("-"), num_epochs=4.0, checkpoint_every=10, display_every=1, keep=9)
+    del small["log_dir"]
+    return small | {"backend": "native"} | more
+
+
+def words(shades: Path, log_dir: Path, **more: Any) -> list[str]:
+    given = settings(shades, **more) | {"framework": "pytorch", "log_dir": str(log_dir)}
+    return ["train", *arguments(given)]
+
+
+def run(python: Path, *argv: str | Path, code: int = 0) -> command.Finished:
+    """Runs a verb in PyTorch's environment."""
+    with command.started(*argv, python=python, env=ONE, program=PROGRAM) as running:
+        finished = running.finish(PATIENCE_S)
+        assert running.workers() == []
+    assert finished.code == code, finished
+    assert "Warning" not in finished.err
+    return finished
+
+
+@pytest.fixture(scope="session")
+def runs(python: Path, shades: Path, shared_cache: Path) -> Path:
+    """The run `whole` of one process, and `two` of two ranks of half the batch."""
+
+    def make(folder: Path) -> None:
+        export = str(folder / "exported.safetensors")
+        run(python, *words(shades, folder / "whole", export=export))
+        two = words(shades, folder / "two", batch_size=4)
+        made = run(python, "launch", "-np", "2", "--", *two)
+        (folder / "out").write_text(made.out)
+
+    return made_once(shared_cache / "pytorch-runs", make)
+
+
+@pytest.mark.parametrize(
+    "cases",
+    [
+        *(f"tiny {name}" for name in ("sgd 0.05", "adam 0.003", "rmsprop 0.001", "lars 2")),
+        *("tiny larc 0.5", "resnet18 sgd 0.02", "resnet50 sgd 0.005", "resnet50-v1 sgd 0.005"),
+        *("cifar adam 0.001", "mnist adam 0.001"),
+    ],
+)
+def test_the_losses_of_ten_steps_are_those_of_tensorflow(python: Path, cases: str) -> None:
+    ((_, _, both),) = [
+        json.loads(line)
+        for line in ended(python, PROGRAMS / "agree.py", *cases.split(), **ONE).splitlines()
+        if line.startswith("[")
+    ]
+    one, other = np.array(both)
+    assert one.shape == (10, 2)
+    assert np.ptp(one[:, 0]) > 0.01
+    np.testing.assert_allclose(other, one, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["whole", "two"])
+def test_it_learns_and_every_example_is_counted_once(runs: Path, name: str) -> None:
+    (evaluation,) = rows(runs / name, "evaluation")
+    assert evaluation["examples"] == NUM_VALIDATION
+    assert evaluation["top1"] > 0.9
+    (start,) = rows(runs / name, "start")
+    assert start["versions"].keys() == {"Python", "PyTorch"}
+    assert list((runs / name / "tensorboard").glob("events.*"))
+
+
+@pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGKILL])
+def test_ended_and_run_again_it_has_the_same_bits(
+    python: Path, runs: Path, shades: Path, tmp_path: Path, asked: signal.Signals
+) -> None:
+    log_dir, argv = tmp_path / "run", words(shades, tmp_path / "run")
+    with command.started(*argv, python=python, env=ONE, program=PROGRAM) as running:
+        command.wait_until(
+            lambda: running.ended or len(rows_so_far(log_dir)) > 12, "steps after a checkpoint"
+        )
+        running.send(asked)
+        finished = running.finish(PATIENCE_S)
+    assert finished.code == (4 if asked == signal.SIGTERM else -signal.SIGKILL), finished
+    run(python, *argv)
+
+    assert_same_bits(arrays_of(runs / "whole"), arrays_of(log_dir))
+    assert rows(log_dir, "start")[1]["resumed_at"] >= 10
+
+
+def rows_so_far(log_dir: Path) -> list[str]:
+    file = log_dir / "train.jsonl"
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def test_two_ranks_end_with_the_weights_of_one_process(
+    python: Path, shades: Path, tmp_path: Path
+) -> None:
+    for ranks in (1, 2):
+        folder = tmp_path / str(ranks)
+        folder.mkdir()
+        given = json.dumps(settings(shades, batch_size=8 // ranks))
+        script = ("--", "python", PROGRAMS / "pytorch_rank.py", folder, given)
+        run(python, "launch", "-np", str(ranks), *script)
+    one, *both = (
+        dict(np.load(tmp_path / name))
+        for name in ("1/weights-0.npz", "2/weights-0.npz", "2/weights-1.npz")
+    )
+    assert_same_bits(*both)
+    # Each rank began with others, see pytorch_rank.py: without the broadcast they would differ.
+    for name, values in one.items():
+        np.testing.assert_allclose(both[0][name], values, rtol=1e-4, atol=1e-5)
+    scores = [json.loads((tmp_path / "2" / f"score-{rank}.json").read_text()) for rank in (0, 1)]
+    assert scores[0] == scores[1]
+
+
+def test_a_killed_rank_ends_both_and_one_process_goes_on(
+    python: Path, shades: Path, tmp_path: Path
+) -> None:
+    log_dir = tmp_path / "run"
+    launch = ("launch", "-np", "2", "--", *words(shades, log_dir, batch_size=4, num_epochs=40.0))
+    with command.started(*launch, python=python, env=ONE, program=PROGRAM) as running:
+        command.wait_until(lambda: running.ended or list(log_dir.glob("*.npz")), "a checkpoint")
+        victims = [pid for pid in running.workers() if of_rank(pid, 1)]
+        running.send(signal.SIGKILL, victims)
+        finished = running.finish(PATIENCE_S)
+        assert running.workers() == []
+    assert finished.code == 128 + signal.SIGKILL, finished
+    assert "rank 1: ended by signal 9" in finished.err
+    assert "another rank died or stalled" in finished.err
+    there = checkpoint.steps(log_dir)[-1]
+    run(python, *words(shades, log_dir, num_epochs=40.0))
+    assert [row["resumed_at"] for row in rows(log_dir, "start")] == [0, there]
+
+
+def of_rank(pid: int, rank: int) -> bool:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"imagenet_prep" in words and f"RANK={rank}".encode() in environment
+
+
+def test_the_weights_are_torchvisions(python: Path, runs: Path, tmp_path: Path) -> None:
+    """The class of examples/tiny.py takes them, and says what the run's own evaluation says."""
+    np.save(tmp_path / "images.npy", np.zeros((1, 3, 16, 16), np.float32))
+    out = tmp_path / "tiny.safetensors"
+    made = command.run("export", runs / "whole", "--format", "torch", "--out", out)
+    assert made.code == 0, made
+    assert "tiny of 4 classes" in made.out
+    script = LOGITS.replace("Tiny(10, 64)", "Tiny(4, 16)")
+    for file in (out, runs / "exported.safetensors"):
+        examples = str(command.REPOSITORY / "examples")
+        said = ended(
+            python, "-c", script, "tiny", file, tmp_path / "images.npy", PYTHONPATH=examples
+        )
+        assert np.isfinite(json.loads(said)).all()
+
+
+def test_a_compiled_network_in_half_precision_learns(
+    python: Path, shades: Path, tmp_path: Path
+) -> None:
+    compiler = shutil.which("g++") or pytest.skip("torch.compile needs g++ on a CPU")
+    assert compiler
+    for more in ({"precision": "bfloat16", "jit": True}, {"precision": "float16"}):
+        log_dir = tmp_path / more["precision"]
+        run(python, *words(shades, log_dir, **more))
+        assert rows(log_dir, "evaluation")[0]["top1"] > 0.8

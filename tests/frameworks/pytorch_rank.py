@@ -1,4 +1,4 @@
-"""What one rank of PyTorch's does for tests: `launch ... -- python pytorch_rank.py FOLDER SETTINGS`.
+"""One rank of PyTorch for tests: `launch ... -- python pytorch_rank.py FOLDER SETTINGS`.
 
 It trains a network without batch norms and dropouts, in which ranks and one process are equal, and
 saves its variables. Each rank begins with weights of its own.

@@ -11,7 +11,7 @@ import pytest
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.hosts.hosts_file import Host
-from imagenet_prep.launching import work
+from imagenet_prep.launching import variables, work
 from imagenet_prep.launching.variables import of_servers, of_torchrun
 
 
@@ -101,3 +101,19 @@ def test_servers_stand_on_the_hosts_in_turn_and_the_scheduler_on_the_first() -> 
     told = [*ranks, *others[0], *others[1]]
     names = ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER")
     assert {tuple(one[name] for name in names) for one in told} == {("10.0.0.1", "4711", "3", "3")}
+
+
+def test_ranks_by_mpirun_meet_where_those_of_torchrun_do() -> None:
+    hosts = [Host("a", 2), Host("b", 2)]
+    given = variables.of_mpi(hosts, ["eth0", "eth0"], "10.0.0.1", 4321)
+    assert given == {
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "4321",
+        "WORLD_SIZE": "4",
+        "LOCAL_WORLD_SIZE": "2",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "NCCL_SOCKET_IFNAME": "eth0",
+    }
+    # mpirun gives all ranks one value.
+    differ = variables.of_mpi([Host("a", 1), Host("b", 2)], ["eth0", "ens5"], "10.0.0.1", 4321)
+    assert differ.keys() == {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"}

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.train import parse
+from imagenet_prep.train import parse, train
 from imagenet_prep.trainer import recipe
 from imagenet_prep.trainer.config import Config
+from tests.kit.installed import Installed
 
 MXNET = {"framework": "mxnet", "synthetic": True}
+TORCH = {"framework": "pytorch", "synthetic": True}
 
 
 @pytest.mark.parametrize(
@@ -64,11 +66,32 @@ MXNET = {"framework": "mxnet", "synthetic": True}
             "--export model.keras: --framework mxnet writes a folder",
         ),
         ({"framework": "mxnet", "data_dir": "x", "backend": "tfdata"}, "--backend tfdata is for"),
+        (TORCH | {"comm": "dist_sync"}, "is for --framework mxnet alone; pytorch has ddp, horovod"),
+        (TORCH | {"export": "model.keras"}, "--framework pytorch writes FILE.safetensors"),
+        ({"framework": "pytorch", "data_dir": "x", "backend": "tfdata"}, "--backend tfdata is for"),
+        ({"synthetic": True, "comm": "ddp"}, "--comm ddp is for --framework pytorch alone"),
     ],
 )
 def test_what_cannot_be_or_has_no_effect_is_refused(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         Config(**settings)
+
+
+def test_each_framework_has_its_usual_way_to_communicate() -> None:
+    for framework, comm in (("tensorflow", "horovod"), ("mxnet", "horovod"), ("pytorch", "ddp")):
+        config = Config(synthetic=True, framework=framework)
+        assert config.comm == comm
+        assert not {"comm", "recipe"} & config.changed().keys()
+    assert Config(**TORCH, comm="horovod").changed()["comm"] == "horovod"
+
+
+def test_a_framework_that_is_not_installed_is_named_with_the_line_to_type(
+    installed: Installed,
+) -> None:
+    installed.packages(lambda _: False)
+    for framework, wanted in (("tensorflow", r"\[tf\]"), ("pytorch", r"\[torch\]")):
+        with pytest.raises(UsageError, match=f"pip install 'imagenet-prep{wanted}'"):
+            train(Config(synthetic=True, framework=framework))
 
 
 def test_an_optimizer_that_the_recipe_has_no_rate_for_needs_one() -> None:

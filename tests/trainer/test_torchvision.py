@@ -95,11 +95,28 @@ def test_all_layers_of_a_network_have_the_names_of_torchvision(tf: Any, tmp_path
         assert found["fc.weight"].shape[0] == 1000
 
 
+def test_the_weights_of_a_run_of_pytorch_are_written_as_they_are(tmp_path: Path) -> None:
+    arrays = {
+        "conv1.weight": np.arange(60, dtype=np.float32).reshape(5, 4, 3, 1),
+        "bn1.running_mean": np.full(5, 4, np.float32),
+        "slot_0000": np.zeros(3, np.float32),
+    }
+    run = RUN | {"run": RUN["run"] | {"framework": "pytorch"}}
+    checkpoint.save(tmp_path / "run", 3, run, arrays, keep=1)
+    out = tmp_path / "resnet50.pt"
+    assert command.run("export", tmp_path / "run", "--format", "torch", "--out", out).code == 0
+
+    _, found = tensors(out)
+    assert list(found) == ["conv1.weight", "bn1.running_mean", "bn1.num_batches_tracked"]
+    assert found["conv1.weight"].tobytes() == arrays["conv1.weight"].tobytes()
+
+
 @pytest.mark.parametrize(
     ("run", "said"),
     [
         ({"model": "cifar"}, "is of tensorflow's cifar; PyTorch can have resnet18, resnet34"),
         ({"model": "resnet50-v1"}, "is of tensorflow's resnet50-v1"),
+        ({"model": "mnist", "framework": "pytorch"}, "is of pytorch's mnist; PyTorch can have"),
         ({"model": "resnet18", "framework": "mxnet"}, "is of mxnet's resnet18"),
     ],
 )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from imagenet_prep.core import flags, program
 from imagenet_prep.core.errors import UsageError, install_line
 from imagenet_prep.dataset import schema
+from imagenet_prep.trainer.choices import EXPORTED
 from imagenet_prep.trainer.config import Config
 
 if TYPE_CHECKING:
@@ -137,7 +138,9 @@ def _of_sagemaker(argv: Sequence[str], environment: Mapping[str, str]) -> dict[s
             found["data_dir"] = environment[channel]
             break
     if "SM_MODEL_DIR" in environment:
-        found["export"] = f"{environment['SM_MODEL_DIR']}/model.keras"
+        asked = {word.rpartition("=")[2] for word in argv}
+        ending = next((EXPORTED[each][-1] for each in EXPORTED if each in asked), ".keras")
+        found["export"] = f"{environment['SM_MODEL_DIR']}/model{ending}"
     return found
 
 

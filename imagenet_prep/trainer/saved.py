@@ -17,8 +17,9 @@ from imagenet_prep.dataset import predictions
 from imagenet_prep.storage import inside
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
 from imagenet_prep.storage.os_errors import storage_errors
-from imagenet_prep.trainer import checkpoint, recipe
+from imagenet_prep.trainer import checkpoint, recipe, torchvision
 from imagenet_prep.trainer.checkpoint import Checkpoint
+from imagenet_prep.trainer.choices import EXPORTED
 from imagenet_prep.trainer.config import Config
 from imagenet_prep.trainer.learner import Learner
 from imagenet_prep.trainer.log import SCALARS
@@ -98,7 +99,9 @@ class Saved:
         if self._config.predictions is not None:
             predictions.demand_replaceable(Path(self._config.predictions).expanduser())
         if self.export is not None:
-            regular_file.demand_own(self.export, "a model of Keras", b"PK")
+            is_torch = self.export.suffix in EXPORTED["pytorch"]
+            own = torchvision.OWN if is_torch else ("a model of Keras", b"PK")
+            regular_file.demand_own(self.export, *own)
         if self._config.clear_log:
             return
 

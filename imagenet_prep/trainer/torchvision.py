@@ -38,6 +38,8 @@ _KINDS = {
     "moving_variance": "running_var",
 }
 _LAYERS = {"classes": "fc"}
+# By which a file of ours is known: its name, its beginning, and where that is.
+OWN = "a file of safetensors", b'{"__metadata__"', 8
 _DTYPES = {"float32": "F32", "int64": "I64"}
 
 
@@ -101,7 +103,7 @@ def notes(run: Mapping[str, Any]) -> dict[str, str]:
 
 def write(path: Path, named: Mapping[str, npt.NDArray[Any]], notes: Mapping[str, str]) -> int:
     """Writes a file of safetensors, whole or not at all; returns its size in bytes."""
-    regular_file.demand_own(path, "a file of safetensors", b'{"__metadata__"', at=8)
+    regular_file.demand_own(path, *OWN)
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **notes}}
     place = 0
     for name, array in named.items():

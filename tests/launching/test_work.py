@@ -11,8 +11,8 @@ import pytest
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.hosts.hosts_file import Host
-from imagenet_prep.launching import variables, work
-from imagenet_prep.launching.variables import of_servers, of_torchrun
+from imagenet_prep.launching import work
+from imagenet_prep.launching.variables import of_mpi, of_servers, of_torchrun
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_servers_stand_on_the_hosts_in_turn_and_the_scheduler_on_the_first() -> 
 
 def test_ranks_by_mpirun_meet_where_those_of_torchrun_do() -> None:
     hosts = [Host("a", 2), Host("b", 2)]
-    given = variables.of_mpi(hosts, ["eth0", "eth0"], "10.0.0.1", 4321)
+    given = of_mpi(hosts, ["eth0", "eth0"], "10.0.0.1", 4321)
     assert given == {
         "MASTER_ADDR": "10.0.0.1",
         "MASTER_PORT": "4321",
@@ -115,5 +115,5 @@ def test_ranks_by_mpirun_meet_where_those_of_torchrun_do() -> None:
         "NCCL_SOCKET_IFNAME": "eth0",
     }
     # mpirun gives all ranks one value.
-    differ = variables.of_mpi([Host("a", 1), Host("b", 2)], ["eth0", "ens5"], "10.0.0.1", 4321)
+    differ = of_mpi([Host("a", 1), Host("b", 2)], ["eth0", "ens5"], "10.0.0.1", 4321)
     assert differ.keys() == {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"}

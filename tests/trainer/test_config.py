@@ -298,6 +298,10 @@ def test_what_is_typed_goes_before_the_channels_of_sagemaker() -> None:
     alone = parse([], container)
     assert (alone.data_dir, alone.export) == ("/ml/training", "/ml/model/model.keras")
 
+    for framework, name in (("mxnet", "model"), ("pytorch", "model.safetensors")):
+        for words in (["--framework", framework], [f"--framework={framework}"]):
+            assert parse(words, container).export == f"/ml/model/{name}"
+
     for typed in (["mine"], ["--data-dir", "mine"], ["mine/dataset.json"]):
         found = parse([*typed, "--export", "mine.keras"], container)
         assert (found.data_dir, found.export) == ("mine", "mine.keras")

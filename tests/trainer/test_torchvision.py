@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from imagenet_prep.core.errors import UsageError
 from imagenet_prep.trainer import checkpoint, torchvision
+from imagenet_prep.trainer.config import Config
+from imagenet_prep.trainer.saved import Saved
 from tests.kit import command
 from tests.kit.training import built
 
@@ -129,6 +132,17 @@ def test_a_network_that_torchvision_has_not_is_refused(
 
     assert (result.code, result.out) == (2, "")
     assert said in result.err
+
+
+def test_a_run_exports_over_its_own_weights_and_over_no_other_file(tmp_path: Path) -> None:
+    file = tmp_path / "tiny.safetensors"
+    config = {"framework": "pytorch", "synthetic": True, "log_dir": str(tmp_path / "run")}
+    run = Saved(Config(**config, export=str(file)))
+    torchvision.write(file, {"a": np.zeros(1, np.float32)}, {})
+    run.refuse_another_run(lambda _: None)  # type: ignore[arg-type,return-value]
+    file.write_text("mine")
+    with pytest.raises(UsageError, match="is not a file of safetensors, so it is not replaced"):
+        run.refuse_another_run(lambda _: None)  # type: ignore[arg-type,return-value]
 
 
 def test_a_folder_without_a_run_says_so(tmp_path: Path) -> None:

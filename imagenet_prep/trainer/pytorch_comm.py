@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.errors import ImagenetPrepError, UsageError
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.core.world import World
 from imagenet_prep.trainer.comm import Comm, meet
@@ -89,13 +89,21 @@ class Distributed(_Together):
         self.world, self._device = world, device
         self._fp16_compression = fp16_compression
         on_gpu = device.type == "cuda"
-        distributed.init_process_group(
-            "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-            rank=world.rank,
-            world_size=world.size,
-            timeout=timedelta(seconds=float(os.environ.get(_STALL, _STALL_S))),
-            device_id=device if on_gpu else None,
-        )
+        try:
+            distributed.init_process_group(
+                "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+                rank=world.rank,
+                world_size=world.size,
+                timeout=timedelta(seconds=float(os.environ.get(_STALL, _STALL_S))),
+                device_id=device if on_gpu else None,
+            )
+        except (RuntimeError, ValueError) as error:
+            place = ":".join(os.environ[name] for name in _PLACE)
+            reason = str(error).partition("\n")[0].rstrip(".")
+            raise ImagenetPrepError(
+                f"rank {world.rank} of {world.size} has not met the others at {place}: "
+                f"{reason}. Are all ranks started, and may they reach each other on all ports?"
+            ) from error
 
     @property
     def versions(self) -> dict[str, str]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from imagenet_prep.trainer import checkpoint
-from tests.frameworks.test_frameworks import LOGITS, ended, python
+from tests.frameworks.test_frameworks import LOGITS, ended, launched, python
 from tests.kit import command
 from tests.kit.command import PATIENCE_S, PROGRAM
 from tests.kit.shared import made_once
@@ -125,13 +125,16 @@ def rows_so_far(log_dir: Path) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 
 
+@pytest.mark.parametrize("comm", ["ddp", "horovod"])
 def test_two_ranks_end_with_the_weights_of_one_process(
-    python: Path, shades: Path, tmp_path: Path
+    python: Path, shades: Path, tmp_path: Path, comm: str
 ) -> None:
+    if comm == "horovod":
+        launched(python, 2)  # It skips the test where there is no Horovod.
     for ranks in (1, 2):
         folder = tmp_path / str(ranks)
         folder.mkdir()
-        given = json.dumps(settings(shades, batch_size=8 // ranks))
+        given = json.dumps(settings(shades, batch_size=8 // ranks, comm=comm))
         script = ("--", "python", PROGRAMS / "pytorch_rank.py", folder, given)
         run(python, "launch", "-np", str(ranks), *script)
     one, *both = (

@@ -1,7 +1,7 @@
 """How PyTorch's ranks communicate: by torch.distributed (NCCL on GPUs, Gloo elsewhere), or Horovod.
 
-Ranks speak about their work (sums of a row, the position of the reader) through the CPU, so that
-no rank waits for its own GPU.
+Sums of a row, the position of the reader and the flag to end go through the CPU, so that no rank
+waits for its own GPU.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from imagenet_prep.core.terminal import counted
 from imagenet_prep.core.world import World
 from imagenet_prep.trainer.comm import Comm, meet
 
-# What torchrun and `launch` say: where rank 0 listens.
+# torchrun and `launch` set these: the address and port of rank 0.
 _PLACE = ("MASTER_ADDR", "MASTER_PORT")
 _SENDS_BUFFERS = ("forward_sync_buffers", "broadcast_buffers")
-# What `launch --stall-timeout` sets, and its default.
+# `launch --stall-timeout` sets this variable; its default.
 _STALL, _STALL_S = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "600"
 
 

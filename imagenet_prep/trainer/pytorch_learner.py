@@ -24,7 +24,7 @@ _FAST_HALF = (7, 0)
 
 
 def pinned(batch_size: int, image_size: int) -> Any:
-    """Returns memory for the images of a batch, from which copies to a GPU need no other memory."""
+    """Returns pinned memory for the images of a batch: a GPU copies it while the CPU goes on."""
     return torch.empty((batch_size, image_size, image_size, 3), pin_memory=True)
 
 
@@ -44,7 +44,7 @@ class PytorchLearner:
         self.fast_half = False
         if gpus:
             torch.cuda.set_device(self._device)
-            # All batches have one size: the fastest of cuDNN's algorithms is looked for once.
+            # All batches have one size: cuDNN measures its algorithms once and keeps the fastest.
             torch.backends.cudnn.benchmark = True
             self._copies = torch.cuda.Stream(self._device)
             self.fast_half = torch.cuda.get_device_capability(self._device) >= _FAST_HALF
@@ -53,7 +53,8 @@ class PytorchLearner:
         if world.size > 1:
             made = Horovod if config.comm == "horovod" else Distributed
             self.comm = made(world, self._device, fp16_compression=config.fp16_compression)
-        self.versions = {"PyTorch": torch.__version__} | self.comm.versions
+        cuda = {"CUDA": str(torch.version.cuda)} if gpus else {}
+        self.versions = {"PyTorch": torch.__version__} | cuda | self.comm.versions
         torch.manual_seed(config.seed)
 
     def hold(self, batch: Batch) -> Batch:
@@ -65,11 +66,11 @@ class PytorchLearner:
         return _Held(images=images.permute(0, 3, 1, 2), class_index=class_index.long(), mask=mask)
 
     def _on_device(self, array: Any) -> Any:
-        """Returns a tensor of what has the DLPack protocol, as NumPy's arrays and DALI's have."""
+        """Returns an array of NumPy or DALI, or a tensor, as a tensor on the device."""
         if self._copies is None:
             return array if isinstance(array, torch.Tensor) else torch.from_dlpack(array)
-        # The copies are made next to the step before, which the GPU still computes: the CPU is
-        # ahead of it. So DALI's memory must not be freed before its copy is made.
+        # Copies run on a stream of their own, while the GPU still computes the step before. DALI
+        # reuses its memory once the tensor is freed, so the copy must be complete by then.
         with torch.cuda.stream(self._copies):
             tensor = array if isinstance(array, torch.Tensor) else torch.from_dlpack(array)
             if tensor.is_cuda:
@@ -93,8 +94,8 @@ class PytorchLearner:
         self._has_dropout = any(isinstance(m, torch.nn.Dropout) for m in network.modules())
         self._optimizer = Optimizer(plan, self._weights)
         self._variables = [*self._weights, *self._statistics, *self._optimizer.slots]
-        self._parallel = self.comm.parallel(network)
-        self._trained = torch.compile(self._parallel, dynamic=False) if jit else self._parallel
+        parallel = self.comm.parallel(network)
+        self._trained = torch.compile(parallel, dynamic=False) if jit else parallel
 
     def _computing(self) -> Any:
         """Returns the context in which layers compute in the type of the plan."""

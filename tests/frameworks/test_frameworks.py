@@ -9,7 +9,6 @@ import json
 import re
 import shutil
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,15 @@ import numpy as np
 import pytest
 
 from imagenet_prep.read.order import Order
+from tests.frameworks.programs import LOGITS, ended, launched, torchrun
 from tests.kit import command
 from tests.kit.command import REPOSITORY
 from tests.kit.photographs import shown, stored
 from tests.kit.reading import TRAIN, colours, scenes
 from tests.kit.tfrecords import wnid
-from tests.kit.training import NUM_TRAIN, NUM_VALIDATION, shades
+from tests.kit.training import NUM_TRAIN, NUM_VALIDATION
 
-__all__ = ["colours", "scenes", "shades"]
+__all__ = ["colours", "scenes"]
 
 pytestmark = pytest.mark.long
 
@@ -37,52 +37,6 @@ import sys, torch
 one, other = (torch.load(name)["model"] for name in sys.argv[1:])
 print(max(float((one[name] - other[name]).abs().max()) for name in one))
 """
-
-
-# Loads a file of safetensors by the description of the format, and prints torchvision's logits.
-LOGITS = """\
-import json, sys, numpy as np, torch, torchvision
-name, file, images = sys.argv[1:]
-data = open(file, "rb").read()
-size = int.from_bytes(data[:8], "little")
-header = json.loads(data[8 : 8 + size])
-header.pop("__metadata__")
-types = {"F32": torch.float32, "I64": torch.int64}
-state = {}
-for key, each in header.items():
-    begin, end = (8 + size + place for place in each["data_offsets"])
-    flat = torch.frombuffer(bytearray(data[begin:end]), dtype=types[each["dtype"]])
-    state[key] = flat.reshape(each["shape"])
-if name == "tiny":
-    from tiny import Tiny
-
-    model = Tiny(10, 64)
-else:
-    model = getattr(torchvision.models, name)(num_classes=10)
-assert state.keys() == model.state_dict().keys()
-model.load_state_dict(state)
-model.eval()
-with torch.no_grad():
-    print(json.dumps(model(torch.from_numpy(np.load(images))).tolist()))
-"""
-
-
-@pytest.fixture(scope="session")
-def python() -> Path:
-    """The interpreter of the frameworks' environment, beside ours."""
-    folder = Path(sys.prefix) / "loaders"
-    if not list(folder.glob(".installed-*")):
-        pytest.skip("PyTorch and JAX are not installed; make test-long does it in .venv/loaders")
-    return folder / "bin" / "python"
-
-
-def ended(python: Path, *program: str | Path, **env: str) -> str:
-    """Returns what a program prints; its warnings are its frameworks'."""
-    words = ("-W", "ignore", *map(str, program))
-    with command.started(program=words, python=python, env=env) as running:
-        finished = running.finish()
-    assert finished.code == 0, finished
-    return finished.out
 
 
 def test_exported_weights_have_torchvisions_logits(python: Path, tf: Any, tmp_path: Path) -> None:
@@ -121,17 +75,6 @@ def test_exported_weights_have_torchvisions_logits(python: Path, tf: Any, tmp_pa
 
 def rows(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-
-
-def torchrun(ranks: int) -> tuple[str, ...]:
-    return ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
-
-
-def launched(python: Path, ranks: int) -> tuple[str, ...]:
-    """Returns what starts ranks that find each other by Horovod."""
-    if not list(python.parents[1].glob(".horovod-*")):
-        pytest.skip("Horovod is not built for PyTorch; make test-long does it in .venv/loaders")
-    return ("-m", "imagenet_prep.pipelines.launch", "-np", str(ranks), "--", "python")
 
 
 def test_dataloaders_read_and_resume_with_any_number_of_workers(python: Path, scenes: Path) -> None:

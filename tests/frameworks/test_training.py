@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from imagenet_prep.trainer import checkpoint
-from tests.frameworks.test_frameworks import LOGITS, ended, launched, python
+from tests.frameworks.programs import LOGITS, ended, launched
 from tests.kit import command
 from tests.kit.command import PATIENCE_S, PROGRAM
 from tests.kit.shared import made_once
@@ -23,10 +23,7 @@ from tests.kit.training import (
     assert_same_bits,
     flags,
     rows,
-    shades,
 )
-
-__all__ = ["python", "shades"]
 
 pytestmark = pytest.mark.long
 

@@ -37,7 +37,8 @@ def named_as_torch(model: str, size: int, arrays: dict[str, Any]) -> dict[str, A
 
 def losses(model: str, optimizer: str, rate: float) -> list[list[float]]:
     """Returns loss and total loss of each step, of TensorFlow and then of PyTorch."""
-    size = {"cifar": 32, "mnist": 28}.get(model, 64)
+    # Of smaller images, the last batch norms see so few values that rounding grows step by step.
+    size = {"cifar": 32, "mnist": 28, "tiny": 64}.get(model, 112)
     both = []
     given: dict[str, Any] = {}
     for framework, kind in (("tensorflow", TensorFlowLearner), ("pytorch", PytorchLearner)):

@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 

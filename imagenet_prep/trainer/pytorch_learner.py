@@ -146,7 +146,7 @@ class PytorchLearner:
         self.comm.arrive()
         gradients = [weight.grad for weight in self._weights]
         total = loss.detach() + self._optimizer.regularizer()
-        if plan.loss_scale == 1.0:
+        if plan.precision != "float16":
             self._optimizer.apply(gradients, rate)
         else:
             self._apply_if_finite(gradients, rate)

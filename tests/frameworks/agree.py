@@ -23,14 +23,15 @@ CLASSES, BATCH, STEPS = 4, 8, 10
 
 def named_as_torch(model: str, size: int, arrays: dict[str, Any]) -> dict[str, Any]:
     """Returns the variables of TensorFlow's network by the names of PyTorch's."""
-    if model not in ("cifar", "mnist"):
-        return torchvision.tensors(Checkpoint(1, 1, 0.0, {"run": {"model": model}}, arrays))
     for path, array in arrays.items():
         if path == "hidden/kernel":  # flattened with the channels last
             side = {("cifar", 32): 2, ("mnist", 28): 4}[model, size]
             turned = array.reshape(side, side, -1, array.shape[1]).transpose(2, 0, 1, 3)
             arrays[path] = turned.reshape(array.shape)
-    known = {path.replace(".", "_"): array for path, array in arrays.items()}
+    known = dict(arrays)
+    if model in ("cifar", "mnist"):
+        known = {path.replace(".", "_"): array for path, array in arrays.items()}
+    # The names of all networks are made in one way, also of those that torchvision does not have.
     facts = {"run": {"model": torchvision.TINY}}
     return torchvision.tensors(Checkpoint(1, 1, 0.0, facts, known))
 

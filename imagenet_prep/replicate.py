@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -12,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from imagenet_prep.core import program
+from imagenet_prep.core import program, terminal
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import (
     DataDamagedError,
@@ -115,8 +114,7 @@ def _to_hosts(config: Config, source: Original, there: Manifest) -> list[Json]:
         sizes = {part: {f.name: f.num_bytes for f in each} for part, each in lists.items()}
         by_host = {address: sizes[part] for address, part in placements.items()}
         with _progress(config, "replicate", sum(map(len, by_host.values()))) as progress:
-            say = (lambda _: None) if config.json else partial(print, file=sys.stderr, flush=True)
-            leader = Leader(by_host, request, say=say, count=progress.add)
+            leader = Leader(by_host, request, say=terminal.say, count=progress.add)
             answers = [
                 peer.error or {"moved_bytes": peer.moved_bytes, "losses": peer.losses}
                 for peer in leader.run()

@@ -11,7 +11,7 @@ from typing import Any
 
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError, UsageError, by_exit_code
-from imagenet_prep.storage.remote import PASSING, UnavailableError, reason
+from imagenet_prep.storage.remote import UnavailableError, passes, reason
 from imagenet_prep.storage.retry import RetryBudget, with_retries
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
@@ -57,7 +57,7 @@ class Service:
             status = error.response["ResponseMetadata"].get("HTTPStatusCode", 0)
             code = error.response["Error"].get("Code", "")
             said = f"{self._name} {operation}: {code}: {error.response['Error'].get('Message', '')}"
-            if status in PASSING or "Throttl" in code:
+            if passes(status, code):
                 raise UnavailableError(said) from None
             missing = code == "ResourceNotFoundException"
             raise (MissingError if missing else ImagenetPrepError)(said) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -13,6 +14,9 @@ _OBEYED += [*range(0x2028, 0x202F), *range(0x2066, 0x206A)]
 # Characters beyond ASCII are escaped as in JSON, so that JSON that is printed stays JSON.
 _ESCAPES = {code: f"\\x{code:02x}" if code < 0x20 else f"\\u{code:04x}" for code in _OBEYED}
 _ESCAPES_BUT_LINES = {code: text for code, text in _ESCAPES.items() if chr(code) not in "\t\n"}
+
+
+_said: io.TextIOWrapper | None = None
 
 
 def printable(text: str) -> str:
@@ -74,9 +78,27 @@ def escape_output() -> None:
         setattr(sys, name, printed)
 
 
+def say_on(descriptor: int) -> None:
+    """Lets `say` print there, instead of on this process's stderr."""
+    global _said
+    binary = os.fdopen(descriptor, "wb")
+    _said = _Printed(binary, "utf-8", "backslashreplace", line_buffering=True)
+
+
 def say(text: object) -> None:
-    """Prints a message to the user on stderr, under the name of this program."""
-    print(f"imagenet-prep: {text}", file=sys.stderr, flush=True)
+    """Prints a message to the user on stderr, under the name of this program.
+
+    It comes after all that was printed before, also if both streams are one file, and not into a
+    progress bar.
+    """
+    with contextlib.suppress(OSError, ValueError):  # `program.finish` reports why
+        sys.stdout.flush()
+    line, stream = f"imagenet-prep: {text}", _said or sys.stderr
+    if "tqdm" in sys.modules:
+        sys.modules["tqdm"].tqdm.write(line, stream)
+    else:
+        stream.write(f"{line}\n")  # in one piece, also where several threads do so
+    stream.flush()
 
 
 def counted(count: int, noun: str) -> str:

@@ -281,7 +281,8 @@ class Chain:
         elif peer.losses > self._request.retries:
             self._fail(peer, IncompleteError(f"lost {peer.losses} times, last: {why}"))
         else:
-            self._actions.say(peer, f"lost ({why}); the others go on without it")
+            tried = f"it is asked again each second, for {self._request.wait_s:,.0f} s at the end"
+            self._actions.say(peer, f"lost ({why}); the others go on without it, and {tried}")
             self._leave(peer)
             self._actions.probe(peer, again=False)
 

@@ -13,7 +13,7 @@ from concurrent import futures
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Self
 
-from imagenet_prep.core import children, errors, program, turns
+from imagenet_prep.core import children, errors, program, terminal, turns
 from imagenet_prep.engine.lease import Claimed
 from imagenet_prep.engine.stage import AnyTask, Output, Receipt, Stage
 
@@ -24,7 +24,7 @@ PROCESSES = "processes"
 # time that is Python's makes them wait for each other.
 MAX_THREAD_WORKERS = 8
 
-_PROGRAM = "from imagenet_prep.engine import workers; workers.run_process()"
+_PROGRAM = "from imagenet_prep.engine import workers; workers.run_process({})"
 
 
 @dataclass(frozen=True)
@@ -110,15 +110,18 @@ class Processes(Started):
 
     def __init__(self, stage: Stage[AnyTask, Any], tasks: list[AnyTask], count: int) -> None:
         """Starts them; what they print goes to the stage's log."""
-        argv = children.bound(children.python("-c", _PROGRAM))
         with (
             os.fdopen(os.memfd_create("work"), "wb") as work,
             open(stage.log("processes"), "ab") as log,
+            open(os.dup(2), "wb") as stderr,
         ):
             pickle.dump((stage, tasks, count), work)
             work.flush()
+            shared = [stderr.fileno()]
+            argv = children.bound(children.python("-c", _PROGRAM.format(*shared)))
             self._processes = [
-                subprocess.Popen(argv, stdin=work, stdout=log, stderr=log) for _ in range(count)
+                subprocess.Popen(argv, stdin=work, stdout=log, stderr=log, pass_fds=shared)
+                for _ in range(count)
             ]
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -137,8 +140,12 @@ class Processes(Started):
         return None in codes and not any(codes)
 
 
-def run_process() -> NoReturn:
-    """Runs in each of `Processes`: standard input is a file with the pickled work."""
+def run_process(stderr: int) -> NoReturn:
+    """Runs in each of `Processes`: standard input is a file with the pickled work.
+
+    Its own stderr is the log of the stage; messages to the user go to that of the run.
+    """
+    terminal.say_on(stderr)
     # pread, since all workers share the file's position. Only the launching process wrote the file.
     stage, tasks, count = pickle.loads(os.pread(0, os.fstat(0).st_size, 0))  # noqa: S301
     turns.among_processes(count, 0)

@@ -25,7 +25,11 @@ _LAST_WORDS_S = 10.0
 _POLL_S = 0.02
 
 # Trying again cannot help where ssh says one of these.
-_FINAL = ("Host key verification failed", "Permission denied", "Could not resolve hostname")
+_FINAL = (
+    *("Host key verification failed", "Permission denied", "Name or service not known"),
+    *("Unable to negotiate", "Bad configuration option", "Bad owner or permissions"),
+    *("Too many authentication failures", "No address associated with hostname"),
+)
 _ADVICE = (
     "ssh to it must work without a question (BatchMode), with its key in known_hosts. A key that "
     "changed without a reason is somebody else's host."

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.errors import DataDamagedError, IncompleteError, UsageError
+from imagenet_prep.core.errors import DataDamagedError, IncompleteError, StoreError, UsageError
 from imagenet_prep.core.regular_file import MOST_BYTES
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import naming
@@ -33,8 +33,8 @@ from imagenet_prep.storage.remote import (
     unchecked,
 )
 from imagenet_prep.storage.retry import Answer, RetryBudget, with_retries
-from imagenet_prep.storage.s3 import S3
-from imagenet_prep.storage.upload import SHA256, Stored, Uploader
+from imagenet_prep.storage.s3 import NO_CHECKSUMS, S3, checks_by_reading
+from imagenet_prep.storage.upload import SHA256, Stored, UnkeptProblem, Uploader
 
 # Small requests wait for the server, not for the network.
 _AT_ONCE = 16
@@ -79,7 +79,10 @@ class BucketStore:
         self._s3 = S3(self.base, connections, timeout_s)
         self._retries, self._remedy = retries, remedy
         self._ended = threading.Event()
-        self._uploader = Uploader(self._call, self._ended)
+        self._reads_back = checks_by_reading()
+        self._uploader = Uploader(self._call, self._ended, not self._reads_back)
+        # The ETags of the objects that this process has read back.
+        self._read: dict[File, str] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return BucketStore, self._arguments
@@ -207,10 +210,11 @@ class BucketStore:
             return
         budget, place = self._budget(file.name), source._s3.object(file.name)
         while True:
-            self._call(file.name, "copy_object", CopySource=place, ChecksumAlgorithm="CRC32C")
+            algorithm: Json = {} if self._reads_back else {"ChecksumAlgorithm": "CRC32C"}
+            self._call(file.name, "copy_object", CopySource=place, **algorithm)
             if (problem := self.problem(file)) is None:
                 return
-            budget.wait(UnavailableError(problem.text))
+            self._wait(budget, file, problem)
 
     def write(self, name: str, data: bytes) -> None:
         """As for `Store`."""
@@ -218,8 +222,12 @@ class BucketStore:
 
     def claim(self, name: str, data: bytes) -> bytes:
         """As for `Store`: of two runs that begin at once, one is first."""
+        file = _file(name, data)
         with contextlib.suppress(TakenError):
-            self._uploader.send_small(_file(name, data), data, IfNoneMatch="*")
+            self._uploader.send_small(file, data, IfNoneMatch="*")
+            # It is the first object of a run, so it shows whether the server keeps checksums.
+            if isinstance(problem := self.problem(file), UnkeptProblem):
+                self._wait(self._budget(name), file, problem)
         return self.read(name)
 
     def take(self, name: str) -> bool:
@@ -261,12 +269,12 @@ class BucketStore:
 
         A run that is still at one of them begins it anew.
         """
-        uploads = self._with_retries(
-            "", lambda: list(self._s3.pages("list_multipart_uploads", "Uploads"))
-        )
-        for upload in uploads:
-            if ours(upload["Key"]):
-                self._uploader.abort(upload["Key"], upload["UploadId"])
+        with contextlib.suppress(AbsentError):  # some servers answer so if there is none
+            for upload in self._with_retries(
+                "", lambda: list(self._s3.pages("list_multipart_uploads", "Uploads"))
+            ):
+                if ours(upload["Key"]):
+                    self._uploader.abort(upload["Key"], upload["UploadId"])
 
     @contextlib.contextmanager
     def uploads_aborted_on_failure(self, ours: Callable[[str], bool]) -> Iterator[None]:
@@ -282,15 +290,31 @@ class BucketStore:
     def stored(self, name: str) -> Stored:
         """Returns what the server knows of an object."""
         head = self._call(name, "head_object", ChecksumMode="ENABLED")
-        found = head["Metadata"].get(SHA256)
-        return Stored(head["ContentLength"], found, head.get("ChecksumCRC32C"))
+        found, checksum = head["Metadata"].get(SHA256), head.get("ChecksumCRC32C")
+        # "-" is in a checksum of the parts' checksums, which tells nothing of the object.
+        checksum = None if checksum and "-" in checksum else checksum
+        return Stored(head["ContentLength"], found, checksum, head["ETag"])
 
     def problem(self, file: File, crc32c: str | None = None) -> Problem | None:
         """Returns how an object differs from its size, sha256 and, if given, CRC32C; or None."""
         try:
-            return self.stored(file.name).problem(file, crc32c)
+            stored = self.stored(file.name)
+            problem = stored.problem(file, crc32c)
+            if self._reads_back and isinstance(problem, UnkeptProblem):
+                return self._problem_of_bytes(file, stored.etag)
         except AbsentError:
             return Problem(f"{file.name}: missing", is_missing=True)
+        return problem
+
+    def _problem_of_bytes(self, file: File, etag: str) -> Problem | None:
+        if self._read.get(file) != etag:
+            sha256 = hashlib.sha256()
+            for chunk in self._chunks(file.name, Stat(file.num_bytes, etag, ranges=True)):
+                sha256.update(chunk)
+            if (found := sha256.hexdigest()) != file.sha256:
+                return Problem(f"{file.name}: sha256 {found}, expected {file.sha256}")
+            self._read[file] = etag
+        return None
 
     def put(
         self, file: File, opened: Opened, remedy: str = _DAMAGED, check: Check = unchecked
@@ -300,7 +324,7 @@ class BucketStore:
         `opened` starts to read its bytes, again for each upload; `remedy` is the advice if they are
         wrong.
         """
-        budget = self._budget(file.name)
+        budget, before = self._budget(file.name), None
         while True:
             try:
                 with opened() as stream:
@@ -316,7 +340,20 @@ class BucketStore:
                 continue
             if sent.proven or (problem := self.problem(file, sent.crc32c)) is None:
                 return
-            budget.wait(UnavailableError(problem.text))
+            self._wait(budget, file, problem, before)
+            before = problem
+
+    def _wait(
+        self, budget: RetryBudget, file: File, problem: Problem, before: Problem | None = None
+    ) -> None:
+        """Waits before an object is sent again; raises StoreError if that would not help.
+
+        Some servers have one wrong CRC32C for an object of several parts, each time.
+        """
+        text = problem.text.removeprefix(f"{file.name}: ")
+        if isinstance(problem, UnkeptProblem) or (problem == before and not problem.is_missing):
+            raise StoreError(f"{self.where(file.name)}: {text}. {NO_CHECKSUMS}")
+        budget.wait(UnavailableError(text))
 
     def bring(self, file: File, folder: LocalStore) -> None:
         """Leaves a copy of an object in a folder, proven."""

@@ -18,12 +18,13 @@ from imagenet_prep.storage.credentials import HOW_TO_LOG_IN, Credentials
 from imagenet_prep.storage.remote import (
     CONTENT_RANGE,
     NUMBER,
-    PASSING,
     AbsentError,
     Stat,
     UnavailableError,
     changed,
     exactly,
+    failure,
+    passes,
     pause_s,
     reason,
 )
@@ -103,13 +104,8 @@ class Http:
 
         try:
             response = self._answer(name, headers)
-        except requests.exceptions.SSLError as error:
-            raise StoreError(
-                f"{self.where(name)}: no trusted connection: {reason(error)}. Check the clock and "
-                "the address; for a private certificate authority set REQUESTS_CA_BUNDLE."
-            ) from None
         except (requests.ConnectionError, requests.Timeout) as error:
-            raise UnavailableError(reason(error)) from None
+            raise failure(self.where(name), error, "REQUESTS_CA_BUNDLE") from None
         except (requests.RequestException, urllib3.exceptions.HTTPError, ValueError) as error:
             # Not HTTP at all, or a redirect to nowhere.
             raise StoreError(
@@ -193,7 +189,7 @@ def _check_status(where: str, response: requests.Response) -> None:
     status = response.status_code
     if status in (200, 206):
         return
-    if status in PASSING:
+    if passes(status):
         retry_after = response.headers.get("Retry-After", "")
         raise UnavailableError(f"the server answers {status}", pause_s(retry_after))
     if status in (401, 403):

@@ -42,8 +42,8 @@ class Ranges:
     def get(self, url: str, headers: Mapping[str, str]) -> Answer | None:
         """Returns the answer to a request, for the caller to close; None unless it is a plain 206.
 
-        None is also returned if a header could not be sent as it is, or the server's certificate is
-        not trusted. The URL is quoted; the headers include Host and Range.
+        None is also returned if a header could not be sent as it is, the server's certificate is
+        not trusted, or the host is unknown. The URL is quoted; the headers include Host and Range.
         """
         parts = urlsplit(url)
         lines = [f"GET {parts.path} HTTP/1.1", *(f"{name}: {headers[name]}" for name in headers)]
@@ -86,7 +86,7 @@ class Ranges:
             return _Connection(
                 parts.hostname or "", parts.port or _PORTS[parts.scheme], self._timeout_s, tls
             )
-        except (ssl.SSLError, FileNotFoundError, PermissionError):
+        except (ssl.SSLError, socket.gaierror, FileNotFoundError, PermissionError):
             return None
         except OSError as error:
             raise UnavailableError(reason(error)) from None

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 import re
+import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, NoReturn, Protocol, Self
@@ -24,7 +26,14 @@ REQUEST_BYTES = 4 << 20
 NUMBER = re.compile(r"[0-9]{1,18}")
 CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 # RFC 9110, 15: time-out, too early, too many requests; 5xx is the server's own trouble.
-PASSING = {408, 425, 429, 500, 502, 503, 504}
+_PASSING = {408, 425, 429, 500, 502, 503, 504}
+# S3's words for bytes that arrived changed or too slowly, and for two requests at the same time.
+_PASSING_CODES = {
+    *("BadDigest", "XAmzContentChecksumMismatch", "IncompleteBody", "RequestTimeout", "SlowDown"),
+    *("ConditionalRequestConflict", "OperationAborted"),
+}
+_TUNNEL = re.compile(r"Tunnel connection failed: ([0-9]{3})")
+_NO_SUCH_HOST = {socket.EAI_NONAME, socket.EAI_NODATA}
 
 
 # Called right before something is made visible; its error ends that.
@@ -106,6 +115,33 @@ def changed(where: str) -> NoReturn:
     )
 
 
+def passes(status: int, code: str = "") -> bool:
+    """Returns whether a refusal may pass; after any other one, each retry would fail as well."""
+    return status in _PASSING or code in _PASSING_CODES or "Throttl" in code
+
+
+def failure(where: str, error: BaseException, bundle: str) -> StoreError | UnavailableError:
+    """Returns the error for a failed connection: UnavailableError only if a retry may succeed.
+
+    `bundle` is the variable that names certificate authorities.
+    """
+    causes = _causes(error)
+    if any(isinstance(each, socket.gaierror) and each.errno in _NO_SUCH_HOST for each in causes):
+        return StoreError(
+            f"{where}: {reason(error)}. Check the address, and for S3 AWS_ENDPOINT_URL."
+        )
+    if (match := _TUNNEL.search(" ".join(map(str, causes)))) and not passes(int(match[1])):
+        return StoreError(f"{where}: the proxy answers {match[1]}. Check HTTPS_PROXY.")
+    if any(isinstance(each, ssl.SSLEOFError | ConnectionError | TimeoutError) for each in causes):
+        return UnavailableError(reason(error))
+    if any(type(each).__name__ in ("SSLError", "SSLCertVerificationError") for each in causes):
+        return StoreError(
+            f"{where}: no trusted connection: {reason(error)}. Check the clock and the address; "
+            f"for a private certificate authority set {bundle}."
+        )
+    return UnavailableError(reason(error))
+
+
 def exactly(size: int, read: Callable[[int], bytes], most: int = CHUNK_BYTES) -> Iterator[bytes]:
     """Yields `size` bytes in chunks of at most `most`."""
     left = size
@@ -132,12 +168,10 @@ def pause_s(retry_after: str) -> float:
 
 def reason(error: BaseException) -> str:
     """Returns the system's words for a network failure; the exception's own may hold a URL."""
-    seen: list[BaseException] = [error]
+    seen = _causes(error)
     for each in seen:
         if isinstance(each, TooSlowError):
             return f"too few bytes came in time ({each})"
-        linked = (*each.args, getattr(each, "reason", None), each.__cause__, each.__context__)
-        seen += [e for e in linked if isinstance(e, BaseException) and e not in seen]
     for each in seen:
         if isinstance(each, TimeoutError) or type(each).__name__.endswith(
             ("TimeoutError", "Timeout")
@@ -148,3 +182,12 @@ def reason(error: BaseException) -> str:
     if any(type(each).__name__ == "IncompleteRead" for each in seen):
         return "the connection was cut"
     return f"the connection failed ({type(error).__name__})"
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """Returns an error and all errors that it was made of or raised from."""
+    seen: list[BaseException] = [error]
+    for each in seen:
+        linked = (*each.args, getattr(each, "reason", None), each.__cause__, each.__context__)
+        seen += [e for e in linked if isinstance(e, BaseException) and e not in seen]
+    return seen

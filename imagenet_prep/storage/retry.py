@@ -1,13 +1,17 @@
-"""How often, and after which pauses, what failed in passing is tried again."""
+"""How often, and after which pauses, a failed attempt is repeated; each retry prints a line."""
 
 from __future__ import annotations
 
+import contextlib
 import random
+import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from imagenet_prep.core import terminal
 from imagenet_prep.core.errors import IncompleteError
 from imagenet_prep.storage.remote import UnavailableError
 
@@ -15,6 +19,8 @@ _FIRST_DELAY_S = 0.2
 _MAX_DELAY_S = 60.0
 # A server that wants more than this is closed for the day.
 _MAX_RETRY_AFTER_S = 900.0
+# When many objects fail at once, so many lines are printed, and then one in this time.
+_LINES_AT_ONCE, _LINE_EVERY_S = 5, 2.0
 _RESUME = (
     "What was fetched is kept: run the same command again to resume, later or with more --retries "
     "if it repeats."
@@ -52,21 +58,53 @@ class RetryBudget:
         self._in_a_row = 0
 
     def wait(self, error: UnavailableError) -> None:
-        """Waits before the next attempt."""
+        """Prints why and how long, and waits before the next attempt.
+
+        Raises IncompleteError if there is no next attempt.
+        """
         self.failures += 1
         self._in_a_row += 1
         delay = min(_MAX_DELAY_S, _FIRST_DELAY_S * 2 ** min(self._in_a_row - 1, 16))
         delay = max(delay * _jitter.uniform(0.5, 1.0), error.retry_after_s)
+        failed = str(error).rstrip(".")
+        failed = failed if self.where in failed else f"{self.where}: {failed}"
         if delay > _MAX_RETRY_AFTER_S:
             problem = f"and asks to wait {delay:,.0f} s"
         elif self.failures > self.retries:
             plural = "s" if self.failures > 1 else ""
             problem = f"given up after {self.failures} failed attempt{plural}"
-        elif self.ended.wait(delay):
-            problem = "and the run is ending"
         else:
-            return
-        raise IncompleteError(f"{self.where}: {error}, {problem}. {self.remedy}")
+            of = "" if self.retries == sys.maxsize else f" of {self.retries}"
+            if not self.ended.is_set():
+                _lines.say(f"{failed}; retry {self.failures}{of} in {delay:.1f} s")
+            if not self.ended.wait(delay):
+                return
+            problem = "and the run is ending"
+        raise IncompleteError(f"{failed}, {problem}. {self.remedy}")
+
+
+class _Lines:
+    """Lines on stderr, of which a bounded number are printed per second; safe for threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free, self._at, self._withheld = float(_LINES_AT_ONCE), 0.0, 0
+
+    def say(self, line: str) -> None:
+        with self._lock:
+            now = time.monotonic()
+            earned = (now - self._at) / _LINE_EVERY_S
+            self._free, self._at = min(_LINES_AT_ONCE, self._free + earned), now
+            if self._free < 1:
+                self._withheld += 1
+                return
+            more = f" ({self._withheld:,} more retries without a line)" if self._withheld else ""
+            self._free, self._withheld = self._free - 1, 0
+        with contextlib.suppress(OSError, ValueError):  # stderr is closed: the transfer goes on
+            terminal.say(line + more)
+
+
+_lines = _Lines()
 
 
 def with_retries(attempt: Callable[[], Answer], budget: RetryBudget) -> Answer:

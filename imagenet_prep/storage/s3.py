@@ -20,7 +20,6 @@ from imagenet_prep.storage.inside import demand_inside
 from imagenet_prep.storage.ranges import Answer, Ranges
 from imagenet_prep.storage.remote import (
     CONTENT_RANGE,
-    PASSING,
     REQUEST_BYTES,
     AbsentError,
     Stat,
@@ -28,8 +27,9 @@ from imagenet_prep.storage.remote import (
     UnavailableError,
     changed,
     exactly,
+    failure,
+    passes,
     pause_s,
-    reason,
 )
 
 # How long a signature is used: S3 takes one for 15 minutes around its date, by S3's own clock.
@@ -39,13 +39,26 @@ _SIGNED_FOR_S = 300
 # receipts.
 _MOST_LISTED = 1 << 20
 
-# S3's own words for what arrived otherwise than it was sent, or too slowly.
-_PASSING_CODES = {
-    "BadDigest",
-    "ConditionalRequestConflict",
-    "IncompleteBody",
-    "RequestTimeout",
-    "SlowDown",
+# The advice for refusals that last, by S3's codes and by status.
+_NOT_ALLOWED = "Check the AWS_… variables or ~/.aws: they must allow this on the object."
+_OTHER_REGION = "The bucket is in a different region: set AWS_DEFAULT_REGION."
+CHECK_BY_READING = "IMAGENET_PREP_CHECK_BY_READING"
+NO_CHECKSUMS = (
+    f"If the server keeps no checksums of objects, set {CHECK_BY_READING}=1 to have each object "
+    "read back and compared, or use a server that docs/bucket.md names."
+)
+_REMEDIES: dict[str | int, str] = {
+    **dict.fromkeys(
+        ("InvalidAccessKeyId", "SignatureDoesNotMatch"),
+        "Access key and secret are not a pair that this server knows: check the AWS_… variables, "
+        "~/.aws and AWS_ENDPOINT_URL.",
+    ),
+    **dict.fromkeys(("ExpiredToken", "InvalidToken"), "Get new credentials."),
+    "RequestTimeTooSkewed": "Set the clock of this machine.",
+    "NoSuchBucket": "Create the bucket, or check its name and AWS_ENDPOINT_URL.",
+    **dict.fromkeys(("AuthorizationHeaderMalformed", 301, 307), _OTHER_REGION),
+    **dict.fromkeys(("InvalidArgument", "InvalidRequest", 405, 501), NO_CHECKSUMS),
+    **dict.fromkeys(("QuotaExceeded", 507), "Free space there, or raise the quota."),
 }
 
 
@@ -69,6 +82,11 @@ def _loader(data_path: str | None) -> Any:
     import botocore.loaders
 
     return botocore.loaders.create_loader(data_path)
+
+
+def checks_by_reading() -> bool:
+    """Returns whether objects are read back, since the server keeps no checksums."""
+    return os.environ.get(CHECK_BY_READING, "0") not in ("", "0")
 
 
 class S3:
@@ -101,6 +119,7 @@ class S3:
             # Each body has a CRC32C, and the signature covers that. Another hash of the body would
             # cost both sides a third of the speed. Whoever fetches the object proves its sha256.
             s3={"payload_signing_enabled": False},
+            request_checksum_calculation="when_required" if checks_by_reading() else None,
         )
         try:
             # Not boto3's: it loads what S3 needs not, which costs as much as 60 images.
@@ -258,18 +277,13 @@ class S3:
             yield
         except self._errors.ClientError as error:
             self._refuse(name, error.operation_name, error.response)
-        except self._errors.SSLError as error:
-            raise StoreError(
-                f"{self.where(name)}: no trusted connection: {reason(error)}. For a "
-                "private certificate authority set AWS_CA_BUNDLE."
-            ) from None
         except (
             self._errors.ConnectionError,
             self._errors.HTTPClientError,
             self._errors.IncompleteReadError,
             self._errors.FlexibleChecksumError,
         ) as error:
-            raise UnavailableError(reason(error)) from None
+            raise failure(self.where(name), error, "AWS_CA_BUNDLE") from None
         except self._errors.BotoCoreError as error:
             raise StoreError(
                 f"{self.where(name)}: {type(error).__name__}. Credentials come from AWS_… "
@@ -287,16 +301,14 @@ class S3:
         status = response["ResponseMetadata"].get("HTTPStatusCode", 0)
         code = response["Error"].get("Code", "")[:80]
         said = f"the server answers {status} {code if code != str(status) else ''}".rstrip()
-        if status in PASSING or code in _PASSING_CODES:
+        if passes(status, code):
             headers = response["ResponseMetadata"].get("HTTPHeaders", {})
             raise UnavailableError(said, pause_s(headers.get("retry-after", "")))
         if status == 412 and operation == "PutObject":
             raise TakenError(f"{self.where(name)}: {said}: there already")
         if status in (412, 416):
             changed(self.where(name))
-        if status == 404:
+        if status == 404 and code != "NoSuchBucket":
             raise AbsentError(f"{self.where(name)}: {said}. Check bucket and prefix.")
-        raise StoreError(
-            f"{self.where(name)}: {said}. Check the AWS_… variables or ~/.aws: they must allow "
-            "this on the object."
-        )
+        remedy = _REMEDIES.get(code) or _REMEDIES.get(status, _NOT_ALLOWED)
+        raise StoreError(f"{self.where(name)}: {said}. {remedy}")

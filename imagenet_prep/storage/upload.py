@@ -1,8 +1,10 @@
 """Sends objects to S3, in parts where they are large: each becomes whole and right, or is not made.
 
 Every object is sent with the CRC32C of the whole, which the server compares with what it
-stored, and carries its sha256 as metadata. A multipart upload is completed only when the
-bytes that went by had the sha256 they must have, so that no wrong object ever has its name.
+stored, and carries its sha256 as metadata. Without `checksums`, the CRC32C is not sent: some
+servers keep none, or refuse it. Then the caller reads the object back. A multipart upload is
+completed only when the bytes that went by had the sha256 they must have, so that no wrong object
+ever has its name.
 
 boto3's own transfer (s3transfer) would have to know the CRC32C before the first byte is read,
 needs another package (awscrt) to compute it of a part, and completes whatever it has read.
@@ -34,21 +36,27 @@ PART_BYTES = 32 << 20
 SHA256 = "sha256"
 
 
+class UnkeptProblem(Problem):
+    """The server does not keep the values by which it verifies an object: a retry is in vain."""
+
+
 class Stored(NamedTuple):
     """What a server knows of an object: the sha256 sent with it, and its own CRC32C in base64."""
 
     num_bytes: int
     sha256: str | None
     crc32c: str | None
+    etag: str
 
     def problem(self, file: File, crc32c: str | None) -> Problem | None:
         """Returns what is wrong with the object, see `BucketStore.problem`."""
         if self.num_bytes != file.num_bytes:
             return Problem(f"{file.name}: {self.num_bytes:,} bytes, expected {file.num_bytes:,}")
         if self.sha256 != file.sha256:
-            return Problem(f"{file.name}: stored with sha256 {self.sha256}, expected {file.sha256}")
+            kind = Problem if self.sha256 else UnkeptProblem
+            return kind(f"{file.name}: stored with sha256 {self.sha256}, expected {file.sha256}")
         if self.crc32c is None:
-            return Problem(f"{file.name}: the server has no CRC32C of it")
+            return UnkeptProblem(f"{file.name}: the server has no CRC32C (S3 checksum) of it")
         if crc32c not in (None, self.crc32c):
             return Problem(f"{file.name}: the server's CRC32C is {self.crc32c}, sent was {crc32c}")
         return None
@@ -69,10 +77,12 @@ class Uploader:
       call: makes a request with retries: name of the object, operation, a function that is called
         before each try, arguments of boto3.
       ended: set when the run is over, so that no more uploads start.
+      checksums: whether the server is given CRC32Cs.
     """
 
     call: Callable[..., Json]
     ended: threading.Event
+    checksums: bool = True
 
     def send(self, file: File, opened: BinaryIO, remedy: str, check: Check = unchecked) -> Sent:
         """Makes an object of the bytes of `opened`; `remedy` is the advice if they are wrong.
@@ -90,8 +100,7 @@ class Uploader:
             file.name,
             "create_multipart_upload",
             Metadata={SHA256: file.sha256},
-            ChecksumAlgorithm="CRC32C",
-            ChecksumType="FULL_OBJECT",
+            **self._given(ChecksumAlgorithm="CRC32C", ChecksumType="FULL_OBJECT"),
         )["UploadId"]
         try:
             return self._send_parts(file, upload, itertools.chain([first], parts), remedy, check)
@@ -111,7 +120,7 @@ class Uploader:
             check,
             Body=data,
             Metadata={SHA256: file.sha256},
-            ChecksumCRC32C=checksum,
+            **self._given(ChecksumCRC32C=checksum),
             **conditions,
         )
         return _sent(checksum, answer)
@@ -130,7 +139,8 @@ class Uploader:
             sha256.update(part)
             whole = crc32c.crc32c(part, whole)
             size += len(part)
-            entry = {"PartNumber": number, "ChecksumCRC32C": _written(crc32c.crc32c(part))}
+            checksum = _written(crc32c.crc32c(part))
+            entry = {"PartNumber": number, **self._given(ChecksumCRC32C=checksum)}
             answer = self.call(file.name, "upload_part", UploadId=upload, Body=part, **entry)
             listed.append({**entry, "ETag": answer["ETag"]})
         _demand(file, sha256.hexdigest(), size, remedy)
@@ -141,10 +151,12 @@ class Uploader:
             check,
             UploadId=upload,
             MultipartUpload={"Parts": listed},
-            ChecksumCRC32C=checksum,
-            ChecksumType="FULL_OBJECT",
+            **self._given(ChecksumCRC32C=checksum, ChecksumType="FULL_OBJECT"),
         )
         return _sent(checksum, answer)
+
+    def _given(self, **checksums: str) -> dict[str, str]:
+        return checksums if self.checksums else {}
 
 
 def _sent(checksum: str, answer: Json) -> Sent:

@@ -39,6 +39,7 @@ from imagenet_prep.trainer.scalars import EVENTS
 _Place = tuple[Path, str]
 
 _EXPORT = "export"
+_TRIAL = ".trial"
 # TensorFlow and Gluon write these names into the folder of a model.
 _EXPORTED = (
     *("saved_model.pb", "fingerprint.pb", "variables", "assets"),
@@ -86,6 +87,9 @@ class Mirror:
             )
         for name in names:
             self._compare(store, name, fresh=not here)
+        # What the server refuses for good would be found out after hours of training.
+        store.write(_TRIAL, b"")
+        store.remove(_TRIAL)
 
     def flush(self) -> None:
         """Asks for all to be uploaded; returns at once."""
@@ -160,7 +164,7 @@ class Mirror:
 
     def _upload_with_retries(self, ended: threading.Event) -> None:
         """Uploads until all is there, whatever fails, or until `ended` is set."""
-        budget = RetryBudget(self._base, sys.maxsize, ended)
+        budget = RetryBudget("mirror", sys.maxsize, ended)
         try:
             with_retries(self._upload_or_say, budget)
         except IncompleteError:
@@ -171,12 +175,11 @@ class Mirror:
         try:
             self._upload()
         except (ImagenetPrepError, OSError) as error:
-            if not self._in_trouble:
-                where = "" if self._base in str(error) else f"{self._base}: "
-                said = str(error).rstrip(". ")
-                terminal.say(f"mirror: {where}{said}. Training goes on, this is tried again.")
+            where = "" if self._base in str(error) else f"{self._base}: "
+            goes_on = "" if self._in_trouble else ". Training goes on, this is tried again"
             self._in_trouble = True
-            raise UnavailableError(str(error)) from error
+            said = f"{where}{str(error).rstrip('. ')}{goes_on}"
+            raise UnavailableError(f"mirror: {said}") from error
         if self._in_trouble:
             terminal.say(f"mirror: {self._base}: all has arrived after all.")
         self._in_trouble = False

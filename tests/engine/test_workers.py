@@ -17,7 +17,11 @@ import pytest
 from imagenet_prep import engine
 from imagenet_prep.core.errors import IncompleteError, SourceError, StoreError, UsageError
 from imagenet_prep.engine.workers import Processes, Threads, Workers, run_worker
+from imagenet_prep.storage import retry
 from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.remote import UnavailableError
+from imagenet_prep.storage.retry import RetryBudget
+from tests.kit.clock import Clock
 from tests.kit.command import PATIENCE_S, REPOSITORY, wait_until
 from tests.kit.installed import Installed
 
@@ -48,6 +52,8 @@ class Work:
     def __call__(self, task: Task) -> engine.Result[Made]:
         if task.name == "bad":
             raise SourceError("the archive is damaged")
+        if task.name == "retries":
+            RetryBudget("s3://b/x", 1, Clock()).wait(UnavailableError("no byte came in time"))
         if task.name == "bug":
             raise AssertionError("nobody foresaw this")
         if task.name == "killed":
@@ -117,6 +123,17 @@ def test_a_worker_that_dies_ends_the_run_and_what_is_done_stays(
 
     assert set(stage.receipts(["a", "killed"])) == {"a"}
     assert run(stage, engine.THREADS, "a")[0].content.task == "a"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_messages_of_workers_reach_the_user(
+    stage: Stage, kind: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stderr of a worker process is a log that nobody reads while the run goes on."""
+    monkeypatch.setattr(retry, "_lines", retry._Lines())
+    run(stage, kind, "a", "retries")
+
+    assert "s3://b/x: no byte came in time; retry 1 of 1 in 0." in capfd.readouterr().err
 
 
 def test_nobody_is_left_where_the_run_is_ended(stage: Stage) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import http.server
 import random
+import re
 import threading
 import time
 from collections import Counter
@@ -18,6 +19,7 @@ _SLOW_DOWN = (
     b'<?xml version="1.0" encoding="UTF-8"?>'
     b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 )
+_CHECKSUM = re.compile(rb"<(Checksum\w+)>[^<]*</\1>")
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "expect"}
 
 
@@ -30,6 +32,8 @@ class Proxy:
       left: faults still to come.
       rate: chance of a request to meet one. Some of them succeed all the same.
       down: nothing succeeds: every connection is closed without an answer.
+      keeps_checksums: whether answers name checksums, which many servers do not know.
+      puts: the paths of the objects that were sent.
       done: faults that happened, by kind.
     """
 
@@ -38,6 +42,8 @@ class Proxy:
     rate: float
     rng: random.Random
     down: bool = False
+    keeps_checksums: bool = True
+    puts: list[str] = field(default_factory=list)
     done: Counter[str] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -90,6 +96,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         status, headers, answer = self._forward(body, half=fault == "half sent")
         if fault in ("lost answer", "half sent"):
             return
+        if self.command == "PUT":
+            self.server.told.puts.append(self.path)  # type: ignore[attr-defined]
+        if not self.server.told.keeps_checksums:  # type: ignore[attr-defined]
+            headers = [each for each in headers if "-checksum-" not in each[0].lower()]
+            answer = _CHECKSUM.sub(b"", answer)
         if fault == "slow":
             time.sleep(0.05)
         self._answer(status, headers, answer, half=fault == "half answered")

@@ -22,9 +22,10 @@ from imagenet_prep.storage import scratch
 from imagenet_prep.storage.bucket import BucketStore
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.remote import AbsentError
-from imagenet_prep.storage.s3 import S3
+from imagenet_prep.storage.s3 import CHECK_BY_READING, S3
 from imagenet_prep.storage.store import Store
 from tests.kit.limits import Limits
+from tests.kit.s3_proxy import Proxy, proxied
 from tests.kit.s3_server import BUCKET, SECRET_KEY, S3Server, key_of, uploads
 from tests.kit.system import System
 
@@ -325,3 +326,91 @@ def test_the_server_copies_objects_of_another_prefix(
 
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+@pytest.fixture
+def forgetful(s3: S3Server, prefix: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """A server that keeps no checksums of objects."""
+    with proxied(s3.url, seed=0, faults=0, rate=0.0) as standing:
+        standing.keeps_checksums = False
+        monkeypatch.setenv("AWS_ENDPOINT_URL", standing.url)
+        yield standing
+
+
+@pytest.mark.parametrize("size", [10, len(DATA)])
+def test_a_server_without_checksums_is_refused_at_the_first_object(
+    forgetful: Proxy, store: BucketStore, size: int
+) -> None:
+    """It says so each time that it is asked, so each retry would send the object in vain."""
+    with pytest.raises(StoreError) as caught:
+        store.write("labels.txt", DATA[:size])
+
+    said = str(caught.value)
+    assert said.count("labels.txt") == 1
+    assert "no CRC32C" in said
+    assert f"set {CHECK_BY_READING}=1" in said
+    assert len({each.partition("?")[0] for each in forgetful.puts}) == 1
+    assert len(forgetful.puts) <= 3, "the object was sent again"
+
+
+def test_the_same_wrong_checksum_twice_ends_the_run(
+    store: BucketStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some servers combine the checksums of the parts of an object in their own way."""
+    asked = S3.call
+    operations: list[str] = []
+
+    def call(s3: S3, operation: str, name: str, **arguments: Any) -> dict[str, Any]:
+        operations.append(operation)
+        return {**asked(s3, operation, name, **arguments), "ChecksumCRC32C": "AAAAAA=="}
+
+    monkeypatch.setattr(S3, "call", call)
+    with pytest.raises(StoreError, match=r"CRC32C is AAAAAA==.*" + CHECK_BY_READING):
+        store.write("labels.txt", DATA[:10])
+    assert operations.count("put_object") == 2
+
+
+def test_the_claim_of_a_run_shows_that_a_server_keeps_no_checksums(
+    forgetful: Proxy, store: BucketStore
+) -> None:
+    with pytest.raises(StoreError, match=CHECK_BY_READING):
+        store.claim(".work/run.json", b"mine")
+
+    assert len(forgetful.puts) == 1
+
+
+@pytest.mark.parametrize("size", [10, len(DATA)])
+def test_objects_are_read_back_where_the_server_keeps_no_checksums(
+    forgetful: Proxy,
+    store: BucketStore,
+    monkeypatch: pytest.MonkeyPatch,
+    size: int,
+    s3: S3Server,
+) -> None:
+    monkeypatch.setenv(CHECK_BY_READING, "1")
+    reads = BucketStore(store.base)
+    data, file = DATA[:size], File("labels.txt", size, _sha256(DATA[:size]))
+    assert reads.claim(".work/run.json", b"mine") == b"mine"
+    reads.write(file.name, data)
+    asked: list[str] = []
+    read = S3.read
+    monkeypatch.setattr(S3, "read", lambda *words: asked.append(words[1]) or read(*words))
+    reads.verify_published([file])
+    assert asked == [], "it was read back before"
+
+    damaged = data[:-1] + bytes([data[-1] ^ 1])
+    s3.client().put_object(
+        Bucket=BUCKET,
+        Key=key_of(store.where(file.name)),
+        Body=damaged,
+        Metadata={"sha256": file.sha256},
+    )
+    problem = BucketStore(store.base).problem(file)
+    assert problem is not None
+    assert problem.text == f"labels.txt: sha256 {_sha256(damaged)}, expected {file.sha256}"
+    reads.write(file.name, data)
+    assert BucketStore(store.base).problem(file) is None
+    there = BucketStore(f"{store.base}-copy")
+    there.take_over(reads, [file])
+    there.verify_published([file])
+    assert forgetful.puts

@@ -8,16 +8,18 @@ import email.utils
 import errno
 import random
 import socket
+import ssl
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import requests
+import urllib3
 
 from imagenet_prep.core.errors import IncompleteError, StoreError, UsageError
 from imagenet_prep.storage import credentials
-from imagenet_prep.storage.remote import Remote, Stat, UnavailableError
+from imagenet_prep.storage.remote import Remote, Stat, UnavailableError, failure
 from imagenet_prep.storage.store import open_remote
 from tests.kit.command import PATIENCE_S
 from tests.kit.http_server import serve
@@ -461,3 +463,30 @@ def test_whatever_a_server_says_ends_in_an_error_of_ours_or_a_sound_answer(seed:
         listener.shutdown(socket.SHUT_RDWR)
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
+
+
+def _wrapped(error: OSError) -> requests.ConnectionError:
+    return requests.ConnectionError(urllib3.exceptions.ProxyError("Cannot connect", error))
+
+
+@pytest.mark.parametrize(
+    ("error", "lasts"),
+    [
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "Check the address"),
+        (socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"), ""),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"), ""),
+        (OSError("Tunnel connection failed: 407 Proxy Authentication Required"), "HTTPS_PROXY"),
+        (OSError("Tunnel connection failed: 503 Service Unavailable"), ""),
+        (ssl.SSLCertVerificationError(1, "certificate has expired"), "AWS_CA_BUNDLE"),
+        (ssl.SSLError(1, "wrong version number"), "no trusted connection"),
+        (ssl.SSLEOFError(8, "unexpected eof while reading"), ""),
+    ],
+    ids=str,
+)
+def test_only_a_failed_connection_that_may_come_back_is_tried_again(
+    error: OSError, lasts: str
+) -> None:
+    found = failure("s3://b/x", _wrapped(error), "AWS_CA_BUNDLE")
+
+    assert isinstance(found, StoreError if lasts else UnavailableError)
+    assert lasts in str(found)

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from imagenet_prep.core.errors import IncompleteError
+from imagenet_prep.storage import retry
 from imagenet_prep.storage.remote import UnavailableError
 from imagenet_prep.storage.retry import RetryBudget
 from tests.kit.clock import Clock
@@ -59,3 +60,55 @@ def test_nobody_waits_when_the_run_has_ended() -> None:
     clock.set()
     with pytest.raises(IncompleteError, match="run is ending"):
         RetryBudget("x", 10, clock).wait(UnavailableError("no"))
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, which the test sets; no line was printed before."""
+    now = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr(retry, "_lines", retry._Lines())
+    return now
+
+
+@pytest.mark.usefixtures("lines")
+def test_each_retry_prints_its_reason_and_the_pause(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    budget = RetryBudget("s3://b/x", 2, clock)
+    budget.wait(UnavailableError("no byte came in time"))
+    budget.wait(UnavailableError("s3://b/x: the server answers 404.", retry_after_s=30.0))
+    with pytest.raises(IncompleteError, match="^s3://b/x: no, given up after 3 failed"):
+        budget.wait(UnavailableError("no"))
+
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.splitlines() == [
+        f"imagenet-prep: s3://b/x: no byte came in time; retry 1 of 2 in {clock.waits[0]:.1f} s",
+        "imagenet-prep: s3://b/x: the server answers 404; retry 2 of 2 in 30.0 s",
+    ]
+
+
+def test_a_thousand_retries_at_once_print_a_few_lines(
+    lines: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(1000):
+        RetryBudget(f"x{number}", 1, Clock()).wait(UnavailableError("no"))
+    assert len(capsys.readouterr().err.splitlines()) == 5
+    lines[0] += 2.0
+    RetryBudget("y", 1, Clock()).wait(UnavailableError("no"))
+
+    said = capsys.readouterr().err
+    assert said.startswith("imagenet-prep: y: no; retry 1 of 1 in 0.")
+    assert said.endswith(" (995 more retries without a line)\n")
+
+
+def test_a_run_that_ends_prints_no_retry(
+    lines: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lines
+    clock = Clock()
+    clock.set()
+    with pytest.raises(IncompleteError):
+        RetryBudget("x", 1, clock).wait(UnavailableError("no"))
+
+    assert capsys.readouterr().err == ""

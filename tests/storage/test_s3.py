@@ -118,15 +118,32 @@ def test_a_range_that_was_not_asked_for_is_not_taken(
         ("416 Range Not Satisfiable", IncompleteError, "s3://b/p/x: it has changed since this run"),
         ("404 Not Found", AbsentError, "Check bucket and prefix"),
         ("403 Forbidden", StoreError, "Check the AWS_"),
+        ("405 Method Not Allowed", StoreError, "IMAGENET_PREP_CHECK_BY_READING=1"),
+        ("501 Not Implemented", StoreError, "IMAGENET_PREP_CHECK_BY_READING=1"),
+        ("505 Version", StoreError, "Check the AWS_"),
+        ("507 Insufficient Storage", StoreError, "raise the quota"),
         ("503 Slow Down", UnavailableError, "the server answers 503"),
+        ("403 InvalidAccessKeyId", StoreError, "not a pair that this server knows"),
+        ("403 SignatureDoesNotMatch", StoreError, "not a pair that this server knows"),
+        ("403 RequestTimeTooSkewed", StoreError, "Set the clock"),
+        ("400 ExpiredToken", StoreError, "Get new credentials"),
+        ("400 AuthorizationHeaderMalformed", StoreError, "set AWS_DEFAULT_REGION"),
+        ("404 NoSuchBucket", StoreError, "Create the bucket"),
+        ("400 RequestTimeout", UnavailableError, "RequestTimeout"),
+        ("400 ThrottlingException", UnavailableError, "Throttling"),
+        ("409 OperationAborted", UnavailableError, "OperationAborted"),
     ],
 )
 def test_each_refusal_says_what_it_means(
     monkeypatch: pytest.MonkeyPatch, status: str, kind: type[Exception], says: str
 ) -> None:
-    answer = said(b"<Error><Code>Refused</Code></Error>", status=f"HTTP/1.1 {status}")
-    with pytest.raises(kind, match=says):
+    code = status.partition(" ")[2].replace(" ", "").encode()
+    answer = said(b"<Error><Code>%b</Code></Error>" % code, status=f"HTTP/1.1 {status}")
+    with pytest.raises(kind, match=says) as caught:
         _ask(part, answer, monkeypatch)
+
+    # Who gets this error goes on as if the object could be made.
+    assert isinstance(caught.value, AbsentError) == (kind is AbsentError)
 
 
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")

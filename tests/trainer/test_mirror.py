@@ -13,6 +13,7 @@ import pytest
 
 from imagenet_prep.core.errors import IncompleteError, StoreError, UsageError
 from imagenet_prep.storage import upload
+from imagenet_prep.storage.s3 import CHECK_BY_READING
 from imagenet_prep.trainer import checkpoint, mirror
 from imagenet_prep.trainer.config import Config
 from tests.kit.command import wait_until
@@ -190,6 +191,9 @@ def test_nothing_is_trained_where_the_mirror_cannot_be_asked(
 ) -> None:
     with pytest.raises(StoreError, match=r"s3://no-such-bucket/run.*404 NoSuchBucket"):
         train_by_numpy(tmp_path / "run", mirror="s3://no-such-bucket/run")
+    proxy.keeps_checksums = False
+    with pytest.raises(StoreError, match=CHECK_BY_READING):
+        train_by_numpy(tmp_path / "run", mirror=prefix)
     limits(upload_retries=1)
     proxy.down = True
     with pytest.raises(IncompleteError, match="Nothing was trained yet"):

@@ -14,7 +14,7 @@ import pytest
 
 from imagenet_prep.core.errors import BusyError, IncompleteError
 from imagenet_prep.storage.remote import AbsentError, Stat, UnavailableError
-from imagenet_prep.storage.s3 import S3
+from imagenet_prep.storage.s3 import CHECK_BY_READING, S3
 from tests.kit import command
 from tests.kit.dataset import SETTINGS, Reference, contents
 from tests.kit.lengths import long_but
@@ -73,6 +73,18 @@ def _arguments(source: Path | str, prefix: str, flags: tuple[str | Path, ...]) -
 @pytest.fixture
 def machine(s3: S3Server, tmp_path: Path) -> Machine:
     return Machine(s3, tmp_path / "machine")
+
+
+def test_a_server_without_checksums_ends_the_run_before_a_shard_is_made(
+    machine: Machine, s3: S3Server, many: Miniature
+) -> None:
+    with proxied(s3.url, seed=1, faults=0, rate=0.0) as proxy:
+        proxy.keeps_checksums = False
+        result = machine.prepare(many.root, "unkept-run", *MANY, AWS_ENDPOINT_URL=proxy.url)
+
+    assert result.code == 1, result
+    assert f"set {CHECK_BY_READING}=1" in result.err.splitlines()[-1]
+    assert len(proxy.puts) == 1
 
 
 def dataset(s3: S3Server, prefix: str) -> dict[str, bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from imagenet_prep import replicate as replicate_module
 from imagenet_prep.storage import upload as module
+from imagenet_prep.storage.s3 import CHECK_BY_READING
 from tests.kit import command
 from tests.kit.dataset import contents
 from tests.kit.fake_hosts import Hosts
@@ -148,6 +150,42 @@ def test_many_faults_leave_every_object_exact(
     for each in range(1, number + 1):
         assert objects(client, f"{faults}-faults-{each}") == reference
         assert uploads(client, f"{faults}-faults-{each}") == []
+
+
+def test_a_server_without_checksums_ends_the_run_at_its_first_objects(
+    s3: S3Server, tmp_path: Path
+) -> None:
+    make_dataset(tmp_path / "set")
+    with proxied(s3.url, seed=1, faults=0, rate=0.0) as proxy:
+        proxy.keeps_checksums = False
+        words = ("replicate", tmp_path / "set", "--to", f"s3://{BUCKET}/unkept", "--json")
+        settings = {**s3.environment, "AWS_ENDPOINT_URL": proxy.url}
+        refused = command.run(*words, env=settings)
+        assert len(proxy.puts) == len({*proxy.puts}), "an object was sent again"
+        settings[CHECK_BY_READING] = "1"
+        read = command.run(*words, env=settings)
+        checked = command.run(*words, "--check", env=settings)
+
+    assert (refused.code, refused.out) == (1, "")
+    (said,) = refused.err.splitlines()
+    assert "no CRC32C (S3 checksum) of it. If the server keeps no checksums" in said
+    assert f"set {CHECK_BY_READING}=1" in said
+    assert (read.code, read.err) == (0, "")
+    assert checked.json["replicas"][0]["problems"] == []
+    assert objects(s3.client(), "unkept") == contents(tmp_path / "set")
+
+
+def test_retries_are_lines_on_stderr_and_none_is_in_the_json(s3: S3Server, tmp_path: Path) -> None:
+    make_dataset(tmp_path / "set")
+    with proxied(s3.url, seed=1, faults=4, rate=1.0) as proxy:
+        settings = {**s3.environment, "AWS_ENDPOINT_URL": proxy.url}
+        words = ("replicate", tmp_path / "set", "--to", f"s3://{BUCKET}/retried", "--json")
+        result = command.run(*words, "--connections", "1", env=settings)
+
+    assert result.json["replicas"][0]["problems"] == []
+    line = rf"imagenet-prep: s3://{BUCKET}/retried\S*: .+; retry \d of 20 in \d\.\d s"
+    assert all(re.fullmatch(line, each) for each in result.err.splitlines()), result.err
+    assert result.err
 
 
 def test_every_host_pulls_its_own(s3: S3Server, hosts: Hosts, tmp_path: Path) -> None:

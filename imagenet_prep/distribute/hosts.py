@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from imagenet_prep.core import canonical, children
+from imagenet_prep.core import canonical, children, terminal
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import (
     ImagenetPrepError,
@@ -21,7 +21,7 @@ from imagenet_prep.dataset.placement import Placement
 from imagenet_prep.distribute.messages import FROM_LOOKING
 from imagenet_prep.hosts.channel import Frame, Process
 from imagenet_prep.hosts.messages import PROTOCOL, BrokenError, Cause, count, sentence
-from imagenet_prep.hosts.process import Ending, command_on, run_all
+from imagenet_prep.hosts.process import Ending, command_on, plain, run_all
 
 # Hosts asked at a time; one ssh each.
 _MAX_ASKED = 32
@@ -130,7 +130,13 @@ def pull(
         words = ("-m", "imagenet_prep", *argv_of(request.placements[address]), "--json")
         return command_on(address, children.python(*words, program=request.python))
 
-    return [result_of(ending) for ending in run_all([argv(address) for address in addresses])]
+    def hear(number: int, line: bytes) -> None:
+        # Such as a retry: the host's result comes only at its end.
+        if (said := plain(line.decode(errors="replace"))).startswith(ours := "imagenet-prep: "):
+            terminal.say(f"{addresses[number]}: {said.removeprefix(ours).rstrip()}")
+
+    endings = run_all([argv(address) for address in addresses], hear=hear)
+    return [result_of(ending) for ending in endings]
 
 
 def result_of(ending: Ending) -> Json | ImagenetPrepError:

@@ -173,7 +173,9 @@ class Tail:
 class _Running:
     """A command without input, on its way to its end."""
 
-    def __init__(self, argv: Sequence[str], *, together: bool) -> None:
+    def __init__(
+        self, argv: Sequence[str], *, together: bool, hear: Callable[[bytes], object] | None
+    ) -> None:
         self._begun_s = time.monotonic()
         self._seconds = 0.0
         self._failed = ""
@@ -185,7 +187,7 @@ class _Running:
             self._failed = f"{argv[0]} cannot be started: {error.strerror}"
             return
         self._output = Tail(self._popen.stdout, _OUTPUT_BYTES)
-        self._said = Tail(self._popen.stderr)
+        self._said = Tail(self._popen.stderr, hear=hear)
 
     def has_ended(self, timeout_s: float | None) -> bool:
         """Returns whether it has, and kills it where its time is over."""
@@ -213,17 +215,23 @@ class _Running:
 
 
 def run_all(
-    commands: Sequence[Sequence[str]], *, timeout_s: float | None = None, together: bool = False
+    commands: Sequence[Sequence[str]],
+    *,
+    timeout_s: float | None = None,
+    together: bool = False,
+    hear: Callable[[int, bytes], object] | None = None,
 ) -> list[Ending]:
     """Runs commands without input at once, e.g. one per host; returns how each ended, in order.
 
     Each is killed after `timeout_s`, and all when this is interrupted. If they are run `together`,
-    the standard error comes in `output`, in its place between the other lines.
+    the standard error comes in `output`, in its place between the other lines. Otherwise `hear` is
+    given each of its lines as it comes, with the number of the command.
     """
     running: list[_Running] = []
     try:
-        for argv in commands:
-            running.append(_Running(argv, together=together))  # noqa: PERF401 - each is to be killed
+        for number, argv in enumerate(commands):
+            heard = partial(hear, number) if hear else None
+            running.append(_Running(argv, together=together, hear=heard))
         while [each for each in running if not each.has_ended(timeout_s)]:
             time.sleep(_POLL_S)
     finally:

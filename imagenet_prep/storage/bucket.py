@@ -222,12 +222,8 @@ class BucketStore:
 
     def claim(self, name: str, data: bytes) -> bytes:
         """As for `Store`: of two runs that begin at once, one is first."""
-        file = _file(name, data)
         with contextlib.suppress(TakenError):
-            self._uploader.send_small(file, data, IfNoneMatch="*")
-            # It is the first object of a run, so it shows whether the server keeps checksums.
-            if isinstance(problem := self.problem(file), UnkeptProblem):
-                self._wait(self._budget(name), file, problem)
+            self._uploader.send_small(_file(name, data), data, IfNoneMatch="*")
         return self.read(name)
 
     def take(self, name: str) -> bool:
@@ -258,11 +254,20 @@ class BucketStore:
         """As for `Store`: refuses two runs of one user on one machine, which gain nothing."""
         scratch.make(self.local.root)
         with self.local.lock():
+            self.try_to_write()
             self.abort_uploads(_may_be_ours)
             with self.uploads_aborted_on_failure(_may_be_ours):
                 yield
             self.abort_uploads(_may_be_ours)
             self.local.remove_all()
+
+    def try_to_write(self) -> None:
+        """Puts and removes an object: a refusal that lasts shows before there is work to lose."""
+        file = _file(f"{naming.WORK}/trial", b"")
+        self.put(file, io.BytesIO)
+        if isinstance(problem := self.problem(file), UnkeptProblem):
+            self._wait(self._budget(file.name), file, problem)
+        self.remove(file.name)
 
     def abort_uploads(self, ours: Callable[[str], bool]) -> None:
         """Removes multipart uploads that nobody will finish, of objects that are `ours`.
@@ -290,9 +295,9 @@ class BucketStore:
     def stored(self, name: str) -> Stored:
         """Returns what the server knows of an object."""
         head = self._call(name, "head_object", ChecksumMode="ENABLED")
-        found, checksum = head["Metadata"].get(SHA256), head.get("ChecksumCRC32C")
+        found, checksum = head["Metadata"].get(SHA256), head.get("ChecksumCRC32C", "-")
         # "-" is in a checksum of the parts' checksums, which tells nothing of the object.
-        checksum = None if checksum and "-" in checksum else checksum
+        checksum = None if "-" in checksum else checksum
         return Stored(head["ContentLength"], found, checksum, head["ETag"])
 
     def problem(self, file: File, crc32c: str | None = None) -> Problem | None:
@@ -300,11 +305,10 @@ class BucketStore:
         try:
             stored = self.stored(file.name)
             problem = stored.problem(file, crc32c)
-            if self._reads_back and isinstance(problem, UnkeptProblem):
-                return self._problem_of_bytes(file, stored.etag)
+            is_read = self._reads_back and isinstance(problem, UnkeptProblem)
+            return self._problem_of_bytes(file, stored.etag) if is_read else problem
         except AbsentError:
             return Problem(f"{file.name}: missing", is_missing=True)
-        return problem
 
     def _problem_of_bytes(self, file: File, etag: str) -> Problem | None:
         if self._read.get(file) != etag:
@@ -324,7 +328,7 @@ class BucketStore:
         `opened` starts to read its bytes, again for each upload; `remedy` is the advice if they are
         wrong.
         """
-        budget, before = self._budget(file.name), None
+        budget = self._budget(file.name)
         while True:
             try:
                 with opened() as stream:
@@ -340,18 +344,15 @@ class BucketStore:
                 continue
             if sent.proven or (problem := self.problem(file, sent.crc32c)) is None:
                 return
-            self._wait(budget, file, problem, before)
-            before = problem
+            self._wait(budget, file, problem)
 
-    def _wait(
-        self, budget: RetryBudget, file: File, problem: Problem, before: Problem | None = None
-    ) -> None:
+    def _wait(self, budget: RetryBudget, file: File, problem: Problem) -> None:
         """Waits before an object is sent again; raises StoreError if that would not help.
 
-        Some servers have one wrong CRC32C for an object of several parts, each time.
+        Some servers have a wrong CRC32C of each object that was sent in several parts.
         """
         text = problem.text.removeprefix(f"{file.name}: ")
-        if isinstance(problem, UnkeptProblem) or (problem == before and not problem.is_missing):
+        if isinstance(problem, UnkeptProblem) or (budget.failures and not problem.is_missing):
             raise StoreError(f"{self.where(file.name)}: {text}. {NO_CHECKSUMS}")
         budget.wait(UnavailableError(text))
 

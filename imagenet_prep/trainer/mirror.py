@@ -39,7 +39,6 @@ from imagenet_prep.trainer.scalars import EVENTS
 _Place = tuple[Path, str]
 
 _EXPORT = "export"
-_TRIAL = ".trial"
 # TensorFlow and Gluon write these names into the folder of a model.
 _EXPORTED = (
     *("saved_model.pb", "fingerprint.pb", "variables", "assets"),
@@ -87,9 +86,7 @@ class Mirror:
             )
         for name in names:
             self._compare(store, name, fresh=not here)
-        # What the server refuses for good would be found out after hours of training.
-        store.write(_TRIAL, b"")
-        store.remove(_TRIAL)
+        store.try_to_write()
 
     def flush(self) -> None:
         """Asks for all to be uploaded; returns at once."""

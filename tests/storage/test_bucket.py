@@ -370,13 +370,25 @@ def test_the_same_wrong_checksum_twice_ends_the_run(
     assert operations.count("put_object") == 2
 
 
-def test_the_claim_of_a_run_shows_that_a_server_keeps_no_checksums(
-    forgetful: Proxy, store: BucketStore
+@pytest.mark.parametrize("lacking", ["checksums", "metadata"])
+def test_a_run_finds_out_first_what_a_server_does_not_keep(
+    store: BucketStore, monkeypatch: pytest.MonkeyPatch, lacking: str
 ) -> None:
-    with pytest.raises(StoreError, match=CHECK_BY_READING):
-        store.claim(".work/run.json", b"mine")
+    asked = S3.call
+    operations: list[str] = []
 
-    assert len(forgetful.puts) == 1
+    def call(s3: S3, operation: str, name: str, **arguments: Any) -> dict[str, Any]:
+        operations.append(operation)
+        answer: dict[str, Any] = asked(s3, operation, name, **arguments)
+        if lacking == "checksums":
+            answer.pop("ChecksumCRC32C", None)
+        return {**answer, "Metadata": {}} if lacking == "metadata" else answer
+
+    monkeypatch.setattr(S3, "call", call)
+    with pytest.raises(StoreError, match=CHECK_BY_READING), store.lock():
+        pytest.fail("the run began")
+
+    assert operations.count("put_object") == 1
 
 
 @pytest.mark.parametrize("size", [10, len(DATA)])

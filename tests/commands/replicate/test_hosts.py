@@ -110,7 +110,7 @@ def test_a_shard_that_had_begun_to_arrive_is_gone_on_with(hosts: Hosts, dataset:
 
     assert result.code == 0, result
     (again,) = [line for line in result.err.splitlines() if f"{SHARD}: sha256 " in line]
-    assert again.startswith("node-3")
+    assert again.startswith("imagenet-prep: node-3")
     assert "It is sent again." in again
     hosts.assert_whole(dataset)
     for address in hosts.addresses:

@@ -195,9 +195,12 @@ def test_every_host_pulls_its_own(s3: S3Server, hosts: Hosts, tmp_path: Path) ->
     assert replicate(s3, tmp_path / "set", "--to", there).code == 0
     hosts.down("node-3")
     environment = {**s3.environment, **hosts.environment}
-    result = command.run("replicate", there, "--to", hosts.to, env=environment)
+    with proxied(s3.url, seed=1, faults=16, rate=0.5) as proxy:  # the leader meets few of them
+        through = {**environment, "AWS_ENDPOINT_URL": proxy.url}
+        result = command.run("replicate", there, "--to", hosts.to, env=through)
 
     assert result.code == 4, result
+    assert re.search(r"^imagenet-prep: \S+: s3://\S+: .+; retry 1 of", result.err, re.MULTILINE)
     assert "node-3:~/set: ssh: connect to host node-3: No route to host" in result.out
     hosts.assert_whole(tmp_path / "set", "node-3")
     hosts.up("node-3")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -202,7 +203,10 @@ def _bring(config: Config, source: Original, target: Replica | Bucket) -> Json:
     target.check_space(lacking)
     if not is_whole:
         target.withdraw()
-        put = target.put
+        kept, put = len(target.files) - len(lacking), target.put
+        if kept and not config.json:
+            files = counted(len(target.files), "file")
+            print(f"replicate: resuming: {kept:,} of {files} are kept", file=sys.stderr)
         _each(config, lambda file: put(file, partial(source.chunks, file)), lacking, "replicate")
         target.clear()
     if lacking or target.manifest_problem():
@@ -284,7 +288,8 @@ def _judge(config: Config, replicas: Sequence[Json]) -> None:
     if failed := [replica for replica in replicas if "error" in replica]:
         kinds = {replica["error"] for replica in failed}
         kind = by_name(kinds.pop()) if len(kinds) == 1 else IncompleteError
-        raise kind(f"{len(failed)} of {counted(len(replicas), 'replica')} failed, as listed above.")
+        places = f"{len(failed)} of {counted(len(replicas), 'replica')} failed, as listed above"
+        raise kind(f"{places}. The first: {failed[0]['where']}: {failed[0]['problems'][0]}")
     wrong = [replica for replica in replicas if replica["problems"]]
     if not wrong or not config.check:
         return

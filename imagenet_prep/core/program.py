@@ -90,7 +90,7 @@ def outcome(main: Callable[[], int]) -> int:
     try:
         return main()
     except errors.ImagenetPrepError as error:
-        terminal.say(error)
+        _explain(error)
         return error.exit_code
     except KeyboardInterrupt:
         terminal.say("interrupted. Finished work is kept; run the same command to resume.")
@@ -109,8 +109,20 @@ def outcome(main: Callable[[], int]) -> int:
             terminal.say(lack)
             return lack.exit_code
         traceback.print_exc()
-        terminal.say("this is a bug; please report the lines above.")
+        last = traceback.format_exception_only(error)[-1].strip()
+        terminal.say(f"this is a bug; please report the lines above. {last}")
         return errors.EXIT_BUG
+
+
+def _explain(error: errors.ImagenetPrepError) -> None:
+    """Prints an error, the reason last: cron's mail, and the end of a log, show that line."""
+    *details, reason = str(error).split("\n")
+    if reason.startswith(" "):  # the last of a list, under its heading
+        reason, *details = *details, reason
+    if details:
+        print(*details, sep="\n", file=sys.stderr)
+        reason += f" {details[0].strip()} (all above)" if reason.endswith(":") else ""
+    terminal.say(reason)
 
 
 def _flushed(code: int) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
 
-from imagenet_prep.core import errors
+from imagenet_prep.core import counter, errors
 from imagenet_prep.engine import cluster, lease
 from imagenet_prep.engine.lease import Lease
 from imagenet_prep.engine.progress import Progress
@@ -44,6 +44,7 @@ class Followed(Generic[AnyContent]):
         quiet: bool = False,
     ) -> None:
         """Looks for the first time; arguments as for `run`."""
+        counter.begin()
         self.receipts = stage.receipts(task.name for task in tasks)
         self._stage, self._tasks, self._watch = stage, tasks, watch
         for receipt in self.receipts.values():
@@ -68,7 +69,7 @@ class Followed(Generic[AnyContent]):
             self.receipts[name] = receipt
             self._progress.add(getattr(receipt.content, "num_bytes", 0), _examples(receipt))
             self._watch(receipt)
-        self._progress.tick()
+        self._progress.tick(counter.add(0))
         return len(self.receipts), not self.left
 
     def close(self) -> None:

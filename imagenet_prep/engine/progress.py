@@ -10,13 +10,14 @@ from typing import Any
 from imagenet_prep.core.terminal import counted
 
 _LINE_EVERY_S = 30.0
+_FIRST_LINE_S = 2.0
 
 
 class Progress:
-    """Shows what is done, the rate, and what is left: a bar on a terminal, else a line each 30 s.
+    """Shows what is done, the rate, and the time left: a bar on a terminal, else lines.
 
-    It counts images where it is known how many there are, else tasks. It reads receipts only, so it
-    works the same for remote runners.
+    Lines come after 2, 6 and 18 s, and then every 30 s. It counts images where it is known how many
+    there are, else tasks.
     """
 
     def __init__(
@@ -33,11 +34,16 @@ class Progress:
         self._title = title
         self._unit = "image" if images else "task"
         self._total, self._first = (images, images_done) if images else (total, done)
-        self._done = self._first
-        self._examples = self._bytes = 0
-        self._start = self._last_line = time.monotonic()
+        self._done = self._shown = self._first
+        self._bytes = 0
+        self._start = time.monotonic()
+        self._next_line = self._start + min(_FIRST_LINE_S, _LINE_EVERY_S)
+        self._late_line = self._start + _LINE_EVERY_S
         self._bar: Any = None
         self._quiet = quiet
+        if done and not quiet:
+            kept = counted(total, "shard" if images else "task")
+            print(f"{title}: resuming: {done:,} of {kept} are kept", file=sys.stderr, flush=True)
         # A terminal may report no width (docker run -t): then it gets lines instead of a bar.
         if not quiet and sys.stderr.isatty() and os.get_terminal_size(2).columns:
             from tqdm import tqdm
@@ -46,48 +52,59 @@ class Progress:
                 desc=title,
                 total=self._total,
                 initial=self._first,
-                unit=self._unit,
+                bar_format="{desc}: {percentage:3.0f}%|{bar}| {n:,} of {total:,} "
+                f"{self._unit}s{{postfix}}",
+                miniters=1,
                 dynamic_ncols=True,
                 leave=False,
             )
 
     def add(self, num_bytes: int = 0, examples: int = 0) -> None:
         """Counts one finished task, with what it has made or moved."""
-        step = examples if self._unit == "image" else 1
-        self._done += step
-        self._examples += examples
+        self._done += examples if self._unit == "image" else 1
         self._bytes += num_bytes
-        if self._bar is not None:
-            self._bar.set_postfix_str(self._rate())
-            self._bar.update(step)
         self.tick()
 
-    def tick(self) -> None:
-        """Prints a line every 30 s if there is no bar."""
+    def tick(self, images: int = 0) -> None:
+        """Shows what there is to show; `images` were written so far, also of unfinished tasks."""
+        within = self._first + images if self._unit == "image" else 0
+        self._shown = min(self._total, max(self._shown, self._done, within))
         now = time.monotonic()
-        if self._bar is None and not self._quiet and now - self._last_line >= _LINE_EVERY_S:
-            self._last_line = now
+        if self._bar is not None:
+            self._bar.set_postfix_str(self._rate(now) + self._time_left(now), refresh=False)
+            self._bar.update(self._shown - self._bar.n)
+        # Without any movement, the first lines would say nothing.
+        elif not self._quiet and now >= (
+            self._next_line if self._shown > self._first else self._late_line
+        ):
             print(f"{self._title}: {self._line(now)}", file=sys.stderr, flush=True)
+            self._late_line = now + _LINE_EVERY_S
+            self._next_line = now + min(_LINE_EVERY_S, max(4.0, 2 * (now - self._start)))
 
     def _line(self, now: float) -> str:
-        done = f"{self._done:,} of {counted(self._total, self._unit)}, {self._rate()}"
-        left = counted(self._total - self._done, self._unit)
-        if not (new := self._done - self._first):
-            return f"{done}, {left} left"
-        minutes = (now - self._start) / new * (self._total - self._done) / 60
-        return f"{done}, {left} left, {_duration(minutes)}"
+        done = f"{self._shown:,} of {counted(self._total, self._unit)}, {self._rate(now)}"
+        left = counted(self._total - self._shown, self._unit)
+        return f"{done}, {left} left{self._time_left(now)}"
+
+    def _time_left(self, now: float) -> str:
+        if not (new := self._shown - self._first):
+            return ""
+        seconds = (now - self._start) / new * (self._total - self._shown)
+        return f", {_duration(seconds)}"
 
     def close(self) -> None:
         """Removes the bar."""
         if self._bar is not None:
             self._bar.close()
 
-    def _rate(self) -> str:
-        seconds = max(time.monotonic() - self._start, 1e-9)
-        if self._examples:
-            return f"{self._examples / seconds:,.0f} images/s"
+    def _rate(self, now: float) -> str:
+        seconds = max(now - self._start, 1e-9)
+        if self._unit == "image" and self._shown > self._first:
+            return f"{(self._shown - self._first) / seconds:,.0f} images/s"
         return f"{self._bytes / seconds / 1e6:,.1f} MB/s" if self._bytes else "starting"
 
 
-def _duration(minutes: float) -> str:
-    return f"about {minutes:.0f} min" if minutes < 120 else f"about {minutes / 60:.1f} h"
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"about {seconds:.0f} s"
+    return f"about {seconds / 60:.0f} min" if seconds < 7200 else f"about {seconds / 3600:.1f} h"

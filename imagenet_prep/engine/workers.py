@@ -13,7 +13,7 @@ from concurrent import futures
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Self
 
-from imagenet_prep.core import children, errors, program, terminal, turns
+from imagenet_prep.core import children, counter, errors, program, terminal, turns
 from imagenet_prep.engine.lease import Claimed
 from imagenet_prep.engine.stage import AnyTask, Output, Receipt, Stage
 
@@ -117,8 +117,8 @@ class Processes(Started):
         ):
             pickle.dump((stage, tasks, count), work)
             work.flush()
-            shared = [stderr.fileno()]
-            argv = children.bound(children.python("-c", _PROGRAM.format(*shared)))
+            shared = [stderr.fileno(), counter.begin()]
+            argv = children.bound(children.python("-c", _PROGRAM.format(shared)))
             self._processes = [
                 subprocess.Popen(argv, stdin=work, stdout=log, stderr=log, pass_fds=shared)
                 for _ in range(count)
@@ -140,12 +140,14 @@ class Processes(Started):
         return None in codes and not any(codes)
 
 
-def run_process(stderr: int) -> NoReturn:
+def run_process(shared: tuple[int, int]) -> NoReturn:
     """Runs in each of `Processes`: standard input is a file with the pickled work.
 
-    Its own stderr is the log of the stage; messages to the user go to that of the run.
+    Its own stderr is the log of the stage. It shares the stderr of the run, for messages to the
+    user, and the count of images.
     """
-    terminal.say_on(stderr)
+    terminal.say_on(shared[0])
+    counter.begin(shared[1])
     # pread, since all workers share the file's position. Only the launching process wrote the file.
     stage, tasks, count = pickle.loads(os.pread(0, os.fstat(0).st_size, 0))  # noqa: S301
     turns.among_processes(count, 0)

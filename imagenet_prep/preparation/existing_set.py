@@ -190,7 +190,7 @@ def settle_labels(
     listed = [receipt.content for receipt in receipts]
     if damage := [line for each in listed for line in each.damage]:
         where = found.store.where()
-        damage.insert(0, f"{where}: {len(damage)} damaged; fetch these shards again:")
+        damage.append(f"{where}: {len(damage)} damaged; fetch these shards again.")
         raise DataDamagedError("\n".join(damage))
     return labelling_of([use for each in listed for use in each.uses], known)
 

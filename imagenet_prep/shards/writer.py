@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from imagenet_prep.core import records
+from imagenet_prep.core import counter, records
 from imagenet_prep.core.errors import BadImageError, DataDamagedError
 from imagenet_prep.dataset import example, keys, samples, tfrecord
 from imagenet_prep.dataset.manifest import Shard, Source
@@ -138,6 +138,7 @@ def write_shard(
                     waiting.add(member, image, data)
                     if waiting.num_bytes >= _HASHED_TOGETHER_BYTES:
                         table.extend(waiting.samples())
+                counter.add()
                 lines.append(tfrecord.index_line(file.num_bytes, sum(map(len, record))))
                 for part in record:
                     file.append(part)

@@ -362,7 +362,17 @@ def test_help_shows_defaults_and_ends_with_the_examples(
         ("sys.exit(2)", 2, ""),
         ("raise MemoryError('1 GiB')", 4, "out of memory: 1 GiB. Finished work is kept"),
         ('raise RuntimeError("can\'t start new thread")', 4, "with fewer --workers"),
-        ("raise KeyError('x')", 70, "this is a bug"),
+        ("raise KeyError('x')", 70, "this is a bug; please report the lines above. KeyError: 'x'"),
+        (
+            "raise errors.UsageError('2 wrong:\\n  a: x\\n  b: y')",
+            2,
+            "  a: x\n  b: y\nimagenet-prep: 2 wrong: a: x (all above)\n",
+        ),
+        (
+            "raise errors.UsageError('known:\\n  a\\nx is none of them')",
+            2,
+            "known:\n  a\nimagenet-prep: x is none of them\n",
+        ),
         ("raise AssertionError", 70, "Traceback (most recent call last)"),
     ],
     ids=lambda value: value if isinstance(value, str) and value.isprintable() else "",
@@ -381,6 +391,24 @@ def test_errors_end_the_process_with_their_exit_code(body: str, code: int, says:
     assert says or not done.stderr
     if body != "raise BrokenPipeError":
         assert done.stdout == "so far\n"
+
+
+def test_the_reason_is_the_last_line_where_both_streams_go_to_one_file() -> None:
+    """As cron's mail shows it: what was printed before must not come after it."""
+    program = (
+        "from imagenet_prep.core import errors, program\n"
+        "def main():\n    print('listed')\n    raise errors.UsageError('wrong')\n"
+        "program.finish(main)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=PATIENCE_S,
+    )
+
+    assert done.stdout.decode() == "listed\nimagenet-prep: wrong\n"
 
 
 def test_a_lost_terminal_interrupts_and_what_is_still_said_harms_nothing(tmp_path: Path) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import os
+import sys
 import time
 
 import pytest
 
 from imagenet_prep.engine.progress import Progress
 from tests.kit.limits import Limits
+from tests.kit.system import System
 
 
 @pytest.fixture
@@ -19,22 +23,34 @@ def clock(monkeypatch: pytest.MonkeyPatch, limits: Limits) -> list[float]:
     return now
 
 
-def test_images_are_counted_and_what_is_left_is_said(
+def test_images_are_counted_within_shards_and_what_is_left_is_printed(
     clock: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown = Progress("write", 40, 10, images=40_000, images_done=10_000)
-    clock[0] = 29.0
-    shown.add(5_000, 1_000)
-    assert capsys.readouterr().err == "", "a line each 30 s is enough"
+    assert capsys.readouterr().err == "write: resuming: 10 of 40 shards are kept\n"
+    clock[0] = 1.9
+    shown.tick(50)
+    assert capsys.readouterr().err == "", "an estimate would be wrong"
+    clock[0] = 2.0
+    shown.tick(50)
+    assert capsys.readouterr().err == (
+        "write: 10,050 of 40,000 images, 25 images/s, 29,950 images left, about 20 min\n"
+    )
+    clock[0] = 5.9
+    shown.tick(100)
+    assert capsys.readouterr().err == "", "it is too early for another line"
     clock[0] = 60.0
     shown.add(5_000, 1_000)
+    shown.tick(2_000)
 
     assert capsys.readouterr().err == (
-        "write: 12,000 of 40,000 images, 33 images/s, 28,000 images left, about 14 min\n"
+        "write: 11,000 of 40,000 images, 17 images/s, 29,000 images left, about 29 min\n"
     )
     clock[0] = 36_000.0
-    shown.tick()
+    shown.tick(2_000)
     assert capsys.readouterr().err.endswith("28,000 images left, about 140.0 h\n")
+    shown.tick(1_000_000)
+    assert shown._line(36_000.0).endswith("0 images left, about 0 s")
 
 
 def test_without_images_tasks_are_counted(
@@ -42,14 +58,35 @@ def test_without_images_tasks_are_counted(
 ) -> None:
     shown = Progress("index", 3, 1)
     clock[0] = 31.0
-    shown.tick()
+    shown.tick(17)
     clock[0] = 62.0
     shown.add(62_000_000)
 
     assert capsys.readouterr().err == (
+        "index: resuming: 1 of 3 tasks are kept\n"
         "index: 1 of 3 tasks, starting, 2 tasks left\n"
-        "index: 2 of 3 tasks, 1.0 MB/s, 1 task left, about 1 min\n"
+        "index: 2 of 3 tasks, 1.0 MB/s, 1 task left, about 62 s\n"
     )
+
+
+def test_a_bar_has_one_rate_with_its_name_and_moves_within_a_shard(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch, system: System
+) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    system.instead("get_terminal_size", lambda *_: os.terminal_size((100, 24)))
+    shown = Progress("write", 10, 0, images=2_500)
+    clock[0] = 4.0
+    shown.tick(1_000)
+    clock[0] = 5.0
+    shown.tick(1_250)
+    shown._bar.refresh()
+
+    last = terminal.getvalue().split("\r")[-1]
+    assert last.startswith("write:  50%|")
+    assert last.rstrip().endswith("| 1,250 of 2,500 images, 250 images/s, about 5 s")
+    shown.close()
 
 
 def test_a_quiet_run_says_nothing(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from imagenet_prep import engine
+from imagenet_prep.core import counter
 from imagenet_prep.core.errors import IncompleteError, SourceError, StoreError, UsageError
 from imagenet_prep.engine.workers import Processes, Threads, Workers, run_worker
 from imagenet_prep.storage import retry
@@ -54,6 +55,9 @@ class Work:
             raise SourceError("the archive is damaged")
         if task.name == "retries":
             RetryBudget("s3://b/x", 1, Clock()).wait(UnavailableError("no byte came in time"))
+        if task.name == "three images":
+            for _ in range(3):
+                counter.add()
         if task.name == "bug":
             raise AssertionError("nobody foresaw this")
         if task.name == "killed":
@@ -134,6 +138,15 @@ def test_messages_of_workers_reach_the_user(
     run(stage, kind, "a", "retries")
 
     assert "s3://b/x: no byte came in time; retry 1 of 1 in 0." in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_images_of_all_workers_are_counted_before_their_shards_are_finished(
+    stage: Stage, kind: str
+) -> None:
+    run(stage, kind, "a", "three images")
+
+    assert counter.add(0) == 3
 
 
 def test_nobody_is_left_where_the_run_is_ended(stage: Stage) -> None:

@@ -53,7 +53,8 @@ class Finished(NamedTuple):
     @property
     def complaints(self) -> str:
         """Stderr but for what the source was taken for, and how far a slow machine has got."""
-        progress = r"^\w+: [\d,]+ of [\d,]+ (?:tasks?|images?), .* left.*\n"
+        shown = r"(?:(?:tasks?|images?), .* left.*|\w+ are kept)"
+        progress = rf"^\w+: (?:resuming: )?[\d,]+ of [\d,]+ {shown}\n"
         return re.sub(progress, "", re.sub(r"\Asource: .*\n", "", self.err), flags=re.MULTILINE)
 
     @property

@@ -66,7 +66,7 @@ def test_equal_images_are_equal_in_any_layout(one: Path, tmp_path: Path) -> None
     shutil.rmtree(again / "samples")  # the roots say it
     result = command.run("diff", one, again, "--exit-code")
 
-    assert (result.code, result.err) == (0, "")
+    assert (result.code, result.complaints) == (0, "")
     assert "train: equal by the roots that both manifests claim; --prove computes" in result.out
     found = command.run("diff", one, again, "--json").json
     assert found["equal"] is found["same_classes"] is True
@@ -83,7 +83,7 @@ def test_what_differs_is_counted_named_and_listed(one: Path, other: Path, tmp_pa
     result = command.run("diff", one, other, "--json", "--out", out)
 
     found = result.json
-    assert (result.code, result.err) == (0, "")
+    assert (result.code, result.complaints) == (0, "")
     assert [found[kind] for kind in KINDS] == [2, 2, 0, 2, 1]
     train = found["splits"]["train"]
     assert {kind: train[kind] for kind in KINDS} == {kind: found[kind] for kind in KINDS}
@@ -323,7 +323,7 @@ def test_a_root_that_is_only_claimed_is_computed_by_prove(one: Path, tmp_path: P
     edit(root, lambda data: data.replace(b"image_0.JPEG,0,", b"image_0.JPEG,4,"))
     claim_root_of(root, one)
     result = command.run("diff", one, root, "--exit-code")
-    assert (result.code, result.err) == (0, "")
+    assert (result.code, result.complaints) == (0, "")
     assert "train: equal by the roots that both manifests claim; --prove computes" in result.out
 
     result = command.run("diff", one, root, "--prove")
@@ -333,7 +333,7 @@ def test_a_root_that_is_only_claimed_is_computed_by_prove(one: Path, tmp_path: P
 
 def test_prove_reads_all_tables(one: Path, other: Path, tmp_path: Path) -> None:
     result = command.run("diff", one, one, "--prove")
-    assert (result.code, result.err) == (0, "")
+    assert (result.code, result.complaints) == (0, "")
     assert "train: equal: the same images, with the same labels and bytes\n" in result.out
     found = command.run("diff", one, other, "--prove", "--json").json
     assert (found["proven"], found["only_in_a"]) == (True, 2)

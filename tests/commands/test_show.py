@@ -35,7 +35,7 @@ def test_a_row_a_record_with_its_label_size_and_name(reference: Reference) -> No
 
     images = records(reference.out / NAME)
     rows = result.out.splitlines()
-    assert (result.code, result.err) == (0, "")
+    assert (result.code, result.complaints) == (0, "")
     assert len(rows) == len(images)
     for number, (row, image) in enumerate(zip(rows, images, strict=True)):
         assert row.split()[0] == str(number)
@@ -51,7 +51,7 @@ def test_json_is_one_object_a_line(reference: Reference) -> None:
     images = records(reference.out / NAME)[:4]
     offsets = reference.contents[f"index/{NAME}"].decode().splitlines()[:4]
     rows = [json.loads(line) for line in result.out.splitlines()]
-    assert (result.code, result.err) == (0, "")
+    assert (result.code, result.complaints) == (0, "")
     assert [f"{row['offset']} {row['size']}" for row in rows] == offsets
     for number, (row, image) in enumerate(zip(rows, images, strict=True)):
         assert row["record"] == number
@@ -73,7 +73,7 @@ def test_an_image_is_written_as_it_is_stored(
     out = tmp_path / "image.jpg"
     result = command.run("show", reference.out / NAME, "--image", str(number), "--out", out)
 
-    assert (result.code, result.err) == (0, "")
+    assert (result.code, result.complaints) == (0, "")
     assert out.read_bytes() == images[number].encoded
     assert out.read_bytes().startswith(b"\xff\xd8\xff")
     assert f"{images[number].width}x{images[number].height}" in result.out
@@ -178,7 +178,7 @@ def test_a_set_is_shown_as_a_whole(reference: Reference, name: str) -> None:
 
     manifest = json.loads(reference.contents["dataset.json"])
     split = manifest["splits"]["train"]
-    assert (result.code, result.err) == (0, "")
+    assert (result.code, result.complaints) == (0, "")
     lines = dict(line.split(": ", 1) for line in result.out.splitlines())
     assert lines["train"].startswith(f"{split['examples']} examples in 8 shards, ")
     assert lines["classes"] == "8, of its own"
@@ -227,7 +227,7 @@ def test_the_keys_of_a_set_are_a_list_for_other_verbs(reference: Reference, tmp_
     as_json = command.run("show", reference.out, "--keys", "--json", "--splits", "validation")
 
     expected = {split: keys_of(reference.out, split) for split in ("train", "validation")}
-    assert (whole.code, whole.err) == (0, "")
+    assert (whole.code, whole.complaints) == (0, "")
     assert whole.out.splitlines() == expected["train"] + expected["validation"]
     assert train.out.splitlines() == expected["train"][:7]
     (tmp_path / "keys").write_text(train.out)

@@ -34,7 +34,7 @@ def test_odd_folder_names_are_no_obstacle(
     assert contents(out) == reference.contents
     assert str(out) in result.out
     verified = command.run("verify", out, "--level", "decode")
-    assert (verified.code, verified.err) == (0, "")
+    assert (verified.code, verified.complaints) == (0, "")
 
 
 def test_a_folder_name_that_is_no_utf8_is_no_obstacle(reference: Reference, tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_an_unknown_verb_is_answered_in_one_line(typed: str, answer: str) -> Non
 def test_the_version_is_printed(spelling: str) -> None:
     result = command.run(spelling)
 
-    assert (result.code, result.err) == (0, "")
+    assert (result.code, result.complaints) == (0, "")
     assert result.out.startswith("imagenet-prep 0.")
 
 
@@ -153,13 +153,13 @@ def test_no_verb_at_all_prints_the_usage() -> None:
 def test_help_goes_to_stdout(word: str) -> None:
     result = command.run(word)
 
-    assert (result.code, result.err) == (0, "")
+    assert (result.code, result.complaints) == (0, "")
     assert result.out.startswith("usage: imagenet-prep VERB")
 
 
 def test_version_is_one_line() -> None:
     result = command.run("--version")
 
-    assert (result.code, result.err) == (0, "")
+    assert (result.code, result.complaints) == (0, "")
     assert result.out.startswith("imagenet-prep ")
     assert result.out.count("\n") == 1

@@ -78,7 +78,7 @@ def test_a_sound_data_set_is_called_sound(
     before = everything(reference.out)
     result = command.run("verify", reference.out, "--level", level, *flags)
 
-    assert (result.code, result.err) == (0, "")
+    assert (result.code, result.complaints) == (0, "")
     assert result.out.startswith("sound: ")
     assert f"11 shards, level {level}" in result.out
     assert everything(reference.out) == before
@@ -90,7 +90,7 @@ def test_worker_processes_verify_too(reference: Reference, prepared: Path) -> No
     flip_bit(prepared / "train-00001-of-00008", 5000)
     damaged = command.run("verify", prepared, *flags)
 
-    assert (sound.code, sound.err) == (0, "")
+    assert (sound.code, sound.complaints) == (0, "")
     assert damaged.code == 3
     assert record_at(reference, "train-00001-of-00008", 5000) in damaged.out
 
@@ -100,7 +100,7 @@ def test_json_says_the_same_to_machines(reference: Reference, level: str) -> Non
     result = command.run("verify", reference.out, "--level", level, "--json")
 
     stated = json.loads(reference.contents["dataset.json"])
-    assert (result.code, result.err) == (0, "")
+    assert (result.code, result.complaints) == (0, "")
     assert result.json == {
         "dataset": str(reference.out),
         "digest": stated["digest"],
@@ -395,7 +395,7 @@ def test_a_data_set_on_a_read_only_disk_can_be_verified(
         for level in LEVELS:
             result = command.run("verify", out, "--level", level)
 
-            assert (result.code, result.err) == (0, "")
+            assert (result.code, result.complaints) == (0, "")
 
 
 def test_what_verify_advises_mends_the_data_set(reference: Reference, prepared: Path) -> None:

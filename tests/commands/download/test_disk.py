@@ -69,7 +69,7 @@ def test_finished_archives_on_a_read_only_disk_need_no_writing(tmp_path: Path) -
         result = command.run("download", *flags)
         missing = command.run("download", *arguments(tmp_path / "disk" / "new", server.url))
 
-        assert (result.code, result.err) == (0, "")
+        assert (result.code, result.complaints) == (0, "")
         assert "nothing was left" in result.out
         assert (missing.code, missing.out) == (1, "")
         assert "Read-only file system" in missing.err

@@ -86,7 +86,7 @@ def test_json_is_one_document_for_machines(tmp_path: Path) -> None:
         flags = arguments(tmp_path, server.url, "--allow-other", "--json", "--what", "devkit,train")
         first, second = (command.run("download", *flags) for _ in range(2))
 
-    assert (first.code, first.err) == (0, "")
+    assert (first.code, first.complaints) == (0, "")
     assert [archive["name"] for archive in first.json["archives"]] == [TRAIN, DEVKIT]
     for archive in first.json["archives"]:
         data = FILES[archive["name"]]

@@ -53,7 +53,7 @@ def test_the_estimate_of_a_dry_run_is_near_the_truth(
 ) -> None:
     places = ("--source", mini.root, "--out", tmp_path / "out")
     foreseen = command.run("prepare", *places, *SETTINGS, *more, "--dry-run", "--json")
-    assert (foreseen.code, foreseen.err) == (0, "")
+    assert (foreseen.code, foreseen.complaints) == (0, "")
     assert not (tmp_path / "out").exists()
     done = command.run("prepare", *places, *SETTINGS, *more, "--json")
     assert done.code == 0, done

@@ -113,7 +113,7 @@ def test_files_that_another_program_copied_are_proven_and_kept(
 def test_a_dry_run_tells_bytes_and_time_and_writes_nothing(dataset: Path, tmp_path: Path) -> None:
     told = replicate(dataset, "--to", tmp_path / "new", "--dry-run", "--bandwidth-limit", "0.1")
 
-    assert (told.code, told.err) == (0, "")
+    assert (told.code, told.complaints) == (0, "")
     assert re.search(r"(24\d\.\d kB) of \1 to move: 2 s at 0\.0008 Gbit/s", told.out), told
     assert not (tmp_path / "new").exists()
 

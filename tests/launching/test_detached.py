@@ -282,8 +282,12 @@ def test_a_process_is_a_launch_only_by_boot_start_and_flag(changed: dict[str, An
         return detached.Record(os.uname().nodename, pid, start, detached.boot_id(), "2026")
 
     assert not record_of(os.getpid()).runs  # these tests are no launch
-    argv = ["sh", "-c", "read line", "launch", "--detach"]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE) as launch:
+    argv = ["sh", "-c", "echo; read line", "launch", "--detach"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(argv, **pipes) as launch:
+        # Popen returns a moment before /proc shows the new command line.
+        assert launch.stdout is not None
+        launch.stdout.readline()
         assert dataclasses.replace(record_of(launch.pid), **changed).runs == (not changed)
 
 

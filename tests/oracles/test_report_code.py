@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import html
 import re
+import sys
+import types
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,6 +28,16 @@ pytestmark = [
 ]
 
 
+class Tensor:
+    """What the report's code for PyTorch uses of a tensor."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = np.from_dlpack(array)
+
+    def long(self) -> list[int]:
+        return self.array.tolist()  # type: ignore[no-any-return]
+
+
 @pytest.fixture(params=["prepared", "from_0"])
 def code(request: pytest.FixtureRequest, unplotted: None, tmp_path: Path) -> list[str]:
     """The blocks of code of the report of a set with labels from 1, and of one from 0."""
@@ -36,11 +48,23 @@ def code(request: pytest.FixtureRequest, unplotted: None, tmp_path: Path) -> lis
 
 
 def test_labels_become_class_indices(
-    tf: ModuleType, dali: ModuleType, small: Miniature, code: list[str]
+    tf: ModuleType,
+    dali: ModuleType,
+    small: Miniature,
+    code: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from nvidia.dali import pipeline_def
 
-    own, tfds, of_dali = code
+    own, of_torch, tfds, of_dali = code
+    # Its own environment has PyTorch; DLPack is the same.
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(from_dlpack=Tensor))  # type: ignore[arg-type]
+    labels: dict[str, Any] = {"labels_seen": []}
+    few = of_torch.replace("batch_size=256", "batch_size=6")
+    exec(f"{few}\n    labels_seen += labels", labels)
+    assert labels["images"].array.shape[1:] == (3, 224, 224)
+    of_train = {image.class_index for image in small.of("train").values()}
+    assert set(labels["labels_seen"]) == of_train
     # Each keeps what it has seen: (class index, name of the file, or the image).
     seen: dict[str, Any] = {"seen": []}
     exec(f"{tfds}\n    seen.append((class_index, example['image']['filename']))", seen)

@@ -74,8 +74,8 @@ def assert_written(
     shown = b"".join(seen).decode()
     assert result.code == 0, shown
     assert contents(out) == reference.contents
-    # The bar: how much is done, how long it takes still, images a second.
-    assert re.search(r"write: +\d+%.*<\d+:\d\d.*images/s", shown), shown
+    # The bar: the images that are done, their rate, and the time left.
+    assert re.search(r"write: +\d+%.* of \d+ images, \d+ images/s, about \d+ s", shown), shown
     # Bad images met on a worker are listed with their keys.
     assert b'"key":"n' in reference.contents["quarantine.jsonl"]
     assert not (out / ".work/jobs").exists()

@@ -34,6 +34,7 @@ VERBS = {
     "sagemaker-container": "what SageMaker starts in each container of such a job",
     "run-on-hosts": "one command on every host at once",
     "install-horovod": "build Horovod for TensorFlow, MXNet or PyTorch, and prove it",
+    "completion": "the completion of verbs and flags in bash, zsh or fish",
     "bench-read": "how fast this host feeds a trainer",
     "bench-train": "how fast N ranks train, what they wait for, what 90 epochs cost",
 }
@@ -52,6 +53,11 @@ MODULES = {
 }
 
 
+def module_of(verb: str) -> str:
+    """Returns the module of a verb."""
+    return MODULES.get(verb, f"imagenet_prep.{verb.replace('-', '_')}")
+
+
 def main() -> NoReturn:
     """Runs the verb named first on the command line; never returns."""
     arguments = sys.argv[1:]
@@ -60,7 +66,7 @@ def main() -> NoReturn:
         if verb in _WITHOUT_BLAS:
             # NumPy would start a thread a core, in each worker process; each spins for 20 ms.
             os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-        program.main(MODULES.get(verb, f"imagenet_prep.{verb.replace('-', '_')}"), arguments[1:])
+        program.main(module_of(verb), arguments[1:])
     else:
         program.finish(lambda: _without_verb(arguments))
 

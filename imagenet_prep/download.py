@@ -61,6 +61,10 @@ DEAD_FLAGS = (
 class Config(Settings):
     """Settings of one download; see the help of each flag."""
 
+    groups = {  # noqa: RUF012
+        "Archives": "into what base_url allow_other",
+        "Transfer and result": "connections dry_run json",
+    }
     into: str = flag(place=Place.FOLDER, help="folder for the archives, made if absent")
     what: tuple[str, ...] = flag(
         ("train", "validation", "devkit"),
@@ -70,8 +74,8 @@ class Config(Settings):
     )
     base_url: str | None = optional(
         place=Place.ANYWHERE,
-        help="where they lie: http(s)://…, s3://bucket/prefix, or a folder (default: where they "
-        "are published)",
+        help="source of the archives; http(s)://…, s3://bucket/prefix, or a folder (default: where "
+        "they are published)",
         metavar="URL",
     )
     allow_other: bool = switch(

@@ -42,6 +42,11 @@ _OF_SETS = (FOLDER, TFDS, WEBDATASET, PARQUET, RECORDIO)
 class Config(WorkerFlags):
     """Settings of one export; see the help of each flag."""
 
+    groups = {  # noqa: RUF012
+        "Dataset and format": "dataset out to",
+        "Images": "split classes keys exclude",
+        "Result": "json",
+    }
     dataset: str = data_set(
         help="the dataset: a folder, s3:// or http(s)://; with --to torch the folder of a run, its "
         "--log-dir",
@@ -57,10 +62,11 @@ class Config(WorkerFlags):
     to: str = flag(
         RECORDIO,
         choices=(*_OF_SETS, TORCH),
-        help="folder: a folder for each class, as ImageFolder reads them; tfds: what TensorFlow "
-        "Datasets builds; webdataset: tars; parquet: as the Hub has it; recordio: MXNet's, as "
-        "im2rec.py writes it; torch: the weights of a run's last checkpoint as safetensors, with "
-        "the names and the layout of torchvision's ResNets, or of examples/tiny.py",
+        help="format; folder: a folder for each class, as ImageFolder reads them; tfds: what "
+        "TensorFlow Datasets builds; webdataset: tars; parquet: as the Hub has it; recordio: "
+        "MXNet's, as im2rec.py writes it; torch: the weights of a run's last checkpoint as "
+        "safetensors, with the names and the layout of torchvision's ResNets, or of "
+        "examples/tiny.py",
         aliases=("--format",),
     )
     split: tuple[str, ...] | None = optional(

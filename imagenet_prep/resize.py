@@ -21,7 +21,6 @@ from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.flag import data_set
 from imagenet_prep.dataset.orientation import KEEP, NEUTRAL, RULES
 from imagenet_prep.preparation.config import RunFlags
-from imagenet_prep.shards.summary import render
 
 HELP = """\
 Shrink the images of a set of TFRecord shards, whoever wrote it: by this program, slim,
@@ -48,6 +47,10 @@ _TUTORIAL_FLAGS = (
 class Config(RunFlags):
     """Settings of one run; see the help of each flag."""
 
+    groups = {  # noqa: RUF012
+        "Input and output": "input_dir output_dir splits exclude force",
+        "Size": "short_side quality stretch keep_original",
+    }
     input_dir: str = data_set(
         place=Place.FOLDER_OR_BUCKET,
         help="folder or s3://bucket/prefix with TFRecord shards, flat or in train/ and validation/",
@@ -221,6 +224,8 @@ def _spelled_out(argv: Sequence[str]) -> list[str]:
 
 
 def _render(summary: Json) -> str:
+    from imagenet_prep.shards.summary import render  # not for --help
+
     if "workers" in summary:
         lines = [
             f"{name}: {counted(s['shards'], 'shard')}, {human_bytes(s['source_bytes'])}, "

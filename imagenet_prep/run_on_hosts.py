@@ -41,10 +41,10 @@ class Config(Settings):
         metavar="S",
     )
     show_keys: bool = switch(
-        help="in place of a command: show the key of each host, ask, and add the new keys to "
-        "known_hosts; a key that has changed is never replaced"
+        help="show the key of each host, ask, and add the new keys to known_hosts; instead of "
+        "a command; a key that has changed is never replaced"
     )
-    yes: bool = switch(help="with --show-keys: add the new keys without asking")
+    yes: bool = switch(help="add the new keys of --show-keys without asking")
     command: tuple[str, ...] = after_dashes("the command goes", line=True)
 
     def __post_init__(self) -> None:

@@ -50,8 +50,8 @@ class Config(WorkerFlags):
     level: str = flag(
         "crc",
         choices=tuple(schema.LEVELS),
-        help="manifest: every file is there with its size; crc: every byte of every file; "
-        "decode: also every image, label and class count",
+        help="depth of the check; manifest: every file is there with its size; crc: every byte of "
+        "every file; decode: also every image, label and class count",
     )
     if_changed: bool = switch(
         help="read no shard where --if-changed has proven them all before, at this level or a "

@@ -47,6 +47,11 @@ Examples:
 class Config(Settings):
     """Settings of one launch; see the help of each flag."""
 
+    groups = {  # noqa: RUF012
+        "Ranks": "num_processes hosts rank_logs env",
+        "Network": "network_interface",
+        "Check and background": "dry_run detach status stop",
+    }
     num_processes: int | None = optional(
         least=1, help="number of ranks on all hosts together, one for each GPU", aliases=("-np",)
     )

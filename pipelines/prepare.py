@@ -18,7 +18,6 @@ from imagenet_prep.core.flags import with_absolute
 from imagenet_prep.core.terminal import counted, human_bytes, printable
 from imagenet_prep.dataset.ignored import in_words
 from imagenet_prep.preparation.config import Config
-from imagenet_prep.shards.summary import render
 
 HELP = """\
 Turn the ILSVRC2012 archives into resized, sharded, proven TFRecords.
@@ -92,6 +91,8 @@ def run(config: Config) -> None:
 
 
 def _render(summary: Json) -> str:
+    from imagenet_prep.shards.summary import render  # not for --help
+
     if "free_bytes" in summary:
         lines = [
             f"{name}: {counted(s['examples'], 'image')}, {human_bytes(s['source_bytes'])} -> "

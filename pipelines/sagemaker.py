@@ -76,6 +76,11 @@ METRICS = {
 class Config(Settings):
     """Settings of one job; see the help of each flag."""
 
+    groups = {  # noqa: RUF012
+        "Instances": "image role instance_type instances spot subnets security_groups",
+        "Data and output": "data input_mode output checkpoints",
+        "Job": "name wait follow dry_run",
+    }
     image: str = flag(
         help="the container image: target sagemaker of docker/Dockerfile, pushed to Amazon ECR",
         metavar="URI",
@@ -145,7 +150,7 @@ class Config(Settings):
     tags: tuple[str, ...] = flag((), help="tags of the job", metavar="KEY=VALUE,…")
     wait: bool = switch(help="print each state of the job until it has ended")
     follow: bool = switch(
-        help="the same, and each line that the job prints; Ctrl-C leaves the job running"
+        help="as --wait, and print each line of the job; Ctrl-C leaves the job running"
     )
     dry_run: bool = switch(help="print the request, submit nothing")
     command: tuple[str, ...] = after_dashes("what every rank runs goes")

@@ -115,7 +115,7 @@ def _index(made: dict[str, str]) -> str:
 
 
 def _command_line() -> str:
-    """Returns the page of all verbs: what each prints when it is asked for help."""
+    """Returns the page of all verbs: what each prints at --help-all."""
     sys.path.insert(0, str(REPOSITORY))
     from imagenet_prep.__main__ import VERBS
 
@@ -127,7 +127,7 @@ def _command_line() -> str:
 def _help(*verb: str) -> str:
     # One of the defaults is the Python that runs: no reader has ours.
     code = "import sys; sys.executable = 'python3'; from imagenet_prep.__main__ import main; main()"
-    command = [sys.executable, "-c", code, *verb, "--help"]
+    command = [sys.executable, "-c", code, *verb, "--help-all" if verb else "--help"]
     environment = {**os.environ, "COLUMNS": "88"}
     return subprocess.run(
         command, cwd=REPOSITORY, env=environment, check=True, capture_output=True, text=True

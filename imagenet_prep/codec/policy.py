@@ -17,7 +17,8 @@ PORTABLE = "portable-1"
 # The codec for each value of `--codec`.
 CODECS = {"auto": PLANES, "planes": PLANES, "portable": PORTABLE}
 CODEC_HELP = (
-    "planes: fast, in C; portable: slower, other bytes, where planes cannot be had; auto is planes"
+    "the encoder; planes: fast, in C; portable: slower, other bytes, if planes cannot be had; auto "
+    "is planes"
 )
 
 

@@ -15,14 +15,15 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from imagenet_prep.core import address, errors
 from imagenet_prep.core.address import Place as Place
-from imagenet_prep.core.usage import AfterDashes, Parser, meant_by
+from imagenet_prep.core.usage import AfterDashes, Entry, Parser, help_text, meant_by
 
 Config = TypeVar("Config")
 
+_HELP = ("-h", "--help", "--help-all")
 _METAVARS: dict[Any, str] = {
     int: "N",
     float: "X",
@@ -121,7 +122,12 @@ class Settings:
 
     A config that has more to check extends `__post_init__` and raises ValueError. Flags that
     several verbs share are fields of a base class with kw_only=True; the help shows them last.
+
+    `groups` has the headings of --help, each with its fields in their order. --help-all shows
+    further flags: shared ones, and those of a config that has a table of its own.
     """
+
+    groups: ClassVar[Mapping[str, str]] = {}
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -153,6 +159,7 @@ class Settings:
 class WorkerFlags(Settings):
     """The flags of verbs that work on many shards at a time."""
 
+    groups: ClassVar[Mapping[str, str]] = {"Where to run": "workers"}
     workers: int = flag(0, least=0, help="shards in work at a time; 0 is one for each core")
     worker_kind: str = flag(
         "auto",
@@ -172,13 +179,12 @@ def parse(
     """Returns the config that `argv` requests; --help prints the help and ends the process.
 
     Types come from the annotations: bool fields are switches, tuples are comma-separated, or given
-    several times. In the help, the flags follow the first paragraph of `text`.
+    several times. `text` has the description and, after an empty line, examples.
     `fallback` has the values of fields that `argv` does not give, e.g. from the environment.
     """
     refuse_logins(argv)
     words = list(argv)
-    # A verb's own flags first, then those that it shares with others.
-    fields = sorted(dataclasses.fields(config), key=lambda each: each.kw_only is True)  # type: ignore[arg-type]
+    fields = _in_order(config)
     last = next((each for each in fields if "after_dashes" in each.metadata), None)
     after: AfterDashes | None = last.metadata["after_dashes"] if last else None
     more: dict[str, Any] = {}
@@ -186,13 +192,14 @@ def parse(
         place = words.index("--")
         more, after = {last.name: tuple(words[place + 1 :])}, None
         words = words[:place]
-    asks = next((place for place, word in enumerate(words) if word in ("-h", "--help")), None)
-    line = _CommandLine(config, fields, verb, text)
+    asks = next((place for place, word in enumerate(words) if word in _HELP), None)
+    line = _CommandLine(config, fields, verb)
     values, unknown = line.values(words[:asks])
     # The -h of `df -h` does not ask for our help.
     forgot = after is not None and not after.are_flags and after.expected(*unknown[:1])
     if asks is not None and not forgot:
-        line.print_help()
+        all_flags = words[asks] == "--help-all"
+        print(help_text(verb, text, line.entries, last is not None, all_flags=all_flags))
         raise SystemExit(errors.EXIT_DONE)
     if last and after is not None and after.is_line(unknown):
         more, unknown = {last.name: tuple(unknown)}, []
@@ -205,84 +212,89 @@ def parse(
         line.parser.error(str(error))
 
 
+def entries(config: type[Any]) -> list[Entry]:
+    """Returns the flags of a config as the help and the completion of shells show them."""
+    return _CommandLine(config, _in_order(config), "").entries
+
+
+def _in_order(config: type[Any]) -> list[dataclasses.Field[Any]]:
+    """Returns the fields of a config: a verb's own flags, then those that it shares."""
+    return sorted(dataclasses.fields(config), key=lambda each: each.kw_only is True)
+
+
+def _groups(config: type[Any]) -> dict[str, str]:
+    """Returns the heading of each field that --help shows, in the order of the help."""
+    tables = [vars(each).get("groups", {}) for each in config.__mro__]
+    own = [field.name for field in dataclasses.fields(config) if field.kw_only is not True]
+    if "groups" not in vars(config):
+        tables.insert(0, {"Flags": " ".join(own)})
+    headings = [(names.split(), heading) for table in tables for heading, names in table.items()]
+    return {name: heading for names, heading in headings for name in names}
+
+
 class _CommandLine:
     """The flags of a config, as argparse knows them."""
 
     def __init__(
-        self, config: type[Any], fields: Sequence[dataclasses.Field[Any]], verb: str, text: str
+        self, config: type[Any], fields: Sequence[dataclasses.Field[Any]], verb: str
     ) -> None:
-        description, _, more = text.partition("\n\n")
-        self.parser = Parser(
-            prog=f"imagenet-prep {verb}",
-            description=description,
-            epilog=more,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-            exit_on_error=False,
-        )
+        prog = f"imagenet-prep {verb}"
+        self.parser = Parser(prog=prog, add_help=False, allow_abbrev=False, exit_on_error=False)
         hints = typing.get_type_hints(config)
         self._fields = [field for field in fields if "flag" in field.metadata]
-        self._required: list[argparse.Action] = []
         self._readers: dict[str, Callable[[str], Any]] = {}
         self._switches: set[str] = set()
         self.spellings: list[str] = []
+        self.entries: list[Entry] = []
         for field in self._fields:
             self._add(field, field.metadata["flag"], hints[field.name])
+        groups = _groups(config)
+        known = {each.field: each for each in self.entries}
+        self.entries = [
+            dataclasses.replace(known[name], group=groups.get(name, ""))
+            for name in dict.fromkeys([*groups, *known])
+            if name in known
+        ]
 
     def _add(self, field: dataclasses.Field[Any], spec: Flag, hint: Any) -> None:
-        text = spec.help.replace("%", "%%")
         options: dict[str, Any] = {"default": argparse.SUPPRESS}
         kinds = [k for k in typing.get_args(hint) if k is not types.NoneType]
         base = kinds[0] if isinstance(hint, types.UnionType) else hint
-        if base is bool:
-            options["action"] = "store_true"
-        else:
-            is_tuple = typing.get_origin(base) is tuple
-            choices = None if is_tuple else spec.choices
-            metavar = (
-                f"{{{','.join(choices)}}}"
-                if choices
-                else _METAVARS.get(base if spec.positional else spec.place or base)
-            )
-            options["metavar"] = spec.metavar or metavar
-            # Given several times, a list has all that was given.
-            if is_tuple:
-                options["action"] = "extend"
-            options["type"] = (
-                _comma_separated if is_tuple else spec.read or _READERS.get(base, base)
-            )
-            if field.default not in (dataclasses.MISSING, None, (), ""):
-                shown = ",".join(field.default) if is_tuple else field.default
-                text += f" (default: {shown})"
-        names = spec.aliases if spec.positional else (*spec.aliases, _spelled(field.name, spec))
-        actions = []
+        is_tuple = typing.get_origin(base) is tuple
+        read = _comma_separated if is_tuple else spec.read or _READERS.get(base, base)
+        # Given several times, a list has all that was given.
+        options |= (
+            {"action": "store_true"}
+            if base is bool
+            else {"type": read, **({"action": "extend"} if is_tuple else {})}
+        )
+        main = [] if spec.positional and not spec.aliases else [_spelled(field.name, spec)]
+        names = list(dict.fromkeys([*main, *spec.aliases]))
         if spec.positional:
             # Read later: argparse would read its mark for "not given" as well.
-            self._readers[_place_of(field)] = options["type"]
-            action = self.parser.add_argument(
-                _place_of(field),
-                nargs="?",
-                metavar=options["metavar"] or field.name,
-                default=argparse.SUPPRESS,
-                help=text,
-            )
-            actions.append(action)
-            text = "the same, by name"
+            place = _place_of(field)
+            self._readers[place] = read
+            self.parser.add_argument(place, nargs="?", default=argparse.SUPPRESS)
         if names:
-            options["dest"] = field.name
-            action = self.parser.add_argument(*names, help=text, **options)
-            actions += [] if spec.positional else [action]
+            self.parser.add_argument(*names, dest=field.name, **options)
             self._switches |= {*names} if base is bool else set()
             self.spellings += names
-        if field.default is dataclasses.MISSING:
-            self._required += actions
-
-    def print_help(self) -> None:
-        """Prints the help, in which what must be given has no brackets."""
-        # Not before: argparse would miss a flag that is mistyped before it says so.
-        for action in self._required:
-            action.required, action.nargs = True, None
-        self.parser.print_help()
+        word = field.name.upper() if spec.positional else "WORD" if spec.choices else "TEXT"
+        word = word if spec.place is None else "PATH"
+        metavar = spec.metavar or _METAVARS.get(spec.place or base, word)
+        without = base is bool or field.default in (dataclasses.MISSING, None, (), "")
+        self.entries.append(
+            Entry(
+                field=field.name,
+                names=tuple(names),
+                value="" if base is bool else metavar,
+                choices=tuple(spec.choices or ()),
+                help=spec.help,
+                default="" if without else text_of(field.default),
+                positional=spec.positional,
+                required=field.default is dataclasses.MISSING,
+            )
+        )
 
     def values(self, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         """Returns the value of each field that is given, and the words that nothing knows."""

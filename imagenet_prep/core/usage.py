@@ -1,15 +1,33 @@
-"""Wrong usage in one line: what is wrong, what was probably meant, and how to get help."""
+"""The help of a verb; and wrong usage in one line: what is wrong, and what was probably meant."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
+import re
 import shlex
+import shutil
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
 from imagenet_prep.core.errors import UsageError
+
+# Where the explanations of the help begin, and the pages of verbs that have none of their own.
+_COLUMN = 30
+_PAGES = {
+    "start": ("completion", "demo"),
+    "prepare": ("preprocess-imagenet", "show", "verify"),
+    "existing": ("adopt", "resize"),
+    "evaluation": ("score",),
+    "train": ("install-horovod",),
+    "launch": ("run-on-hosts",),
+    "sagemaker": ("sagemaker-container",),
+    "reading": ("bench-read",),
+    "scaling": ("bench-train",),
+}
 
 
 @dataclass(frozen=True)
@@ -33,6 +51,84 @@ class AfterDashes:
     def expected(self, word: str = "") -> bool:
         """Returns whether a word that the verb does not know begins what belongs after --."""
         return bool(word) and word.startswith("-") == self.are_flags
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A flag as the help shows it; the attributes without a comment are those of `flags.Flag`."""
+
+    field: str
+    names: tuple[str, ...]  # the documented one first
+    value: str  # "" for a switch
+    choices: tuple[str, ...]
+    help: str
+    default: str  # "" for none
+    positional: bool
+    required: bool
+    group: str = ""  # its heading; "" if only --help-all shows it
+
+    def spelled(self, *, all_names: bool) -> str:
+        """Returns names and value; a short name first, other aliases only on request."""
+        short = [each for each in self.names if each[1] != "-"]
+        names = dict.fromkeys([*short, *(self.names if all_names else self.names[:1])])
+        value = f"{{{','.join(self.choices)}}}" if self._in_braces else self.value
+        if self.positional:
+            return ", ".join([value, *names])
+        return f"{', '.join(names)} {value}".rstrip()
+
+    def text(self, *, brief: bool) -> str:
+        """Returns the help with the default; or only its first clause."""
+        text = re.split(r",? e\.g\. |[;:.] | \(", self.help)[0] if brief else self.help
+        if self.choices and not self._in_braces:
+            text += f" [{', '.join(self.choices)}]"
+        usual = "default" in text or (brief and self.default in ("0", "0.0", "auto"))
+        return f"{text} (default: {self.default})" if self.default and not usual else text
+
+    @property
+    def _in_braces(self) -> bool:
+        braces = sum(len(each) + 1 for each in self.choices) + 1
+        return braces > 1 and len("".join(self.names[:1])) + braces < _COLUMN - 4
+
+
+def help_text(
+    verb: str, text: str, entries: Iterable[Entry], has_more: bool, *, all_flags: bool
+) -> str:
+    """Returns what --help prints: usage, description, three examples, and the common flags.
+
+    `text` is the description and the examples; `has_more` tells of words after --. With
+    `all_flags`, the help has everything, as --help-all prints it.
+    """
+    wrap = functools.partial(textwrap.wrap, break_on_hyphens=False)
+    width = max(60, min(shutil.get_terminal_size().columns, 100) - 1)
+    indent = " " * _COLUMN
+    entries = list(entries)
+    must = [
+        each.value if each.positional else f"{each.names[0]} {each.value}"
+        for each in entries
+        if each.required
+    ]
+    must += [f"[{each.value}]" for each in entries if each.positional and not each.required]
+    usage = [f"usage: imagenet-prep {verb}", *must, "[FLAGS]", *["[-- ...]"] * has_more]
+    description, _, rest = text.partition("\n\n")
+    examples = re.findall(r"^  .*(?:(?<=\\)\n.*)*", rest, re.MULTILINE)
+    lines = wrap(" ".join(usage), width, subsequent_indent=" " * 7)
+    lines += ["", description, "", "Examples:", *examples[: None if all_flags else 3]]
+    groups: dict[str, list[str]] = {}
+    for each in entries:
+        if not each.group and not all_flags:
+            continue
+        name = f"  {each.spelled(all_names=all_flags)}"
+        rows = groups.setdefault(each.group or "More flags", [])
+        if len(name) > _COLUMN - 2:
+            rows.append(name)
+            name = ""
+        text = each.text(brief=not all_flags)
+        rows += wrap(text, width, initial_indent=name.ljust(_COLUMN), subsequent_indent=indent)
+    for heading, rows in groups.items():
+        lines += ["", f"{heading}:", *rows]
+    more = "" if all_flags else f"All flags: imagenet-prep {verb} --help-all. "
+    page = next((name for name, verbs in _PAGES.items() if verb in verbs), verb)
+    return "\n".join([*lines, "", f"{more}Manual: docs/{page}.md"])
 
 
 class Parser(argparse.ArgumentParser):

@@ -18,12 +18,18 @@ _HOSTS = "hosts:"
 class Config(Settings):
     """Settings of one run; see the help of each flag."""
 
+    groups = {  # noqa: RUF012
+        "Dataset and target": "dataset to from_parent",
+        "Parts of a dataset": "mode copies part",
+        "Check and repair": "check repair",
+        "Transfer and result": "bandwidth_limit connections dry_run json",
+    }
     dataset: str = data_set(
         place=Place.FOLDER_OR_BUCKET, help="the data set: a folder, or s3://bucket/prefix"
     )
     to: str = flag(
         place=Place.FOLDER_OR_BUCKET,
-        help="where to: a folder, s3://bucket/prefix, or hosts:HOSTSFILE:PATH, the same PATH on "
+        help="the target; a folder, s3://bucket/prefix, or hosts:HOSTSFILE:PATH, the same PATH on "
         "every host of the file",
         positional=True,
         aliases=("--to",),
@@ -32,16 +38,16 @@ class Config(Settings):
     mode: str = flag(
         "full",
         choices=("full", "partition"),
-        help="full: every host gets all; partition: the part that its own ranks will read",
+        help="part for each host; full: all; partition: the part that its own ranks will read",
     )
-    copies: int = flag(1, help="of a partition: how many hosts get each shard", metavar="R")
+    copies: int = flag(1, help="hosts that get each shard of a partition", metavar="R")
     part: str | None = optional(
-        help="of a partition, into a folder: the part of host K (from 0) of N", metavar="K/N"
+        help="the part of host K (from 0) of N; with --mode partition, into a folder", metavar="K/N"
     )
     from_parent: str | None = optional(
         place=Place.FOLDER_OR_BUCKET,
-        help="of an amended set: where a replica of its parent lies beside the target, on every "
-        "host the same folder; what both have in common is linked or copied there, not moved",
+        help="replica of the parent of an amended dataset; it is next to the target, in the same "
+        "folder of every host; shards of both are linked or copied there, not moved",
         without=("check", "dry_run"),
     )
     check: bool = switch(help="read every byte of the replicas and report; move nothing")
@@ -50,7 +56,7 @@ class Config(Settings):
     bandwidth_limit: float = flag(
         0.0,
         least=0,
-        help="MB/s at most: for all files together, to hosts for each stream; 0: no limit",
+        help="most MB/s; for all files together, to hosts for each stream; 0: no limit",
         metavar="MB/S",
     )
     connections: int = flag(

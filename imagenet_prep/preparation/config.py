@@ -22,18 +22,21 @@ _HOLDOUT = re.compile(r"([0-9]{1,12}|[0-9]{1,2}\.[0-9]{1,6}(?=%))(%?)")
 class RunFlags(WorkerFlags):
     """The flags of prepare and resize alike."""
 
+    groups = {  # noqa: RUF012
+        "Faults and result": "on_bad_image report dry_run json",
+    }
     on_bad_image: str = flag(
         "quarantine",
         choices=("quarantine", "fail"),
-        help="leave out an image that cannot be used and list it in quarantine.jsonl, or end the "
-        "run with exit code 3",
+        help="handling of unusable images; quarantine: leave an image out and list it in "
+        "quarantine.jsonl; fail: end the run with exit code 3",
     )
     max_bad: int | None = optional(
         least=0, help="stop when more images than this cannot be used (default: no limit)"
     )
     report: bool = switch(
-        help=f"at the end make a page of pictures, {naming.REPORT} in the data set; in the current "
-        "folder where that lies in s3://"
+        help=f"at the end, write {naming.REPORT} into the dataset; into the current folder if the "
+        "dataset is in s3://"
     )
     dry_run: bool = switch(help="print what was found and what would be made; write nothing")
     json: bool = switch(help="print the result as JSON")
@@ -55,6 +58,11 @@ class RunFlags(WorkerFlags):
 class Config(RunFlags):
     """Settings of one run; see the help of each flag."""
 
+    groups = {  # noqa: RUF012
+        "Source and dataset": "source out source_kind",
+        "Images": "splits holdout exclude subset_classes subset_per_class",
+        "Size": "short_side quality keep_original",
+    }
     source: str = flag(
         place=Place.ANYWHERE,
         help="folder with the archives or images; or s3://bucket/prefix or http(s)://... with the "
@@ -87,9 +95,8 @@ class Config(RunFlags):
     )
     holdout: str = flag(
         "0",
-        help="take this many images out of train, or this share of each class, and make them a "
-        "split of their own, holdout; of each class with two images at least one, chosen by the "
-        "seed",
+        help="move this number of images, or this share of each class, from train to a split "
+        "holdout; at least one image of each class that has two, chosen by the seed",
         metavar="N|N%",
     )
     holdout_per_class: int = flag(
@@ -100,7 +107,7 @@ class Config(RunFlags):
     )
     exclude: str | None = optional(
         place=Place.FILE,
-        help="leave out the images whose keys this file lists, one a line: "
+        help="exclude the images whose keys this file lists; one per line: "
         "n01440764/n01440764_10026.JPEG. Their places stay empty, so only their shards change",
     )
     train_shards: int | None = optional(
@@ -114,16 +121,14 @@ class Config(RunFlags):
     short_side: int = flag(
         480,
         least=1,
-        help="shrink images whose shorter edge is longer than this many pixels",
+        help="pixels of the shorter edge; larger images are downscaled",
         metavar="PX",
     )
     quality: int = flag(
-        90, least=1, most=100, help="JPEG quality of images that are encoded", metavar="1-100"
+        90, least=1, most=100, help="JPEG quality of encoded images", metavar="1-100"
     )
     codec: str = flag("auto", choices=tuple(CODECS), help=CODEC_HELP)
-    keep_original: bool = switch(
-        help="keep the size of every image, and the bytes of sound RGB JPEGs"
-    )
+    keep_original: bool = switch(help="keep all sizes, and the bytes of sound RGB JPEGs")
     orientation: str | None = optional(
         choices=RULES,
         help="an image whose EXIF orientation is not 1: apply turns its pixels and boxes; neutral "
@@ -134,7 +139,8 @@ class Config(RunFlags):
     check: str = flag(
         "decode",
         choices=("decode", "header"),
-        help="decode: decode every image and compute the md5 of the archives; header: read only "
+        help="how much is read; decode: decode every image and compute the md5 of the archives; "
+        "header: read only "
         "the headers of images, for archives whose md5 was checked before",
     )
     rehash: bool = switch(
@@ -163,7 +169,7 @@ class Config(RunFlags):
         metavar="N|WNIDS",
     )
     subset_per_class: int | None = optional(
-        least=1, help="at most this many images of each class, chosen by the seed"
+        least=1, help="at most this many images of each class; chosen by the seed"
     )
 
     def __post_init__(self) -> None:

@@ -34,6 +34,12 @@ class Config(Settings):
     SageMaker guide.
     """
 
+    groups = {  # noqa: RUF012
+        "Data and network": "data_dir synthetic framework model batch_size num_epochs",
+        "Recipe": "recipe optimizer lr momentum weight_decay schedule",
+        "Speed": "precision jit device",
+        "Run": "log_dir eval_every checkpoint_every evaluate export",
+    }
     data_dir: str | None = data_set(
         None, place=Place.ANYWHERE, help="the data set: a folder, s3:// or http(s)://"
     )
@@ -68,7 +74,7 @@ class Config(Settings):
     batch_size: int = flag(
         256,
         least=1,
-        help="images that each process trains on in a step",
+        help="images per process and step",
         aliases=("-b",),
     )
     num_epochs: float | None = optional(
@@ -85,7 +91,8 @@ class Config(Settings):
     log_dir: str = flag(
         "imagenet_resnet",
         place=Place.RUN,
-        help="folder of checkpoints, log and TensorBoard's scalars; a run resumes from it",
+        help="folder of the run; has checkpoints, log and TensorBoard's scalars; a run resumes "
+        "from it",
     )
     clear_log: bool = switch(
         help="begin anew: remove the checkpoints, the log and the scalars of an earlier run first",
@@ -205,7 +212,7 @@ class Config(Settings):
     display_every: int = flag(50, least=1, help="steps between two lines of output")
     eval_every: float | None = optional(
         least=0,
-        help="epochs between evaluations, of the split holdout where the set has one, else of "
+        help="epochs between evaluations; of the split holdout if the dataset has one, else of "
         "validation; 0: evaluate only at the end; default: 0, or the recipe's",
         aliases=("--eval-interval",),
     )

@@ -264,7 +264,7 @@ def test_help_is_given_wherever_it_is_asked_for(capsys: pytest.CaptureFixture[st
             beamed(*argv)
         assert ending.value.code == 0
         usage = " ".join(capsys.readouterr().out.partition("\n\n")[0].split())
-        assert usage == "usage: imagenet-prep try [-h] [--data-dir SET] [--deep] SET [other]"
+        assert usage == "usage: imagenet-prep try SET [OTHER] [FLAGS] [-- ...]"
 
 
 @dataclass(frozen=True)
@@ -328,12 +328,10 @@ def test_a_place_takes_what_it_says(place: flags.Place, right: list[str], wrong:
             place.check("--out", text)
 
 
-def test_help_shows_defaults_and_ends_with_the_examples(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_help_all_shows_all_flags_with_their_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ending:
-        parse("--help")
-    out = capsys.readouterr().out
+        parse("--help-all")
+    out = " ".join(capsys.readouterr().out.split())
 
     assert ending.value.code == 0
     assert "--short-side PX" in out
@@ -343,7 +341,63 @@ def test_help_shows_defaults_and_ends_with_the_examples(
     assert "at 100 % or less (default: 480)" in out
     assert "(default: train,validation)" in out
     assert "(default: None)" not in out
-    assert out.endswith("Examples:\n  imagenet-prep try it\n")
+    assert out.index("Examples: imagenet-prep try it") < out.index("--num-shards")
+
+
+@dataclass(frozen=True)
+class Grouped(flags.WorkerFlags):
+    """Flags with a table of groups, and two that are in no group."""
+
+    groups = {"Where": "at out"}  # noqa: RUF012
+
+    at: str = flags.flag(positional=True, aliases=("--at",), help="source (default: none)")
+    tuning: int = flags.flag(7, help="seldom needed")
+    out: str = flags.flag("there", aliases=("-o", "--old"), help="target; made if it is absent")
+    kind: str | None = flags.optional(help="kind", choices=("a" * 20, "b" * 20))
+
+
+_COMMON = """\
+Where:
+  AT, --at                    source
+  -o, --out TEXT              target (default: there)
+
+Where to run:
+  --workers N                 shards in work at a time
+
+All flags: imagenet-prep train --help-all. Manual: docs/train.md
+"""
+_ALL = """\
+Where:
+  AT, --at                    source (default: none)
+  -o, --out, --old TEXT       target; made if it is absent (default: there)
+
+Where to run:
+  --workers N                 shards in work at a time; 0 is one for each core
+                              (default: 0)
+
+More flags:
+  --tuning N                  seldom needed (default: 7)
+  --kind WORD                 kind [aaaaaaaaaaaaaaaaaaaa, bbbbbbbbbbbbbbbbbbbb]
+  --worker-kind WORD          run workers as threads or as processes; auto
+                              chooses by their number [auto, threads,
+                              processes] (default: auto)
+
+Manual: docs/train.md
+"""
+
+
+@pytest.mark.parametrize(("asked", "shown"), [("--help", _COMMON), ("--help-all", _ALL)])
+def test_help_has_groups_and_help_all_has_the_rest(
+    asked: str, shown: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = "Try.\n\nExamples:\n  1 \\\n    2\n  3\n  4\n  5"
+    with pytest.raises(SystemExit):
+        flags.parse(Grouped, [asked], verb="train", text=text)
+    examples = "  1 \\\n    2\n  3\n  4\n" + "  5\n" * (asked == "--help-all")
+
+    start = f"usage: imagenet-prep train AT [FLAGS]\n\nTry.\n\nExamples:\n{examples}\n"
+    assert capsys.readouterr().out == start + shown
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,92 @@
+"""`imagenet-prep completion`: the script by which a shell completes verbs, flags and values."""
+
+from __future__ import annotations
+
+import importlib
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from imagenet_prep.__main__ import VERBS, module_of
+from imagenet_prep.core import program
+from imagenet_prep.core.flags import Settings, entries, flag
+from imagenet_prep.core.usage import Entry
+
+HELP = """\
+Print the script by which a shell completes verbs, flags and their values.
+
+Examples:
+  source <(imagenet-prep completion bash)        # in ~/.bashrc
+  source <(imagenet-prep completion zsh)         # in ~/.zshrc, after compinit
+  imagenet-prep completion fish | source         # in ~/.config/fish/config.fish"""
+
+# zsh runs the same function by its bashcompinit. Bash divides --flag=value into three words.
+_BEGIN = """\
+[[ -z $ZSH_VERSION ]] || { autoload -U +X bashcompinit && bashcompinit; }
+_imagenet_prep() {
+  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} verb= last= offer= i
+  if [[ $prev == "=" ]]; then prev=${COMP_WORDS[COMP_CWORD-2]}; fi
+  if [[ $cur == "=" ]]; then cur=; fi
+  for ((i = 1; i < COMP_CWORD; i++)); do
+    if [[ -z $verb || $last == -- ]]; then verb=${COMP_WORDS[i]}; fi; last=${COMP_WORDS[i]}
+  done
+  case "$verb $prev" in"""
+_END = """\
+    esac;;
+  esac
+  COMPREPLY=($(compgen -W "$offer" -- "$cur"))
+}
+complete -o bashdefault -o default -F _imagenet_prep imagenet-prep"""
+
+
+@dataclass(frozen=True)
+class Config(Settings):
+    """The shell whose script is printed."""
+
+    shell: str = flag(choices=("bash", "zsh", "fish"), help="the shell", positional=True)
+
+
+def script(shell: str) -> str:
+    """Returns the completion script for a shell, from the flags of all verbs."""
+    verbs = {verb: entries(importlib.import_module(module_of(verb)).Config) for verb in VERBS}
+    return "\n".join((_fish if shell == "fish" else _bash)(verbs))
+
+
+def _bash(verbs: dict[str, list[Entry]]) -> Iterator[str]:
+    """Yields the lines for bash and zsh: one function with the tables of all verbs."""
+    yield _BEGIN
+    for verb, flags in verbs.items():
+        for each in flags:
+            if each.choices:
+                names = "|".join(f'"{verb} {name}"' for name in each.names or [verb])
+                yield f'  {names}) offer="{" ".join(each.choices)}";;'
+    yield f'  *) [[ -n $verb ]] || offer="{" ".join(verbs)}"'
+    yield '    case "$verb $cur" in'
+    for verb, flags in verbs.items():
+        names = " ".join([*(name for each in flags for name in each.names), "--help", "--help-all"])
+        yield f'    "{verb} -"*) offer="{names}";;'
+    yield _END
+
+
+def _fish(verbs: dict[str, list[Entry]]) -> Iterator[str]:
+    """Yields the lines for fish: one for each verb and each flag, with its help."""
+    begin = "complete -c imagenet-prep -n"
+    for verb, summary in VERBS.items():
+        yield f"{begin} __fish_use_subcommand -f -a {verb} -d {shlex.quote(summary)}"
+    for verb, flags in verbs.items():
+        seen = f"{begin} '__fish_seen_subcommand_from {verb}'"
+        yield f"{seen} -l help -l help-all -d 'show the common flags, or all'"
+        for each in flags:
+            kinds = [("-l" if name[1] == "-" else "-o", name.lstrip("-")) for name in each.names]
+            names = " ".join(f"{kind} {name}" for kind, name in kinds)
+            value = (
+                f" -x -a '{' '.join(each.choices)}'" if each.choices else " -r" * bool(each.value)
+            )
+            text = each.text(brief=True).replace("\\", "\\\\").replace("'", "\\'")
+            yield f"{seen} {names}{value} -d '{text}'"
+
+
+@program.verb("imagenet_prep.completion", Config, HELP)
+def run(config: Config) -> None:
+    """Prints the script."""
+    print(script(config.shell))

@@ -42,8 +42,8 @@ class Config(Settings):
     allow_subset: bool = switch(help="accept other numbers of images than those of ILSVRC2012")
     imagenet_username: str | None = optional(help="accepted, without effect", metavar="NAME")
     imagenet_access_key: str | None = optional(help="accepted, without effect", metavar="KEY")
-    nogcs_upload: bool = switch(help="accepted: nothing is uploaded")
-    project: str | None = optional(help="refused: there is no upload to Google Cloud")
+    nogcs_upload: bool = switch(help="accepted, since nothing is uploaded")
+    project: str | None = optional(help="refused, since there is no upload to Google Cloud")
     gcs_output_path: str | None = optional(help="refused, likewise", metavar="URL")
 
     def __post_init__(self) -> None:

@@ -58,8 +58,7 @@ class Config(RunFlags):
     )
     output_dir: str = flag(
         place=Place.FOLDER_OR_BUCKET,
-        help="the data set: a folder, made if absent, or s3://bucket/prefix; a second run may add "
-        "a split",
+        help="the dataset to make, a folder or s3://bucket/prefix; a second run may add a split",
         aliases=("-o",),
     )
     splits: tuple[str, ...] = flag(

@@ -31,7 +31,7 @@ class Config(Settings):
 
     hosts: str = flag(
         place=Place.FILE,
-        help="the hosts file: on each line one host, as ADDRESS slots=N",
+        help="the hosts file, one host per line as ADDRESS slots=N",
         positional=True,
     )
     timeout: float = flag(

@@ -57,7 +57,7 @@ class Config(Settings):
     )
     hosts: str | None = optional(
         place=Place.FILE,
-        help="the hosts file: on each line one host, as ADDRESS slots=N; without it, all ranks run "
+        help="the hosts file, one host per line as ADDRESS slots=N; without it, all ranks run "
         "on this machine",
     )
     servers: int = flag(

@@ -102,7 +102,7 @@ class Config(Settings):
         (),
         positional=True,
         aliases=("--data-dir", "--data"),
-        help="the data set: s3://bucket/prefix, fsx:FILE-SYSTEM-ID:/PATH or efs:…; not needed "
+        help="the dataset at s3://bucket/prefix, fsx:FILE-SYSTEM-ID:/PATH or efs:…; not needed "
         "with train --synthetic or --data-dir s3://…. In several places, one for each channel: "
         "train=WHERE,validation=WHERE,eval=WHERE",
         metavar="WHERE",

@@ -25,11 +25,11 @@ class Config(Settings):
         "Transfer and result": "bandwidth_limit connections dry_run json",
     }
     dataset: str = data_set(
-        place=Place.FOLDER_OR_BUCKET, help="the data set: a folder, or s3://bucket/prefix"
+        place=Place.FOLDER_OR_BUCKET, help="the dataset in a folder or s3://bucket/prefix"
     )
     to: str = flag(
         place=Place.FOLDER_OR_BUCKET,
-        help="the target; a folder, s3://bucket/prefix, or hosts:HOSTSFILE:PATH, the same PATH on "
+        help="a folder, s3://bucket/prefix or hosts:HOSTSFILE:PATH; the same PATH on "
         "every host of the file",
         positional=True,
         aliases=("--to",),
@@ -42,7 +42,7 @@ class Config(Settings):
     )
     copies: int = flag(1, help="hosts that get each shard of a partition", metavar="R")
     part: str | None = optional(
-        help="the part of host K (from 0) of N; with --mode partition, into a folder", metavar="K/N"
+        help="the part of host K of N, from 0; with --mode partition, into a folder", metavar="K/N"
     )
     from_parent: str | None = optional(
         place=Place.FOLDER_OR_BUCKET,

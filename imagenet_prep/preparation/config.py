@@ -73,7 +73,7 @@ class Config(RunFlags):
     )
     out: str = flag(
         place=Place.FOLDER_OR_BUCKET,
-        help="the dataset: a folder, made if absent, or s3://bucket/prefix",
+        help="the dataset to make, a folder or s3://bucket/prefix",
         positional=True,
         aliases=("--out",),
         metavar="OUT",

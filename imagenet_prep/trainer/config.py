@@ -41,7 +41,7 @@ class Config(Settings):
         "Run": "log_dir eval_every checkpoint_every evaluate export",
     }
     data_dir: str | None = data_set(
-        None, place=Place.ANYWHERE, help="the data set: a folder, s3:// or http(s)://"
+        None, place=Place.ANYWHERE, help="the dataset in a folder, s3:// or http(s)://"
     )
     framework: str = flag(
         "tensorflow",

@@ -22,7 +22,7 @@ Examples:
 
 # zsh runs the same function by its bashcompinit. Bash divides --flag=value into three words.
 _BEGIN = """\
-[[ -z $ZSH_VERSION ]] || { autoload -U +X bashcompinit && bashcompinit; }
+[[ -z ${ZSH_VERSION-} ]] || { autoload -U +X bashcompinit && bashcompinit; }
 _imagenet_prep() {
   local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} verb= last= offer= i
   if [[ $prev == "=" ]]; then prev=${COMP_WORDS[COMP_CWORD-2]}; fi

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 
 import pytest
@@ -16,9 +17,12 @@ COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _imagenet_prep; printf '%s\\n' "${COM
 """
 
 
+_script = functools.cache(completion.script)
+
+
 def offered(*typed: str) -> set[str]:
     """Returns the words that Bash offers for the last word of a command line."""
-    script = completion.script("bash") + _BASH
+    script = f"set -u\n{_script('bash')}{_BASH}"
     argv = ["bash", "-c", script, "bash", "imagenet-prep", *typed]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
     assert done.stderr == ""

@@ -46,11 +46,10 @@ def test_no_verb_has_another_name_for_it() -> None:
     """A word without a flag is the dataset, unless it is one of these; diff compares two."""
     others = {("demo", "folder"), ("run-on-hosts", "hosts"), ("diff", "a"), ("diff", "b")}
     others |= {("score", "predictions"), ("prepare", "source"), ("prepare", "out")}
-    others |= {("replicate", "to"), ("export", "out")}
+    others |= {("replicate", "to"), ("export", "out"), ("completion", "shell")}
     found = set()
     for verb in __main__.VERBS:
-        name = __main__.MODULES.get(verb, f"imagenet_prep.{verb.replace('-', '_')}")
-        fields = dataclasses.fields(importlib.import_module(name).Config)
+        fields = dataclasses.fields(importlib.import_module(__main__.module_of(verb)).Config)
         flags = {each.name: each.metadata["flag"] for each in fields if "flag" in each.metadata}
         placed = {name for name, flag in flags.items() if flag.positional}
         found |= {(verb, name) for name in placed if "--data-dir" not in flags[name].aliases}

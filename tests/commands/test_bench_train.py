@@ -116,7 +116,7 @@ def test_runs_by_parameter_servers_are_launched_with_them(
 
     launch = launched[launched.index("launch") : launched.index("train")]
     assert launch == ["launch", "-np", "2", "--servers", "3", "--"]
-    assert "dist_sync" in launched
+    assert "--comm=dist_sync" in launched
 
 
 def test_what_is_not_a_training_is_refused() -> None:

@@ -109,7 +109,7 @@ def test_a_trainer_and_a_reader_name_the_python_that_has_no_tensorflow(
 ) -> None:
     monkeypatch.setattr(errors, "_TENSORFLOW_ENDS", sys.version_info[:2])
     installed.packages(lambda _: False)
-    wanted: Any = SimpleNamespace(backend="tfdata")
+    wanted: Any = SimpleNamespace(backend="tfdata", device="cpu")
     with pytest.raises(errors.UsageError, match="training needs TensorFlow: there is no TensorFl"):
         train.train(train.Config(synthetic=True))
     with pytest.raises(errors.UsageError, match="'tfdata' is not installed: there is no TensorFl"):

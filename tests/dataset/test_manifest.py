@@ -367,7 +367,7 @@ def test_small_files_come_once_and_the_class_list_is_one_of_them() -> None:
 
 def test_settings_nested_without_end_are_refused_not_copied_until_the_stack_is_full() -> None:
     config: Any = 1
-    for _ in range(60):
+    for _ in range(40):
         config = {"a": [config]}
     with pytest.raises(ManifestError, match=r"config: entry 1: .*nested more than 20 deep"):
         manifest.loads(edited(config=config), "dataset.json")

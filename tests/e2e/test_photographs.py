@@ -25,7 +25,7 @@ COMMANDS = [
     .read_text("utf-8")
     .split("```")[1]
     .splitlines()
-    if line
+    if line.startswith("imagenet-prep ")
 ]
 
 

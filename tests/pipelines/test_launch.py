@@ -101,7 +101,7 @@ def test_a_host_that_is_not_fit_is_named_before_anything_starts(
 
     assert finished.code == 1
     assert "nothing was started" in finished.err
-    assert f"\n  {address}: " in finished.err
+    assert f"  {address}: " in finished.err
     assert named in finished.err
     assert finished.out == ""
 

@@ -136,7 +136,8 @@ def test_the_graph_makes_the_bytes_of_threads_and_its_steps_can_be_used_elsewher
     at = words.index("--")
     flags = (*words[:at], "--allow-subset", "--holdout", "7", "--")
     code = program.outcome(lambda: prepare_verb.run([*flags, *words[at + 1 :]]))
-    assert (code, capsys.readouterr().err.count("\n")) == (0, 1), "the line of the source"
+    ended = command.Finished(code, *capsys.readouterr())
+    assert (ended.code, ended.complaints) == (0, "")
     assert contents(there) == contents(here)
     assert not (there / ".work/jobs").exists()
 

@@ -257,17 +257,13 @@ class _CommandLine:
         ]
 
     def _add(self, field: dataclasses.Field[Any], spec: Flag, hint: Any) -> None:
-        options: dict[str, Any] = {"default": argparse.SUPPRESS}
         kinds = [k for k in typing.get_args(hint) if k is not types.NoneType]
         base = kinds[0] if isinstance(hint, types.UnionType) else hint
         is_tuple = typing.get_origin(base) is tuple
         read = _comma_separated if is_tuple else spec.read or _READERS.get(base, base)
-        # Given several times, a list has all that was given.
-        options |= (
-            {"action": "store_true"}
-            if base is bool
-            else {"type": read, **({"action": "extend"} if is_tuple else {})}
-        )
+        options: dict[str, Any] = {"action": "store_true"} if base is bool else {"type": read}
+        if is_tuple:
+            options["action"] = "extend"  # a list given several times has all its values
         main = [] if spec.positional and not spec.aliases else [_spelled(field.name, spec)]
         names = list(dict.fromkeys([*main, *spec.aliases]))
         if spec.positional:
@@ -276,7 +272,7 @@ class _CommandLine:
             self._readers[place] = read
             self.parser.add_argument(place, nargs="?", default=argparse.SUPPRESS)
         if names:
-            self.parser.add_argument(*names, dest=field.name, **options)
+            self.parser.add_argument(*names, dest=field.name, default=argparse.SUPPRESS, **options)
             self._switches |= {*names} if base is bool else set()
             self.spellings += names
         word = field.name.upper() if spec.positional else "WORD" if spec.choices else "TEXT"
@@ -351,7 +347,11 @@ def _spelled(name: str, spec: Flag) -> str:
     """Returns how a message names a flag: --short-side, or HOSTS for one given only by place."""
     if spec.positional:
         return spec.aliases[-1] if spec.aliases else name.upper()
-    # A word of Python's, such as class, ends with _ as a field.
+    return _option(name)
+
+
+def _option(name: str) -> str:
+    """Returns the flag of a field; a keyword of Python, such as class, ends with _ as a field."""
     return f"--{name.rstrip('_').replace('_', '-')}"
 
 
@@ -381,9 +381,8 @@ def text_of(value: Any) -> str:
 
 def words_of(values: Mapping[str, Any]) -> list[str]:
     """Returns the words that `parse` reads as these values of fields."""
-    names = {name: f"--{name.rstrip('_').replace('_', '-')}" for name in values}
     return [
-        names[name] if value is True else f"{names[name]}={text_of(value)}"
+        _option(name) if value is True else f"{_option(name)}={text_of(value)}"
         for name, value in values.items()
     ]
 

@@ -256,3 +256,11 @@ def test_a_cluster_without_beam_names_the_line_that_installs_it(
 
     with pytest.raises(UsageError, match=r"Apache Beam.* pip install 'imagenet-prep\[beam\]'"):
         Workers(beam_args=("--runner=FlinkRunner",))
+
+
+@pytest.mark.parametrize(
+    ("num", "kind", "expected"),
+    [(4, "auto", "threads"), (5, "auto", "processes"), (5, "threads", "threads")],
+)
+def test_more_than_four_workers_are_processes(num: int, kind: str, expected: str) -> None:
+    assert Workers(num, kind).resolved_kind == expected

@@ -85,8 +85,8 @@ def hours(job: Job, images: float, cpus: int, **bars: float) -> float:
 
 def tables() -> str:
     """Returns the tables of docs/sizing.md: by CPUs, then by disk or network."""
-    heads = ("on CPUs alone", "images/s a CPU", "ImageNet: 2 CPUs", "16", "64", "10^9: 64")
-    heads += ("1,024", "dollars: ImageNet, 10^9", "a CPU reads, writes")
+    heads = ("CPU limit", "images/s per CPU", "ImageNet: 2 CPUs", "16", "64", "10^9: 64")
+    heads += ("1,024", "dollars: ImageNet, 10^9", "one CPU reads, writes")
     rows = [f"| {' | '.join(heads)} |", f"|---{'|---:' * 8}|"]
     for job in JOBS:
         speed = images_s(job, 1)
@@ -101,7 +101,7 @@ def tables() -> str:
             f"{moved * job.reads:.0f}, {moved * job.kept:.0f} MB/s",
         ]
         rows.append(f"| {' | '.join(cells)} |")
-    heads = ("at best, through", "MB/s", *(f"ImageNet, {job.name}" for job in JOBS))
+    heads = ("limit of the medium", "MB/s", *(f"ImageNet, {job.name}" for job in JOBS))
     rows += ["", f"| {' | '.join(heads)} | 10^9, {RESIZE.name} |", f"|---{'|---:' * 5}|"]
     for medium, mb_s in MEDIA.items():
         # One medium carries what is read and what is written.

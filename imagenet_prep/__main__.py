@@ -96,7 +96,8 @@ def _usage() -> str:
         "Examples:\n"
         "  imagenet-prep demo\n"
         "  imagenet-prep prepare --source /data/ilsvrc2012 --out /data/imagenet-480\n"
-        "  imagenet-prep VERB --help"
+        "  imagenet-prep VERB --help\n\n"
+        "Every verb takes --log-format json and --metrics-file FILE: docs/monitoring.md"
     )
 
 

@@ -17,18 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from imagenet_prep import train
 from imagenet_prep.core import canonical, children, errors, program
+from imagenet_prep.core.address import absolute, with_absolute
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.flags import (
-    Place,
-    Settings,
-    absolute,
-    after_dashes,
-    flag,
-    optional,
-    switch,
-    with_absolute,
-    words_of,
-)
+from imagenet_prep.core.flags import Place, Settings, after_dashes, flag, optional, switch, words_of
 from imagenet_prep.core.terminal import counted, in_columns
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.placement import WHOLE

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from imagenet_prep.__main__ import VERBS, module_of
 from imagenet_prep.core import program
-from imagenet_prep.core.flags import Settings, entries, flag
+from imagenet_prep.core.flags import EveryVerb, Settings, entries, flag
 from imagenet_prep.core.usage import Entry
 
 HELP = """\
@@ -48,7 +48,8 @@ class Config(Settings):
 
 def script(shell: str) -> str:
     """Returns the completion script for a shell, from the flags of all verbs."""
-    verbs = {verb: entries(importlib.import_module(module_of(verb)).Config) for verb in VERBS}
+    configs = {verb: importlib.import_module(module_of(verb)).Config for verb in VERBS}
+    verbs = {verb: entries(config) + entries(EveryVerb) for verb, config in configs.items()}
     return "\n".join((_fish if shell == "fish" else _bash)(verbs))
 
 

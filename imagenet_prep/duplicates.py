@@ -116,7 +116,7 @@ def duplicates(config: Config) -> Json:
         pieces = [piece for side in sides for piece in side.pieces]
         seen = Pictures(pieces, (columns(each.samples()) for each in pieces), rows, place)
         found = Found(seen, across=len(sides) > 1, workers=workers.count)
-        tick = _tell if sys.stderr.isatty() and not config.json else lambda _: None
+        tick = _tell if terminal.is_live() and not config.json else lambda _: None
         try:
             found.find(tick)
         finally:

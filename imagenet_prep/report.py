@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from imagenet_prep.core import program, regular_file
+from imagenet_prep.core.address import absolute
 from imagenet_prep.core.errors import DataDamagedError, ManifestError, StoreError, UsageError
-from imagenet_prep.core.flags import Place, Settings, absolute, flag, optional, switch
+from imagenet_prep.core.flags import Place, Settings, flag, optional, switch
 from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.flag import data_set, without_manifest

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from imagenet_prep import report
 from imagenet_prep.codec.policy import CODEC_HELP, CODECS
 from imagenet_prep.core import program, terminal
+from imagenet_prep.core.address import with_absolute
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.flags import Place, flag, optional, switch, with_absolute
+from imagenet_prep.core.flags import Place, flag, optional, switch
 from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.flag import data_set

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from imagenet_prep.core import program, terminal
-from imagenet_prep.core.address import is_remote
+from imagenet_prep.core import monitoring, program, terminal
+from imagenet_prep.core.address import is_remote, with_absolute
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.core.flags import WorkerFlags, after_dashes, flag, switch, with_absolute
+from imagenet_prep.core.flags import WorkerFlags, after_dashes, flag, switch
 from imagenet_prep.dataset import naming, schema, settings
 from imagenet_prep.dataset.flag import data_set
 
@@ -76,6 +76,7 @@ def verify(config: Config) -> Json:
 
     dataset = open_dataset(config.dataset, parts=True, check=False)
     store, manifest, part = dataset.store, dataset.manifest, dataset.placement
+    monitoring.quarantined(sum(manifest.quarantined.values()))
     folder, is_web = store.as_folder, config.dataset.startswith(("http://", "https://"))
     shards = [shard for split in manifest.splits for shard in dataset.shards(split)]
     damaged = _check_small_files(dataset)
@@ -277,14 +278,11 @@ def run(config: Config) -> None:
         from imagenet_prep.storage.opened import open_dataset
 
         made = open_dataset(config.dataset, parts=True, check=False).manifest
-        raise DataDamagedError(
-            f"{counted(len(problems), 'problem')} in {what} of {config.dataset}, listed above. "
-            + (
-                "Run the replicate command that made it, with --repair."
-                if result["part"]
-                else _mend(made)
-            )
-        )
+        remedy = _mend(made)
+        if result["part"]:
+            remedy = "Run the replicate command that made it, with --repair."
+        found = f"{counted(len(problems), 'problem')} in {what} of {config.dataset}"
+        raise DataDamagedError(f"{found}, listed above. {remedy}", remedy)
     if not config.json:
         print(f"sound: {what}, level {config.level}, manifest {result['digest'][:16]}")
         if not result["has_samples"]:

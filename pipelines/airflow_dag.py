@@ -55,6 +55,8 @@ _NUMBER, _POSITIVE = ({"type": "integer", "minimum": least} for least in (0, 1))
 _ALLOW_BEAM = "IMAGENET_PREP_AIRFLOW_ALLOW_BEAM"
 # A command reads files with the worker's rights, so parameters may only name files in this folder.
 _FILES = "IMAGENET_PREP_AIRFLOW_FILES"
+# If it names a folder, each command writes its metrics there, for node_exporter.
+_METRICS = "IMAGENET_PREP_AIRFLOW_METRICS"
 # The flags that `prepare_flags` and `train_flags` may hold: switches, those with a value, and those
 # that name files to read. All others are refused, above all those that name files to write.
 _ALLOWED = {
@@ -285,6 +287,9 @@ def run(*arguments: str) -> None:
             f"{program}: no such program. Install imagenet-prep on this worker and let "
             "IMAGENET_PREP_COMMAND name it."
         )
+    if folder := os.environ.get(_METRICS):
+        file = f"{folder}/imagenet-prep-{arguments[0]}.prom"
+        arguments = (arguments[0], *_flags(metrics_file=file), *arguments[1:])
     said: deque[str] = deque(maxlen=100)
     while (code := _once(program, arguments, said)) == _BUSY:
         log.info("it is asked again in %g s", _BUSY_S)
@@ -308,7 +313,8 @@ def _once(program: str, arguments: Sequence[str], said: deque[str]) -> int:
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        env={name: os.environ[name] for name in os.environ if not name.startswith(_PRIVATE)},
+        env={name: os.environ[name] for name in os.environ if not name.startswith(_PRIVATE)}
+        | {"IMAGENET_PREP_LOG_FORMAT": "text"},
     )
     try:
         assert process.stdout is not None

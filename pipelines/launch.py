@@ -18,8 +18,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from imagenet_prep.core import program
+from imagenet_prep.core.address import absolute
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.core.flags import Place, Settings, absolute, after_dashes, flag, optional, switch
+from imagenet_prep.core.flags import Place, Settings, after_dashes, flag, optional, switch
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.hosts.hosts_file import Host, local_first, where_ranks_run
 from imagenet_prep.launching import detached, fit, mpi, variables, work

@@ -12,9 +12,9 @@ import sys
 
 from imagenet_prep import report
 from imagenet_prep.core import program
+from imagenet_prep.core.address import with_absolute
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import StoreError
-from imagenet_prep.core.flags import with_absolute
 from imagenet_prep.core.terminal import counted, human_bytes, printable
 from imagenet_prep.dataset.ignored import in_words
 from imagenet_prep.preparation.config import Config

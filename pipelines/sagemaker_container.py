@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imagenet_prep.core import canonical, children, program, regular_file, signals
+from imagenet_prep.core.address import refuse_logins
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
-from imagenet_prep.core.flags import Place, Settings, after_dashes, flag, refuse_logins
+from imagenet_prep.core.flags import Place, Settings, after_dashes, flag
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import naming
 from imagenet_prep.hosts.hosts_file import Host

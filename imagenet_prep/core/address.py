@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
 from urllib.parse import urlsplit
+
+from imagenet_prep.core.errors import UsageError
+
+AnyConfig = TypeVar("AnyConfig")
 
 # An address with a login in it, wherever it stands: before the path comes an @, or a port that is
 # no number, which is the beginning of a password with a slash in it.
@@ -72,3 +80,23 @@ def public(url: str) -> str:
     """Returns an address without user, password, query and fragment."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def refuse_logins(words: Sequence[str]) -> None:
+    """Refuses passwords in addresses before any word is shown, passed on or stored."""
+    for number, word in enumerate(words, start=1):
+        try:
+            refuse_login(word)
+        except ValueError as error:
+            raise UsageError(f"argument {number} after the verb: {error}") from None
+
+
+def absolute(place: str) -> str:
+    """Returns a folder by its absolute path, for other processes; addresses stay as they are."""
+    return place if "://" in place else str(Path(place).expanduser().absolute())
+
+
+def with_absolute(config: AnyConfig, *names: str) -> AnyConfig:
+    """Returns a config whose flags of these names are `absolute`."""
+    places = {name: absolute(getattr(config, name)) for name in names}
+    return dataclasses.replace(config, **places)  # type: ignore[type-var]

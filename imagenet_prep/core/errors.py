@@ -37,9 +37,15 @@ class ImagenetPrepError(Exception):
 
     Attributes:
       exit_code: of a command that fails in this way.
+      remedy: what to do, if that is known apart from the message.
     """
 
     exit_code = 1
+    remedy = ""
+
+    def __init__(self, message: object = "", remedy: str = "") -> None:
+        super().__init__(message)
+        self.remedy = remedy or self.remedy
 
 
 class UsageError(ImagenetPrepError):
@@ -66,6 +72,7 @@ class IncompleteError(ImagenetPrepError):
     """Finished work is kept; running the same command again does the rest."""
 
     exit_code = 4
+    remedy = "Run the same command again: finished work is kept."
 
 
 class JobLostError(IncompleteError):
@@ -77,6 +84,7 @@ class BusyError(ImagenetPrepError):
 
     # sysexits.h has this number, as it has 70: a failure that passes.
     exit_code = 75
+    remedy = "Run the same command again after the other run has ended."
 
 
 class StoreError(ImagenetPrepError):

@@ -14,7 +14,6 @@ import operator
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from imagenet_prep.core import address, errors
@@ -168,6 +167,18 @@ class WorkerFlags(Settings):
     )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EveryVerb(Settings):
+    """The flags that every verb has; `monitoring` takes them from the command line first."""
+
+    log_format: str | None = optional(
+        choices=("text", "json"), help="form of the lines on stderr (default: text)"
+    )
+    metrics_file: str | None = optional(
+        place=Place.FILE, help="at the end, write metrics for Prometheus to this file"
+    )
+
+
 def parse(
     config: type[Config],
     argv: Sequence[str],
@@ -182,7 +193,7 @@ def parse(
     several times. `text` has the description and, after an empty line, examples.
     `fallback` has the values of fields that `argv` does not give, e.g. from the environment.
     """
-    refuse_logins(argv)
+    address.refuse_logins(argv)
     words = list(argv)
     fields = _in_order(config)
     last = next((each for each in fields if "after_dashes" in each.metadata), None)
@@ -199,12 +210,14 @@ def parse(
     forgot = after is not None and not after.are_flags and after.expected(*unknown[:1])
     if asks is not None and not forgot:
         all_flags = words[asks] == "--help-all"
-        print(help_text(verb, text, line.entries, last is not None, all_flags=all_flags))
+        shown = [*line.entries, *entries(EveryVerb)]
+        print(help_text(verb, text, shown, last is not None, all_flags=all_flags))
         raise SystemExit(errors.EXIT_DONE)
     if last and after is not None and after.is_line(unknown):
         more, unknown = {last.name: tuple(unknown)}, []
     if unknown:
-        raise line.parser.unknown(words, unknown[0], line.spellings, after)
+        known = [*line.spellings, *(each.names[0] for each in entries(EveryVerb))]
+        raise line.parser.unknown(words, unknown[0], known, after)
     line.check_all_given({**fallback, **values})
     try:
         return config(**{**fallback, **values, **more})
@@ -385,23 +398,3 @@ def words_of(values: Mapping[str, Any]) -> list[str]:
         _option(name) if value is True else f"{_option(name)}={text_of(value)}"
         for name, value in values.items()
     ]
-
-
-def refuse_logins(words: Sequence[str]) -> None:
-    """Refuses passwords in addresses before any word is shown, passed on or stored."""
-    for number, word in enumerate(words, start=1):
-        try:
-            address.refuse_login(word)
-        except ValueError as error:
-            raise errors.UsageError(f"argument {number} after the verb: {error}") from None
-
-
-def absolute(place: str) -> str:
-    """Returns a folder by its absolute path, for other processes; addresses stay as they are."""
-    return place if "://" in place else str(Path(place).expanduser().absolute())
-
-
-def with_absolute(config: Config, *names: str) -> Config:
-    """Returns a config whose flags of these names are `absolute`."""
-    places = {name: absolute(getattr(config, name)) for name in names}
-    return dataclasses.replace(config, **places)  # type: ignore[type-var]

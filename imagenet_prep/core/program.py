@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from imagenet_prep.core import errors, flags, imports, signals, terminal
+from imagenet_prep.core import errors, flags, imports, monitoring, signals, terminal
 from imagenet_prep.core.flags import Config
 
 # Functions that `finish` calls last.
@@ -30,7 +30,13 @@ def main(module: str, argv: Sequence[str] | None = None) -> NoReturn:
     by this name what they are sent. `argv` is what follows the verb.
     """
     words = sys.argv[1:] if argv is None else argv
-    finish(lambda: importlib.import_module(module).run(words))
+    name = _name(module)
+    finish(lambda: importlib.import_module(module).run(monitoring.begin(name, words)))
+
+
+def _name(module: str) -> str:
+    """Returns the verb of a module, as it is typed."""
+    return module.rpartition(".")[2].replace("_", "-")
 
 
 def verb(
@@ -49,7 +55,7 @@ def verb(
     def made(act: Callable[[Config], int | None]) -> Callable[[Sequence[str]], int]:
         if act.__module__ == "__main__":
             main(module)
-        name = module.rpartition(".")[2].replace("_", "-")
+        name = _name(module)
         return lambda argv: act(flags.parse(config, argv, verb=name, text=text)) or errors.EXIT_DONE
 
     return made
@@ -78,7 +84,7 @@ def finish(main: Callable[[], int]) -> NoReturn:
         try:
             # Not SIG_IGN: Python would complain of a signal that is on its way.
             signals.handle(lambda *_: None, signal.SIGINT, signal.SIGALRM)
-            code = _flushed(code)
+            code = monitoring.end(_flushed(code))
             for act in _LAST_ACTS:
                 act()
         finally:
@@ -90,45 +96,51 @@ def outcome(main: Callable[[], int]) -> int:
     try:
         return main()
     except errors.ImagenetPrepError as error:
-        _explain(error)
-        return error.exit_code
-    except KeyboardInterrupt:
-        terminal.say("interrupted. Finished work is kept; run the same command to resume.")
-        return errors.EXIT_INTERRUPTED
+        return _explain(error, error.exit_code, str(error))
+    except KeyboardInterrupt as error:
+        text = "interrupted. Finished work is kept; run the same command to resume."
+        return _explain(error, errors.EXIT_INTERRUPTED, text)
     except BrokenPipeError:
         # The reader of our output (head, less) has seen enough; what was left to do is not done.
-        os._exit(errors.EXIT_UNREAD)
+        os._exit(monitoring.end(errors.EXIT_UNREAD))
     except SystemExit as ending:
         return ending.code if isinstance(ending.code, int) else errors.EXIT_DONE
     except OSError as error:
         # Storage has errors of its own; this is anything else, e.g. a full stdout or /tmp.
-        terminal.say(f"{error}. Mend that, then run the same command again.")
-        return errors.ImagenetPrepError.exit_code
+        text = f"{error}. Fix this and run the same command again."
+        return _explain(error, errors.ImagenetPrepError.exit_code, text)
     except Exception as error:  # noqa: BLE001 - the last stop: what nobody foresaw is a bug
         if (lack := errors.of_memory(error)) is not None:
-            terminal.say(lack)
-            return lack.exit_code
-        traceback.print_exc()
-        last = traceback.format_exception_only(error)[-1].strip()
-        terminal.say(f"this is a bug; please report the lines above. {last}")
-        return errors.EXIT_BUG
+            return _explain(lack, lack.exit_code, str(lack))
+        *lines, last = "".join(traceback.format_exception(error)).splitlines()
+        text = f"this is a bug; please report the lines above. {last}"
+        return _explain(error, errors.EXIT_BUG, "\n".join([*lines, last, text]))
 
 
-def _explain(error: errors.ImagenetPrepError) -> None:
-    """Prints an error, the reason last: cron's mail, and the end of a log, show that line."""
-    *details, reason = str(error).split("\n")
+def _explain(error: BaseException, code: int, text: str) -> int:
+    """Prints an error and returns its exit code.
+
+    The reason is last, since cron's mail and the end of a log show that line.
+    """
+    found = monitoring.failed(error, code, text)
+    if terminal.logs_json():
+        terminal.say(text, "error", **found)
+        return code
+    *details, reason = text.split("\n")
     if reason.startswith(" "):  # the last of a list, under its heading
         reason, *details = *details, reason
     if details:
         print(*details, sep="\n", file=sys.stderr)
         reason += f" {details[0].strip()} (all above)" if reason.endswith(":") else ""
     terminal.say(reason)
+    return code
 
 
 def _flushed(code: int) -> int:
     """Writes out what was printed; returns the exit code, or another one where that failed."""
     try:
         sys.stdout.flush()
+        sys.stderr.write("\n" * terminal.logs_json())  # ends a last line that has no end
         sys.stderr.flush()
     except BrokenPipeError:
         pass

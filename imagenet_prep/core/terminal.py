@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import sys
+import threading
+import time
 from collections.abc import Sequence
+from typing import Any
+
+# "json" makes each line on stderr a JSON object, also those of child processes.
+LOG_FORMAT = "IMAGENET_PREP_LOG_FORMAT"
+# The verb that these objects name; a verb sets it for its child processes.
+VERB = "IMAGENET_PREP_VERB"
 
 # Characters that a terminal obeys, or that change the order in which others are shown.
 _OBEYED = [*range(0x20), *range(0x7F, 0xA0), 0x061C, 0x200E, 0x200F]
@@ -16,7 +25,7 @@ _ESCAPES = {code: f"\\x{code:02x}" if code < 0x20 else f"\\u{code:04x}" for code
 _ESCAPES_BUT_LINES = {code: text for code, text in _ESCAPES.items() if chr(code) not in "\t\n"}
 
 
-_said: io.TextIOWrapper | None = None
+_said: _Printed | None = None
 
 
 def printable(text: str) -> str:
@@ -28,10 +37,31 @@ def printable(text: str) -> str:
     return text.translate(_ESCAPES)
 
 
+class _Record(str):
+    """A line of the log that is a JSON object already."""
+
+
 class _Printed(io.TextIOWrapper):
     """stdout or stderr, on which names and messages from elsewhere cannot play tricks."""
 
+    is_log = False
+    used = False
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._lock = threading.RLock()
+        self._begun = ""
+
     def write(self, text: str) -> int:
+        self.used = True
+        if self.is_log and logs_json():
+            with self._lock:
+                lines = [text]
+                if not isinstance(text, _Record):
+                    *ended, self._begun = (self._begun + text).split("\n")
+                    lines = [_as_record(line.strip("\r")) for line in ended if line.strip()]
+                super().write("".join(lines))
+            return len(text)
         # A progress bar begins with a return to the start of its line.
         start = "\r" if text.startswith("\r") else ""
         super().write(start + text[len(start) :].translate(_ESCAPES_BUT_LINES))
@@ -75,7 +105,38 @@ def escape_output() -> None:
             line_buffering=stream.line_buffering,
             write_through=stream.write_through,
         )
+        printed.is_log = name == "stderr"
         setattr(sys, name, printed)
+
+
+def has_printed() -> bool:
+    """Returns whether this process has written to stdout since `escape_output`."""
+    return isinstance(sys.stdout, _Printed) and sys.stdout.used
+
+
+def logs_json() -> bool:
+    """Returns whether the lines on stderr are JSON objects."""
+    return os.environ.get(LOG_FORMAT) == "json"
+
+
+def is_live() -> bool:
+    """Returns whether stderr is a terminal on which a line may be overwritten."""
+    return sys.stderr.isatty() and not logs_json()
+
+
+def _record(message: str, level: str = "info", **fields: object) -> _Record:
+    now = time.time()
+    utc = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1000):03d}Z"
+    said = {"time": utc, "level": level, "verb": os.environ.get(VERB, ""), "message": message}
+    return _Record(json.dumps({**said, **fields}, default=str) + "\n")
+
+
+def _as_record(line: str) -> str:
+    """Returns a line as a record, also if a child process has made one of it already."""
+    with contextlib.suppress(ValueError):
+        if line.startswith('{"time": ') and json.loads(line):
+            return f"{line}\n"
+    return _record(line)
 
 
 def say_on(descriptor: int) -> None:
@@ -83,18 +144,23 @@ def say_on(descriptor: int) -> None:
     global _said
     binary = os.fdopen(descriptor, "wb")
     _said = _Printed(binary, "utf-8", "backslashreplace", line_buffering=True)
+    _said.is_log = True
 
 
-def say(text: object) -> None:
+def say(
+    text: object, level: str = "info", *, prefix: str = "imagenet-prep: ", **fields: object
+) -> None:
     """Prints a message to the user on stderr, under the name of this program.
 
     It comes after all that was printed before, also if both streams are one file, and not into a
-    progress bar.
+    progress bar. `level` and `fields` are only in a log of JSON objects.
     """
     with contextlib.suppress(OSError, ValueError):  # `program.finish` reports why
         sys.stdout.flush()
-    line, stream = f"imagenet-prep: {text}", _said or sys.stderr
-    if "tqdm" in sys.modules:
+    line, stream = f"{prefix}{text}", _said or sys.stderr
+    if logs_json():
+        stream.write(_record(str(text), level, **fields))
+    elif "tqdm" in sys.modules:
         sys.modules["tqdm"].tqdm.write(line, stream)
     else:
         stream.write(f"{line}\n")  # in one piece, also where several threads do so

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from typing import Any
 
-from imagenet_prep.core.terminal import counted
+from imagenet_prep.core import monitoring
+from imagenet_prep.core.terminal import counted, is_live, say
 
 _LINE_EVERY_S = 30.0
 _FIRST_LINE_S = 2.0
@@ -36,6 +36,7 @@ class Progress:
         self._total, self._first = (images, images_done) if images else (total, done)
         self._done = self._shown = self._first
         self._bytes = 0
+        monitoring.count(title)
         self._start = time.monotonic()
         self._next_line = self._start + min(_FIRST_LINE_S, _LINE_EVERY_S)
         self._late_line = self._start + _LINE_EVERY_S
@@ -43,9 +44,9 @@ class Progress:
         self._quiet = quiet
         if done and not quiet:
             kept = counted(total, "shard" if images else "task")
-            print(f"{title}: resuming: {done:,} of {kept} are kept", file=sys.stderr, flush=True)
+            self._say(f"resuming: {done:,} of {kept} are kept")
         # A terminal may report no width (docker run -t): then it gets lines instead of a bar.
-        if not quiet and sys.stderr.isatty() and os.get_terminal_size(2).columns:
+        if not quiet and is_live() and os.get_terminal_size(2).columns:
             from tqdm import tqdm
 
             self._bar = tqdm(
@@ -63,6 +64,7 @@ class Progress:
         """Counts one finished task, with what it has made or moved."""
         self._done += examples if self._unit == "image" else 1
         self._bytes += num_bytes
+        monitoring.count(self._title, images=examples, num_bytes=num_bytes)
         self.tick()
 
     def tick(self, images: int = 0) -> None:
@@ -77,9 +79,15 @@ class Progress:
         elif not self._quiet and now >= (
             self._next_line if self._shown > self._first else self._late_line
         ):
-            print(f"{self._title}: {self._line(now)}", file=sys.stderr, flush=True)
+            self._say(self._line(now))
             self._late_line = now + _LINE_EVERY_S
             self._next_line = now + min(_LINE_EVERY_S, max(4.0, 2 * (now - self._start)))
+
+    def _say(self, text: str) -> None:
+        fields: dict[str, Any] = {"stage": self._title, "unit": self._unit, "done": self._shown}
+        seconds = round(time.monotonic() - self._start, 3)
+        fields |= {"total": self._total, "bytes": self._bytes, "seconds": seconds}
+        say(f"{self._title}: {text}", prefix="", **fields)
 
     def _line(self, now: float) -> str:
         done = f"{self._shown:,} of {counted(self._total, self._unit)}, {self._rate(now)}"

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from imagenet_prep.core.address import absolute
 from imagenet_prep.core.errors import UsageError, some
-from imagenet_prep.core.flags import absolute
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import schema
 from imagenet_prep.evaluation.label_list import LabelList

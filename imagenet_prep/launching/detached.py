@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from imagenet_prep.core import canonical, errors, program, records, regular_file
+from imagenet_prep.core import canonical, errors, monitoring, program, records, regular_file
 from imagenet_prep.core.errors import BusyError, DataDamagedError, ImagenetPrepError, UsageError
 from imagenet_prep.storage import inside
 from imagenet_prep.storage.folder import LocalStore
@@ -133,6 +133,7 @@ def start(folder: Path, work: Callable[[Callable[[], None]], int]) -> int:
         os.kill(pid, signal.SIGTERM)
         raise
     if under_way:
+        monitoring.leave_to_child()
         print(
             f"detached: pid {pid}, log {folder / LOG}\n"
             f"  imagenet-prep launch --status {folder}\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from imagenet_prep.core import terminal
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.hosts.hosts_file import Host
 
@@ -45,6 +46,8 @@ def travelling(
         if (name in _NAMES or name.startswith(_BEGINNINGS)) and not _STAY.search(name)
     }
     found |= {name: environment[name] for name in more}
+    if terminal.LOG_FORMAT in found:  # The launch reads what ranks print, and logs it as JSON.
+        found[terminal.LOG_FORMAT] = "text"
     secrets = {name for name, value in found.items() if _is_secret(name, value)}
     if private or not secrets:
         return found

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imagenet_prep.core import children
+from imagenet_prep.core.address import absolute
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.core.flags import absolute
 
 EXPECTED = (
     "after -- comes what every rank runs: -- train --data-dir DIR ..., or a script of your own: "

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from imagenet_prep.core import canonical, records
+from imagenet_prep.core import canonical, monitoring, records
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import (
     DataDamagedError,
@@ -109,6 +109,7 @@ class Output:
         shard = receipt.content
         if isinstance(shard, WrittenShard):
             self._bad += [each for each in shard.incidents if each.action == QUARANTINED]
+            monitoring.quarantined(len(self._bad))
             refuse_too_many(self._bad, self.wanted.allowed_bad_images)
             if receipt.start_s >= self._start:
                 self._new.append(shard)
@@ -179,6 +180,7 @@ class Output:
     def end(self) -> Json:
         """Notes for `report` where the source of the finished set is; returns the summary."""
         finished = Dataset.at(self.store)
+        monitoring.quarantined(sum(finished.manifest.quarantined.values()))
         if self.wanted.origin is not None:
             origins.note(finished.manifest.digest, self.wanted.origin)
         path = self.store.where(naming.MANIFEST)

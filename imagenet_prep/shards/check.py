@@ -60,6 +60,7 @@ class Report:
     Attributes:
       problems: one sentence each, naming shard, record and byte offset; empty if sound.
       examples_per_class: by class index; only at level "decode".
+      num_bytes: that were read; 0 at level "manifest".
       oriented: images with an EXIF orientation that is not 1; only at level "decode".
     """
 
@@ -67,6 +68,7 @@ class Report:
     examples: int
     problems: list[str] = field(default_factory=list)
     examples_per_class: Counter[int] = field(default_factory=Counter)
+    num_bytes: int = 0
     oriented: int = 0
 
 
@@ -81,7 +83,7 @@ def check_shard(shard: Shard, expectation: Expectation) -> Report:
             report.problems.append(f"{file.name}: {size:,} bytes, expected {file.num_bytes:,}")
     if expectation.level == schema.LEVEL_MANIFEST or len(sizes) < len(shard.files):
         return report
-    store = expectation.store
+    store, report.num_bytes = expectation.store, sum(sizes.values())
     try:
         with contextlib.ExitStack() as opened:
             index = _Index(shard.index, opened.enter_context(store.opened(shard.index.name)))

@@ -9,9 +9,9 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from imagenet_prep.core import terminal
+from imagenet_prep.core import counter, terminal
 from imagenet_prep.core.errors import IncompleteError
 from imagenet_prep.storage.remote import UnavailableError
 
@@ -76,11 +76,13 @@ class RetryBudget:
         else:
             of = "" if self.retries == sys.maxsize else f" of {self.retries}"
             if not self.ended.is_set():
-                _lines.say(f"{failed}; retry {self.failures}{of} in {delay:.1f} s")
+                counter.add(0, retries=1)
+                line = f"{failed}; retry {self.failures}{of} in {delay:.1f} s"
+                _lines.say(line, object=self.where, retry=self.failures, delay_s=round(delay, 1))
             if not self.ended.wait(delay):
                 return
             problem = "and the run is ending"
-        raise IncompleteError(f"{failed}, {problem}. {self.remedy}")
+        raise IncompleteError(f"{failed}, {problem}. {self.remedy}", self.remedy)
 
 
 class _Lines:
@@ -90,7 +92,7 @@ class _Lines:
         self._lock = threading.Lock()
         self._free, self._at, self._withheld = float(_LINES_AT_ONCE), 0.0, 0
 
-    def say(self, line: str) -> None:
+    def say(self, line: str, **fields: Any) -> None:
         with self._lock:
             now = time.monotonic()
             earned = (now - self._at) / _LINE_EVERY_S
@@ -101,7 +103,7 @@ class _Lines:
             more = f" ({self._withheld:,} more retries without a line)" if self._withheld else ""
             self._free, self._withheld = self._free - 1, 0
         with contextlib.suppress(OSError, ValueError):  # stderr is closed: the transfer goes on
-            terminal.say(line + more)
+            terminal.say(line + more, "warning", **fields)
 
 
 _lines = _Lines()

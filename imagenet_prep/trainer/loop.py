@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from imagenet_prep.core import errors, records
+from imagenet_prep.core import errors, monitoring, records
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError, UsageError
 from imagenet_prep.core.terminal import counted
@@ -223,6 +223,7 @@ class Training:
             ends = bool(stop > 0)
             values, stop = self._learner.step(step, batch, rate, asks=self._stop.came)
             self._step += 1
+            monitoring.count("train", images=plan.global_batch)
             timer.count += 1
             if step <= 1 or step % config.display_every == 0:
                 size = self._comm.world.size

@@ -381,6 +381,9 @@ More flags:
   --worker-kind WORD          run workers as threads or as processes; auto
                               chooses by their number [auto, threads,
                               processes] (default: auto)
+  --log-format {text,json}    form of the lines on stderr (default: text)
+  --metrics-file FILE         at the end, write metrics for Prometheus to this
+                              file
 
 Manual: docs/train.md
 """

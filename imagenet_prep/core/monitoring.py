@@ -1,0 +1,151 @@
+"""A run as operators see it: flags of every verb, the error as JSON, metrics for Prometheus."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from imagenet_prep.core import counter, terminal
+from imagenet_prep.core.canonical import Json
+from imagenet_prep.core.errors import ImagenetPrepError, UsageError
+from imagenet_prep.core.flags import EveryVerb
+
+_METRICS = {
+    "images": "Images that the run has finished, by stage.",
+    "bytes": "Bytes that the run has read or written, by stage.",
+    "quarantined": "Images in the quarantine of the dataset.",
+    "retries": "Transfers that the run has repeated.",
+    "seconds": "Duration of the run.",
+    "exit_code": "Exit code of the run; 0 is success.",
+    "end_time_seconds": "Unix time at which the run ended.",
+}
+
+
+@dataclass
+class _Run:
+    """The run of this process."""
+
+    verb: str = ""
+    metrics_file: Path | None = None
+    wants_json: bool = False
+    quarantined: int = 0
+    start: float = field(default_factory=time.monotonic)
+    images: Counter[str] = field(default_factory=Counter)
+    bytes: Counter[str] = field(default_factory=Counter)
+
+
+_run = _Run()
+
+
+def begin(verb: str, words: Sequence[str]) -> list[str]:
+    """Applies the flags that every verb has; returns the other words of the command line."""
+    global _run
+    os.environ[terminal.VERB] = verb
+    end = words.index("--") if "--" in words else len(words)
+    _run = _Run(verb, wants_json="--json" in words[:end])
+    counter.begin()
+    names = [each.name for each in fields(EveryVerb)]
+    values: dict[str, str] = {}
+    rest, left = [], iter(words[:end])
+    for word in left:
+        name, equals, value = word.partition("=")
+        known = name.removeprefix("--").replace("-", "_")
+        if known in names and name.startswith("--"):
+            values[known] = value if equals else next(left, "")
+            if not values[known]:
+                raise UsageError(f"{name}: expected a value. Help: imagenet-prep {verb} --help-all")
+        else:
+            rest.append(word)
+    try:
+        wanted = EveryVerb(**values)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if wanted.log_format:
+        os.environ[terminal.LOG_FORMAT] = wanted.log_format
+    if wanted.metrics_file:
+        path = Path(wanted.metrics_file).expanduser().absolute()
+        if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+            raise UsageError(
+                f"--metrics-file {path}: expected a file in a folder in which you may write. Make "
+                "the folder, or choose another one."
+            )
+        _run.metrics_file = path
+    return [*rest, *words[end:]]
+
+
+def count(stage: str, *, images: int = 0, num_bytes: int = 0) -> None:
+    """Counts what a stage of the run has finished."""
+    _run.images[stage] += images
+    _run.bytes[stage] += num_bytes
+
+
+def quarantined(images: int) -> None:
+    """Notes how many images are in the quarantine of the dataset."""
+    _run.quarantined = images
+
+
+def failed(error: BaseException, code: int, text: str) -> Json:
+    """Returns the fields of an error for the log.
+
+    With --json, it also prints the error on stdout, if no result has been printed there.
+    """
+    found: Json = {"code": code, "kind": type(error).__name__}
+    if remedy := error.remedy if isinstance(error, ImagenetPrepError) else "":
+        found["remedy"] = remedy
+    if _run.wants_json and not terminal.has_printed():
+        with contextlib.suppress(OSError, ValueError):  # `program.finish` reports why
+            print(json.dumps({"error": {**found, "message": text}}))
+    return found
+
+
+def leave_to_child() -> None:
+    """Lets only a forked child, which goes on, write the metrics at its end."""
+    _run.metrics_file = None
+
+
+def end(code: int) -> int:
+    """Writes the metrics file; returns the exit code, or another one if that failed."""
+    path = _run.metrics_file
+    if path is None:
+        return code
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_text(_metrics(code), encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        terminal.say(f"--metrics-file {path}: cannot be written: {error.strerror}", "error")
+        return code or ImagenetPrepError.exit_code
+    return code
+
+
+def _metrics(code: int) -> str:
+    """Returns the metrics of the run in Prometheus' text format."""
+    values: dict[str, Counter[str] | dict[str, float]] = {
+        "images": _run.images,
+        "bytes": _run.bytes,
+        "quarantined": {"": _run.quarantined},
+        "retries": {"": counter.retries()},
+        "seconds": {"": round(time.monotonic() - _run.start, 3)},
+        "exit_code": {"": code},
+        "end_time_seconds": {"": round(time.time(), 3)},
+    }
+    lines = []
+    for name, text in _METRICS.items():
+        lines += [f"# HELP imagenet_prep_{name} {text}", f"# TYPE imagenet_prep_{name} gauge"]
+        for stage, value in (values[name] or {"": 0}).items():
+            # The collector refuses two files with the same series, so each has the file's name.
+            labels = {"run": _run.metrics_file.stem if _run.metrics_file else "", "verb": _run.verb}
+            labels |= {"stage": stage} if stage else {}
+            listed = ",".join(
+                f"{key}={json.dumps(label, ensure_ascii=False)}" for key, label in labels.items()
+            )
+            lines.append(f"imagenet_prep_{name}{{{listed}}} {value}")
+    return "\n".join([*lines, ""])

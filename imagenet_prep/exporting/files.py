@@ -17,6 +17,9 @@ from imagenet_prep.storage.new_file import FolderSync
 from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
 from imagenet_prep.storage.store import Store
 
+# The list of all files of an export.
+SUMS = "SHA256SUMS"
+
 
 class Piece(NamedTuple):
     """Bytes that are appended to a file; they have a sha256 if they are the complete file."""
@@ -46,6 +49,11 @@ class Made(NamedTuple):
 def sum_line(name: str, sha256: str) -> str:
     """Returns the line of a file, as sha256sum writes it."""
     return f"{sha256}  {name}\n"
+
+
+def name_in(line: bytes) -> str:
+    """Returns the name in a line of `sum_line`."""
+    return line.decode().rstrip("\n").partition("  ")[2]
 
 
 def write_few(store: Store, pieces: Iterable[Piece]) -> Made:
@@ -130,7 +138,7 @@ def forget_lost(store: Store, tree: Tree | None, sizes: Mapping[str, Sequence[in
     names = {}
     for sums in sizes:
         with store.opened(sums) as lines:
-            names[sums] = [line.decode().rstrip("\n").partition("  ")[2] for line in lines]
+            names[sums] = [*map(name_in, lines)]
     there = (tree or store).sizes(itertools.chain.from_iterable(names.values()))
     store.remove(*(sums for sums, of in sizes.items() if [*map(there.get, names[sums])] != [*of]))
 

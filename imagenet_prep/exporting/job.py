@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import hashlib
 import itertools
 from collections import Counter
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from imagenet_prep import engine
 from imagenet_prep.core import canonical
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.errors import UsageError, some
+from imagenet_prep.core.errors import DataDamagedError, UsageError, some
 from imagenet_prep.core.regular_file import MOST_LIST_BYTES
 from imagenet_prep.dataset import naming
 from imagenet_prep.exporting import files
@@ -100,8 +101,13 @@ class Job:
         wanted = [self.to, dataset, self.splits, self.choice.asked(), self.called]
         return canonical.digest([*wanted, self.format])
 
-    def receipt(self, written: Mapping[str, Sequence[Written]], sums: str, sha256: str) -> Json:
-        """Returns the content of export.json; `sha256` is of the list `sums` of all files."""
+    def receipt(
+        self, written: Mapping[str, Sequence[Written]], beside: int, sums: str, sha256: str
+    ) -> Json:
+        """Returns the content of export.json.
+
+        The list `sums` of all files has this `sha256`; `beside` is the size of the small files.
+        """
         splits = {
             split: {
                 "examples": sum(part.examples for part in parts),
@@ -113,11 +119,39 @@ class Job:
         totals = sum((Counter(each) for each in splits.values()), Counter())
         dataset = self.source.dataset.manifest.digest
         asked = {"to": self.to, "dataset": dataset, "chosen": self.choice.asked()}
-        return {**asked, "splits": splits, **totals, "sums": sums, "sha256": sha256}
+        listed = {"sums": sums, "sha256": sha256, "listed_bytes": totals["bytes"] + beside}
+        return {"request": self.digest(), **asked, "splits": splits, **totals, **listed}
+
+    def finished(self) -> Json:
+        """Returns the content of export.json; {} if there is none, or it is not an export's."""
+        name = self.called + naming.EXPORT
+        with contextlib.suppress(ValueError, DataDamagedError):
+            if self.store.size(name) is not None:
+                found = canonical.loads(self.store.read(name))
+                return found if isinstance(found, dict) else {}
+        return {}
+
+    def is_complete(self, done: Json) -> bool:
+        """Returns whether all files of a finished export have their sizes."""
+        sums = self.called + files.SUMS
+        if done.get("request") != self.digest() or self.store.size(sums) is None:
+            return False
+        digest, names = hashlib.sha256(), []
+        with self.store.opened(sums) as lines:
+            for line in lines:
+                digest.update(line)
+                names.append(files.name_in(line))
+        if digest.hexdigest() != done.get("sha256"):
+            return False
+        sizes = self.store.sizes(names)
+        return len(sizes) == len(names) and sum(sizes.values()) == done.get("listed_bytes")
 
 
 def run(job: Job) -> Json:
-    """Exports the remaining parts; returns the content of export.json."""
+    """Exports the remaining parts; returns the content of export.json.
+
+    A finished export keeps nothing in `.work`. If files of it are gone, all are written again.
+    """
     parts, store, digest = job.parts(), job.store, job.digest()
     settled = job.format.settled(job.source, parts)
     mark = f"{naming.WORK}/{job.called}export"
@@ -130,6 +164,11 @@ def run(job: Job) -> Json:
     images = sum(len(part.numbers) for part in parts)
     with store.lock():
         _refuse_others(job, mark, digest)
+        done = job.finished()
+        if job.is_complete(done):
+            _remove_work(store, mark, of_parts, stage.folder)
+            return done
+        store.remove(job.called + naming.EXPORT)
         if store.claim(mark, digest.encode()) != digest.encode():
             raise _others(store)
         if job.format.file_an_image:
@@ -145,16 +184,27 @@ def run(job: Job) -> Json:
         for part, receipt in zip(parts, receipts, strict=True):
             written.setdefault(part.split, []).append(receipt.content)
         lines = store.read_each(map(work.sums, parts), MOST_LIST_BYTES)
-        for name, data in job.format.beside(written).items():
+        beside = job.format.beside(written)
+        for name, data in beside.items():
             store.write(name, data)
             line = files.sum_line(name, hashlib.sha256(data).hexdigest())
             lines = itertools.chain(lines, [line.encode()])
-        sums = f"{job.called}SHA256SUMS"
+        sums = job.called + files.SUMS
         (output,) = files.write_few(store, (Piece(sums, each) for each in lines)).outputs
         store.publish(output.temporary, sums, output.sha256)
-        done = job.receipt(written, sums, str(output.sha256))
+        done = job.receipt(written, sum(map(len, beside.values())), sums, str(output.sha256))
         store.write(job.called + naming.EXPORT, canonical.dumps(done))
+        _remove_work(store, mark, of_parts, stage.folder)
     return done
+
+
+def _remove_work(store: Store, mark: str, *folders: str) -> None:
+    """Removes the work files of a finished export, the mark last: until then a run resumes."""
+    for folder in folders:
+        store.remove_tree(folder)
+    store.remove(mark)
+    if local := store.as_folder:
+        local.remove_work()
 
 
 def _refuse_others(job: Job, mark: str, digest: str) -> None:
@@ -162,6 +212,10 @@ def _refuse_others(job: Job, mark: str, digest: str) -> None:
     names = job.store.list_folder()
     if naming.WORK in names and job.store.size(mark) is not None:
         if job.store.read(mark) != digest.encode():
+            raise _others(job.store)
+        return
+    if request := job.finished().get("request"):
+        if request != digest:
             raise _others(job.store)
         return
     alike = [name for name in names if name.startswith(job.called) and not name.startswith(".")]

@@ -313,11 +313,16 @@ class LocalStore:
                 self.remove_tree(name)
             else:
                 self.remove(name)
+        self.remove_work()
+        with contextlib.suppress(OSError):  # The next run may be there already.
+            self.root.rmdir()
+
+    def remove_work(self) -> None:
+        """Removes `.work` and its lock, which this run holds, if nothing else is in there."""
+        self.remove_tree(TEMPORARY)
         self.remove(_LOCK)
-        for folder in (self.path(naming.WORK), self.root):
-            # The next run may be there already.
-            with contextlib.suppress(OSError):
-                folder.rmdir()
+        with contextlib.suppress(OSError):  # It has other files, or the next run's.
+            self.path(naming.WORK).rmdir()
 
     def free_bytes(self) -> int:
         """Returns the bytes that can still be written here."""

@@ -17,6 +17,7 @@ from imagenet_prep.exporting.webdataset import WebDataset
 from imagenet_prep.read.choice import Choice
 from imagenet_prep.read.config import Wanted
 from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.store import Store
 from tests.kit.dataset import all_files
 from tests.kit.samples import add_tables
 from tests.kit.tfrecords import picture, plain, write_set
@@ -35,28 +36,92 @@ class Taken(LocalStore):
             yield
 
 
-@pytest.mark.parametrize("name", [".work/export", "train-000000.tar"])
-def test_what_comes_into_the_folder_before_the_lock_is_had_is_not_overwritten(
-    tmp_path: Path, name: str
-) -> None:
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[Source]:
     images = [picture(number, plain(number)) for number in range(3)]
     write_set(tmp_path / "set", {"train": [images]}, num_classes=3)
     add_tables(tmp_path / "set")
-    source = Source(str(tmp_path / "set"))
-    store = Taken(tmp_path / "out")
-    store.files = {name: b"of another run"}
+    with contextlib.closing(Source(str(tmp_path / "set"))) as made:
+        yield made
+
+
+def asked(source: Source, store: Store, called: str = "") -> job.Job:
     of_all: dict[str, Any] = {"classes": None, "remap": False, "keys": None, "exclude": None}
     of_all |= {"fraction": 1.0, "fold": (0, 1), "others": False, "choice_seed": 0}
     choice = Choice(Wanted(**of_all), source.dataset.classes)
-    asked = job.Job(
-        *(source, ["train"], choice, "webdataset", WebDataset(), store, ""),
+    return job.Job(
+        *(source, ["train"], choice, "webdataset", WebDataset(), store, called),
         workers=Workers(1, "threads"),
         quiet=True,
     )
 
-    with (
-        contextlib.closing(source),
-        pytest.raises(UsageError, match=r"holds another|already holds"),
-    ):
-        job.run(asked)
+
+@pytest.mark.parametrize("name", [".work/export", "train-000000.tar"])
+def test_what_comes_into_the_folder_before_the_lock_is_had_is_not_overwritten(
+    tmp_path: Path, source: Source, name: str
+) -> None:
+    store = Taken(tmp_path / "out")
+    store.files = {name: b"of another run"}
+    with pytest.raises(UsageError, match=r"holds another|already holds"):
+        job.run(asked(source, store))
     assert {n: d for n, d in all_files(store.root).items() if "lock" not in n} == store.files
+
+
+class Dies(LocalStore):
+    """A folder in which a run is killed when it removes the file `at`."""
+
+    at = ""
+
+    def remove(self, *names: str) -> None:
+        if self.at in names:
+            raise KeyboardInterrupt
+        super().remove(*names)
+
+
+def test_a_finished_export_has_no_work_folder_and_is_recognised(
+    tmp_path: Path, source: Source
+) -> None:
+    store = Dies(tmp_path / "out")
+    store.at = ".work/export"
+    with pytest.raises(KeyboardInterrupt):
+        job.run(asked(source, store))
+    assert (tmp_path / "out" / "export.json").exists()
+    store.at = ""
+    done = job.run(asked(source, store))
+    first = {path: path.stat().st_mtime_ns for path in sorted(store.root.iterdir())}
+
+    names = {"_info.json", "train-000000.tar", "SHA256SUMS", "export.json"}
+    assert {path.name for path in first} == names
+    assert job.run(asked(source, store)) == done
+    assert {path: path.stat().st_mtime_ns for path in sorted(store.root.iterdir())} == first
+
+
+@pytest.mark.parametrize("damaged", ["train-000000.tar", "SHA256SUMS", "export.json"])
+def test_a_finished_export_with_a_lost_or_cut_file_is_written_again(
+    tmp_path: Path, source: Source, damaged: str
+) -> None:
+    store = LocalStore(tmp_path / "out")
+    job.run(asked(source, store))
+    whole = all_files(store.root)
+    path = store.root / damaged
+    if damaged == "export.json":
+        path.unlink()
+        with pytest.raises(UsageError, match="already holds"):
+            job.run(asked(source, store))
+        return
+    for content in (whole[damaged][:-1], None):
+        path.unlink()
+        if content is not None:
+            path.write_bytes(content)
+        job.run(asked(source, store))
+        assert all_files(store.root) == whole
+
+
+def test_an_export_that_shares_its_folder_leaves_the_work_of_others(
+    tmp_path: Path, source: Source
+) -> None:
+    store = LocalStore(tmp_path / "out")
+    store.write(".work/valexport", b"of another run")
+    job.run(asked(source, store, "train"))
+
+    assert {name for name in all_files(store.root) if ".work" in name} == {".work/valexport"}

@@ -483,3 +483,20 @@ def test_a_missing_shard_or_one_too_many_is_seen_though_nothing_is_read(prepared
         assert command.run("verify", prepared, "--if-changed").code == 3
         undo()
     assert command.run("verify", prepared, "--if-changed").code == 0
+
+
+def test_a_verb_writes_its_images_bytes_and_quarantine_for_prometheus(
+    prepared: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "set.prom"
+    done = command.run("verify", prepared, "--log-format=json", "--metrics-file", file)
+    manifest = json.loads((prepared / "dataset.json").read_text())
+    images = sum(split["examples"] for split in manifest["splits"].values())
+
+    assert (done.code, done.err) == (0, "")
+    lines = file.read_text().splitlines()
+    assert f'imagenet_prep_images{{run="set",verb="verify",stage="verify"}} {images}' in lines
+    bad = sum(manifest["quarantined"].values())
+    assert f'imagenet_prep_quarantined{{run="set",verb="verify"}} {bad}' in lines
+    (read,) = [line.split()[-1] for line in lines if line.startswith("imagenet_prep_bytes")]
+    assert int(read) > sum(path.stat().st_size for path in prepared.glob("*-of-*"))

@@ -289,6 +289,9 @@ def test_only_what_training_reads_travels() -> None:
     }
     others = {"HOME": "/root", "CUDA_VISIBLE_DEVICES": "3", "DB_PASSWORD": SECRET}
     environment = {**ours, **secrets, **others, "MY_FLAG": "1"}
+    # A launch reads the lines of its ranks.
+    environment["IMAGENET_PREP_LOG_FORMAT"] = "json"
+    ours["IMAGENET_PREP_LOG_FORMAT"] = "text"
     through_ssh = travelling(environment, ["MY_FLAG"], private=True)
     through_mpi = travelling(environment, ["MY_FLAG"], private=False)
 

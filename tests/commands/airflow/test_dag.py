@@ -249,13 +249,20 @@ def test_files_are_named_in_the_administrators_folder_alone(
         "train_hosts": f"{files}/hosts",
         "train_flags": ["--keys", f"{files}/sub/keys", "--jit"],
     }
-    airflow.env = {"IMAGENET_PREP_AIRFLOW_FILES": str(files)}
+    metrics = tmp_path / "metrics"
+    airflow.env = {
+        "IMAGENET_PREP_AIRFLOW_FILES": str(files),
+        "IMAGENET_PREP_AIRFLOW_METRICS": str(metrics),
+    }
     *told, passed = airflow.tasks(*({**out, **conf} for conf in [*confs, good]))
     for conf, file, returned in zip(confs, elsewhere, told, strict=True):
         start = f"AirflowFailException: {list(conf)[-1]}: {file}: a run may only name"
         assert list(returned.values())[-1].startswith(start)
     assert passed["train"]["digest"] == "d1ge57"
-    assert [call[0] for call in fake.calls[-4:]] == ["prepare", "verify", "replicate", "launch"]
+    assert [call[:2] for call in fake.calls[-4:]] == [
+        [verb, f"--metrics-file={metrics}/imagenet-prep-{verb}.prom"]
+        for verb in ("prepare", "verify", "replicate", "launch")
+    ]
 
     airflow.env = {}
     (refused,) = airflow.tasks({**out, "prepare_flags": [f"--exclude={files}/keys"]})

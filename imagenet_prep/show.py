@@ -21,11 +21,12 @@ from imagenet_prep.storage.new_file import complete_file
 
 if TYPE_CHECKING:
     from imagenet_prep.dataset.example import ImageExample
-    from imagenet_prep.read.catalogue import Catalogue
+    from imagenet_prep.read.catalogue import Catalogue, Entry
+    from imagenet_prep.read.receipt import Receipt
 
 HELP = """\
 Look into a data set: what it is, or its images by key or by class. Or into one shard:
-its records, or one of its images.
+its records, or one of its images. Or into a training run: the images of its steps.
 
 Examples:
   imagenet-prep show /data/imagenet-480
@@ -35,7 +36,10 @@ Examples:
   imagenet-prep show /data/imagenet-480 --keys --splits train
   imagenet-prep show /data/imagenet-480 --class n01440764 --limit 20
   imagenet-prep show /data/imagenet-480 --key n01440764/n01440764_10026.JPEG --out fish.jpg
-  imagenet-prep show /data/imagenet-480 --image-file photo.jpg"""
+  imagenet-prep show /data/imagenet-480 --image-file photo.jpg
+  imagenet-prep show runs/1 --step 1000
+  imagenet-prep show runs/1 --key n01440764/n01440764_10026.JPEG
+  imagenet-prep show runs/1 --check"""
 
 # Without an image, a record shows nothing.
 _MAY_LACK = [key for key in schema.ALL_KEYS if key != schema.ENCODED]
@@ -62,7 +66,8 @@ class Config(Settings):
         without=("image", "key"),
     )
     key: str | None = optional(
-        help="show the image of the data set that has this key, CLASS/NAME or NAME",
+        help="show the image of the data set that has this key, CLASS/NAME or NAME; of a run, the "
+        "steps that used it",
         without=("image", "class_"),
     )
     class_: str | None = optional(
@@ -70,6 +75,20 @@ class Config(Settings):
         "word such as planetarium; with --keys only their keys",
         metavar="CLASS",
         without=("image",),
+    )
+    step: int | None = optional(
+        least=0,
+        help="list the images that this step of a training run used; the dataset argument is then "
+        "the --log-dir of the run. Steps count from 0",
+        without=("key",),
+    )
+    check: bool = switch(
+        help="check that the steps of a run used each image exactly once per epoch; exit code 1 if "
+        "not",
+        without=("step", "key"),
+    )
+    trained_on: str | None = optional(
+        place=Place.ANYWHERE, help="the dataset of the run, if it has moved", metavar="SET"
     )
     image_file: str | None = optional(
         place=Place.FILE,
@@ -94,6 +113,11 @@ class Config(Settings):
             raise ValueError(
                 "--splits is for --keys, --key, --class and --image-file, which look into a set"
             )
+
+    @property
+    def asks_run(self) -> bool:
+        """Whether a flag is given that only a run has."""
+        return self.step is not None or self.check or self.trained_on is not None
 
     @property
     def finds_images(self) -> bool:
@@ -152,6 +176,12 @@ def _opened(shard: str) -> contextlib.AbstractContextManager[BinaryIO]:
 @program.verb("imagenet_prep.show", Config, HELP)
 def run(config: Config) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
+    log = Path(config.dataset).expanduser() / naming.TRAINING_LOG
+    if config.asks_run or _is_run(log):
+        others = config.image, config.class_, config.image_file, config.splits
+        if config.keys or any(each is not None for each in others):
+            raise UsageError(f"{config.dataset} is a run: give --step, --key or --check")
+        return _show_run(config, log)
     if config.finds_images:
         return _show_images(config)
     if _is_set(config.dataset):
@@ -170,6 +200,76 @@ def _is_set(place: str) -> bool:
     if not is_remote(place):
         return Path(place).expanduser().is_dir()
     return open_readable(place).size(naming.MANIFEST) is not None
+
+
+def _is_run(log: Path) -> bool:
+    """Returns whether a folder has the log of a run, and is no dataset."""
+    return log.is_file() and not (log.parent / naming.MANIFEST).exists()
+
+
+def _show_run(config: Config, log: Path) -> int:
+    """Shows which images the steps of a run have used."""
+    from imagenet_prep.read import receipt
+    from imagenet_prep.read.catalogue import Catalogue
+    from imagenet_prep.storage.opened import open_dataset
+
+    try:
+        with open(regular_file.open_to_read(log), "rb") as lines:
+            segments = receipt.parse(lines, str(log))
+    except OSError as error:
+        raise UsageError(f"{log}: cannot be read: {error.strerror}. Give a --log-dir") from error
+    state = segments[0].state
+    dataset = open_dataset(config.trained_on or state.data_dir, parts=True)
+    if dataset.manifest.digest != state.dataset:
+        raise UsageError(
+            f"{dataset.where} has the digest {dataset.manifest.digest[:16]}, the dataset of the "
+            f"run {state.dataset[:16]}. Give that dataset: --trained-on SET"
+        )
+    shards = dataset.manifest.splits[state.split].shards
+    used = receipt.Receipt(segments, [shard.examples for shard in shards])
+    catalogue = Catalogue(dataset, (state.split,))
+    if config.key is not None:
+        return _show_uses(config, log, used, _found(config, catalogue, config.key)[0].number)
+    if config.step is None:
+        images, faults = used.faults()
+        _print_row(config, {"steps": segments[-1].kept, "images": images, "faults": faults})
+        return 1 if faults else 0
+    uses = list(itertools.islice(used.step(config.step), config.limit))
+    if not uses:
+        last = max(each.reached for each in segments) - 1
+        raise UsageError(f"{log}: no step {config.step:,}; the last one in the log is {last:,}")
+    wanted = {number for _, number in uses}
+    entries = {each.number: each for each in catalogue.entries() if each.number in wanted}
+    if absent := wanted - entries.keys():
+        lacks = terminal.counted(len(absent), "image")
+        raise UsageError(
+            f"{dataset.where} is only a part of the dataset, without {lacks} of the step. Give a "
+            "complete one: --trained-on SET"
+        )
+    for use, number in uses:
+        _print_row(config, {**use._asdict(), **entries[number]._asdict()})
+    return 0
+
+
+def _show_uses(config: Config, log: Path, used: Receipt, number: int) -> int:
+    """Shows the last checkpoint that never saw an image, and the steps that used the image."""
+    from imagenet_prep.trainer import checkpoint
+
+    step, uses = used.unseen(number)
+    file = checkpoint.name(step) if (log.parent / checkpoint.name(step)).exists() else None
+    _print_row(config, {"unseen_until": step, "checkpoint": file})
+    for use in itertools.islice(uses, config.limit):
+        _print_row(config, use._asdict())
+    return 0
+
+
+def _print_row(config: Config, row: Json) -> None:
+    if config.json:
+        print(json.dumps(row, ensure_ascii=False))
+        return
+    for fault in row.pop("faults", ()):
+        print(fault)
+    print("  ".join(f"{name} {terminal.printable(str(value))}" for name, value in row.items()))
 
 
 def _show_set(config: Config) -> int:
@@ -203,15 +303,8 @@ def _show_images(config: Config) -> int:
         return _show_file(config, catalogue, Path(config.image_file).expanduser())
     if config.key is None:
         found = catalogue.entries(config.class_)
-    elif entries := catalogue.find({config.key}):
-        found = iter(entries[config.key])
     else:
-        near = catalogue.like(config.key)
-        raise UsageError(
-            f"{config.dataset}: no image has the key {config.key}. "
-            + (f"Did you mean {near}? " if near else "")
-            + "Keys are CLASS/NAME or NAME; --keys lists them all."
-        )
+        found = iter(_found(config, catalogue, config.key))
     for entry in itertools.islice(found, config.limit):
         if config.keys and config.json:
             print(json.dumps(entry._asdict(), ensure_ascii=False))
@@ -226,6 +319,18 @@ def _show_images(config: Config) -> int:
             _write(image.encoded, Path(config.out))
             break
     return 0
+
+
+def _found(config: Config, catalogue: Catalogue, key: str) -> list[Entry]:
+    """Returns the images with a key; UsageError if there are none."""
+    if entries := catalogue.find({key}):
+        return entries[key]
+    near = catalogue.like(key)
+    raise UsageError(
+        f"{config.dataset}: no image has the key {key}. "
+        + (f"Did you mean {near}? " if near else "")
+        + "Keys are CLASS/NAME or NAME; --keys lists them all."
+    )
 
 
 def _show_file(config: Config, catalogue: Catalogue, path: Path) -> int:

@@ -10,6 +10,8 @@ from typing import NamedTuple
 MANIFEST = "dataset.json"
 # In replicas that hold a part of the set: which one.
 PLACEMENT = "placement.json"
+# In the --log-dir of a run.
+TRAINING_LOG = "train.jsonl"
 LABELS = "labels.txt"
 QUARANTINE = "quarantine.jsonl"
 TFDS_FEATURES = "features.json"

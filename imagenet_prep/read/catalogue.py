@@ -15,6 +15,8 @@ from imagenet_prep.read.names import Names
 from imagenet_prep.read.opening import open_records
 from imagenet_prep.storage.opened import Dataset
 
+_FEW = 4
+
 
 class Entry(NamedTuple):
     """One image; its number counts through the shards of its split, for its key see `keys`."""
@@ -74,14 +76,23 @@ class Catalogue:
         Tables are read once for all keys, and to their end, where they are verified.
         """
         found: dict[str, list[Entry]] = {}
+        # A table is searched for a few texts in a tenth of the time in which its lines are parsed.
+        parts = [(key.partition("/")[2] or key).replace('"', '""') for key in keys]
+        texts = [part.encode(errors="surrogateescape") for part in parts]
         for split, records in self._splits.items():
+            names = Names(records)
             matches: dict[str, Entry] = {}
-            for number, (class_index, name, _) in enumerate(Names(records)):
-                wnid = records.wnids[class_index]
-                below = name.removeprefix(f"{wnid}/")
-                for key in (below, f"{wnid}/{below}"):
-                    if key in keys:
-                        matches.setdefault(key, Entry(split, number, class_index, wnid, name))
+            for shard in range(len(records.shards)):
+                if len(texts) <= _FEW and not names.mentions(shard, texts):
+                    continue
+                of_shard = zip(records.numbers_of(shard), names.of(shard), strict=True)
+                for number, (class_index, name, _) in of_shard:
+                    wnid = records.wnids[class_index]
+                    below = name.removeprefix(f"{wnid}/")
+                    for key in (below, f"{wnid}/{below}"):
+                        if key in keys:
+                            entry = Entry(split, number, class_index, wnid, name)
+                            matches.setdefault(key, entry)
             for key, entry in matches.items():
                 found.setdefault(key, []).append(entry)
         return found

@@ -40,10 +40,16 @@ class Names:
     def __iter__(self) -> Iterator[Head]:
         return itertools.chain.from_iterable(map(self.of, range(len(self._records.shards))))
 
+    def mentions(self, shard: int, texts: Iterable[bytes]) -> bool:
+        """Returns whether the names of a shard may contain one of some texts."""
+        records = self._records
+        has_samples = records.manifest.has_samples
+        return not has_samples or tables.mentions(self._store, records.shards[shard], texts)
+
     def having(self, shard: int, sha256: str) -> Iterator[tuple[int, Sample]]:
         """Yields number and sample of each example that is this file, or was in the source."""
         records, there = self._records, self._records.shards[shard]
-        if not any(sha256.encode() in line for line in tables.lines(self._store, there)):
+        if not self.mentions(shard, [sha256.encode()]):
             return
         numbers = records.numbers_of(shard)
         # To its end, where the table is proven.

@@ -83,15 +83,40 @@ class Order:
         numbers = self._part(epoch)
         if self.seed is None:
             return numbers
-        key = stream(self.seed, epoch, _EXAMPLES)
-        hashed = mix(numbers.astype(np.uint64) ^ key)
+        hashed, window_of = self._sorted_by(epoch, numbers)
+        # No two hashes are equal, so every kind of sort has the same result.
+        in_order = np.argsort(hashed)
+        if window_of is not None:
+            in_order = in_order[np.argsort(window_of[in_order], kind="stable")]
+        return numbers[in_order]
+
+    def position(self, epoch: int, number: int) -> int | None:
+        """Returns the place of an example in `epoch`, without sorting; None if it is not there."""
+        numbers = self._part(epoch)
+        found = np.flatnonzero(numbers == number)
+        if not len(found) or self.seed is None:
+            return int(found[0]) if len(found) else None
+        hashed, window_of = self._sorted_by(epoch, numbers)
+        before = hashed < hashed[found[0]]
+        if window_of is not None:
+            own = window_of[found[0]]
+            before = (window_of < own) | (window_of == own) & before
+        return int(np.count_nonzero(before))
+
+    def _sorted_by(
+        self, epoch: int, numbers: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.unsignedinteger] | None]:
+        """Returns a hash of each example, and its window, by which an epoch is sorted first."""
+        assert self.seed is not None
+        hashed = mix(numbers.astype(np.uint64) ^ stream(self.seed, epoch, _EXAMPLES))
         if not 0 < self.window < len(self.examples_per_shard):
-            return numbers[np.argsort(hashed, kind="stable")]
-        window = np.empty(len(self.examples_per_shard), np.int64)
+            return hashed, None
+        # Numbers of 16 bits are sorted in a fifth of the time of others.
+        count = len(self.examples_per_shard)
+        window = np.empty(count, np.min_scalar_type(count))
         for number, shards in enumerate(self.windows(epoch)):
             window[shards] = number
-        window_of = np.repeat(window, self.examples_per_shard)[numbers]
-        return numbers[np.lexsort((hashed, window_of))]
+        return hashed, np.repeat(window, self.examples_per_shard)[numbers]
 
     def windows(self, epoch: int) -> list[list[int]]:
         """Returns the shards that are read together, one window after the other."""

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, Generic, cast
 
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.flags import absolute
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.read.backend import Backend, open_backend
@@ -21,8 +22,7 @@ from imagenet_prep.read.feed import EncodedBatch
 from imagenet_prep.read.frameworks import CONVERTERS
 from imagenet_prep.read.opening import open_feed
 from imagenet_prep.read.order import Position, StepSampler
-
-_STATE_VERSION = 1
+from imagenet_prep.read.receipt import STATE_VERSION, packed
 
 
 class Reader(Generic[Array]):
@@ -178,7 +178,7 @@ class Reader(Generic[Array]):
         """Returns the position of reading as JSON, the same on every rank."""
         edition = self.manifest.edition
         return {
-            "version": _STATE_VERSION,
+            "version": STATE_VERSION,
             "dataset": self.manifest.digest,
             **({"edition": edition} if edition else {}),
             "split": self._feed.records.split,
@@ -189,6 +189,21 @@ class Reader(Generic[Array]):
             "epoch": self.epoch,
             "examples_read": self._examples_read,
             **({"choice": self.choice} if self.choice else {}),
+        }
+
+    def receipt(self) -> dict[str, Any]:
+        """Returns the state and all else that decides which images a step uses, as JSON.
+
+        docs/train.md says how a training loop logs it for `imagenet-prep show RUN`.
+        """
+        config, chosen = self._feed.config, self._feed.order.chosen
+        return {
+            **self.state(),
+            "data_dir": absolute(config.data_dir),
+            "ranks": config.rank.size,
+            "batch_size": config.batch_size,
+            "training": config.is_training,
+            **({} if chosen is None else {"chosen": packed(chosen, len(self._feed.records))}),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -211,10 +226,10 @@ class Reader(Generic[Array]):
     def _position(self, state: dict[str, Any]) -> Position:
         """Returns the position of a state; UsageError as for `restore`."""
         own = self.state()
-        if state.get("version") != _STATE_VERSION:
+        if state.get("version") != STATE_VERSION:
             raise UsageError(
                 f"the state has version {state.get('version')!r}, this reader knows "
-                f"{_STATE_VERSION}: another version of imagenet-prep has made it, and reads in "
+                f"{STATE_VERSION}: another version of imagenet-prep has made it, and reads in "
                 "another order. Go on with that version, or start from epoch 0."
             )
         for name in ("dataset", "split", "seed", "window", "nodes", "copies", "choice"):

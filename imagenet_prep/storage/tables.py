@@ -45,6 +45,15 @@ def each(parse: Parse[Made], store: Readable, shards: Iterable[Shard]) -> Iterat
         yield _parsed(parse, store, shard, reading.result)
 
 
+def mentions(store: Readable, shard: Shard, texts: Iterable[bytes]) -> bool:
+    """Returns whether a shard's table has one of some texts, or has to be read line by line."""
+    with contextlib.suppress(OSError), store.opened(_name(shard)) as file:
+        data = file.read(min(shard.samples_bytes, _AHEAD_BYTES) + 1)
+        if hashlib.sha256(data).hexdigest() == shard.samples_sha256:
+            return any(text in data for text in texts)
+    return True
+
+
 def _name(shard: Shard) -> str:
     return naming.samples_name(shard.name)
 

@@ -58,6 +58,9 @@ class BatchReader(Protocol):
     def state(self) -> Json:
         """Returns the position of reading, as JSON."""
 
+    def receipt(self) -> Json:
+        """Returns the settings that decide which images a step uses; empty if it uses none."""
+
     def restore(self, state: Json) -> None:
         """Continues at the position of `state`."""
 
@@ -151,6 +154,8 @@ class Noise:
     def state(self) -> Json:
         """Returns nothing: every batch is the same."""
         return {}
+
+    receipt = state
 
     def restore(self, state: Json) -> None:
         """Does nothing."""

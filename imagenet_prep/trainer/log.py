@@ -11,14 +11,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset import schema
+from imagenet_prep.dataset import naming, schema
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.trainer.evaluation import Score
 from imagenet_prep.trainer.scalars import EVENTS, Scalars
 
-LOG = "train.jsonl"
+LOG = naming.TRAINING_LOG
 SCALARS = "tensorboard"
 
 _TRAIN_HEADER = "  Step Epoch Speed   Loss  FinLoss   LR"
@@ -51,10 +52,18 @@ class Log:
         if self._speaks:
             with storage_errors("write", self._folder / LOG):
                 self._folder.mkdir(parents=True, exist_ok=True)
-                log = LocalStore(self._folder).open(LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+                log = LocalStore(self._folder).open(LOG, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+                # A line that a power failure has cut must not swallow the next one.
+                end = os.fstat(log).st_size
+                if end and os.pread(log, 1, end - 1) != b"\n":
+                    os.write(log, b"\n")
             self._file = open(log, "w", encoding="utf-8")  # noqa: SIM115 - until `close`
             self._scalars = Scalars(self._folder_of_scalars)
         self._keep("start", facts)
+
+    def saved(self, step: int, state: Json) -> None:
+        """Writes that a checkpoint was saved after `step` steps, with this state of the reader."""
+        self._keep("saved", {"step": step} | ({"receipt": state} if state else {}))
 
     def train(
         self,
@@ -146,6 +155,8 @@ class Log:
             line = {"kind": kind, "time": time.time(), **sound}
             self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
             self._file.flush()
+            if kind in ("start", "saved"):  # the receipt: a checkpoint must not outlive its line
+                os.fsync(self._file.fileno())
 
     def _scalar(self, step: int, group: str, values: Mapping[str, float]) -> None:
         if self._scalars is not None:

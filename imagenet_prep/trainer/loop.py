@@ -164,6 +164,8 @@ class Training:
         for name, value in chosen.get("choice", {}).items():
             self._log.say(f"chosen of train: {name} {value}")
         begun = {"ranks": world.size, "resumed_at": self._step, "versions": versions}
+        if not evaluates and (receipt := self._inputs.train.receipt()):
+            begun |= {"step": self._step, "receipt": receipt}
         self._log.start({**plan.facts(), **begun, **decoder, **chosen})
         self._saved.flush()
 
@@ -288,6 +290,7 @@ class Training:
         }
         self._saved_at = self._on_first(lambda: self._saved.save(self._step, facts, self._learner))
         self._saved_step = self._step
+        self._log.saved(self._step, facts["reader"])
         self._saved.flush()
 
     def _ended(self) -> IncompleteError:

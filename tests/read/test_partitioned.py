@@ -13,8 +13,9 @@ import pytest
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.read import Reader, make_dataset
+from imagenet_prep.read.receipt import KEPT, Receipt, Use, parse
 from tests.kit import command
-from tests.kit.reading import NUM_TRAIN, NUM_VALIDATION, on_backends
+from tests.kit.reading import NUM_TRAIN, NUM_VALIDATION, TRAIN, on_backends
 from tests.kit.tfrecords import numbers_of
 
 NODES, COPIES = 3, (1, 2)
@@ -133,3 +134,25 @@ def test_one_host_measures_and_proves_its_part(nodes: Nodes) -> None:
 
     assert (measured.code, verified.code) == (0, 0), (measured, verified)
     assert "(part 1 of 3, copies: 1)" in verified.out
+
+
+@pytest.mark.parametrize("copies", COPIES)
+def test_the_receipt_lists_what_the_ranks_of_all_nodes_have_read(nodes: Nodes, copies: int) -> None:
+    readers = open_all(nodes(copies), "train", 2, 3)
+    start = {"kind": "start", "step": 0, "receipt": readers[0].receipt()}
+    read = [[seen(batch) for _ in range(2) for batch in reader] for reader in readers]
+    steps = len(read[0])
+    saved = {"kind": "saved", "step": steps, "receipt": readers[0].state()}
+    receipt = Receipt(parse([json.dumps(row).encode() for row in (start, saved)], "log"), TRAIN)
+
+    for step in range(steps):
+        assert list(receipt.step(step)) == [
+            (Use(step, step * 2 // steps, 1, rank, KEPT), number)
+            for rank, batches in enumerate(read)
+            for number in batches[step]
+        ]
+    assert receipt.faults() == (steps * 18, [])
+    uses = list(receipt.uses(7))
+    assert [use.rank for use in uses] == [
+        next(rank for rank, batches in enumerate(read) if 7 in batches[use.step]) for use in uses
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import calendar
+import json
 import os
 import shutil
 import signal
@@ -16,6 +17,7 @@ import pytest
 from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError, StoreError, UsageError
 from imagenet_prep.trainer import checkpoint, log, loop
 from imagenet_prep.trainer.comm import Comm
+from tests.kit import command
 from tests.kit.numpy_learner import NumpyLearner
 from tests.kit.training import NUM_VALIDATION, arrays_of, assert_same_bits, end_at_step, rows
 
@@ -60,6 +62,73 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_not_ended(
     assert_same_bits(arrays_of(tmp_path / "whole"), arrays_of(tmp_path / "ended"))
     both = [rows(tmp_path / name, "evaluation")[-1]["loss"] for name in ("whole", "ended")]
     assert both[0] == both[1]
+
+
+def test_show_lists_the_images_of_a_run_that_went_back_to_an_older_checkpoint(
+    train: Train, shades: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    train(run, num_epochs=1.0, checkpoint_every=3, keep=9)  # 8 steps
+    for step in (6, 8):
+        (run / checkpoint.name(step)).unlink()
+    with open(run / log.LOG, "ab") as file:
+        file.write(b'{"kind": "saved", "step": 9, "rec')  # the power failed
+    train(run, num_epochs=1.0, checkpoint_every=3, keep=9)
+
+    listed = [json.loads(line) for line in _shown(run, "--step", "5").splitlines()]
+    assert [(each["run"], each["weights"]) for each in listed] == [
+        *[(1, "discarded")] * 8,
+        *[(2, "kept")] * 8,
+    ]
+    keys = [each["key"] for each in listed]
+    assert keys[:8] == keys[8:]
+    assert len({each["number"] for each in listed}) == 8
+    unseen, *uses = map(json.loads, _shown(run, "--key", keys[0]).splitlines())
+    assert unseen == {"unseen_until": 3, "checkpoint": checkpoint.name(3)}
+    assert [(each["step"], each["weights"]) for each in uses] == [(5, "discarded"), (5, "kept")]
+    assert json.loads(_shown(run, "--check")) == {"steps": 8, "images": 64, "faults": []}
+
+    # A loop that does not restore its reader begins the epoch again.
+    start = json.loads((run / log.LOG).read_bytes().partition(b"\n")[0])
+    with open(run / log.LOG, "a") as file:
+        for kind, step, read in (("start", 8, 0), ("saved", 10, 16)):
+            receipt = start["receipt"] | {"examples_read": read}
+            file.write(json.dumps({"kind": kind, "step": step, "receipt": receipt}) + "\n")
+    shutil.copytree(shades, tmp_path / "moved")
+    found = command.run("show", run, "--check", "--trained-on", tmp_path / "moved")
+    assert (found.code, found.out) == (
+        1,
+        "steps 8 to 9: 16 images of epoch 0 used again\nsteps 10  images 80\n",
+    )
+
+
+def _shown(run: Path, *flags: str) -> str:
+    done = command.run("show", run, *flags, "--json")
+    assert (done.code, done.complaints) == (0, "")
+    return done.out
+
+
+def test_show_of_a_run_names_what_it_cannot_do(train: Train, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(run, num_epochs=0.5)
+    for flags, reason in (
+        (("--step", "4"), "no step 4; the last one in the log is 3"),
+        (("--keys",), "is a run: give --step, --key or --check"),
+        (("--key", "nothing"), "no image has the key nothing"),
+    ):
+        done = command.run("show", run, *flags)
+        assert (done.code, done.out) == (2, "")
+        assert reason in done.complaints
+    assert command.run("show", tmp_path, "--check").code == 2
+    noise = {"data_dir": None, "backend": "auto", "synthetic": True}
+    train(tmp_path / "noise", **noise, num_batches=2, num_epochs=None)
+    done = command.run("show", tmp_path / "noise")
+    assert (done.code, done.complaints.count("does not say where its steps")) == (2, 1)
+
+    content = (run / log.LOG).read_text()
+    digest = json.loads(content.partition("\n")[0])["receipt"]["dataset"]
+    (run / log.LOG).write_text(content.replace(digest, digest[::-1]))
+    assert "Give that dataset: --trained-on SET" in command.run("show", run, "--check").complaints
 
 
 def test_a_cleared_log_folder_begins_at_step_0(train: Train, tmp_path: Path) -> None:

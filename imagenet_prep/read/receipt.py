@@ -1,0 +1,348 @@
+"""The receipt of training: the images of each step of a run, computed from the log of the run."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from imagenet_prep.core import canonical, records
+from imagenet_prep.core.errors import DataDamagedError, UsageError
+from imagenet_prep.core.terminal import counted
+from imagenet_prep.dataset.placement import Placement
+from imagenet_prep.read.order import Order, Steps
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+KEPT, DISCARDED, UNSAVED = "kept", "discarded", "not saved"
+# Of a reader's state, and of the order that follows from it.
+STATE_VERSION = 1
+# More epochs are a damaged log.
+_MOST_EPOCHS = 1 << 20
+
+
+@dataclass(frozen=True)
+class State:
+    """The content of `Reader.receipt`: a reader's state and the other settings of the order."""
+
+    version: int
+    dataset: str
+    split: str
+    seed: int
+    window: int
+    nodes: int
+    copies: int
+    epoch: int
+    examples_read: int
+    data_dir: str
+    ranks: int
+    batch_size: int
+    training: bool
+    chosen: str | None = None
+    edition: str | None = None
+    choice: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuses numbers that no run has."""
+        if self.version != STATE_VERSION:
+            raise ValueError(f"another version of imagenet-prep has written it: {self.version}")
+        is_sound = min(self.window, self.epoch, self.examples_read) >= 0
+        if not is_sound or min(self.nodes, self.ranks, self.batch_size) < 1:
+            raise ValueError("a number is too small")
+        if self.ranks % self.nodes:
+            raise ValueError("nodes with different numbers of ranks")
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """The settings that decide the order of an epoch."""
+        return self.seed, self.window, self.nodes, self.copies, self.training, self.chosen
+
+    @property
+    def global_batch(self) -> int:
+        """Images of a step."""
+        return self.ranks * self.batch_size
+
+    @property
+    def per_node(self) -> int:
+        """Images of a step that the ranks of one node read."""
+        return self.global_batch // self.nodes
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A line of the log, at a start or a checkpoint after `step` steps."""
+
+    kind: str
+    step: int
+    receipt: dict[str, Any]
+
+
+@dataclass
+class Segment:
+    """The steps after a start or a checkpoint of a run.
+
+    Attributes:
+      run: number of the start, from 1.
+      first: the first step, from 0.
+      state: of reading before that step.
+      reached: the run has certainly trained the steps before this one.
+      kept: the weights that the run has saved or continued with contain the steps before this one.
+    """
+
+    run: int
+    first: int
+    state: State
+    reached: int = 0
+    kept: int = 0
+
+
+class Use(NamedTuple):
+    """A rank and step that used an image; `weights` says whether the step counts."""
+
+    step: int
+    epoch: int
+    run: int
+    rank: int
+    weights: str
+
+
+class _Piece(NamedTuple):
+    """Successive steps in one epoch, and their places in the order of each node."""
+
+    segment: Segment
+    epoch: int
+    first: int
+    steps: int
+    places: slice
+
+
+def parse(lines: Iterable[bytes], where: str) -> list[Segment]:
+    """Returns the segments of a run from the lines of its log.
+
+    Raises:
+      DataDamagedError: a line is damaged.
+      UsageError: the log has no receipt, or the run has read several datasets or splits.
+    """
+    found: list[Segment] = []
+    trained, cut = b"", ""
+    for number, line in enumerate(lines, 1):
+        # Of the rows of training, which are most, only the last one of a segment is needed.
+        if b'"receipt"' not in line:
+            trained = line if b'"train"' in line else trained
+            continue
+        try:
+            content = canonical.loads(line)
+        except ValueError as error:
+            cut = cut or f"{where}: line {number:,} is damaged ({error})"
+            continue
+        try:
+            row = records.parse(_Row, content, others=True)
+            run, begins = found[-1].run if found else 0, row.kind == "start"
+            before = {} if begins or not found else vars(found[-1].state)
+            state = records.parse(State, before | row.receipt)
+        except ValueError as error:
+            raise DataDamagedError(f"{where}: line {number:,} is damaged ({error})") from None
+        if cut and not begins:  # before a start, it is one that a power failure has cut
+            raise DataDamagedError(cut)
+        if found:
+            found[-1].reached = max(row.step, _trained(trained) if begins else 0)
+        found.append(Segment(run + begins, row.step, state))
+        trained, cut = b"", ""
+    if not found:
+        raise UsageError(
+            f"{where} does not say where its steps began to read. Runs of `imagenet-prep train` "
+            "log this; docs/train.md shows the lines for a custom loop."
+        )
+    if len({(each.state.dataset, each.state.split) for each in found}) > 1:
+        raise UsageError(f"{where}: the run has read several datasets or splits")
+    last = found[-1]
+    last.reached, last.kept, limit = max(last.first, _trained(trained)), last.first, last.first
+    # A start discards the steps after the checkpoint that it resumes from.
+    for each, following in zip(found[-2::-1], found[:0:-1], strict=True):
+        limit = min(limit, following.first) if following.run > each.run else limit
+        each.kept = min(each.reached, limit)
+    return found
+
+
+def _trained(row: bytes) -> int:
+    """Returns the number of steps up to a row of training, which has the last of them."""
+    try:
+        return 1 + records.parse(int, canonical.loads(row).get("step"))
+    except (ValueError, AttributeError):  # none, or one that was cut
+        return 0
+
+
+def packed(chosen: npt.NDArray[np.int64], num_examples: int) -> str:
+    """Returns the numbers of the chosen examples of a split as a short text."""
+    mask = np.zeros(num_examples, bool)
+    mask[chosen] = True
+    return base64.b64encode(zlib.compress(np.packbits(mask).tobytes())).decode()
+
+
+def _unpacked(state: State, num_examples: int) -> npt.NDArray[np.int64]:
+    try:
+        data = base64.b64decode(state.chosen or "")
+        data = zlib.decompressobj().decompress(data, -(-num_examples // 8))
+        mask = np.unpackbits(np.frombuffer(data, np.uint8))[:num_examples]
+    except (ValueError, zlib.error):
+        mask = np.empty(0, np.uint8)
+    chosen = np.flatnonzero(mask)
+    if hashlib.sha256(chosen.tobytes()).hexdigest() != state.choice.get("numbers"):
+        raise DataDamagedError("the log of the run: its list of chosen examples is damaged")
+    return chosen
+
+
+class Receipt:
+    """The images of each step of a run; examples are numbered as in the split that it read."""
+
+    def __init__(self, segments: Sequence[Segment], examples_per_shard: Sequence[int]) -> None:
+        self.segments = segments
+        self._examples_per_shard = tuple(examples_per_shard)
+        # The nodes' orders, by the settings that decide them; and the last epoch of one of them.
+        self._orders: dict[Any, list[Order]] = {}
+        for each in segments:
+            if each.state.order not in self._orders:
+                self._orders[each.state.order] = self._made(each.state)
+        self._sorted: tuple[Any, list[npt.NDArray[np.int64]]] = None, []
+
+    def step(self, step: int) -> Iterator[tuple[Use, int]]:
+        """Yields each image of a step and its number, for each time that the step was trained."""
+        for piece in self._pieces():
+            if 0 <= step - piece.first < piece.steps:
+                size = piece.segment.state.per_node
+                begin = (step - piece.first) * size
+                for node, order in enumerate(self._epoch(piece)):
+                    numbers = order[piece.places][begin : begin + size].tolist()
+                    for offset, number in enumerate(numbers, begin):
+                        yield self._use(piece, node, offset), number
+
+    def uses(self, number: int) -> Iterator[Use]:
+        """Yields the steps that used an image, in the order of the log."""
+        known, places = None, []
+        for piece in self._pieces():
+            state = piece.segment.state
+            if known != (wanted := (state.order, piece.epoch)):
+                orders = self._orders[state.order]
+                known, places = wanted, [each.position(piece.epoch, number) for each in orders]
+            for node, place in enumerate(places):
+                if place is not None and piece.places.start <= place < piece.places.stop:
+                    yield self._use(piece, node, place - piece.places.start)
+
+    def unseen(self, number: int) -> tuple[int, Iterator[Use]]:
+        """Returns the step of the last kept checkpoint that never saw an image, and its `uses`.
+
+        Only the epochs up to the first use that counts are computed before it returns.
+        """
+        uses, early, limit = self.uses(number), [], self.segments[-1].kept
+        for use in uses:
+            early.append(use)
+            if use.weights == KEPT:
+                limit = use.step
+                break
+        return max(each.first for each in self.segments if each.first <= limit), chain(early, uses)
+
+    def faults(self) -> tuple[int, list[str]]:
+        """Compares the kept steps with "each image exactly once per epoch".
+
+        Returns the number of images in all these steps, and one sentence per fault. The images at
+        the end of an epoch that do not fill a step are no fault.
+        """
+        by_epoch: dict[int, list[_Piece]] = defaultdict(list)
+        for piece in self._pieces(kept=True):
+            by_epoch[piece.epoch].append(piece)
+        used, faults, epochs = 0, [], sorted(by_epoch)
+        for epoch, before, after in zip(epochs, [-1, *epochs], [*epochs[1:], -1], strict=False):
+            pieces, following = by_epoch[epoch], by_epoch.get(after)
+            if epoch > before + 1:
+                left_out = f"epoch {before + 1}" + f" to {epoch - 1}" * (epoch > before + 2)
+                faults.append(f"before step {pieces[0].first:,}: nothing of {left_out} was used")
+            seen = np.zeros(sum(self._examples_per_shard), bool)
+            for piece in pieces:
+                for order in self._epoch(piece):
+                    numbers = order[piece.places]
+                    again = np.flatnonzero(seen[numbers])
+                    seen[numbers] = True
+                    used += len(numbers)
+                    if len(again):
+                        steps = piece.first + again[[0, -1]] // piece.segment.state.per_node
+                        faults.append(
+                            f"steps {steps[0]:,} to {steps[1]:,}: "
+                            f"{counted(len(again), 'image')} of epoch {epoch} used again"
+                        )
+            faults += self._unused(epoch, seen, pieces, following)
+        return used, faults
+
+    def _unused(
+        self,
+        epoch: int,
+        seen: npt.NDArray[np.bool_],
+        pieces: Sequence[_Piece],
+        following: Sequence[_Piece] | None,
+    ) -> Iterator[str]:
+        """Yields one sentence for each gap in an epoch, before one of its pieces or its end."""
+        in_order = sorted(pieces, key=lambda piece: piece.places.start)
+        starts = [piece.places.start for piece in in_order]
+        gaps = np.zeros(len(pieces) + 1, np.int64)
+        for order in self._epoch(pieces[-1]):
+            before = np.searchsorted(starts, np.flatnonzero(~seen[order]), side="right")
+            gaps += np.bincount(before, minlength=len(gaps))
+        ends = [*in_order, *(following or ())[:1]]
+        if following and gaps[-1] < max(each.segment.state.global_batch for each in ends):
+            gaps[-1] = 0
+        for piece, count in zip(ends, gaps.tolist(), strict=False):
+            if count:
+                unused = counted(count, "image")
+                yield f"before step {piece.first:,}: {unused} of epoch {epoch} not used"
+
+    def _pieces(self, *, kept: bool = False) -> Iterator[_Piece]:
+        for segment in self.segments:
+            state, first = segment.state, segment.first
+            total = self._orders[state.order][0].num_examples
+            epoch, read = state.epoch, state.examples_read
+            end = segment.kept if kept else segment.reached
+            while first < end:
+                left = Steps(
+                    read, total, state.ranks, state.batch_size, state.training, state.nodes
+                )
+                if epoch > _MOST_EPOCHS or (left.count < 1 and not read):
+                    raise DataDamagedError(
+                        f"the log of the run: start {segment.run} does not fit a dataset of which "
+                        f"it read {counted(total, 'example')}"
+                    )
+                if (steps := min(left.count, end - first)) > 0:
+                    begin = read // state.nodes
+                    places = slice(begin, begin + steps * state.per_node)
+                    yield _Piece(segment, epoch, first, steps, places)
+                    first += steps
+                epoch, read = epoch + 1, 0
+
+    def _use(self, piece: _Piece, node: int, offset: int) -> Use:
+        """Returns the use of an image by its offset among those that its node reads in a piece."""
+        segment, state = piece.segment, piece.segment.state
+        step = piece.first + offset // state.per_node
+        rank = (node * state.per_node + offset % state.per_node) // state.batch_size
+        is_last = segment.run == self.segments[-1].run
+        weights = KEPT if step < segment.kept else UNSAVED if is_last else DISCARDED
+        return Use(step, piece.epoch, segment.run, rank, weights)
+
+    def _epoch(self, piece: _Piece) -> list[npt.NDArray[np.int64]]:
+        """Returns the example numbers of an epoch in the order of each node."""
+        wanted = piece.segment.state.order, piece.epoch
+        if self._sorted[0] != wanted:
+            orders = self._orders[piece.segment.state.order]
+            self._sorted = wanted, [order.epoch(piece.epoch) for order in orders]
+        return self._sorted[1]
+
+    def _made(self, state: State) -> list[Order]:
+        per_shard, seed = self._examples_per_shard, state.seed if state.training else None
+        chosen = _unpacked(state, sum(per_shard)) if state.choice else None
+        parts = [Placement(node, state.nodes, state.copies) for node in range(state.nodes)]
+        return [Order(per_shard, seed, state.window, part, chosen) for part in parts]

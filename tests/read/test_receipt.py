@@ -1,0 +1,273 @@
+"""The receipt of training, compared with what readers have really read."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from imagenet_prep.core.errors import DataDamagedError, UsageError
+from imagenet_prep.core.world import World
+from imagenet_prep.read import Reader
+from imagenet_prep.read.order import Order
+from imagenet_prep.read.receipt import DISCARDED, KEPT, UNSAVED, Receipt, Use, parse
+from tests.kit.reading import NUM_TRAIN, TRAIN, open_set, seen
+
+Images = dict[tuple[int, int], list[tuple[int, int]]]
+
+
+class Run:
+    """A training loop that reads images, logs as the guide says, and trains nothing.
+
+    Attributes:
+      images: (rank, number) of each image that was read, by start and step.
+    """
+
+    def __init__(self, data: Path, **more: Any) -> None:
+        self._data, self._more = data, {"seed": 5} | more
+        self.lines: list[bytes] = []
+        self.images: Images = defaultdict(list)
+        self.states: dict[int, Any] = {0: None}
+        self._starts = 0
+
+    def train(
+        self,
+        start: int,
+        saves: Sequence[int],
+        end: int,
+        ranks: int = 2,
+        batch: int = 4,
+        state: Any = "saved",
+        **more: Any,
+    ) -> None:
+        """Trains from the checkpoint after `start` steps to the step before `end`."""
+        readers = [
+            open_set(
+                self._data, "train", batch, "native", world=World(rank, ranks), **self._more | more
+            )
+            for rank in range(ranks)
+        ]
+        state = self.states[start] if state == "saved" else state
+        for reader in readers:
+            if state is not None:
+                reader.restore(state)
+        self._starts += 1
+        self.log(kind="start", step=start, receipt=readers[0].receipt())
+        batches = zip(*(_endless(reader) for reader in readers), strict=True)
+        for step, each in zip(range(start, end), batches, strict=False):
+            for rank, one in enumerate(each):
+                found = [(rank, number) for number in seen(one)]
+                self.images[self._starts, step] += found
+            self.log(kind="train", step=step, epoch=0.5)
+            if step + 1 in saves:
+                self.states[step + 1] = readers[0].state()
+                self.log(kind="saved", step=step + 1, receipt=readers[0].state())
+
+    def log(self, **row: Any) -> None:
+        self.lines.append(json.dumps(row).encode() + b"\n")
+
+    @property
+    def receipt(self) -> Receipt:
+        return Receipt(parse(self.lines, "train.jsonl"), TRAIN)
+
+
+def _endless(reader: Reader) -> Iterator[Any]:
+    while True:
+        yield from reader
+
+
+def read_by(run: Run) -> Images:
+    """Returns what the receipt says of all steps."""
+    found: Images = defaultdict(list)
+    for step in range(max(step for _, step in run.images) + 2):
+        for use, number in run.receipt.step(step):
+            assert use.step == step
+            found[use.run, step].append((use.rank, number))
+    return found
+
+
+def test_each_step_has_the_images_that_were_read_over_resumes_and_ranks(colours: Path) -> None:
+    run = Run(colours)
+    run.train(0, [6, 10], 13)  # 6 steps an epoch; killed after step 12
+    run.train(10, [14], 16, ranks=3, batch=3)
+    run.train(6, [8, 20], 22, ranks=1, batch=7)  # checkpoints 10 and 14 were damaged
+
+    assert read_by(run) == run.images
+    by_weights = {
+        step: [(use.run, use.weights) for use, _ in run.receipt.step(step)]
+        for step in (5, 6, 11, 21)
+    }
+    assert set(by_weights[5]) == {(1, KEPT)}
+    assert set(by_weights[6]) == {(1, DISCARDED), (3, KEPT)}
+    assert set(by_weights[11]) == {(1, DISCARDED), (2, DISCARDED), (3, KEPT)}
+    assert set(by_weights[21]) == {(3, UNSAVED)}
+    assert run.receipt.faults()[1] == []
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"shuffle_window": 2},
+        {"fraction": 0.7},
+        {"classes": [0, 3, 17, *range(20, 45)]},
+        {"seed": 9},
+    ],
+)
+def test_windows_and_chosen_examples_are_those_that_were_read(
+    colours: Path, more: dict[str, Any]
+) -> None:
+    run = Run(colours, **more)
+    run.train(0, [4], 5, ranks=2, batch=3)
+    run.train(4, [12], 12, ranks=1, batch=5)
+
+    assert read_by(run) == run.images
+    assert run.receipt.faults()[1] == []
+
+
+def test_the_steps_of_an_image_are_those_that_list_it(colours: Path) -> None:
+    run = Run(colours, shuffle_window=2)
+    run.train(0, [6], 9)
+    run.train(6, [20], 20, ranks=1)
+    receipt = run.receipt
+    expected: dict[int, list[Use]] = defaultdict(list)
+    for step in range(20):
+        for use, number in receipt.step(step):
+            expected[number].append(use)
+
+    for number in range(NUM_TRAIN):
+        uses = list(receipt.uses(number))
+        assert sorted(uses) == sorted(expected[number])
+        first = min((use.step for use in uses if use.weights == KEPT), default=20)
+        step, again = receipt.unseen(number)
+        assert step == max(each for each in (0, 6, 20) if each <= first)
+        assert list(again) == uses
+
+
+def test_a_reader_that_is_not_restored_repeats_images(colours: Path) -> None:
+    run = Run(colours)
+    run.train(0, [4], 4)
+    run.train(4, [8], 8, state=None)
+
+    used, faults = run.receipt.faults()
+    assert used == 8 * 8
+    assert faults == ["steps 4 to 7: 32 images of epoch 0 used again"]
+
+
+def test_a_reader_that_is_restored_too_far_leaves_images_out(colours: Path) -> None:
+    run = Run(colours)
+    run.train(0, [2], 2)
+    run.train(2, [4], 4, state=run.states[2] | {"examples_read": 32})
+    run.train(4, [6], 6, state=run.states[2] | {"epoch": 3, "examples_read": 0})
+
+    assert run.receipt.faults() == (
+        48,
+        [
+            "before step 2: 16 images of epoch 0 not used",
+            "before step 4: nothing of epoch 1 to 2 was used",
+        ],
+    )
+
+
+def test_another_seed_within_an_epoch_repeats_and_leaves_out(colours: Path) -> None:
+    run = Run(colours)
+    run.train(0, [3], 3)
+    run.train(3, [12], 12, seed=6, state={**run.states[3], "seed": 6})
+    seen_before = {number for step in range(3) for _, number in run.images[1, step]}
+    again = [
+        number for step in (3, 4, 5) for _, number in run.images[2, step] if number in seen_before
+    ]
+    _, faults = run.receipt.faults()
+
+    assert faults[0].endswith(f": {len(again)} images of epoch 0 used again")
+    assert faults[1].startswith("before step 3: ")
+
+
+def test_a_loop_that_reads_more_than_a_batch_a_step_is_noticed(colours: Path) -> None:
+    run = Run(colours)
+    run.train(0, [2], 2)
+    run.log(kind="saved", step=3, receipt=run.states[2] | {"examples_read": 32})
+    run.train(3, [4], 4, state=run.states[2] | {"examples_read": 32})
+
+    assert run.receipt.faults() == (32, ["before step 3: 8 images of epoch 0 not used"])
+
+
+def test_a_cut_line_before_a_start_is_skipped_and_any_other_is_named(colours: Path) -> None:
+    run = Run(colours)
+    run.train(0, [2, 4], 5)
+    cut = [line for line in run.lines if b"saved" in line][1]
+    run.lines[-2:] = [cut[: len(cut) // 2] + b"\n"]
+    assert [each.first for each in parse(run.lines, "log")] == [0, 2]
+    run.train(2, [6], 6)
+    assert [each.first for each in parse(run.lines, "log")] == [0, 2, 2, 6]
+
+    run.lines.append(b'{"kind": "saved", "step": "6", "receipt": {}}\n')
+    run.log(kind="saved", step=8, receipt={})
+    with pytest.raises(
+        DataDamagedError, match=rf"log: line {len(run.lines) - 1} is damaged .*step"
+    ):
+        parse(run.lines, "log")
+
+
+def test_numbers_that_no_run_has_are_refused(colours: Path) -> None:
+    run = Run(colours)
+    run.train(0, [2], 2)
+    start = json.loads(run.lines[0])
+    saved = b'{"kind": "saved", "step": 9, "receipt": {}}'
+    for change in ({"batch_size": 0}, {"nodes": 4}, {"version": 2}, {"epoch": -1}, {"seed": "5"}):
+        start["receipt"] |= change
+        with pytest.raises(DataDamagedError, match="line 1 is damaged"):
+            parse([json.dumps(start).encode(), saved], "log")
+        start = json.loads(run.lines[0])
+    start["receipt"]["batch_size"] = NUM_TRAIN + 1
+    with pytest.raises(DataDamagedError, match="does not fit"):
+        Receipt(parse([json.dumps(start).encode(), saved], "log"), TRAIN).faults()
+
+
+def test_a_damaged_list_of_chosen_examples_is_refused(colours: Path) -> None:
+    reader = open_set(colours, "train", 4, "native", fraction=0.7)
+    receipt = reader.receipt()
+    for chosen in ("", "AAAA", receipt["chosen"][:8], "é"):
+        line = json.dumps({"kind": "start", "step": 0, "receipt": receipt | {"chosen": chosen}})
+        with pytest.raises(DataDamagedError, match="chosen examples"):
+            Receipt(parse([line.encode()], "log"), TRAIN)
+
+
+def test_a_log_without_a_receipt_or_of_two_datasets_is_refused(colours: Path) -> None:
+    with pytest.raises(UsageError, match="does not say where"):
+        parse([b'{"kind": "start", "resumed_at": 0}\n'], "log")
+    run = Run(colours)
+    run.train(0, [2], 2)
+    run.train(2, [4], 4)
+    run.lines = [
+        line.replace(b'"train",', b'"holdout",', 1) if b"start" in line and n else line
+        for n, line in enumerate(run.lines)
+    ]
+    with pytest.raises(UsageError, match="several datasets or splits"):
+        parse(run.lines, "log")
+
+
+def test_a_position_is_the_place_in_the_sorted_order() -> None:
+    for window, seed in itertools.product((0, 2), (None, 7)):
+        order = Order(TRAIN, seed, window, chosen=np.arange(0, NUM_TRAIN, 3))
+        numbers = order.epoch(4).tolist()
+        found = [order.position(4, number) for number in range(NUM_TRAIN)]
+        assert found == [numbers.index(n) if n in numbers else None for n in range(NUM_TRAIN)]
+
+
+def test_the_state_of_a_sampler_goes_into_the_log(colours: Path) -> None:
+    reader = open_set(colours, "train", 5, "native", seed=5)
+    sampler = reader.sampler()
+    positions = list(itertools.islice(sampler, 3))
+    start = {"kind": "start", "step": 0, "receipt": reader.receipt() | sampler.state_dict(0)}
+    saved = {"kind": "saved", "step": 3, "receipt": sampler.state_dict(3)}
+    receipt = Receipt(parse([json.dumps(each).encode() for each in (start, saved)], "log"), TRAIN)
+
+    for step, position in enumerate(positions):
+        assert [number for _, number in receipt.step(step)] == seen(reader[position])
+    assert receipt.faults() == (15, [])

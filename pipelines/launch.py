@@ -178,7 +178,7 @@ def launch(config: Config, under_way: Callable[[], None] = lambda: None) -> int:
     `under_way` is called when the hosts are fit and ranks are about to start.
     """
     assert config.num_processes is not None
-    asked = _work(config.command)
+    asked = _work(config.command, config.num_processes)
     if not asked.is_own and asked.by_servers != (config.servers > 0):
         raise UsageError(
             "train --framework mxnet --comm dist_sync, or dist_device_sync, needs launch "
@@ -199,14 +199,15 @@ def launch(config: Config, under_way: Callable[[], None] = lambda: None) -> int:
     return made.run()
 
 
-def _work(words: Sequence[str]) -> Work:
-    """Returns the work; UsageError if it is neither `train` nor a script."""
+def _work(words: Sequence[str], ranks: int) -> Work:
+    """Returns the work of each of the ranks; UsageError if it is neither `train` nor a script."""
     if words[:1] != ("train",):
         return work.own(words)
     from imagenet_prep import train
 
     asked = train.parse(words[1:])
-    return work.of_train(words, asked.data_dir, asked.log_dir, asked.comm)
+    needs = train.needs(asked, ranks)
+    return work.of_train(words, asked.data_dir, asked.log_dir, asked.comm, needs)
 
 
 def _deal(hosts: Sequence[Host], ranks: int) -> list[Host]:
@@ -337,7 +338,7 @@ def run(config: Config) -> int:
         return detached.stop(Path(config.stop).expanduser())
     if not config.detach:
         return launch(config)
-    folder = _work(config.command).log_dir or config.rank_logs
+    folder = _work(config.command, 1).log_dir or config.rank_logs
     if folder is None:
         raise UsageError(
             "--detach: the script has no --log-dir, so say by --rank-logs DIR where launch.log goes"

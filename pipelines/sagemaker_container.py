@@ -229,7 +229,7 @@ def _meeting(
         )
         known = {host: _facts(host, answers[host.address]) for host in hosts}
         problems = [
-            f"{host.address}: {each.problem}" for host, each in known.items() if each.problem
+            f"{host.address}: {text}" for host, each in known.items() for text in each.problems
         ]
         for other in hosts[1:]:
             problems += differences(hosts[0], known[hosts[0]], other, known[other])

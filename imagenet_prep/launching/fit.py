@@ -41,8 +41,8 @@ def check(
     The first ranks run on this machine, unless each host has its own part of the dataset. A host
     has `timeout_s` to answer. All are to use the network `interface`, or the one that ssh came by.
     """
-    needs = (work.data_dir or "", str(work.script or ""))
-    argv = children.python("-m", "imagenet_prep.launching.host", "probe", *needs)
+    asked = (work.data_dir or "", str(work.script or ""), *work.needs)
+    argv = children.python("-m", "imagenet_prep.launching.host", "probe", *asked)
     commands = [command_on(host.address, argv) for host in used]
     endings = run_all(commands, timeout_s=timeout_s)
     answers = [answer_of(*each, argv[0]) for each in zip(used, endings, strict=True)]
@@ -53,7 +53,7 @@ def check(
         if isinstance(answer, str):
             problems.append(f"{host.address}: {answer}")
             continue
-        problems += [f"{host.address}: {each}" for each in _unfit(host, answer, ranks, work)]
+        problems += [f"{host.address}: {each}" for each in _unfit(host, answer)]
         if reference is None:
             reference = host, answer
         else:
@@ -100,11 +100,9 @@ def understood(text: str) -> Answer | None:
         return None
 
 
-def _unfit(host: Host, answer: Answer, ranks: int, work: Work) -> list[str]:
-    """Returns what is wrong with one host by itself, in a job of so many ranks."""
-    found = [answer.problem] if answer.problem else []
-    if ranks > 1 and work.comm == "horovod" and answer.versions["horovod"] == "none":
-        found.append("no Horovod: run `imagenet-prep install-horovod` there")
+def _unfit(host: Host, answer: Answer) -> list[str]:
+    """Returns what is wrong with one host by itself."""
+    found = list(answer.problems)
     if answer.gpus and answer.gpus < host.slots:
         what = f"{counted(answer.gpus, 'GPU')} for {counted(host.slots, 'rank')}"
         found.append(f"{what}: write slots={answer.gpus}")

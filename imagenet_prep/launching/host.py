@@ -28,7 +28,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from imagenet_prep.core import records, regular_file, signals, terminal
+from imagenet_prep.core import installed, records, regular_file, signals, terminal
 from imagenet_prep.core.errors import ImagenetPrepError
 from imagenet_prep.dataset.placement import WHOLE, Placement
 from imagenet_prep.hosts.channel import Channel, Frame
@@ -121,7 +121,7 @@ class Answer:
       part: which part of the data set is here: node, nodes, copies.
       script: sha256 of the user's own script, "" if there is none.
       ports: two that are free for TCP at this moment.
-      problem: what is wrong with data set or script, "" if nothing.
+      problems: what is missing or wrong: packages, dataset, script.
     """
 
     versions: dict[str, str]
@@ -133,7 +133,7 @@ class Answer:
     part: tuple[int, int, int]
     script: str
     ports: tuple[int, int]
-    problem: str
+    problems: list[str]
 
     def __post_init__(self) -> None:
         if lacking := {"python", *PACKAGES} - self.versions.keys():
@@ -141,8 +141,8 @@ class Answer:
         Placement(*self.part)
 
 
-def probe(data_dir: str | None, script: str | None = None) -> Answer:
-    """Returns what this host has, and what is known of the data set and the user's own script."""
+def probe(data_dir: str | None, script: str | None = None, *needs: str) -> Answer:
+    """Returns what this host has, and what is wrong with packages, dataset and custom script."""
     versions = {"python": ".".join(map(str, sys.version_info[:3]))}
     for package in PACKAGES:
         try:
@@ -150,25 +150,24 @@ def probe(data_dir: str | None, script: str | None = None) -> Answer:
         except metadata.PackageNotFoundError:
             versions[package] = "none"
     digest, part, problem = _dataset(data_dir) if data_dir is not None else ("", WHOLE, "")
+    problems = [*installed.lacking(needs), *filter(None, [problem])]
     code = ""
     if script is not None:
         try:
             with open(regular_file.open_to_read(Path(script)), "rb") as file:
                 code = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
-            problem = problem or f"{script}: {error.strerror}"
+            problems.append(f"{script}: {error.strerror}")
         except ImagenetPrepError as error:
-            problem = problem or str(error)
+            problems.append(str(error))
     with socket.create_server(("", 0)) as one, socket.create_server(("", 0)) as other:
         ports = [each.getsockname()[1] for each in (one, other)]
     address = ""
     with contextlib.suppress(OSError):
         address = socket.gethostbyname(socket.gethostname())
-    # NVIDIA's driver lists its devices here; asking TensorFlow takes seconds.
-    gpus = Path("/proc/driver/nvidia/gpus")
     return Answer(
         versions=versions,
-        gpus=len(list(gpus.iterdir())) if gpus.is_dir() else 0,
+        gpus=installed.gpus(),
         address=address,
         interfaces=interfaces(),
         # The client's address and port, then ours.
@@ -177,7 +176,7 @@ def probe(data_dir: str | None, script: str | None = None) -> Answer:
         part=dataclasses.astuple(part),
         script=code,
         ports=(ports[0], ports[1]),
-        problem=problem,
+        problems=problems,
     )
 
 
@@ -344,7 +343,8 @@ def _signal(pids: Sequence[int], signum: signal.Signals) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "probe":
-        print(json.dumps(vars(probe(*(word or None for word in sys.argv[2:])))))
+        folder, file, *needs = sys.argv[2:]
+        print(json.dumps(vars(probe(folder or None, file or None, *needs))))
     else:
         try:
             with _launch(float(sys.argv[2])) as launch:

@@ -34,6 +34,7 @@ class Work:
       script: the user's own; None for `train` and for a module.
       is_own: whether it is not `train`.
       comm: how ranks of `train` communicate, as its --comm says; None for a custom script.
+      needs: what each host needs, as `core.installed.lacking` takes it.
     """
 
     argv: tuple[str, ...]
@@ -42,6 +43,7 @@ class Work:
     script: Path | None = None
     is_own: bool = False
     comm: str | None = None
+    needs: tuple[str, ...] = ()
 
     @property
     def by_servers(self) -> bool:
@@ -57,10 +59,12 @@ class Work:
         return safe | {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
 
 
-def of_train(words: Sequence[str], data_dir: str | None, log_dir: str, comm: str) -> Work:
+def of_train(
+    words: Sequence[str], data_dir: str | None, log_dir: str, comm: str, needs: Sequence[str]
+) -> Work:
     """Returns the work of the verb `train` with its flags, of which three are known."""
     argv = children.python("-m", "imagenet_prep", *words)
-    return Work(tuple(argv), _folder(data_dir), log_dir, comm=comm)
+    return Work(tuple(argv), _folder(data_dir), log_dir, comm=comm, needs=tuple(needs))
 
 
 def own(words: Sequence[str]) -> Work:

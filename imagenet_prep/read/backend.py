@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
-import importlib.util
 import itertools
 import os
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from imagenet_prep.core.errors import UsageError, install_line
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.installed import gpus, lacking
 from imagenet_prep.dataset.manifest import Split
 from imagenet_prep.read import batch, native
 from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.feed import EncodedBatch
-
-# The package that each backend needs; the native one needs none.
-_PACKAGES = {"tfdata": "tensorflow", "dali": "nvidia.dali"}
-_EXTRAS = {"tfdata": "tf", "dali": "dali"}
 
 
 class Backend(Protocol):
@@ -68,36 +63,17 @@ def choose_backend(config: ReadConfig) -> batch.Backend:
     if config.backend == "auto":
         names = ("dali",) if config.device == "gpu" else ("tfdata", "dali", "native")
     for name in names:
-        if _is_installed(name):
+        if not lacking([name]):
             return name
-    more = ", or 'imagenet-prep[dali-cuda13]' for CUDA 13" if names[0] == "dali" else ""
-    line = install_line(_EXTRAS[names[0]])
-    raise UsageError(f"backend {names[0]!r} is not installed: {line}{more}")
-
-
-def _is_installed(backend: str) -> bool:
-    try:
-        return backend == "native" or importlib.util.find_spec(_PACKAGES[backend]) is not None
-    except ModuleNotFoundError:
-        return False  # The package around it is missing.
+    raise UsageError(f"backend {names[0]!r}: {lacking(names)[0]}")
 
 
 def choose_device(device: str, backend: str, local_rank: int) -> batch.Device:
     """Returns where a rank decodes: "auto" is the GPU if the rank has one and DALI is installed."""
     if device != "auto":
         return "gpu" if device == "gpu" else "cpu"
-    may = backend in ("auto", "dali") and local_rank < gpus() and _is_installed("dali")
+    may = backend in ("auto", "dali") and local_rank < gpus() and not lacking(["dali"])
     return "gpu" if may else "cpu"
-
-
-def gpus() -> int:
-    """Returns the number of GPUs that CUDA shows to this process; 0 without NVIDIA's driver."""
-    count = ctypes.c_int(0)
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return 0
-    return 0 if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)) else count.value
 
 
 def _check_gpu(local_rank: int) -> None:

@@ -192,9 +192,10 @@ def meet(framework: str, world: World) -> tuple[Any, World]:
         hvd = importlib.import_module(f"horovod.{framework}")
         hvd.init()
     except ImportError as error:
+        name = "pytorch" if framework == "torch" else framework
         raise UsageError(
-            f"{world.size} ranks were started, but Horovod is missing here: {error}. "
-            f"Run `imagenet-prep install-horovod --framework {framework}` on every host."
+            f"{world.size} ranks were started, but Horovod cannot be loaded here: {error}. Run "
+            f"`imagenet-prep install-horovod --framework {name}` on every host."
         ) from error
     found = World(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
     if found.size != world.size:

@@ -289,7 +289,7 @@ def test_what_is_missing_is_named(packages: dict[str, str]) -> None:
         install_horovod.wheel_key(Config())
     with pytest.raises(UsageError, match=r"one mxnet, .* docs/mxnet\.md"):
         install_horovod.wheel_key(Config(framework="mxnet"))
-    with pytest.raises(UsageError, match=r"one pytorch, .* pip install torch first"):
+    with pytest.raises(UsageError, match=r"one pytorch, .* pip install 'imagenet-prep\[torch\]'"):
         install_horovod.wheel_key(Config(framework="pytorch"))
     packages["tensorflow"] = "2.21.0"
     with pytest.raises(UsageError, match=f"no nvidia-nccl-cu12: {GPU}"):

@@ -110,7 +110,7 @@ def test_a_trainer_and_a_reader_name_the_python_that_has_no_tensorflow(
     monkeypatch.setattr(errors, "_TENSORFLOW_ENDS", sys.version_info[:2])
     installed.packages(lambda _: False)
     wanted: Any = SimpleNamespace(backend="tfdata", device="cpu")
-    with pytest.raises(errors.UsageError, match="training needs TensorFlow: there is no TensorFl"):
+    with pytest.raises(errors.UsageError, match="TensorFlow is not installed: there is no Te"):
         train.train(train.Config(synthetic=True))
-    with pytest.raises(errors.UsageError, match="'tfdata' is not installed: there is no TensorFl"):
+    with pytest.raises(errors.UsageError, match="'tfdata': TensorFlow is not installed: there is"):
         backend.choose_backend(wanted)

@@ -48,7 +48,7 @@ def test_it_may_import_its_neighbours_and_nothing_from_the_current_folder(script
     assert told["PYTHONPATH"] == f"{script.parent}{os.pathsep}/mine"
     assert told["PYTHONSAFEPATH"] == "1"
     assert asked.log_dir == "b"
-    assert "PYTHONPATH" not in work.of_train(["train"], None, "runs", "horovod").variables({})
+    assert "PYTHONPATH" not in work.of_train(["train"], None, "runs", "horovod", []).variables({})
 
 
 def test_a_module_is_one_that_is_installed() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.installed import version
 from imagenet_prep.dataset.manifest import loads
 from imagenet_prep.launching import host
 from imagenet_prep.launching.ranks import MARK
@@ -104,6 +105,23 @@ def test_a_host_that_is_not_fit_is_named_before_anything_starts(
     assert f"  {address}: " in finished.err
     assert named in finished.err
     assert finished.out == ""
+
+
+@pytest.mark.skipif(version("mxnet") is not None, reason="MXNet is installed here")
+def test_all_that_is_missing_on_all_hosts_is_named_at_once(cluster: Path) -> None:
+    hosts = "localhost slots=1\ndown slots=1\n"
+    options = ("-np", "2", "--hosts", "hosts", "--dry-run", "--", "train", "--framework", "mxnet")
+    finished = run(cluster, hosts, *options, "--data-dir", str(cluster / "absent"))
+
+    assert finished.code == 1
+    assert "localhost: MXNet is not installed: docs/mxnet.md says how" in finished.err
+    assert (
+        "localhost: Horovod is not built for MXNet: run `imagenet-prep" in finished.err
+        or ("localhost: no Horovod: run `imagenet-prep install-horovod --framework mxnet`")
+        in finished.err
+    )
+    assert f"localhost: {cluster / 'absent'}" in finished.err
+    assert "down: ssh failed" in finished.err
 
 
 def test_a_host_that_does_not_answer_in_time_is_named(cluster: Path) -> None:

@@ -113,7 +113,7 @@ def test_channels_that_share_a_set_are_joined(tmp_path: Path, shades: Path) -> N
     assert not list(train.glob("validation-*"))
     assert not list(validation.glob("train-*"))
     assert joined is not None
-    assert probe(str(joined)).problem == ""
+    assert probe(str(joined)).problems == []
     manifest = validation / "dataset.json"
     manifest.write_bytes(manifest.read_bytes() + b" ")
     with pytest.raises(UsageError, match="channels train and validation: each has a dataset.json"):
@@ -269,7 +269,7 @@ def test_a_host_that_asks_late_still_learns_why_nothing_was_started(
     monkeypatch.setattr(sagemaker_container, "_PORT", port)
     monkeypatch.setattr(sagemaker_container, "_address", lambda _: "127.0.0.1")
     said = []
-    own = dataclasses.replace(probe(None), problem="")
+    own = dataclasses.replace(probe(None), problems=[])
 
     def first_host() -> None:
         facts = dataclasses.replace(own, dataset="one")

@@ -35,7 +35,7 @@ def test_choose_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(backend, "gpus", lambda: gpus)
-    monkeypatch.setattr(backend, "_is_installed", lambda _: installed)
+    monkeypatch.setattr(backend, "lacking", lambda _: [] if installed else ["DALI is missing"])
     assert backend.choose_device(device, name, local_rank) == expected
 
 

@@ -1,0 +1,117 @@
+"""What is installed on this machine and what a run lacks, found without importing it."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+from collections.abc import Sequence
+from importlib import metadata
+from typing import NamedTuple
+
+from imagenet_prep.core.errors import install_line
+
+
+class Framework(NamedTuple):
+    """A framework that trains.
+
+    Attributes:
+      title: its name for people.
+      module: its name in Python, also below `horovod`.
+      packages: that install it; the first installed one counts.
+      extra: of this program; "" if none has it.
+    """
+
+    title: str
+    module: str
+    packages: tuple[str, ...]
+    extra: str
+
+    @property
+    def remedy(self) -> str:
+        """How to install it."""
+        made = "docs/mxnet.md says how to make its environment"
+        return install_line(self.extra) if self.extra else made
+
+
+FRAMEWORKS = {
+    "tensorflow": Framework("TensorFlow", "tensorflow", ("tensorflow-cpu", "tensorflow"), "tf"),
+    "pytorch": Framework("PyTorch", "torch", ("torch",), "torch"),
+    "mxnet": Framework("MXNet", "mxnet", ("mxnet",), ""),
+}
+HOROVOD = "horovod"
+
+
+def version(*packages: str) -> str | None:
+    """Returns name and version of the first installed package, as "torch 2.15.0"; else None."""
+    for package in packages:
+        try:
+            return f"{package} {metadata.version(package)}"
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def is_there(module: str) -> bool:
+    """Returns whether a module can be found; nothing but packages around it is imported."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False  # The package around it is missing.
+
+
+def lacking(needs: Sequence[str]) -> list[str]:
+    """Returns what is missing or wrong for a run, each with its remedy.
+
+    Args:
+      needs: the one of `FRAMEWORKS` that trains comes first; `HOROVOD` is for it; and backends.
+    """
+    found = []
+    for need in dict.fromkeys("tensorflow" if need == "tfdata" else need for need in needs):
+        if need in FRAMEWORKS and not is_there(FRAMEWORKS[need].module):
+            hint = ", or add --framework pytorch" * (need == needs[0] and is_there("torch"))
+            found.append(
+                f"{FRAMEWORKS[need].title} is not installed: {FRAMEWORKS[need].remedy}{hint}"
+            )
+        elif need == "dali" and not is_there("nvidia.dali"):
+            found.append(
+                f"DALI is not installed: {install_line('dali')}, or "
+                "'imagenet-prep[dali-cuda13]' for CUDA 13"
+            )
+        elif need == HOROVOD and (problem := problem_of_horovod(needs[0])) is not None:
+            found.append(f"{problem}: run `{horovod_remedy(needs[0])}`")
+    return found
+
+
+def problem_of_horovod(framework: str) -> str | None:
+    """Returns what keeps Horovod from working with a framework; None if nothing does."""
+    try:
+        horovod = metadata.distribution("horovod")
+        text = horovod.read_text("../horovod/metadata.json") or "{}"
+        built = str(dict(json.loads(text)).get(framework, "")).partition("+")[0]
+    except metadata.PackageNotFoundError:
+        return "no Horovod"
+    except (TypeError, ValueError):
+        return "Horovod is damaged: its metadata.json cannot be read"
+    title, _, packages, _ = FRAMEWORKS[framework]
+    if not built:
+        return f"Horovod is not built for {title}"
+    here = (version(*packages) or "").rpartition(" ")[2].partition("+")[0]
+    if here and built != here:
+        return f"Horovod is built for {title} {built}, installed is {here}"
+    return None
+
+
+def horovod_remedy(framework: str) -> str:
+    """Returns the command that builds Horovod for a framework."""
+    return f"imagenet-prep install-horovod --framework {framework}"
+
+
+def gpus() -> int:
+    """Returns the number of GPUs that CUDA shows to this process; 0 without NVIDIA's driver."""
+    count = ctypes.c_int(0)
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    return 0 if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)) else count.value

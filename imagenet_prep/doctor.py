@@ -1,0 +1,266 @@
+"""`imagenet-prep doctor`: the parts of this machine that the verbs use, each with its remedy."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import shutil
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from imagenet_prep.core import installed, program, terminal
+from imagenet_prep.core.errors import ImagenetPrepError, install_line
+from imagenet_prep.core.flags import Place, Settings, flag, optional, switch
+from imagenet_prep.dataset import naming
+
+HELP = """\
+Check this machine: Python, codec, extras, frameworks, Horovod, GPUs, disk, limits and ssh. Each
+line is ok, missing or wrong, and has the remedy. Only wrong lines give exit code 1.
+
+Examples:
+  imagenet-prep doctor
+  imagenet-prep doctor --dir /data --s3 s3://bucket/prefix
+  imagenet-prep run-on-hosts hosts imagenet-prep doctor --json"""
+
+# The packages of each extra, and its use; of words with a bar, one is enough.
+EXTRAS = {
+    "beam": ("apache-beam", "prepare on a cluster"),
+    "parquet": ("pyarrow", "Parquet as source and export"),
+    "s3": ("boto3", "s3:// addresses"),
+    "heif": ("pillow-heif", "photographs in HEIC"),
+    "report": ("jinja2 matplotlib scikit-image", "report and plots"),
+    "demo": ("jinja2 matplotlib scikit-image scikit-learn scipy", "demo"),
+    "tf": ("tensorflow-cpu|tensorflow keras", "train with TensorFlow"),
+    "torch": ("torch", "train --framework pytorch"),
+    "dali": ("nvidia-dali-cuda120|nvidia-dali-cuda130", "decoding by DALI"),
+    "tensorboard": ("tensorboard", "plots of train"),
+}
+_LEAST_FILES, _LEAST_SHARED = 4096, 64 << 20
+_LEAST_FREE, _LEAST_INODES = 1 << 30, 10_000
+_SERVER_S = 10.0
+_DRIVER = Path("/proc/driver/nvidia")
+_SHARED = Path("/dev/shm")
+
+
+class Check(NamedTuple):
+    """One line: what was found, and if it is not ok, what to do."""
+
+    name: str
+    state: Literal["ok", "missing", "wrong"]
+    found: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Config(Settings):
+    """Settings of one check of this machine; see the help of each flag."""
+
+    dir: str = flag(".", place=Place.FOLDER, help="the folder whose disk is checked")
+    s3: str | None = optional(
+        place=Place.BUCKET, help="also put, read and delete a small object below this prefix"
+    )
+    json: bool = switch(help="print the checks as JSON")
+
+
+def checks(config: Config) -> Iterator[Check]:
+    """Yields all checks of this machine."""
+    yield _python()
+    yield _codec()
+    yield from _extras()
+    for name, framework in installed.FRAMEWORKS.items():
+        if found := installed.version(*framework.packages):
+            yield _framework(framework, found)
+            yield _horovod(name, framework)
+    yield _gpus()
+    yield from _disk(Path(config.dir).expanduser().absolute())
+    yield _limit()
+    yield _shared_memory()
+    if (ssh := shutil.which("ssh")) is not None:
+        yield Check("ssh", "ok", ssh)
+    else:
+        found = "launch and replicate reach no other host"
+        yield Check("ssh", "missing", found, "apt-get install openssh-client")
+    if config.s3 is not None:
+        yield from _bucket(config.s3)
+
+
+def _python() -> Check:
+    found = f"{platform.python_version()} at {sys.executable}, {platform.platform()}"
+    packages = installed.version("imagenet-prep") or "imagenet-prep, not installed by pip"
+    return Check("Python", "ok", f"{found}; {packages}")
+
+
+def _codec() -> Check:
+    from imagenet_prep.codec import libraries
+
+    try:
+        loaded = libraries.load()
+    except libraries.UnavailableError as error:
+        return Check("codec", "wrong", error.why, "add --codec portable: slower, other bytes")
+    from PIL import features
+
+    simd = libraries.SIMD[loaded.kernel.planes_best()]
+    jpeg = features.version_feature("libjpeg_turbo")
+    return Check("codec", "ok", f"compiled C with {simd}, libjpeg-turbo {jpeg}")
+
+
+def _extras() -> Iterator[Check]:
+    for extra, (packages, use) in EXTRAS.items():
+        versions = {name: installed.version(*name.split("|")) for name in packages.split()}
+        if lacking := [name for name, found in versions.items() if found is None]:
+            found = f"for {use}: no {', '.join(lacking).replace('|', ' or ')}"
+            yield Check(f"extra {extra}", "missing", found, install_line(extra))
+        else:
+            yield Check(f"extra {extra}", "ok", ", ".join(filter(None, versions.values())))
+
+
+def _framework(framework: installed.Framework, found: str) -> Check:
+    # PyTorch and TensorFlow exist without CUDA, and then leave the GPUs idle.
+    on_cpu = found.endswith("+cpu") or found.startswith("tensorflow-cpu")
+    if on_cpu and installed.gpus():
+        remedy = install_line("gpu") if framework.module == "tensorflow" else framework.remedy
+        remedy = f"pip uninstall {found.split()[0]}; {remedy}"
+        return Check(framework.title, "wrong", f"{found} does not use the GPUs", remedy)
+    return Check(framework.title, "ok", found)
+
+
+def _horovod(name: str, framework: installed.Framework) -> Check:
+    title, remedy = f"Horovod for {framework.title}", installed.horovod_remedy(name)
+    if (problem := installed.problem_of_horovod(name)) is None:
+        return Check(title, "ok", installed.version("horovod") or "")
+    return Check(title, "wrong" if "installed is" in problem else "missing", problem, remedy)
+
+
+def _gpus() -> Check:
+    count, listed = installed.gpus(), list(_DRIVER.glob("gpus/*"))
+    if count:
+        version = _DRIVER / "version"
+        words = version.read_text("utf-8").split() if version.is_file() else []
+        driver = next((word for word in words if word[:1].isdigit()), "unknown")
+        return Check("GPU", "ok", f"{terminal.counted(count, 'GPU')}, driver {driver}")
+    if listed:
+        found = f"the driver has {terminal.counted(len(listed), 'GPU')}, CUDA shows none"
+        remedy = "nvidia-smi; in a container, docker run --gpus all; and see CUDA_VISIBLE_DEVICES"
+        return Check("GPU", "wrong", found, remedy)
+    return Check("GPU", "missing", "no NVIDIA driver: training uses the CPU", "nvidia-smi")
+
+
+def _disk(folder: Path) -> Iterator[Check]:
+    from imagenet_prep.storage.inside import sync_folder
+    from imagenet_prep.storage.new_file import new_file
+
+    try:
+        room = os.statvfs(folder)
+        free = f"{folder}: {terminal.human_bytes(room.f_bavail * room.f_frsize)} free"
+        # Btrfs and others make inodes as they need them, and count none.
+        few = room.f_files > 0 and room.f_favail < _LEAST_INODES
+        if few or room.f_bavail * room.f_frsize < _LEAST_FREE:
+            found = f"{free}, {room.f_favail:,} inodes free"
+            yield Check("disk", "wrong", found, f"df -h {folder}; df -i {folder}")
+        else:
+            inodes = f"{room.f_favail:,} inodes" if room.f_files else "inodes without limit"
+            yield Check("disk", "ok", f"{free}, {inodes}")
+        with tempfile.TemporaryDirectory(prefix=".imagenet-prep-doctor-", dir=folder) as made:
+            with new_file(Path(made) / "file") as file:
+                file.write(b"imagenet-prep")
+            sync_folder(Path(made))
+            yield Check("fsync", "ok", f"{folder}: a file and its folder were synced")
+            yield _link(Path(made) / "file")
+    except OSError as error:
+        yield Check("disk", "wrong", f"{folder}: {error.strerror}", f"ls -ld {folder}")
+
+
+def _link(path: Path) -> Check:
+    folder, link = path.parent.parent, path.with_name("link")
+    try:
+        os.link(path, link)
+        if path.samefile(link):
+            return Check("hard links", "ok", f"{folder}: files can be linked")
+        why = "a link is a different file"
+    except OSError as error:
+        why = str(error.strerror)
+    remedy = "for adopt and amend, choose --dir on another file system"
+    return Check("hard links", "missing", f"{folder}: {why}", remedy)
+
+
+def _limit() -> Check:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY or hard >= _LEAST_FILES:
+        many = "any number" if hard == resource.RLIM_INFINITY else f"up to {hard:,}"
+        return Check("open files", "ok", f"{many} per process")
+    found = f"at most {hard:,} per process, expected {_LEAST_FILES:,} or more"
+    return Check("open files", "wrong", found, "raise nofile in /etc/security/limits.conf")
+
+
+def _shared_memory() -> Check:
+    try:
+        room = os.statvfs(_SHARED)
+    except OSError as error:
+        return Check("/dev/shm", "wrong", str(error.strerror), f"mount -t tmpfs tmpfs {_SHARED}")
+    free = room.f_bavail * room.f_frsize
+    found = f"{terminal.human_bytes(free)} free"
+    if free < _LEAST_SHARED or not os.access(_SHARED, os.W_OK):
+        found += ", writable by this user" if os.access(_SHARED, os.W_OK) else ", not writable"
+        remedy = "in a container, docker run --shm-size=8g; else remove old files there"
+        return Check("/dev/shm", "wrong", found, remedy)
+    return Check("/dev/shm", "ok", found)
+
+
+def _bucket(base: str) -> Iterator[Check]:
+    """Checks writing as runs do, and if that is refused, with objects read back instead."""
+    from imagenet_prep.storage.s3 import CHECK_BY_READING, checks_by_reading
+
+    asked = checks_by_reading()
+    how = "objects are read back and compared" if asked else "the server verifies CRC32Cs"
+    if (refused := _trial(base)) is None:
+        yield Check("S3", "ok", f"{base}: an object was put, read and deleted; {how}")
+        return
+    os.environ[CHECK_BY_READING] = "1"
+    if not asked and _trial(base) is None:
+        found = f"{base}: the server verifies no CRC32C, but objects can be read back and compared"
+        yield Check("S3", "wrong", found, f"export {CHECK_BY_READING}=1")
+    else:
+        yield Check("S3", "wrong", refused)
+
+
+def _trial(base: str) -> str | None:
+    """Puts, reads and deletes a small object; returns why that failed, or None."""
+    from imagenet_prep.storage.bucket import BucketStore
+
+    name, data = f"{naming.WORK}/doctor-{uuid.uuid4().hex}", b"imagenet-prep doctor\n"
+    try:
+        store = BucketStore(base, timeout_s=_SERVER_S, retries=1, remedy="Is the server up?")
+        store.try_to_write()
+        try:
+            store.write(name, data)
+            found = store.read(name)
+        finally:
+            store.remove(name)
+    except ImagenetPrepError as error:
+        return str(error)
+    return None if found == data else f"{base}/{name}: other bytes were read than were put"
+
+
+@program.verb("imagenet_prep.doctor", Config, HELP)
+def run(config: Config) -> int:
+    """Runs the verb and returns its exit code."""
+    found = []
+    for check in checks(config):
+        found.append(check)
+        if not config.json:
+            remedy = f"  -> {check.remedy}" if check.remedy else ""
+            print(f"{check.state:8}{check.name}: {check.found}{remedy}", flush=True)
+    wrong = [check.name for check in found if check.state == "wrong"]
+    if config.json:
+        listed = [check._asdict() for check in found]
+        print(json.dumps({"ok": not wrong, "checks": listed}, indent=1))
+    if wrong:
+        terminal.say(f"{terminal.counted(len(wrong), 'check')} wrong: {', '.join(wrong)}")
+    return 1 if wrong else 0

@@ -1,0 +1,149 @@
+"""`imagenet-prep doctor`: each check, its remedy and the exit code."""
+
+from __future__ import annotations
+
+import errno
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep import doctor
+from imagenet_prep.storage.s3 import CHECK_BY_READING
+from tests.kit import command
+from tests.kit.installed import Installed
+from tests.kit.s3_proxy import proxied
+from tests.kit.s3_server import BUCKET, S3Server, objects
+from tests.kit.system import System
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def found(config: doctor.Config) -> dict[str, doctor.Check]:
+    return {check.name: check for check in doctor.checks(config)}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> doctor.Config:
+    return doctor.Config(dir=str(tmp_path))
+
+
+def test_a_machine_that_works_has_no_wrong_line_and_exit_code_0(tmp_path: Path) -> None:
+    finished = command.run("doctor", "--dir", tmp_path)
+    shown = command.run("doctor", "--dir", tmp_path, "--json").json
+
+    assert finished.code == 0, finished
+    assert shown["ok"]
+    assert len(finished.out.splitlines()) == len(shown["checks"])
+    assert {line.split()[0] for line in finished.out.splitlines()} <= {"ok", "missing"}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_extra_is_not_wrong_and_has_its_command(
+    config: doctor.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("imagenet_prep.core.installed.version", lambda *_: None)
+    checks = found(config)
+
+    assert checks["extra parquet"] == doctor.Check(
+        "extra parquet",
+        "missing",
+        "for Parquet as source and export: no pyarrow",
+        "pip install 'imagenet-prep[parquet]'",
+    )
+    assert "nvidia-dali-cuda120 or nvidia-dali-cuda130" in checks["extra dali"].found
+    assert "wrong" not in {check.state for check in checks.values()}
+
+
+def test_the_extras_are_those_of_the_project() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"]
+
+    assert {*doctor.EXTRAS, "gpu", "dali-cuda13", "test", "all"} == set(extras)
+    for extra, (packages, _) in doctor.EXTRAS.items():
+        wanted = extras[extra] + (
+            extras["report"] if "imagenet-prep[report]" in extras[extra] else []
+        )
+        for package in packages.split():
+            assert any(line.startswith(package.split("|")[0]) for line in wanted), package
+        assert len(packages.split()) == len(
+            {line.partition(">")[0] for line in wanted if not line.startswith("imagenet-prep")}
+        )
+
+
+def test_a_codec_that_is_not_compiled_is_wrong(config: doctor.Config, installed: Installed) -> None:
+    installed.library("codec.libraries")
+    check = found(config)["codec"]
+
+    assert check.state == "wrong"
+    assert "/nowhere.so cannot be loaded" in check.found
+    assert "--codec portable" in check.remedy
+
+
+def test_a_disk_without_hard_links_is_named(config: doctor.Config, system: System) -> None:
+    system.fails("link", errno.EPERM)
+    check = found(config)["hard links"]
+
+    assert (check.state, "Operation not permitted" in check.found) == ("missing", True)
+
+
+def test_a_disk_without_fsync_a_missing_folder_and_low_limits_are_wrong(
+    config: doctor.Config, tmp_path: Path, system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    absent = found(doctor.Config(dir=str(tmp_path / "absent")))["disk"]
+    assert (absent.state, absent.found) == (
+        "wrong",
+        f"{tmp_path / 'absent'}: No such file or directory",
+    )
+
+    system.fails("fsync", errno.EIO)
+    monkeypatch.setattr(doctor, "_LEAST_FILES", 1 << 40)
+    monkeypatch.setattr(doctor, "_SHARED", tmp_path / "absent")
+    checks = found(config)
+
+    assert checks["disk"].found == f"{tmp_path}: Input/output error"
+    assert checks["open files"].found.endswith("expected 1,099,511,627,776 or more")
+    wrong = {name for name, check in checks.items() if check.state == "wrong"}
+    assert wrong == {"disk", "open files", "/dev/shm"}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_gpus_that_cuda_does_not_show_and_frameworks_without_cuda_are_wrong(
+    config: doctor.Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gpus" / "0000:00").mkdir(parents=True)
+    monkeypatch.setattr(doctor, "_DRIVER", tmp_path)
+    monkeypatch.setattr("imagenet_prep.core.installed.gpus", lambda: 0)
+    assert found(config)["GPU"].state == "wrong"
+
+    monkeypatch.setattr("imagenet_prep.core.installed.gpus", lambda: 2)
+    monkeypatch.setattr(
+        "imagenet_prep.core.installed.version",
+        lambda *names: "torch 2.15.0+cpu" if names == ("torch",) else None,
+    )
+    (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX Open  595.71.05  Release\nGCC\n")
+    checks = found(config)
+    assert checks["GPU"].found == "2 GPUs, driver 595.71.05"
+    assert checks["PyTorch"].state == "wrong"
+
+
+@pytest.mark.extras
+def test_a_bucket_is_tried_and_left_as_it_was(s3: S3Server, tmp_path: Path) -> None:
+    with proxied(s3.url, seed=1, faults=0, rate=0.0) as proxy:
+        settings = {**s3.environment, "AWS_ENDPOINT_URL": proxy.url}
+        words = ("doctor", "--dir", tmp_path, "--json", "--s3")
+        good = command.run(*words, f"s3://{BUCKET}/tried", env=settings)
+        other = {**settings, "AWS_SECRET_ACCESS_KEY": "other"}
+        refused = command.run(*words, f"s3://{BUCKET}/tried", env=other)
+        proxy.keeps_checksums = False
+        unkept = command.run(*words, f"s3://{BUCKET}/tried", env=settings)
+        read = command.run(*words, f"s3://{BUCKET}/tried", env={**settings, CHECK_BY_READING: "1"})
+
+    assert [each.code for each in (good, refused, unkept, read)] == [0, 1, 1, 0]
+    last = [each.json["checks"][-1] for each in (good, refused, unkept, read)]
+    assert last[0]["found"].endswith("put, read and deleted; the server verifies CRC32Cs")
+    assert "SignatureDoesNotMatch. Access key and secret are not a pair" in last[1]["found"]
+    assert last[2]["remedy"] == f"export {CHECK_BY_READING}=1"
+    assert last[3]["found"].endswith("objects are read back and compared")
+    assert unkept.err == "imagenet-prep: 1 check wrong: S3\n"
+    assert objects(s3.client(), "tried") == {}

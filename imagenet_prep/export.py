@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from imagenet_prep.core import program
 from imagenet_prep.core.address import is_remote
 from imagenet_prep.core.canonical import Json
+from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.flags import Place, WorkerFlags, flag, optional, switch
 from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import schema
@@ -31,10 +32,11 @@ Examples:
   imagenet-prep export /data/imagenet-480 --to tfds --out ~/tensorflow_datasets
   imagenet-prep export /data/imagenet-480 --to webdataset --out s3://bucket/tars --split validation
   imagenet-prep export /data/imagenet-480 --to recordio --out /data/mxnet
-  imagenet-prep export imagenet_resnet --to torch --out resnet50.safetensors"""
+  imagenet-prep export imagenet_resnet --to torch --out resnet50.safetensors
+  imagenet-prep export /data/imagenet-480 croissant.json --to croissant --about about.json"""
 
 FOLDER, TFDS, WEBDATASET, PARQUET = "folder", "tfds", "webdataset", "parquet"
-RECORDIO, TORCH = "recordio", "torch"
+RECORDIO, TORCH, CROISSANT = "recordio", "torch", "croissant"
 _OF_SETS = (FOLDER, TFDS, WEBDATASET, PARQUET, RECORDIO)
 
 
@@ -53,20 +55,21 @@ class Config(WorkerFlags):
     )
     out: str = flag(
         place=Place.FOLDER_OR_BUCKET,
-        help="an empty folder, made if absent, or s3://bucket/prefix; with --to torch a file; with "
-        "--to recordio and one --split the beginning of the names of its files",
+        help="an empty folder, made if absent, or s3://bucket/prefix; with --to torch and "
+        "croissant a file; with --to recordio and one --split the beginning of the names of its "
+        "files",
         positional=True,
         aliases=("--out",),
         metavar="OUT",
     )
     to: str = flag(
         RECORDIO,
-        choices=(*_OF_SETS, TORCH),
+        choices=(*_OF_SETS, TORCH, CROISSANT),
         help="format; folder: a folder for each class, as ImageFolder reads them; tfds: what "
         "TensorFlow Datasets builds; webdataset: tars; parquet: as the Hub has it; recordio: "
         "MXNet's, as im2rec.py writes it; torch: the weights of a run's last checkpoint as "
         "safetensors, with the names and the layout of torchvision's ResNets, or of "
-        "examples/tiny.py",
+        "examples/tiny.py; croissant: Croissant 1.1, which describes the dataset and has no image",
         aliases=("--format",),
     )
     split: tuple[str, ...] | None = optional(
@@ -91,6 +94,12 @@ class Config(WorkerFlags):
         help="leave out the images whose keys this file lists, one a line",
         only={"to": _OF_SETS},
     )
+    about: str | None = optional(
+        place=Place.FILE,
+        help="JSON with the fields of Croissant that only authors know, such as license and "
+        "rai:dataBiases",
+        only={"to": (CROISSANT,)},
+    )
     allow_empty_class: bool = switch(
         help="give a class without an image in a split an empty folder there",
         only={"to": (FOLDER,)},
@@ -101,8 +110,8 @@ class Config(WorkerFlags):
         super().__post_init__()
         if is_remote(self.dataset) and self.to == TORCH:
             raise ValueError(f"{self.dataset}: --to torch reads the folder of a run")
-        if is_remote(self.out) and self.to == TORCH:
-            raise ValueError(f"--out {self.out}: --to torch writes a file of this machine")
+        if is_remote(self.out) and self.to in (TORCH, CROISSANT):
+            raise ValueError(f"--out {self.out}: --to {self.to} writes a file of this machine")
         if is_remote(self.out) and self.allow_empty_class:
             raise ValueError("--allow-empty-class: a bucket holds no empty folders")
 
@@ -181,6 +190,27 @@ def export_weights(config: Config) -> Json:
     }
 
 
+def export_croissant(config: Config) -> Json:
+    """Writes the Croissant file of a dataset and returns the summary."""
+    from imagenet_prep.core import canonical, regular_file
+    from imagenet_prep.exporting import croissant
+    from imagenet_prep.storage.new_file import complete_file
+    from imagenet_prep.storage.opened import open_dataset
+
+    about: Json = {}
+    if config.about is not None:
+        try:
+            about = dict(canonical.loads(regular_file.read(Path(config.about).expanduser())))
+        except (OSError, TypeError, ValueError) as error:
+            raise UsageError(f"--about {config.about}: expected a JSON object: {error}") from None
+    name = config.dataset.rstrip("/").rpartition("/")[2]
+    made = croissant.document(open_dataset(config.dataset), name, about)
+    with complete_file(Path(config.out).expanduser()) as file:
+        file.write(json.dumps(made, indent=1, ensure_ascii=False).encode())
+    missing = [each for each in croissant.OF_AUTHORS if each not in made]
+    return {"out": config.out, "files": len(made["distribution"]), "missing": missing}
+
+
 def _how_to_load(out: str, summary: Json) -> str:
     """Returns the summary, and the lines of Python that read the file."""
     from imagenet_prep.trainer import torchvision
@@ -200,11 +230,15 @@ def _how_to_load(out: str, summary: Json) -> str:
 @program.verb("imagenet_prep.export", Config, HELP)
 def run(config: Config) -> None:
     """Runs the verb; errors are raised."""
-    summary = export_weights(config) if config.to == TORCH else export(config)
+    summary = {TORCH: export_weights, CROISSANT: export_croissant}.get(config.to, export)(config)
     if config.json:
         print(json.dumps(summary, indent=1))
     elif config.to == TORCH:
         print(_how_to_load(config.out, summary))
+    elif config.to == CROISSANT:
+        print(f"{config.out}: sha256 of {counted(summary['files'], 'file')}, no image")
+        if summary["missing"]:
+            print(f"for publication, add by --about FILE: {', '.join(summary['missing'])}")
     else:
         for split, of_split in summary["splits"].items():
             print(

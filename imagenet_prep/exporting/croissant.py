@@ -1,0 +1,132 @@
+"""Croissant 1.1 with RAI fields: what a dataset is, with the sha256 of each file and no image."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from imagenet_prep.core.canonical import Json
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.manifest import File
+from imagenet_prep.storage.opened import Dataset
+
+_CONTEXT = {
+    "@language": "en",
+    "@vocab": "https://schema.org/",
+    "sc": "https://schema.org/",
+    "cr": "http://mlcommons.org/croissant/",
+    "rai": "http://mlcommons.org/croissant/RAI/",
+    "dct": "http://purl.org/dc/terms/",
+    "prov": "http://www.w3.org/ns/prov#",
+    "conformsTo": "dct:conformsTo",
+    "data": {"@id": "cr:data", "@type": "@json"},
+    "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
+    "examples": {"@id": "cr:examples", "@type": "@json"},
+    "description": {"@container": "@language"},
+    "name": {"@container": "@language"},
+    **{
+        word: f"cr:{word}"
+        for word in (
+            *("arrayShape", "citeAs", "column", "containedIn", "equivalentProperty", "extract"),
+            *("field", "fileObject", "fileProperty", "fileSet", "format", "includes", "isArray"),
+            *("isLiveDataset", "jsonPath", "key", "md5", "parentField", "path", "recordSet"),
+            *("references", "regex", "repeated", "replace", "samplingRate", "separator"),
+            *("source", "subField", "transform"),
+        )
+    },
+}
+_CONFORMS = ["http://mlcommons.org/croissant/1.1", "http://mlcommons.org/croissant/RAI/1.0"]
+# The fields that the program writes from the manifest: the user's file has none of them.
+_OURS = {"@context", "@type", "conformsTo", "distribution", "recordSet", "version"}
+# The fields that Croissant and a conference need, and only the authors of a dataset know.
+OF_AUTHORS = (
+    *("creator", "license", "url", "datePublished", "citeAs"),
+    *("rai:dataLimitations", "rai:dataBiases", "rai:personalSensitiveInformation"),
+    *("rai:dataUseCases", "rai:dataSocialImpact", "rai:hasSyntheticData"),
+)
+
+
+def document(dataset: Dataset, name: str, about: Json) -> Json:
+    """Returns the Croissant file of a dataset.
+
+    Args:
+      name: of the dataset, unless `about` has one.
+      about: fields that the authors know; UsageError for fields that the manifest has.
+    """
+    if given := sorted(_OURS & about.keys()):
+        raise UsageError(f"--about: {', '.join(given)}: the manifest says this. Leave it out.")
+    there, classes = dataset.manifest, dataset.classes
+    files = [_manifest(dataset), *there.files_of(there.splits)]
+    images = sum(split.examples for split in there.splits.values())
+    sources = [
+        {"@type": "prov:Entity", "prov:label": source.name}
+        | ({"sc:identifier": f"md5:{source.md5}"} if source.md5 else {})
+        for source in there.sources
+    ]
+    of_producer = f"{there.producer.name} {there.producer.version}"
+    settings = json.dumps(there.config, sort_keys=True)
+    quarantined = sum(there.quarantined.values())
+    facts = {
+        "name": name,
+        "description": f"{images:,} images of {len(classes.wnids):,} classes in TFRecord shards. "
+        f"The digest {there.digest} of {naming.MANIFEST} identifies the images and labels.",
+        "isLiveDataset": False,
+        "rai:dataPreprocessingProtocol": [f"{of_producer} with the settings {settings}"],
+        "rai:dataCollectionMissingData": f"{quarantined:,} images of the source are quarantined.",
+        **({"prov:wasDerivedFrom": sources} if sources else {}),
+        "prov:wasGeneratedBy": {"@type": "prov:Activity", "prov:label": of_producer},
+    }
+    rows = [
+        {"classes/index": index, "classes/id": wnid, "classes/words": words}
+        for index, (wnid, words) in enumerate(zip(classes.wnids, classes.words, strict=True))
+    ]
+    splits = [
+        {"splits/name": split, "splits/images": of.examples, "splits/root": of.samples_root}
+        for split, of in there.splits.items()
+    ]
+    return {
+        "@context": _CONTEXT,
+        "@type": "sc:Dataset",
+        "conformsTo": _CONFORMS,
+        "version": f"1.0.0+{there.digest[:16]}",
+        **facts,
+        **about,
+        "distribution": [_object(file) for file in files],
+        "recordSet": [
+            _records("classes", {"index": "Integer", "id": "Text", "words": "Text"}, rows),
+            _records("splits", {"name": "Text", "images": "Integer", "root": "Text"}, splits),
+        ],
+    }
+
+
+def _manifest(dataset: Dataset) -> File:
+    return File(naming.MANIFEST, len(dataset.data), hashlib.sha256(dataset.data).hexdigest())
+
+
+def _object(file: File) -> Json:
+    formats = {"json": "application/json", "txt": "text/plain", "jsonl": "application/jsonlines"}
+    return {
+        "@type": "cr:FileObject",
+        "@id": file.name,
+        "name": file.name,
+        "contentUrl": file.name,
+        "contentSize": f"{file.num_bytes} B",
+        "encodingFormat": formats.get(file.name.rpartition(".")[2], "application/octet-stream"),
+        "sha256": file.sha256,
+    }
+
+
+def _records(name: str, fields: dict[str, str], rows: list[Json]) -> Json:
+    """Returns a record set whose records are in the file itself."""
+    return {
+        "@type": "cr:RecordSet",
+        "@id": name,
+        "name": name,
+        "key": {"@id": f"{name}/{next(iter(fields))}"},
+        "field": [
+            {"@type": "cr:Field", "@id": f"{name}/{each}", "name": each, "dataType": f"sc:{kind}"}
+            for each, kind in fields.items()
+        ],
+        "data": rows,
+    }

@@ -1,0 +1,69 @@
+"""`export --to croissant`: one file that describes a dataset, without its images."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagenet_prep import export
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.exporting import croissant
+
+ABOUT = {
+    "license": "CC0-1.0",
+    "creator": {"@type": "sc:Person", "name": "A"},
+    "rai:dataBiases": "é",
+}
+
+
+def described(dataset: Path, out: Path, about: dict[str, Any]) -> Any:
+    (out.parent / "about.json").write_text(json.dumps(about))
+    words = ["--about", str(out.parent / "about.json"), "--to", "croissant", "--json"]
+    assert export.run([str(dataset), str(out), *words]) == 0
+    return json.loads(out.read_text("utf-8"))
+
+
+def test_every_file_has_its_sha256_and_authors_fields_are_taken(
+    prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = described(prepared, tmp_path / "croissant.json", ABOUT)
+
+    listed = {each["contentUrl"]: each["sha256"] for each in made["distribution"]}
+    there = [path for path in prepared.rglob("*") if path.is_file() and ".work" not in path.parts]
+    assert listed == {
+        str(path.relative_to(prepared)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in there
+    }
+    assert {name: made[name] for name in ABOUT} == ABOUT
+    assert "http://mlcommons.org/croissant/1.1" in made["conformsTo"]
+    assert [each["prov:label"] for each in made["prov:wasDerivedFrom"]]
+    classes, splits = made["recordSet"]
+    assert classes["data"][0]["classes/index"] == 0
+    assert {row["splits/name"] for row in splits["data"]} == {"train", "validation"}
+    missing = json.loads(capsys.readouterr().out)["missing"]
+    assert set(missing) == set(croissant.OF_AUTHORS) - ABOUT.keys()
+
+
+@pytest.mark.parametrize("text", ["[]x", "[1]", "1", '{"distribution": []}', '{"@context": {}}'])
+def test_fields_that_are_wrong_or_the_manifests_are_refused(
+    prepared: Path, tmp_path: Path, text: str
+) -> None:
+    (tmp_path / "about.json").write_text(text)
+    words = ["--to", "croissant", "--about", str(tmp_path / "about.json")]
+
+    with pytest.raises(UsageError, match="--about"):
+        export.run([str(prepared), str(tmp_path / "made.json"), *words])
+    assert not (tmp_path / "made.json").exists()
+
+
+def test_mlcroissant_finds_no_error(prepared: Path, tmp_path: Path) -> None:
+    mlcroissant = pytest.importorskip("mlcroissant", reason="mlcroissant is not installed")
+    described(prepared, tmp_path / "croissant.json", ABOUT)
+
+    read = mlcroissant.Dataset(str(tmp_path / "croissant.json"))
+    assert read.metadata.ctx.issues.report() == ""
+    assert len(list(read.records("splits"))) == 2

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from imagenet_prep.core import program, terminal
+from imagenet_prep.core import children, program, terminal
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import (
     DataDamagedError,
@@ -22,6 +22,7 @@ from imagenet_prep.core.errors import (
     by_name,
 )
 from imagenet_prep.core.terminal import counted, human_bytes
+from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File, Manifest, Problem
 from imagenet_prep.dataset.placement import Placement
 from imagenet_prep.distribute.config import Config
@@ -121,10 +122,33 @@ def _to_hosts(config: Config, source: Original, there: Manifest) -> list[Json]:
                 for peer in leader.run()
             ]
         source.check_unchanged()
+        answers = _sign_on_hosts(config, addresses, answers)
     return [
         _report(f"{address}:{path}", files[address], answer)
         for address, answer in zip(addresses, answers, strict=True)
     ]
+
+
+def _sign_on_hosts(
+    config: Config, addresses: Sequence[str], answers: Sequence[Json | ImagenetPrepError]
+) -> Sequence[Json | ImagenetPrepError]:
+    """Brings the signature, if there is one, to the hosts with a finished replica."""
+    from imagenet_prep.hosts.process import command_on, run_all
+    from imagenet_prep.storage import signature
+    from imagenet_prep.storage.store import open_readable
+
+    if (signed := signature.read(open_readable(config.dataset))) is None:
+        return answers
+    words = ("-m", "imagenet_prep.storage.signature", config.hosts_and_path[1], signed.hex())
+    argv = children.python(*words, program=config.python)
+    there = [n for n, answer in enumerate(answers) if not isinstance(answer, ImagenetPrepError)]
+    endings = run_all([command_on(addresses[n], argv) for n in there], timeout_s=config.timeout)
+    found = [*answers]
+    for n, ending in zip(there, endings, strict=True):
+        if ending.code != 0:
+            why = f"{naming.SIGNATURE} did not arrive: {ending.why}"
+            found[n] = IncompleteError(f"{why}. All else is there: run the same command again.")
+    return found
 
 
 def _pull_words(config: Config, part: Placement) -> list[str]:
@@ -189,7 +213,8 @@ def _look(
 
 
 def _bring(config: Config, source: Original, target: Replica | Bucket) -> Json:
-    from imagenet_prep.storage.store import open_store
+    from imagenet_prep.storage import signature
+    from imagenet_prep.storage.store import open_readable, open_store
 
     target.refuse_others()
     target.clear()
@@ -212,6 +237,9 @@ def _bring(config: Config, source: Original, target: Replica | Bucket) -> Json:
     if lacking or target.manifest_problem():
         source.check_unchanged()
         target.commit()
+    signed = signature.read(open_readable(config.dataset))
+    if signed is not None and signed != signature.read(target.store):
+        target.store.write(naming.SIGNATURE, signed)
     moved = sum(file.num_bytes for file in lacking)
     return {"mended": [problem for problem, _ in wrong], "moved_bytes": moved}
 

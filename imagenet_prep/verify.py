@@ -17,7 +17,7 @@ from imagenet_prep.core import monitoring, program, terminal
 from imagenet_prep.core.address import is_remote, with_absolute
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.core.flags import WorkerFlags, after_dashes, flag, switch
+from imagenet_prep.core.flags import Place, WorkerFlags, after_dashes, flag, optional, switch
 from imagenet_prep.dataset import naming, schema, settings
 from imagenet_prep.dataset.flag import data_set
 
@@ -38,6 +38,7 @@ Examples:
   imagenet-prep verify /data/imagenet-480 --level decode --workers 16
   imagenet-prep verify /data/imagenet-480 --level manifest --json
   imagenet-prep verify /data/imagenet-480 --if-changed    # on schedule
+  imagenet-prep verify /data/imagenet-480 --signers allowed_signers
   imagenet-prep verify s3://bucket/imagenet-480
   imagenet-prep verify https://host/imagenet-480"""
 
@@ -57,6 +58,11 @@ class Config(WorkerFlags):
         help="read no shard where --if-changed has proven them all before, at this level or a "
         "higher one, and none was touched since; what rots on the disk is not seen"
     )
+    signers: str | None = optional(
+        place=Place.FILE,
+        help="also demand an SSH signature of the manifest by a key of this file, as ssh-keygen "
+        "reads it (ALLOWED SIGNERS)",
+    )
     json: bool = switch(help="print the result as JSON")
     beam_args: tuple[str, ...] = after_dashes("Options for Apache Beam go", are_flags=True)
 
@@ -71,12 +77,14 @@ class Config(WorkerFlags):
 def verify(config: Config) -> Json:
     """Returns what was checked and all problems."""
     from imagenet_prep.shards.samples_root import wrong_roots
+    from imagenet_prep.storage import signature
     from imagenet_prep.storage.ledger import Ledger
     from imagenet_prep.storage.opened import open_dataset
 
     dataset = open_dataset(config.dataset, parts=True, check=False)
     store, manifest, part = dataset.store, dataset.manifest, dataset.placement
     monitoring.quarantined(sum(manifest.quarantined.values()))
+    signed_by = signature.signer(dataset, config.signers) if config.signers else None
     folder, is_web = store.as_folder, config.dataset.startswith(("http://", "https://"))
     shards = [shard for split in manifest.splits for shard in dataset.shards(split)]
     damaged = _check_small_files(dataset)
@@ -111,6 +119,7 @@ def verify(config: Config) -> Json:
         "dataset": store.where(),
         "digest": manifest.digest,
         "level": config.level,
+        **({"signed_by": signed_by} if signed_by else {}),
         "unchanged_since": since,
         "shards": len(shards),
         "examples": sum(shard.examples for shard in shards),
@@ -285,6 +294,8 @@ def run(config: Config) -> None:
         raise DataDamagedError(f"{found}, listed above. {remedy}", remedy)
     if not config.json:
         print(f"sound: {what}, level {config.level}, manifest {result['digest'][:16]}")
+        if "signed_by" in result:
+            print(f"signed by {terminal.printable(result['signed_by'])}")
         if not result["has_samples"]:
             print(
                 "no tables of samples: the manifest proves shards, not images; imagenet-prep adopt "

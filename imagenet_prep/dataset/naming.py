@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 MANIFEST = "dataset.json"
+# The SSH signature of the manifest, by the name that ssh-keygen gives it.
+SIGNATURE = f"{MANIFEST}.sig"
 # In replicas that hold a part of the set: which one.
 PLACEMENT = "placement.json"
 # In the --log-dir of a run.
@@ -89,7 +91,7 @@ def is_small_file(name: str) -> bool:
     return (
         _PLAIN.fullmatch(name) is not None
         and len(name) <= _MAX_NAME_BYTES
-        and name not in (MANIFEST, PLACEMENT, REPORT, *BESIDE)
+        and name not in (MANIFEST, SIGNATURE, PLACEMENT, REPORT, *BESIDE)
         and not looks_like_shard(name)
         and parse_shard_name(name) is None
     )

@@ -37,7 +37,7 @@ CONFIGS: dict[str, type[Settings]] = {
 REFUSED = {
     "download": "connections dry_run json part_size retries timeout what",
     "prepare": "",
-    "verify": "json worker_kind",
+    "verify": "json signers worker_kind",
     "duplicates": "against json source splits worker_kind",
     "replicate": "bandwidth_limit check connections copies dry_run from_parent json mode part "
     "python repair retries timeout wait",

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 from pathlib import Path
 
@@ -58,6 +59,19 @@ def test_a_second_run_moves_only_what_a_host_lacks_and_a_repair_what_is_damaged(
     last = hosts.run(dataset, "--json")
     assert [replica["moved_bytes"] for replica in last.json["replicas"]] == [0, 40_002]
     hosts.assert_whole(dataset)
+
+
+def test_every_host_gets_the_signature_of_the_manifest(
+    hosts: Hosts, dataset: Path, tmp_path: Path
+) -> None:
+    hosts.only("10.0.0.1", "node-3")
+    signed = shutil.copytree(dataset, tmp_path / "signed")
+    (signed / "dataset.json.sig").write_bytes(b"-----BEGIN SSH SIGNATURE-----\n")
+    assert hosts.run(signed).code == 0
+
+    for address in hosts.addresses:
+        made = hosts.replica(address) / "dataset.json.sig"
+        assert made.read_bytes() == b"-----BEGIN SSH SIGNATURE-----\n"
 
 
 def test_a_host_that_is_down_does_not_stop_the_others(hosts: Hosts, dataset: Path) -> None:

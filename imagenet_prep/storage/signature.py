@@ -1,0 +1,78 @@
+"""The SSH signature of a manifest: made by `ssh-keygen -Y sign`, verified by OpenSSH."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from imagenet_prep.core.errors import DataDamagedError, UsageError
+from imagenet_prep.dataset import naming
+from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.opened import Dataset
+from imagenet_prep.storage.store import Readable
+
+# A signature for one purpose is refused for all others.
+NAMESPACE = "imagenet-prep"
+# An SSH signature has less than 1 kB, with an RSA key of 16,384 bits about 6 kB.
+_MOST_BYTES = 16 << 10
+_LIMIT_S = 30
+
+
+def read(store: Readable) -> bytes | None:
+    """Returns the signature next to a manifest; None if there is none."""
+    if store.size(naming.SIGNATURE) is None:
+        return None
+    return store.read(naming.SIGNATURE, most=_MOST_BYTES)
+
+
+def signer(dataset: Dataset, signers: str) -> str:
+    """Returns the identity in the file `signers` whose key has signed the manifest.
+
+    Raises DataDamagedError if none has, and UsageError if OpenSSH cannot check it here.
+    """
+    where, allowed = dataset.store.where(naming.SIGNATURE), Path(signers).expanduser().absolute()
+    if not allowed.is_file():
+        raise UsageError(f"--signers {signers}: there is no such file")
+    remedy = (
+        f"Get {naming.MANIFEST} and {naming.SIGNATURE} from the author again, or let the author "
+        f"sign: ssh-keygen -Y sign -n {NAMESPACE} -f KEY {naming.MANIFEST}"
+    )
+    if (data := read(dataset.store)) is None:
+        raise DataDamagedError(f"{where}: missing, so the dataset is not signed. {remedy}")
+    with tempfile.NamedTemporaryFile(prefix="imagenet-prep-", suffix=".sig") as file:
+        file.write(data)
+        file.flush()
+        of_both = ["-s", file.name, "-f", str(allowed)]
+        found = _keygen("find-principals", of_both, b"")
+        # The first line; a key may belong to several identities.
+        identity = found.stdout.decode(errors="replace").partition("\n")[0]
+        if not found.returncode:
+            words = [*of_both, "-I", identity, "-n", NAMESPACE]
+            found = _keygen("verify", words, dataset.data)
+        if found.returncode:
+            reason = found.stderr.decode(errors="replace").strip() or "no key of it fits"
+            raise DataDamagedError(
+                f"{where}: not a valid signature of {naming.MANIFEST} by a key in {signers} "
+                f"(ssh-keygen: {reason}). {remedy}"
+            )
+    return identity
+
+
+def _keygen(act: str, words: list[str], data: bytes) -> subprocess.CompletedProcess[bytes]:
+    argv = ["ssh-keygen", "-Y", act, *words]
+    try:
+        return subprocess.run(argv, input=data, capture_output=True, timeout=_LIMIT_S, check=False)
+    except FileNotFoundError:
+        raise UsageError(
+            "--signers needs ssh-keygen (OpenSSH 8.2 or newer): apt-get install openssh-client"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise UsageError(
+            f"ssh-keygen has not ended in {_LIMIT_S} s: run the command again"
+        ) from None
+
+
+if __name__ == "__main__":  # `replicate` starts this on a host: FOLDER, and the bytes in hex.
+    LocalStore(Path(sys.argv[1]).expanduser()).write(naming.SIGNATURE, bytes.fromhex(sys.argv[2]))

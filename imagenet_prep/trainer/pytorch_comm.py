@@ -149,7 +149,7 @@ class Horovod(_Together):
             )
         compression = self._hvd.Compression
         self._compression = compression.fp16 if fp16_compression else compression.none
-        self._sent: list[tuple[Any, int, Any]] = []
+        self._sent: list[tuple[Any, Any, int, Any]] = []
 
     def parallel(self, network: Any) -> Any:
         """Returns the network; its backward pass sends each gradient as soon as it is known."""
@@ -159,13 +159,16 @@ class Horovod(_Together):
 
     def _post(self, name: str, weight: Any) -> None:
         packed, how = self._compression.compress(weight.grad)
-        handle = self._hvd.allreduce_async(packed, name=name, op=self._hvd.Average)
-        self._sent.append((weight, handle, how))
+        # As a row of memory, since Horovod refuses channels last.
+        row = packed.as_strided((packed.numel(),), (1,))
+        handle = self._hvd.allreduce_async_(row, name=name, op=self._hvd.Average)
+        self._sent.append((weight, packed, handle, how))
 
     def arrive(self) -> None:
         """Waits for the gradients of a backward pass."""
-        for weight, handle, how in self._sent:
-            weight.grad = self._compression.decompress(self._hvd.synchronize(handle), how)
+        for weight, packed, handle, how in self._sent:
+            self._hvd.synchronize(handle)
+            weight.grad = self._compression.decompress(packed, how)
         self._sent.clear()
 
     def _add_up(self, tensor: Any) -> None:

@@ -5,9 +5,10 @@
 Copy this file into Airflow's DAG folder. It needs nothing but Airflow there; `imagenet-prep` has
 an environment of its own on the workers, and the variable IMAGENET_PREP_COMMAND names it.
 
-Every task may be cleared or run again at any time: it does what is left. Exit codes 2 (usage) and
-3 (damaged data) fail at once, since trying again cannot help; for 75 (another run writes there) the
-task waits and asks again, within its time-out; anything else is retried.
+Every task may be cleared or run again at any time: it does what is left. Exit codes 1 (failed),
+2 (usage) and 3 (damaged data) fail at once, since the same command would fail again; for 75
+(another run writes there) the task waits and runs it again, within its time-out; anything else is
+retried.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from typing import Any
 from airflow.sdk import Param, dag, task
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
-_FINAL = {2, 3}
+_FINAL = {1, 2, 3}
 # Another run holds the output. A wait is no failure, so it costs none of the retries.
 _BUSY = 75
 _BUSY_S = float(os.environ.get("IMAGENET_PREP_AIRFLOW_BUSY_S", "60"))
@@ -274,7 +275,8 @@ def imagenet_prep() -> None:
 def run(*arguments: str) -> None:
     """Runs `imagenet-prep ARGUMENTS`, without a shell; its output goes to the task's log.
 
-    Airflow retries failures, but not wrong usage, damaged data or a password in an address.
+    Airflow retries only a command that may pass: one that is incomplete (4), was killed, or met a
+    bug. A password in an address fails at once.
     """
     if any(re.search(_LOGIN, word) for word in arguments):
         raise AirflowFailException(

@@ -114,7 +114,7 @@ def _ask(address: str, request: Request, num_files: int) -> Json:
         kind = IncompleteError if cause is Cause.SILENT else StoreError
         raise kind(f"its answer cannot be used: {broken}.")
     if not answers:
-        raise StoreError(ending.explained)
+        raise (IncompleteError if ending.is_lost else StoreError)(ending.explained)
     return answers[0]
 
 
@@ -142,7 +142,7 @@ def pull(
 def result_of(ending: Ending) -> Json | ImagenetPrepError:
     """Returns moved_bytes and problems of the result that a run with --json has printed."""
     if ending.code != 0:
-        kind = IncompleteError if ending.is_of_ssh else by_exit_code(ending.code, StoreError)
+        kind = IncompleteError if ending.is_lost else by_exit_code(ending.code, StoreError)
         return kind(ending.why)
     try:
         # The result begins on its own line; a login shell may have printed something before it.

@@ -254,7 +254,7 @@ class Stage(Generic[AnyTask, AnyContent]):
             try:
                 failure = records.loads(Failure, local.read(path))
             except ValueError as damage:
-                raise errors.StoreError(
+                raise errors.IncompleteError(
                     f"{local.where(path)}: a task has failed, and its note is damaged "
                     f"({damage}). Run the same command again."
                 ) from damage

@@ -97,6 +97,13 @@ class Ending(NamedTuple):
         return _is_final(self.said)
 
     @property
+    def is_lost(self) -> bool:
+        """Whether it may pass: no answer in time, a broken connection, or a killed process."""
+        if self.code is None:
+            return self.seconds > 0
+        return self.code < 0 or (self.is_of_ssh and not self.is_final)
+
+    @property
     def why(self) -> str:
         """The last line that ssh or the program left, or the exit code."""
         if "REMOTE HOST IDENTIFICATION HAS CHANGED" in self.said:

@@ -22,7 +22,7 @@ from typing import IO
 from imagenet_prep.core import children, signals
 from imagenet_prep.hosts.channel import Frame, Process
 from imagenet_prep.hosts.hosts_file import Host
-from imagenet_prep.hosts.messages import BrokenError
+from imagenet_prep.hosts.messages import BrokenError, Cause
 from imagenet_prep.hosts.process import Tail, start
 from imagenet_prep.launching.host import FROM_HOST, NO_RANK, Order
 
@@ -135,7 +135,9 @@ class Crew:
         why = f"ended with code {ending.code}" if ending.code else ""
         if broken:
             why = f"is given up: {broken}"
-        self._events.put(partial(self._ended, member.address, why))
+        # The host or its process died, or the network failed: the launch may be run again.
+        lost = broken.cause is Cause.SILENT if broken else ending.is_lost
+        self._events.put(partial(self._ended, member.address, why, _INCOMPLETE if lost else 1))
 
     def _start_mpirun(self, argv: Sequence[str], environment: Mapping[str, str] | None) -> None:
         # mpirun ends its ranks when it is asked to.
@@ -202,14 +204,15 @@ class Crew:
         self._failures.append((code, rank in self._left))
         if self._ends == float("inf"):
             # Where one has come to an orderly end, all have, and rank 0 is saving.
-            limit_s = self._grace_s if code == _INCOMPLETE else _FAILED_S
+            is_orderly = code == _INCOMPLETE and rank not in (NO_RANK, *self._left)
+            limit_s = self._grace_s if is_orderly else _FAILED_S
             self._order("limit", min(limit_s, self._grace_s))
 
-    def _ended(self, address: str, why: str) -> None:
+    def _ended(self, address: str, why: str, code: int) -> None:
         self._running.remove(address)
         if why:
             _say(f"{address}: the process that runs its ranks {why}")
-            self._failed(NO_RANK, 1)
+            self._failed(NO_RANK, code)
 
     def _mpirun_ended(self, code: int) -> None:
         self._running.remove("mpirun")

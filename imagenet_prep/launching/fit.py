@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from imagenet_prep.core import children, records
-from imagenet_prep.core.errors import ImagenetPrepError
+from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset.placement import WHOLE, Placement
 from imagenet_prep.hosts.hosts_file import Host, local_first
@@ -67,7 +67,8 @@ def check(
     if not problems:
         network, problems = network_of(ordered, [known[host] for host in ordered], interface)
     if network is None:
-        raise ImagenetPrepError(
+        is_lost = len(problems) == sum(ending.is_lost for ending in endings)
+        raise (IncompleteError if is_lost else ImagenetPrepError)(
             f"{counted(len(problems), 'problem')} on {counted(len(used), 'host')}, nothing was "
             "started:\n  " + "\n  ".join(problems)
         )

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from imagenet_prep.core import canonical
-from imagenet_prep.core.errors import ImagenetPrepError, UsageError
+from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError, UsageError
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.core.world import LEFT, World
 
@@ -241,7 +241,7 @@ def lost_rank() -> Iterator[None]:
             raise
         print(LEFT, file=sys.stderr, flush=True)
         time.sleep(_LEFT_S)
-        raise ImagenetPrepError(
+        raise IncompleteError(
             "another rank died or stalled; its own lines say why. The last checkpoint is kept: "
             "run the same command again to go on from it."
         ) from error

@@ -73,3 +73,18 @@ def test_the_last_words_of_a_host_are_one_plain_line() -> None:
     assert Ending(1, "", "This account is not available.").why == "This account is not available"
     assert Ending(255, "Host key verification failed.\nlost connection").is_final
     assert Ending(7, "").why == "its process ended with code 7"
+
+
+@pytest.mark.parametrize(
+    ("ending", "is_lost"),
+    [
+        (Ending(None, "no answer in 10 s", seconds=10.0), True),
+        (Ending(None, "ssh cannot be started: No such file or directory"), False),
+        (Ending(255, "ssh: connect to host b: No route to host"), True),
+        (Ending(255, "x: Permission denied (publickey)."), False),
+        (Ending(-9, ""), True),
+        (Ending(1, "cannot write"), False),
+    ],
+)
+def test_only_a_failure_that_may_pass_is_a_lost_host(ending: Ending, is_lost: bool) -> None:
+    assert ending.is_lost == is_lost

@@ -110,7 +110,7 @@ def test_a_host_that_falls_silent_is_given_up(
     limits(silent_host_s=5.0)
     hangs = peers.program(peers.line("alive"), then="exec sleep 1000")
 
-    assert launched(tmp_path, monkeypatch, hangs, "localhost") == 1
+    assert launched(tmp_path, monkeypatch, hangs, "localhost") == 4
     assert "node1: the process that runs its ranks is given up: it has sent nothing for 5 s" in (
         capsys.readouterr().err
     )

@@ -254,7 +254,7 @@ def test_ranks_die_with_the_process_that_runs_them(tmp_path: Path) -> None:
         ]
 
     assert ranks == []
-    assert finished.code == 1
+    assert finished.code == 4
     assert "the process that runs its ranks ended with code" in finished.err
 
 

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from imagenet_prep.core import records
+from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError
 from imagenet_prep.hosts.hosts_file import Host
 from imagenet_prep.hosts.process import Ending
 from imagenet_prep.launching import fit, host
+from imagenet_prep.launching.work import Work
 
 NODE = Host("node1", 1)
 
@@ -47,6 +49,24 @@ def test_an_answer_of_another_form_is_said(key: str, value: Any) -> None:
 
     assert isinstance(said, str)
     assert "has no imagenet-prep of this version there" in said
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        (["No route to host", "Connection refused"], IncompleteError),
+        (["No route to host", "Permission denied (publickey)."], ImagenetPrepError),
+    ],
+)
+def test_hosts_that_may_come_back_are_worth_another_run(
+    monkeypatch: pytest.MonkeyPatch, said: list[str], kind: type[ImagenetPrepError]
+) -> None:
+    endings = [Ending(255, f"ssh: {each}") for each in said]
+    monkeypatch.setattr(fit, "run_all", lambda *_, **__: endings)
+    hosts = [Host(f"node{number}", 1) for number in range(2)]
+    with pytest.raises(ImagenetPrepError, match="2 problems on 2 hosts, nothing was") as caught:
+        fit.check(hosts, Work((), None, None), timeout_s=1.0, interface=None)
+    assert type(caught.value) is kind
 
 
 def test_ranks_of_torchrun_and_mxnets_scheduler_meet_at_two_ports() -> None:

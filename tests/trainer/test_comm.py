@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from imagenet_prep.core.errors import ImagenetPrepError
+from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError
 from imagenet_prep.core.world import LEFT, World
 from imagenet_prep.trainer.comm import Comm, Horovod, lost_rank
 from tests.kit.limits import Limits
@@ -125,6 +125,6 @@ def test_only_the_loss_of_another_rank_is_told_to_the_launcher(
             raise error
     assert capsys.readouterr().err == ""
 
-    with pytest.raises(ImagenetPrepError, match="another rank died or stalled"), lost_rank():
+    with pytest.raises(IncompleteError, match="another rank died or stalled"), lost_rank():
         raise lost("Horovod has been shut down")
     assert capsys.readouterr().err == f"{LEFT}\n"

@@ -274,7 +274,7 @@ def test_a_stalled_rank_ends_the_job(shades: Path, tmp_path: Path) -> None:
         finished = running.finish(PATIENCE_S)
         assert running.workers() == []
 
-    assert finished.code == 1, finished.err
+    assert finished.code == 4, finished.err
     assert "died or stalled: rank 1 on localhost" in finished.err
 
 

@@ -304,7 +304,7 @@ def test_an_address_with_a_password_reaches_no_log(airflow: Airflow, fake: Fake)
 def test_what_may_pass_is_tried_again_and_what_cannot_is_not(airflow: Airflow, fake: Fake) -> None:
     """A wait for another run costs none of the tries."""
     airflow.env["IMAGENET_PREP_AIRFLOW_BUSY_S"] = "0.01"
-    fake.ends(prepare=[75, 4, 1, 75, 75, -signal.SIGKILL], verify=[70, 0], replicate=[3])
+    fake.ends(prepare=[75, 4, 137, 75, 75, -signal.SIGKILL], verify=[70, 0], replicate=[3])
     ended = airflow.test(out=str(fake.out), replicate_to="/elsewhere")
 
     assert ended.state == "failed"
@@ -321,6 +321,14 @@ def test_what_may_pass_is_tried_again_and_what_cannot_is_not(airflow: Airflow, f
     assert f"AirflowFailException: {error}" in ended.log
     assert "imagenet-prep prepare: ended by SIGKILL" in ended.log
     assert [call[0] for call in fake.calls].count("prepare") == 7
+
+
+def test_a_failure_that_needs_a_person_is_not_tried_again(airflow: Airflow, fake: Fake) -> None:
+    fake.ends(verify=[1, 2, 3, 4, 70])
+    told = airflow.tasks(*[{"out": str(fake.out)}] * 5)
+
+    kinds = [each["verify"].partition(":")[0] for each in told]
+    assert kinds == ["AirflowFailException"] * 3 + ["AirflowException"] * 2
 
 
 def test_a_picture_in_two_splits_ends_the_run_where_that_is_asked_for(

@@ -85,7 +85,7 @@ def losses(
             labels = rng.integers(CLASSES, size=BATCH, dtype=np.int32)
             noise = rng.standard_normal((BATCH, size, size, 3), np.float32)
             batch = {
-                "images": (noise + labels[:, None, None, None] / 4).astype(dtype),
+                "images": (noise + labels[:, None, None, None].astype("f") / 4).astype(dtype),
                 "class_index": labels,
                 "mask": np.arange(BATCH) < BATCH - step % 2,
             }

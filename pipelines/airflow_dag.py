@@ -273,11 +273,7 @@ def imagenet_prep() -> None:
 
 
 def run(*arguments: str) -> None:
-    """Runs `imagenet-prep ARGUMENTS`, without a shell; its output goes to the task's log.
-
-    Airflow retries only a command that may pass: one that is incomplete (4), was killed, or met a
-    bug. A password in an address fails at once.
-    """
+    """Runs `imagenet-prep ARGUMENTS`, without a shell; its output goes to the task's log."""
     if any(re.search(_LOGIN, word) for word in arguments):
         raise AirflowFailException(
             f"{arguments[0]}: an address in the parameters holds a user name or password. Put it "

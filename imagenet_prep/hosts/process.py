@@ -94,7 +94,7 @@ class Ending(NamedTuple):
     @property
     def is_final(self) -> bool:
         """Whether ssh will say the same again."""
-        return _is_final(self.said)
+        return any(words in self.said for words in _FINAL)
 
     @property
     def is_lost(self) -> bool:
@@ -110,7 +110,7 @@ class Ending(NamedTuple):
             return "the host's key has changed: Host key verification failed"
         # A shell that lets nobody in says so on its standard output.
         lines = [line for line in (self.said or self.output).splitlines() if line.strip()]
-        final = [line for line in lines if _is_final(line)]
+        final = [line for line in lines if Ending(None, line).is_final]
         last = (final or lines or [f"its process ended with code {self.code}"])[-1]
         return plain(last).rstrip(".")
 
@@ -118,10 +118,6 @@ class Ending(NamedTuple):
     def explained(self) -> str:
         """Why a host cannot be worked with, and what to do where that is known."""
         return f"{self.why}. {_ADVICE}" if self.is_final else f"{self.why}."
-
-
-def _is_final(text: str) -> bool:
-    return any(words in text for words in _FINAL)
 
 
 def start(

@@ -40,9 +40,7 @@ _printing = threading.Lock()
 
 def exit_code(failures: Sequence[tuple[int, bool]]) -> int:
     """Returns the code of the first that failed by itself, else that of the first, else 0."""
-    by_themselves = [code for code, left in failures if not left]
-    codes = by_themselves or [code for code, _ in failures]
-    return codes[0] if codes else 0
+    return min(failures, key=lambda failure: failure[1], default=(0, False))[0]
 
 
 def _print(target: IO[str], text: bytes | str) -> None:

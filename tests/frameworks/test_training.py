@@ -72,11 +72,14 @@ def runs(python: Path, shades: Path, shared_cache: Path) -> Path:
 # Type, steps, and three words for each network; see agree.py. Large networks have fewer steps.
 SHALLOW = """float32 10
     tiny sgd 0.05  tiny adam 0.003  tiny rmsprop 0.001  tiny lars 2  tiny larc 0.5
-    cifar adam 0.001  mnist adam 0.001  resnet18 sgd 0.005
+    cifar adam 0.001  mnist adam 0.001
 """
 DEEP = (
-    *(f"float64 10 {model} sgd 0.005" for model in ("resnet34", "resnet50", "resnet50-v1")),
-    *(f"float64 4 {model} sgd 0.005" for model in ("resnet101", "resnet152")),
+    *(
+        f"float64 10 {model} sgd 0.0005"
+        for model in ("resnet18", "resnet34", "resnet50", "resnet50-v1")
+    ),
+    *(f"float64 4 {model} sgd 0.0005" for model in ("resnet101", "resnet152")),
 )
 
 

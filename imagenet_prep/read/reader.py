@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, Generic, cast
 
+from imagenet_prep.core.address import absolute
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.core.flags import absolute
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.read.backend import Backend, open_backend

@@ -33,6 +33,8 @@ REPORT = "report.html"
 EXPORT = "export.json"
 INDEX = "index"
 SAMPLES = "samples"
+# The folder of columns: a folder for each.
+COLUMNS = "columns"
 # Folders of what lies beside the shards, a file for each.
 BESIDE = (INDEX, SAMPLES)
 
@@ -91,7 +93,7 @@ def is_small_file(name: str) -> bool:
     return (
         _PLAIN.fullmatch(name) is not None
         and len(name) <= _MAX_NAME_BYTES
-        and name not in (MANIFEST, SIGNATURE, PLACEMENT, REPORT, *BESIDE)
+        and name not in (MANIFEST, SIGNATURE, PLACEMENT, REPORT, COLUMNS, *BESIDE)
         and not looks_like_shard(name)
         and parse_shard_name(name) is None
     )

@@ -1,0 +1,272 @@
+"""column.json: an array per record of a dataset, such as latents, features or tokens.
+
+The rows of a shard are one file, columns/NAME/SHARD.npy: row i belongs to record i. The sha256 of
+the shard's table of samples ties the file to the records and their order, in every dataset that
+has this table: a replica, a part, or an amended dataset whose shard did not change. A column is
+complete if column.json is there. Before, begun.json has its settings, and each file has a receipt.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from imagenet_prep.core import canonical, records
+from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.core.terminal import counted
+from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.manifest import File, Shard
+
+VERSION = 1
+# What `make_dataset(fields=)` puts before the name of a column.
+PREFIX = "column:"
+# The name of each type, and the type and size of its values in the .npy files. NumPy has no
+# bfloat16: its bits are stored as uint16.
+DTYPES = {
+    "bool": ("|b1", 1),
+    "int8": ("|i1", 1),
+    "uint8": ("|u1", 1),
+    **{f"{kind}{8 * n}": (f"<{kind[0]}{n}", n) for kind in ("int", "uint") for n in (2, 4, 8)},
+    **{f"float{8 * n}": (f"<f{n}", n) for n in (2, 4, 8)},
+    "bfloat16": ("<u2", 2),
+}
+# The view of a column that is true of a picture, however it is cropped or mirrored.
+ANY_VIEW = "image"
+# Whether a row depends on the image alone.
+OF_IMAGE, OF_CLASS = "image", "image+class"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_MOST_AXES = 8
+_MOST_ROW_BYTES = 64 << 20
+_MOST_BYTES = 1 << 62
+_MOST_VIEW = 200
+_ADVICE = "Get the column again from where it was made, or remove its folder and make it again."
+
+
+@dataclass(frozen=True)
+class ColumnFile:
+    """The rows of one shard.
+
+    Attributes:
+      shard: name of the shard.
+      rows: records of the shard.
+      num_bytes, sha256: of the .npy file.
+      samples_sha256: of the shard's table of samples.
+      missing: only in receipts: records whose rows are still to be computed, sorted.
+    """
+
+    shard: str
+    rows: int
+    num_bytes: int
+    sha256: str
+    samples_sha256: str
+    missing: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuses what cannot be."""
+        if naming.parse_shard_name(self.shard) is None:
+            raise ValueError("the shard has no name of a shard")
+        if not (0 <= self.rows <= _MOST_BYTES and 0 <= self.num_bytes <= _MOST_BYTES):
+            raise ValueError("a number of rows or bytes is out of bounds")
+        if not all(map(_SHA256.fullmatch, (self.sha256, self.samples_sha256))):
+            raise ValueError("a sha256 is not 64 hexadecimal digits")
+        inside = all(0 <= number < self.rows for number in self.missing)
+        if not inside or list(self.missing) != sorted(set(self.missing)):
+            raise ValueError("the missing rows are not sorted, or out of bounds")
+
+    def is_of(self, shard: Shard) -> bool:
+        """Returns whether the rows belong to the records of this shard in their order."""
+        mine = (self.shard, self.rows, self.samples_sha256)
+        return mine == (shard.name, shard.examples, shard.samples_sha256)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column, as column.json and begun.json describe it.
+
+    Attributes:
+      name: of the column, and of its folder.
+      dtype: one of `DTYPES`.
+      shape: of one row; () for one value per record.
+      about: any JSON: how the column was made.
+      view: the view of the images that it was made from, or `ANY_VIEW`.
+      made_from: `OF_IMAGE`, or `OF_CLASS` if a row also depends on the key or class of its record.
+      splits: the files of each split that it covers, in the order of the shards; empty in
+        begun.json.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    about: Any = None
+    view: str = ANY_VIEW
+    made_from: str = OF_IMAGE
+    splits: dict[str, list[ColumnFile]] = field(default_factory=dict)
+    column_version: int = VERSION
+
+    def __post_init__(self) -> None:
+        """Refuses what cannot be, with ValueError."""
+        if self.column_version != VERSION:
+            raise ValueError(f"column_version: expected {VERSION}. Upgrade imagenet-prep")
+        check_name(self.name)
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}")
+        if len(self.shape) > _MOST_AXES or not all(0 < side < 1 << 31 for side in self.shape):
+            raise ValueError(f"shape: expected up to {_MOST_AXES} sides of 1 or more")
+        if self.row_bytes > _MOST_ROW_BYTES:
+            raise ValueError(f"shape: a row has more than {_MOST_ROW_BYTES:,} bytes")
+        if self.made_from not in (OF_IMAGE, OF_CLASS):
+            raise ValueError(f"made_from: expected {OF_IMAGE} or {OF_CLASS}")
+        if not (self.view and self.view.isprintable() and len(self.view) <= _MOST_VIEW):
+            raise ValueError(f"view: expected a line of at most {_MOST_VIEW} characters")
+        for split, files in self.splits.items():
+            names = [naming.parse_shard_name(file.shard) for file in files]
+            numbers = [name.number for name in names if name and name.split == split]
+            if not files or numbers != sorted({*numbers}) or len(numbers) != len(files):
+                raise ValueError(f"splits: {counted(len(files), 'file')}, not in order of shards")
+            if any(file.num_bytes != self.num_bytes(file.rows) for file in files):
+                raise ValueError("splits: the size of a file differs from that of its rows")
+            if any(file.missing for file in files):
+                raise ValueError("splits: rows of a file are missing")
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return math.prod(self.shape) * DTYPES[self.dtype][1]
+
+    @property
+    def descr(self) -> str:
+        """The type of the values in the .npy files, as NumPy writes it."""
+        return DTYPES[self.dtype][0]
+
+    def header(self, rows: int) -> bytes:
+        """Returns the beginning of a .npy file of so many rows: its only accepted header."""
+        shape = f"({rows},)" if not self.shape else str((rows, *self.shape))
+        said = f"{{'descr': '{self.descr}', 'fortran_order': False, 'shape': {shape}, }}"
+        # NumPy aligns the values to 64 bytes.
+        padded = said.ljust(-(-(len(said) + 11) // 64) * 64 - 11) + "\n"
+        return b"\x93NUMPY\x01\x00" + len(padded).to_bytes(2, "little") + padded.encode()
+
+    def num_bytes(self, rows: int) -> int:
+        """Returns the size of a .npy file of so many rows."""
+        return len(self.header(rows)) + rows * self.row_bytes
+
+    def file(self, rows: ColumnFile) -> File:
+        """Returns the .npy file of a shard, with its path in the dataset."""
+        return File(file_name(self.name, rows.shard), rows.num_bytes, rows.sha256)
+
+    def files(self, splits: Iterable[str] | None = None) -> list[File]:
+        """Returns the .npy files of some splits, by default of all."""
+        chosen = self.splits if splits is None else splits
+        return [self.file(rows) for split in chosen for rows in self.splits.get(split, [])]
+
+    def of(self, split: str, shards: Iterable[Shard]) -> tuple[list[ColumnFile], list[str]]:
+        """Returns the files of some shards, and the names of the shards that have none."""
+        there = {rows.shard: rows for rows in self.splits.get(split, [])}
+        found, lacking = [], []
+        for shard in shards:
+            rows = there.get(shard.name)
+            if rows is not None and rows.is_of(shard):
+                found.append(rows)
+            else:
+                lacking.append(shard.name)
+        return found, lacking
+
+    def begun(self) -> Column:
+        """Returns its settings alone, as begun.json has them."""
+        return dataclasses.replace(self, splits={})
+
+    def with_files(self, split: str, files: Iterable[ColumnFile]) -> Column:
+        """Returns the column with these files of a split, and its other splits."""
+        return dataclasses.replace(self, splits={**self.splits, split: list(files)})
+
+    @cached_property
+    def digest(self) -> str:
+        """The sha256 that names this exact column."""
+        return canonical.digest(self._content())
+
+    def dumps(self) -> bytes:
+        """Returns the bytes of column.json or begun.json, with their digest."""
+        content = {**self._content(), "digest": self.digest}
+        return json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False).encode() + b"\n"
+
+    def _content(self) -> dict[str, Any]:
+        splits = {name: list(map(canonical.fields, self.splits[name])) for name in self.splits}
+        return {**dataclasses.asdict(self.begun()), "splits": splits}
+
+
+def loads(data: bytes, where: str, name: str) -> Column:
+    """Returns the column in the bytes of column.json or begun.json; DataDamagedError otherwise.
+
+    Args:
+      data: the bytes.
+      where: how errors call the file.
+      name: of the column's folder.
+    """
+    try:
+        content = canonical.loads(data)
+        if not isinstance(content, dict):
+            raise ValueError("it is not an object")
+        stated = content.pop("digest", None)
+        column = records.parse(Column, content)
+        if column.dumps() != data or column.digest != stated:
+            raise ValueError("its digest is of different content")
+        if column.name != name:
+            raise ValueError(f"it is of a column with another name than {name}")
+    except (ValueError, RecursionError) as error:
+        raise DataDamagedError(f"{where}: damaged ({error}). {_ADVICE}") from None
+    return column
+
+
+def loads_receipt(data: bytes, where: str) -> ColumnFile:
+    """Returns the rows that the receipt of a file names; DataDamagedError otherwise."""
+    try:
+        return records.loads(ColumnFile, data)
+    except (ValueError, RecursionError) as error:
+        raise DataDamagedError(f"{where}: damaged ({error}). {_ADVICE}") from None
+
+
+def dumps_receipt(rows: ColumnFile) -> bytes:
+    """Returns the bytes of the receipt of a file."""
+    return canonical.dumps(rows)
+
+
+def check_name(name: str) -> str:
+    """Returns the name of a column unchanged; ValueError if it cannot be one."""
+    if _NAME.fullmatch(name) is None:
+        raise ValueError(
+            "the name of a column has up to 100 letters, digits, dots, hyphens and underscores, "
+            "and starts with none of . and -"
+        )
+    return name
+
+
+def folder_name(name: str) -> str:
+    """Returns the path, relative to the dataset, of a column's folder."""
+    return f"{naming.COLUMNS}/{check_name(name)}"
+
+
+def record_name(name: str) -> str:
+    """Returns the path of column.json, which makes a column complete."""
+    return f"{folder_name(name)}/column.json"
+
+
+def begun_name(name: str) -> str:
+    """Returns the path of begun.json, the settings of a column that is not complete."""
+    return f"{folder_name(name)}/begun.json"
+
+
+def file_name(name: str, shard: str) -> str:
+    """Returns the path of the rows of a shard."""
+    return f"{folder_name(name)}/{shard}.npy"
+
+
+def receipt_name(name: str, shard: str) -> str:
+    """Returns the path of the receipt of the rows of a shard, until the column is complete."""
+    return f"{folder_name(name)}/{shard}.json"

@@ -28,6 +28,8 @@ REPLACED = f"{WORK}/replaced.json"
 REPLICAS = f"{WORK}/replicas.jsonl"
 # The ledger of the shards that `verify --if-changed` has verified.
 VERIFIED = f"{WORK}/verified.jsonl"
+# The ledger of the files of columns that readers have verified.
+READ_COLUMNS = f"{WORK}/columns.jsonl"
 REPORT = "report.html"
 # `export` writes at the end of its run which images it has exported.
 EXPORT = "export.json"

@@ -13,8 +13,17 @@ For example::
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.read.batch import Batch
+from imagenet_prep.read.column_writer import ColumnWriter
 from imagenet_prep.read.dataset import make_dataset
 from imagenet_prep.read.order import StepSampler
 from imagenet_prep.read.reader import Reader
 
-__all__ = ["Batch", "ImageExample", "Reader", "StepSampler", "World", "make_dataset"]
+__all__ = [
+    "Batch",
+    "ColumnWriter",
+    "ImageExample",
+    "Reader",
+    "StepSampler",
+    "World",
+    "make_dataset",
+]

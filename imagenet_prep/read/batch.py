@@ -17,7 +17,9 @@ else:
 Backend = Literal["auto", "tfdata", "dali", "native"]
 Device = Literal["cpu", "gpu"]
 Dtype = Literal["float32", "bfloat16", "float16", "uint8"]
-Field = Literal["images", "class_index", "mask", "key", "number", "boxes", "width", "height"]
+Field = Literal[
+    "images", "class_index", "mask", "key", "number", "boxes", "width", "height", "mirrored"
+]
 Framework = Literal["tensorflow", "numpy", "dlpack"]
 Layout = Literal["NHWC", "NCHW"]
 OnBadRecord = Literal["raise", "skip"]
@@ -47,6 +49,10 @@ class Batch(TypedDict, Generic[Array]):
       boxes: [batch, most, 4] float32: left, top, right and bottom in pixels of `images`. Rows of
         zeros are no boxes: an example has fewer, or one is not seen.
       width, height: [batch] int32, pixels of the stored image; 0 where the mask is False.
+      mirrored: [batch] bool: whether the image is mirrored. Of several views, [batch, views].
+
+    The field "column:NAME" holds the rows of a column, [batch, *shape] of its type; zeros where the
+    mask is False.
 
     Example:
       >>> from imagenet_prep.read import make_dataset
@@ -65,3 +71,4 @@ class Batch(TypedDict, Generic[Array]):
     boxes: Array
     width: Array
     height: Array
+    mirrored: Array

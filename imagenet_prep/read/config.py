@@ -10,7 +10,7 @@ from typing import Any, get_args
 from imagenet_prep.core import address
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
-from imagenet_prep.dataset import schema
+from imagenet_prep.dataset import column, schema
 from imagenet_prep.read import batch
 from imagenet_prep.read.augment import RECIPES, Recipe
 
@@ -84,7 +84,7 @@ class ReadConfig(Wanted):
     num_threads: int
     on_bad_record: batch.OnBadRecord
     out: Callable[[], Any] | None
-    fields: Sequence[batch.Field]
+    fields: Sequence[batch.Field | str]
     views: int
 
     def __post_init__(self) -> None:
@@ -98,9 +98,12 @@ class ReadConfig(Wanted):
             number = getattr(self, name)
             if number is not None and number < least:
                 raise UsageError(f"{name}={number}: expected at least {least}")
-        if not self.fields or set(self.fields) - set(batch.FIELDS):
+        plain = {field for field in self.fields if not field.startswith(column.PREFIX)}
+        if not self.fields or isinstance(self.fields, str) or plain - set(batch.FIELDS):
             expected = ", ".join(map(repr, batch.FIELDS))
-            raise UsageError(f"fields={self.fields!r}: expected some of {expected}")
+            raise UsageError(
+                f"fields={self.fields!r}: expected some of {expected}, '{column.PREFIX}NAME'"
+            )
         if self.views > 1 and not self.is_training:
             raise UsageError(f"views={self.views}: evaluation shows one, the middle of the image")
         if self.is_remote:
@@ -122,6 +125,22 @@ class ReadConfig(Wanted):
     def is_training(self) -> bool:
         """Whether batches are shuffled random crops; by default for the train split."""
         return self.split == schema.TRAIN if self.training is None else self.training
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The fields that are columns, without repetitions."""
+        return tuple(dict.fromkeys(f for f in self.fields if f.startswith(column.PREFIX)))
+
+    @property
+    def view(self) -> str | None:
+        """The view that images show, as columns name it; None for those drawn at random.
+
+        A recipe without crops shows in training the view of evaluation, perhaps mirrored.
+        """
+        if self.is_training and (self.constants.padding != 0 or self.is_coloured):
+            return None
+        unusual = "" if self.is_antialiased else ", not antialiased"
+        return f"evaluation crop, recipe {self.recipe}, {self.image_size} px{unusual}"
 
     @property
     def is_antialiased(self) -> bool:

@@ -45,7 +45,7 @@ def make_dataset(
     num_threads: int = 0,
     on_bad_record: OnBadRecord = "raise",
     out: Callable[[], Any] | None = None,
-    fields: Sequence[Field] = DECODED,
+    fields: Sequence[Field | str] = DECODED,
     views: int = 1,
     classes: Sequence[str | int] | None = None,
     remap: bool = False,
@@ -99,7 +99,8 @@ def make_dataset(
         the DLPack or buffer protocol, with the shape and type of `images`. It is asked up to three
         batches ahead, and `images` is then what it gave.
       fields: what batches hold, in this order; some of the keys of `Batch`; by default
-        images, class_index and mask. Without "images" nothing is decoded.
+        images, class_index and mask; "column:NAME" is a column of the dataset. Without "images"
+        nothing is decoded, and without "boxes" no record is read: the rest is in the tables.
       views: independent crops of each training image; of several, images and boxes have an axis
         behind the batch's.
       classes: WNIDs or class indices whose examples are read; by default all.

@@ -6,19 +6,20 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import dropwhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from imagenet_prep.core.errors import DataDamagedError, UsageError
+from imagenet_prep.dataset.column import PREFIX
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.read.augment import Views, boxes_in, central_views, random_views
 from imagenet_prep.read.background import BackgroundThreads
 from imagenet_prep.read.batch import DECODED
+from imagenet_prep.read.columns import ColumnRows
 from imagenet_prep.read.config import ReadConfig
-from imagenet_prep.read.names import Names
+from imagenet_prep.read.names import Facts
 from imagenet_prep.read.order import Order, Steps
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 # Steps that are read ahead.
 _STEPS_AHEAD = 3
+# The fields that only records have; tables of samples tell the others.
+_OF_RECORDS = ("images", "boxes")
 # The most boxes of one image. A batch has room for as many boxes of each image as one of its
 # images has.
 MOST_BOXES = 5_000
@@ -45,12 +48,19 @@ PLACEHOLDER = bytes.fromhex(
 _PLACEHOLDER_SIDE = 8
 
 
+class _Read(NamedTuple):
+    """What was read of a step: images, if records are read, and the rows of columns by field."""
+
+    images: list[ImageExample | None] | None
+    rows: dict[str, npt.NDArray[Any]]
+
+
 class EncodedBatch(NamedTuple):
     """One step of one rank, not decoded yet.
 
     Attributes:
       encoded: [batch] JPEGs, some of them parts of one buffer; a placeholder where the mask is
-        False.
+        False. Empty if no field needs the records.
       class_index: [batch] int32; 0 where the mask is False.
       mask: [batch] bool: whether there is an example.
       views: the crop of each image; another one for each further view.
@@ -74,6 +84,8 @@ class Feed:
       config: training has random views and no padding; else views are central, and the last step
         is padded.
       class_numbers: the number in the class list of each class index.
+      columns: by field.
+      bfloat16: the columns whose rows are the bits of bfloat16.
       skipped: one sentence for each damaged record that was masked, by example number.
     """
 
@@ -84,8 +96,16 @@ class Feed:
 
     def __post_init__(self) -> None:
         self.skipped: dict[int, str] = {}
-        # Keys by shard and record that the records of an amended set do not tell.
-        self._former: dict[int, dict[int, str]] = {}
+        fields, has_samples = set(self.config.fields), self.records.manifest.has_samples
+        self.columns = {
+            field: ColumnRows(self.records, field.removeprefix(PREFIX), self.config)
+            for field in self.config.columns
+        }
+        self.bfloat16 = {f for f, each in self.columns.items() if each.column.dtype == "bfloat16"}
+        self._reads_records = not has_samples or not fields.isdisjoint(_OF_RECORDS)
+        self._facts: Facts | None = None
+        if has_samples and (not self._reads_records or "key" in fields):
+            self._facts = Facts(self.records, fields)
         self._dense: npt.NDArray[np.int32] | None = None
         if len(self.class_numbers) < len(self.records.wnids):
             self._dense = np.zeros(len(self.records.wnids), np.int32)
@@ -114,14 +134,16 @@ class Feed:
         if begin < len(numbers):
             first, _ = self.records.place(int(numbers[begin]))
             windows = list(dropwhile(lambda shards: first not in shards, windows))
-        self.records.follow(windows)
-        ahead: deque[tuple[list[int], Future[list[ImageExample | None]]]] = deque()
+        if self._reads_records:
+            self.records.follow(windows)
+        ahead: deque[tuple[list[int], Future[_Read]]] = deque()
         try:
             for step in range(count + _STEPS_AHEAD):
                 if step < count:
                     positions = steps.positions(step, self.config.rank.rank)
                     of_rank = numbers[positions.start : positions.stop].tolist()
-                    self.records.will_need(of_rank)
+                    if self._reads_records:
+                        self.records.will_need(of_rank)
                     ahead.append((of_rank, self._thread.submit(self._read, of_rank)))
                 if step >= _STEPS_AHEAD - 1 and ahead:
                     of_rank, read = ahead.popleft()
@@ -136,7 +158,12 @@ class Feed:
         """Closes the shards; another epoch opens them again."""
         self.records.close()
         # The thread may have opened a shard again, so it closes them once more after its work.
-        self._thread.submit(self.records.close).result()
+        self._thread.submit(self._close).result()
+
+    def _close(self) -> None:
+        self.records.close()
+        for each in self.columns.values():
+            each.close()
 
     def skip(self, number: int, error: DataDamagedError) -> None:
         """Masks a record from now on; raises its error if none may be skipped."""
@@ -144,12 +171,19 @@ class Feed:
             raise error
         self.skipped[number] = str(error)
 
-    def _read(self, numbers: list[int]) -> list[ImageExample | None]:
+    def _read(self, numbers: list[int]) -> _Read:
+        if self._facts is not None:
+            self._facts.read(numbers)
+        size = self.config.batch_size
+        rows = {field: each.rows(numbers, size) for field, each in self.columns.items()}
+        if not self._reads_records:
+            return _Read(None, rows)
         images = self.records.read_many(numbers)
-        return [
+        read = [
             image if image and number not in self.skipped else self._read_one(number)
             for number, image in zip(numbers, images, strict=True)
         ]
+        return _Read(read, rows)
 
     def _read_one(self, number: int) -> ImageExample | None:
         if number in self.skipped:
@@ -162,76 +196,82 @@ class Feed:
             self.skip(number, error)
             return None
 
-    def _assemble(
-        self, of_rank: list[int], images: list[ImageExample | None], epoch: int
-    ) -> EncodedBatch:
+    def _assemble(self, of_rank: list[int], read: _Read, epoch: int) -> EncodedBatch:
         config = self.config
-        images = images + [None] * (config.batch_size - len(images))
-        there = np.array([image is not None for image in images])
         numbers = np.full(config.batch_size, -1, np.int64)
         numbers[: len(of_rank)] = of_rank
-        numbers[~there] = -1
-        heights = np.array([i.height if i else _PLACEHOLDER_SIDE for i in images], np.int64)
-        widths = np.array([i.width if i else _PLACEHOLDER_SIDE for i in images], np.int64)
-        if config.is_training:
-            which = (config.constants, heights, widths, numbers, config.seed, epoch)
-            views = tuple(
-                random_views(*which, colour=config.colour, view=view)
-                for view in range(config.views)
-            )
+        images: list[ImageExample | None] = []
+        if read.images is not None:
+            images = read.images + [None] * (config.batch_size - len(of_rank))
+            numbers[[image is None for image in images]] = -1
+        there = numbers >= 0
+        sides = np.full((2, config.batch_size), _PLACEHOLDER_SIDE, np.int64)
+        for place, image in enumerate(images):
+            if image:
+                sides[:, place] = image.width, image.height
+        views = self._views(sides, numbers, epoch)
+        if self._facts is not None and not self._reads_records:
+            classes = np.where(there, self._facts.classes(numbers), np.int32(0))
+            if "width" in config.fields or "height" in config.fields:
+                sides = self._facts.sides(numbers).T.astype(np.int64)
         else:
-            views = (central_views(config.constants, heights, widths),)
-        asked = set(config.fields) - set(DECODED)
-        offset = self.records.manifest.label_offset
-        classes = np.array([i.stored_label - offset if i else 0 for i in images], np.int32)
+            offset = self.records.manifest.label_offset
+            classes = np.array([i.stored_label - offset if i else 0 for i in images], np.int32)
         if self._dense is not None:
             classes = np.where(there, self._dense[classes], np.int32(0))
+        for rows in read.rows.values():
+            rows[~there] = 0
+        asked = set(config.fields) - set(DECODED) - read.rows.keys()
         return EncodedBatch(
             [image.encoded if image else PLACEHOLDER for image in images],
             classes,
             there,
             views,
             numbers,
-            {f: self._describe(f, images, numbers, heights, widths, views) for f in asked},
+            {f: self._describe(f, images, numbers, sides, views) for f in asked} | read.rows,
         )
 
-    @cached_property
-    def _names(self) -> Names:
-        return Names(self.records)
+    def _views(
+        self, sides: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64], epoch: int
+    ) -> tuple[Views, ...]:
+        """Returns the crops of a batch; none if no field depends on them."""
+        config, (widths, heights) = self.config, sides
+        if not self._reads_records and "mirrored" not in config.fields:
+            return ()
+        if not config.is_training:
+            return (central_views(config.constants, heights, widths),)
+        which = (config.constants, heights, widths, numbers, config.seed, epoch)
+        return tuple(
+            random_views(*which, colour=config.colour, view=view) for view in range(config.views)
+        )
 
-    def _key(self, image: ImageExample, number: int) -> str:
-        """Returns the key of an image: the one in the table, if its record may spell another."""
-        manifest = self.records.manifest
-        if not (manifest.has_own_keys and manifest.has_samples):
-            return self.records.key(image)
-        shard, record = self.records.place(number)
-        if shard not in self._former:
-            wnids = self.records.wnids
-            self._former[shard] = {
-                place: key
-                for place, (class_index, key, _) in enumerate(self._names.of(shard))
-                if "~" in key or not key.startswith(f"{wnids[class_index]}/")
-            }
-        return self._former[shard].get(record) or self.records.key(image)
+    def _keys(
+        self, images: Sequence[ImageExample | None], numbers: npt.NDArray[np.int64]
+    ) -> list[str]:
+        """Returns the keys in the tables, which the records of an amended dataset may lack."""
+        if self._facts is None:
+            return [self.records.key(image) if image else "" for image in images]
+        keys = iter(self._facts.keys(numbers[numbers >= 0]))
+        return [next(keys) if number >= 0 else "" for number in numbers.tolist()]
 
     def _describe(
         self,
         field: str,
         images: Sequence[ImageExample | None],
         numbers: npt.NDArray[np.int64],
-        heights: npt.NDArray[np.int64],
-        widths: npt.NDArray[np.int64],
+        sides: npt.NDArray[np.int64],
         views: Sequence[Views],
     ) -> npt.NDArray[Any]:
         """Returns a field that is not decoded; empty keys, -1 and zeros where there is no image."""
         if field == "key":
-            named = zip(images, numbers.tolist(), strict=True)
-            return np.array([self._key(image, n) if image else "" for image, n in named], np.str_)
+            return np.array(self._keys(images, numbers), np.str_)
         if field == "number":
             return numbers
-        if field != "boxes":
-            sides = heights if field == "height" else widths
-            return np.where(numbers < 0, 0, sides).astype(np.int32)
+        if field in ("width", "height"):
+            return np.where(numbers < 0, 0, sides[int(field == "height")]).astype(np.int32)
+        if field == "mirrored":
+            shown = [np.where(numbers < 0, False, each.mirrored) for each in views]
+            return shown[0] if len(shown) == 1 else np.stack(shown, axis=1)
         counts = [len(image.boxes.xmin) if image else 0 for image in images]
         most = max(counts)
         if most > MOST_BOXES:
@@ -246,5 +286,6 @@ class Feed:
                 found = image.boxes
                 of_image[: len(found.xmin)].T[:] = found.xmin, found.ymin, found.xmax, found.ymax
         side = self.config.image_size
+        widths, heights = sides
         shown = [boxes_in(each, boxes, heights, widths, side) for each in views]
         return shown[0] if len(shown) == 1 else np.stack(shown, axis=1)

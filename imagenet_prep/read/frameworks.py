@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from imagenet_prep.core.errors import UsageError, install_line
 from imagenet_prep.read.dlpack import Bfloat16
 
@@ -14,8 +12,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-def _to_numpy(array: npt.NDArray[Any]) -> Any:
-    if array.dtype != np.uint16:
+def _to_numpy(array: npt.NDArray[Any], bits: bool) -> Any:
+    if not bits:
         return array
     try:
         import ml_dtypes
@@ -27,7 +25,7 @@ def _to_numpy(array: npt.NDArray[Any]) -> Any:
     return array.view(ml_dtypes.bfloat16)
 
 
-def _to_tensorflow(array: npt.NDArray[Any]) -> Any:
+def _to_tensorflow(array: npt.NDArray[Any], bits: bool) -> Any:
     try:
         from imagenet_prep.read.tfdata import from_numpy
     except ImportError as error:
@@ -35,12 +33,12 @@ def _to_tensorflow(array: npt.NDArray[Any]) -> Any:
             f"framework='tensorflow' needs TensorFlow: {install_line('tf')}, or choose "
             "framework='numpy'"
         ) from error
-    return from_numpy(array)
+    return from_numpy(array, bits)
 
 
-# Each function takes uint16 for the bits of bfloat16, which NumPy does not know.
-CONVERTERS: dict[str, Callable[[npt.NDArray[Any]], Any]] = {
+# Each function takes an array, and whether it has the bits of bfloat16, which NumPy does not know.
+CONVERTERS: dict[str, Callable[[npt.NDArray[Any], bool], Any]] = {
     "numpy": _to_numpy,
-    "dlpack": lambda array: Bfloat16(array) if array.dtype == np.uint16 else array,
+    "dlpack": lambda array, bits: Bfloat16(array) if bits else array,
     "tensorflow": _to_tensorflow,
 }

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from imagenet_prep.dataset.samples import Head, Sample
 from imagenet_prep.storage import tables
 from imagenet_prep.storage.folder import LocalStore
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from imagenet_prep.read.records import Records
 
 
@@ -30,12 +34,15 @@ class Names:
                 "images as they are."
             )
 
-    def of(self, shard: int) -> Iterable[Head]:
-        """Returns the class index and key of each example of a shard, and b"", one by one."""
+    def of(self, shard: int, *, sides: bool = False) -> Iterable[Head]:
+        """Returns class index and key of each example of a shard, and b"", one by one.
+
+        With `sides`, tables say the image, too, see `samples.heads`.
+        """
         records = self._records
         if not records.manifest.has_samples:
             return ((*records.name(number), b"") for number in records.numbers_of(shard))
-        return tables.heads(self._store, records.shards[shard], len(records.wnids))
+        return tables.heads(self._store, records.shards[shard], len(records.wnids), images=sides)
 
     def __iter__(self) -> Iterator[Head]:
         return itertools.chain.from_iterable(map(self.of, range(len(self._records.shards))))
@@ -66,3 +73,53 @@ class Names:
             return self._records.name(number)
         # To its end, where the table is proven.
         return list(self.of(shard))[record][:2]
+
+
+class Facts:
+    """What the tables of samples say of examples, by number; each table is read at its first use.
+
+    It takes 4 bytes an example, and some 30 more for keys.
+    """
+
+    def __init__(self, records: Records, fields: Collection[str]) -> None:
+        """Notes which fields of batches are wanted; nothing is read yet."""
+        self._records, self._names = records, Names(records)
+        self._classes = np.zeros(len(records), np.int32)
+        self._keys: dict[int, npt.NDArray[np.bytes_]] | None = {} if "key" in fields else None
+        has_sides = not {"width", "height"}.isdisjoint(fields)
+        self._sides = np.zeros((len(records), 2), np.int32) if has_sides else None
+        self._is_read = np.zeros(len(records.shards), bool)
+
+    def read(self, numbers: Sequence[int]) -> None:
+        """Reads the tables of some examples, where that was not done yet."""
+        if self._is_read.all():
+            return
+        for shard in np.unique(self._records.shards_of(numbers)).tolist():
+            if not self._is_read[shard]:
+                self._read(shard)
+
+    def _read(self, shard: int) -> None:
+        numbers, has_sides = self._records.numbers_of(shard), self._sides is not None
+        part = slice(numbers.start, numbers.stop)
+        classes, keys, images = zip(*self._names.of(shard, sides=has_sides), strict=True)
+        self._classes[part] = classes
+        if self._keys is not None:
+            self._keys[shard] = np.array([key.encode() for key in keys])
+        if self._sides is not None:
+            self._sides[part] = np.array([i.split(b",")[1:3] for i in images], np.int64)
+        self._is_read[shard] = True
+
+    def classes(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        """Returns class indices."""
+        return self._classes[numbers]
+
+    def sides(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        """Returns [numbers, 2]: width and height of the stored images in pixels."""
+        assert self._sides is not None
+        return self._sides[numbers]
+
+    def keys(self, numbers: npt.NDArray[np.int64]) -> list[str]:
+        """Returns keys."""
+        assert self._keys is not None
+        found = map(self._records.place, numbers.tolist())
+        return [self._keys[shard][record].decode() for shard, record in found]

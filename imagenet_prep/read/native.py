@@ -74,6 +74,7 @@ class NativeBackend:
         ahead: deque[tuple[Any, list[Future[None]]]] = deque()
         left = itertools.islice(encoded, steps)
         convert = CONVERTERS[self._config.array_framework]
+        is_bfloat16 = self._config.dtype == "bfloat16"
         try:
             while True:
                 while len(ahead) <= _STEPS_AHEAD and (batch := next(left, None)) is not None:
@@ -88,7 +89,7 @@ class NativeBackend:
                 ahead.popleft()
                 # Memory that `out` gave is returned as it is. A conversion may copy, so it comes
                 # after the last byte is written.
-                yield images if self._config.out else convert(images)
+                yield images if self._config.out else convert(images, is_bfloat16)
         finally:
             # This must not wait: the garbage collector may call it.
             # Those of another iterator over this reader may still write, too.

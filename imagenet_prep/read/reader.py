@@ -158,8 +158,10 @@ class Reader(Generic[Array]):
         config = self._feed.config
         convert = CONVERTERS[config.array_framework]
         other = {"class_index": encoded.class_index, "mask": encoded.mask, **encoded.details}
+        bits = self._feed.bfloat16
         arrays = {
-            name: images if name == "images" else convert(other[name]) for name in config.fields
+            name: images if name == "images" else convert(other[name], name in bits)
+            for name in config.fields
         }
         return cast("Batch[Array]", arrays)
 

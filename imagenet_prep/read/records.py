@@ -155,7 +155,7 @@ class Records:
 
     def _located(self, numbers: Sequence[int]) -> tuple[list[HeldFile], npt.NDArray[np.int64]]:
         """Returns the files of records, and [records, 2]: their offsets and sizes in bytes."""
-        shards = (np.searchsorted(self._starts, numbers, "right") - 1).tolist()
+        shards = self.shards_of(numbers).tolist()
         files = {}
         for shard in set(shards):
             self._index(shard)
@@ -250,6 +250,10 @@ class Records:
         if not 0 <= class_index < len(self.wnids):
             return False
         return self.wnids[class_index] == image.wnid or schema.SYNSET in self.manifest.lacks
+
+    def shards_of(self, numbers: Sequence[int]) -> npt.NDArray[np.int64]:
+        """Returns the number of the shard of each example."""
+        return np.searchsorted(self._starts, numbers, "right") - 1
 
     def place(self, number: int) -> tuple[int, int]:
         """Returns (shard, record) of an example."""

@@ -170,7 +170,7 @@ def _coloured(image: Any, colours: Any) -> Any:
     return tf.reshape(tf.clip_by_value(pixels, 0.0, 255.0), tf.shape(image))
 
 
-def from_numpy(array: Any) -> Any:
-    """Returns an array as a tensor; uint16 are taken for the bits of bfloat16."""
+def from_numpy(array: Any, bits: bool) -> Any:
+    """Returns an array as a tensor; `bits`: its numbers are the bits of bfloat16."""
     tensor = tf.convert_to_tensor(array)
-    return tf.bitcast(tensor, tf.bfloat16) if array.dtype == "uint16" else tensor
+    return tf.bitcast(tensor, tf.bfloat16) if bits else tensor

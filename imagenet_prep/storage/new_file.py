@@ -42,12 +42,7 @@ def complete_file(path: Path) -> Iterator[BinaryIO]:
         if path.exists() and not path.is_file():
             raise UsageError(f"{path}: is a folder, a pipe or a device. Choose the name of a file.")
         for left in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
-            with (
-                contextlib.suppress(OSError, ImagenetPrepError),
-                open(regular_file.open_to_read(left), "rb") as opened,
-            ):
-                if try_lock(opened.fileno(), left):
-                    left.unlink()
+            remove_partial(left)
         while True:
             partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
             with removed_on_failure(partial), contextlib.ExitStack() as held:
@@ -60,6 +55,16 @@ def complete_file(path: Path) -> Iterator[BinaryIO]:
                 partial.replace(path)
             sync_folder(path.parent)
             return
+
+
+def remove_partial(left: Path) -> None:
+    """Removes the partial file of a killed run; one that a process still writes stays."""
+    with (
+        contextlib.suppress(OSError, ImagenetPrepError),
+        open(regular_file.open_to_read(left), "rb") as opened,
+    ):
+        if try_lock(opened.fileno(), left):
+            left.unlink()
 
 
 def _is_held(descriptor: int, partial: Path) -> bool:

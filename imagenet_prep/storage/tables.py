@@ -31,9 +31,11 @@ def rows(store: Readable, shard: Shard, num_classes: float = math.inf) -> Iterat
     return _parsed(partial(samples.parse, num_classes=num_classes), store, shard)
 
 
-def heads(store: Readable, shard: Shard, num_classes: int) -> Iterator[Head]:
+def heads(
+    store: Readable, shard: Shard, num_classes: int, *, images: bool = False
+) -> Iterator[Head]:
     """Yields the beginnings of the lines, see `samples.heads`; as `rows` does."""
-    return _parsed(partial(samples.heads, num_classes=num_classes), store, shard)
+    return _parsed(partial(samples.heads, num_classes=num_classes, images=images), store, shard)
 
 
 def each(parse: Parse[Made], store: Readable, shards: Iterable[Shard]) -> Iterator[Iterator[Made]]:

@@ -1,0 +1,373 @@
+"""`ColumnWriter`: a column of a dataset, computed by the user's own loop over its batches."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
+
+import numpy as np
+
+from imagenet_prep.core import canonical
+from imagenet_prep.core.errors import BusyError, DataDamagedError, UsageError
+from imagenet_prep.core.world import World
+from imagenet_prep.dataset import column
+from imagenet_prep.dataset.column import Column, ColumnFile
+from imagenet_prep.read.batch import Batch
+from imagenet_prep.read.dataset import make_dataset
+from imagenet_prep.read.dlpack import array_over
+from imagenet_prep.read.held import only_one
+from imagenet_prep.read.order import Order
+from imagenet_prep.storage import columns, inside
+from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.new_file import complete_file, remove_partial
+from imagenet_prep.storage.os_errors import storage_errors
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from imagenet_prep.dataset.manifest import Shard
+
+# What a writer's `reader` may name of the arguments of `make_dataset`.
+_OPTIONS = {
+    *("image_size", "backend", "framework", "recipe", "dtype", "layout", "antialias", "device"),
+    *("num_threads", "fields"),
+}
+# The exponent of a bfloat16 that is no finite number.
+_BFLOAT16_EXPONENT = 0x7F80
+
+
+class ColumnWriter:
+    """Writes a column: iterating yields batches in the order of the records, as `Reader` does.
+
+    After each batch, `write` takes its rows. Each rank writes whole shards; a file gets its name
+    when it is complete. If ranks are killed, run the same loop again, with any number of ranks: it
+    yields only records whose rows are missing, and none if the column is complete. The last rank to
+    end writes column.json, without which no reader opens the column.
+
+    Attributes:
+      column: what column.json will say, without its files.
+      is_complete: whether the column is complete; known after the `with` block.
+
+    Example:
+      >>> import numpy as np
+      >>> from imagenet_prep.read import ColumnWriter, make_dataset
+      >>> with ColumnWriter("/data/imagenet-480", "train", "mean", (3,), "float32",
+      ...                   about={"made": "mean colour"}, batch_size=64,
+      ...                   reader={"backend": "native", "dtype": "uint8"}) as column:
+      ...     for batch in column:
+      ...         column.write(batch["images"].mean(axis=(1, 2), dtype=np.float32))
+      >>> column.is_complete
+      True
+      >>> reader = make_dataset("/data/imagenet-480", "train", batch_size=8, backend="native",
+      ...                       fields=("class_index", "column:mean"))
+      >>> next(iter(reader))["column:mean"].shape
+      (8, 3)
+    """
+
+    def __init__(
+        self,
+        data_dir: str | os.PathLike[str],
+        split: str,
+        name: str,
+        shape: Sequence[int],
+        dtype: str,
+        about: Any = None,
+        *,
+        batch_size: int,
+        view: str | None = None,
+        world: World | None = None,
+        finite: bool = True,
+        reader: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Begins the column, or goes on with it.
+
+        Args:
+          data_dir: folder of the dataset, complete and with tables of samples.
+          split: the split; another one adds its rows to the same column.
+          name: of the column: letters, digits, dots, hyphens and underscores.
+          shape: of one row; () for one value.
+          dtype: of the values: "bool", "int8" to "uint64", "float16" to "float64" or "bfloat16".
+          about: any JSON that says how the rows are made, such as network, weights and settings. A
+            column that was begun with another `about` is refused.
+          batch_size: records a batch.
+          view: "image" if the rows are true of a picture however it is cropped and mirrored. By
+            default they belong to the view that the batches show.
+          world: this process among those that write together; by default as the launcher says.
+          finite: refuse values that are infinite or not a number.
+          reader: arguments of `make_dataset` that decide the batches: image_size, recipe, backend,
+            framework, fields, dtype, layout, antialias, device, num_threads. By default, batches
+            hold images. With "class_index" or "key" in fields, rows count as made from the class
+            as well, and `amend` has them computed again for images whose class it changes.
+
+        Raises:
+          UsageError: a setting cannot be, or differs from those of the column that is there.
+          DataDamagedError: files of the column are damaged.
+        """
+        options: dict[str, Any] = {"fields": ("images",), **(reader or {})}
+        if odd := options.keys() - _OPTIONS:
+            raise UsageError(
+                f"reader={sorted(odd)}: expected some of {', '.join(sorted(_OPTIONS))}"
+            )
+        if "://" in os.fspath(data_dir):
+            raise UsageError(f"{data_dir}: columns are written in a folder. Replicate it first.")
+        options["fields"] = tuple(dict.fromkeys((*options["fields"], "number")))
+        options |= {"training": False, "world": World()}
+        self._reader = make_dataset(data_dir, split, batch_size, **options)
+        feed = self._reader._feed
+        self._records, self._split = feed.records, split
+        dataset = self._records.dataset
+        dataset.demand_complete()
+        dataset.demand_samples()
+        self._store = LocalStore(self._records.root)
+        self._name, self._finite = name, finite
+        used = [each.column for each in feed.columns.values()]
+        of_class = not {"class_index", "key"}.isdisjoint(options["fields"])
+        of_class |= any(each.made_from == column.OF_CLASS for each in used)
+        views = {each.view for each in used}
+        views |= {str(feed.config.view)} if "images" in options["fields"] else set()
+        views -= {column.ANY_VIEW}
+        if view not in (None, column.ANY_VIEW):
+            raise UsageError(f"view={view!r}: expected {column.ANY_VIEW!r}, or leave it out")
+        if view is not None:
+            views.clear()
+        try:
+            self.column = Column(
+                name,
+                dtype,
+                tuple(shape),
+                canonical.loads(canonical.dumps(about)),
+                " and ".join(sorted(views)) or column.ANY_VIEW,
+                column.OF_CLASS if of_class else column.OF_IMAGE,
+            )
+            column.loads(self.column.dumps(), "", name)
+        except (ValueError, TypeError, DataDamagedError) as error:
+            raise UsageError(f"column {name!r}: {error}") from None
+        self._folder = column.folder_name(name)
+        self.is_complete = False
+        with self._lock():
+            self._there = self._begin()
+        world = world or World.from_environment()
+        numbers: list[int] = []
+        for shard in range(world.rank, len(self._records.shards), world.size):
+            done, of_shard = self._done(shard), self._records.numbers_of(shard)
+            numbers += of_shard if done is None else (of_shard[place] for place in done.missing)
+        chosen = np.array(numbers, np.int64)
+        feed.order = Order(self._records.examples_per_shard, None, chosen=chosen)
+        self._due: list[int] = []
+        self._open: _Rows | None = None
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def __iter__(self) -> Iterator[Batch[Any]]:
+        """Yields the batches of this rank whose rows are missing."""
+        for batch in self._reader if self._reader.num_examples else ():
+            numbers = np.asarray(batch["number"])
+            self._due = numbers[numbers >= 0].tolist()
+            yield batch
+            if self._due:
+                raise UsageError("the last batch had no write(): each needs one, with all its rows")
+
+    def write(self, rows: Any) -> None:
+        """Writes the rows of the batch that was yielded last; rows of its padding are ignored.
+
+        Args:
+          rows: [batch, *shape] of the column's type: an array of NumPy, or one in memory of this
+            machine with DLPack's protocol, such as PyTorch's.
+        """
+        due, self._due = self._due, []
+        if not due:
+            raise UsageError("write() comes once after each batch")
+        values = self._checked(rows, len(due))
+        for number, row in zip(due, values, strict=True):
+            shard, record = self._records.place(number)
+            if self._open is None:
+                there = self._records.shards[shard]
+                self._open = _Rows(self.column, self._store, there, self._done(shard))
+            if self._open.append(record, row.data):
+                self._open = None
+
+    def finish(self) -> bool:
+        """Writes column.json if the files of all ranks are there; returns whether it is there."""
+        with self._lock():
+            self._there = columns.find(self._store, self._name)
+            found = [self._done(shard) for shard in range(len(self._records.shards))]
+            files = [rows for rows in found if rows is not None and not rows.missing]
+            self.is_complete = len(files) == len(found)
+            if self.is_complete:
+                made = (self._there or self.column).with_files(self._split, files)
+                if made != self._there:
+                    _write(self._store, column.record_name(self._name), made.dumps())
+                self._remove_receipts()
+        return self.is_complete
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self._open is not None:
+            self._open.abandon()
+        if kind is None:
+            self.finish()
+        self._reader.close()
+
+    def _lock(self) -> contextlib.AbstractContextManager[None]:
+        return only_one(self._store, self._folder)
+
+    def _begin(self) -> Column | None:
+        """Compares the settings with those of the column that is there, or notes them.
+
+        Returns what column.json says.
+        """
+        record, begun = column.record_name(self._name), column.begun_name(self._name)
+        found = [columns.find(self._store, self._name, name) for name in (record, begun)]
+        for there in filter(None, found):
+            mine, other = vars(self.column), vars(there)
+            if differing := [n for n in mine if n != "splits" and mine[n] != other.get(n)]:
+                raise UsageError(
+                    f"{self._store.where(self._folder)}: the column was begun with another "
+                    f"{', '.join(differing)}. Use the same, another name, or remove that folder."
+                )
+        if not any(found):
+            _write(self._store, begun, self.column.dumps())
+        return found[0]
+
+    def _done(self, number: int) -> ColumnFile | None:
+        """Returns the rows of a shard that are there, by its receipt or by column.json."""
+        shard = self._records.shards[number]
+        receipt = columns.receipt(self._store, self._name, shard.name)
+        noted = self._there.of(self._split, [shard])[0] if self._there else []
+        for rows in filter(None, [receipt, *noted]):
+            size = self._store.size(self.column.file(rows).name)
+            if rows.is_of(shard) and size == rows.num_bytes:
+                return rows
+        return None
+
+    def _remove_receipts(self) -> None:
+        receipts = [column.receipt_name(self._name, s.name) for s in self._records.shards]
+        names = {f"{self._folder}/{name}" for name in self._store.names(self._folder)}
+        self._store.remove(*names.intersection(receipts))
+        left = names.difference(receipts, [column.record_name(self._name)])
+        if not any(name.endswith(".json") for name in left - {column.begun_name(self._name)}):
+            self._store.remove(column.begun_name(self._name))
+        for name in left:
+            if name.endswith(".partial"):
+                remove_partial(self._store.path(name))
+
+    def _checked(self, rows: Any, count: int) -> npt.NDArray[Any]:
+        """Returns the bytes of the first rows of a batch; UsageError if they do not fit."""
+        there, expected = self.column, np.dtype(self.column.descr)
+        try:
+            values = np.asarray(rows) if isinstance(rows, np.ndarray) else array_over(rows)
+        except (TypeError, ValueError, BufferError, RuntimeError) as error:
+            raise UsageError(f"write(): no array in memory of this machine ({error})") from error
+        given = str(getattr(rows, "dtype", values.dtype))
+        if values.dtype.name == "bfloat16":
+            values = values.view(np.uint16)
+        most = self._reader._feed.config.batch_size
+        fits = values.dtype == expected and values.shape[1:] == there.shape
+        fits &= "bfloat16" not in given or there.dtype == "bfloat16"
+        if not fits or len(values) not in (count, most):
+            shape = [count, *there.shape]
+            raise UsageError(
+                f"write(): expected {there.dtype} {shape}, got {given} {list(values.shape)}"
+            )
+        values = np.ascontiguousarray(values[:count])
+        bad = (
+            (values & _BFLOAT16_EXPONENT) == _BFLOAT16_EXPONENT
+            if there.dtype == "bfloat16"
+            else ~np.isfinite(values)
+        )
+        if self._finite and bad.any():
+            raise UsageError("write(): a value is infinite or not a number (finite=False takes it)")
+        return values.reshape(count, -1).view(np.uint8)
+
+
+class _Rows:
+    """The file of a shard that is being written, row by row in order; this rank has its lock."""
+
+    def __init__(
+        self, there: Column, store: LocalStore, shard: Shard, carried: ColumnFile | None
+    ) -> None:
+        self._column, self._store, self._shard = there, store, shard
+        name = column.file_name(there.name, shard.name)
+        self._held, self._made = contextlib.ExitStack(), contextlib.ExitStack()
+        try:
+            self._held.enter_context(only_one(store, name, fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise BusyError(
+                f"{store.where(name)}: another process is writing it. Give each rank its own "
+                "World(rank, size), and wait for the end of other runs."
+            ) from None
+        # The rows that an amended dataset had before, and the records that have none.
+        self._carried: BinaryIO | None = None
+        self._missing = range(shard.examples) if carried is None else carried.missing
+        self._expected, self._read = carried, hashlib.sha256()
+        if carried is not None:
+            columns.refuse_links(store, name)
+            self._carried = self._held.enter_context(store.opened(name))
+            self._read.update(self._carried.read(len(there.header(shard.examples))))
+        self._file = self._made.enter_context(complete_file(store.path(name)))
+        self._digest, self._at = hashlib.sha256(), 0
+        self._put(there.header(shard.examples))
+
+    def append(self, record: int, row: memoryview) -> bool:
+        """Writes the row of a record; returns whether the file is complete."""
+        self._carry(record)
+        if self._carried is not None:
+            self._read.update(self._carried.read(self._column.row_bytes))
+        self._put(row)
+        self._at += 1
+        if record != self._missing[-1]:
+            return False
+        self._carry(self._shard.examples)
+        self._end()
+        return True
+
+    def abandon(self) -> None:
+        """Removes the file, which is not complete."""
+        with contextlib.suppress(InterruptedError):
+            self._made.__exit__(InterruptedError, InterruptedError(), None)
+        self._held.close()
+
+    def _carry(self, stop: int) -> None:
+        while self._at < stop:
+            assert self._carried is not None, "rows come in the order of the records"
+            row = self._carried.read(self._column.row_bytes)
+            self._read.update(row)
+            self._put(row)
+            self._at += 1
+
+    def _put(self, data: bytes | memoryview) -> None:
+        with storage_errors("write", self._store.path(column.folder_name(self._column.name))):
+            self._file.write(data)
+        self._digest.update(data)
+
+    def _end(self) -> None:
+        there, shard = self._column, self._shard
+        if self._expected and self._read.hexdigest() != self._expected.sha256:
+            name = self._store.where(column.file_name(there.name, shard.name))
+            self.abandon()
+            raise DataDamagedError(f"{name}: is not what its receipt says. Remove it: run again.")
+        self._made.close()
+        size, table = there.num_bytes(shard.examples), shard.samples_sha256
+        rows = ColumnFile(shard.name, shard.examples, size, self._digest.hexdigest(), table)
+        receipt = column.receipt_name(there.name, shard.name)
+        _write(self._store, receipt, column.dumps_receipt(rows))
+        self._held.close()
+
+
+def _write(store: LocalStore, name: str, data: bytes) -> None:
+    """Writes a small file of a column, complete and durable; no folder above it may be a link."""
+    folder = name.rpartition("/")[0]
+    with (
+        storage_errors("create", store.path(folder)),
+        inside.folder_inside(store.root, folder, make=True),
+    ):
+        pass
+    with complete_file(store.path(name)) as file:
+        file.write(data)

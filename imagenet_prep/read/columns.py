@@ -1,0 +1,133 @@
+"""The rows of a column for the records of a split, verified file by file at their first use."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from imagenet_prep.core.errors import DataDamagedError, UsageError, some
+from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.column import ANY_VIEW
+from imagenet_prep.read.dlpack import Lease
+from imagenet_prep.read.held import HeldFile
+from imagenet_prep.storage import columns, open_files
+from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.ledger import Ledger
+from imagenet_prep.storage.opened import lost
+from imagenet_prep.storage.os_errors import storage_errors
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from imagenet_prep.dataset.column import Column
+    from imagenet_prep.read.config import ReadConfig
+    from imagenet_prep.read.records import Records
+
+# The memory of so many batches is kept for the next ones.
+_FREE = 4
+
+
+class ColumnRows:
+    """The rows of one column by example number; for one thread.
+
+    Attributes:
+      column: what column.json says.
+    """
+
+    def __init__(self, records: Records, name: str, config: ReadConfig) -> None:
+        """Compares column.json and the sizes of the files with the records.
+
+        Raises:
+          UsageError: there is no such column, or it was made of other records or another view than
+            the images of the batches show.
+          DataDamagedError: column.json is damaged, or a file is missing or of another size.
+        """
+        dataset = records.dataset
+        self.column = columns.opened(dataset, name)
+        _demand_view(self.column, config)
+        files, lacking = self.column.of(records.split, dataset.shards(records.split))
+        if lacking:
+            raise UsageError(
+                f"{dataset.where}: column {name} has no rows for the records of {some(lacking)}: "
+                "it was made of another split or dataset, or this one was amended since. Make the "
+                "column again for this dataset."
+            )
+        self._records, self._store = records, LocalStore(records.root)
+        self._files = {rows.shard: rows for rows in files}
+        named = [self.column.file(rows) for rows in files]
+        if wrong := sorted(lost(dataset.store, named)):
+            raise DataDamagedError(
+                f"{dataset.where}: {some(wrong)}: missing, or of another size than column.json "
+                "says. Copy these files again, or make the column again."
+            )
+        self._ledger = Ledger(self._store, naming.READ_COLUMNS, naming.MAX_SHARDS)
+        self._open: dict[int, tuple[HeldFile, int]] = {}
+        self._dtype = np.dtype(self.column.descr)
+        self._free: deque[npt.NDArray[Any]] = deque(maxlen=_FREE)
+        open_files.allow(len(records.shards) + len(files))
+
+    def rows(self, numbers: Sequence[int], size: int) -> npt.NDArray[Any]:
+        """Returns [size, *shape]: the rows of examples, and zeros behind them."""
+        length = self.column.row_bytes
+        memory = self._free.pop() if self._free else np.empty(0, np.uint8)
+        if len(memory) != size * length:
+            memory = np.empty(size * length, np.uint8)
+        found = np.asarray(Lease(memory, self._free))
+        view = found.data
+        for place, number in enumerate(numbers):
+            shard, record = self._records.place(number)
+            held, start = self._open.get(shard) or self._opened(shard)
+            to = view[place * length : (place + 1) * length]
+            if os.preadv(held.descriptor, [to], start + record * length) != length:
+                raise DataDamagedError(
+                    f"{self._store.where(self._name(shard))}: ends before row {record:,}: it was "
+                    "cut off while it was read. Copy it again."
+                )
+        found[len(numbers) * length :] = 0
+        return found.view(self._dtype).reshape(size, *self.column.shape)
+
+    def close(self) -> None:
+        """Closes the files, each once it is not being read; another batch opens them again."""
+        self._open.clear()
+
+    def _name(self, shard: int) -> str:
+        return self.column.file(self._files[self._records.shards[shard].name]).name
+
+    def _opened(self, shard: int) -> tuple[HeldFile, int]:
+        """Returns the file of a shard, verified, and where its rows begin."""
+        name, rows = self._name(shard), self._files[self._records.shards[shard].name]
+        columns.refuse_links(self._store, name)
+        path = self._store.path(name)
+        with storage_errors("open", path):
+            held = HeldFile(path)
+            start = len(self.column.header(rows.rows))
+            self._ledger.reload()
+            with open(held.descriptor, "rb", closefd=False) as file:
+                sha256 = self._ledger.sha256(name, file)
+            head = os.pread(held.descriptor, start, 0)
+        if wrong := columns.misfit(self.column, rows, head, sha256, str(path)):
+            raise DataDamagedError(f"{wrong}.")
+        self._open[shard] = held, start
+        return held, start
+
+
+def _demand_view(there: Column, config: ReadConfig) -> None:
+    """Raises UsageError unless the images of batches show what the column was made from."""
+    if "images" not in config.fields or there.view == ANY_VIEW:
+        return
+    if there.view != config.view:
+        shown = config.view or "crops or colours drawn at random"
+        raise UsageError(
+            f"column {there.name} was made from this view: {there.view}; these images show "
+            f"{shown}. Leave images out of fields=, read that view, or make the column with "
+            f"view={ANY_VIEW!r} if it is true of every crop of a picture."
+        )
+    if config.is_training and config.constants.mirrors and "mirrored" not in config.fields:
+        raise UsageError(
+            f"column {there.name} was made from images that are not mirrored, and half of these "
+            "are. Add 'mirrored' to fields=, and treat their rows accordingly."
+        )

@@ -1,0 +1,164 @@
+"""Opens the columns of a dataset, see `dataset/column`, and says what is wrong with their files."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+from imagenet_prep.core.errors import DataDamagedError, IncompleteError, UsageError, some
+from imagenet_prep.dataset import column, naming
+from imagenet_prep.dataset.column import Column, ColumnFile
+from imagenet_prep.storage.fetch import hashed
+from imagenet_prep.storage.opened import Dataset, lost
+from imagenet_prep.storage.store import Readable
+
+_AGAIN = "Get the file again from where the column was made, or make the column again"
+
+
+def names(store: Readable) -> list[str]:
+    """Returns the sorted names of the columns, complete or not; a web server lists none."""
+    return store.list_folder(naming.COLUMNS)
+
+
+def find(store: Readable, name: str, record: str = "") -> Column | None:
+    """Returns what column.json, or `record`, says of a column; None if it is not there.
+
+    Raises DataDamagedError if it is damaged, or a link.
+    """
+    record = record or column.record_name(name)
+    refuse_links(store, record)
+    if store.size(record) is None:
+        return None
+    return column.loads(store.read(record), store.where(record), name)
+
+
+def opened(dataset: Dataset, name: str) -> Column:
+    """Returns a complete column.
+
+    Raises:
+      UsageError: there is no such column, or its name cannot be one.
+      IncompleteError: it is not complete.
+      DataDamagedError: column.json is damaged.
+    """
+    store = dataset.store
+    try:
+        folder = column.folder_name(name)
+    except ValueError as error:
+        raise UsageError(f"{name!r}: {error}") from None
+    if (found := find(store, name)) is not None:
+        return found
+    if store.size(column.begun_name(name)) is not None:
+        raise IncompleteError(
+            f"{store.where(folder)}: the column is not complete yet. Run the script that writes it "
+            "again: it computes only the rows that are missing."
+        )
+    raise UsageError(
+        f"{store.where(folder)}: there is no such column. Columns of this dataset: "
+        f"{some(names(store)) or 'none'}"
+    )
+
+
+def refuse_links(store: Readable, name: str) -> None:
+    """Raises DataDamagedError if a file of a column, or a folder above it, is a link."""
+    if (folder := store.as_folder) is None:
+        return
+    parts = name.split("/")
+    for depth in range(1, len(parts) + 1):
+        path = folder.path("/".join(parts[:depth]))
+        if path.is_symlink():
+            raise DataDamagedError(
+                f"{path}: is a link, and columns have none. It was not opened. Remove it, and put "
+                "the file or folder itself there."
+            )
+
+
+def receipt(store: Readable, name: str, shard: str) -> ColumnFile | None:
+    """Returns what the receipt of a shard's file says; None if there is none."""
+    path = column.receipt_name(name, shard)
+    refuse_links(store, path)
+    if store.size(path) is None:
+        return None
+    found = column.loads_receipt(store.read(path), store.where(path))
+    if found.shard != shard:
+        raise DataDamagedError(f"{store.where(path)}: is of another shard. Remove it.")
+    return found
+
+
+def misfit(there: Column, rows: ColumnFile, head: bytes, sha256: str, where: str) -> str | None:
+    """Returns why a file is not the rows of a shard, by its head and sha256; None if it is."""
+    if head[: len(there.header(rows.rows))] != there.header(rows.rows):
+        return f"{where}: is not a .npy file of {rows.rows:,} rows of {there.name}. {_AGAIN}"
+    if sha256 != rows.sha256:
+        return f"{where}: sha256 {sha256}, column.json says {rows.sha256}. {_AGAIN}"
+    return None
+
+
+class Survey:
+    """The columns of a dataset, compared with its manifest by names and sizes.
+
+    Attributes:
+      problems: a sentence for each file or column that is damaged, foreign or too many.
+      incomplete: the columns that are not complete, with the number of their finished files.
+      files: what is to be read to verify the rest.
+    """
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._store, self._dataset = dataset.store, dataset
+        self.problems: list[str] = []
+        self.incomplete: dict[str, int] = {}
+        self.files: list[tuple[Column, ColumnFile]] = []
+        self.count = 0
+        for name in names(self._store):
+            try:
+                self._look_at(column.check_name(name))
+            except ValueError as error:
+                self.problems.append(f"{naming.COLUMNS}/{name}: {error}")
+            except DataDamagedError as error:
+                self.problems.append(str(error))
+
+    def _look_at(self, name: str) -> None:
+        store, folder = self._store, column.folder_name(name)
+        there = find(store, name)
+        begun = find(store, name, column.begun_name(name))
+        known = {column.record_name(name), column.begun_name(name)}
+        if there is not None:
+            self.count += 1
+            self.problems += self._of_complete(there)
+            known |= {file.name for file in there.files()}
+        listed = [f"{folder}/{each}" for each in store.list_folder(folder)]
+        if begun is not None or there is None:
+            shards = [
+                s.name for split in self._dataset.manifest.splits.values() for s in split.shards
+            ]
+            receipts = {column.receipt_name(name, shard) for shard in shards}
+            known |= {column.file_name(name, shard) for shard in shards} | receipts
+            known |= {each for each in listed if each.endswith(".partial")}
+            self.incomplete[name] = len(receipts.intersection(listed))
+        self.problems += [f"{each}: not in column.json" for each in listed if each not in known]
+
+    def _of_complete(self, there: Column) -> Iterator[str]:
+        manifest = self._dataset.manifest
+        for split, files in there.splits.items():
+            found, lacking = there.of(split, self._dataset.shards(split))
+            of_split = manifest.splits[split].shards if split in manifest.splits else []
+            if lacking or len(files) != len(of_split):
+                shards = some(lacking) or split
+                yield (
+                    f"{naming.COLUMNS}/{there.name}: was made of other records than those of "
+                    f"{shards}. Make the column again, or remove its folder."
+                )
+            named = {there.file(rows).name: rows for rows in found}
+            for name in named:
+                refuse_links(self._store, name)
+            wrong = lost(self._store, [there.file(rows) for rows in found])
+            yield from (f"{name}: missing, or of another size" for name in sorted(wrong))
+            self.files += [(there, rows) for name, rows in named.items() if name not in wrong]
+
+    def read(self, each: tuple[Column, ColumnFile]) -> str | None:
+        """Returns what is wrong with one of the `files`, or None; reads all of it."""
+        there, rows = each
+        digest, head, name = hashlib.sha256(), b"", there.file(rows).name
+        with self._store.opened(name) as file:
+            for chunk in hashed(file, [digest]):
+                head = head or chunk
+        return misfit(there, rows, head, digest.hexdigest(), name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import hashlib
 import os
@@ -226,8 +227,8 @@ class ColumnWriter:
         record, begun = column.record_name(self._name), column.begun_name(self._name)
         found = [columns.find(self._store, self._name, name) for name in (record, begun)]
         for there in filter(None, found):
-            mine, other = vars(self.column), vars(there)
-            if differing := [n for n in mine if n != "splits" and mine[n] != other.get(n)]:
+            mine, other = vars(dataclasses.replace(self.column)), vars(there.begun())
+            if differing := [name for name in mine if mine[name] != other[name]]:
                 raise UsageError(
                     f"{self._store.where(self._folder)}: the column was begun with another "
                     f"{', '.join(differing)}. Use the same, another name, or remove that folder."
@@ -330,8 +331,7 @@ class _Rows:
 
     def abandon(self) -> None:
         """Removes the file, which is not complete."""
-        with contextlib.suppress(InterruptedError):
-            self._made.__exit__(InterruptedError, InterruptedError(), None)
+        self._made.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
         self._held.close()
 
     def _carry(self, stop: int) -> None:
@@ -351,7 +351,6 @@ class _Rows:
         there, shard = self._column, self._shard
         if self._expected and self._read.hexdigest() != self._expected.sha256:
             name = self._store.where(column.file_name(there.name, shard.name))
-            self.abandon()
             raise DataDamagedError(f"{name}: is not what its receipt says. Remove it: run again.")
         self._made.close()
         size, table = there.num_bytes(shard.examples), shard.samples_sha256

@@ -6,10 +6,12 @@ import contextlib
 import functools
 import hashlib
 import json
+import os
 import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -77,7 +79,7 @@ class Config(WorkerFlags):
 def verify(config: Config) -> Json:
     """Returns what was checked and all problems."""
     from imagenet_prep.shards.samples_root import wrong_roots
-    from imagenet_prep.storage import signature
+    from imagenet_prep.storage import columns, signature
     from imagenet_prep.storage.ledger import Ledger
     from imagenet_prep.storage.opened import open_dataset
 
@@ -91,9 +93,12 @@ def verify(config: Config) -> Json:
     problems = [*damaged.values(), *_check_strangers(dataset, {shard.name for shard in shards})]
     untrue = [] if damaged else dataset.untrue()
     problems += untrue
+    survey = columns.Survey(dataset)
+    problems += survey.problems
     ledger, before, since, oriented = None, {}, None, None
     if config.if_changed and folder:
         names = [file.name for shard in shards for file in shard.files]
+        names += [there.file(rows).name for there, rows in survey.files]
         ledger = Ledger(folder, naming.VERIFIED, len(names), trusts_owner=True)
         since = _unchanged_since(ledger, names, config.level, manifest.digest)
         # From before reading: a file that is written meanwhile is not verified.
@@ -112,6 +117,9 @@ def verify(config: Config) -> Json:
         if not in_shards and config.level != schema.LEVEL_MANIFEST and manifest.has_samples:
             in_shards += wrong_roots(dataset)
         problems += in_shards
+        if config.level != schema.LEVEL_MANIFEST:
+            with ThreadPoolExecutor(config.workers or len(os.sched_getaffinity(0))) as pool:
+                problems += filter(None, pool.map(survey.read, survey.files))
         if ledger and not problems:
             utc = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             ledger.add(before, level=config.level, manifest=manifest.digest, utc=utc)
@@ -128,6 +136,8 @@ def verify(config: Config) -> Json:
         "excluded": settings.changes(manifest.config)[0],
         "oriented": oriented,
         "has_samples": manifest.has_samples,
+        "columns": survey.complete,
+        "incomplete_columns": survey.incomplete,
         "problems": problems,
     }
 
@@ -293,6 +303,13 @@ def run(config: Config) -> None:
         found = f"{counted(len(problems), 'problem')} in {what} of {config.dataset}"
         raise DataDamagedError(f"{found}, listed above. {remedy}", remedy)
     if not config.json:
+        if result["columns"]:
+            print(f"columns: {', '.join(result['columns'])}")
+        for name, files in result["incomplete_columns"].items():
+            print(
+                f"column {name} is not complete: {counted(files, 'shard')} finished. Run the "
+                "script that writes it again"
+            )
         print(f"sound: {what}, level {config.level}, manifest {result['digest'][:16]}")
         if "signed_by" in result:
             print(f"signed by {terminal.printable(result['signed_by'])}")

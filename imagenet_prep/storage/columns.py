@@ -98,7 +98,8 @@ class Survey:
 
     Attributes:
       problems: a sentence for each file or column that is damaged, foreign or too many.
-      incomplete: the columns that are not complete, with the number of their finished files.
+      complete: the columns that have a column.json.
+      incomplete: those that are still written, with the number of their finished files.
       files: what is to be read to verify the rest.
     """
 
@@ -107,8 +108,10 @@ class Survey:
         self.problems: list[str] = []
         self.incomplete: dict[str, int] = {}
         self.files: list[tuple[Column, ColumnFile]] = []
-        self.count = 0
-        for name in names(self._store):
+        self.complete: list[str] = []
+        files = self._store.names(naming.COLUMNS)
+        self.problems += [f"{naming.COLUMNS}/{name}: is no folder of a column" for name in files]
+        for name in sorted({*names(self._store)}.difference(files)):
             try:
                 self._look_at(column.check_name(name))
             except ValueError as error:
@@ -122,7 +125,7 @@ class Survey:
         begun = find(store, name, column.begun_name(name))
         known = {column.record_name(name), column.begun_name(name)}
         if there is not None:
-            self.count += 1
+            self.complete.append(name)
             self.problems += self._of_complete(there)
             known |= {file.name for file in there.files()}
         listed = [f"{folder}/{each}" for each in store.list_folder(folder)]

@@ -27,36 +27,8 @@ from imagenet_prep.dataset.column import Column, ColumnFile
 from imagenet_prep.read import ColumnWriter, make_dataset
 from imagenet_prep.read.held import only_one
 from imagenet_prep.storage.folder import LocalStore
+from tests.kit.columns import NAME, NATIVE, SHARD, begin, change, mark, record_of, rows_of, write
 from tests.kit.reading import NUM_TRAIN, NUM_VALIDATION, TRAIN, open_set
-
-NAME = "marks"
-SHARD = "train-00001-of-00005"
-NATIVE = {"backend": "native", "dtype": "uint8", "image_size": 16}
-
-
-def mark(number: int) -> list[int]:
-    """Returns the row of an example."""
-    return [number, number * 7 % 100, 5]
-
-
-def begin(root: Path, split: str = "train", **more: Any) -> ColumnWriter:
-    settings: dict[str, Any] = {"batch_size": 8, "about": {"made": "in a test"}, "world": World()}
-    settings["reader"] = NATIVE | {"fields": ("mask",)}
-    return ColumnWriter(root, split, NAME, (3,), "int32", **settings | more)
-
-
-def rows_of(batch: Any) -> Any:
-    return np.array([mark(number) for number in batch["number"].tolist()], np.int32)
-
-
-def write(root: Path, split: str = "train", **more: Any) -> int:
-    """Writes the column; returns the number of records whose rows were computed."""
-    computed = 0
-    with begin(root, split, **more) as writer:
-        for batch in writer:
-            computed += int((batch["number"] >= 0).sum())
-            writer.write(rows_of(batch))
-    return computed
 
 
 @pytest.fixture(scope="session")
@@ -79,18 +51,9 @@ def read(root: Path, split: str = "train", **more: Any) -> list[Any]:
     return list(open_set(root, split, 8, "native", **{"fields": fields} | more))
 
 
-def record_of(root: Path) -> Column:
-    path = root / column.record_name(NAME)
-    return column.loads(path.read_bytes(), str(path), NAME)
-
-
-def change(root: Path, new: Column) -> None:
-    (root / column.record_name(NAME)).write_bytes(new.dumps())
-
-
 @pytest.mark.parametrize("images", [False, True])
 def test_rows_are_those_of_their_records_in_any_order(
-    marked: Path, backend: str, images: bool
+    marked: Path, backend: Any, images: bool
 ) -> None:
     more = {"fields": ("images", "number", f"column:{NAME}"), "image_size": 16} if images else {}
     for split, count in (("train", NUM_TRAIN), ("validation", NUM_VALIDATION)):
@@ -340,7 +303,7 @@ def test_pictures_that_may_be_mirrored_are_joined_with_the_field_that_says_so(
     from imagenet_prep.read.augment import RECIPES
 
     monkeypatch.setitem(RECIPES, "mnist", replace(RECIPES["mnist"], mirrors=True))
-    options = {"recipe": "mnist", "antialias": True}
+    options: dict[str, Any] = {"recipe": "mnist", "antialias": True}
     write(damaged, reader=NATIVE | options | {"fields": ("images",)})
     joined = ("images", f"column:{NAME}")
     with pytest.raises(UsageError, match="made from images that are not mirrored, and half"):
@@ -427,18 +390,17 @@ def test_values_that_are_not_finite_are_refused_unless_they_are_wanted(
     damaged: Path, dtype: str
 ) -> None:
     rows = np.full(8, 0x7FC0, np.uint16) if dtype == "bfloat16" else np.full(8, np.nan, dtype)
-    for finite in (True, False):
-        made = ColumnWriter(
-            damaged, "train", f"v{finite}", (), dtype, batch_size=8, finite=finite, reader=NATIVE
-        )
-        try:
-            with made:
-                for _ in made:
-                    made.write(rows)
-        except UsageError as error:
-            assert "infinite or not a number" in str(error)
-    assert made.is_complete
-    assert not (damaged / column.record_name("vTrue")).exists()
+
+    def written(finite: bool) -> bool:
+        settings: dict[str, Any] = {"batch_size": 8, "finite": finite, "reader": NATIVE}
+        with ColumnWriter(damaged, "train", "v", (), dtype, **settings) as made:
+            for _ in made:
+                made.write(rows)
+        return made.is_complete
+
+    with pytest.raises(UsageError, match="infinite or not a number"):
+        written(finite=True)
+    assert written(finite=False)
 
 
 # The writer.

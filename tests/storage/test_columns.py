@@ -1,0 +1,145 @@
+"""`verify` and columns: complete, incomplete, damaged, foreign, and files too many."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from imagenet_prep.dataset import column
+from imagenet_prep.verify import Config, verify
+from tests.kit.columns import NAME, SHARD, begin, change, record_of, rows_of, write
+from tests.kit.faults import flip_bit
+from tests.kit.reading import colours
+
+__all__ = ["colours"]
+FOLDER = f"columns/{NAME}"
+
+
+@pytest.fixture
+def marked(colours: Path, tmp_path: Path) -> Path:
+    """A copy of `colours` with a column of its train split."""
+    root = Path(shutil.copytree(colours, tmp_path / "set"))
+    write(root)
+    return root
+
+
+def checked(root: Path, level: str = "crc", **more: Any) -> Any:
+    return verify(Config(str(root), level=level, workers=1, json=True, **more))
+
+
+@pytest.mark.parametrize("level", ["manifest", "crc"])
+def test_a_complete_column_is_sound(marked: Path, level: str) -> None:
+    result = checked(marked, level)
+    assert result["problems"] == []
+    assert result["columns"] == [NAME]
+    assert result["incomplete_columns"] == {}
+
+
+def test_a_column_that_is_not_complete_is_named(marked: Path) -> None:
+    shutil.rmtree(marked / FOLDER)
+    with begin(marked) as writer:
+        for batch in writer:
+            writer.write(rows_of(batch))
+            if batch["number"][0] >= 24:
+                assert not checked(marked)["problems"]  # while a file is written
+                break
+    result = checked(marked)
+    assert result["problems"] == []
+    assert result["columns"] == []
+    assert result["incomplete_columns"] == {NAME: 3}
+
+
+def flipped(root: Path) -> None:
+    flip_bit(root / column.file_name(NAME, SHARD), 140)
+
+
+def cut(root: Path) -> None:
+    path = root / column.file_name(NAME, SHARD)
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def edited(root: Path) -> None:
+    path = root / column.record_name(NAME)
+    path.write_text(path.read_text().replace("in a test", "by a thief"))
+
+
+def foreign(root: Path) -> None:
+    there = record_of(root)
+    files = [replace(rows, samples_sha256="e" * 64) for rows in there.splits["train"]]
+    change(root, there.with_files("train", files))
+
+
+def too_few(root: Path) -> None:
+    there = record_of(root)
+    change(root, there.with_files("train", there.splits["train"][:-1]))
+
+
+def of_an_unknown_split(root: Path) -> None:
+    there = record_of(root)
+    rows = replace(there.splits["train"][0], shard="test-00000-of-00001")
+    change(root, there.with_files("test", [rows]))
+
+
+def too_many(root: Path) -> None:
+    np.save(root / FOLDER / "more.npy", np.zeros(3))
+
+
+def linked_folder(root: Path) -> None:
+    os.rename(root / "columns", root / "elsewhere")
+    (root / "columns").symlink_to(root / "elsewhere")
+
+
+def linked_file(root: Path) -> None:
+    path = root / column.file_name(NAME, SHARD)
+    os.rename(path, root / "elsewhere.npy")
+    path.symlink_to(root / "elsewhere.npy")
+
+
+def a_file(root: Path) -> None:
+    (root / "columns" / "notes").write_text("x")
+
+
+def odd_name(root: Path) -> None:
+    (root / "columns" / ".hidden").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said", "seen_by_sizes"),
+    [
+        (flipped, f"{FOLDER}/{SHARD}.npy: sha256 ", False),
+        (cut, f"{FOLDER}/{SHARD}.npy: missing, or of another size", True),
+        (edited, f"{FOLDER}/column.json: damaged", True),
+        (foreign, f"{FOLDER}: was made of other records than those of train-00000", True),
+        (too_few, f"{FOLDER}: was made of other records than those of train-00004", True),
+        (of_an_unknown_split, f"{FOLDER}: was made of other records than those of test", True),
+        (too_many, f"{FOLDER}/more.npy: not in column.json", True),
+        (linked_folder, "columns: is a link", True),
+        (linked_file, f"{SHARD}.npy: is a link", True),
+        (a_file, "columns/notes: is no folder of a column", True),
+        (odd_name, "columns/.hidden: the name of a column has", True),
+    ],
+)
+def test_what_is_wrong_with_a_column_is_named(
+    marked: Path, spoil: Callable[[Path], None], said: str, seen_by_sizes: bool
+) -> None:
+    spoil(marked)
+    for level in ("manifest", "crc"):
+        problems = checked(marked, level)["problems"]
+        assert bool(problems) == (seen_by_sizes or level == "crc")
+        assert not problems or said in problems[0]
+
+
+def test_a_change_after_a_verification_is_noticed(marked: Path) -> None:
+    checked(marked, if_changed=True)
+    assert checked(marked, if_changed=True)["unchanged_since"]
+    flipped(marked)
+    result = checked(marked, if_changed=True)
+    assert result["unchanged_since"] is None
+    assert len(result["problems"]) == 1

@@ -51,8 +51,8 @@ class Batch(TypedDict, Generic[Array]):
       width, height: [batch] int32, pixels of the stored image; 0 where the mask is False.
       mirrored: [batch] bool: whether the image is mirrored. Of several views, [batch, views].
 
-    The field "column:NAME" holds the rows of a column, [batch, *shape] of its type; zeros where the
-    mask is False.
+    The field "column:NAME" holds the rows of a column, [batch, ...] with its shape and type; zeros
+    where the mask is False.
 
     Example:
       >>> from imagenet_prep.read import make_dataset

@@ -177,7 +177,7 @@ class ColumnWriter:
         """Writes the rows of the batch that was yielded last; rows of its padding are ignored.
 
         Args:
-          rows: [batch, *shape] of the column's type: an array of NumPy, or one in memory of this
+          rows: [batch, ...] with the shape and type of the column: an array of NumPy, or one in memory of this
             machine with DLPack's protocol, such as PyTorch's.
         """
         due, self._due = self._due, []

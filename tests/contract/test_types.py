@@ -44,7 +44,7 @@ for each in typed:
     each["images"].astyp("uint8")  # refused: a misspelt method of an array
 make_dataset("set", "train", 8, dtpye="uint8")  # refused: a misspelt option
 make_dataset("set", "train", 8, dtype="float23")  # refused: a value that does not exist
-make_dataset("set", "train", 8, fields=("images", "label"))  # refused: no such field
+make_dataset("set", "train", 8, fields=("images", 3))  # refused: no name of a field
 make_dataset("set", "train", 8, seed="one")  # refused: text for a number
 make_dataset("set", "train", "8")  # refused: text for a number, given by place
 make_dataset("set", "train", 8, 224, True)  # refused: an option without its name

@@ -8,7 +8,7 @@ import fcntl
 import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Self, cast
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from imagenet_prep.core.errors import BusyError, DataDamagedError, UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import column
 from imagenet_prep.dataset.column import Column, ColumnFile
-from imagenet_prep.read.batch import Batch
 from imagenet_prep.read.dataset import make_dataset
 from imagenet_prep.read.dlpack import array_over
 from imagenet_prep.read.held import only_one
@@ -164,12 +163,12 @@ class ColumnWriter:
     def __len__(self) -> int:
         return len(self._reader)
 
-    def __iter__(self) -> Iterator[Batch[Any]]:
+    def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yields the batches of this rank whose rows are missing."""
         for batch in self._reader if self._reader.num_examples else ():
             numbers = np.asarray(batch["number"])
             self._due = numbers[numbers >= 0].tolist()
-            yield batch
+            yield cast("dict[str, Any]", batch)
             if self._due:
                 raise UsageError("the last batch had no write(): each needs one, with all its rows")
 
@@ -177,8 +176,8 @@ class ColumnWriter:
         """Writes the rows of the batch that was yielded last; rows of its padding are ignored.
 
         Args:
-          rows: [batch, ...] with the shape and type of the column: an array of NumPy, or one in memory of this
-            machine with DLPack's protocol, such as PyTorch's.
+          rows: [batch, ...] with the shape and type of the column: an array of NumPy, or one in
+            memory of this machine with DLPack's protocol, such as PyTorch's.
         """
         due, self._due = self._due, []
         if not due:

@@ -62,7 +62,7 @@ class ColumnRows:
         if wrong := sorted(lost(dataset.store, named)):
             raise DataDamagedError(
                 f"{dataset.where}: {some(wrong)}: missing, or of another size than column.json "
-                "says. Copy these files again, or make the column again."
+                "says. Copy these files again, or run the script that writes the column again."
             )
         self._ledger = Ledger(self._store, naming.READ_COLUMNS, naming.MAX_SHARDS)
         self._open: dict[int, tuple[HeldFile, int]] = {}

@@ -12,7 +12,7 @@ from imagenet_prep.storage.fetch import hashed
 from imagenet_prep.storage.opened import Dataset, lost
 from imagenet_prep.storage.store import Readable
 
-_AGAIN = "Get the file again from where the column was made, or make the column again"
+_AGAIN = "Copy the file again, or remove it and run the script that writes the column again"
 
 
 def names(store: Readable) -> list[str]:
@@ -154,7 +154,7 @@ class Survey:
             for name in named:
                 refuse_links(self._store, name)
             wrong = lost(self._store, [there.file(rows) for rows in found])
-            yield from (f"{name}: missing, or of another size" for name in sorted(wrong))
+            yield from (f"{name}: missing, or of another size. {_AGAIN}" for name in sorted(wrong))
             self.files += [(there, rows) for name, rows in named.items() if name not in wrong]
 
     def read(self, each: tuple[Column, ColumnFile]) -> str | None:

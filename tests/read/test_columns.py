@@ -432,6 +432,12 @@ def test_a_loop_that_is_left_goes_on_with_the_next_file(damaged: Path) -> None:
     assert len(read(damaged)) == NUM_TRAIN // 8
 
 
+def test_only_a_file_that_was_removed_is_made_again(marked: Path, copy: Path) -> None:
+    (copy / column.file_name(NAME, SHARD)).unlink()
+    assert write(copy) == TRAIN[1]
+    assert record_of(copy) == record_of(marked)
+
+
 def test_ranks_share_the_shards_and_make_the_same_files(marked: Path, damaged: Path) -> None:
     computed = [write(damaged, world=World(rank, 3)) for rank in (2, 0, 1)]
     assert computed == [TRAIN[2], TRAIN[0] + TRAIN[3], TRAIN[1] + TRAIN[4]]

@@ -206,9 +206,9 @@ class Feed:
             numbers[[image is None for image in images]] = -1
         there = numbers >= 0
         sides = np.full((2, config.batch_size), _PLACEHOLDER_SIDE, np.int64)
-        for place, image in enumerate(images):
-            if image:
-                sides[:, place] = image.width, image.height
+        if images:
+            sides[0] = [image.width if image else _PLACEHOLDER_SIDE for image in images]
+            sides[1] = [image.height if image else _PLACEHOLDER_SIDE for image in images]
         views = self._views(sides, numbers, epoch)
         if self._facts is not None and not self._reads_records:
             classes = np.where(there, self._facts.classes(numbers), np.int32(0))

@@ -112,6 +112,8 @@ def test_json_says_the_same_to_machines(reference: Reference, level: str) -> Non
         "part": None,
         "oriented": 0 if level == "decode" else None,
         "has_samples": True,
+        "columns": [],
+        "incomplete_columns": {},
         "problems": [],
     }
 

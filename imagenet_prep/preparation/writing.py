@@ -37,8 +37,9 @@ from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources.folder import Folder
 from imagenet_prep.sources.ilsvrc import Tars
 from imagenet_prep.sources.member_reader import MemberReader
-from imagenet_prep.sources.source import file_part
+from imagenet_prep.sources.scan import read_errors
 from imagenet_prep.storage.archive import ArchiveReader
+from imagenet_prep.storage.remote import is_newer, stamp
 from imagenet_prep.storage.remote_archives import RemoteArchives, open_archives
 from imagenet_prep.storage.store import Store
 
@@ -177,8 +178,13 @@ def _demand_unchanged(selection: Selection) -> None:
     others = source.archives.values() if isinstance(source, Tars) else ()
     newest = max(parts.values())
     for path in (*parts, *others):
-        now = file_part(path).newest if isinstance(path, Path) else 0
-        if now and now != parts.get(path, min(now, newest)):
+        if not isinstance(path, Path):
+            continue
+        with read_errors(path):
+            status = path.stat()
+        # On some file systems, only the mtime changes, and a copy may set it back.
+        is_older = stamp(status) < parts.get(path, 0)
+        if is_newer(status, parts.get(path, newest)) or (is_older and status.st_nlink < 2):
             raise SourceError(
                 f"{path}: was changed while it was read. Leave the source as it is while it is "
                 "read, then run the same command again."

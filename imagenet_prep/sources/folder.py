@@ -28,7 +28,7 @@ from imagenet_prep.sources import labels, layout, lemmas, listing, source
 from imagenet_prep.sources.scan import File, Problems, hidden_files, read_errors, subfolders
 from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage.archive import Range
-from imagenet_prep.storage.remote import stamp
+from imagenet_prep.storage.remote import is_newer
 from imagenet_prep.storage.remote_path import open_to_read
 
 # As it comes, or unpacked.
@@ -54,7 +54,7 @@ class FileReader:
             now = os.fstat(file.fileno())
             data = file.read(offset + size)
         size_differs = now.st_size < size or (now.st_size > size and size <= MAX_IMAGE_BYTES)
-        if size_differs or stamp(now) > self._newest:
+        if size_differs or is_newer(now, self._newest):
             sizes = f": has {now.st_size:,} bytes, had {size:,}" if size_differs else ""
             raise SourceError(
                 f"{path}: was changed after it was listed{sizes}. Leave the source as it is while "

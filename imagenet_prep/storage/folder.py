@@ -163,7 +163,7 @@ class LocalStore:
     def opened(self, name: str, stat: Stat | None = None) -> Iterator[BinaryIO]:
         """As for `Store`."""
         with self._opened(name) as file:
-            if stat is not None and Stat.of(os.fstat(file.fileno())) != stat:
+            if stat is not None and stat.is_changed(os.fstat(file.fileno())):
                 changed(self.where(name))
             yield file
 

@@ -41,7 +41,7 @@ def hard_link(
         raise DataDamagedError(f"{path}: missing. Run verify on {source}.") from None
     with opened:
         status = os.fstat(opened.fileno())
-        if seen is not None and seen != Stat.of(status):
+        if seen is not None and seen.is_changed(status):
             changed(str(path))
         if num_bytes != status.st_size:
             raise DataDamagedError(

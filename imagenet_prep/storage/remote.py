@@ -53,6 +53,14 @@ def stamp(status: os.stat_result) -> int:
     return max(status.st_mtime_ns, status.st_ctime_ns)
 
 
+def is_newer(status: os.stat_result, time_ns: int) -> bool:
+    """Returns whether a file may have been written after a time.
+
+    A new hard link changes the ctime, so that of a file with several links shows nothing.
+    """
+    return status.st_mtime_ns > time_ns or (status.st_nlink < 2 and stamp(status) > time_ns)
+
+
 class Stat(NamedTuple):
     """A file of a store, or on a server, as it is now.
 
@@ -60,16 +68,29 @@ class Stat(NamedTuple):
       size: bytes.
       validator: changes whenever the file does (ETag, date); "" where nothing tells.
       ranges: whether it can be read from the middle.
+      mtime_ns, inode, num_links: of a file on a disk.
     """
 
     size: int
     validator: str
     ranges: bool
+    mtime_ns: int = 0
+    inode: int = 0
+    num_links: int = 0
 
     @classmethod
     def of(cls, status: os.stat_result) -> Self:
         """Returns the size of a file on a disk, and its stamp as the validator."""
-        return cls(status.st_size, str(stamp(status)), ranges=True)
+        times = (status.st_mtime_ns, status.st_ino, status.st_nlink)
+        return cls(status.st_size, str(stamp(status)), True, *times)
+
+    def is_changed(self, status: os.stat_result) -> bool:
+        """Returns whether a file on a disk was changed since; a hard link is no change."""
+        now = Stat.of(status)
+        if now.num_links != self.num_links:
+            # The link, or its removal, explains a new ctime.
+            now = now._replace(validator=self.validator, num_links=self.num_links)
+        return now != self
 
 
 class UnavailableError(Exception):

@@ -328,6 +328,18 @@ def test_a_file_that_changed_since_it_was_listed_is_named(root: Path, change: st
         source.reader.read(member.archive, member.offset, member.size)
 
 
+def test_an_image_may_get_a_link_while_it_is_read(root: Path, tmp_path: Path) -> None:
+    source = folder.find(root, ["train"])
+    member = members(source, "train")[0]
+    path, link = root / member.archive, tmp_path / "link"
+    # The clock of a file system goes on by milliseconds.
+    while path.stat().st_ctime_ns <= source.parts[0].newest:
+        link.unlink(missing_ok=True)
+        link.hardlink_to(path)
+
+    assert source.reader.read(member.archive, member.offset, member.size) == b"10"
+
+
 def test_counts_of_another_data_set_are_not_known(tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         write(tmp_path / "train" / name / "1.jpg", b"?")

@@ -706,6 +706,47 @@ def test_a_file_that_has_changed_since_it_was_seen_is_not_taken_over(
     assert not here.names(".work/temporary")
 
 
+def later(path: Path, act: Callable[[], object]) -> None:
+    """Acts until the ctime of a file has changed: file systems count milliseconds."""
+    before = path.stat().st_ctime_ns
+    while path.stat().st_ctime_ns == before:
+        act()
+
+
+@pytest.mark.parametrize("change", ["linked", "a link removed", "written", "copied", "replaced"])
+def test_a_new_link_is_no_change_of_a_file(store: LocalStore, tmp_path: Path, change: str) -> None:
+    path, link = store.path("a"), tmp_path / "link"
+    store.write("a", b"one")
+    if change == "a link removed":
+        link.hardlink_to(path)
+    status, stat = path.stat(), store.stats("")["a"]
+
+    def act() -> None:
+        if change == "linked":
+            link.unlink(missing_ok=True)
+            link.hardlink_to(path)
+        elif change == "a link removed":
+            link.unlink(missing_ok=True)
+        elif change == "replaced":
+            link.write_bytes(b"two")
+            link.replace(path)
+            os.utime(path, ns=(0, status.st_mtime_ns))
+        else:
+            path.write_bytes(b"two")
+            os.utime(path, ns=(0, status.st_mtime_ns - (change == "copied")))
+
+    later(path, act)
+    if "link" in change:
+        with store.opened("a", stat) as file:
+            assert file.read() == b"one"
+        return
+    with (
+        pytest.raises(IncompleteError, match="a: it has changed since this run began"),
+        store.opened("a", stat),
+    ):
+        pytest.fail("it was opened")
+
+
 @pytest.mark.parametrize("damage", ["missing", "cut", "folder"])
 def test_a_file_that_is_another_one_is_not_taken_over(
     two_files: tuple[LocalStore, list[File]], tmp_path: Path, damage: str

@@ -29,6 +29,7 @@ from imagenet_prep.preparation.tasks import HashedArchive, HashTask, hash_archiv
 from imagenet_prep.shards import plan, runs
 from imagenet_prep.sources.folder import Folder
 from imagenet_prep.sources.member_reader import MemberReader
+from imagenet_prep.sources.scan import read_errors
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
 from imagenet_prep.storage import scratch, tables
 from imagenet_prep.storage.fetch import hashed
@@ -154,8 +155,10 @@ def _is_other_file(
 ) -> bool:
     """Returns whether a file has other bytes than when its row, or its quarantine, was written."""
     source = job.selection.source
-    if isinstance(source, Folder) and stamp((source.root / member.archive).stat()) <= newest:
-        return False
+    if isinstance(source, Folder):
+        with read_errors(path := source.root / member.archive):
+            if stamp(path.stat()) <= newest:
+                return False
     data = images.read(member)
     if row is not None:
         return hashlib.sha256(data).hexdigest() != row.source_sha256

@@ -47,6 +47,7 @@ LAYOUTS = {
 }
 
 
+@read_errors("")
 def find(
     root: Location,
     splits: Sequence[str],
@@ -111,12 +112,11 @@ def _remarks(found: folder.Folder, root: Location) -> Iterator[str]:
             yield f"{name} is not read: {counted(number, 'image')}"
 
 
+@read_errors("")
 def recognised(root: Location) -> list[str]:
     """Returns the kinds that a folder looks like, archives before what is made from them."""
     found = []
-    with read_errors(root):
-        has_archives = any((root / name).is_file() for name in ilsvrc.ARCHIVES.values())
-    if has_archives:
+    if any((root / name).is_file() for name in ilsvrc.ARCHIVES.values()):
         found.append(ILSVRC)
     elif root.name != class_tars.WHOLE and evaluation.locate(root):
         found.append(EVALUATION)

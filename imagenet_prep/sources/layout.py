@@ -77,6 +77,7 @@ def _meaning(name: str) -> tuple[str | None, str]:
     return splits.pop() if len(splits) == 1 else None, " ".join(others)
 
 
+@read_errors("")
 def split_folders(root: Path) -> Splits:
     """Returns the splits in a folder; one of class folders alone is itself the folder of train."""
     named = named_splits(root)
@@ -92,9 +93,8 @@ def split_folders(root: Path) -> Splits:
 
 def named_splits(root: Path) -> Splits:
     """Returns the splits whose folders are called like splits."""
-    with read_errors(root):
-        # Given ILSVRC itself or the folder above: the paths are the same.
-        bases = [each for each in (root / "ILSVRC", root) if (each / KAGGLE).is_dir()]
+    # Given ILSVRC itself or the folder above: the paths are the same.
+    bases = [each for each in (root / "ILSVRC", root) if (each / KAGGLE).is_dir()]
     base, prefix = (bases[0], f"{KAGGLE}/") if bases else (root, "")
     top = base / prefix
     below = subfolders(top, any_name=True) if top.is_dir() else []
@@ -144,6 +144,7 @@ def _inner(base: Path, folder: str) -> str:
     return _inner(base, f"{folder}/{below[0]}") if is_alike else folder
 
 
+@read_errors("")
 def class_folders(root: Path, known: ClassList | None = None) -> list[str]:
     """Returns the names of the class folders in a folder; raises UsageError if they are none.
 

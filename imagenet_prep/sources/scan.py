@@ -60,7 +60,7 @@ class Problems:
 
 @contextlib.contextmanager
 def read_errors(path: object, remedy: str = "Check the permissions.") -> Iterator[None]:
-    """Turns an OSError into a SourceError for this path, or for the one that the error names."""
+    """Turns an OSError into a SourceError for this path; if it is "", for the path of the error."""
     try:
         yield
     except OSError as error:

@@ -126,12 +126,9 @@ class LocalStore:
     @contextlib.contextmanager
     def _entries(self, folder: str) -> Iterator[Iterable[os.DirEntry[str]]]:
         path = self.path(folder)
-        with contextlib.ExitStack() as opened:
+        with storage_errors("list", path), contextlib.ExitStack() as opened:
             entries: Iterable[os.DirEntry[str]] = ()
-            with (
-                storage_errors("list", path),
-                contextlib.suppress(FileNotFoundError, NotADirectoryError),
-            ):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 place: int | Path = path
                 if _is_work(folder):
                     place = opened.enter_context(inside.folder_inside(self.root, folder))

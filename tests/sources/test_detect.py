@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import errno
+import itertools
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.errors import ImagenetPrepError, UsageError
 from imagenet_prep.sources import detect
-from tests.kit.layouts import make_cifar10, make_mnist, write, write_parquet
+from tests.kit.layouts import make_cifar10, make_class_tars, make_mnist, write, write_parquet
+from tests.kit.system import System
 
 
 def find(root: Path, kind: str = "auto") -> str:
@@ -68,3 +74,57 @@ def test_where_two_kinds_lie_together_the_other_one_is_named(tmp_path: Path) -> 
 def test_a_kind_that_is_asked_for_and_not_there_is_a_usage_error(tmp_path: Path, kind: str) -> None:
     with pytest.raises(UsageError):
         find(tmp_path, kind)
+
+
+def _one_folder(root: Path) -> None:
+    write(root / "cat" / "1.jpg", b"\xff\xd8\xff")
+    write(root / "notes.txt", b"")
+
+
+def _exported(root: Path) -> None:
+    for split in ("train", "validation"):
+        write(root / split / "cat" / "1.jpg", b"\xff\xd8\xff")
+    write(root / "export.json", b"{}")
+
+
+SOURCES: dict[str, Callable[[Path], object]] = {
+    "one folder": _one_folder,
+    "exported": _exported,
+    "nothing known": lambda root: write(root / "notes.txt", b""),
+    "class tars": lambda root: make_class_tars({"n01440764": ["a.JPEG"]}, root, whole=False),
+    "evaluation": lambda root: write(root / "imagenet-a" / "n01440764" / "1.jpg", b"\xff\xd8\xff"),
+    "parquet": lambda root: write_parquet(root / "data/train-00000-of-00001.parquet", [], ["a"]),
+    "cifar10": lambda root: make_cifar10(root, num=1),
+    "mnist": lambda root: make_mnist(root, num=4),
+}
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.ENOENT])
+@pytest.mark.parametrize("call", ["listdir", "scandir", "stat"])
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_folder_that_cannot_be_read_or_vanishes_is_named(
+    source: str, call: str, code: int, tmp_path: Path
+) -> None:
+    """Each call of the system fails once, as it would for another user, or after a removal."""
+    SOURCES[source](tmp_path)
+    for failing in range(100):
+        made, failed = itertools.count(), list[str]()
+
+        def perhaps(real: Callable[..., Any], path: Any = ".", *args: Any, **kwargs: Any) -> Any:
+            is_ours = str(path).startswith(str(tmp_path))
+            if is_ours and next(made) == failing:  # noqa: B023 - called in this round
+                failed.append(str(path))  # noqa: B023
+                raise OSError(code, os.strerror(code), str(path))
+            return real(path, *args, **kwargs)
+
+        with pytest.MonkeyPatch.context() as patch:
+            System(patch).instead(call, perhaps)
+            try:
+                find(tmp_path)
+            except UsageError:
+                pass
+            except ImagenetPrepError as error:
+                assert str(tmp_path) in str(error)
+        if not failed:
+            return
+    pytest.fail("the calls have no end")

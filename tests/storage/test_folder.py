@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -704,6 +705,19 @@ def test_a_file_that_has_changed_since_it_was_seen_is_not_taken_over(
         here.take_over(there, files, stats)
     assert not here.path("a").exists()
     assert not here.names(".work/temporary")
+
+
+def test_a_file_that_vanishes_while_its_folder_is_listed_is_an_error_of_the_store(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.write("a", b"one")
+
+    def gone(_: object) -> NoReturn:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "a")
+
+    monkeypatch.setattr(Stat, "of", gone)
+    with pytest.raises(StoreError, match=f"cannot list {store.root}.*: No such file or directory"):
+        store.stats("")
 
 
 def later(path: Path, act: Callable[[], object]) -> None:

@@ -25,8 +25,7 @@ Measure how fast this host reads, decodes and crops a data set for training.
 
 Examples:
   imagenet-prep bench-read /data/imagenet-480
-  imagenet-prep bench-read /data/imagenet-480 --backend dali --batch-size 256
-  imagenet-prep bench-read /data/imagenet-480 --gpus 8 --images-per-gpu 1200"""
+  imagenet-prep bench-read /data/imagenet-480 --backend dali --batch-size 256"""
 
 # Before the clock starts: libraries tune themselves, files are opened, queues fill.
 _WARM_UP_STEPS = 5
@@ -47,14 +46,6 @@ class Config(Settings):
     batch_size: int = flag(128, above=0, help="images in a batch")
     image_size: int = flag(224, above=0, help="height and width of the crops", metavar="PX")
     seconds: float = flag(10.0, above=0, help="how long to read", metavar="S")
-    threads: int = flag(0, least=0, help="images decoded at once; 0 is one for each core")
-    gpus: int = flag(8, above=0, help="number of GPUs that the host has to feed")
-    images_per_gpu: float = flag(
-        1200.0,
-        above=0,
-        help="images that one GPU trains on in a second; the default is that of ResNet-50 in fp16 "
-        "on a V100",
-    )
     json: bool = switch(help="print the result as JSON")
 
 
@@ -76,14 +67,12 @@ def run(config: Config) -> None:
         config.image_size,
         training=True,
         world=_world(config.dataset),
-        num_threads=config.threads,
         **decoded,
     )
     wall, cpu, steps = _read(reader, config.seconds)
     images = steps * config.batch_size
     read_cpu = _cost_of_reading(reader, steps)
     cores = len(os.sched_getaffinity(0))
-    wanted = config.gpus * config.images_per_gpu
     rate = images / wall
     split = reader.manifest.splits[config.split]
     result = {
@@ -93,11 +82,8 @@ def run(config: Config) -> None:
         "images_per_cpu_s": round(images / cpu, 1),
         "cores": cores,
         "decode_share": round(max(0.0, 1 - read_cpu / cpu), 3),
-        "wanted_images_per_s": wanted,
-        "cores_needed": round(wanted * cpu / images, 1),
-        "enough": rate >= wanted,
     }
-    print(json.dumps(result, indent=1) if config.json else _render(config, result))
+    print(json.dumps(result, indent=1) if config.json else _render(result))
 
 
 def _world(dataset: str) -> World:
@@ -130,21 +116,10 @@ def _cost_of_reading(reader: Reader, steps: int) -> float:
     return time.process_time() - cpu
 
 
-def _render(config: Config, result: Json) -> str:
-    need = (
-        f"for {counted(config.gpus, 'GPU')} at {config.images_per_gpu:,.0f} images/s each, "
-        f"{result['wanted_images_per_s']:,.0f} images/s are needed: "
-    )
-    if result["enough"]:
-        need += "this host feeds them."
-    else:
-        need += (
-            f"about {result['cores_needed']:,.0f} such cores, or fewer with smaller images "
-            "(prepare --short-side 256) or with --device gpu."
-        )
+def _render(result: Json) -> str:
     return (
         f"{result['images_per_s']:,.0f} images/s, {result['megabytes_per_s']:,.1f} MB/s of "
         f"records, on {counted(result['cores'], 'core')}\n"
         f"{result['images_per_cpu_s']:,.0f} images a CPU second, {result['decode_share']:.0%} of "
-        f"it decoding, cropping and resizing\n{need}"
+        "it decoding, cropping and resizing"
     )

@@ -11,7 +11,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from imagenet_prep import report
 from imagenet_prep.codec.policy import CODEC_HELP, CODECS
 from imagenet_prep.core import program, terminal
 from imagenet_prep.core.address import with_absolute
@@ -202,11 +201,7 @@ def _run(config: Config) -> None:
             "--num_intra_threads and --num_inter_threads have no effect here; "
             "--workers says how many shards are in work."
         )
-    if config.report:
-        report.require_packages()
     summary = resize(config)
-    if config.report:
-        summary["report"] = str(report.report(report.Config(config.output_dir)))
     print(json.dumps(summary, indent=1) if config.json else _render(summary))
 
 

@@ -62,7 +62,7 @@ _METRICS = "IMAGENET_PREP_AIRFLOW_METRICS"
 # that name files to read. All others are refused, above all those that name files to write.
 _ALLOWED = {
     "prepare_flags": (
-        "allow-subset dry-run follow-links json keep-original no-boxes rehash report",
+        "allow-subset dry-run follow-links json keep-original no-boxes rehash",
         """check codec holdout holdout-per-class label-offset max-bad on-bad-image orientation
         quality seed short-side source-kind splits subset-classes subset-per-class train-shards
         validation-shards worker-kind workers""",
@@ -73,8 +73,8 @@ _ALLOWED = {
         remap synthetic train-accuracy""",
         """backend batch-size checkpoint-every classes comm device display-every eval-every
         fraction framework image-size keep label-smoothing loss-scale lr lr-decay-lrs
-        lr-decay-steps model momentum num-batches num-epochs optimizer plateau-factor
-        plateau-patience precision recipe schedule seed trust-coefficient warmup-epochs
+        lr-decay-steps model momentum num-batches num-epochs optimizer
+        precision recipe schedule seed trust-coefficient warmup-epochs
         warmup-lr weight-decay""",
         "also exclude keys labels",
     ),

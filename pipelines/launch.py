@@ -90,14 +90,6 @@ class Config(Settings):
         "2018, for the tutorial, it was 5",
         metavar="MS",
     )
-    autotune: bool = switch(
-        help="let Horovod try values of both while it trains, and keep the best"
-    )
-    timeline: str | None = optional(
-        place=Place.FILE,
-        help="rank 0 writes here when each gradient was ready, sent, and reduced; for "
-        "chrome://tracing",
-    )
     torus_allreduce: bool = switch(
         help="sum within each host first, then among hosts; for Horovod with NCCL on several "
         "hosts, ignored elsewhere"
@@ -165,8 +157,6 @@ class Config(Settings):
         asked = {
             "FUSION_THRESHOLD": self.fusion_threshold_mb and self.fusion_threshold_mb << 20,
             "CYCLE_TIME": self.cycle_time_ms,
-            "AUTOTUNE": int(self.autotune) or None,
-            "TIMELINE": self.timeline and absolute(self.timeline),
             "TORUS_ALLREDUCE": int(self.torus_allreduce) or None,
         }
         return {f"HOROVOD_{name}": str(value) for name, value in asked.items() if value is not None}
@@ -188,9 +178,6 @@ def launch(config: Config, under_way: Callable[[], None] = lambda: None) -> int:
     used, network = fit.check(
         used, asked, timeout_s=config.check_timeout, interface=config.network_interface
     )
-    folder = Path(config.timeline or "").absolute().parent
-    if config.timeline and used[0].is_local and not folder.is_dir():
-        raise UsageError(f"--timeline {config.timeline}: its folder is not there")
     made = _Launch(config, used, network, asked)
     if config.dry_run:
         made.show()

@@ -10,7 +10,6 @@ import json
 import logging
 import sys
 
-from imagenet_prep import report
 from imagenet_prep.core import program
 from imagenet_prep.core.address import with_absolute
 from imagenet_prep.core.canonical import Json
@@ -80,11 +79,7 @@ def run(config: Config) -> None:
     """Runs the verb; errors are raised."""
     if config.beam_args:
         config = with_absolute(config, "source", "out")
-    if config.report:
-        report.require_packages()
     summary = prepare(config)
-    if config.report:
-        summary["report"] = str(report.report(report.Config(config.out)))
     print(json.dumps(summary, indent=1) if config.json else _render(summary))
     if summary.get("refusal"):
         raise StoreError(summary["refusal"])

@@ -131,13 +131,6 @@ class Config(Settings):
     max_runtime: int = flag(
         86_400, least=1, help="seconds of training after which the job is stopped", metavar="S"
     )
-    max_wait: int = flag(
-        0,
-        least=0,
-        help="with --spot: seconds of waiting for instances and training together; 0: twice "
-        "--max-runtime",
-        metavar="S",
-    )
     subnets: tuple[str, ...] = flag(
         (), help="subnets of the VPC for the instances; needed for fsx and efs", metavar="ID,…"
     )
@@ -159,8 +152,6 @@ class Config(Settings):
         super().__post_init__()
         if self.name is not None and not _NAME.fullmatch(self.name):
             raise ValueError(f"--name {self.name}: expected up to 63 letters, digits and hyphens")
-        if self.max_wait and (not self.spot or self.max_wait < self.max_runtime):
-            raise ValueError("--max-wait: is for --spot, and at least --max-runtime")
         if bool(self.subnets) != bool(self.security_groups):
             raise ValueError("--subnets and --security-groups go together")
         for where in self.channels.values():
@@ -256,8 +247,8 @@ def request(config: Config, name: str, train: Mapping[str, str], own: Work | Non
         },
     }
     if config.spot:
-        most = config.max_wait or 2 * config.max_runtime
-        made["StoppingCondition"]["MaxWaitTimeInSeconds"] = most
+        # For instances and training together.
+        made["StoppingCondition"]["MaxWaitTimeInSeconds"] = 2 * config.max_runtime
     if own is None:
         made["AlgorithmSpecification"]["MetricDefinitions"] = [
             {"Name": name, "Regex": regex} for name, regex in METRICS.items()

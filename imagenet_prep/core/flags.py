@@ -43,10 +43,7 @@ class Flag:
       positional: given by place; and, if it has aliases, by each of these names as well.
       aliases: other spellings, e.g. ("-r", "--size").
       read: makes of what was typed what is meant.
-      least: the smallest number allowed.
-      above: the number must be larger than this one.
-      most: the largest number allowed.
-      below: the number must be smaller than this one.
+      least, above, most, below: bounds of a number; `above` and `below` are not allowed themselves.
       place: what the text must name; every flag whose text is a path or an address has one.
       only: the values that other fields must have where this flag is given, by field.
       without: the fields whose flags must not be given together with this one.
@@ -281,7 +278,7 @@ class _CommandLine:
         names = list(dict.fromkeys([*main, *spec.aliases]))
         if spec.positional:
             # Read later: argparse would read its mark for "not given" as well.
-            place = _place_of(field)
+            place = f"place of {field.name}"
             self._readers[place] = read
             self.parser.add_argument(place, nargs="?", default=argparse.SUPPRESS)
         if names:
@@ -349,11 +346,6 @@ class _CommandLine:
         if missing:
             verb = "is" if len(missing) == 1 else "are"
             self.parser.error(f"{' and '.join(missing)} {verb} missing")
-
-
-def _place_of(field: dataclasses.Field[Any]) -> str:
-    """Returns the name under which argparse holds what was given by place, not by name."""
-    return f"place of {field.name}"
 
 
 def _spelled(name: str, spec: Flag) -> str:

@@ -23,7 +23,7 @@ class RunFlags(WorkerFlags):
     """The flags of prepare and resize alike."""
 
     groups = {  # noqa: RUF012
-        "Faults and result": "on_bad_image report dry_run json",
+        "Faults and result": "on_bad_image dry_run json",
     }
     on_bad_image: str = flag(
         "quarantine",
@@ -34,19 +34,9 @@ class RunFlags(WorkerFlags):
     max_bad: int | None = optional(
         least=0, help="stop when more images than this cannot be used (default: no limit)"
     )
-    report: bool = switch(
-        help=f"at the end, write {naming.REPORT} into the dataset; into the current folder if the "
-        "dataset is in s3://"
-    )
     dry_run: bool = switch(help="print what was found and what would be made; write nothing")
     json: bool = switch(help="print the result as JSON")
     beam_args: tuple[str, ...] = after_dashes("Options for Apache Beam go", are_flags=True)
-
-    def __post_init__(self) -> None:
-        """Refuses values that are not allowed, and --report without a data set."""
-        super().__post_init__()
-        if self.report and self.dry_run:
-            raise ValueError("--report shows what was made, --dry-run makes nothing")
 
     @property
     def allowed_bad_images(self) -> int | None:

@@ -172,12 +172,6 @@ class Config(Settings):
         metavar="RATES",
         only=_STEPS,
     )
-    plateau_patience: int = flag(
-        10, least=1, help="evaluations without a lower loss after which schedule plateau falls"
-    )
-    plateau_factor: float = flag(
-        0.1, above=0, below=1, help="to what share of its rate schedule plateau falls"
-    )
     warmup_epochs: float | None = optional(
         least=0, help="epochs in which the rate rises; default: the recipe's"
     )

@@ -261,7 +261,7 @@ class Training:
 
     def _watch(self) -> Score:
         score = self._evaluate(self._inputs.watched)
-        self._plateau.see(score.loss, self._plan.schedule)
+        self._plateau.see(score.loss)
         return score
 
     def _batches(self) -> Iterator[Batch]:

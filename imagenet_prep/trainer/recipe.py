@@ -298,9 +298,6 @@ def _schedule(config: Config, chosen: Json, steps_per_epoch: int, total_steps: i
     drops: tuple[float, ...] = ()
     if kind == "steps":
         drops = config.decay_epochs or tuple(epoch * shrink for epoch in STEP_EPOCHS)
-    falls: Json = {}
-    if kind == "plateau":
-        falls = {"patience": config.plateau_patience, "factor": config.plateau_factor}
     return Schedule(
         kind=kind,
         peak=chosen["lr"],
@@ -309,5 +306,4 @@ def _schedule(config: Config, chosen: Json, steps_per_epoch: int, total_steps: i
         drops=tuple(round(epoch * steps_per_epoch) for epoch in drops),
         start=chosen["warmup_lr"],
         rates=config.decay_rates,
-        **falls,
     )

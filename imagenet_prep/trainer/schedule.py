@@ -20,7 +20,10 @@ _RESTART_LOWER = 0.1
 # Goyal et al. 2017: a tenth at each.
 STEP_EPOCHS = (30.0, 60.0, 80.0)
 _STEP_FACTOR = 0.1
-# Keras' ReduceLROnPlateau: a loss that is less lower than this is no improvement.
+# As Keras' ReduceLROnPlateau: after so many evaluations in a row without improvement, the rate
+# falls to this share. A loss that is less lower than the gain is no improvement.
+_PATIENCE = 10
+_PLATEAU_FACTOR = 0.1
 _LEAST_GAIN = 1e-4
 
 
@@ -36,8 +39,6 @@ class Schedule:
       drops: steps at which "steps" falls.
       start: learning rate of step 0.
       rates: those of "steps" before the first drop and after each one; empty: a tenth at each.
-      patience: evaluations in a row without improvement after which "plateau" falls.
-      factor: to what share of its rate "plateau" falls.
     """
 
     kind: str
@@ -47,8 +48,6 @@ class Schedule:
     drops: tuple[int, ...] = ()
     start: float = WARMUP_START
     rates: tuple[float, ...] = ()
-    patience: int = 10
-    factor: float = 0.1
 
     def __call__(self, step: int) -> float:
         """Returns the learning rate of a step, from 0; of "plateau" before any fall."""
@@ -98,14 +97,14 @@ class Plateau:
     best: float | None = None
     waited: int = 0
 
-    def see(self, loss: float, schedule: Schedule) -> None:
+    def see(self, loss: float) -> None:
         """Counts an evaluation."""
         if math.isfinite(loss) and (self.best is None or loss < self.best - _LEAST_GAIN):
             self.best, self.waited = loss, 0
             return
         self.waited += 1
-        if self.waited >= schedule.patience:
-            self.scale, self.waited = self.scale * schedule.factor, 0
+        if self.waited >= _PATIENCE:
+            self.scale, self.waited = self.scale * _PLATEAU_FACTOR, 0
 
 
 def numbers(name: str, text: str | None) -> tuple[float, ...]:

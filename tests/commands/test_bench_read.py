@@ -22,33 +22,24 @@ SHORT = ("--seconds", "0.2", "--batch-size", "8", "--image-size", "16")
         pytest.param("dali", marks=[pytest.mark.long, pytest.mark.dali]),
     ],
 )
-def test_rates_fit_each_other_and_say_what_gpus_would_need(scenes: Path, backend: str) -> None:
-    result = command.run(
-        "bench-read", str(scenes), *SHORT, "--backend", backend, "--gpus", "2", "--json"
-    )
+def test_rates_fit_each_other(scenes: Path, backend: str) -> None:
+    result = command.run("bench-read", str(scenes), *SHORT, "--backend", backend, "--json")
 
     assert result.code == 0, result
     found = result.json
     assert found["images"] >= 8
     assert found["images"] % 8 == 0
     assert found["images_per_s"] > 0
-    assert found["wanted_images_per_s"] == 2400
-    assert found["enough"] == (found["images_per_s"] >= 2400)
     assert 0 <= found["decode_share"] <= 1
-    assert found["cores_needed"] == pytest.approx(2400 / found["images_per_cpu_s"], abs=0.06)
 
 
-def test_a_person_reads_what_to_do(scenes: Path) -> None:
-    words = (*SHORT, "--backend", "native", "--images-per-gpu", "1e9")
-    result = command.run("bench-read", str(scenes), *words)
+def test_a_person_reads_the_rates_in_two_lines(scenes: Path) -> None:
+    result = command.run("bench-read", str(scenes), *SHORT, "--backend", "native")
 
     assert result.code == 0, result
-    assert "images/s" in result.out
-    assert (
-        "for 8 GPUs at 1,000,000,000 images/s each, 8,000,000,000 images/s are needed: about"
-        in result.out
-    )
-    assert "prepare --short-side 256" in result.out
+    rate, cost = result.out.splitlines()
+    assert " images/s, " in rate
+    assert " images a CPU second, " in cost
 
 
 @pytest.mark.parametrize(
@@ -56,7 +47,6 @@ def test_a_person_reads_what_to_do(scenes: Path) -> None:
     [
         (("nowhere",), 2, "there is no such folder"),
         (("nowhere", "--seconds", "0"), 2, "--seconds 0.0: expected more than 0"),
-        (("nowhere", "--threads", "-1"), 2, "--threads -1: expected at least 0"),
         (("nowhere", "--backend", "ffcv"), 2, "--backend ffcv: expected one of"),
     ],
 )

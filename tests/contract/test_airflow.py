@@ -42,8 +42,8 @@ REFUSED = {
     "replicate": "bandwidth_limit check connections copies dry_run from_parent json mode part "
     "python repair retries timeout wait",
     "report": "compare labels level other out predictions seed source training",
-    "launch": "autotune check_timeout cycle_time_ms detach dry_run env fusion_threshold_mb grace "
-    "mpi mpi_args network_interface rank_logs servers stall_timeout status stop timeline "
+    "launch": "check_timeout cycle_time_ms detach dry_run env fusion_threshold_mb grace "
+    "mpi mpi_args network_interface rank_logs servers stall_timeout status stop "
     "torus_allreduce",
     "train": "export mirror predictions tensorboard_dir",
 }

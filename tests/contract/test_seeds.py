@@ -6,6 +6,7 @@ import ast
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -29,6 +30,7 @@ ROWS = {
 # The rows whose commands take seconds and need no framework, and what each prints or leaves.
 QUICK: dict[int, str] = {
     3: "| 256 | 92 ms | 151,630 |",
+    8: "localhost, ranks 0 to 1: ",
     11: "localhost",
     19: "train: ",
     20: "x",
@@ -40,7 +42,33 @@ QUICK: dict[int, str] = {
     74: "examples of train",
     86: "| 760 s | 860 s |",
 }
-(SAGEMAKER,) = re.findall(r"`SAGEMAKER` is `([^`]+)`", PAGE)
+# The rows whose commands train to their end, and what each prints.
+TRAINING: dict[int, list[str]] = {
+    1: ["Horovod 0.28.1\n", "2 ranks x 4 images = 8 a step; ", "images of validation"],
+    4: ["ranks  hosts  images/s  without input  efficiency ", "dollars\n"],
+    68: ["MXNet 1.9.1, Horovod 0.28.1\n", "2 ranks x 8 images", "images of validation"],
+    69: ["MXNet 1.9.1\n", "2 ranks x 8 images", "images of validation"],
+    77: ["1 rank x 8 images", ", float16"],
+}
+SCRIPTS = (12, 27, 34)
+STOPPED = (15, 26, 44)
+# The rows whose commands no test runs as typed, why, and the test that shows the same.
+ELSEWHERE: dict[int, tuple[str, str]] = {
+    6: ("takes half an hour and root", "docker/test_images.py test_"),
+    7: ("cfn-lint is large", "docker/test_cloudformation.py test_"),
+    37: ("builds Horovod with Open MPI", "pipelines/test_launch.py test_"),
+    39: ("builds for minutes; `make test` runs it once", "commands/test_install_horovod.py test_"),
+    52: ("no test needs the internet", "commands/download/test_download.py test_"),
+    70: ("takes 8 minutes and root", "benchmarks/test_exchange.py test_"),
+    72: ("MNIST is on the internet", "trainer/test_mxnet.py test_two_ranks_learn_mnist"),
+    74: ("its second command is a test", "commands/export/test_mxnet.py test_"),
+    91: ("a GPU", "benchmarks/test_gpu.py test_"),
+}
+NEEDS = re.compile(r"needs (a GPU|an AWS account|a login|a GPU, ImageNet|ImageNet)$")
+ENVIRONMENT = os.environ | {
+    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    "PYTHONPATH": str(REPOSITORY),
+}
 _SHORT = ("and", "the", "for", "not", "are", "each", "what", "with", "here", "own", "see", "all")
 
 
@@ -135,21 +163,20 @@ def places(
     meaning = {
         "ARCHIVES": str(mini.root),
         "hosts": str(folder / "hosts"),
-        "SAGEMAKER": SAGEMAKER,
         **{name: str(folder / name) for name in ("A", "B", "O", "SET", "PREFIX", "LOG")},
     }
-
-    (small,) = re.findall(r"`SMALL` is\s+`([^`]+)`", PAGE)
-    meaning["SMALL"] = small
+    # Each of these stands for several words.
+    several = dict(re.findall(r"`(SMALL|R50|MX|SAGEMAKER)` is\s+`([^`]+)`", PAGE))
+    assert len(several) == 4
 
     def words(typed: str) -> list[str]:
         found = []
         for word in shlex.split(typed):
             first, slash, rest = word.partition("/")
-            if word in meaning:
-                # What stands for several words is no place.
-                several = word in ("SAGEMAKER", "SMALL")
-                found += shlex.split(meaning[word]) if several else [meaning[word]]
+            if word in several:
+                found += words(several[word])
+            elif word in meaning:
+                found.append(meaning[word])
             elif first in meaning and slash:
                 found.append(f"{meaning[first]}/{rest}")
             else:
@@ -164,25 +191,54 @@ def test_every_row_names_a_command_or_says_what_it_needs() -> None:
     assert [row for row, cells in ROWS.items() if not told.search(cells[4])] == []
 
 
+def test_a_test_runs_each_row_or_its_reason_is_given() -> None:
+    rows = (*QUICK, *TRAINING, *SCRIPTS, *STOPPED, *ELSEWHERE)
+    run = {each for row in rows for each in commands(row)}
+    for row, cells in ROWS.items():
+        others = [int(number) for number in re.findall(r"rows? (\d+)", cells[4])]
+        by_tests = bool(named_tests(row)) or bool(others and {*others} <= {*ROWS} - {row})
+        typed = [each for each in commands(row) if not each.startswith(("pytest ", "--"))]
+        shown = {*typed} <= run if typed else by_tests or row == 82  # a Mac is not there
+        assert shown or (not typed and NEEDS.search(cells[4])), f"row {row}: {cells[4]}"
+    for row, (_, test) in ELSEWHERE.items():
+        path, name = test.split()
+        assert f"def {name}" in (REPOSITORY / "tests" / path).read_text("utf-8"), row
+
+
+Runner = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def argv(words: list[str], python: str | Path = sys.executable) -> list[str]:
+    if words[:1] == ["sh"]:
+        return ["sh", str(REPOSITORY / words[1]), *words[2:]]
+    return [str(python), "-P", "-m", "imagenet_prep", *words]
+
+
+@pytest.fixture
+def typed(places: Callable[[str], list[str]], tmp_path: Path) -> Runner:
+    """Runs one command of the page in the folder of the test."""
+
+    def run(text: str, *, python: str | Path = sys.executable) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            argv(places(text), python),
+            cwd=tmp_path,
+            env=ENVIRONMENT,
+            capture_output=True,
+            text=True,
+            timeout=command.PATIENCE_S,
+        )
+
+    return run
+
+
 @pytest.mark.long
 @pytest.mark.horovod
-def test_the_scripts_train_two_ranks_as_typed(
-    places: Callable[[str], list[str]], tmp_path: Path
-) -> None:
+def test_the_scripts_train_two_ranks_as_typed(typed: Runner) -> None:
     """Row 34 evaluates what row 27 has trained."""
     pytest.importorskip("horovod")
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = os.environ | {"PATH": path, "PYTHONPATH": str(REPOSITORY)}
     said = {}
-    for row in (12, 27, 34):
-        first, *words = places(commands(row)[0])
-        if first == "sh":
-            argv = ["sh", str(REPOSITORY / words[0]), *words[1:]]
-        else:
-            argv = [sys.executable, "-P", "-m", "imagenet_prep", first, *words]
-        done = subprocess.run(
-            argv, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=180
-        )
+    for row in SCRIPTS:
+        done = typed(commands(row)[0])
         assert done.returncode == 0, done
         said[row] = done.stdout
 
@@ -190,6 +246,63 @@ def test_the_scripts_train_two_ranks_as_typed(
     assert " = 20 steps; " in said[12]
     assert "images of validation" in said[27]
     assert "1 rank x 8 images = 8 a step, to evaluate a run of 16; " in said[34]
+
+
+@pytest.mark.long
+@pytest.mark.horovod
+@pytest.mark.parametrize("row", TRAINING)
+def test_a_command_that_trains_works_as_typed(
+    typed: Runner, row: int, request: pytest.FixtureRequest
+) -> None:
+    pytest.importorskip("horovod")
+    is_mxnet = "MXNet" in ROWS[row][2]
+    python = request.getfixturevalue("mxnet_python") if is_mxnet else sys.executable
+    done = typed(commands(row)[0], python=python)
+
+    assert done.returncode == 0, done
+    assert [each for each in TRAINING[row] if each not in done.stdout] == [], done.stdout
+
+
+@pytest.mark.long
+@pytest.mark.horovod
+def test_ranks_are_stopped_and_go_on_with_other_hosts_as_typed(
+    places: Callable[[str], list[str]], tmp_path: Path
+) -> None:
+    """Row 15 breaks off by Ctrl-C, and row 44 goes on with one rank."""
+    pytest.importorskip("horovod")
+    log, seen = tmp_path / "imagenet_resnet/train.jsonl", 0
+    for row in (15, 44):
+        words = places(commands(row)[0])
+        with command.started(*words, cwd=tmp_path, program=argv([])[1:]) as running:
+            command.wait_until(
+                lambda: running.ended or (log.exists() and log.stat().st_size > seen),  # noqa: B023
+                "a line of the log",
+            )
+            running.send(signal.SIGINT)
+            done = running.finish()
+        assert done.code == 4, done
+        assert "Run the same command again to resume" in done.err
+        seen = log.stat().st_size
+
+    assert "1 rank x 16 images = 16 a step" in done.out
+    assert "resumed after step" in done.out
+
+
+@pytest.mark.long
+@pytest.mark.horovod
+def test_a_launch_is_left_alone_and_stopped_as_typed(typed: Runner, tmp_path: Path) -> None:
+    """Row 26: tmux."""
+    pytest.importorskip("horovod")
+    detach, status, stop = commands(26)
+    assert typed(detach).returncode == 0
+    try:
+        log = tmp_path / "R/train.jsonl"
+        command.wait_until(lambda: log.exists() and log.read_text(), "a line of the log")
+        assert typed(status).stdout.startswith("running since ")
+    finally:
+        stopped = typed(stop)
+    assert stopped.returncode == 0, stopped
+    assert "is saved in R" in stopped.stdout
 
 
 @pytest.mark.slow

@@ -64,6 +64,7 @@ _LIMITS = {
     "upload_retries": "trainer.mirror._RETRIES",
     "rendezvous_poll_s": "trainer.rendezvous._POLL_S",
     "strangers": "trainer.rendezvous._STRANGERS",
+    "plateau_patience": "trainer.schedule._PATIENCE",
     "epoch_gain": "trainer.schedule._LEAST_GAIN",
 }
 

@@ -246,7 +246,6 @@ def test_parts_of_a_dataset_keep_the_order_of_the_hosts_file(parts: Path, horovo
         (("--mpi-args=-v", "--", "train", "--synthetic"), "--mpi-args is for --mpi"),
         (("--servers", "1", "--mpi", "--", "train", "--synthetic"), "--servers: leave out --mpi"),
         (("--fusion-threshold-mb", "-1", "--", "train"), "--fusion-threshold-mb -1: expected"),
-        (("--timeline", "no/such", "--", "train", "--synthetic"), "its folder is not there"),
         (("--detach", "--", "script.py"), "so say by --rank-logs DIR where launch.log goes"),
     ],
 )
@@ -275,8 +274,6 @@ def test_the_flags_are_horovods_variables(tmp_path: Path, monkeypatch: pytest.Mo
         num_processes=2,
         fusion_threshold_mb=16,
         cycle_time_ms=2.5,
-        autotune=True,
-        timeline="timeline.json",
         torus_allreduce=True,
     )
 
@@ -287,8 +284,6 @@ def test_the_flags_are_horovods_variables(tmp_path: Path, monkeypatch: pytest.Mo
     assert config.horovod() == {
         "HOROVOD_FUSION_THRESHOLD": "16777216",
         "HOROVOD_CYCLE_TIME": "2.5",
-        "HOROVOD_AUTOTUNE": "1",
-        "HOROVOD_TIMELINE": str(tmp_path / "timeline.json"),
         "HOROVOD_TORUS_ALLREDUCE": "1",
     }
 

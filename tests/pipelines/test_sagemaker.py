@@ -139,7 +139,6 @@ def test_a_file_system_is_mounted_read_only() -> None:
         (("--data", "eval=s3://b/set,test=s3://b/set", "--", "train"), "and train among them"),
         (("--data", "/data/set", "--", "train"), "--data /data/set: expected s3://"),
         (("--data", "efs:fs-01234567:/set", "--", "train"), "needs --subnets"),
-        (("--max-wait", "9", "--", "train", "--synthetic"), "--max-wait: is for --spot"),
         (("--", "train"), "give either --data-dir or --synthetic"),
         (("--data", "s3://b/set", "--", "train", "--synthetic"), "give either --data"),
         (("--", "train", "--synthetic", "--log-dir", "x"), "--log-dir: SageMaker has folders"),

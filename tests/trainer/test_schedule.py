@@ -12,6 +12,7 @@ import pytest
 from imagenet_prep.trainer import recipe
 from imagenet_prep.trainer.config import Config
 from imagenet_prep.trainer.schedule import KINDS, Plateau, Schedule
+from tests.kit.limits import Limits
 
 IMAGENET = 1_281_167
 
@@ -120,18 +121,21 @@ def test_a_warm_up_begins_at_the_rate_that_is_given() -> None:
     assert [schedule(step) for step in (0, 500, 1000)] == pytest.approx([0.5, 0.75, 1.0], abs=1e-5)
 
 
-def test_a_plateau_lowers_the_rate_after_so_many_evaluations_without_improvement() -> None:
-    schedule = Schedule("plateau", 1.0, 2, 100, patience=2, factor=0.5)
+def test_a_plateau_lowers_the_rate_after_so_many_evaluations_without_improvement(
+    limits: Limits,
+) -> None:
+    limits(plateau_patience=2)
+    schedule = Schedule("plateau", 1.0, 2, 100)
     assert [schedule(step) for step in (1, 2, 99)] == [pytest.approx(0.5005), 1, 1]
 
     plateau, scales = Plateau(), []
     for loss in (3.0, 2.0, 2.0, 1.99995, 1.9, 2.5, math.nan, 2.5, 2.5, 1.0):
-        plateau.see(loss, schedule)
+        plateau.see(loss)
         scales.append(plateau.scale)
         # As a checkpoint has it.
         plateau = Plateau(**json.loads(json.dumps(vars(plateau), allow_nan=False)))
 
-    assert scales == [1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.125, 0.125]
+    assert scales == pytest.approx([1, 1, 1, 0.1, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
 
 
 def test_a_run_without_warm_up_begins_at_its_peak() -> None:

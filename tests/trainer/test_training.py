@@ -161,8 +161,8 @@ def test_dropouts_adam_a_plateau_and_a_holdout_resume_to_the_same_bits(
         settings = flags(shades, tmp_path / name, num_epochs=3.0, lr=0.003, keep=9)
         settings |= {"model": "mnist", "optimizer": "adam", "schedule": "plateau"}
         # Each evaluation of the second epoch or later lowers the rate.
-        settings |= {"eval_every": 0.5, "plateau_patience": 1, "plateau_factor": 0.5}
-        limits(epoch_gain=100.0)
+        settings |= {"eval_every": 0.5}
+        limits(epoch_gain=100.0, plateau_patience=1)
         return loop.train(Config(**settings | more), open_reader)
 
     score = run("whole")
@@ -175,7 +175,7 @@ def test_dropouts_adam_a_plateau_and_a_holdout_resume_to_the_same_bits(
     (test,) = rows(tmp_path / "whole", "test")
     assert (test["accuracy"], test["images"]) == (score.top1, NUM_VALIDATION)
     rates = [row["learning_rate"] for row in rows(tmp_path / "whole", "train")]
-    assert rates[-1] == pytest.approx(0.003 / 32)
+    assert rates[-1] == pytest.approx(0.003 * 0.1**5)
     losses = [row["loss"] for row in rows(tmp_path / "whole", "train")]
     assert losses[-1] < losses[0]
 

@@ -59,15 +59,16 @@ def ranks(request: pytest.FixtureRequest, shades: Path, shared_cache: Path) -> P
         settings["labels"] = [str(own)]
         words = (str(RANK), str(folder), json.dumps(settings))
         if request.param == "launch":
-            levers = ("--timeline", str(folder / "timeline.json"), "--fusion-threshold-mb", "16")
-            options = ("-np", "2", "--grace", "5", "--rank-logs", str(folder / "logs"), *levers)
+            options = ("-np", "2", "--grace", "5", "--rank-logs", str(folder / "logs"))
+            options = (*options, "--fusion-threshold-mb", "16")
             program = (*PROGRAM, "launch", *options, "--", "python", *words)
             code, words = 128 + signal.SIGKILL, ("dies",)
         else:
             options = ("-np", "2", str(request.param), sys.executable)
             program, code = (str(programs / "horovodrun"), *options), 0
         path = f"{programs}{os.pathsep}{os.environ['PATH']}"
-        with started(*words, program=program, env={"PATH": path}) as running:
+        env = {"PATH": path, "HOROVOD_TIMELINE": str(folder / "timeline.json")}
+        with started(*words, program=program, env=env) as running:
             finished = running.finish(PATIENCE_S)
             assert running.workers() == []
         assert finished.code == code, finished.err
@@ -186,10 +187,11 @@ def test_two_ranks_of_the_example_learn_what_one_process_learns_and_horovod_has_
 @pytest.mark.slow
 @pytest.mark.long
 def test_horovod_writes_its_timeline(shades: Path, tmp_path: Path) -> None:
-    options = ("-np", "2", "--timeline", tmp_path / "timeline.json", "--", "python")
+    options = ("-np", "2", "--", "python")
     script = (REPOSITORY / "examples" / "distributed.py", "--data-dir", shades, *EXAMPLE)
     out = ("--batch-size", "4", "--out", tmp_path / "both.keras")
-    with started("launch", *options, *script, *out) as running:
+    env = {"HOROVOD_TIMELINE": str(tmp_path / "timeline.json")}
+    with started("launch", *options, *script, *out, env=env) as running:
         finished = running.finish(PATIENCE_S)
 
     assert finished.code == 0, finished

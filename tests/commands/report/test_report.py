@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from imagenet_prep import report
 from imagenet_prep import report as report_verb
-from imagenet_prep import resize
 from imagenet_prep.dataset import predictions
-from imagenet_prep.pipelines import prepare
 from imagenet_prep.reporting import facts, sample
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.opened import open_dataset
@@ -277,28 +276,25 @@ def test_half_a_request_is_a_usage_error(arguments: tuple[str, ...]) -> None:
     assert command.run("report", *arguments).code == 2
 
 
-def test_prepare_and_resize_end_with_a_report_where_asked_which_changes_no_data_set(
-    small: Demo, unplotted: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_report_of_what_prepare_and_resize_made_changes_no_dataset(
+    small: Demo, unplotted: None, tmp_path: Path
 ) -> None:
-    plain, out, shrunk = tmp_path / "plain", tmp_path / "out", tmp_path / "shrunk"
+    out, shrunk = tmp_path / "out", tmp_path / "shrunk"
     flags = ("--allow-subset", "--train-shards", "2", "--validation-shards", "1")
     source = ("--source", small.source, "--short-side", "96", *flags)
-    without = command.run("prepare", "--out", plain, *source)
-    assert without.code == 0, without
-    # In this process, whose pages have no plots.
-    assert prepare.run([*map(str, ("--out", out, *source)), "--report"]) == 0
-    assert f"report: {out / 'report.html'}" in capsys.readouterr().out
-    smaller = ("-i", out, "-o", shrunk, "--short-side", "48", "--report")
-    assert resize.run(list(map(str, smaller))) == 0
+    for words in (("prepare", "--out", out, *source), ("resize", "-i", out, "-o", shrunk)):
+        assert command.run(*words).code == 0
+    plain = contents(out)
 
     for folder in (out, shrunk):
+        report.report(report.Config(str(folder)))
         page = (folder / "report.html").read_text("utf-8")
         assert verdict(page).startswith("Not read")
         assert any(tile["before"] for tile in data(page)["tiles"])
     assert command.run("verify", out, "--level", "decode").code == 0
     found = contents(out)
     assert found.pop("report.html")
-    assert found == contents(plain)
+    assert found == plain
 
 
 def test_replicas_are_told_with_what_they_hold(copy: Path, written: Report) -> None:

@@ -184,11 +184,11 @@ def resume(folder: Path, ranks: str, command: Sequence[str]) -> str:
 
 
 def example(data: Path, folder: Path, ranks: str, batch: str) -> str:
-    """Kills examples/pytorch.py, runs it again; returns where it was resumed, and its last row."""
+    """Kills examples/with_pytorch.py, runs it again; returns where it resumed, and its last row."""
     import torch
 
     out = folder / "example.pt"
-    script = str(measure.ROOT / "examples" / "pytorch.py")
+    script = str(measure.ROOT / "examples" / "with_pytorch.py")
     argv = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", ranks, script]
     argv += ["--data-dir", str(data), "--batch-size", batch, "--epochs", "2", "--save-every", "5"]
     argv += ["--out", str(out)]

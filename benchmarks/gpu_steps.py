@@ -265,7 +265,11 @@ def steps(source: Path, data: Path, num_gpus: int, size: Size, out: Path) -> lis
         Step("JAX, examples/with_jax.py", by_jax, (*size.needs, "jax"), _last_two),
         by_torch["float16"],
         Step(
-            "examples/pytorch.py, killed and resumed", example, (*size.needs, "torch"), _last, 180
+            "examples/with_pytorch.py, killed and resumed",
+            example,
+            (*size.needs, "torch"),
+            _last,
+            180,
         ),
         Step(
             "verify --level decode", (*PROGRAM, "verify", str(data), "--level", "decode"), (), _last

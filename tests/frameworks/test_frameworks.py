@@ -118,7 +118,14 @@ def test_killed_in_mid_epoch_nothing_is_repeated_or_lost(
 def test_the_example_for_pytorch_goes_on_where_it_was_ended(
     python: Path, shades: Path, tmp_path: Path
 ) -> None:
-    program = (*torchrun(2), EXAMPLES / "pytorch.py", "--data-dir", shades, "--image-size", "32")
+    program = (
+        *torchrun(2),
+        EXAMPLES / "with_pytorch.py",
+        "--data-dir",
+        shades,
+        "--image-size",
+        "32",
+    )
     program += ("--batch-size", "4", "--out", tmp_path / "model.pt", "--epochs")
 
     assert [row["epoch"] for row in rows(ended(python, *program, "1"))] == [0]
@@ -137,14 +144,14 @@ def test_the_example_for_pytorch_goes_on_where_it_was_ended(
     assert ended(python, *program, "3", "--labels", own) == table
 
 
-@pytest.mark.parametrize("name", ["pytorch.py", "with_jax.py"])
+@pytest.mark.parametrize("name", ["with_pytorch.py", "with_jax.py"])
 def test_a_kill_before_the_row_of_an_epoch_does_not_lose_it(
     python: Path, shades: Path, tmp_path: Path, name: str
 ) -> None:
     """The checkpoint after the last step of the epoch would be of the next one."""
     killed = (EXAMPLES / name).read_text("utf-8").replace("json.dumps(row", "os._exit(9) or (row")
     (tmp_path / name).write_text(f"import os\n{killed}")
-    launch = torchrun(1) if name == "pytorch.py" else ()
+    launch = torchrun(1) if name == "with_pytorch.py" else ()
     words = ("--data-dir", shades, "--image-size", "32", "--batch-size", "8", "--epochs", "1")
     words += ("--save-every", str(NUM_TRAIN // 8), "--out", tmp_path / "model.npz")
     program = ("-W", "ignore", *map(str, (*launch, tmp_path / name, *words)))

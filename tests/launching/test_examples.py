@@ -36,7 +36,13 @@ def test_the_page_has_every_change_of_the_script_and_no_other() -> None:
     assert sorted(set(numbers)) == [str(number) for number in range(1, 9)]
 
 
-@pytest.mark.parametrize("name", ["pytorch.py", "pytorch_horovod.py"])
+def test_no_example_is_imported_in_place_of_a_package() -> None:
+    """The folder of a script is first on its path, and torchvision tries to import `pytorch`."""
+    packages = {"horovod", "jax", "keras", "mxnet", "pytorch", "tensorflow", "timm", "torch"}
+    assert not packages & {path.stem for path in EXAMPLES.glob("*.py")}
+
+
+@pytest.mark.parametrize("name", ["with_pytorch.py", "pytorch_horovod.py"])
 def test_the_examples_for_pytorch_ask_the_reader_for_what_it_has(name: str) -> None:
     """tests/frameworks runs them; PyTorch is not in this environment."""
     tree = ast.parse((EXAMPLES / name).read_text("utf-8"))

@@ -282,7 +282,11 @@ def test_a_report_of_what_prepare_and_resize_made_changes_no_dataset(
     out, shrunk = tmp_path / "out", tmp_path / "shrunk"
     flags = ("--allow-subset", "--train-shards", "2", "--validation-shards", "1")
     source = ("--source", small.source, "--short-side", "96", *flags)
-    for words in (("prepare", "--out", out, *source), ("resize", "-i", out, "-o", shrunk)):
+    smaller = ("--short-side", "48")
+    for words in (
+        ("prepare", "--out", out, *source),
+        ("resize", "-i", out, "-o", shrunk, *smaller),
+    ):
         assert command.run(*words).code == 0
     plain = contents(out)
 

@@ -1,7 +1,7 @@
 """PyTorch on any number of ranks, fed without TensorFlow or DALI; killed, it goes on mid-epoch.
 
-torchrun --nproc-per-node 2 examples/pytorch.py --data-dir /data/set --batch-size 16
-imagenet-prep launch -np 2 -- python examples/pytorch.py --data-dir /data/set --batch-size 16
+torchrun --nproc-per-node 2 examples/with_pytorch.py --data-dir /data/set --batch-size 16
+imagenet-prep launch -np 2 -- python examples/with_pytorch.py --data-dir /data/set --batch-size 16
 
 With --labels FILE ... it ends with the table of `imagenet-prep score`, by these lists too.
 """

@@ -31,6 +31,8 @@ from tests.kit.system import System
 
 pytestmark = pytest.mark.slow  # a server takes three seconds to start
 
+Answer = dict[str, Any]
+
 DATA = random.Random(0).randbytes(11 << 20)
 SHA256 = hashlib.sha256(DATA).hexdigest()
 
@@ -124,6 +126,21 @@ def test_a_file_that_was_replaced_since_it_was_listed_is_named(either: Store) ->
         assert stream.read(10) == DATA[:-11:-1]
 
 
+def changed_answers(
+    patch: pytest.MonkeyPatch, change: Callable[[str, Answer], Answer]
+) -> list[str]:
+    """Lets S3's answers pass through `change`; returns the list to which operations are added."""
+    asked = S3.call
+    operations: list[str] = []
+
+    def call(s3: S3, operation: str, name: str, **arguments: Any) -> Answer:
+        operations.append(operation)
+        return change(operation, asked(s3, operation, name, **arguments))
+
+    patch.setattr(S3, "call", call)
+    return operations
+
+
 def test_a_file_in_parts_is_whole_and_proven(s3: S3Server, store: BucketStore) -> None:
     temporary = store.temporary()
     temporary.write_bytes(DATA)
@@ -146,17 +163,12 @@ def test_a_file_in_parts_is_whole_and_proven(s3: S3Server, store: BucketStore) -
 def test_an_object_is_asked_for_where_the_answer_does_not_prove_it(
     store: BucketStore, monkeypatch: pytest.MonkeyPatch, told: str, size: int
 ) -> None:
-    asked = S3.call
-    operations: list[str] = []
-
-    def call(s3: S3, operation: str, name: str, **arguments: Any) -> dict[str, Any]:
-        operations.append(operation)
-        answer: dict[str, Any] = asked(s3, operation, name, **arguments)
+    def change(operation: str, answer: Answer) -> Answer:
         if told != "the same" and operation.startswith(("put", "complete")):
             answer["ChecksumCRC32C"] = told
         return answer
 
-    monkeypatch.setattr(S3, "call", call)
+    operations = changed_answers(monkeypatch, change)
     store.write("labels.txt", DATA[:size])
 
     assert operations.count("head_object") == (told != "the same")
@@ -357,14 +369,9 @@ def test_the_same_wrong_checksum_twice_ends_the_run(
     store: BucketStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some servers combine the checksums of the parts of an object in their own way."""
-    asked = S3.call
-    operations: list[str] = []
-
-    def call(s3: S3, operation: str, name: str, **arguments: Any) -> dict[str, Any]:
-        operations.append(operation)
-        return {**asked(s3, operation, name, **arguments), "ChecksumCRC32C": "AAAAAA=="}
-
-    monkeypatch.setattr(S3, "call", call)
+    operations = changed_answers(
+        monkeypatch, lambda _, answer: {**answer, "ChecksumCRC32C": "AAAAAA=="}
+    )
     with pytest.raises(StoreError, match=r"CRC32C is AAAAAA==.*" + CHECK_BY_READING):
         store.write("labels.txt", DATA[:10])
     assert operations.count("put_object") == 2
@@ -374,17 +381,12 @@ def test_the_same_wrong_checksum_twice_ends_the_run(
 def test_a_run_finds_out_first_what_a_server_does_not_keep(
     store: BucketStore, monkeypatch: pytest.MonkeyPatch, lacking: str
 ) -> None:
-    asked = S3.call
-    operations: list[str] = []
-
-    def call(s3: S3, operation: str, name: str, **arguments: Any) -> dict[str, Any]:
-        operations.append(operation)
-        answer: dict[str, Any] = asked(s3, operation, name, **arguments)
+    def change(_: str, answer: Answer) -> Answer:
         if lacking == "checksums":
             answer.pop("ChecksumCRC32C", None)
         return {**answer, "Metadata": {}} if lacking == "metadata" else answer
 
-    monkeypatch.setattr(S3, "call", call)
+    operations = changed_answers(monkeypatch, change)
     with pytest.raises(StoreError, match=CHECK_BY_READING), store.lock():
         pytest.fail("the run began")
 

@@ -11,8 +11,8 @@
 
 /* How input samples are weighed. The first two are stretched over what an output sample stands
  * for; NEAREST_TWO interpolates between neighbours whatever the scale, as readers that do not
- * filter do. */
-enum kernel { BICUBIC = 0, TRIANGLE = 1, NEAREST_TWO = 2 };
+ * filter do. SQUARE is no filter of this file: it is the crop of square.h. */
+enum kernel { BICUBIC = 0, TRIANGLE = 1, NEAREST_TWO = 2, SQUARE = 3 };
 
 /* Where the samples of an output lie in those of an input, along one axis: output i lies at
  * (origin + (2 i + 1) * step) / (2 * unit), counted in input samples from the edge of the first. */

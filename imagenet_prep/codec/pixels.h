@@ -282,23 +282,29 @@ static void write_items(const painter *p, ptrdiff_t first, const uint8_t *bytes,
 /* Bytes of room that write_pixels needs. */
 static size_t room_of_row(int width) { return 6 * ((size_t)width + COLOURS); }
 
+/* Writes row `y` of a picture from a row of each colour; `pixels` is room for it interleaved. */
+static void write_row(const painter *p, ptrdiff_t y, int height, int width, uint8_t *const *colours,
+                      uint8_t *pixels) {
+  if (p->o->planar) {
+    for (int c = 0; c < 3; c++)
+      write_items(p, (c * (ptrdiff_t)height + y) * width, colours[c], width, c);
+  } else {
+    p->interleave(pixels, colours[0], colours[1], colours[2], width);
+    write_items(p, 3 * y * width, pixels, 3 * width, 0);
+  }
+}
+
 /* Writes a picture from planes of its size. Reads up to a multiple of COLOURS samples a row. */
 static void write_pixels(enum simd simd, const output *o, const plane *planes, uint8_t *room) {
   int height = planes[0].height, width = planes[0].width;
   ptrdiff_t stride = width + COLOURS;
-  uint8_t *r = room, *g = r + stride, *b = g + stride, *pixels = b + stride;
+  uint8_t *made[3] = {room, room + stride, room + 2 * stride};
   const painter p = painter_of(simd, o);
   for (ptrdiff_t y = 0; y < height; y++) {
     const uint8_t *rows[3];
     for (int i = 0; i < 3; i++) rows[i] = planes[i].samples + y * planes[i].stride;
-    p.make(rows[0], rows[1], rows[2], width, r, g, b);
-    if (o->planar) {
-      for (int c = 0; c < 3; c++)
-        write_items(&p, (c * (ptrdiff_t)height + y) * width, room + c * stride, width, c);
-    } else {
-      p.interleave(pixels, r, g, b, width);
-      write_items(&p, 3 * y * width, pixels, 3 * width, 0);
-    }
+    p.make(rows[0], rows[1], rows[2], width, made[0], made[1], made[2]);
+    write_row(&p, y, height, width, made, room + 3 * stride);
   }
 }
 

@@ -22,6 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "buffers.h"
 #include "decoder.h"
 #include "encoder.h"
 #include "filters.h"
@@ -29,6 +30,7 @@
 #include "kernels.h"
 #include "likeness.h"
 #include "pixels.h"
+#include "square.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -37,7 +39,6 @@ enum status { DONE = 0, DECLINED = 1, NO_MEMORY = 2 };
 enum {
   MAX_SIDE = 65500,             /* libjpeg's */
   MAX_SCANS = 100,              /* as dataset/jpeg.py, which looks first */
-  SLACK = 64,                   /* bytes around a buffer that vector code may touch */
   MAX_ROWS = 4 * 8,             /* of a component that libjpeg hands out at once */
   STRIP = 64,                   /* rows that are made before they are transposed */
   NUM_FILTERS = 256,            /* kept: photographs have few sizes, and four filters each */
@@ -46,8 +47,6 @@ enum {
   NOTE_BYTES = ERROR_TEXT_BYTES + 32,
   LEFT = 2,                     /* decoding halves as long as this many times the target is left */
 };
-
-typedef struct { uint8_t *start; size_t size; } buffer;
 
 typedef struct { int top, left, height, width; } window; /* in pixels of the whole image */
 
@@ -67,6 +66,7 @@ typedef struct {
   filter filters[NUM_FILTERS];
   unsigned clock;
   buffer decoded[3], shrunk[3], strip, turned, jpeg;
+  squarer square;
   size_t jpeg_bytes;
   uint8_t (*noted)[NUM_CODES]; /* NULL: a warning ends an image; else those of header and scans */
 } workspace;
@@ -110,22 +110,9 @@ static void on_progress(jpeg_object *object) {
 
 /* Returns room for `size` bytes, with slack on both sides; what was there before is lost. */
 static uint8_t *room(workspace *w, buffer *b, size_t size) {
-  size += 2 * SLACK;
-  if (b->size < size) {
-    free(b->start);
-    size = (size + 4095) & ~(size_t)4095;
-    b->start = malloc(size);
-    b->size = b->start ? size : 0;
-    if (!b->start) give_up(w, NO_MEMORY, "out of memory");
-    memset(b->start, 0, size);
-  }
-  return b->start + SLACK;
-}
-
-static void release(buffer *b, size_t above) {
-  if (b->size <= above) return;
-  free(b->start);
-  *b = (buffer){NULL, 0};
+  uint8_t *start = grown(b, size);
+  if (!start) give_up(w, NO_MEMORY, "out of memory");
+  return start;
 }
 
 static void release_all(workspace *w, size_t above) {
@@ -133,13 +120,9 @@ static void release_all(workspace *w, size_t above) {
   release(&w->strip, above);
   release(&w->turned, above);
   release(&w->jpeg, above);
+  release_square(&w->square, above);
   if (w->decoder) decoder_release(w->decoder, above);
 }
-
-static ptrdiff_t round_up(ptrdiff_t n, ptrdiff_t to) { return (n + to - 1) / to * to; }
-
-static int smaller(int a, int b) { return a < b ? a : b; }
-static int larger(int a, int b) { return a > b ? a : b; }
 
 /* ---- Filters that are kept ---- */
 
@@ -269,6 +252,7 @@ typedef struct {
   int num_components;
   plane samples[3];
   span across[3], down[3];
+  sampling sampled[3];
 } planes_of_image;
 
 /* Returns the part of an image that is asked for; of height 0 if it leaves the image. */
@@ -301,6 +285,7 @@ static int is_repeated(const sampling *s) {
 static void set_spans(workspace *w, planes_of_image *p, int i, const request *r,
                       const window *part, const sampling *s) {
   int sub = i ? r->sub : 1;
+  p->sampled[i] = *s;
   if (r->like_others && is_repeated(s)) give_up(w, DECLINED, "samples that libjpeg repeats");
   p->across[i] = span_of(part->left, part->width, s->h_samp * s->block_side, s->max_h_samp * 8,
                          s->width, r->width, sub, r->kernel);
@@ -488,6 +473,53 @@ static int shrink(workspace *w, const uint8_t *data, size_t size, const request 
   return p.num_components == 3;
 }
 
+/* Returns a plane of chroma from the route's first pixel on; `part` was decoded. */
+static chroma chroma_of(workspace *w, const planes_of_image *p, int i, const window *part,
+                        const route *r) {
+  const sampling *s = &p->sampled[i], *first = &p->sampled[1];
+  int wide = s->max_h_samp / s->h_samp, high = s->max_v_samp / s->v_samp;
+  if (s->h_samp != first->h_samp || s->v_samp != first->v_samp || wide * s->h_samp != s->max_h_samp ||
+      high * s->v_samp != s->max_v_samp)
+    give_up(w, DECLINED, "unusual sampling");
+  const plane *in = &p->samples[i];
+  int left = r->left / wide, top = r->top / high;
+  ptrdiff_t across = p->across[i].begin + left - part->left / wide;
+  ptrdiff_t down = p->down[i].begin + top - part->top / high;
+  return (chroma){in->samples + down * in->stride + across, in->stride, wide, high,
+                  s->width - left, s->height - top, !left, !top};
+}
+
+/* Writes the square crop of an image, whose size the caller knows: `whole`. */
+static void write_square(workspace *w, const uint8_t *data, size_t size, const window *whole,
+                         int side, int64_t max_pixels, const output *to) {
+  enum { NEAR = 2 }; /* pixels around, whose chroma is interpolated */
+  route r;
+  planes_of_image p;
+  if (!whole || whole->top || whole->left || whole->width < 1 || whole->height < 1 ||
+      whole->width > MAX_SIDE || whole->height > MAX_SIDE || side > MOST_SQUARE)
+    give_up(w, DECLINED, "not a square of the complete image");
+  if (!find_route(&w->square, whole->width, whole->height, side, &r))
+    give_up(w, NO_MEMORY, "out of memory");
+  /* Even, so that all planes begin with the same pixel. */
+  window part = {larger((r.top & ~1) - NEAR, 0), larger(r.left - NEAR, 0), 0, 0};
+  part.height = smaller(r.bottom + NEAR, whole->height) - part.top;
+  part.width = smaller(r.right + NEAR, whole->width) - part.left;
+  request asked = {&part, part.height, part.width, 1, NEAREST_TWO, max_pixels, 1};
+  if (!decode_ourselves(w, data, size, &asked, &p)) decode_by_libjpeg(w, data, size, &asked, &p);
+  const sampling *s = &p.sampled[0];
+  if (s->h_samp != s->max_h_samp || s->v_samp != s->max_v_samp)
+    give_up(w, DECLINED, "unusual sampling");
+  if (s->width != whole->width || s->height != whole->height)
+    give_up(w, DECLINED, "an image of another size");
+  plane luma = p.samples[0];
+  luma.samples += (p.down[0].begin + r.top - part.top) * luma.stride;
+  luma.samples += p.across[0].begin + r.left - part.left;
+  chroma chromas[2];
+  for (int i = 1; i < p.num_components; i++) chromas[i - 1] = chroma_of(w, &p, i, &part, &r);
+  if (!square_of(&w->square, &r, &luma, p.num_components == 3 ? chromas : NULL, to))
+    give_up(w, NO_MEMORY, "out of memory");
+}
+
 /* ---- Encoding ---- */
 
 static void begin_output(struct compress *c) {
@@ -590,6 +622,7 @@ static plane no_chroma(workspace *w, int i, int height, int width) {
 EXPORT void planes_free(workspace *w) {
   if (!w) return;
   for (int i = 0; i < NUM_FILTERS; i++) forget_filter(&w->filters[i]);
+  forget_taps(&w->square);
   release_all(w, 0);
   decoder_free(w->decoder);
   encoder_free(w->encoder);
@@ -615,7 +648,7 @@ EXPORT workspace *planes_new(const libjpeg *functions, int simd, int own) {
   workspace *w = calloc(1, sizeof *w);
   if (!w) return NULL;
   w->api = *functions;
-  w->simd = (enum simd)simd;
+  w->simd = w->square.simd = (enum simd)simd;
   int decodes = own && simd != NEON, encodes = own && (simd == AVX2 || simd == PLAIN);
   if (decodes) w->decoder = decoder_new(w->simd);
   if (encodes) w->encoder = encoder_new(w->simd);
@@ -666,7 +699,8 @@ EXPORT int planes_shrink(workspace *w, const uint8_t *data, size_t size, int hei
   return end(w);
 }
 
-/* Writes a window (top, left, height, width) of a JPEG as height x width RGB pixels.
+/* Writes a window (top, left, height, width) of a JPEG as height x width RGB pixels; with SQUARE, the
+ * window is the complete image, and the pixels are those of square.h.
  * What lies outside of the window is decoded as little as the format allows, and not judged.
  * Returns as planes_shrink. */
 EXPORT int planes_decode(workspace *w, const uint8_t *data, size_t size, const window *from,
@@ -677,6 +711,11 @@ EXPORT int planes_decode(workspace *w, const uint8_t *data, size_t size, const w
   if (setjmp(w->escape)) return end(w);
   if (height < 1 || width < 1 || height > MAX_SIDE || width > MAX_SIDE)
     give_up(w, DECLINED, "no size of a JPEG");
+  if (kernel == SQUARE) {
+    if (height != width) give_up(w, DECLINED, "not a square");
+    write_square(w, data, size, from, height, max_pixels, to);
+    return end(w);
+  }
   plane planes[3];
   /* With BICUBIC, `prepare` makes images to be stored, whose bytes stay. */
   request r = {from, height, width, 1, (enum kernel)kernel, max_pixels, kernel != BICUBIC};

@@ -34,8 +34,9 @@ SIMD = {"best": -1, "plain": 0, "sse2": 1, "avx2": 2, "neon": 3}
 # which compare them.
 JPEG_VARIABLE = "IMAGENET_PREP_JPEG"
 # Ways to weigh pixels, as planes.c numbers them: bicubic as `shrink`; linear, stretched so that
-# nothing aliases; linear between neighbours, which is quicker and aliases.
-BICUBIC, LINEAR, NEIGHBOURS = 0, 1, 2
+# nothing aliases; linear between neighbours, which is quicker and aliases; and as Pillow makes the
+# square crop of a complete image for generators (square.h).
+BICUBIC, LINEAR, NEIGHBOURS, SQUARE = 0, 1, 2, 3
 _DONE, _NO_MEMORY = 0, 2
 # Types of pixels, in the order of `item` in pixels.h.
 _ITEMS = ("uint8", "float32", "float16", "bfloat16")
@@ -126,7 +127,7 @@ class Look:
     Attributes:
       height, width: pixels of the result, 1 ... 65500.
       values: what those of R, G and B become.
-      kernel: BICUBIC, LINEAR or NEIGHBOURS.
+      kernel: BICUBIC, LINEAR, NEIGHBOURS or SQUARE, whose window is the complete image.
       channels_first: [3, height, width] instead of [height, width, 3].
     """
 

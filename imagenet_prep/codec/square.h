@@ -1,0 +1,414 @@
+/* The square crop on which image generators are trained (`center_crop_arr` of guided-diffusion),
+ * with the bytes that Pillow makes: BOX halves the sides while the shorter one is at least twice
+ * the target, BICUBIC makes the shorter one the target, and the middle is kept.
+ *
+ * Chroma is enlarged as libjpeg's "fancy upsampling" does it. Columns, then rows are resampled as
+ * Pillow does: weights are doubles, normalised and rounded to 22 bits, sums are 32-bit integers, and
+ * what is between the two passes is bytes. Only the pixels that reach the crop are made.
+ *
+ * The vector code for AVX2 makes the bytes of the plain C, which serves all other processors.
+ * Weights are the only floating-point numbers: setup.py forbids the compiler to merge a product and
+ * a sum, since Pillow's x86-64 wheels do not do so either.
+ */
+#ifndef IMAGENET_PREP_SQUARE_H
+#define IMAGENET_PREP_SQUARE_H
+
+#include "buffers.h"
+#include "kernels.h"
+#include "pixels.h"
+
+enum {
+  PRECISION = 22,    /* bits of a weight behind the point */
+  LOW_BITS = 15,     /* of them in `low`; pmaddwd takes 16 bits with their sign */
+  LANES = 32,        /* rows that are resampled across at once */
+  COLUMN = 3 * LANES,
+  MOST_STAGES = 16,  /* more than halving 65,500 pixels needs */
+  MOST_SQUARE = 8192, /* pixels of a side, so that no product of two sides exceeds an int */
+  NUM_TAPS = 256,    /* kept: photographs have few sizes */
+};
+
+/* Input samples and weights of the outputs [first, last) of a resampling along one axis. */
+typedef struct {
+  int is_box, num_in, num_out, first, last;
+  int room;            /* weights of an output, even: `count` of them, then zeros */
+  unsigned used;       /* when, for eviction */
+  int *begin, *count;  /* begin owns the memory of all four */
+  int16_t *low, *high; /* a weight is high * 2^LOW_BITS + low */
+} taps;
+
+/* One resampling to columns [left, right) of rows [top, bottom); NULL: a side that stays. */
+typedef struct { const taps *across, *down; int left, right, top, bottom; } stage;
+
+/* Stages, and the pixels of the source that they need. */
+typedef struct { stage stages[MOST_STAGES]; int num, left, right, top, bottom; } route;
+
+/* The columns [left, right) of rows [top, bottom) of a picture: each row is one of R, of G, of B. */
+typedef struct { uint8_t *pixels; ptrdiff_t width; int left, right, top, bottom; } colours;
+
+typedef struct {
+  enum simd simd;
+  taps kept[NUM_TAPS];
+  unsigned clock;
+  buffer pictures[2], turned, made, row;
+} squarer;
+
+/* A plane of chroma, from the sample of the picture's first pixel on. */
+typedef struct {
+  const uint8_t *samples;
+  ptrdiff_t stride;
+  int wide, high;         /* pixels of a sample: 1 or 2 */
+  int num_left, num_down; /* samples from there to the right and to the bottom of the image */
+  int is_left, is_top;    /* whether that sample is the image's first */
+} chroma;
+
+/* ---- Weights ---- */
+
+static double box_weight(double x) { return x > -0.5 && x <= 0.5 ? 1.0 : 0.0; }
+
+static double cubic_weight(double x) {
+  if (x < 0.0) x = -x;
+  if (x < 1.0) return (1.5 * x - 2.5) * x * x + 1;
+  if (x < 2.0) return (((x - 5) * x + 8) * x - 4) * -0.5;
+  return 0.0;
+}
+
+static void fill_taps(taps *t, double scale, double support) {
+  double (*weight)(double) = t->is_box ? box_weight : cubic_weight;
+  double inverse = 1.0 / (scale < 1.0 ? 1.0 : scale);
+  for (int i = 0; i < t->last - t->first; i++) {
+    double center = (t->first + i + 0.5) * scale, sum = 0.0;
+    int begin = larger((int)(center - support + 0.5), 0);
+    int count = smaller((int)(center + support + 0.5), t->num_in) - begin;
+    int16_t *low = t->low + (size_t)i * (size_t)t->room, *high = t->high + (low - t->low);
+    t->begin[i] = begin, t->count[i] = count;
+    for (int k = 0; k < count; k++) sum += weight((k + begin - center + 0.5) * inverse);
+    for (int k = 0; k < count; k++) {
+      double w = weight((k + begin - center + 0.5) * inverse);
+      if (sum != 0.0) w /= sum;
+      int fixed = (int)((w < 0 ? -0.5 : 0.5) + w * (1 << PRECISION));
+      const int half = 1 << (LOW_BITS - 1);
+      low[k] = (int16_t)(((fixed + half) & (2 * half - 1)) - half);
+      high[k] = (int16_t)((fixed - low[k]) / (2 * half));
+    }
+  }
+}
+
+/* Returns the taps of a resampling, from those kept or made now; NULL if memory is short. A route
+ * has far fewer than NUM_TAPS, so that none of them is evicted by another. */
+static const taps *taps_for(squarer *s, taps wanted) {
+  taps *oldest = &s->kept[0];
+  for (taps *t = s->kept; t < s->kept + NUM_TAPS; t++) {
+    if (t->begin && t->is_box == wanted.is_box && t->num_in == wanted.num_in &&
+        t->num_out == wanted.num_out && t->first == wanted.first && t->last == wanted.last) {
+      t->used = ++s->clock;
+      return t;
+    }
+    if (t->used < oldest->used) oldest = t;
+  }
+  free(oldest->begin);
+  *oldest = (taps){0};
+  double scale = (double)wanted.num_in / wanted.num_out;
+  double support = (wanted.is_box ? 0.5 : 2.0) * (scale < 1.0 ? 1.0 : scale);
+  wanted.room = 2 * ((int)support + 2); /* at least the samples within `support` of a point */
+  size_t num = (size_t)(wanted.last - wanted.first), weights = num * (size_t)wanted.room;
+  wanted.begin = calloc(2 * num * sizeof *wanted.begin + 2 * weights * sizeof *wanted.low, 1);
+  if (!wanted.begin) return NULL;
+  wanted.count = wanted.begin + num;
+  wanted.low = (int16_t *)(void *)(wanted.count + num);
+  wanted.high = wanted.low + weights;
+  fill_taps(&wanted, scale, support);
+  wanted.used = ++s->clock;
+  *oldest = wanted;
+  return oldest;
+}
+
+/* ---- The way from a picture to its square ---- */
+
+/* Returns the nearest integer, of two the even one, as Python's `round`; 0 <= x < 2^31. Without libm,
+ * so that the library needs no other. */
+static int rounded(double x) {
+  int below = (int)x;
+  double above = x - below;
+  return below + (above > 0.5 || (above == 0.5 && below % 2));
+}
+
+/* Sets the taps to [*first, *last) of an axis, and these to the samples that they need. */
+static int add_axis(squarer *s, const taps **axis, int is_box, int num_in, int num_out, int *first,
+                    int *last) {
+  if (num_in == num_out) return 1;
+  const taps *t = taps_for(s, (taps){is_box, num_in, num_out, *first, *last, 0, 0, 0, 0, 0, 0});
+  if (!t) return 0;
+  int end = *last - *first - 1;
+  *axis = t;
+  *first = t->begin[0];
+  *last = t->begin[end] + t->count[end];
+  return 1;
+}
+
+/* Finds the way from width x height pixels to the square; returns 0 if memory is short. All sides
+ * are at least 1; `side` is at most MOST_SQUARE, the others 65,535. */
+static int find_route(squarer *s, int width, int height, int side, route *r) {
+  int widths[MOST_STAGES + 1] = {width}, heights[MOST_STAGES + 1] = {height}, num = 0;
+  for (; smaller(width, height) >= 2 * side; num++)
+    widths[num + 1] = width /= 2, heights[num + 1] = height /= 2;
+  double scale = (double)side / smaller(width, height);
+  widths[++num] = rounded(width * scale), heights[num] = rounded(height * scale);
+  *r = (route){.num = num};
+  r->left = (widths[num] - side) / 2, r->right = r->left + side;
+  r->top = (heights[num] - side) / 2, r->bottom = r->top + side;
+  for (int i = num - 1; i >= 0; i--) {
+    stage *g = &r->stages[i];
+    *g = (stage){NULL, NULL, r->left, r->right, r->top, r->bottom};
+    int is_box = i < num - 1;
+    if (!add_axis(s, &g->across, is_box, widths[i], widths[i + 1], &r->left, &r->right) ||
+        !add_axis(s, &g->down, is_box, heights[i], heights[i + 1], &r->top, &r->bottom))
+      return 0;
+  }
+  r->left &= ~1; /* where a sample of chroma begins */
+  return 1;
+}
+
+/* ---- Resampling ---- */
+
+/* Makes the i-th output row of some taps; reads and writes up to a multiple of LANES samples. */
+typedef void weigh_rows(uint8_t *out, const uint8_t *in, ptrdiff_t stride, const taps *t, int i,
+                        int width);
+
+static void weigh_plain(uint8_t *out, const uint8_t *in, ptrdiff_t stride, const taps *t, int i,
+                        int width) {
+  const int16_t *low = t->low + (ptrdiff_t)i * t->room, *high = t->high + (ptrdiff_t)i * t->room;
+  for (int x = 0; x < width; x++) {
+    int sum = 1 << (PRECISION - 1);
+    for (int k = 0; k < t->count[i]; k++)
+      sum += (high[k] * (1 << LOW_BITS) + low[k]) * in[k * stride + x];
+    out[x] = clamp(sum < 0 ? -1 : sum >> PRECISION);
+  }
+}
+
+#if defined(__x86_64__)
+static inline int pair_at(const int16_t *weights) {
+  int both;
+  memcpy(&both, weights, sizeof both);
+  return both;
+}
+
+/* Two rows at a time, as blend_avx2. Sums of `low` may wrap: only the total has to fit. */
+FOR_AVX2 static void weigh_avx2(uint8_t *out, const uint8_t *in, ptrdiff_t stride, const taps *t,
+                                int i, int width) {
+  const __m256i zero = _mm256_setzero_si256(), half = _mm256_set1_epi32(1 << (PRECISION - 1));
+  const int16_t *lows = t->low + (ptrdiff_t)i * t->room, *highs = t->high + (ptrdiff_t)i * t->room;
+  int num = t->count[i];
+  for (int x = 0; x < width; x += LANES) {
+    __m256i l0 = half, l1 = half, l2 = half, l3 = half, h0 = zero, h1 = zero, h2 = zero, h3 = zero;
+    const uint8_t *row = in + x;
+    for (int k = 0; k < num; k += 2, row += 2 * stride) {
+      __m256i a = _mm256_loadu_si256((const __m256i *)row);
+      __m256i b = k + 1 < num ? _mm256_loadu_si256((const __m256i *)(row + stride)) : zero;
+      __m256i low = _mm256_set1_epi32(pair_at(lows + k)), high = _mm256_set1_epi32(pair_at(highs + k));
+      __m256i ab = _mm256_unpacklo_epi8(a, b), more = _mm256_unpackhi_epi8(a, b);
+#define ADD(l, h, pairs) \
+  l = _mm256_add_epi32(l, _mm256_madd_epi16(pairs, low)), \
+  h = _mm256_add_epi32(h, _mm256_madd_epi16(pairs, high))
+      ADD(l0, h0, _mm256_unpacklo_epi8(ab, zero));
+      ADD(l1, h1, _mm256_unpackhi_epi8(ab, zero));
+      ADD(l2, h2, _mm256_unpacklo_epi8(more, zero));
+      ADD(l3, h3, _mm256_unpackhi_epi8(more, zero));
+#undef ADD
+    }
+#define TOTAL(l, h) \
+  _mm256_srai_epi32(_mm256_add_epi32(l, _mm256_slli_epi32(h, LOW_BITS)), PRECISION)
+    l0 = _mm256_packs_epi32(TOTAL(l0, h0), TOTAL(l1, h1));
+    l2 = _mm256_packs_epi32(TOTAL(l2, h2), TOTAL(l3, h3));
+#undef TOTAL
+    _mm256_storeu_si256((__m256i *)(void *)(out + x), _mm256_packus_epi16(l0, l2));
+  }
+}
+#endif
+
+static weigh_rows *weigh_of(enum simd simd) {
+#if defined(__x86_64__)
+  if (simd == AVX2) return weigh_avx2;
+#endif
+  (void)simd;
+  return weigh_plain;
+}
+
+static ptrdiff_t row_of(const colours *c) { return 3 * c->width; }
+
+/* Gives a picture its memory; returns 0 if there is none. */
+static int place(buffer *b, colours *c) {
+  c->width = round_up(c->right - c->left, LANES);
+  size_t rows = (size_t)round_up(c->bottom - c->top, LANES);
+  return (c->pixels = grown(b, (size_t)row_of(c) * rows)) != NULL;
+}
+
+/* Resamples across. Strips of rows are transposed, so that the kernel for rows does it; of the
+ * outputs, the last comes first if they are `mirrored`. Returns 0 if memory is short. */
+static int go_across(squarer *s, const colours *in, const colours *out, const taps *t,
+                     int mirrored) {
+  int wide = in->right - in->left, num = out->right - out->left;
+  uint8_t *turned = grown(&s->turned, (size_t)round_up(wide, TILE) * COLUMN);
+  uint8_t *made = grown(&s->made, (size_t)round_up(num, TILE) * COLUMN);
+  if (!turned || !made) return 0;
+  weigh_rows *weigh = weigh_of(s->simd);
+  for (int y = 0; y < in->bottom - in->top; y += LANES) {
+    const uint8_t *from = in->pixels + y * row_of(in);
+    uint8_t *to = out->pixels + y * row_of(out);
+    for (int c = 0; c < 3; c++)
+      for (int r = 0; r < LANES; r += TILE)
+        for (int x = 0; x < wide; x += TILE)
+          transpose(s->simd, turned + x * COLUMN + c * LANES + r, COLUMN,
+                    from + r * row_of(in) + c * in->width + x, row_of(in));
+    for (int i = 0; i < num; i++)
+      weigh(made + (mirrored ? num - 1 - i : i) * COLUMN,
+            turned + (t->begin[i] - in->left) * COLUMN, COLUMN, t, i, COLUMN);
+    for (int c = 0; c < 3; c++)
+      for (int r = 0; r < LANES; r += TILE)
+        for (int x = 0; x < num; x += TILE)
+          transpose(s->simd, to + r * row_of(out) + c * out->width + x, row_of(out),
+                    made + x * COLUMN + c * LANES + r, COLUMN);
+  }
+  return 1;
+}
+
+static void mirror(uint8_t *row, int width) {
+  for (int x = 0; x < width / 2; x++) {
+    uint8_t other = row[width - 1 - x];
+    row[width - 1 - x] = row[x];
+    row[x] = other;
+  }
+}
+
+/* Goes the way of a picture that is in pictures[0], and writes the square. */
+static int go_route(squarer *s, const route *r, colours now, const output *to) {
+  int at = 0, is_mirrored = !to->mirrored;
+  for (const stage *g = r->stages; g < r->stages + r->num; g++) {
+    if (g->across) {
+      colours next = {NULL, 0, g->left, g->right, now.top, now.bottom};
+      int mirrored = !is_mirrored && g == r->stages + r->num - 1;
+      if (!place(&s->pictures[at = !at], &next)) return 0;
+      if (!go_across(s, &now, &next, g->across, mirrored)) return 0;
+      is_mirrored |= mirrored;
+      now = next;
+    }
+    if (g->down) {
+      colours next = {NULL, 0, now.left, now.right, g->top, g->bottom};
+      if (!place(&s->pictures[at = !at], &next)) return 0;
+      for (int i = 0; i < g->bottom - g->top; i++)
+        weigh_of(s->simd)(next.pixels + i * row_of(&next),
+                          now.pixels + (g->down->begin[i] - now.top) * row_of(&now), row_of(&now),
+                          g->down, i, (int)row_of(&now));
+      now = next;
+    }
+  }
+  const stage *last = &r->stages[r->num - 1];
+  const painter p = painter_of(s->simd, to);
+  int side = last->right - last->left;
+  uint8_t *room = grown(&s->row, room_of_row(side));
+  if (!room) return 0;
+  for (int y = 0; y < side; y++) {
+    uint8_t *rows[3];
+    for (int c = 0; c < 3; c++) {
+      rows[c] = now.pixels + (last->top - now.top + y) * row_of(&now) + c * now.width +
+                (last->left - now.left);
+      if (!is_mirrored) mirror(rows[c], side);
+    }
+    write_row(&p, y, side, side, rows, room);
+  }
+  return 1;
+}
+
+/* ---- Planes to colours ---- */
+
+/* Enlarges `width` pixels of a row of chroma, of which `near` is the neighbour next to it: the row
+ * above for even `y`, below for odd ones. */
+static void enlarge_plain(uint8_t *out, const uint8_t *row, const uint8_t *near, const chroma *c,
+                          int y, int width) {
+  for (int x = 0; x < width; x++) {
+    int odd = x & 1, i = c->wide == 2 ? x >> 1 : x, j = odd ? i + 1 : i - 1;
+    if ((j < 0 && c->is_left) || j >= c->num_left) j = i;
+    int v = c->high == 2 ? 3 * row[i] + near[i] : row[i];
+    int other = c->wide == 1 ? 0 : c->high == 2 ? 3 * row[j] + near[j] : row[j];
+    if (c->wide == 2) v = (3 * v + other + (c->high == 2 ? 8 - odd : 1 + odd)) >> (c->high == 2 ? 4 : 2);
+    else if (c->high == 2) v = (v + (y & 1 ? 2 : 1)) >> 2;
+    out[x] = (uint8_t)v;
+  }
+}
+
+#if defined(__x86_64__)
+/* The same if a sample is two pixels wide; `sums` has room for half of `width` and 64. */
+FOR_AVX2 static void enlarge_avx2(uint8_t *out, const uint8_t *row, const uint8_t *near,
+                                  const chroma *c, int width, int16_t *sums) {
+  const __m256i three = _mm256_set1_epi16(3);
+  int num = (width + 1) / 2, tall = c->high == 2;
+  for (int i = 0; i < num + 2; i += 16) { /* sums[i] is of sample i - 1 */
+    __m256i sum = load_words(row + i - 1);
+    if (tall) sum = _mm256_add_epi16(_mm256_mullo_epi16(sum, three), load_words(near + i - 1));
+    _mm256_storeu_si256((__m256i *)(void *)(sums + i), sum);
+  }
+  if (c->is_left) sums[0] = sums[1];
+  if (num >= c->num_left) sums[c->num_left + 1] = sums[c->num_left];
+  const __m256i evens = _mm256_set1_epi16(tall ? 8 : 1), odds = _mm256_set1_epi16(tall ? 7 : 2);
+  const __m128i shift = _mm_cvtsi32_si128(tall ? 4 : 2);
+  for (int i = 0; i < num; i += 16) {
+    const int16_t *at = sums + i;
+    __m256i middle = _mm256_loadu_si256((const __m256i *)(const void *)(at + 1));
+    __m256i before = _mm256_loadu_si256((const __m256i *)(const void *)at);
+    __m256i after = _mm256_loadu_si256((const __m256i *)(const void *)(at + 2));
+    middle = _mm256_mullo_epi16(middle, three);
+    __m256i even = _mm256_srl_epi16(_mm256_add_epi16(_mm256_add_epi16(middle, before), evens), shift);
+    __m256i odd = _mm256_srl_epi16(_mm256_add_epi16(_mm256_add_epi16(middle, after), odds), shift);
+    even = _mm256_or_si256(even, _mm256_slli_epi16(odd, 8));
+    _mm256_storeu_si256((__m256i *)(void *)(out + 2 * i), even);
+  }
+}
+#endif
+
+/* Makes the colours of the route's pixels from a plane of luma that begins with them, and from two
+ * of chroma, or none: NULL. Writes the square. Returns 0 if memory is short. */
+static int square_of(squarer *s, const route *r, const plane *luma, const chroma *chromas,
+                     const output *to) {
+  colours c = {NULL, 0, r->left, r->right, r->top, r->bottom};
+  int width = c.right - c.left;
+  ptrdiff_t room = round_up(width, LANES) + 2 * LANES;
+  uint8_t *rows = grown(&s->row, (size_t)(4 * room));
+  if (!place(&s->pictures[0], &c) || !rows) return 0;
+  const painter p = painter_of(s->simd, to);
+  for (int y = c.top; y < c.bottom; y++) {
+    uint8_t *out = c.pixels + (y - c.top) * row_of(&c);
+    const uint8_t *bright = luma->samples + (y - c.top) * luma->stride, *wide[2];
+    if (!chromas) {
+      for (int i = 0; i < 3; i++) memcpy(out + i * c.width, bright, (size_t)width);
+      continue;
+    }
+    for (int i = 0; i < 2; i++) {
+      const chroma *h = &chromas[i];
+      int at = y / h->high - c.top / h->high, by = y & 1 ? at + 1 : at - 1;
+      if (h->high == 1 || (by < 0 && h->is_top) || by >= h->num_down) by = at;
+      const uint8_t *row = h->samples + at * h->stride, *near = h->samples + by * h->stride;
+      uint8_t *made = rows + i * room;
+      wide[i] = h->wide == 1 && h->high == 1 ? row : made;
+      if (wide[i] == row) continue;
+#if defined(__x86_64__)
+      if (s->simd == AVX2 && h->wide == 2) {
+        enlarge_avx2(made, row, near, h, width, (int16_t *)(void *)(rows + 2 * room));
+        continue;
+      }
+#endif
+      enlarge_plain(made, row, near, h, y, width);
+    }
+    p.make(bright, wide[0], wide[1], width, out, out + c.width, out + 2 * c.width);
+  }
+  return go_route(s, r, c, to);
+}
+
+static void release_square(squarer *s, size_t above) {
+  buffer *all[] = {&s->pictures[0], &s->pictures[1], &s->turned, &s->made, &s->row};
+  for (int i = 0; i < 5; i++) release(all[i], above);
+}
+
+static void forget_taps(squarer *s) {
+  for (int i = 0; i < NUM_TAPS; i++) free(s->kept[i].begin);
+}
+
+#endif

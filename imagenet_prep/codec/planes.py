@@ -37,6 +37,8 @@ JPEG_VARIABLE = "IMAGENET_PREP_JPEG"
 # nothing aliases; linear between neighbours, which is quicker and aliases; and as Pillow makes the
 # square crop of a complete image for generators (square.h).
 BICUBIC, LINEAR, NEIGHBOURS, SQUARE = 0, 1, 2, 3
+# Sides of a SQUARE are at most this.
+MOST_SQUARE = 8192
 _DONE, _NO_MEMORY = 0, 2
 # Types of pixels, in the order of `item` in pixels.h.
 _ITEMS = ("uint8", "float32", "float16", "bfloat16")

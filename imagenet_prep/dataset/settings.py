@@ -109,6 +109,15 @@ def changes(config: Config) -> tuple[int, list[Amendment]]:
     return number + sum(step.exclude.images for step in steps if step.exclude), steps
 
 
+def short_side(config: Config, split: str) -> int | None:
+    """Returns the length to which short sides of a split were downscaled; None: not, or unknown."""
+    try:
+        made = base(config)
+        return records.parse(int, (made["splits"][split] if "verb" in made else made)["short_side"])
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
 def parse(config: Config) -> Settings:
     """Returns the settings that `config` holds."""
     splits, verb = config.get("splits"), config.get("verb")

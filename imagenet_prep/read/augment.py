@@ -41,6 +41,7 @@ class Recipe:
       padding: training shows the whole picture, moved by up to this many pixels over black, and
         evaluation the whole picture; None: crops.
       mirrors: whether half of the training pictures are mirrored.
+      square: the codec makes the middle square of the complete image itself, by Pillow's filters.
     """
 
     mean: tuple[float, float, float]
@@ -49,6 +50,7 @@ class Recipe:
     evaluation: float = 1.0
     padding: int | None = None
     mirrors: bool = True
+    square: bool = False
 
 
 RECIPES = {
@@ -79,6 +81,8 @@ RECIPES = {
         padding=0,
         mirrors=False,
     ),
+    # center_crop_arr of guided-diffusion, and the mirroring of its training; only uint8.
+    "adm": Recipe(mean=(127.5,) * 3, std=(127.5,) * 3, padding=0, square=True),
 }
 
 
@@ -146,14 +150,21 @@ def boxes_in(
     heights: npt.NDArray[np.int64],
     widths: npt.NDArray[np.int64],
     side: int,
+    *,
+    square: bool = False,
 ) -> npt.NDArray[np.float32]:
     """Returns [N, most, 4]: left, top, right, bottom of objects in pixels of square views.
 
     They are clipped to the view, whose `side` is in pixels; zeros if no area of a box is seen. The
-    `boxes` have the same shape and order, as shares of the image's sides.
+    `boxes` have the same shape and order, as shares of the image's sides. With `square`, the views
+    show the middle square of the image.
     """
     left_top, extent = (views.boxes[:, None, places] for places in ([1, 0, 1, 0], [3, 2, 3, 2]))
-    pixels = boxes * np.stack([widths, heights, widths, heights], axis=1)[:, None, :]
+    sides = np.stack([widths, heights, widths, heights], axis=1)[:, None, :]
+    if square:
+        extent = sides.min(axis=2, keepdims=True)
+        left_top = (sides - extent) / 2
+    pixels = boxes * sides
     shown = np.clip((pixels - left_top) * (side / extent), 0, side).astype(np.float32)
     mirrored = shown[..., [2, 1, 0, 3]]
     mirrored[..., ::2] = side - mirrored[..., ::2]

@@ -7,12 +7,23 @@ import os
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+from imagenet_prep.codec import planes
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.installed import gpus, lacking
 from imagenet_prep.dataset.manifest import Split
 from imagenet_prep.read import batch, native
 from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.feed import EncodedBatch
+
+# The settings of recipes whose crop the codec makes itself.
+_SQUARE = {
+    "backend": "native",
+    "device": "cpu",
+    "dtype": "uint8",
+    "views": 1,
+    "colour": False,
+    "antialias": None,
+}
 
 
 class Backend(Protocol):
@@ -58,6 +69,8 @@ def choose_backend(config: ReadConfig) -> batch.Backend:
     Only "auto" looks for several packages: another one that is broken must not matter.
     """
     names: tuple[batch.Backend, ...] = (config.backend,)
+    if config.backend == "auto" and config.constants.square:
+        return "native"
     if config.device == "gpu" and "images" in config.fields and config.backend in ("auto", "dali"):
         _check_gpu(config.rank.local_rank)
     if config.backend == "auto":
@@ -87,6 +100,18 @@ def _check_gpu(local_rank: int) -> None:
 def refuse_contradictions(config: ReadConfig) -> None:
     """Raises UsageError where the backend, that of `choose_backend`, cannot do what is wanted."""
     backend = config.backend
+    if config.constants.square and "images" in config.fields:
+        for name, needed in _SQUARE.items():
+            if (found := getattr(config, name)) != needed:
+                raise UsageError(
+                    f"recipe={config.recipe!r} promises the bytes of Pillow, which it can make "
+                    f"only with {name}={needed!r}; found {found!r}"
+                )
+        if config.image_size > planes.MOST_SQUARE:
+            raise UsageError(
+                f"recipe={config.recipe!r}: image_size={config.image_size}: expected at most "
+                f"{planes.MOST_SQUARE}"
+            )
     if config.out and backend != "native":
         raise UsageError(f"out= needs backend='native', but the backend is {backend!r}")
     if "images" not in config.fields:

@@ -23,7 +23,7 @@ Field = Literal[
 Framework = Literal["tensorflow", "numpy", "dlpack"]
 Layout = Literal["NHWC", "NCHW"]
 OnBadRecord = Literal["raise", "skip"]
-RecipeName = Literal["resnet", "tutorial", "cifar10", "mnist"]
+RecipeName = Literal["resnet", "tutorial", "cifar10", "mnist", "adm"]
 
 FIELDS: tuple[Field, ...] = get_args(Field)
 # The fields of every batch, unless `fields` names others.

@@ -86,6 +86,7 @@ class ReadConfig(Wanted):
     out: Callable[[], Any] | None
     fields: Sequence[batch.Field | str]
     views: int
+    originals: bool | None
 
     def __post_init__(self) -> None:
         super().__post_init__()

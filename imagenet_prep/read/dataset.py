@@ -47,6 +47,7 @@ def make_dataset(
     out: Callable[[], Any] | None = None,
     fields: Sequence[Field | str] = DECODED,
     views: int = 1,
+    originals: bool | None = None,
     classes: Sequence[str | int] | None = None,
     remap: bool = False,
     keys: str | os.PathLike[str] | None = None,
@@ -77,7 +78,8 @@ def make_dataset(
         which PyTorch and JAX take them without a copy; by default NumPy's of the native backend,
         and TensorFlow's of the others.
       recipe: "resnet"; "tutorial" as the 2018 tutorial cropped and normalised; "cifar10",
-        whose training shifts the picture by up to 4 pixels; "mnist", the picture as it is.
+        whose training shifts the picture by up to 4 pixels; "mnist", the picture as it is; "adm",
+        the square crop of image generators with the bytes of Pillow (native, uint8).
       colour: change the colours at random while training, as the tutorial's `--increased_aug`.
       dtype: "float32", "bfloat16" (not DALI) or "float16" (not tf.data) normalised, or "uint8".
       layout: "NHWC" or "NCHW".
@@ -103,6 +105,9 @@ def make_dataset(
         nothing is decoded, and without "boxes" no record is read: the rest is in the tables.
       views: independent crops of each training image; of several, images and boxes have an axis
         behind the batch's.
+      originals: for recipe "adm", whether a dataset is refused whose images are not the source's:
+        True: if any was changed by `prepare`; False: never; by default, if larger images were
+        downscaled to `image_size` or less.
       classes: WNIDs or class indices whose examples are read; by default all.
       remap: number the chosen `classes` from 0 without gaps, in the order of the class list;
         `Reader.classes` says which is which.

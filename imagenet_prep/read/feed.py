@@ -287,5 +287,6 @@ class Feed:
                 of_image[: len(found.xmin)].T[:] = found.xmin, found.ymin, found.xmax, found.ymax
         side = self.config.image_size
         widths, heights = sides
-        shown = [boxes_in(each, boxes, heights, widths, side) for each in views]
+        square = self.config.constants.square
+        shown = [boxes_in(each, boxes, heights, widths, side, square=square) for each in views]
         return shown[0] if len(shown) == 1 else np.stack(shown, axis=1)

@@ -17,6 +17,7 @@ from imagenet_prep.codec import opening, planes
 from imagenet_prep.codec.libraries import UnavailableError
 from imagenet_prep.codec.planes import Look, Values
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.dataset import jpeg
 from imagenet_prep.read.augment import Views
 from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.dlpack import Lease, array_over
@@ -51,10 +52,13 @@ class NativeBackend:
         self._free: deque[npt.NDArray[Any]] = deque(maxlen=_STEPS_AHEAD + 2)
         self._values = Values(config.dtype, config.constants.mean, config.constants.std)
         # Views with changed colours or with padding are first made as bytes, then converted.
-        self._in_one_pass = not config.is_coloured and config.constants.padding is None
+        square = config.constants.square
+        self._cropped = square or config.constants.padding is None
+        self._in_one_pass = not config.is_coloured and self._cropped
         channels_first = self._in_one_pass and config.layout == "NCHW"
         values = self._values if self._in_one_pass else planes.BYTES
         kernel = planes.LINEAR if config.is_antialiased else planes.NEIGHBOURS
+        kernel = planes.SQUARE if square else kernel
         self._look = Look(side, side, values, kernel, channels_first=channels_first)
         self._num_threads = config.decode_threads
         self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="decode")
@@ -65,7 +69,7 @@ class NativeBackend:
             planes.require()
         except UnavailableError as error:
             self._has_planes = False
-            _say_once(f"images are decoded by Pillow, which is slower: {error.why}")
+            say_once(f"images are decoded by Pillow, which is slower: {error.why}")
 
     def batches(self, encoded: Iterator[EncodedBatch], steps: int) -> Iterator[Any]:
         """Yields the images of each step."""
@@ -144,7 +148,7 @@ class NativeBackend:
         images, side = images[part], self._config.image_size
         pixels = images if self._in_one_pass else np.empty((len(images), side, side, 3), np.uint8)
         done = np.zeros(len(images), bool)
-        if self._has_planes and self._config.constants.padding is None:
+        if self._has_planes and self._cropped:
             done = self._look.decode_many(self._look.jobs(encoded, boxes, mirrored, pixels))
         for i in np.flatnonzero(~done).tolist():
             shown = self._by_pillow(encoded[i], boxes[i].tolist(), mirrored[i])
@@ -163,7 +167,9 @@ class NativeBackend:
         """Returns a view as bytes [side, side, 3]."""
         side = self._config.image_size
         crop = cropped(data, box)
-        if self._config.is_antialiased:
+        if self._config.constants.square:
+            pixels = middle_square(crop, side)
+        elif self._config.is_antialiased:
             pixels = np.asarray(crop.resize((side, side), Image.Resampling.BILINEAR))
         else:
             pixels = interpolate(np.asarray(crop), side)
@@ -186,7 +192,8 @@ class NativeBackend:
 
 
 @functools.cache
-def _say_once(text: str) -> None:
+def say_once(text: str) -> None:
+    """Logs a warning, once in a process."""
     logging.getLogger(__name__).warning(text)
 
 
@@ -195,6 +202,24 @@ def cropped(data: bytes | memoryview, box: list[int]) -> Image.Image:
     top, left, height, width = box
     with opening.opened(bytes(data), only=("JPEG",)) as image:
         return opening.rgb(image).crop((left, top, left + width, top + height))
+
+
+def middle_square(image: Image.Image, side: int) -> npt.NDArray[np.uint8]:
+    """Returns center_crop_arr of guided-diffusion, which square.h makes too: [side, side, 3]."""
+    width, height = image.size
+    while min(width, height) >= 2 * side:
+        width, height = width // 2, height // 2
+        image = image.resize((width, height), Image.Resampling.BOX)
+    # Nobody has the memory for more pixels: of longer images, this crop only resembles Pillow's.
+    if (most := max(1, jpeg.MAX_PIXELS // side**2) * min(width, height)) < max(width, height):
+        left, top = max(0, width - most) // 2, max(0, height - most) // 2
+        width, height = min(width, most), min(height, most)
+        image = image.crop((left, top, left + width, top + height))
+    scale = side / min(width, height)
+    width, height = round(width * scale), round(height * scale)
+    pixels = np.asarray(image.resize((width, height), Image.Resampling.BICUBIC))
+    top, left = (height - side) // 2, (width - side) // 2
+    return pixels[top : top + side, left : left + side]
 
 
 def interpolate(pixels: npt.NDArray[np.uint8], side: int) -> npt.NDArray[np.uint8]:

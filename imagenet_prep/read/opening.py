@@ -11,12 +11,13 @@ from typing import Any
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.core.world import World
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import naming, settings
 from imagenet_prep.dataset.schema import OBJECTNET
 from imagenet_prep.read.backend import choose_backend, refuse_contradictions
 from imagenet_prep.read.choice import Choice
 from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.feed import Feed
+from imagenet_prep.read.native import say_once
 from imagenet_prep.read.order import Order
 from imagenet_prep.read.records import Records
 from imagenet_prep.storage.opened import Dataset, open_dataset
@@ -35,6 +36,8 @@ def open_feed(config: ReadConfig) -> tuple[Feed, dict[str, Any]]:
             f"{config.data_dir}: {OBJECTNET}'s licence allows nobody to train or to tune on it: "
             "it is for evaluation alone (training=False)."
         )
+    if config.constants.square and "images" in config.fields:
+        _tell_changed(config, records)
     records.placement.check_ranks(world, config.data_dir)
     choice = Choice(config, records.dataset.classes)
     asked, chosen = choice.asked(), None
@@ -52,6 +55,31 @@ def open_feed(config: ReadConfig) -> tuple[Feed, dict[str, Any]]:
             "batch size."
         )
     return feed, asked
+
+
+def _tell_changed(config: ReadConfig, records: Records) -> None:
+    """Logs how many images are not the source's, whose crops differ; UsageError for too many."""
+    manifest = records.manifest
+    split = manifest.splits[records.split]
+    short_side = settings.short_side(manifest.config, records.split)
+    advice = "Prepare it with --keep-original, or read it as it is with originals=False."
+    if config.originals is None and short_side is not None and short_side <= config.image_size:
+        raise UsageError(
+            f"{config.data_dir}: its images were downscaled to a short side of {short_side}, so "
+            f"their crops of {config.image_size} pixels are not those of the originals. {advice}"
+        )
+    repaired = sum(manifest.repaired.values())
+    if not split.resized and not repaired:
+        return
+    changed = (
+        f"{config.data_dir}: {split.resized:,} of the {counted(split.examples, 'image')} of "
+        f"{records.split} were downscaled, and {repaired:,} of the dataset were repaired "
+        f"({', '.join(manifest.repaired) or 'none'}), when it was prepared"
+    )
+    if config.originals:
+        raise UsageError(f"{changed}; originals=True accepts none. {advice}")
+    if config.rank.rank == 0:
+        say_once(f"{changed}. Their crops are not exactly those of the originals.")
 
 
 def open_records(

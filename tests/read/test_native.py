@@ -129,7 +129,7 @@ def test_without_the_codec_pillow_shows_the_same_and_the_log_says_so_once(
     """The same crops and mirrors; of each image the mean differs by less than a grey level."""
     quick = [batch["images"] for batch in opened(scenes, dtype=dtype, colour=colour)]
     installed.no_planes()
-    native._say_once.cache_clear()
+    native.say_once.cache_clear()
     with caplog.at_level(logging.WARNING):
         plain = [batch["images"] for batch in opened(scenes, dtype=dtype, colour=colour)]
         opened(scenes)

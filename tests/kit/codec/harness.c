@@ -35,6 +35,14 @@ static void damage(uint8_t *data, size_t *size) {
   }
 }
 
+/* Returns the size that a file claims, at its first frame header. */
+static window frame_of(const uint8_t *data, size_t size) {
+  for (size_t i = 0; i + 8 < size; i++)
+    if (data[i] == 0xFF && data[i + 1] >= 0xC0 && data[i + 1] <= 0xC2)
+      return (window){0, 0, data[i + 5] << 8 | data[i + 6], data[i + 7] << 8 | data[i + 8]};
+  return (window){0, 0, 1, 1};
+}
+
 static int run_damaged(workspace *w, const uint8_t *data, size_t size) {
   int height = 1 + (int)below(below(2) ? 200 : 20), width = 1 + (int)below(below(2) ? 200 : 20);
   window from = {(int)below(130) - 5, (int)below(170) - 5, (int)below(130), (int)below(170)};
@@ -42,10 +50,12 @@ static int run_damaged(workspace *w, const uint8_t *data, size_t size) {
   if (below(2)) return planes_shrink(w, data, size, height, width, 1 + (int)below(100), 1 << 20);
   static uint32_t tables[3 * 256];
   enum item item = (enum item)below(4);
+  enum kernel kernel = (enum kernel)below(4);
+  if (kernel == SQUARE) width = height, from = below(8) ? frame_of(data, size) : from;
   uint8_t *rgb = malloc((size_t)(3 * height * width * item_bytes(item))); /* exact: a write behind it is seen */
   output to = {rgb, (const uint8_t *)tables, {0, 0, 0}, {1, 1, 1}, (int)item, (int)below(2),
                (int)below(2)};
-  int done = planes_decode(w, data, size, below(4) ? &from : NULL, height, width, (int)below(3),
+  int done = planes_decode(w, data, size, below(4) ? &from : NULL, height, width, (int)kernel,
                            1 << 20, &to);
   free(rgb);
   return done;
@@ -92,6 +102,28 @@ static void resize_planes(workspace *w) {
     plane out = new_plane(w, &w->shrunk[0], width, height);
     resize_plane(w, &in, &across.map, &down.map, &out, i % 2);
     for (int y = 0; y < height; y++) put(out.samples + y * out.stride, (size_t)width);
+  }
+}
+
+static void square_planes(squarer *s) {
+  static uint8_t samples[3][400 * 400], pixels[90 * 90 * 3];
+  for (size_t i = 0; i < sizeof samples; i++) samples[0][i] = (uint8_t)below(below(2) ? 256 : 2) * 255;
+  for (int i = 0; i < 200; i++) {
+    int height = 1 + (int)below(below(4) ? 20 : 300), width = 1 + (int)below(below(4) ? 40 : 300);
+    int side = 1 + (int)below(90), wide = 1 + (int)below(2), high = 1 + (int)below(2);
+    route r;
+    if (!find_route(s, width, height, side, &r)) fail("no memory");
+    plane luma = {samples[0] + (40 + r.top) * 400 + 40 + r.left, 400, 0, 0};
+    chroma chromas[2];
+    for (int c = 0; c < 2; c++) {
+      int left = r.left / wide, top = r.top / high;
+      chromas[c] = (chroma){samples[1 + c] + (40 + top) * 400 + 40 + left, 400, wide, high,
+                            (width + wide - 1) / wide - left, (height + high - 1) / high - top, !left,
+                            !top};
+    }
+    output o = {pixels, NULL, {0, 0, 0}, {1, 1, 1}, BYTES, i % 2, i / 2 % 2};
+    if (!square_of(s, &r, &luma, i % 8 ? chromas : NULL, &o)) fail("no memory");
+    put(pixels, (size_t)(3 * side * side));
   }
 }
 
@@ -145,6 +177,7 @@ int main(int argc, char **argv) {
     shrink_files(w, &files);
   } else {
     resize_planes(w);
+    square_planes(&w->square);
     paint_planes(w->simd);
   }
   return fflush(stdout) ? 2 : 0;

@@ -1,0 +1,153 @@
+"""The square crop of generators: the bytes of Pillow, by each kind of vector code and decoder."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import simplejpeg
+from PIL import Image
+
+from imagenet_prep.codec import planes
+from imagenet_prep.core.errors import UsageError
+from tests.kit.codec import corpus
+from tests.kit.lengths import long_but
+
+# Of the crops of eight photographs, as Pillow 12.3 makes them on x86-64.
+PINNED = "b62122070736c1707e9e32f9864d1fb3"
+
+
+def pillows(data: bytes, side: int) -> Any:
+    """Returns center_crop_arr of guided-diffusion."""
+    with Image.open(io.BytesIO(data)) as opened:
+        image = opened.convert("RGB")
+    while min(*image.size) >= 2 * side:
+        image = image.resize((image.width // 2, image.height // 2), Image.Resampling.BOX)
+    scale = side / min(*image.size)
+    size = round(image.width * scale), round(image.height * scale)
+    pixels = np.array(image.resize(size, Image.Resampling.BICUBIC))
+    top, left = (pixels.shape[0] - side) // 2, (pixels.shape[1] - side) // 2
+    return pixels[top : top + side, left : left + side]
+
+
+def ours(data: bytes, side: int, *, mirrored: bool = False, **how: Any) -> Any:
+    """Returns the codec's crop [side, side, 3], or None if it declines the file."""
+    with Image.open(io.BytesIO(data)) as image:
+        complete = (0, 0, image.height, image.width)
+    found = np.zeros((side, side, 3), np.uint8)
+    look = planes.Look(side, side, planes.BYTES, planes.SQUARE)
+    return found if look.decode(data, complete, found, mirrored=mirrored, **how) else None
+
+
+def workspaces() -> list[planes.Workspace]:
+    """Returns one for each kind of vector code of this processor and each decoder."""
+    found = []
+    for simd in ("plain", "sse2", "avx2", "neon"):
+        for jpeg in ("own", "libjpeg"):
+            try:
+                found.append(planes.Workspace(planes.require(), simd, jpeg))
+            except UsageError:
+                continue  # this processor lacks it
+    return found
+
+
+def made(rng: np.random.Generator) -> bytes:
+    """Returns a JPEG of random size, content, quality, sampling, kind and restart markers."""
+    height, width = (int(side) for side in np.exp(rng.uniform(np.log(3), np.log(700), 2)))
+    noise = rng.integers(0, 256, (height // 3 + 1, width // 2 + 1, 3), np.uint8)
+    pixels = noise.repeat(3, 0).repeat(2, 1)[:height, :width]
+    if rng.random() < 0.5:
+        pixels = np.asarray(Image.fromarray(noise).resize((width, height)))
+    quality = int(rng.integers(20, 101))
+    if rng.random() < 0.2:
+        return simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), quality, "RGB", "440")
+    image = Image.fromarray(pixels)
+    if rng.random() < 0.2:
+        image = image.convert("L")
+    file = io.BytesIO()
+    how = {"progressive": True} if rng.random() < 0.2 else {"restart_marker_blocks": 7}
+    sampling = int(rng.integers(3)) if image.mode == "RGB" else -1
+    image.save(file, "JPEG", quality=quality, subsampling=sampling, **how)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("count", long_but([30], [30, 1_000]))
+def test_random_files_become_the_bytes_of_pillow(count: int) -> None:
+    rng = np.random.default_rng(count)
+    every, declined = workspaces(), 0
+    for number in range(count):
+        data, side = made(rng), int(rng.choice([1, 7, 64, 97, 256]))
+        with Image.open(io.BytesIO(data)) as image:
+            if max(image.size) > 40 * min(image.size):
+                continue  # the pixels of Pillow's own would not fit
+        expected = pillows(data, side)
+        for workspace in every:
+            found = ours(data, side, within=workspace)
+            declined += found is None
+            if found is not None:
+                assert np.array_equal(found, expected), (number, workspace.message)
+                again = ours(data, side, mirrored=True, within=workspace)
+                assert np.array_equal(again, expected[:, ::-1])
+    assert declined < count * len(every) / 4
+
+
+@pytest.mark.parametrize("side", [1, 40, 256])
+def test_files_of_the_corpus_become_the_bytes_of_pillow_or_are_declined(side: int) -> None:
+    declined = set()
+    for name, data in corpus.files().items():
+        with Image.open(io.BytesIO(data)) as image:
+            mode = image.mode
+        found = ours(data, side)
+        if found is None:
+            declined.add((name, mode))
+        else:
+            assert np.array_equal(found, pillows(data, side)), name
+    assert len(declined) < len(corpus.files()) / 2
+
+
+def test_the_bytes_are_pinned() -> None:
+    """Of Pillow too, so that a new version with other bytes is seen."""
+    digest = {"ours": hashlib.sha256(), "pillow": hashlib.sha256()}
+    for data in corpus.photographs(8):
+        for side in (256, 512):
+            digest["ours"].update(ours(data, side).tobytes())
+            digest["pillow"].update(pillows(data, side).tobytes())
+
+    assert {name: found.hexdigest()[:32] for name, found in digest.items()} == {
+        "ours": PINNED,
+        "pillow": PINNED,
+    }
+
+
+def test_channels_come_first_if_asked() -> None:
+    (data,) = corpus.photographs(1)
+    look = planes.Look(64, 64, planes.BYTES, planes.SQUARE, channels_first=True)
+    height, width, _, _ = simplejpeg.decode_jpeg_header(data)
+    found = np.zeros((3, 64, 64), np.uint8)
+
+    assert look.decode(data, (0, 0, height, width), found)
+    assert np.array_equal(found.transpose(1, 2, 0), pillows(data, 64))
+
+
+@pytest.mark.parametrize("change", [(0, 0, 1, 0), (0, 0, 0, -1), (1, 0, -1, 0), (0, 0, 0, 70_000)])
+def test_a_window_that_is_not_the_complete_image_is_declined(change: tuple[int, ...]) -> None:
+    (data,) = corpus.photographs(1)
+    height, width, _, _ = simplejpeg.decode_jpeg_header(data)
+    window = np.add((0, 0, height, width), change).tolist()
+    look = planes.Look(8, 8, planes.BYTES, planes.SQUARE)
+
+    assert not look.decode(data, window, np.zeros((8, 8, 3), np.uint8))
+
+
+def test_an_extremely_long_image_takes_little_memory() -> None:
+    """Only what reaches the square is made: all of it would be 24 GB."""
+    file = io.BytesIO()
+    Image.new("RGB", (65_500, 8), (200, 30, 90)).save(file, "JPEG")
+
+    found = ours(file.getvalue(), 1_000)
+
+    assert found is not None
+    assert np.ptp(found.reshape(-1, 3), axis=0).max() == 0

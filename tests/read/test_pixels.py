@@ -90,8 +90,9 @@ def test_evaluation_of_the_tutorial_squashes_the_middle(scenes: Path, backend: s
     assert_close(found, evaluated(scenes, 0.8, keep_aspect=False, size=64), backend)
 
 
+ON_ALL_BACKENDS = [name for name, recipe in RECIPES.items() if not recipe.square]
 HOW = (
-    *({"recipe": name} for name in RECIPES),
+    *({"recipe": name} for name in ON_ALL_BACKENDS),
     *({"recipe": "tutorial", "antialias": True}, {"recipe": "tutorial", "colour": True}),
 )
 
@@ -225,7 +226,7 @@ def normalised(pixels: Any, recipe: str) -> Any:
     return (pixels.astype(np.float32) - np.array(constants.mean)) / np.array(constants.std)
 
 
-@on_backends(["recipe"], ["tutorial"], RECIPES)
+@on_backends(["recipe"], ["tutorial"], ON_ALL_BACKENDS)
 def test_floats_are_the_pixels_less_the_mean_over_the_deviation(
     scenes: Path, backend: str, recipe: str
 ) -> None:

@@ -14,23 +14,11 @@ from PIL import Image
 from imagenet_prep.codec import planes
 from imagenet_prep.core.errors import UsageError
 from tests.kit.codec import corpus
+from tests.kit.codec.square import pillows
 from tests.kit.lengths import long_but
 
 # Of the crops of eight photographs, as Pillow 12.3 makes them on x86-64.
 PINNED = "b62122070736c1707e9e32f9864d1fb3"
-
-
-def pillows(data: bytes, side: int) -> Any:
-    """Returns center_crop_arr of guided-diffusion."""
-    with Image.open(io.BytesIO(data)) as opened:
-        image = opened.convert("RGB")
-    while min(*image.size) >= 2 * side:
-        image = image.resize((image.width // 2, image.height // 2), Image.Resampling.BOX)
-    scale = side / min(*image.size)
-    size = round(image.width * scale), round(image.height * scale)
-    pixels = np.array(image.resize(size, Image.Resampling.BICUBIC))
-    top, left = (pixels.shape[0] - side) // 2, (pixels.shape[1] - side) // 2
-    return pixels[top : top + side, left : left + side]
 
 
 def ours(data: bytes, side: int, *, mirrored: bool = False, **how: Any) -> Any:

@@ -17,7 +17,7 @@ from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.read import Reader, make_dataset, native
 from imagenet_prep.read.augment import boxes_in
-from tests.codec.test_square import pillows
+from tests.kit.codec.square import pillows
 from tests.kit.dataset import split_records
 from tests.kit.installed import Installed
 from tests.kit.reading import NUM_TRAIN, ODD

@@ -7,8 +7,8 @@
  * what is between the two passes is bytes. Only the pixels that reach the crop are made.
  *
  * The vector code for AVX2 makes the bytes of the plain C, which serves all other processors.
- * Weights are the only floating-point numbers: setup.py forbids the compiler to merge a product and
- * a sum, since Pillow's x86-64 wheels do not do so either.
+ * Weights are the only floats: setup.py forbids the compiler to merge a product and a sum of them,
+ * since Pillow's x86-64 wheels do not do so either.
  */
 #ifndef IMAGENET_PREP_SQUARE_H
 #define IMAGENET_PREP_SQUARE_H
@@ -35,13 +35,10 @@ typedef struct {
   int *begin, *count;  /* begin owns the memory of all four */
   int16_t *low, *high; /* a weight is high * 2^LOW_BITS + low */
 } taps;
-
 /* One resampling to columns [left, right) of rows [top, bottom); NULL: a side that stays. */
 typedef struct { const taps *across, *down; int left, right, top, bottom; } stage;
-
 /* Stages, and the pixels of the source that they need. */
 typedef struct { stage stages[MOST_STAGES]; int num, left, right, top, bottom; } route;
-
 /* The columns [left, right) of rows [top, bottom) of a picture: each row is one of R, of G, of B. */
 typedef struct { uint8_t *pixels; ptrdiff_t width; int left, right, top, bottom; } colours;
 
@@ -139,9 +136,7 @@ static int add_axis(squarer *s, const taps **axis, int is_box, int num_in, int n
   const taps *t = taps_for(s, (taps){is_box, num_in, num_out, *first, *last, 0, 0, 0, 0, 0, 0});
   if (!t) return 0;
   int end = *last - *first - 1;
-  *axis = t;
-  *first = t->begin[0];
-  *last = t->begin[end] + t->count[end];
+  *axis = t, *first = t->begin[0], *last = t->begin[end] + t->count[end];
   return 1;
 }
 
@@ -186,12 +181,6 @@ static void weigh_plain(uint8_t *out, const uint8_t *in, ptrdiff_t stride, const
 }
 
 #if defined(__x86_64__)
-static inline int pair_at(const int16_t *weights) {
-  int both;
-  memcpy(&both, weights, sizeof both);
-  return both;
-}
-
 /* Two rows at a time, as blend_avx2. Sums of `low` may wrap: only the total has to fit. */
 FOR_AVX2 static void weigh_avx2(uint8_t *out, const uint8_t *in, ptrdiff_t stride, const taps *t,
                                 int i, int width) {
@@ -204,7 +193,9 @@ FOR_AVX2 static void weigh_avx2(uint8_t *out, const uint8_t *in, ptrdiff_t strid
     for (int k = 0; k < num; k += 2, row += 2 * stride) {
       __m256i a = _mm256_loadu_si256((const __m256i *)row);
       __m256i b = k + 1 < num ? _mm256_loadu_si256((const __m256i *)(row + stride)) : zero;
-      __m256i low = _mm256_set1_epi32(pair_at(lows + k)), high = _mm256_set1_epi32(pair_at(highs + k));
+      int32_t two_low, two_high;
+      memcpy(&two_low, lows + k, sizeof two_low), memcpy(&two_high, highs + k, sizeof two_high);
+      __m256i low = _mm256_set1_epi32(two_low), high = _mm256_set1_epi32(two_high);
       __m256i ab = _mm256_unpacklo_epi8(a, b), more = _mm256_unpackhi_epi8(a, b);
 #define ADD(l, h, pairs) \
   l = _mm256_add_epi32(l, _mm256_madd_epi16(pairs, low)), \
@@ -229,8 +220,7 @@ static weigh_rows *weigh_of(enum simd simd) {
 #if defined(__x86_64__)
   if (simd == AVX2) return weigh_avx2;
 #endif
-  (void)simd;
-  return weigh_plain;
+  return (void)simd, weigh_plain;
 }
 
 static ptrdiff_t row_of(const colours *c) { return 3 * c->width; }
@@ -238,8 +228,7 @@ static ptrdiff_t row_of(const colours *c) { return 3 * c->width; }
 /* Gives a picture its memory; returns 0 if there is none. */
 static int place(buffer *b, colours *c) {
   c->width = round_up(c->right - c->left, LANES);
-  size_t rows = (size_t)round_up(c->bottom - c->top, LANES);
-  return (c->pixels = grown(b, (size_t)row_of(c) * rows)) != NULL;
+  return (c->pixels = grown(b, (size_t)(row_of(c) * round_up(c->bottom - c->top, LANES)))) != NULL;
 }
 
 /* Resamples across. Strips of rows are transposed, so that the kernel for rows does it; of the
@@ -272,10 +261,9 @@ static int go_across(squarer *s, const colours *in, const colours *out, const ta
 }
 
 static void mirror(uint8_t *row, int width) {
-  for (int x = 0; x < width / 2; x++) {
-    uint8_t other = row[width - 1 - x];
-    row[width - 1 - x] = row[x];
-    row[x] = other;
+  for (uint8_t *left = row, *right = row + width - 1; left < right; left++, right--) {
+    uint8_t other = *right;
+    *right = *left, *left = other;
   }
 }
 
@@ -351,11 +339,9 @@ FOR_AVX2 static void enlarge_avx2(uint8_t *out, const uint8_t *row, const uint8_
   const __m256i evens = _mm256_set1_epi16(tall ? 8 : 1), odds = _mm256_set1_epi16(tall ? 7 : 2);
   const __m128i shift = _mm_cvtsi32_si128(tall ? 4 : 2);
   for (int i = 0; i < num; i += 16) {
-    const int16_t *at = sums + i;
-    __m256i middle = _mm256_loadu_si256((const __m256i *)(const void *)(at + 1));
-    __m256i before = _mm256_loadu_si256((const __m256i *)(const void *)at);
-    __m256i after = _mm256_loadu_si256((const __m256i *)(const void *)(at + 2));
-    middle = _mm256_mullo_epi16(middle, three);
+#define AT(k) _mm256_loadu_si256((const __m256i *)(const void *)(sums + i + (k)))
+    __m256i before = AT(0), middle = _mm256_mullo_epi16(AT(1), three), after = AT(2);
+#undef AT
     __m256i even = _mm256_srl_epi16(_mm256_add_epi16(_mm256_add_epi16(middle, before), evens), shift);
     __m256i odd = _mm256_srl_epi16(_mm256_add_epi16(_mm256_add_epi16(middle, after), odds), shift);
     even = _mm256_or_si256(even, _mm256_slli_epi16(odd, 8));

@@ -125,7 +125,7 @@ def test_pillow_is_not_asked_for_more_pixels_than_there_is_memory(tmp_path: Path
 def test_what_cannot_promise_the_bytes_is_refused(
     monkeypatch: pytest.MonkeyPatch, scenes: Path, name: str, value: Any
 ) -> None:
-    monkeypatch.setattr("imagenet_prep.read.backend._is_installed", lambda _: True)
+    monkeypatch.setattr("imagenet_prep.read.backend.lacking", lambda _: [])
     with pytest.raises(UsageError, match=rf"recipe='adm' promises .* {name}=.*; found {value!r}"):
         open_square(scenes, **{name: value})
 

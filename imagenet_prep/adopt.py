@@ -88,7 +88,7 @@ def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
     from imagenet_prep.preparation import adoption, rewrite
     from imagenet_prep.preparation.existing_set import check_existing_set
     from imagenet_prep.sources import shard_files
-    from imagenet_prep.storage import scratch
+    from imagenet_prep.storage import columns, scratch
     from imagenet_prep.storage.folder import LocalStore
     from imagenet_prep.storage.opened import Dataset
     from imagenet_prep.storage.store import open_store, same_place
@@ -97,6 +97,8 @@ def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
     store = source if config.out is None else open_store(config.out)
     if config.out is not None and same_place(store.where(), source.where()):
         raise UsageError(f"--out {config.out} is the folder itself; leave it out to work in place")
+    if config.out is not None:
+        columns.say_left_behind(source)
     workers = Workers(config.workers, config.worker_kind)
     if config.dry_run:
         found = shard_files.find(source)

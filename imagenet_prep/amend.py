@@ -7,9 +7,10 @@ hard links, or copies inside the server of a bucket.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from imagenet_prep.core import program
+from imagenet_prep.core import program, terminal
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.flags import Place, WorkerFlags, flag, optional, switch
 from imagenet_prep.core.terminal import counted, human_bytes
@@ -98,7 +99,24 @@ def _render(summary: Json) -> str:
         f"{of['added']:,} added: {of['shards']:,} of {of['of_shards']:,} shards changed"
     )
     empty = [f"{split}: no image is left of {names}" for split, names in of["emptied"].items()]
+    columns = [*_of_columns(of)]
     if "manifest" not in summary:
         size = human_bytes(of["bytes"])
-        return f"{changed}\nwould write these shards, {size}; nothing was written"
-    return render(summary, [changed, *empty])
+        would = f"would write these shards, {size}; nothing was written"
+        return "\n".join([changed, would, *columns])
+    return render(summary, [changed, *empty, *columns])
+
+
+def _of_columns(of: Json) -> Iterator[str]:
+    for name, column in of["columns"].items():
+        line = f"column {name}: {counted(column['copied_rows'], 'row')} copied, "
+        line += f"{counted(column['linked_files'], 'file')} linked"
+        if missing := column["missing_rows"]:
+            line += (
+                f"; {counted(missing, 'row')} missing, the first of "
+                f"{terminal.printable(column['first_missing'][0])}: run the script that writes "
+                "the column again, with this dataset: it computes only these"
+            )
+        yield line
+    for name in of["columns_left_behind"]:
+        yield f"column {name} is not finished, so it is left behind"

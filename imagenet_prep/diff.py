@@ -82,6 +82,7 @@ def diff(config: Config) -> Json:
     """Returns the counts and the first keys of the differences; writes `config.out`."""
     from imagenet_prep.shards.difference import common_tables, differences, splits_that_differ
     from imagenet_prep.shards.samples_root import wrong_roots
+    from imagenet_prep.storage import columns
     from imagenet_prep.storage.opened import open_dataset
 
     a, b = open_dataset(config.a), open_dataset(config.b)
@@ -106,13 +107,15 @@ def diff(config: Config) -> Json:
     trusted = () if config.prove else splits
     same_classes = a.classes.wnids == b.classes.wnids
     total = sum(counts.values(), Counter())
+    of_columns = columns.differences(a, b)
     return {
         "a": _facts(a),
         "b": _facts(b),
-        "equal": same_classes and not total,
+        "equal": same_classes and not total and not of_columns,
         "same_classes": same_classes,
         "proven": config.prove,
         **{kind: total[kind] for kind in _WORDS},
+        "columns": of_columns,
         "splits": {
             split: {
                 "equal": not of_split,
@@ -181,6 +184,8 @@ def _text(found: Json) -> Iterator[str]:
                 f"  equal by both manifests: {terminal.counted(tables, 'table')} of samples, not "
                 "compared; --prove reads them"
             )
+    for name, how in found["columns"].items():
+        yield f"column {name}: {how}"
 
 
 @program.verb("imagenet_prep.diff", Config, HELP)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from imagenet_prep.core import program
+from imagenet_prep.core import program, terminal
 from imagenet_prep.core.address import is_remote
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.errors import UsageError, some
 from imagenet_prep.core.flags import Place, WorkerFlags, flag, optional, switch
 from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import schema
@@ -37,6 +37,7 @@ Examples:
 
 FOLDER, TFDS, WEBDATASET, PARQUET = "folder", "tfds", "webdataset", "parquet"
 RECORDIO, TORCH, CROISSANT = "recordio", "torch", "croissant"
+_HOW = dict.fromkeys((WEBDATASET, PARQUET), "; --columns exports them")
 _OF_SETS = (FOLDER, TFDS, WEBDATASET, PARQUET, RECORDIO)
 
 
@@ -46,7 +47,7 @@ class Config(WorkerFlags):
 
     groups = {  # noqa: RUF012
         "Dataset and format": "dataset out to",
-        "Images": "split classes keys exclude",
+        "Images": "split classes keys exclude columns",
         "Result": "json",
     }
     dataset: str = data_set(
@@ -83,6 +84,12 @@ class Config(WorkerFlags):
         help="export these classes alone: WNIDs or class indices, separated by commas; labels stay",
         metavar="NAMES",
         only={"to": _OF_SETS},
+    )
+    columns: tuple[str, ...] = flag(
+        (),
+        help="also export these columns, separated by commas",
+        metavar="NAMES",
+        only={"to": (WEBDATASET, PARQUET)},
     )
     keys: str | None = optional(
         place=Place.FILE,
@@ -121,15 +128,25 @@ def export(config: Config) -> Json:
     from imagenet_prep import engine
     from imagenet_prep.exporting import job
     from imagenet_prep.exporting.examples import Source
+    from imagenet_prep.exporting.parquet import Parquet, ParquetOfColumns
     from imagenet_prep.read.choice import Choice
     from imagenet_prep.read.config import Wanted
+    from imagenet_prep.storage import columns
     from imagenet_prep.storage.store import open_store
 
-    source = Source(config.dataset)
+    source = Source(config.dataset, config.columns)
     there = source.dataset.manifest.splits
     splits = [split for split in schema.SPLITS if split in (config.split or there)]
     with contextlib.closing(source):
+        stored = columns.names(source.dataset.store)
+        if left := [name for name in stored if name not in config.columns]:
+            terminal.say(f"columns that are left out: {some(left)}{_HOW.get(config.to, '')}")
         format = _format(config, source.dataset)
+        if config.columns and isinstance(format, Parquet):
+            made = (columns.opened(source.dataset, name).begun() for name in config.columns)
+            format = ParquetOfColumns(format.wnids, tuple(made))
+        for split in splits:
+            source.rows_of(split)
         place, called = format.place(config.out)
         classes, keys = config.classes or None, config.keys
         wanted = Wanted(classes=classes, keys=keys, exclude=config.exclude)

@@ -20,12 +20,13 @@ from imagenet_prep.core.errors import (
     IncompleteError,
     UsageError,
     by_name,
+    some,
 )
 from imagenet_prep.core.terminal import counted, human_bytes
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import column, naming
 from imagenet_prep.dataset.manifest import File, Manifest, Problem
 from imagenet_prep.dataset.placement import Placement
-from imagenet_prep.distribute.config import Config
+from imagenet_prep.distribute.config import ALL, NONE, Config
 from imagenet_prep.hosts.hosts_file import read_hosts
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from imagenet_prep.distribute.s3 import Bucket
     from imagenet_prep.distribute.source import Original
     from imagenet_prep.engine import Progress
+    from imagenet_prep.storage.opened import Dataset
 
 Answer = TypeVar("Answer")
 
@@ -70,6 +72,7 @@ def replicate(config: Config) -> Json:
     dataset = Dataset(open_readable(config.dataset), source.data)
     dataset.demand_complete()
     there, _ = dataset.manifest, dataset.classes
+    source.columns = _columns(config, dataset)
     replicas = _to_hosts(config, source, there) if config.to_hosts else [_to_one(config, source)]
     if not config.check and not config.dry_run:
         whole = [replica["where"] for replica in replicas if "error" not in replica]
@@ -77,9 +80,29 @@ def replicate(config: Config) -> Json:
     return {
         "dataset": config.dataset,
         "digest": there.digest,
+        "columns": [*source.columns],
         "replicas": replicas,
         "seconds": round(time.monotonic() - start, 2),
     }
+
+
+def _columns(config: Config, dataset: Dataset) -> dict[str, bytes]:
+    """Returns the bytes of the column.json of each column that is copied, by its name."""
+    from imagenet_prep.storage import columns
+
+    if config.columns == (NONE,):
+        return {}
+    is_all = config.columns == (ALL,)
+    wanted = columns.names(dataset.store) if is_all else config.columns
+    found = {name: columns.find(dataset.store, name) for name in wanted}
+    if left := [name for name, made in found.items() if made is None]:
+        said = f"{dataset.where}: {some(left)}: no such column, or it is not finished"
+        if not is_all:
+            raise UsageError(f"--columns: {said}")
+        terminal.say(f"{said}: it is not copied")
+    for made in filter(None, found.values()):
+        columns.refuse_foreign(dataset, made)
+    return {name: made.dumps() for name, made in found.items() if made}
 
 
 def _to_hosts(config: Config, source: Original, there: Manifest) -> list[Json]:
@@ -91,7 +114,8 @@ def _to_hosts(config: Config, source: Original, there: Manifest) -> list[Json]:
     addresses = [host.address for host in read_hosts(Path(hosts_file).expanduser())]
     placements = config.placements(addresses)
     # Shared by hosts with the same part: there may be 200,000 files and 300 hosts.
-    lists = {part: part.files(there) for part in set(placements.values())}
+    columns = [column.loads(data, name, name) for name, data in source.columns.items()]
+    lists = {part: part.files(there, columns) for part in set(placements.values())}
     files = {address: lists[part] for address, part in placements.items()}
     request = hosts.Request(
         data=source.data,
@@ -105,13 +129,15 @@ def _to_hosts(config: Config, source: Original, there: Manifest) -> list[Json]:
         silence_s=config.timeout,
         placements=placements,
         parent=config.from_parent or "",
+        columns=source.columns,
     )
     answers: Sequence[Json | ImagenetPrepError]
     if config.check or config.dry_run:
         num_files = {address: len(each) for address, each in files.items()}
         answers = hosts.ask(num_files, request)
     elif config.dataset.startswith("s3://"):
-        answers = hosts.pull(addresses, request, lambda part: _pull_words(config, part))
+        names = [*source.columns]
+        answers = hosts.pull(addresses, request, lambda part: _pull_words(config, part, names))
     else:
         sizes = {part: {f.name: f.num_bytes for f in each} for part, each in lists.items()}
         by_host = {address: sizes[part] for address, part in placements.items()}
@@ -124,7 +150,7 @@ def _to_hosts(config: Config, source: Original, there: Manifest) -> list[Json]:
         source.check_unchanged()
         answers = _sign_on_hosts(config, addresses, answers)
     return [
-        _report(f"{address}:{path}", files[address], answer)
+        _report(source, f"{address}:{path}", files[address], answer)
         for address, answer in zip(addresses, answers, strict=True)
     ]
 
@@ -151,9 +177,10 @@ def _sign_on_hosts(
     return found
 
 
-def _pull_words(config: Config, part: Placement) -> list[str]:
+def _pull_words(config: Config, part: Placement, columns: Sequence[str]) -> list[str]:
     """Returns the command by which a host fetches its part from a bucket."""
     words = ["replicate", config.dataset, "--to", config.hosts_and_path[1]]
+    words += ["--columns", ",".join(columns) or NONE]
     words += ["--repair"] if config.repair else []
     words += ["--from-parent", config.from_parent] if config.from_parent else []
     for name in ("bandwidth_limit", "connections", "retries", "timeout"):
@@ -165,12 +192,10 @@ def _pull_words(config: Config, part: Placement) -> list[str]:
 
 
 def _to_one(config: Config, source: Original) -> Json:
-    target = _open_target(config, source.data)
+    target = _open_target(config, source)
     if config.check:
         problems = [problem for problem, _ in _look(config, target, target.files)]
-        if (problem := target.manifest_problem()) is not None:
-            problems.append(problem)
-        found: Json = {"problems": problems}
+        found: Json = {"problems": [*problems, *target.unfinished()]}
     elif config.dry_run:
         target.refuse_others()
         wrong = _look(config, target, target.files)
@@ -179,10 +204,10 @@ def _to_one(config: Config, source: Original) -> Json:
     else:
         with target.lock():
             found = _bring(config, source, target)
-    return _report(target.store.where(), target.files, found)
+    return _report(source, target.store.where(), target.files, found)
 
 
-def _open_target(config: Config, data: bytes) -> Replica | Bucket:
+def _open_target(config: Config, source: Original) -> Replica | Bucket:
     if config.to.startswith("s3://"):
         from imagenet_prep.distribute.s3 import Bucket
         from imagenet_prep.storage.bucket import BucketStore
@@ -193,14 +218,14 @@ def _open_target(config: Config, data: bytes) -> Replica | Bucket:
             timeout_s=config.timeout,
             retries=config.retries,
         )
-        return Bucket(store, data)
+        return Bucket(store, source.data, columns=source.columns)
     from imagenet_prep.distribute.replica import Replica
 
     root = Path(config.to).expanduser().absolute()
-    source = Path(config.dataset).expanduser()
-    if source.is_dir() and root.is_dir() and root.samefile(source):
+    here = Path(config.dataset).expanduser()
+    if here.is_dir() and root.is_dir() and root.samefile(here):
         raise UsageError(f"{root} is the data set itself. Choose another folder.")
-    return Replica(root, data, config.placement())
+    return Replica(root, source.data, config.placement(), source.columns)
 
 
 def _look(
@@ -220,21 +245,21 @@ def _bring(config: Config, source: Original, target: Replica | Bucket) -> Json:
     target.clear()
     wrong = _look(config, target, target.files)
     lacking = [file for _, file in wrong]
-    is_whole = not lacking
+    lacking_at_first = lacking
     if lacking and config.from_parent:
         target.take_over(open_store(config.from_parent), lacking)
         wrong = _look(config, target, lacking)
         lacking = [file for _, file in wrong]
     target.check_space(lacking)
-    if not is_whole:
-        target.withdraw()
+    if lacking_at_first:
+        target.withdraw(lacking_at_first)
         kept, put = len(target.files) - len(lacking), target.put
         if kept and not config.json:
             files = counted(len(target.files), "file")
             print(f"replicate: resuming: {kept:,} of {files} are kept", file=sys.stderr)
         _each(config, lambda file: put(file, partial(source.chunks, file)), lacking, "replicate")
         target.clear()
-    if lacking or target.manifest_problem():
+    if lacking_at_first or target.unfinished():
         source.check_unchanged()
         target.commit()
     signed = signature.read(open_readable(config.dataset))
@@ -271,12 +296,14 @@ def _progress(config: Config, title: str, total: int) -> contextlib.closing[Prog
     return contextlib.closing(Progress(title, total, 0, quiet=config.json))
 
 
-def _report(where: str, files: Sequence[File], found: Json | ImagenetPrepError) -> Json:
+def _report(
+    source: Original, where: str, files: Sequence[File], found: Json | ImagenetPrepError
+) -> Json:
     if isinstance(found, ImagenetPrepError):
         found = {"error": type(found).__name__, "problems": [Problem(str(found))]}
     return {
         "where": where,
-        "files": len(files) + 1,
+        "files": len(files) + 1 + len(source.columns),
         "bytes": sum(file.num_bytes for file in files),
         "problems": [],
         "lacking_bytes": 0,

@@ -154,9 +154,11 @@ def resize(config: Config) -> Json:
     from imagenet_prep.engine import Workers
     from imagenet_prep.preparation import rewrite
     from imagenet_prep.sources import shard_files
+    from imagenet_prep.storage import columns
     from imagenet_prep.storage.store import open_store
 
     found = shard_files.find(open_store(config.input_dir))
+    columns.say_left_behind(found.store)
     splits = tuple(split for split in schema.SPLITS if split in config.splits)
     if absent := [split for split in splits if split not in found.splits]:
         raise UsageError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +21,11 @@ from imagenet_prep.dataset.flag import data_set
 from imagenet_prep.storage.new_file import complete_file
 
 if TYPE_CHECKING:
+    from imagenet_prep.dataset.column import Column
     from imagenet_prep.dataset.example import ImageExample
     from imagenet_prep.read.catalogue import Catalogue, Entry
     from imagenet_prep.read.receipt import Receipt
+    from imagenet_prep.storage.opened import Dataset
 
 HELP = """\
 Look into a data set: what it is, or its images by key or by class. Or into one shard:
@@ -41,6 +44,8 @@ Examples:
   imagenet-prep show runs/1 --key n01440764/n01440764_10026.JPEG
   imagenet-prep show runs/1 --check"""
 
+# Values of a row that are shown.
+_FIRST_VALUES = 8
 # Without an image, a record shows nothing.
 _MAY_LACK = [key for key in schema.ALL_KEYS if key != schema.ENCODED]
 
@@ -274,6 +279,7 @@ def _print_row(config: Config, row: Json) -> None:
 
 def _show_set(config: Config) -> int:
     from imagenet_prep.shards import summary
+    from imagenet_prep.storage import columns
     from imagenet_prep.storage.opened import open_dataset
 
     if config.image is not None or config.limit is not None:
@@ -281,11 +287,52 @@ def _show_set(config: Config) -> int:
     dataset = open_dataset(config.dataset, parts=True)
     manifest, first_class = dataset.manifest, dataset.classes.wnids[0]
     found = summary.of_set(dataset.store.where(naming.MANIFEST), dataset)
+    made = {name: columns.find(dataset.store, name) for name in columns.names(dataset.store)}
     if config.json:
-        print(json.dumps({**found, "first_class": first_class}, indent=1))
-    else:
-        print(summary.render_set(manifest, found, first_class))
+        of_columns = {name: _described(each) if each else None for name, each in made.items()}
+        content = {**found, "first_class": first_class, "columns": of_columns}
+        print(json.dumps(content, indent=1))
+        return 0
+    print(summary.render_set(manifest, found, first_class))
+    for name, each in made.items():
+        line = "not finished"
+        if each:
+            size = terminal.human_bytes(sum(file.num_bytes for file in each.files()))
+            line = f"{each.dtype} {list(each.shape)} of {', '.join(each.splits)}, {size}"
+        print(terminal.printable(f"column {name}: {line}"))
     return 0
+
+
+def _described(made: Column) -> Json:
+    return {
+        "dtype": made.dtype,
+        "shape": list(made.shape),
+        "splits": [*made.splits],
+        "view": made.view,
+        "made_from": made.made_from,
+        "about": made.about,
+        "bytes": sum(file.num_bytes for file in made.files()),
+    }
+
+
+def _rows(dataset: Dataset, split: str, shard: str, record: int) -> Json:
+    """Returns type, shape and first values of the row of a record in each finished column."""
+    import numpy as np
+
+    from imagenet_prep.storage import columns
+
+    (there,) = (each for each in dataset.shards(split) if each.name == shard)
+    found: Json = {}
+    for name in columns.names(dataset.store):
+        made = columns.find(dataset.store, name)
+        row = columns.row(dataset, made, split, there, record) if made else None
+        if made and row is not None:
+            values = np.frombuffer(row, made.descr)
+            if made.dtype == "bfloat16":
+                values = (values.astype(np.uint32) << 16).view(np.float32)
+            first = values[:_FIRST_VALUES].tolist()
+            found[name] = {"dtype": made.dtype, "shape": list(made.shape), "first": first}
+    return found
 
 
 def _show_images(config: Config) -> int:
@@ -314,6 +361,8 @@ def _show_images(config: Config) -> int:
             continue
         place, image = catalogue.read(entry)
         row = {**entry._asdict(), **place, **image._asdict(), "boxes": image.boxes._asdict()}
+        if config.key is not None:
+            row["columns"] = _rows(dataset, entry.split, row["shard"], row["record"])
         _print(config, row, f"{row['shard']} {row['record']:>6}")
         if config.out is not None:
             _write(image.encoded, Path(config.out))
@@ -369,6 +418,10 @@ def _print(config: Config, row: Json, where: str) -> None:
     wnid, name, text = (terminal.printable(row[key]) for key in ("wnid", "filename", "text"))
     size = f"{row['width']:>5}x{row['height']:<5} {num_bytes:>9,} B"
     print(f"{where} {row['stored_label']:>4} {wnid} {size}  {name}  {text}")
+    for column, of in row.get("columns", {}).items():
+        values = ", ".join(f"{value:.6g}" for value in of["first"])
+        more = ", ..." if len(of["first"]) < math.prod(of["shape"]) else ""
+        print(terminal.printable(f"  {column}: {of['dtype']} {of['shape']}: {values}{more}"))
 
 
 def _write_image(shard: str, number: int, out: Path) -> int:

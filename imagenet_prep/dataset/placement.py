@@ -10,6 +10,7 @@ equally much whatever the numbers of shards and nodes, and no node reads what it
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from imagenet_prep.core.errors import DataDamagedError, ManifestError, StoreErro
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.column import Column
 from imagenet_prep.dataset.manifest import File, Manifest, Shard
 
 # Nodes, more than anyone has: what computes with their number has 64 bits.
@@ -90,10 +92,17 @@ class Placement:
             return shards
         return [shards[number] for number in self.held([shard.examples for shard in shards])]
 
-    def files(self, manifest: Manifest) -> list[File]:
-        """Returns every file on the node but manifest and placement; a shard is behind its own."""
-        shards = (shard for split in manifest.splits for shard in self.shards(manifest, split))
-        return [*manifest.files, *(file for shard in shards for file in shard.files)]
+    def files(self, manifest: Manifest, columns: Sequence[Column] = ()) -> list[File]:
+        """Returns the files on the node that are not published last; a shard follows its own."""
+        shards = {split: self.shards(manifest, split) for split in manifest.splits}
+        rows = (
+            column.file(file)
+            for column in columns
+            for split in column.splits
+            for file in column.of(split, shards.get(split, ()))[0]
+        )
+        placed = itertools.chain.from_iterable(shards.values())
+        return [*manifest.files, *(file for shard in placed for file in shard.files), *rows]
 
     def check_ranks(self, world: World, data_dir: str) -> None:
         """Raises UsageError if these ranks would not read each part of the set exactly once."""

@@ -12,6 +12,7 @@ from imagenet_prep.dataset.flag import data_set
 from imagenet_prep.dataset.placement import WHOLE, Placement
 
 _HOSTS = "hosts:"
+ALL, NONE = "all", "none"
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Config(Settings):
 
     groups = {  # noqa: RUF012
         "Dataset and target": "dataset to from_parent",
-        "Parts of a dataset": "mode copies part",
+        "Parts of a dataset": "columns mode copies part",
         "Check and repair": "check repair",
         "Transfer and result": "bandwidth_limit connections dry_run json",
     }
@@ -34,6 +35,11 @@ class Config(Settings):
         positional=True,
         aliases=("--to",),
         metavar="TARGET",
+    )
+    columns: tuple[str, ...] = flag(
+        (ALL,),
+        help="columns to copy, separated by commas; or all, or none",
+        metavar="NAMES",
     )
     mode: str = flag(
         "full",

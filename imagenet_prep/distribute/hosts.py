@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from imagenet_prep.core import canonical, children, terminal
 from imagenet_prep.core.canonical import Json
@@ -45,6 +45,7 @@ class Request:
       silence_s: seconds without a sign of life after which an end is given up.
       placements: the part that each host is to hold, by address.
       parent: folder of a replica of its parent, the same on every host; "" for none.
+      columns: the bytes of the column.json of each column, by its name.
     """
 
     data: bytes
@@ -58,6 +59,17 @@ class Request:
     silence_s: float
     placements: Mapping[str, Placement]
     parent: str = ""
+    columns: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def body(self) -> bytes:
+        """The manifest and the columns, as the body of a message."""
+        return b"".join([self.data, *self.columns.values()])
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The bytes of each column in the body, by its name."""
+        return {name: len(data) for name, data in self.columns.items()}
 
     def placement(self, address: str) -> tuple[int, int, int]:
         """Returns the part that a host is to hold, as a field of a message."""
@@ -87,11 +99,13 @@ def _ask(address: str, request: Request, num_files: int) -> Json:
     process = Process(address, request.python, words, FROM_LOOKING, request.silence_s)
     process.channel.begin(
         "look",
-        request.data,
+        request.body,
         protocol=PROTOCOL,
+        columns=request.sizes,
         prove=request.prove,
         placement=request.placement(address),
     )
+    most = num_files + len(request.columns) + _MORE_PROBLEMS
     problems: list[Problem] = []
     answers: list[Json] = []
 
@@ -100,7 +114,7 @@ def _ask(address: str, request: Request, num_files: int) -> Json:
         match frame.kind:
             case "error":
                 raise by_name(frame.fields["error"])(frame.fields["message"])
-            case "problem" if len(problems) < num_files + _MORE_PROBLEMS:
+            case "problem" if len(problems) < most:
                 problems.append(Problem(**frame.fields))
             case "looked" if not answers:
                 answers.append({"problems": problems, **frame.fields})

@@ -187,8 +187,9 @@ class Leader:
         giver.started(process)
         process.channel.begin(
             "give",
-            request.data,
+            request.body,
             protocol=PROTOCOL,
+            columns=request.sizes,
             root=request.path if host else request.root,
             trusted=host is None,
             address=peer.address,

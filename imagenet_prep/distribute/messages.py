@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import re
+from collections.abc import Mapping
 from typing import Any
 
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import column, naming
 from imagenet_prep.dataset.placement import Placement
 from imagenet_prep.hosts.messages import (
     CHUNK_BYTES,
+    BrokenError,
     Cause,
     Kind,
     Messages,
@@ -19,8 +22,9 @@ from imagenet_prep.hosts.messages import (
     word,
 )
 
-# A manifest of 99,999 shards has 40 MB.
-_MAX_MANIFEST_BYTES = 128 << 20
+# A manifest of 99,999 shards has 40 MB, and a column.json of as many files 30 MB.
+_MAX_MANIFEST_BYTES = 512 << 20
+_MAX_COLUMNS = 1000
 
 
 def _name(value: Any) -> str:
@@ -33,19 +37,21 @@ def _placement(value: Any) -> Placement:
     return Placement(*map(count, value))
 
 
+def _sizes(value: Any) -> dict[str, int]:
+    if not isinstance(value, dict) or len(value) > _MAX_COLUMNS:
+        raise ValueError(f"expected at most {_MAX_COLUMNS:,} sizes by name")
+    return {column.check_name(name): count(size) for name, size in value.items()}
+
+
 def _origin(value: Any) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"origin-[0-9a-f]{32}", value):
         raise ValueError("expected origin- and 32 hex digits")
     return value
 
 
-_TO_STORE = {
-    "protocol": count,
-    "origin": _origin,
-    "prove": flag,
-    "placement": _placement,
-    "parent": word,
-}
+# The body is the manifest, then the column.json of each column, which has this number of bytes.
+_TO_LOOK = {"protocol": count, "columns": _sizes, "prove": flag, "placement": _placement}
+_TO_STORE = {**_TO_LOOK, "origin": _origin, "parent": word}
 
 TO_GIVER: Messages = {
     "give": Kind(
@@ -63,7 +69,7 @@ TO_GIVER: Messages = {
 }
 TO_RECEIVER: Messages = {
     "store": Kind(_TO_STORE, _MAX_MANIFEST_BYTES),
-    "look": Kind({"protocol": count, "prove": flag, "placement": _placement}, _MAX_MANIFEST_BYTES),
+    "look": Kind(_TO_LOOK, _MAX_MANIFEST_BYTES),
     "file": Kind({"name": _name, "start": count}),
     "chunk": Kind({}, CHUNK_BYTES),
     "end": Kind(),
@@ -87,3 +93,13 @@ FROM_GIVER: Messages = _PROGRESS | {
     "spoiled": Kind({"name": _name}),
     "lost": Kind({"cause": Cause, "why": sentence}),
 }
+
+
+def documents(body: bytes, sizes: Mapping[str, int]) -> tuple[bytes, dict[str, bytes]]:
+    """Returns the manifest in the body of a message, and the column.json of each column by name."""
+    total = sum(sizes.values())
+    if total > len(body):
+        raise BrokenError(f"columns of {total:,} bytes in a message of {len(body):,}")
+    data = io.BytesIO(body)
+    manifest = data.read(len(body) - total)
+    return manifest, {name: data.read(size) for name, size in sizes.items()}

@@ -19,7 +19,7 @@ from imagenet_prep.core.errors import BusyError, DataDamagedError, ImagenetPrepE
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File, Problem
 from imagenet_prep.dataset.placement import WHOLE
-from imagenet_prep.distribute.messages import TO_RECEIVER
+from imagenet_prep.distribute.messages import TO_RECEIVER, documents
 from imagenet_prep.distribute.replica import Replica
 from imagenet_prep.hosts.channel import Channel
 from imagenet_prep.hosts.messages import BrokenError, OtherVersionError, sentence
@@ -48,7 +48,8 @@ def serve(root: Path, channel: Channel) -> int:
             return errors.EXIT_INTERRUPTED
         if begin.kind not in ("look", "store"):
             raise BrokenError(f"expected what is to be done, got {begin.kind}")
-        replica = Replica(root, begin.body, begin.fields["placement"])
+        data, columns = documents(begin.body, begin.fields["columns"])
+        replica = Replica(root, data, begin.fields["placement"], columns)
         if begin.kind == "look":
             _look(replica, channel, prove=begin.fields["prove"])
             return errors.EXIT_DONE
@@ -108,8 +109,7 @@ def _look(replica: Replica, channel: Channel, *, prove: bool) -> None:
         replica.refuse_others()
     wrong = _problems(replica, replica.files, prove=prove)
     problems = [problem for problem, _ in wrong]
-    if prove and (problem := replica.manifest_problem()):
-        problems.append(problem)
+    problems += replica.unfinished() if prove else []
     for problem in problems:
         channel.write("problem", text=sentence(problem.text), is_missing=problem.is_missing)
     lacking = [file for _, file in wrong]
@@ -137,9 +137,9 @@ def _store(replica: Replica, channel: Channel, *, prove: bool, parent: str) -> i
     lacking = {file.name: file for _, file in wrong}
     begun = replica.begun(lacking.values())
     replica.check_space(list(lacking.values()))
-    finished = not lacking and replica.manifest_problem() is None
+    finished = not lacking and not replica.unfinished()
     if not finished:
-        replica.withdraw()
+        replica.withdraw(lacking.values())
     for name in lacking:
         channel.write("lacking", name=name, begun=begun.get(name, 0))
     channel.write("lacks", files=len(lacking))

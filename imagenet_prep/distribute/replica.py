@@ -8,12 +8,12 @@ not verified, or was touched since, is read.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from imagenet_prep.core import regular_file
 from imagenet_prep.core.errors import ManifestError, StoreError, UsageError
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import column, naming
 from imagenet_prep.dataset.manifest import File, Problem
 from imagenet_prep.dataset.placement import WHOLE, Placement, load
 from imagenet_prep.distribute.target import Target
@@ -35,8 +35,14 @@ class Replica(Target):
 
     store: LocalStore
 
-    def __init__(self, root: Path, data: bytes, placement: Placement = WHOLE) -> None:
-        super().__init__(LocalStore(root), data, placement)
+    def __init__(
+        self,
+        root: Path,
+        data: bytes,
+        placement: Placement = WHOLE,
+        columns: Mapping[str, bytes] | None = None,
+    ) -> None:
+        super().__init__(LocalStore(root), data, placement, columns)
         self._ledger = Ledger(
             self.store,
             f"{naming.WORK}/replica-{self.manifest.digest[:16]}.jsonl",
@@ -80,11 +86,12 @@ class Replica(Target):
 
     def arriving(self) -> set[str]:
         """Returns the names of files that are growing here."""
+        of_columns = [column.folder_name(each.name) for each in self.columns]
         return {
             *self.store.names(_INCOMING),
             *(
                 f"{folder}/{name}"
-                for folder in naming.BESIDE
+                for folder in (*naming.BESIDE, *of_columns)
                 for name in self.store.names(f"{_INCOMING}/{folder}")
             ),
         }
@@ -121,10 +128,10 @@ class Replica(Target):
                 f"{needed - free:,} are missing. Nothing was moved. Free some space there."
             )
 
-    def withdraw(self) -> None:
-        """Takes the manifest away: what is about to be mended is not whole; says which part."""
+    def _withdraw(self) -> None:
+        """As for `Target`; also says which part this is."""
         # The manifest goes first, and the file that names the part after it.
-        self.store.remove(naming.MANIFEST)
+        super()._withdraw()
         self.store.remove(naming.PLACEMENT)
         if self.placement != WHOLE:
             self.store.write(naming.PLACEMENT, self.placement.dumps(self.manifest.digest))

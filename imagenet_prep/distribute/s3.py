@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
-from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File, Problem
 from imagenet_prep.distribute.target import Target
 from imagenet_prep.storage.bucket import BucketStore
@@ -35,10 +34,6 @@ class Bucket(Target):
     def clear(self) -> None:
         """Removes multipart uploads of this data set that nobody will finish."""
         self.store.abort_uploads(self.names.__contains__)
-
-    def withdraw(self) -> None:
-        """Removes the manifest, since the replica is incomplete until it is repaired."""
-        self.store.remove(naming.MANIFEST)
 
     def put(self, file: File, chunks: Callable[[], Iterator[bytes]]) -> None:
         """Uploads an object, verified by the server; `chunks` is called again to start over."""

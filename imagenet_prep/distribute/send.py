@@ -23,7 +23,7 @@ from imagenet_prep.core import regular_file
 from imagenet_prep.core.errors import ImagenetPrepError
 from imagenet_prep.dataset.manifest import File
 from imagenet_prep.distribute.line import Line
-from imagenet_prep.distribute.messages import FROM_STORING, TO_GIVER
+from imagenet_prep.distribute.messages import FROM_STORING, TO_GIVER, documents
 from imagenet_prep.distribute.pace import Pace
 from imagenet_prep.distribute.replica import Replica, incoming_name
 from imagenet_prep.hosts.channel import Channel, Frame, Process
@@ -39,7 +39,8 @@ class Hop:
 
     def __init__(self, give: Frame, leader: Channel, silence_s: float) -> None:
         settings = give.fields
-        self._replica = Replica(Path(settings["root"]).expanduser(), give.body)
+        data, columns = documents(give.body, settings["columns"])
+        self._replica = Replica(Path(settings["root"]).expanduser(), data, columns=columns)
         # True in the folder of the data set itself: all files are there, and need no proof here.
         self._trusted: bool = settings["trusted"]
         self._leader = leader
@@ -57,6 +58,7 @@ class Hop:
             "store",
             give.body,
             protocol=PROTOCOL,
+            columns=settings["columns"],
             origin=settings["origin"],
             prove=settings["prove"],
             placement=dataclasses.astuple(settings["placement"]),

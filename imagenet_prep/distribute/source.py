@@ -11,7 +11,7 @@ from pathlib import Path
 from imagenet_prep.core import regular_file
 from imagenet_prep.core.address import is_remote
 from imagenet_prep.core.errors import IncompleteError, StoreError, UsageError
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import column, naming
 from imagenet_prep.dataset.manifest import File
 from imagenet_prep.distribute.pace import Pace
 from imagenet_prep.storage.fetch import contents, whole
@@ -28,6 +28,7 @@ class Original:
     Attributes:
       base: as the user gave it.
       data: the manifest's bytes when the run began.
+      columns: those of the column.json of each column that is copied, by its name.
     """
 
     def __init__(
@@ -41,8 +42,9 @@ class Original:
         self._retries = retries
         self._pace = Pace(bytes_per_s)
         self._ended = threading.Event()
+        self.columns: dict[str, bytes] = {}
         try:
-            self.data = self._read_manifest()
+            self.data = self._read(naming.MANIFEST)
         except AbsentError as error:
             raise UsageError(
                 f"{error} There is no {naming.MANIFEST}: not a data set of imagenet-prep."
@@ -58,14 +60,16 @@ class Original:
     def check_unchanged(self) -> None:
         """Refuses to finish where the data set became another one meanwhile."""
         try:
-            unchanged = self._read_manifest() == self.data
+            last = {column.record_name(name): data for name, data in self.columns.items()}
+            last[naming.MANIFEST] = self.data
+            unchanged = all(self._read(name) == data for name, data in last.items())
         except AbsentError:
             unchanged = False
         if not unchanged:
             raise IncompleteError(
-                f"{self.base}: the data set has changed since the run began, so no manifest was "
-                "put beside the copies. Wait until it is finished, then run the same command "
-                "again; where it is another data set by then, into another folder."
+                f"{self.base}: the data set, or a column, has changed since the run began, so no "
+                "manifest was put beside the copies. Wait until it is finished, then run the same "
+                "command again; where it is another data set by then, into another folder."
             )
 
     def note_replicas(self, places: Sequence[str], digest: str) -> None:
@@ -85,8 +89,8 @@ class Original:
                 if known.get(place) != digest:
                     journal.add({"where": place, "when": when, "digest": digest})
 
-    def _read_manifest(self) -> bytes:
-        return whole(self._remote, naming.MANIFEST, self._budget(naming.MANIFEST))
+    def _read(self, name: str) -> bytes:
+        return whole(self._remote, name, self._budget(name))
 
     def _budget(self, name: str) -> RetryBudget:
         remedy = "Files that arrived are kept: run the same command again to resume."

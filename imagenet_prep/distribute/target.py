@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.dataset import manifest, naming
+from imagenet_prep.dataset import column, manifest, naming
+from imagenet_prep.dataset.column import Column
 from imagenet_prep.dataset.manifest import File, Problem
 from imagenet_prep.dataset.placement import WHOLE, Placement
+from imagenet_prep.storage import columns as of_store
 from imagenet_prep.storage.opened import Dataset, demand_file
 
 if TYPE_CHECKING:
@@ -21,26 +23,39 @@ class Target:
     """One dataset in one place; `Replica` is a folder, `Bucket` a prefix of a bucket.
 
     Every method raises IncompleteError or StoreError if the place does not answer, or refuses.
-    `files` are all that it must hold, except the manifest.
+    `files` are all that it must hold, except the manifest and each column.json.
     """
 
-    def __init__(self, store: Store, data: bytes, placement: Placement = WHOLE) -> None:
+    def __init__(
+        self,
+        store: Store,
+        data: bytes,
+        placement: Placement = WHOLE,
+        columns: Mapping[str, bytes] | None = None,
+    ) -> None:
         self.store = store
         demand_file(store)
         self.manifest = manifest.loads(data, naming.MANIFEST)
         self.placement = placement
-        self.files = placement.files(self.manifest)
+        columns = columns or {}
+        self.columns = [column.loads(columns[name], name, name) for name in columns]
+        self.files = placement.files(self.manifest, self.columns)
         self.names = {file.name for file in self.files}
         self._data = data
+        # The files that are published last, in this order.
+        self._last = {column.record_name(name): columns[name] for name in columns}
+        self._last[naming.MANIFEST] = data
 
     def refuse_others(self) -> None:
         """Refuses a place that holds anything but this data set."""
-        there, ours = self._manifest_there(), self.manifest.digest
+        there, ours = self._there(naming.MANIFEST), self.manifest.digest
         if there is not None and there != self._data and (digest := _digest(there)) != ours:
             raise UsageError(
                 f"{self.store.where()} holds another data set (manifest {digest[:16]}, expected "
                 f"{ours[:16]}). Remove it, or choose another place."
             )
+        for each in self.columns:
+            self._refuse_other_column(each)
         shards = [name for name in self.store.names("") if naming.looks_like_shard(name)]
         beside = [f"{folder}/{n}" for folder in naming.BESIDE for n in self.store.names(folder)]
         if odd := sorted({*shards, *beside} - self.names):
@@ -50,15 +65,54 @@ class Target:
                 "another place."
             )
 
+    def _refuse_other_column(self, ours: Column) -> None:
+        there = of_store.find(self.store, ours.name)
+        if self.store.size(column.begun_name(ours.name)) is not None:
+            why = "a column of this name is not finished there"
+        elif there and there.begun() != ours.begun():
+            why = "a different column has this name there"
+        elif there and there.splits.keys() - ours.splits.keys():
+            why = "the column has more splits there"
+        else:
+            return
+        raise UsageError(
+            f"{self.store.where(column.folder_name(ours.name))}: {why}. Remove this folder, or "
+            "give --columns without this column."
+        )
+
     def manifest_problem(self) -> Problem | None:
         """Returns what is wrong with the manifest there."""
-        there = self._manifest_there()
+        there = self._there(naming.MANIFEST)
         if there is None:
             missing = f"{naming.MANIFEST}: missing: the replica is not finished"
             return Problem(missing, is_missing=True)
         if there != self._data:
             return Problem(f"{naming.MANIFEST}: differs from the source's")
         return None
+
+    def unfinished(self) -> list[Problem]:
+        """Returns what is wrong with the files that are published last."""
+        found = [problem] if (problem := self.manifest_problem()) else []
+        for name in [*self._last][:-1]:
+            if (there := self._there(name)) is None:
+                missing = f"{name}: missing: the column is not finished"
+                found.append(Problem(missing, is_missing=True))
+            elif there != self._last[name]:
+                found.append(Problem(f"{name}: differs from the source's"))
+        return found
+
+    def withdraw(self, lacking: Iterable[File]) -> None:
+        """Removes the columns, and the manifest, that would name files which are lacking."""
+        folders = {file.name.rpartition("/")[0] for file in lacking}
+        of_columns = {column.folder_name(each.name): each.name for each in self.columns}
+        torn = [of_columns[folder] for folder in sorted(folders & of_columns.keys())]
+        self.store.remove(*map(column.record_name, torn))
+        if folders - of_columns.keys() or self.manifest_problem():
+            self._withdraw()
+
+    def _withdraw(self) -> None:
+        """Removes the manifest, since the replica is incomplete until it is repaired."""
+        self.store.remove(naming.MANIFEST)
 
     def take_over(self, parent: Store, lacking: Iterable[File]) -> None:
         """Takes what a replica of another set beside this one has of what is lacking.
@@ -72,19 +126,22 @@ class Target:
                 "Without --from-parent, all files are moved."
             )
         there = Dataset.at(parent).manifest
-        known = {(file.name, file.sha256) for file in there.files_of(there.splits)}
+        of_parent = [of_store.find(parent, each.name) for each in self.columns]
+        in_parent = WHOLE.files(there, [*filter(None, of_parent)])
+        known = {(file.name, file.sha256) for file in in_parent}
         files = [file for file in lacking if (file.name, file.sha256) in known]
         sizes = parent.sizes(file.name for file in files)
         whole = [file for file in files if sizes.get(file.name) == file.num_bytes]
         self.store.take_over(parent, whole)
 
     def commit(self) -> None:
-        """Publishes the manifest; the caller has proven every other file."""
-        self.store.write(naming.MANIFEST, self._data)
+        """Publishes each column.json and the manifest; the caller has proven every other file."""
+        for name, data in self._last.items():
+            if self._there(name) != data:
+                self.store.write(name, data)
 
-    def _manifest_there(self) -> bytes | None:
-        there = self.store.size(naming.MANIFEST) is not None
-        return self.store.read(naming.MANIFEST) if there else None
+    def _there(self, name: str) -> bytes | None:
+        return self.store.read(name) if self.store.size(name) is not None else None
 
 
 def _digest(data: bytes) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import keys
+from imagenet_prep.read.columns import ColumnRows
 from imagenet_prep.read.opening import open_records
 from imagenet_prep.read.records import Records
 from imagenet_prep.shards.digests import sha256
@@ -31,6 +32,7 @@ class Example(NamedTuple):
       number: of its record in the split.
       class_index: from 0.
       encoded: the stored bytes; `sha256` is of these.
+      rows: of the exported columns, by name.
     """
 
     number: int
@@ -39,6 +41,7 @@ class Example(NamedTuple):
     wnid: str
     encoded: bytes
     sha256: str
+    rows: Mapping[str, npt.NDArray[Any]]
 
     @property
     def name(self) -> str:
@@ -68,12 +71,12 @@ class Part(NamedTuple):
 class Source:
     """The exported dataset at `root`; picklable, so that each worker process opens it itself."""
 
-    def __init__(self, root: str) -> None:
-        self.root = root
+    def __init__(self, root: str, columns: tuple[str, ...] = ()) -> None:
+        self.root, self.columns = root, columns
         self._opened: dict[str, Records] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Source, (self.root,)
+        return Source, (self.root, self.columns)
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -86,6 +89,10 @@ class Source:
             self._opened[name] = open_records(self.dataset, name)
         return self._opened[name]
 
+    def rows_of(self, split: str) -> dict[str, ColumnRows]:
+        """Returns the exported columns of a split, by name, for one thread."""
+        return {name: ColumnRows(self.split(split), name) for name in self.columns}
+
     def close(self) -> None:
         """Closes its shards."""
         for records in self._opened.values():
@@ -97,7 +104,7 @@ class Source:
         Each record is verified by both of its CRCs, its label by the name of its class, its image
         by the sides in the record and, if the dataset has tables, by its sha256 there.
         """
-        records = self.split(part.split)
+        records, columns = self.split(part.split), self.rows_of(part.split)
         named = _named(records, part.numbers) if records.manifest.has_samples else None
         for start in range(0, len(part.numbers), _TOGETHER):
             block = [int(number) for number in part.numbers[start : start + _TOGETHER]]
@@ -107,7 +114,9 @@ class Source:
             ]
             encoded = [bytes(image.encoded) for image in images]
             digests = sha256(encoded)
-            for number, image, data, digest in zip(block, images, encoded, digests, strict=True):
+            rows = {name: column.rows(block, len(block)) for name, column in columns.items()}
+            found_all = zip(block, images, encoded, digests, strict=True)
+            for at, (number, image, data, digest) in enumerate(found_all):
                 class_index = image.stored_label - records.manifest.label_offset
                 key, *expected = next(named) if named else (records.key(image), class_index, digest)
                 if [class_index, digest] != expected:
@@ -117,7 +126,9 @@ class Source:
                     )
                 if (why := keys.problem(key)) is not None:
                     raise DataDamagedError(f"{records.where(number)}: {why}")
-                yield Example(number, key, class_index, records.wnids[class_index], data, digest)
+                of_record = {name: of_block[at] for name, of_block in rows.items()}
+                wnid = records.wnids[class_index]
+                yield Example(number, key, class_index, wnid, data, digest, of_record)
 
 
 def _named(records: Records, numbers: Numbers) -> Iterator[tuple[str, int, str]]:

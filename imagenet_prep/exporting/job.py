@@ -99,7 +99,9 @@ class Job:
         """Returns the digest that tells this export from others."""
         dataset = self.source.dataset.manifest.digest
         wanted = [self.to, dataset, self.splits, self.choice.asked(), self.called]
-        return canonical.digest([*wanted, self.format])
+        rows = self.source.rows_of(self.splits[0]) if self.splits else {}
+        columns = [each.column.digest for each in rows.values()]
+        return canonical.digest([*wanted, self.format, *columns])
 
     def receipt(
         self, written: Mapping[str, Sequence[Written]], beside: int, sums: str, sha256: str

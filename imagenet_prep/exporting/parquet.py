@@ -10,8 +10,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import naming, schema
+from imagenet_prep.dataset.column import Column
 from imagenet_prep.exporting.examples import Example, Part, Source
 from imagenet_prep.exporting.files import Piece
 from imagenet_prep.exporting.format import Format
@@ -34,20 +38,30 @@ class Parquet(Format):
             )
         return self
 
+    def _columns(self) -> tuple[Column, ...]:
+        return ()
+
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
         """Yields the bytes from pyarrow, a group of rows at a time."""
         import pyarrow as pa  # type: ignore[import-untyped]
         import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
         name = f"data/{naming.shard_name(part.split, part.number, part.total)}.parquet"
-        columns = {
+        columns: Json = {
             "image": pa.struct({"bytes": pa.binary(), "path": pa.string()}),
             "label": pa.int64(),
         }
-        features = {
+        features: Json = {
             "image": {"_type": "Image"},
             "label": {"names": self.wnids, "_type": "ClassLabel"},
         }
+        for each in self._columns():
+            values = pa.from_numpy_dtype(np.dtype(each.descr))
+            said: Json = {"_type": "Value", "dtype": str(values)}
+            for side in reversed(each.shape):
+                values = pa.list_(values, side)
+                said = {"_type": "Sequence", "length": side, "feature": said}
+            columns[each.name], features[each.name] = values, said
         metadata = {
             "huggingface": json.dumps({"info": {"features": features}}),
             schema.PARQUET_NAMES: "below the class",
@@ -56,13 +70,27 @@ class Parquet(Format):
         # JPEGs do not shrink, and no two are equal.
         how = {"compression": "none", "use_dictionary": False, "write_statistics": ["label"]}
         with pq.ParquetWriter(sink, table, **how) as writer:
-            each = iter(examples)
-            while rows := list(itertools.islice(each, _GROUP_ROWS)):
-                images = [{"bytes": each.encoded, "path": each.name} for each in rows]
-                labels = [each.class_index for each in rows]
-                writer.write_batch(pa.record_batch([images, labels], schema=table))
+            coming = iter(examples)
+            while rows := list(itertools.islice(coming, _GROUP_ROWS)):
+                images = [{"bytes": row.encoded, "path": row.name} for row in rows]
+                labels = [row.class_index for row in rows]
+                values = [
+                    pa.array([row.rows[each.name].tolist() for row in rows], columns[each.name])
+                    for each in self._columns()
+                ]
+                writer.write_batch(pa.record_batch([images, labels, *values], schema=table))
                 yield from (Piece(name, data) for data in sink.taken())
         yield from (Piece(name, data) for data in sink.taken())
+
+
+@dataclass(frozen=True)
+class ParquetOfColumns(Parquet):
+    """As `Parquet`, with the rows of columns as lists of fixed lengths."""
+
+    columns: tuple[Column, ...] = ()
+
+    def _columns(self) -> tuple[Column, ...]:
+        return self.columns
 
 
 class _Sink(io.RawIOBase):

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from imagenet_prep.core import canonical
 from imagenet_prep.exporting.examples import Example, Part
@@ -22,7 +27,7 @@ class WebDataset(Format):
     """See `Format`."""
 
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
-        """Yields KEY.cls, KEY.jpg and KEY.json of each image, with their headers, and the end."""
+        """Yields KEY.cls, .jpg, .json and .COLUMN.npy of each image with headers, and the end."""
         tar, size = _tar(part.split, part.number), 0
         for each in examples:
             said = {
@@ -32,10 +37,12 @@ class WebDataset(Format):
                 "wnid": each.wnid,
             }
             key = sample_key(each.key)
+            rows = [(f"{key}.{name}.npy", _npy(row)) for name, row in each.rows.items()]
             for name, data in (
                 (f"{key}.cls", str(each.class_index).encode()),
                 (f"{key}.jpg", each.encoded),
                 (f"{key}.json", canonical.dumps(said)),
+                *rows,
             ):
                 info = tarfile.TarInfo(name)
                 info.size, info.mode = len(data), _MODE
@@ -76,6 +83,12 @@ def sample_key(key: str) -> str:
     if dot + ending != _ENDING or not stem:
         stem = name.replace(".", "%2E") if dot else f"{name}%"
     return folder + slash + stem
+
+
+def _npy(row: npt.NDArray[Any]) -> bytes:
+    made = io.BytesIO()
+    np.save(made, row, allow_pickle=False)
+    return made.getvalue()
 
 
 def _tar(split: str, index: int) -> str:

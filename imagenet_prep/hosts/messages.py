@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from imagenet_prep.hosts.process import plain
 
 # Both ends must have the same; otherwise the error says what to install.
-PROTOCOL = 3
+PROTOCOL = 4
 
 CHUNK_BYTES = 1 << 20
 MAX_TEXT = 4000

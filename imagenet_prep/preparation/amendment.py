@@ -29,12 +29,14 @@ from imagenet_prep.core.errors import (
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import naming, samples, schema, settings, tfds
 from imagenet_prep.dataset.class_list import ClassList
+from imagenet_prep.dataset.column import Column
 from imagenet_prep.dataset.manifest import Manifest, Shard, Split
 from imagenet_prep.dataset.member import Incident, PreparedImage
 from imagenet_prep.dataset.orientation import KEEP, RULES
 from imagenet_prep.dataset.samples import Head
 from imagenet_prep.dataset.settings import ADOPT, AMEND, Amendment, Listed, Settings
 from imagenet_prep.preparation.amended_shard import AmendWork
+from imagenet_prep.preparation.carried import Carrier
 from imagenet_prep.preparation.changes import Request, ShardChange, changes_of
 from imagenet_prep.preparation.draft import Draft
 from imagenet_prep.preparation.output import Output, listed_incidents
@@ -46,7 +48,7 @@ from imagenet_prep.shards.samples_root import samples_root
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources import layout
 from imagenet_prep.sources.shard_files import split_of
-from imagenet_prep.storage import tables
+from imagenet_prep.storage import columns, tables
 from imagenet_prep.storage.opened import Dataset, open_dataset
 from imagenet_prep.storage.store import Store, same_place
 
@@ -117,6 +119,11 @@ class Job:
     def changes(self) -> list[ShardChange]:
         """The shards that change."""
         return changes_of(self.request, self.dataset, self.seed)
+
+    @cached_property
+    def columns(self) -> tuple[list[Column], list[str]]:
+        """The complete columns, and the names of the others, which are left behind."""
+        return columns.complete(self.dataset)
 
     @cached_property
     def wanted(self) -> Wanted:
@@ -191,12 +198,13 @@ def run(job: Job, store: Store) -> Json:
     if job.request.add:
         source = job.request.add.source
         refuse_source_as_output(store.where(), str(source.root), source)
-    output, changes = Output(store, job.wanted), job.changes
+    output, changes, carried = Output(store, job.wanted), job.changes, dict[str, Json]()
+    _ = job.columns  # A damaged one is reported before anything is written.
     if output.left():
         with output.store.lock():
             if left := output.left():
                 output.begin(left)
-                _write(job, changes, output)
+                carried = _write(job, changes, output)
     summary = output.end()
     made = Dataset.at(store).manifest
     lost = {
@@ -204,13 +212,13 @@ def run(job: Job, store: Store) -> Json:
         for name, split in made.splits.items()
         if (indices := emptied(job.there.splits[name].examples_per_class, split.examples_per_class))
     }
-    return {**summary, "amended": {**_changed(job), "emptied": lost}}
+    return {**summary, "amended": {**_changed(job), "emptied": lost, "columns": carried}}
 
 
 def preview(job: Job, store: Store) -> Json:
     """Returns what a run would change."""
     Output(store, job.wanted).left()
-    return {"amended": {**_changed(job), "emptied": {}}}
+    return {"amended": {**_changed(job), "emptied": {}, "columns": {}}}
 
 
 def _changed(job: Job) -> Json:
@@ -223,11 +231,12 @@ def _changed(job: Job) -> Json:
         "shards": len(changes),
         "of_shards": sum(len(split.shards) for split in job.there.splits.values()),
         "bytes": sum(change.shard.num_bytes for change in changes),
+        "columns_left_behind": job.columns[1],
     }
 
 
-def _write(job: Job, changes: Sequence[ShardChange], output: Output) -> None:
-    """Writes the shards that change, takes over the others, and commits."""
+def _write(job: Job, changes: Sequence[ShardChange], output: Output) -> dict[str, Json]:
+    """Writes the shards that change, takes over the rest, and commits; returns the columns."""
     store, add = output.store, job.request.add
     parent = job.dataset.store.as_folder
     stats = {}
@@ -268,7 +277,7 @@ def _write(job: Job, changes: Sequence[ShardChange], output: Output) -> None:
         _demand_parent(job)
         raise
     _demand_parent(job)
-    _commit(job, output, written)
+    return _commit(job, output, written)
 
 
 def _demand_parent(job: Job) -> None:
@@ -282,7 +291,7 @@ def _demand_parent(job: Job) -> None:
         )
 
 
-def _commit(job: Job, output: Output, written: Mapping[str, WrittenShard]) -> None:
+def _commit(job: Job, output: Output, written: Mapping[str, WrittenShard]) -> dict[str, Json]:
     there = job.there
     splits = {
         name: _split(
@@ -291,6 +300,9 @@ def _commit(job: Job, output: Output, written: Mapping[str, WrittenShard]) -> No
             len(job.classes.wnids),
         )
         for name, split in there.splits.items()
+    }
+    carried = {
+        each.name: Carrier(job.dataset, output.store, each).carry(splits) for each in job.columns[0]
     }
     incidents = [incident for each in written.values() for incident in each.incidents]
     changed = {(split_of(each.shard), i.key) for each in written.values() for i in each.incidents}
@@ -311,6 +323,7 @@ def _commit(job: Job, output: Output, written: Mapping[str, WrittenShard]) -> No
         parent=there,
     )
     output.commit(draft)
+    return carried
 
 
 def _splits_of(incident: Incident, splits: Collection[str], taken_out: str) -> Collection[str]:

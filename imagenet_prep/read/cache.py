@@ -1,6 +1,7 @@
 """A data set that lies elsewhere, fetched shard by shard into a folder that a node's ranks share.
 
-Shards come in the order in which they will be read, a window ahead of the reader. The sha256 of
+Shards, and the rows of columns, come in the order in which they will be read, a window ahead of
+the reader. The sha256 of
 each is verified before it gets its name. It is fetched once a node: the rank that has the lock of
 its name fetches it, and the others wait for the file.
 
@@ -20,14 +21,14 @@ import os
 import stat
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from imagenet_prep.core.errors import StoreError, UsageError
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File, Shard
 from imagenet_prep.read.background import BackgroundThreads
-from imagenet_prep.read.fetch_ahead import THREADS, FetchAhead, Windows, bytes_of, together
+from imagenet_prep.read.fetch_ahead import THREADS, FetchAhead, Item, Windows, bytes_of, together
 from imagenet_prep.read.held import HeldFile, only_one
 from imagenet_prep.storage import inside
 from imagenet_prep.storage.fetch import bring
@@ -62,15 +63,30 @@ class _Copy:
         self._all_shards = [shard for split in splits for shard in split.shards]
         _take_folder(self._store)
         files = [file for shard in self._all_shards for file in shard.files]
-        self._ledger = Ledger(self._store, NOTES, len(files))
+        # Columns that were fetched add a file of each shard.
+        self._ledger = Ledger(self._store, NOTES, 4 * len(files))
+        self._rows: dict[str, File] = {}
 
-    def fetch(self, shard: Shard, near: Callable[[], set[str]]) -> HeldFile:
-        """Returns a shard, open under a shared lock, once it and its index are in `root`."""
+    def fetch(self, shard: Item, near: Callable[[], set[str]]) -> HeldFile:
+        """Returns a file, open under a shared lock, once it and its index are in `root`."""
         path = self.root / shard.name
         with storage_errors("fetch", path), only_one(self._store, shard.name):
             self._bring(together(shard), near)
             # This waits for nobody: an exclusive lock is only taken with the lock of the name.
             return HeldFile(path, fcntl.LOCK_SH)
+
+    def note(self, items: Iterable[Item]) -> None:
+        """Notes the files of columns among what will be fetched."""
+        self._rows |= {item.name: item for item in items if isinstance(item, File)}
+
+    def _all(self) -> list[Item]:
+        """Returns all shards, the files of columns that are here, and those that will be."""
+        rows = dict(self._rows)
+        for column in self._store.list_folder(naming.COLUMNS):
+            folder = f"{naming.COLUMNS}/{column}"
+            for name, there in self._store.stats(folder).items():
+                rows.setdefault(f"{folder}/{name}", File(f"{folder}/{name}", there.size, ""))
+        return [*self._all_shards, *rows.values()]
 
     def bring_samples(self, shards: Sequence[Shard]) -> None:
         """Leaves the tables of samples of some shards in `root`, proven; several come at once."""
@@ -127,8 +143,8 @@ class _Copy:
     def _remove_down_to(self, num_bytes: int, near: set[str]) -> None:
         """Removes shards that nobody on this node reads now or next, the oldest first."""
         taken = 0
-        far: list[tuple[float, Shard]] = []
-        for shard in self._all_shards:
+        far: list[tuple[float, Item]] = []
+        for shard in self._all():
             for file in together(shard):
                 for name in (file.name, _temporary(file.name)):
                     taken += self._store.size(name) or 0
@@ -141,7 +157,7 @@ class _Copy:
             if self._remove(shard):
                 taken -= bytes_of(shard)
 
-    def _remove(self, shard: Shard) -> bool:
+    def _remove(self, shard: Item) -> bool:
         """Removes a shard; returns False, and leaves it, where somebody fetches or reads it."""
         try:
             with only_one(self._store, shard.name, fcntl.LOCK_NB):
@@ -183,6 +199,7 @@ class NodeCache(FetchAhead):
                 "smaller shuffle_window."
             )
         self._copy.ended.clear()
+        self._copy.note(windows.items())
         super().follow(windows)
 
     def bring_samples(self, shards: Sequence[Shard]) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from imagenet_prep.dataset.column import Column
+    from imagenet_prep.dataset.manifest import File
     from imagenet_prep.read.config import ReadConfig
     from imagenet_prep.read.records import Records
 
@@ -38,8 +39,10 @@ class ColumnRows:
       column: what column.json says.
     """
 
-    def __init__(self, records: Records, name: str, config: ReadConfig) -> None:
+    def __init__(self, records: Records, name: str, config: ReadConfig | None = None) -> None:
         """Compares column.json and the sizes of the files with the records.
+
+        Without `config`, images are not shown in any view, but as they are stored.
 
         Raises:
           UsageError: there is no such column, or it was made of other records or another view than
@@ -48,7 +51,8 @@ class ColumnRows:
         """
         dataset = records.dataset
         self.column = columns.opened(dataset, name)
-        _demand_view(self.column, config)
+        if config is not None:
+            _demand_view(self.column, config)
         files, lacking = self.column.of(records.split, dataset.shards(records.split))
         if lacking:
             raise UsageError(
@@ -59,13 +63,14 @@ class ColumnRows:
         self._records, self._store = records, LocalStore(records.root)
         self._files = {rows.shard: rows for rows in files}
         named = [self.column.file(rows) for rows in files]
-        if wrong := sorted(lost(dataset.store, named)):
+        if records.is_here and (wrong := sorted(lost(dataset.store, named))):
             raise DataDamagedError(
                 f"{dataset.where}: {some(wrong)}: missing, or of another size than column.json "
                 "says. Copy these files again, or run the script that writes the column again."
             )
         self._ledger = Ledger(self._store, naming.READ_COLUMNS, naming.MAX_SHARDS)
         self._open: dict[int, tuple[HeldFile, int]] = {}
+        self._checked: set[int] = set()
         self._dtype = np.dtype(self.column.descr)
         self._free: deque[npt.NDArray[Any]] = deque(maxlen=_FREE)
         open_files.allow(len(records.shards) + len(files))
@@ -83,10 +88,13 @@ class ColumnRows:
             held, start = self._open.get(shard) or self._opened(shard)
             to = view[place * length : (place + 1) * length]
             if os.preadv(held.descriptor, [to], start + record * length) != length:
+                where = self._store.where(self.file(shard).name)
                 raise DataDamagedError(
-                    f"{self._store.where(self._name(shard))}: ends before row {record:,}: it was "
+                    f"{where}: ends before row {record:,}: it was "
                     "cut off while it was read. Copy it again."
                 )
+            # A cache may remove the file before the next one is there.
+            del held
         found[len(numbers) * length :] = 0
         return found.view(self._dtype).reshape(size, *self.column.shape)
 
@@ -94,24 +102,32 @@ class ColumnRows:
         """Closes the files, each once it is not being read; another batch opens them again."""
         self._open.clear()
 
-    def _name(self, shard: int) -> str:
-        return self.column.file(self._files[self._records.shards[shard].name]).name
+    def file(self, shard: int) -> File:
+        """Returns the file with the rows of a shard."""
+        return self.column.file(self._files[self._records.shards[shard].name])
 
     def _opened(self, shard: int) -> tuple[HeldFile, int]:
         """Returns the file of a shard, verified, and where its rows begin."""
-        name, rows = self._name(shard), self._files[self._records.shards[shard].name]
+        file, rows = self.file(shard), self._files[self._records.shards[shard].name]
+        start, name = len(self.column.header(rows.rows)), file.name
+        # A cache may remove the file once nothing refers to it, so it is not kept.
+        fetched = self._records.fetched(file)
+        if fetched is not None and shard in self._checked:
+            return fetched, start
         columns.refuse_links(self._store, name)
         path = self._store.path(name)
         with storage_errors("open", path):
-            held = HeldFile(path)
-            start = len(self.column.header(rows.rows))
-            self._ledger.reload()
-            with open(held.descriptor, "rb", closefd=False) as file:
-                sha256 = self._ledger.sha256(name, file)
+            held, sha256 = fetched or HeldFile(path), rows.sha256
+            if fetched is None:
+                self._ledger.reload()
+                with open(held.descriptor, "rb", closefd=False) as opened:
+                    sha256 = self._ledger.sha256(name, opened)
             head = os.pread(held.descriptor, start, 0)
         if wrong := columns.misfit(self.column, rows, head, sha256, str(path)):
             raise DataDamagedError(f"{wrong}.")
-        self._open[shard] = held, start
+        if fetched is None:
+            self._open[shard] = held, start
+        self._checked.add(shard)
         return held, start
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 
 from imagenet_prep.core.errors import IncompleteError
 from imagenet_prep.dataset.manifest import File, Shard
@@ -11,12 +12,14 @@ from imagenet_prep.read.held import HeldFile
 
 # Threads of a rank; each has a connection of its own.
 THREADS = 8
+# What is fetched by itself: a shard with its index, or the rows of a column for a shard.
+Item = Shard | File
 
 
 class Windows:
     """The shards that an epoch reads together, one window after the other, and how far it is."""
 
-    def __init__(self, windows: Sequence[Sequence[Shard]] = ()) -> None:
+    def __init__(self, windows: Sequence[Sequence[Item]] = ()) -> None:
         self._windows = windows
         self._number_of = {
             shard.name: number for number, window in enumerate(windows) for shard in window
@@ -28,7 +31,11 @@ class Windows:
         sizes = [sum(map(bytes_of, window)) for window in self._windows]
         return max(map(sum, zip(sizes, [*sizes[1:], 0], strict=True)), default=0)
 
-    def near(self) -> Iterator[Shard]:
+    def items(self) -> Iterator[Item]:
+        """Returns what is read, in order."""
+        return chain.from_iterable(self._windows)
+
+    def near(self) -> Iterator[Item]:
         """Yields the shards of the window that is read now, then those of the next."""
         for window in self._windows[self._current : self._current + 2]:
             yield from window
@@ -49,13 +56,13 @@ class FetchAhead:
     three states.
     """
 
-    def __init__(self, fetch: Callable[[Shard, Callable[[], set[str]]], HeldFile]) -> None:
+    def __init__(self, fetch: Callable[[Item, Callable[[], set[str]]], HeldFile]) -> None:
         """Starts no thread yet; several will call `fetch` with a shard and with `near`."""
         self._fetch = fetch
         # The lock must be one that a thread may take twice: see `stop`.
         self._changed = threading.Condition(threading.RLock())
         self._windows = Windows()
-        self._awaited: list[Shard] = []
+        self._awaited: list[Item] = []
         self._held: dict[str, HeldFile] = {}
         self._failed: dict[str, Exception] = {}
         self._in_work: set[str] = set()
@@ -70,7 +77,7 @@ class FetchAhead:
             self._windows = windows
             self._update()
 
-    def need(self, shard: Shard) -> HeldFile:
+    def need(self, shard: Item) -> HeldFile:
         """Returns a shard, open, once it is fetched.
 
         It is not removed as long as somebody refers to what is returned.
@@ -116,7 +123,7 @@ class FetchAhead:
             self._held.clear()
             self._changed.notify_all()
 
-    def _near(self) -> Iterator[Shard]:
+    def _near(self) -> Iterator[Item]:
         yield from self._awaited
         yield from self._windows.near()
 
@@ -134,7 +141,7 @@ class FetchAhead:
         while (shard := self._take()) is not None:
             self._fetch_one(shard)
 
-    def _take(self) -> Shard | None:
+    def _take(self) -> Item | None:
         """Waits for a shard to fetch, and returns it; None once this thread shall end."""
         with self._changed:
             while not self._is_stopped:
@@ -147,7 +154,7 @@ class FetchAhead:
             self._num_threads -= 1
             return None
 
-    def _fetch_one(self, shard: Shard) -> None:
+    def _fetch_one(self, shard: Item) -> None:
         """Fetches a shard. When this returns, the thread itself no longer holds the file."""
         held: HeldFile | None = None
         try:
@@ -162,14 +169,14 @@ class FetchAhead:
             self._changed.notify_all()
 
 
-def together(shard: Shard) -> tuple[File, File]:
+def together(item: Item) -> tuple[File, ...]:
     """Returns what a cache fetches and removes together: the index and the shard.
 
     The table of samples comes when keys are asked for, and stays: it is small.
     """
-    return shard.index, shard.files[-1]
+    return (item,) if isinstance(item, File) else (item.index, item.files[-1])
 
 
-def bytes_of(shard: Shard) -> int:
-    """Returns how many bytes of a shard count towards the limit of a cache."""
-    return sum(file.num_bytes for file in together(shard))
+def bytes_of(item: Item) -> int:
+    """Returns how many bytes of a shard or column count towards the limit of a cache."""
+    return sum(file.num_bytes for file in together(item))

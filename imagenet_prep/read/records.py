@@ -9,7 +9,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,7 @@ from imagenet_prep.storage.os_errors import storage_errors
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from imagenet_prep.dataset.manifest import File
     from imagenet_prep.read.cache import NodeCache
 
 
@@ -96,11 +97,31 @@ class Records:
     def __len__(self) -> int:
         return self._first[-1]
 
-    def follow(self, windows: Sequence[Sequence[int]]) -> None:
-        """Notes which shards an epoch reads together, one window after the other."""
+    def follow(
+        self,
+        windows: Sequence[Sequence[int]],
+        beside: Sequence[Callable[[int], File]] = (),
+        *,
+        alone: bool = False,
+    ) -> None:
+        """Notes which shards an epoch reads together, one window after the other.
+
+        `beside` returns a file of a column that is read with a shard, by its number; with `alone`,
+        only these are read.
+        """
         if self._cache is not None:
-            shards = [[self.shards[shard] for shard in window] for window in windows]
-            self._cache.follow(Windows(shards))
+            ways = [*(() if alone else [self.shards.__getitem__]), *beside]
+            items = [[way(shard) for shard in window for way in ways] for window in windows]
+            self._cache.follow(Windows(items))
+
+    def fetched(self, file: File) -> HeldFile | None:
+        """Returns a file of a column, once a cache has it, verified; None if there is no cache."""
+        return self._cache.need(file) if self._cache is not None else None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether all files are here, and none has to be fetched."""
+        return self._cache is None
 
     def bring_samples(self) -> None:
         """Fetches the tables of samples of all shards, where they lie elsewhere."""

@@ -394,7 +394,7 @@ def _may_be_ours(name: str) -> bool:
     """Returns whether runs that make a set, or export one, put such a name in several parts."""
     first = name.partition("/")[0]
     return (
-        first in (naming.WORK, *naming.BESIDE, naming.QUARANTINE)
+        first in (naming.WORK, *naming.BESIDE, naming.QUARANTINE, naming.COLUMNS)
         or naming.parse_shard_name(name) is not None
         or _EXPORTED.fullmatch(name) is not None
     )

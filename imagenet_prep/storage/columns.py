@@ -6,8 +6,10 @@ import hashlib
 from collections.abc import Iterator
 
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError, UsageError, some
+from imagenet_prep.core.terminal import counted, printable, say
 from imagenet_prep.dataset import column, naming
 from imagenet_prep.dataset.column import Column, ColumnFile
+from imagenet_prep.dataset.manifest import Shard
 from imagenet_prep.storage.fetch import hashed
 from imagenet_prep.storage.opened import Dataset, lost
 from imagenet_prep.storage.store import Readable
@@ -165,3 +167,80 @@ class Survey:
             for chunk in hashed(file, [digest]):
                 head = head or chunk
         return misfit(there, rows, head, digest.hexdigest(), name)
+
+
+def complete(dataset: Dataset) -> tuple[list[Column], list[str]]:
+    """Returns the complete columns of a dataset, and the names of the others."""
+    found = {name: find(dataset.store, name) for name in names(dataset.store)}
+    made = [*filter(None, found.values())]
+    for each in made:
+        refuse_foreign(dataset, each)
+    return made, [name for name in found if found[name] is None]
+
+
+def refuse_foreign(dataset: Dataset, made: Column) -> None:
+    """Raises DataDamagedError if a column is not of the records of this complete dataset."""
+    there = dataset.manifest.splits
+    for split in made.splits:
+        _, lacking = made.of(split, there[split].shards if split in there else ())
+        if lacking or split not in there:
+            raise DataDamagedError(
+                f"{dataset.store.where(column.record_name(made.name))}: it was made of other "
+                f"records than those of {some(lacking) or split}. Remove this folder, and make the "
+                "column again."
+            )
+
+
+def differences(a: Dataset, b: Dataset) -> dict[str, str]:
+    """Returns how columns of two datasets differ, by name; rows of equal records are compared.
+
+    A web server lists no columns, so there only those of the other dataset are looked for.
+    """
+    found = {}
+    for name in sorted({*names(a.store), *names(b.store)}):
+        one, other = (find(side.store, name) for side in (a, b))
+        if one is None or other is None:
+            if one or other:
+                found[name] = f"only in {'A' if one else 'B'}"
+        elif one.begun() != other.begun():
+            mine, theirs = vars(one.begun()), vars(other.begun())
+            differing = [each for each in mine if mine[each] != theirs.get(each)]
+            found[name] = f"made with another {', '.join(differing)}"
+        elif one.splits != other.splits:
+            sums = [
+                {rows.samples_sha256: rows.sha256 for of in made.splits.values() for rows in of}
+                for made in (one, other)
+            ]
+            same = sums[0].keys() & sums[1].keys()
+            rows = sum(sums[0][table] != sums[1][table] for table in same)
+            only = len(sums[0].keys() ^ sums[1].keys())
+            found[name] = (
+                f"the rows of {counted(rows, 'file')} differ, and {counted(only, 'file')} of only "
+                "one dataset: the records are different"
+            )
+    return found
+
+
+def row(dataset: Dataset, made: Column, split: str, shard: Shard, record: int) -> bytes | None:
+    """Returns the bytes of the row of a record, not verified; None if the column lacks the shard.
+
+    Raises DataDamagedError if the file is missing or of another size.
+    """
+    files, _ = made.of(split, [shard])
+    if not files:
+        return None
+    file = made.file(files[0])
+    refuse_links(dataset.store, file.name)
+    if dataset.store.size(file.name) != file.num_bytes:
+        raise DataDamagedError(f"{dataset.store.where(file.name)}: missing, or of another size")
+    start = len(made.header(files[0].rows)) + record * made.row_bytes
+    return dataset.store.read(file.name, start, made.row_bytes)
+
+
+def say_left_behind(store: Readable) -> None:
+    """Tells the user that the columns of a dataset do not come along."""
+    if left := names(store):
+        say(
+            f"{store.where()}: columns are left behind, since they belong to these records: "
+            f"{printable(some(left))}. Make them again for the new dataset."
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +19,7 @@ from imagenet_prep.dataset.example import ImageExample
 from tests.kit import command
 from tests.kit.dataset import all_files, everything
 from tests.kit.http_server import serve
+from tests.kit.made_columns import make_column
 from tests.kit.samples import add_tables
 from tests.kit.tfrecords import picture, plain, wnid, write_set
 
@@ -350,3 +352,29 @@ def test_tables_that_were_not_compared_are_counted(one: Path, tmp_path: Path) ->
     result = command.run("diff", one, child)
     assert "  equal by both manifests: 2 tables of samples, not compared; --prove" in result.out
     assert command.run("diff", one, child, "--json").json["splits"]["train"]["trusted_tables"] == 2
+
+
+def test_columns_that_differ_are_named(one: Path, tmp_path: Path) -> None:
+    a, b = (Path(shutil.copytree(one, tmp_path / name)) for name in "ab")
+    for name in ("same", "rows", "settings", "one"):
+        make_column(a, name)
+    make_column(b, "same")
+    make_column(b, "rows", seed=1)
+    make_column(b, "settings", about="by another network")
+    found = command.run("diff", a, b, "--json", "--exit-code")
+    assert found.code == 1, found
+    assert not found.json["equal"]
+    assert {*found.json["columns"]} == {"rows", "settings", "one"}
+    text = command.run("diff", a, b)
+    assert text.code == 0
+    assert "column one: only in A\n" in text.out
+    assert "column settings: made with another about\n" in text.out
+    assert re.search(r"column rows: the rows of \d files? differ, and 0 files of only", text.out)
+
+    shutil.rmtree(a / "columns")
+    shutil.copytree(b / "columns", a / "columns")
+    assert command.run("diff", a, b, "--exit-code").code == 0
+    (a / "columns/same/column.json").write_text("{}")
+    refused = command.run("diff", a, b)
+    assert refused.code == 3
+    assert "same/column.json: damaged" in refused.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from imagenet_prep.core.errors import UsageError
@@ -20,7 +22,7 @@ from imagenet_prep.read import catalogue
 from imagenet_prep.storage import tables
 from imagenet_prep.storage.opened import open_dataset
 from imagenet_prep.storage.store import Store
-from tests.kit import command, foreign
+from tests.kit import amended, command, foreign, made_columns
 from tests.kit.dataset import Reference, everything, records
 from tests.kit.faults import cut, flip_bit
 from tests.kit.foreign_sets import ForeignSet, foreign_set, mini, stored
@@ -401,3 +403,41 @@ def test_a_shard_of_another_program_is_shown_with_true_sizes(
     assert (row["record"], row["width"], row["height"]) == (number, width, height)
     assert row["filename"] == image.filename
     assert f"{width}x{height}" in written.out
+
+
+def test_columns_of_a_dataset_and_of_a_record_are_shown(
+    reference: Reference, tmp_path: Path
+) -> None:
+    root = Path(shutil.copytree(reference.out, tmp_path / "set"))
+    made_columns.make_column(root, "latents", shape=(3, 4))
+    made_columns.make_column(root, "half")
+    (root / "columns/half/column.json").unlink()
+    shown = command.run("show", root)
+    assert shown.code == 0, shown
+    assert "column half: not finished\n" in shown.out
+    assert "column latents: float32 [3, 4] of " in shown.out
+    assert command.run("show", root, "--json").json["columns"]["latents"]["shape"] == [3, 4]
+
+    (shard, *_) = open_dataset(str(root)).shards("train")
+    rows = np.load(root / f"columns/latents/{shard.name}.npy")
+    key = [*amended.rows(root, shard.name)][2]
+    found = command.run("show", root, "--key", key, "--json")
+    assert found.code == 0, found
+    of = found.json["columns"]
+    assert of == {
+        "latents": {"dtype": "float32", "shape": [3, 4], "first": rows[2].ravel()[:8].tolist()}
+    }
+    text = command.run("show", root, "--key", key)
+    assert f"  latents: float32 [3, 4]: {rows[2, 0, 0]:.6g}, " in text.out
+    assert text.out.endswith(", ...\n")
+
+    # A file that is cut, and a record that claims anything.
+    cut(root / f"columns/latents/{shard.name}.npy", 200)
+    refused = command.run("show", root, "--key", key)
+    assert refused.code == 3
+    assert f"latents/{shard.name}.npy: missing, or of another size" in refused.err
+    (root / "columns/latents/column.json").write_text('{"shape":[99999999999]}')
+    for flags in ([], ["--key", key]):
+        refused = command.run("show", root, *flags)
+        assert refused.code == 3, refused
+        assert "latents/column.json: damaged" in refused.err

@@ -70,7 +70,7 @@ def test_what_is_about_to_be_mended_has_no_manifest_and_says_which_part_it_is(
         synced.append(sorted(everything(replica.store.root)))
 
     system.instead("fsync", fsync)
-    replica.withdraw()
+    replica.withdraw(replica.files)
 
     assert naming.MANIFEST not in synced[0], "it cannot come back"
     assert naming.PLACEMENT in synced[0]

@@ -24,9 +24,9 @@ CLASSES = ClassList(("n00000001",), ("thing",))
 
 
 def make_dataset(
-    root: Path, *, shards: int = 6, shard_bytes: int = 40_000, seed: int = 0
+    root: Path, *, shards: int = 6, shard_bytes: int = 40_000, seed: int = 0, tables: bool = False
 ) -> Manifest:
-    """Writes a committed data set; its shards hold no records, only bytes."""
+    """Writes a committed dataset; its shards, and its tables if it has any, are only bytes."""
     rng = random.Random(seed)
     root.mkdir(parents=True)
     store = LocalStore(root)
@@ -37,6 +37,10 @@ def make_dataset(
         (root / name).write_bytes(data)
         (root / naming.INDEX).mkdir(exist_ok=True)
         (root / naming.index_name(name)).write_bytes(index)
+        table = f"table {number} {seed}\n".encode() if tables else b""
+        if tables:
+            (root / naming.SAMPLES).mkdir(exist_ok=True)
+            (root / naming.samples_name(name)).write_bytes(table)
         made.append(
             Shard(
                 name,
@@ -45,9 +49,13 @@ def make_dataset(
                 hashlib.sha256(data).hexdigest(),
                 len(index),
                 hashlib.sha256(index).hexdigest(),
+                len(table),
+                hashlib.sha256(table).hexdigest() if tables else "",
             )
         )
-    split = Split(shards, sum(s.num_bytes for s in made), [shards], 0, 1, 1, made)
+    root_of_tables = "0" * 64 if tables else ""
+    num_bytes = sum(shard.num_bytes for shard in made)
+    split = Split(shards, num_bytes, [shards], 0, 1, 1, made, root_of_tables)
     draft = Manifest(
         schema_version=SCHEMA_VERSION,
         producer=Producer("imagenet-prep", "0", {}),

@@ -31,6 +31,7 @@ from imagenet_prep.core.errors import (
 )
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import naming
+from imagenet_prep.read import make_dataset
 from imagenet_prep.read.cache import NodeCache
 from imagenet_prep.read.feed import Feed
 from imagenet_prep.read.held import HeldFile, only_one
@@ -42,6 +43,7 @@ from tests.kit import command
 from tests.kit.command import PATIENCE_S
 from tests.kit.http_server import SeededFaults, Server, serve
 from tests.kit.limits import Limits
+from tests.kit.made_columns import make_column
 from tests.kit.reading import NUM_TRAIN, TRAIN, asked
 from tests.kit.s3_server import BUCKET, S3Server, key_of
 from tests.kit.system import System
@@ -719,3 +721,88 @@ class Endless(bytes):
 
     def __len__(self) -> int:
         return 10**12
+
+
+@pytest.fixture
+def with_column(colours: Path, tmp_path: Path) -> Path:
+    """The dataset with a column of 8 kB per record, so that its files are larger than shards."""
+    root = Path(shutil.copytree(colours, tmp_path / "with-column"))
+    make_column(root, shape=(2048,))
+    return root
+
+
+COLUMN = "column:latents"
+
+
+def rows_of(address: str, **options: Any) -> dict[int, tuple[int, bytes]]:
+    """Returns the class and the row of each example of an epoch, by its number."""
+    options = {"batch_size": 4, "seed": 3, "shuffle_window": 1, "backend": "native", **options}
+    options.setdefault("fields", ("class_index", "number", COLUMN))
+    with contextlib.closing(make_dataset(address, "train", **options)) as reader:
+        return {
+            int(number): (int(index), row.tobytes())
+            for batch in reader
+            for number, index, row in zip(
+                batch["number"], batch["class_index"], batch[COLUMN], strict=True
+            )
+        }
+
+
+@pytest.mark.parametrize("images", [True, False])
+def test_columns_are_fetched_with_the_shards_that_are_read(
+    with_column: Path, tmp_path: Path, images: bool
+) -> None:
+    fields = ("class_index", "number", COLUMN, *(["images"] if images else []))
+    expected = rows_of(str(with_column), fields=fields)
+    with serve(files_of(with_column)) as running:
+        found = rows_of(running.url, fields=fields, cache_dir=tmp_path / "cache")
+        assert found == expected
+        for name in SHARDS:
+            assert len(running.reads(f"/columns/latents/{name}.npy")) == 1
+            # Without a field that needs them, no record is fetched.
+            assert bool(running.reads(f"/{name}")) == images
+        running.requests.clear()
+        assert rows_of(running.url, fields=fields, cache_dir=tmp_path / "cache") == expected
+        assert not [
+            each for name in SHARDS for each in running.reads(f"/columns/latents/{name}.npy")
+        ]
+
+
+def test_the_limit_of_the_cache_counts_columns(with_column: Path, tmp_path: Path) -> None:
+    files = [*(with_column / "columns/latents").glob("train-*.npy")]
+    sizes = sorted(path.stat().st_size for path in files)
+    limit, too_little = sum(sizes[-2:]), sum(sizes[:2]) - 1
+    with serve(files_of(with_column)) as running:
+        for seed in range(3):
+            rows_of(running.url, cache_dir=tmp_path / "cache", cache_gb=limit / 1e9, seed=seed)
+            there = [*(tmp_path / "cache").rglob("columns/latents/*.npy")]
+            assert 0 < sum(path.stat().st_size for path in there) <= limit
+        with pytest.raises(UsageError, match="the cache may hold"):
+            rows_of(running.url, cache_dir=tmp_path / "cache", cache_gb=too_little / 1e9)
+        # Another reader's column makes room for shards.
+        rows_of(
+            running.url,
+            cache_dir=tmp_path / "cache",
+            cache_gb=2 * limit / 1e9,
+            fields=("images", "class_index", "number", COLUMN),
+        )
+
+
+def test_a_damaged_row_is_never_read_through_the_cache(with_column: Path, tmp_path: Path) -> None:
+    name = f"columns/latents/{SHARDS[0]}.npy"
+    files = files_of(with_column)
+    files[name] = files[name][:-1] + bytes([files[name][-1] ^ 1])
+    with (
+        serve(files) as running,
+        pytest.raises(DataDamagedError, match=f"{name}.*sha256"),
+    ):
+        rows_of(running.url, cache_dir=tmp_path / "cache")
+
+
+@pytest.mark.parametrize("said", [b"{}", b"[" * 100_000, b'{"name":"../../x"}'])
+def test_a_hostile_column_on_a_server_is_damage(
+    with_column: Path, tmp_path: Path, said: bytes
+) -> None:
+    files = {**files_of(with_column), "columns/latents/column.json": said}
+    with serve(files) as running, pytest.raises(DataDamagedError, match=r"column\.json: damaged"):
+        rows_of(running.url, cache_dir=tmp_path / "cache")

@@ -1,0 +1,202 @@
+"""amend carries columns by key and image, and names the rows that are missing."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from imagenet_prep.dataset import column
+from imagenet_prep.dataset.column import ColumnFile
+from tests.kit import command, faults
+from tests.kit.amended import Changes, make_changes, rows, shards_of
+from tests.kit.dataset import Reference, contents
+from tests.kit.lengths import long_but
+from tests.kit.made_columns import make_column_of_images, row_of
+
+SUMS, CLASSES = "sums", "classes"
+
+
+@pytest.fixture(scope="module")
+def parent(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The reference with a column of its images and one of its classes; read-only."""
+    root = tmp_path_factory.mktemp("columns") / "parent"
+    shutil.copytree(reference.out, root)
+    make_column_of_images(root, SUMS)
+    make_column_of_images(root, CLASSES, made_from=column.OF_CLASS)
+    return root
+
+
+@pytest.fixture(scope="module")
+def changes(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> Changes:
+    return make_changes(reference.out, tmp_path_factory.mktemp("changes") / "of")
+
+
+def amend(out: Path, new: Path, *flags: str | Path) -> command.Finished:
+    return command.run("amend", out, "--out", new, *flags)
+
+
+def columns_of(root: Path) -> dict[str, bytes]:
+    return {name: data for name, data in contents(root).items() if name.startswith("columns/")}
+
+
+def finish(root: Path, name: str) -> None:
+    """Computes the missing rows of an unfinished column, as its writer does."""
+    folder = root / column.folder_name(name)
+    if not (begun := folder / "begun.json").exists():
+        return
+    made = column.loads(begun.read_bytes(), "begun", name)
+    if (folder / "column.json").exists():
+        made = column.loads((folder / "column.json").read_bytes(), "column", name)
+    files: dict[str, list[ColumnFile]] = {}
+    for path in sorted(folder.glob("*-of-*.json")):
+        there = column.loads_receipt(path.read_bytes(), path.name)
+        data = (folder / f"{there.shard}.npy").read_bytes()
+        assert hashlib.sha256(data).hexdigest() == there.sha256
+        values, table = np.load(folder / f"{there.shard}.npy"), rows(root, there.shard)
+        for number in there.missing:
+            assert not values[number].any()
+            values[number] = row_of([*table.values()][number], made.made_from)
+        data = made.header(there.rows) + values.tobytes()
+        # It may be a link to the parent's.
+        (folder / f"{there.shard}.npy").unlink()
+        (folder / f"{there.shard}.npy").write_bytes(data)
+        sha256 = hashlib.sha256(data).hexdigest()
+        split = there.shard.partition("-")[0]
+        files.setdefault(split, []).append(replace(there, sha256=sha256, missing=()))
+        path.unlink()
+    for split, of_split in files.items():
+        made = made.with_files(split, of_split)
+    (folder / "column.json").write_bytes(made.dumps())
+    begun.unlink()
+
+
+def assert_as_made_afterwards(new: Path) -> None:
+    """Compares both columns, when they are finished, with columns of the amended dataset."""
+    for name in (SUMS, CLASSES):
+        finish(new, name)
+    carried = columns_of(new)
+    shutil.rmtree(new / "columns")
+    make_column_of_images(new, SUMS)
+    make_column_of_images(new, CLASSES, made_from=column.OF_CLASS)
+    assert carried == columns_of(new)
+
+
+def test_rows_go_with_their_records_and_missing_ones_are_named(
+    parent: Path, changes: Changes, tmp_path: Path
+) -> None:
+    before, new = contents(parent), tmp_path / "new"
+    result = amend(parent, new, *changes.flags, "--json")
+    assert result.code == 0, result
+    told, folder = result.json["amended"]["columns"], new / "columns"
+    assert told[SUMS]["missing_rows"] == 3
+    assert {*told[SUMS]["first_missing"]} == {*changes.added}
+    assert {*told[CLASSES]["first_missing"]} == {*changes.added, changes.relabelled}
+    assert told[SUMS]["copied_rows"] > 0
+    # Validation only lost an image, so its rows are complete.
+    for name in (SUMS, CLASSES):
+        made = column.loads((folder / name / "column.json").read_bytes(), "column", name)
+        assert [*made.splits] == ["validation"]
+    changed = shards_of(parent, changes.relabelled, *changes.excluded)
+    for path in (folder / SUMS).glob("*.npy"):
+        is_linked = path.samefile(parent / "columns" / SUMS / path.name)
+        assert is_linked <= (path.stem not in changed)
+    assert told[SUMS]["linked_files"] == sum(
+        path.stat().st_nlink > 1 for path in (folder / SUMS).glob("*.npy")
+    )
+    assert_as_made_afterwards(new)
+    assert contents(parent) == before
+
+
+def test_without_new_images_a_column_is_complete(
+    parent: Path, changes: Changes, tmp_path: Path
+) -> None:
+    result = amend(parent, tmp_path / "new", "--exclude", changes.exclude)
+    assert result.code == 0, result
+    assert "column sums: " in result.out
+    assert "missing" not in result.out
+    assert not [*(tmp_path / "new" / "columns").glob("*/*-of-*.json")]
+    assert_as_made_afterwards(tmp_path / "new")
+
+
+def test_the_missing_rows_and_what_to_do_are_printed(
+    parent: Path, changes: Changes, tmp_path: Path
+) -> None:
+    result = amend(parent, tmp_path / "new", "--add", changes.add)
+    assert result.code == 0, result
+    assert "; 3 rows missing, the first of " in result.out
+    assert "it computes only these" in result.out
+
+
+@pytest.mark.parametrize("seed", long_but([0], range(12)))
+def test_changes_after_changes_equal_columns_made_afterwards(
+    parent: Path, tmp_path: Path, seed: int
+) -> None:
+    rng, out = random.Random(seed), parent
+    for step in range(2):
+        table, folder = rows(out), tmp_path / f"changes-{step}"
+        folder.mkdir()
+        names = [line.split()[0] for line in (out / "labels.txt").read_text().splitlines()]
+        chosen = rng.sample(sorted(table), 6)
+        (folder / "exclude.txt").write_text("".join(f"{key}\n" for key in chosen[:3]))
+        lines = "".join(f"{key},{rng.choice(names)}\n" for key in chosen[3:])
+        (folder / "relabel.csv").write_text(f"key,class\n{lines}")
+        flags = ["--exclude", folder / "exclude.txt", "--relabel", folder / "relabel.csv"]
+        new = tmp_path / f"new-{step}"
+        result = amend(out, new, *flags)
+        assert result.code == 0, result
+        for name in (SUMS, CLASSES):
+            finish(new, name)
+        out = new
+    assert_as_made_afterwards(out)
+
+
+def test_a_killed_amend_goes_on(parent: Path, changes: Changes, tmp_path: Path) -> None:
+    new, steps, codes = tmp_path / "new", 300, set[int]()
+    while not (new / "dataset.json").exists():
+        left = command.run(
+            str(steps), "amend", parent, "--out", new, *changes.flags, program=faults.DYING
+        )
+        assert left.code in (0, 9), left
+        codes.add(left.code)
+        steps += 60
+    assert codes == {0, 9} or codes == {0}
+    assert_as_made_afterwards(new)
+
+
+def test_an_unfinished_column_is_named_and_left_behind(
+    parent: Path, changes: Changes, tmp_path: Path
+) -> None:
+    root = Path(shutil.copytree(parent, tmp_path / "set"))
+    (root / "columns" / SUMS / "column.json").unlink()
+    result = amend(root, tmp_path / "new", "--exclude", changes.exclude)
+    assert result.code == 0, result
+    assert "column sums is not finished, so it is left behind" in result.out
+    assert [path.name for path in (tmp_path / "new" / "columns").iterdir()] == [CLASSES]
+
+
+@pytest.mark.parametrize("fault", ["json", "rows", "foreign"])
+def test_a_damaged_column_of_the_parent_is_named(
+    parent: Path, changes: Changes, tmp_path: Path, fault: str
+) -> None:
+    root = Path(shutil.copytree(parent, tmp_path / "set"))
+    (shard, *_) = sorted(shards_of(parent, changes.excluded[0]))
+    damaged = root / "columns" / SUMS / {"rows": f"{shard}.npy"}.get(fault, "column.json")
+    if fault == "rows":
+        faults.flip_bit(damaged, 130)
+    elif fault == "json":
+        damaged.write_bytes(b'{"column_version":1,"shape":[9999999999999]}')
+    else:
+        made = column.loads(damaged.read_bytes(), "", SUMS)
+        files = [replace(rows, samples_sha256="0" * 64) for rows in made.splits["train"]]
+        damaged.write_bytes(made.with_files("train", files).dumps())
+    result = amend(root, tmp_path / "new", "--exclude", changes.exclude)
+    assert result.code == 3, result
+    assert str(damaged) in result.err
+    assert (tmp_path / "new").exists() == (fault == "rows")
+    assert not (tmp_path / "new" / "dataset.json").exists()

@@ -1,0 +1,94 @@
+"""export writes columns where a format has a place for them, and names those that it leaves out."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from imagenet_prep.storage.opened import open_dataset
+from tests.kit import command, faults
+from tests.kit.dataset import Reference
+from tests.kit.made_columns import make_column
+
+
+@pytest.fixture(scope="module")
+def dataset(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The reference with two columns; read-only."""
+    root = tmp_path_factory.mktemp("columns") / "set"
+    shutil.copytree(reference.out, root)
+    make_column(root, "latents", shape=(2, 3))
+    make_column(root, "scores", shape=())
+    return root
+
+
+def export(dataset: Path, out: Path, to: str, *flags: str) -> command.Finished:
+    return command.run("export", dataset, "--to", to, "--out", out, "--split", "validation", *flags)
+
+
+def rows_of(dataset: Path, name: str) -> np.ndarray:
+    shards = open_dataset(str(dataset)).shards("validation")
+    return np.concatenate([np.load(dataset / f"columns/{name}/{s.name}.npy") for s in shards])
+
+
+def test_tars_hold_the_rows_of_their_images(dataset: Path, tmp_path: Path) -> None:
+    result = export(dataset, tmp_path / "out", "webdataset", "--columns", "latents")
+    assert result.code == 0, result
+    assert "columns that are left out: scores; --columns exports them" in result.err
+    found = []
+    for path in sorted((tmp_path / "out").glob("*.tar")):
+        with tarfile.open(path) as tar:
+            members = tar.getnames()
+            assert [name.partition(".")[2] for name in members[:4]] == [
+                "cls",
+                "jpg",
+                "json",
+                "latents.npy",
+            ]
+            for name in members:
+                if name.endswith(".latents.npy"):
+                    file = tar.extractfile(name)
+                    assert file
+                    found.append(np.load(io.BytesIO(file.read())))
+    np.testing.assert_array_equal(np.stack(found), rows_of(dataset, "latents"))
+
+
+def test_parquet_holds_lists_of_fixed_lengths(dataset: Path, tmp_path: Path) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
+    result = export(dataset, tmp_path / "out", "parquet", "--columns", "latents,scores")
+    assert result.code == 0, result
+    assert "left out" not in result.err
+    tables = [pq.read_table(path) for path in sorted((tmp_path / "out/data").glob("*.parquet"))]
+    for name in ("latents", "scores"):
+        found = np.array([row for table in tables for row in table[name].to_pylist()], np.float32)
+        np.testing.assert_array_equal(found, rows_of(dataset, name))
+    assert b'"latents": {"_type": "Sequence"' in tables[0].schema.metadata[b"huggingface"]
+
+
+def test_formats_without_columns_say_so(dataset: Path, tmp_path: Path) -> None:
+    result = export(dataset, tmp_path / "out", "folder")
+    assert result.code == 0, result
+    assert "columns that are left out: latents, scores\n" in result.err
+    refused = export(dataset, tmp_path / "other", "folder", "--columns", "latents")
+    assert refused.code == 2
+    assert "--columns" in refused.err
+
+
+def test_damaged_and_absent_columns_are_refused(dataset: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(dataset, tmp_path / "set"))
+    absent = export(root, tmp_path / "a", "webdataset", "--columns", "tokens")
+    assert absent.code == 2
+    assert "there is no such column" in absent.err
+    (shard, *_) = open_dataset(str(root)).shards("validation")
+    faults.flip_bit(root / f"columns/latents/{shard.name}.npy", 130)
+    damaged = export(root, tmp_path / "b", "webdataset", "--columns", "latents")
+    assert damaged.code == 3, damaged
+    assert f"{shard.name}.npy: sha256" in damaged.err
+    (root / "columns/latents/column.json").write_text('{"shape":[99999999999]}')
+    hostile = export(root, tmp_path / "c", "webdataset", "--columns", "latents")
+    assert hostile.code == 3
+    assert "latents/column.json: damaged" in hostile.err

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from imagenet_prep.core.errors import SourceError, StoreError
+from imagenet_prep.core.errors import IncompleteError, SourceError
 from imagenet_prep.engine.stage import Output, Result, Stage
 from imagenet_prep.engine.workers import run_worker
 from imagenet_prep.storage.folder import LocalStore
@@ -97,5 +97,5 @@ def test_a_failure_is_raised_again_and_a_damaged_note_of_one_is_a_sentence(tmp_p
     (note,) = tmp_path.rglob("failed/*")
     for damage in (b"", b"[" * 100_000, b"[]", json.dumps({"task": "one"}).encode()):
         note.write_bytes(damage)
-        with pytest.raises(StoreError, match=r"failed/\w+: a task has failed"):
+        with pytest.raises(IncompleteError, match=r"failed/\w+: a task has failed"):
             work.raise_failure()

@@ -1,1 +1,1 @@
-"""Where images come from: archives in, members (key, byte range, class) out. Copies nothing."""
+"""Readers of source datasets: they list each image (key, byte range, class) and copy nothing."""

@@ -1,7 +1,6 @@
 """Bounding boxes: PASCAL VOC annotations of ILSVRC2012, from its archives or Kaggle's folders.
 
-544,546 small XML files. They are read once, into a file of lines for each class of train and
-one for validation, which is joined with the images by base name.
+The 544,546 small XML files are read once. Boxes are matched to images by base name.
 """
 
 from __future__ import annotations
@@ -33,21 +32,20 @@ _STEM = {
     schema.TRAIN: re.compile(r"^(n\d{8})_\w+$"),
     schema.VALIDATION: re.compile(r"^(ILSVRC2012_val)_\d{8}$"),
 }
-# The largest of ILSVRC2012 has 14 kB; an inner archive of the train annotations 100 kB.
+# ILSVRC2012's largest XML file has 14 kB; the largest inner train archive has 100 kB.
 _MAX_XML_BYTES = 1 << 20
 _MAX_INNER_BYTES = 64 << 20
 _INNER_SUFFIXES = (".tar.gz", ".tgz")
-# ILSVRC2012's train annotations: a packed tar a class, in one archive.
+# The train annotations are one archive with a compressed tar per class.
 _MAX_DEPTH = 1
-# ILSVRC2012's unpack to about 1 GB: 544,546 files in two blocks or three. Their boxes are lines
-# of 100 MB in all.
+# ILSVRC2012's annotations unpack to about 1 GB; the listed boxes take 100 MB.
 _MAX_UNPACKED_BYTES = 2 << 30
 _MAX_LINES_BYTES = 256 << 20
 _ADVICE = "Download the annotations again, or leave them out with --no-boxes."
 
 
 class BoxTask(NamedTuple):
-    """An archive or a folder of annotations that is read at once."""
+    """An archive or folder of annotations, read as one task."""
 
     name: str
     split: str
@@ -56,24 +54,21 @@ class BoxTask(NamedTuple):
 
 @dataclass(frozen=True)
 class Annotations:
-    """The annotations next to a source, by split; a task for each archive or class folder."""
+    """Annotations next to a source, by split, with one task per archive or class folder."""
 
     parts: dict[str, source.Part]
     tasks: tuple[BoxTask, ...]
 
     @property
     def digest(self) -> str:
-        """The sha256 of the names, sizes and stamps of all parts."""
+        """SHA-256 of the names, sizes and stamps of all parts."""
         return canonical.digest(
             [[part.name, part.num_bytes, part.stamp] for part in self.parts.values()]
         )
 
 
 class Found(NamedTuple):
-    """The result of one task: a line per image (see `parse`), by WNID in train, by split elsewhere.
-
-    `dropped` counts boxes without an area, or outside of their image.
-    """
+    """Lines of boxes by WNID (train) or split; `dropped` counts boxes without area in the image."""
 
     lines: dict[str, bytearray]
     images: int
@@ -82,7 +77,7 @@ class Found(NamedTuple):
 
 
 def find(root: Location, splits: Sequence[str], *, official: bool) -> Annotations | None:
-    """Returns the annotations next to a source, on a server only archives; None if none."""
+    """Returns the annotations next to a source, or None; on a server, only archives are found."""
     parts: dict[str, source.Part] = {}
     tasks: list[BoxTask] = []
     for split in splits:
@@ -106,7 +101,6 @@ def read(task: BoxTask) -> Found:
     """Returns the boxes of an archive or a folder."""
     lines: dict[str, bytearray] = {}
     images = num_boxes = dropped = num_bytes = 0
-    # A class folder of train says which class its files are of.
     of_class = task.path.name if task.split == schema.TRAIN and task.path.is_dir() else None
     for name, data in _files(task.path):
         where = f"{task.path}: {name}"
@@ -130,7 +124,7 @@ def read(task: BoxTask) -> Found:
 
 
 def parse(lines: bytes, where: str) -> dict[str, Boxes]:
-    """Returns the boxes by the stem of the image's name from what `read` has listed."""
+    """Parses the lines of `read` into boxes by image name without its extension."""
     found: dict[str, Boxes] = {}
     for line in io.BytesIO(lines):
         try:
@@ -147,7 +141,6 @@ def parse(lines: bytes, where: str) -> dict[str, Boxes]:
 
 
 def _files(path: Location) -> Iterator[tuple[str, bytes]]:
-    """Yields (name, bytes) of the XML files in an archive or a folder."""
     with packed.errors(path, _ADVICE):
         if isinstance(path, Path) and path.is_dir():
             for file in scan(path):
@@ -163,7 +156,7 @@ def _files(path: Location) -> Iterator[tuple[str, bytes]]:
 def _archived(
     stream: io.BufferedIOBase, name: str, allowance: tar.Allowance, depth: int
 ) -> Iterator[tuple[str, bytes]]:
-    """Yields the XML files of a tar, and of the packed tars in it."""
+    """Yields the XML files of a tar and of the compressed tars in it."""
     for member, read_up_to in tar.contents(stream, name, allowance):
         if member.name.endswith(".xml"):
             yield member.name, read_up_to(_MAX_XML_BYTES + 1)
@@ -180,13 +173,13 @@ def _archived(
 
 
 def _parse_xml(data: bytes, where: str) -> tuple[Boxes, int]:
-    """Returns the boxes relative to the annotated size, clipped; counts those without an area."""
+    """Returns the boxes clipped to [0, 1], and the number of boxes without an area."""
     if len(data) > _MAX_XML_BYTES:
         raise SourceError(f"{where}: has more than {_MAX_XML_BYTES:,} bytes. {_ADVICE}")
     try:
-        # As text the encoding that a file declares is ignored, and can hide nothing.
+        # Decoding first makes the parser ignore the encoding that the file declares.
         text = data.decode("utf-8")
-        # Entities can grow without bound, or name files of this machine.
+        # Entities can expand without limit or read local files.
         if "<!DOCTYPE" in text:
             raise SourceError(
                 f"{where}: has a document type declaration; annotations have none. {_ADVICE}"

@@ -1,8 +1,7 @@
-"""CIFAR-10's python version: pickles of raw pixels, in the archive or extracted.
+"""CIFAR-10's Python version: pickles of raw pixels, as the archive or extracted.
 
-The classes keep CIFAR's own order, so that labels stay 0 ... 9 as published. Pixels have no
-format, so each image is encoded once. The pickles are read by `sources/pickles`, which runs nothing
-that a file says.
+Labels stay 0 to 9 in the published order. Each image is encoded once, because raw pixels have no
+file format. `sources/pickles` reads the pickles without running any code from them.
 """
 
 from __future__ import annotations
@@ -30,19 +29,16 @@ BATCHES = {
 _META = "batches.meta"
 _SIDE = 32
 _PIXEL_BYTES = 3 * _SIDE * _SIDE
-# The pixels of a batch; encoded they take a little less.
 _BATCH_BYTES = 10_000 * _PIXEL_BYTES
-# A batch has 31 MB.
+# A batch has 31 MB; the archive unpacks to 186 MB.
 _MAX_BATCH_BYTES = 64 << 20
-# The archive unpacks to 186 MB.
 _MAX_UNPACKED_BYTES = 512 << 20
-# As file systems have it.
 _MAX_NAME_BYTES = 255
 
 
 @dataclass(frozen=True)
 class Cifar10(source.Pixels):
-    """The batches of CIFAR-10; `path` is the archive, or the folder it was extracted to."""
+    """The batches of CIFAR-10 in `path`, the archive or the extracted folder."""
 
     name = "cifar10"
     edition = Edition(
@@ -74,7 +70,7 @@ class Cifar10(source.Pixels):
         for row, (label, name) in enumerate(zip(classes, names, strict=True)):
             if not isinstance(label, int) or not 0 <= label < len(self.classes.wnids):
                 raise SourceError(f"{where}: row {row:,}: its label is not one of 0 to 9")
-            # CIFAR's names are not promised to be unique; with the place they are.
+            # File names may repeat, so the key includes the batch and the row.
             stem = _name(name, where).rpartition("/")[2].rpartition(".")[0]
             base = f"{task.name}_{row:05d}_{stem}.jpg"
             planes = np.frombuffer(pixels.data, np.uint8, _PIXEL_BYTES, row * _PIXEL_BYTES)
@@ -84,7 +80,7 @@ class Cifar10(source.Pixels):
 
 
 def locate(root: Path) -> Path | None:
-    """Returns the archive or the extracted folder at or in `root`, if one is there."""
+    """Returns `root`, or the archive or extracted folder in it; None if there is none."""
     for path in (root, root / ARCHIVE, root / FOLDER):
         if (path / _META).is_file() or (path.is_file() and path.name == ARCHIVE):
             return path
@@ -114,7 +110,6 @@ def find(root: Path, encode: Encode, encoding: str) -> Cifar10:
 
 
 def _read(path: Path, name: str) -> bytes:
-    """Returns one file of the archive or folder."""
     (data,) = tar.small_files(
         path,
         [name],
@@ -126,12 +121,12 @@ def _read(path: Path, name: str) -> bytes:
 
 
 def _load(data: bytes, where: str) -> dict[str, Any]:
-    """Returns a pickled dict with text keys; raises SourceError where it is anything else."""
+    """Returns a pickled dict with text keys; raises SourceError for anything else."""
     try:
         content = pickles.loads(data)
         return {_text(key): value for key, value in content.items()}
     except Exception as error:
-        # A pickle is a program: a broken one raises whatever it runs into.
+        # A damaged pickle can raise any exception.
         raise SourceError(
             f"{where}: is not one of CIFAR-10's pickles: {error}. Nothing of it was run. "
             f"Use the original {ARCHIVE} (md5 {ARCHIVE_MD5})."
@@ -139,7 +134,6 @@ def _load(data: bytes, where: str) -> dict[str, Any]:
 
 
 def _name(value: Any, where: str) -> str:
-    """Returns a name that may become a part of a key."""
     try:
         return _text(value)
     except ValueError as error:
@@ -147,7 +141,6 @@ def _name(value: Any, where: str) -> str:
 
 
 def _text(value: Any) -> str:
-    """Returns a name as text; raises ValueError if it is none."""
     if not isinstance(value, str | bytes):
         raise ValueError(f"a {type(value).__name__} where a name is expected")
     if len(value) > _MAX_NAME_BYTES:

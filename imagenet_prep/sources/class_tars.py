@@ -1,7 +1,6 @@
-"""ImageNet-21K as image-net.org ships it: a tar a class, in one tar or in a folder.
+"""ImageNet-21K as image-net.org ships it: one tar per class, in one tar or in a folder.
 
-fall11_whole.tar holds the tars of its classes; winter21_whole.tar.gz has to be unpacked into a
-folder of them. The tars themselves are read where they lie: nothing of them is extracted.
+fall11_whole.tar is read without unpacking it; winter21_whole.tar.gz must be unpacked first.
 """
 
 from __future__ import annotations
@@ -22,31 +21,30 @@ from imagenet_prep.storage.remote_archives import open_archives
 from imagenet_prep.storage.remote_path import Location, RemotePath
 
 WHOLE = "fall11_whole.tar"
-# The folders that winter21_whole.tar.gz and fall11_whole.tar unpack into.
 _FOLDERS = ("winter21_whole", "fall11_whole")
 
 
 @dataclass(frozen=True)
 class ClassTars(ilsvrc.Tars):
-    """A tar a class; train is the only split."""
+    """Class tars, all in the train split."""
 
     other_name = "imagenet21k"
 
     @property
     def edition(self) -> editions.Edition | None:
-        """The edition that the archive or folder is called after, else the most similar one."""
+        """The edition named by the archive or folder, or else the most similar one."""
         number, known = len(self.classes.wnids), (editions.ILSVRC2012, WINTER21, FALL11)
         return editions.called(self.parts[0].name, number) or editions.closest(known, number)
 
 
 def locate(root: Location) -> Location | None:
-    """Returns the tar of class tars, or the folder of class tars, that `root` is or holds."""
+    """Returns the tar or folder of class tars that `root` is or contains, or None."""
     return next(_places(root), None)
 
 
 def _places(root: Location) -> Iterator[Location]:
     if root.is_file():
-        # The archives of ILSVRC2012 have an md5 to prove, so their folder is to be named.
+        # ILSVRC2012's archives are read through their folder, which verifies their md5.
         if root.suffix == ".tar" and root.name not in ilsvrc.ARCHIVES.values():
             yield root
         return
@@ -58,10 +56,7 @@ def _places(root: Location) -> Iterator[Location]:
 
 
 def find(root: Location, splits: Sequence[str]) -> ClassTars:
-    """Returns the class tars; their class list is sorted by WNID.
-
-    It is ILSVRC2012's if that has all of them, so that labels never shift.
-    """
+    """Returns the class tars; the class list is ILSVRC2012's if that has all classes."""
     places = [*_places(root)]
     if len(places) > 1:
         raise UsageError(
@@ -89,10 +84,10 @@ def find(root: Location, splits: Sequence[str]) -> ClassTars:
             raise SourceError(f"{place.name}: holds no tar of a class. Download it again.")
     else:
         files = _class_files(place)
-        # Relative to the source, so that `report` finds them.
+        # Paths are relative to the source, so that `report` finds them.
         below = f"{place.name}/" if place != root else ""
         archives = {below + file.path: place / file.path for file in files}
-        # An md5 of each would be 19,167 lines of the manifest, and none of them was published.
+        # No md5 was published for the 19,167 class tars, so the manifest lists the folder.
         part = source.folder_part(place.name, [("", files)])
         tars = {
             file.path.removesuffix(".tar"): (below + file.path, 0, file.num_bytes) for file in files
@@ -112,7 +107,6 @@ def _classes(wnids: Sequence[str], place: Location) -> ClassList:
 
 
 def _class_files(folder: Location) -> list[File]:
-    """Returns the class tars of a folder; what is no tar is left alone."""
     files = []
     with read_errors(folder, "Check links and permissions."):
         paths = [*folder.iterdir()]

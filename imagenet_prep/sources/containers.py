@@ -1,7 +1,4 @@
-"""The files of an archive, whatever it is: a tar, a packed tar or a zip, here or on a server.
-
-What it is, its first bytes say: ImageNetV2's archives are called .tar.gz, and some are plain tars.
-"""
+"""Reads tars and zips, local or remote, by content: some .tar.gz files are plain tars."""
 
 from __future__ import annotations
 
@@ -18,22 +15,21 @@ from imagenet_prep.storage.os_errors import demand_disk
 from imagenet_prep.storage.remote_path import Location, RemotePath, open_to_read
 
 _ZIP = b"PK\x03\x04"
-# ObjectNet's, as its page says: who opens it has read the licence. It concerns no other archive.
+# Published on ObjectNet's page, for readers of its licence. Other archives have no password.
 _PASSWORD = b"objectnetisatestset"
-# Images hardly shrink when they are packed; tars of small ones do, since a tar is padded.
+# Images barely compress, but tars of small images do because of their padding.
 _LEAST_ALLOWANCE = 1 << 30
 _MOST_RATIO = 16
-# A request to a server brings so much of a zip, whose files are mostly read one after the other.
+# Bytes per request to a server: files in a zip are mostly read in order.
 _AHEAD_BYTES = 4 << 20
-# The list of about 120,000 images. In memory, short names take eight times that. The largest
-# published archive lists 50,000.
+# Enough to list about 120,000 images; the largest published archive lists 50,000. In memory, short
+# names take eight times this size.
 _MOST_LIST_BYTES = 16 << 20
-# zipfile and the modules below it raise these for damage, passwords and unknown methods.
 _ZIP_ERRORS = (zipfile.BadZipFile, RuntimeError, NotImplementedError, ValueError)
 
 
 def contents(path: Location, most: Callable[[str], int]) -> Iterator[tuple[str, int, bytes]]:
-    """Yields the name, size and first `most(name)` bytes of each file of an archive."""
+    """Yields the name, size and first `most(name)` bytes of each file in an archive."""
     size = path.stat.size if isinstance(path, RemotePath) else path.stat().st_size
     allowance = Allowance(_LEAST_ALLOWANCE + _MOST_RATIO * size)
     try:
@@ -60,14 +56,14 @@ def _in_zip(
             data, wanted = b"", most(info.filename)
             if wanted:
                 with archive.open(info, pwd=_PASSWORD) as member:
-                    # One byte more: only at the end of a file, its CRC is compared.
+                    # zipfile checks the CRC only at the end of the file, so read one byte more.
                     data = member.read(wanted + 1)[:wanted]
                 allowance.take(len(data), path.name)
             yield info.filename, info.file_size, data
 
 
 class _Zip(io.BufferedReader):
-    """A zip as zipfile reads it, which reads the list of its files at once, however long it is."""
+    """A zip that limits the size of its directory, which zipfile reads in one call."""
 
     most = _MOST_LIST_BYTES
 
@@ -80,7 +76,7 @@ class _Zip(io.BufferedReader):
 
 
 class _Seekable(io.RawIOBase):
-    """A file on a server that is read at any place, as zipfile wants it."""
+    """A remote file with random access, as zipfile needs it."""
 
     def __init__(self, path: RemotePath) -> None:
         self._path, self._at = path, 0

@@ -1,4 +1,4 @@
-"""Recognises what kind of source a folder holds, from what lies in it."""
+"""Detects the kind of a source from the contents of its folder."""
 
 from __future__ import annotations
 
@@ -57,10 +57,7 @@ def find(
     encoding: str,
     follow_links: bool = False,
 ) -> tuple[Source, str]:
-    """Returns the source of a `kind`, a key of LAYOUTS or AUTO, and a line that describes it.
-
-    `encode` and `encoding` are for pixels without a format: see `source.Pixels`.
-    """
+    """Returns the source of a `kind` (a key of LAYOUTS, or AUTO) and a line that describes it."""
     kinds = recognised(root) if kind == AUTO else [kind]
     finders: dict[str, Callable[[], Source]] = {
         ILSVRC: partial(ilsvrc.find, root, splits),
@@ -99,7 +96,7 @@ def find(
 
 
 def _remarks(found: folder.Folder, root: Location) -> Iterator[str]:
-    """Yields how folders were understood, if their names could mean something else."""
+    """Yields how folders with ambiguous names were interpreted."""
     if isinstance(root, Path) and root.resolve() in found.split_folders:
         yield "no train/ and no val/, so all of it is train"
         for name in filter(layout.split_called, found.classes.wnids):
@@ -114,7 +111,7 @@ def _remarks(found: folder.Folder, root: Location) -> Iterator[str]:
 
 @read_errors("")
 def recognised(root: Location) -> list[str]:
-    """Returns the kinds that a folder looks like, archives before what is made from them."""
+    """Returns the kinds that match a folder, original archives first."""
     found = []
     if any((root / name).is_file() for name in ilsvrc.ARCHIVES.values()):
         found.append(ILSVRC)
@@ -132,12 +129,12 @@ def recognised(root: Location) -> list[str]:
         MNIST: mnist.is_there(root),
     }
     found += [kind for kind, seen in there.items() if seen]
-    # Folders of anything may be classes, so this is asked last.
+    # Checked last, because any folders can be classes.
     return found or [FOLDER] * bool(layout.split_folders(root).folders)
 
 
 def _nothing(root: Location) -> str:
-    """Returns what is said of a place that holds no source."""
+    """Returns the error message for a location without a source."""
     if isinstance(root, RemotePath):
         return (
             f"--source {root}: holds neither {' nor '.join(ilsvrc.ARCHIVES.values())} nor "
@@ -161,7 +158,7 @@ def _nothing(root: Location) -> str:
 
 
 def _to_unpack(folder: Path, names: Sequence[str]) -> str:
-    """Returns how to unpack what is packed: images are read in another order than they lie in."""
+    """Returns how to unpack .tar.gz files: images are read in random order."""
     packed = [str(folder / name) for name in names if name.endswith((".tar.gz", ".tgz"))]
     if not packed:
         return ""

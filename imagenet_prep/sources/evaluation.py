@@ -1,7 +1,6 @@
-"""The sets that networks are evaluated on: ImageNetV2, ImageNet-A, -R, -O, -Sketch, -C, ObjectNet.
+"""Evaluation datasets: ImageNetV2, ImageNet-A, -R, -O, -Sketch, -C and ObjectNet.
 
-They come as tars, packed or not, as zips, or as folders of class folders. Folders are read where
-they lie; archives are unpacked first. `evaluation_layout` says what paths mean.
+Folders are read in place; archives (tar or zip) are unpacked first.
 """
 
 from __future__ import annotations
@@ -32,14 +31,13 @@ from imagenet_prep.sources.scan import subfolders
 from imagenet_prep.sources.source import IndexTask, PackedImage
 from imagenet_prep.storage.remote_path import ARCHIVES, Location
 
-# ImageNet-C's archives are called after groups of corruptions.
+# ImageNet-C has one archive per group of corruptions.
 _C = {"blur.tar", "digital.tar", "extra.tar", "noise.tar", "weather.tar"}
-# So many files of an archive are looked at for its first image, or tar.
+# Number of files of an archive to check for the first image or tar.
 _LOOKED_AT = 64
 _FEW_FOLDERS = 20
-# Each file of ObjectNet's mapping has less.
 _MAPPING_BYTES = 1 << 20
-# ImageNet-C has 95,000 folders, whose names have 3 MB.
+# The folder names of ImageNet-C's 95,000 folders have 3 MB.
 _FOLDERS_BYTES = 16 << 20
 
 
@@ -75,7 +73,6 @@ class Archives(source.Packed):
 
 
 def _member(found: source.Source, path: str, archive: str = "", size: int = 0) -> Member | None:
-    """Returns what a file is, if it is an image of one of the classes; raises SourceError."""
     assert found.evaluation is not None
     if not listing.is_called_an_image(path):
         return None
@@ -86,10 +83,7 @@ def _member(found: source.Source, path: str, archive: str = "", size: int = 0) -
 
 
 def locate(root: Location) -> list[Location]:
-    """Returns the archives or the folder of an evaluation set that `root` is or holds.
-
-    Only archives of ImageNet-C may be several. On a web server, `root` must be the archive itself.
-    """
+    """Returns the archives or folder of the dataset in `root`; a web URL must name an archive."""
     if root.is_file():
         return [root] * (root.name.endswith(ARCHIVES) and _is_archive(root))
     if not root.is_dir():
@@ -98,12 +92,12 @@ def locate(root: Location) -> list[Location]:
     if isinstance(root, Path):
         if layout.named_splits(root).folders:
             return []
-        # Folders that are called like a set come before those that look like one.
+        # Folders named like a dataset come before folders that only look like one.
         below = [root / name for name in subfolders(root)]
         named = [path for path in below if edition_called(path.name)]
         if found := [path for path in named if _is_set(path)] or [root] * _is_set(root):
             return [*found]
-        # Where there are many, these are classes; to look into each would take minutes.
+        # Many folders are probably classes; checking each would take minutes.
         below = below * (len(below) < _FEW_FOLDERS)
     archives = [
         path
@@ -114,36 +108,34 @@ def locate(root: Location) -> list[Location]:
 
 
 def _is_archive(archive: Location) -> bool:
-    """Returns whether an archive is called like a set, or its first image lies like one's."""
+    """Returns whether the archive's name or the path of its first image matches a dataset."""
     if edition_called(archive.name):
         return True
     try:
         files = (path for path, *_ in islice(containers.contents(archive, lambda _: 0), _LOOKED_AT))
-        # Tars of classes are large: to look behind the first would read gigabytes.
+        # Class tars are large: finding the next file would read gigabytes.
         first = next(
             (path for path in files if path.endswith(".tar") or listing.is_called_an_image(path)),
             "",
         )
     except SourceError:
-        return False  # who reads it says what is wrong with it
+        return False  # reading the archive later reports the error
     called = first.rpartition("/")[0].rpartition("/")[2]
     return bool(WNID.fullmatch(called) or called.isdigit())
 
 
 def _called(place: Path) -> str:
-    """Returns the name of a folder, below that of its corruption if it holds one severity of it."""
+    """Returns the folder's name, prefixed by the corruption if it is one severity of it."""
     above = place.parent.name
     return f"{above}/{place.name}" if above in CORRUPTIONS else place.name
 
 
 def _is_set(place: Path) -> bool:
-    """Returns whether the folders in a folder are those of an evaluation set."""
     place = place.resolve()
     try:
         folders, has_mapping = subfolders(place), (place / FOLDERS).is_file()
     except (OSError, SourceError):
-        return False  # it may be no part of the source
-    # One image is enough; below a folder for each class, it is soon found.
+        return False  # the folder may not belong to the source
     images = (
         f"{_called(place)}/{Path(base, name).relative_to(place)}"
         for first in folders[:1]
@@ -156,7 +148,7 @@ def _is_set(place: Path) -> bool:
 
 
 def find(root: Location, splits: Sequence[str], *, follow_links: bool) -> Folder | Archives:
-    """Returns the evaluation set; its class list is ILSVRC2012's."""
+    """Returns the evaluation dataset, with ILSVRC2012's class list."""
     places = locate(root) or [root] * root.is_file()
     names = [place.name for place in places]
     if not places:
@@ -168,7 +160,7 @@ def find(root: Location, splits: Sequence[str], *, follow_links: bool) -> Folder
         raise UsageError(
             f"--source {root}: holds {' and '.join(names)}: name the one that is to be read."
         )
-    # Where these are the defaults, nobody has asked for other splits.
+    # The default splits mean that the user did not choose any.
     if tuple(splits) not in (schema.SOURCE_SPLITS, (schema.TEST,)):
         raise UsageError(
             f"--source {root}: {names[0]} is a set to evaluate on and has the split test alone. "
@@ -238,7 +230,7 @@ def _archives(archives: dict[str, Location]) -> Archives:
 def _with_ignored(
     part: source.Part, ignored: Counter[str], in_folder: Counter[str], meant: Layout
 ) -> source.Part:
-    """Returns a part with what is ignored in it: most of ObjectNet's objects are of no class."""
+    """Adds the ignored files to a part, including images of objects without a class (ObjectNet)."""
     others = sum(
         number for path, number in in_folder.items() if meant.place(f"{path}/*", path) is None
     )

@@ -1,8 +1,7 @@
-"""Which evaluation set lies there, and which class and key each of its images has.
+"""Identifies evaluation datasets, and the class and key of each of their images.
 
-ImageNetV2's folders are class indices, which sort as text ("100" before "2"): they are numbers
-here, and nothing else is. All others' are WNIDs, but ObjectNet's, whose mapping says what they are.
-What could mean two things is refused.
+ImageNetV2's folders are class indices; ObjectNet's mapping gives the classes of its folders. All
+other datasets use WNIDs. Ambiguous folders are refused.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from imagenet_prep.dataset.keys import CORRUPTIONS, WNID
 from imagenet_prep.sources import labels
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,2}")
-# More numbers than a set of one's own has for classes.
+# More than the number of numbered class folders in a custom dataset.
 _MANY_NUMBERS = 500
 _CORRUPTED = re.compile(rf"(?:^|/)((?:{'|'.join(CORRUPTIONS)})/[1-5]/)n[0-9]{{8}}/[^/]+$")
-# ObjectNet's mapping; paths end so, in any folder. NUMBERS says which line of WORDS each class is.
+# Path suffixes of ObjectNet's mapping. NUMBERS maps each class to a line of WORDS.
 FOLDERS, OBJECTS, NUMBERS, WORDS = MAPPING = (
     "mappings/folder_to_objectnet_label.json",
     "mappings/objectnet_to_imagenet_1k.json",
     "mappings/pytorch_to_imagenet_2012_id.json",
     "mappings/imagenet_to_label_2012_v2",
 )
-# ObjectNet has 313 folders. Their number, and that of the classes of each, bound the memory.
+# ObjectNet has 313 folders. This limits folders, and classes per object, to bound memory.
 _MOST_OBJECTS = 1000
 
 
@@ -41,10 +40,9 @@ class Layout:
     """The meaning of the folders of a dataset.
 
     Attributes:
-      is_numbered: whether folders are class indices.
-      objects: ObjectNet's mapping: by folder, the indices of the classes that its object is of,
-        which may be none of ILSVRC2012's; None for other datasets.
-      problems: how its counts differ from the published ones, one sentence each.
+      is_numbered: whether folder names are class indices.
+      objects: ObjectNet's class indices by folder ([] if it has no class); None for other datasets.
+      problems: differences from the published counts, one sentence each.
     """
 
     edition: Edition
@@ -53,9 +51,9 @@ class Layout:
     problems: Sequence[str] = ()
 
     def place(self, path: str, where: str) -> tuple[int, str] | None:
-        """Returns the class index of an image, and the part of its key that replaces the class.
+        """Returns the class index of an image and the prefix of its key ("" except for ImageNet-C).
 
-        That is "", except for ImageNet-C. Returns None for an object that is of no class.
+        Returns None if the object has no class.
         """
         folder = path.rpartition("/")[0].rpartition("/")[2]
         index: int | None
@@ -84,7 +82,7 @@ class Layout:
 
     @property
     def answers(self) -> dict[str, list[str]]:
-        """As for `Manifest`."""
+        """The accepted classes, as in `Manifest`."""
         wnids = labels.official_classes().wnids
         several = [indices for indices in (self.objects or {}).values() if len(indices) > 1]
         return {wnids[each[0]]: [wnids[index] for index in sorted(each)] for each in several}
@@ -93,7 +91,7 @@ class Layout:
 def layout_of(
     names: Sequence[str], sample: str, in_folder: Counter[str], mapping: Mapping[str, bytes]
 ) -> Layout:
-    """Returns what the folders mean; `sample` is the path of the first image, or ""."""
+    """Returns the meaning of the folders; `sample` is the path of the first image, or ""."""
     where = names[0]
     folders = {path.rpartition("/")[2] for path in in_folder}
     if not sample:
@@ -122,19 +120,19 @@ def layout_of(
 
 
 def mapped(path: str) -> list[str]:
-    """Returns which file of ObjectNet's mapping a path is, if it is one."""
+    """Returns the name of the ObjectNet mapping file at this path as a list, [] for other files."""
     return [name for name in MAPPING if f"/{path}".endswith(f"/{name}")]
 
 
 def edition_called(name: str) -> Edition | None:
-    """Returns the set that an archive or a folder of this name is; None for any."""
+    """Returns the dataset that the name of an archive or folder matches, or None."""
     names = ((each, edition) for edition in editions.EVALUATION for each in edition.names)
     matching = (e for each, e in names if re.match(rf"{re.escape(each)}(?![a-z0-9])", name.lower()))
     return next(matching, None)
 
 
 def edition_of(names: Iterable[str], folders: Collection[str], sample: str) -> Edition | None:
-    """Returns the set that is called so, or has such folders and, for example, such an image."""
+    """Returns the dataset that matches these names, folders or sample image path, or None."""
     *above, folder, image = ["", *sample.split("/")]
     if _CORRUPTED.search(sample):
         return editions.IMAGENET_C
@@ -142,8 +140,8 @@ def edition_of(names: Iterable[str], folders: Collection[str], sample: str) -> E
         return editions.IMAGENET_SKETCH
     called = next(filter(None, map(edition_called, [*names, *above])), None)
     if called is editions.IMAGENET_SKETCH and not WNID.fullmatch(folder):
-        called = None  # anybody's sketches
-    # Images of ILSVRC2012's train, of the same classes, are called after their class.
+        called = None  # sketches, but not ImageNet-Sketch's
+    # Image names that begin with a WNID are ILSVRC2012's train images of the same classes.
     if called is not editions.IMAGENET_O and not WNID.match(image):
         digest = hashlib.sha256("".join(f"{each}\n" for each in sorted(folders)).encode())
         known = {each.digest: each for each in editions.EVALUATION if each.digest}
@@ -154,7 +152,6 @@ def edition_of(names: Iterable[str], folders: Collection[str], sample: str) -> E
 
 
 def _problems(layout: Layout, counts: Mapping[int, int]) -> list[str]:
-    """Returns how the images by class index differ from what was published."""
     edition, wnids, total = layout.edition, labels.official_classes().wnids, sum(counts.values())
     names = [*map(str, range(len(wnids)))] if layout.is_numbered else wnids
     problems = []
@@ -173,7 +170,6 @@ def _problems(layout: Layout, counts: Mapping[int, int]) -> list[str]:
 
 
 def _objects(files: Mapping[str, bytes], where: str) -> Mapping[str, Sequence[int]]:
-    """Returns the classes of ObjectNet's folders, which its mapping names by their words."""
     try:
         index_of = {words: index for index, words in enumerate(labels.official_classes().words)}
         if NUMBERS in files and WORDS in files:
@@ -192,11 +188,11 @@ def _objects(files: Mapping[str, bytes], where: str) -> Mapping[str, Sequence[in
         }
         uses = Counter(index for indices in found.values() for index in indices)
         for indices in found.values():
-            indices.sort(key=uses.__getitem__)  # the label is a class that no other object has
+            indices.sort(key=uses.__getitem__)  # the first is the label: no other object has it
             if indices and (uses[indices[0]] > 1 or not 0 <= min(indices) <= max(indices) < 1000):
                 raise ValueError("two objects are of the same class, or a class is none of ours")
     except (ValueError, LookupError) as error:
-        # The text of a LookupError is the name that was looked up.
+        # The text of a LookupError is only the missing key.
         why = "a name or a number is not in its other files"
         if isinstance(error, ValueError):
             why = str(error)

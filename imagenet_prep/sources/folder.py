@@ -1,9 +1,8 @@
-"""A folder a class, as torchvision's ImageFolder and Kaggle have it; validation may be flat.
+"""One folder per class, as in torchvision's ImageFolder and on Kaggle; validation may be flat.
 
-ROOT/CLASS/* alone is a train split. Else there are ROOT/train/CLASS/*, ROOT/val/CLASS/* or
-ROOT/val/*; Kaggle's are ROOT/ILSVRC/Data/CLS-LOC/train and .../val; the face-blurred ILSVRC2012's
-and ImageNet-21K-P's have names of their own. Labels of a flat validation folder come from the
-devkit, from tensorflow/models' list of synsets, or from Kaggle's solution.
+ROOT/CLASS/* is a train split. Otherwise, splits are ROOT/train/CLASS/* and ROOT/val/CLASS/* or
+ROOT/val/*, or Kaggle's ROOT/ILSVRC/Data/CLS-LOC/train and .../val. Labels of a flat validation
+folder come from the devkit, the synset list of tensorflow/models, or Kaggle's solution.
 """
 
 from __future__ import annotations
@@ -31,17 +30,16 @@ from imagenet_prep.storage.archive import Range
 from imagenet_prep.storage.remote import is_newer
 from imagenet_prep.storage.remote_path import open_to_read
 
-# As it comes, or unpacked.
 _DEVKITS = (labels.DEVKIT, labels.DEVKIT.removesuffix(".tar.gz"))
-# One WNID a line in the order of the file names (tensorflow/models, research/slim).
+# One WNID per line, in order of the file names (tensorflow/models, research/slim).
 SYNSET_LABELS = "imagenet_2012_validation_synset_labels.txt"
-# Kaggle's: a line "WNID words" a class; and "ImageId,PredictionString" with "WNID x y x y ...".
+# Kaggle's lists: "WNID words" per class, and "ImageId,PredictionString" with "WNID x y x y ...".
 SYNSET_MAPPING = "LOC_synset_mapping.txt"
 SOLUTION = "LOC_val_solution.csv"
 
 
 class FileReader:
-    """Reads whole files below a folder. Opens and closes each: there may be a million."""
+    """Reads complete files. Each is opened and closed, as there may be a million."""
 
     def __init__(self, root: Path, newest: int) -> None:
         """Takes the folder, and the latest stamp of its files when they were listed."""
@@ -63,7 +61,7 @@ class FileReader:
         return data
 
     def will_need(self, ranges: Iterable[Range]) -> None:
-        """Does nothing: to open a file for advice costs as much as to read it."""
+        """Does nothing: opening a file to prefetch it costs as much as reading it."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +69,11 @@ class Folder(source.Stored):
     """Folders of images.
 
     Attributes:
-      root: what paths are relative to.
-      validation_class_index: class index by stem, if the validation folder is flat.
-      inside: where links must lead; None if they may lead anywhere.
-      is_own: these are custom photographs, not ImageNet's: the content of a file decides if it is
-        an image, and keys have the folders below that of the class.
+      validation_class_index: class index by file name without extension, if validation is flat.
+      inside: folder that links must not leave; None if they may lead anywhere.
+      is_own: whether these are custom photographs, not ImageNet's. Then the content of a file
+        decides
+        if it is an image, and keys include the folders below the class folder.
     """
 
     decisive: ClassVar[tuple[str, ...]] = ("validation_class_index", "is_own")
@@ -86,7 +84,7 @@ class Folder(source.Stored):
 
     @property
     def is_ilsvrc(self) -> bool:
-        """Whether it has ILSVRC2012's classes, or its flat validation folder."""
+        """Whether it has ILSVRC2012's classes or its flat validation folder."""
         return super().is_ilsvrc or self.validation_class_index is not None
 
     @property
@@ -130,7 +128,7 @@ class Folder(source.Stored):
 
     @property
     def edition(self) -> editions.Edition | None:
-        """The edition that folders name, else ILSVRC2012 where this is a part of it."""
+        """The edition that the folders name, or ILSVRC2012 if this is a part of it."""
         called = (editions.called(part.name, len(self.classes.wnids)) for part in self.parts)
         return next(filter(None, called), super().edition)
 
@@ -158,13 +156,11 @@ def find(
     follow_links: bool = False,
     classes: ClassList | None = None,
 ) -> Folder:
-    """Returns the folders that `splits` need, and the class list.
+    """Returns the folders of `splits` and the class list.
 
-    Links must lead into `root`, unless `follow_links`: a link in a source from elsewhere could name
-    a private picture.
-
-    The class list is `classes`, or else the devkit's or Kaggle's. Else it is the official one if it
-    has all class folders, so that labels never shift in a subset; else the sorted names of folders.
+    Without `follow_links`, links must stay inside `root`: one could point to a private image. The
+    class list is `classes`, else the devkit's or Kaggle's, else the official list if it has all
+    class folders (labels then do not shift in a subset), else the sorted folder names.
     """
     inside = None if follow_links else root
     found = layout.split_folders(root)
@@ -199,12 +195,11 @@ def find(
     for split in splits:
         folder = base / folders[split]
         below: list[tuple[int | None, str]] = [(None, "")]
-        # The first part also counts the images next to the splits.
         ignored = Counter(() if parts else layout.unread(found))
         if not flat or split != schema.VALIDATION:
             below = [*_class_folders(folder, classes, problems).items()]
             if (root / naming.EXPORT).is_file():
-                # `export` makes empty folders where a split lacks a class.
+                # `export` creates empty folders for classes that a split does not have.
                 below = [each for each in below if any((folder / each[1]).iterdir())]
             ignored.update(_beside_classes(folder, is_own, problems))
         list_below = partial(listing.below, inside=inside, by_content=is_own)
@@ -213,7 +208,7 @@ def find(
         part = source.folder_part(name, groups)
         parts.append(part._replace(ignored=tuple(most_frequent(ignored).items())))
         for index, each in below:
-            # Class folders may have names that fit no receipt.
+            # Class folders can have names that are not valid in receipts.
             called = split if index is None else f"{split}-{index:05d}"
             path = str(Path(folders[split], each))
             tasks.append(IndexTask(called, split, name, index, archive=path))
@@ -222,7 +217,7 @@ def find(
 
 
 def is_imagenet(classes: ClassList, folders: Iterable[str]) -> bool:
-    """Returns whether class folders hold images of ImageNet, whole or not."""
+    """Returns whether class folders contain images of ImageNet, complete or not."""
     names = {path.rpartition("/")[2] for path in folders}
     editions_called = (editions.called(name, len(classes.wnids)) for name in names)
     return classes.official or any(editions_called) or all(map(keys.WNID.fullmatch, classes.wnids))
@@ -235,14 +230,14 @@ def _listed(
     ignored: Counter[str],
     problems: Problems,
 ) -> Iterator[tuple[str, list[File]]]:
-    """Yields the images of one class after the other: names of 13 million files take gigabytes."""
+    """Yields the images class by class: the names of 13 million files take gigabytes."""
     empty = []
     for name in names:
         found = list_below(folder / name, problems=problems)
         ignored.update(found.ignored)
         empty += [(folder / name, found)] * (not found.images)
         yield name, found.images
-    # Alone, an empty folder matters only if its class is wanted.
+    # Without other problems, an empty folder is reported only if its class is read.
     for path, found in empty if problems else ():
         _note_empty(path, found, problems)
 
@@ -256,7 +251,6 @@ def _note_empty(folder: Path, found: listing.Listing, problems: Problems) -> Non
 
 
 def _first(folders: Sequence[Path], *names: str) -> Path | None:
-    """Returns the first of these files that is there, whatever the folder."""
     paths = [folder / name for name in names for folder in folders]
     return next((path for path in paths if path.exists()), None)
 
@@ -264,7 +258,7 @@ def _first(folders: Sequence[Path], *names: str) -> Path | None:
 def _validation(
     devkit: labels.Devkit | None, beside: Sequence[Path], classes: ClassList, root: Path
 ) -> dict[str, int]:
-    """Returns the class index by stem of the validation images, from the first list there is."""
+    """Returns validation class indices by file name, without extension, from the first list."""
     if devkit is not None:
         numbers = enumerate(devkit.validation_class_index, start=1)
         return {f"ILSVRC2012_val_{number:08d}": index for number, index in numbers}
@@ -282,7 +276,6 @@ def _validation(
 
 
 def _classes_of(base: Path, folders: dict[str, str]) -> ClassList:
-    """Returns the official class list, or one of the folders' names."""
     first = folders.get(schema.TRAIN) or folders[schema.VALIDATION]
     names = layout.class_folders(base / first)
     official = labels.official_classes()
@@ -292,7 +285,7 @@ def _classes_of(base: Path, folders: dict[str, str]) -> ClassList:
     if Path(first).name in editions.WINTER21_P.names:
         words = lemmas.beside([base, base.parent])
         return labels.classes_called(names, str(base / first), words)
-    # A stray folder must not turn ILSVRC2012 into a data set of 1001 classes.
+    # An extra folder must not turn ILSVRC2012 into a dataset of 1001 classes.
     if 2 * len(known) > len(names):
         strangers = sorted(set(names) - set(known))
         raise SourceError(
@@ -303,7 +296,6 @@ def _classes_of(base: Path, folders: dict[str, str]) -> ClassList:
 
 
 def _class_folders(folder: Path, classes: ClassList, problems: Problems) -> dict[int, str]:
-    """Returns the names of the class folders there are by class index, in that order."""
     found: dict[int, str] = {}
     for name in layout.class_folders(folder, classes):
         index = classes.of_folder(name)
@@ -322,7 +314,6 @@ def _class_folders(folder: Path, classes: ClassList, problems: Problems) -> dict
 
 
 def _beside_classes(folder: Path, by_content: bool, problems: Problems) -> Counter[str]:
-    """Counts the files beside the class folders, by ending."""
     ignored = Counter[str]()
     for path in folder.iterdir():
         if is_hidden(path.name):
@@ -350,7 +341,7 @@ def _read_mapping(path: Path) -> ClassList:
 
 
 def _read_solution(path: Path) -> list[tuple[str, str]]:
-    """Returns (stem, WNID) of each validation image."""
+    """Returns the name (without extension) and WNID of each validation image."""
     rows = csv.reader(io.StringIO(source.read_list(path)))
     try:
         if next(rows, None) != ["ImageId", "PredictionString"]:

@@ -1,7 +1,4 @@
-"""ILSVRC2012 as image-net.org ships it: nested train tar, flat validation tar, devkit.
-
-Finds the archives in a folder and lists their images by offset. Nothing is extracted.
-"""
+"""ILSVRC2012's original archives: nested train tar, flat validation tar, devkit."""
 
 from __future__ import annotations
 
@@ -32,12 +29,7 @@ CLASS_TAR = re.compile(rf"({keys.WNID.pattern})\.tar")
 
 @dataclass(frozen=True)
 class Tars(source.Stored):
-    """Tars of images, which are archives or in one.
-
-    Attributes:
-      validation_class_index: class index of each validation image, in file-name order; empty if
-        the validation split is not read.
-    """
+    """Tars of images, separate or nested in one; validation labels are in file-name order."""
 
     archives: dict[str, Location]
     validation_class_index: tuple[int, ...] = ()
@@ -49,7 +41,7 @@ class Tars(source.Stored):
 
     @property
     def images(self) -> MemberReader:
-        """Reads the members; on a server they may be known from a list that others could write."""
+        """Reads the members; on a server, verifies them, as others may have changed the listing."""
         kind = TarReader if isinstance(self.reader, RemoteArchives) else MemberReader
         return kind(self.reader)
 
@@ -66,7 +58,7 @@ class Tars(source.Stored):
         return members
 
     def known_md5(self, task: IndexTask) -> str | None:
-        """Returns the md5 of the archive of a piece that `index` has listed, if it came along."""
+        """Returns the md5 of a listed archive if its listing has one."""
         return self.reader.known_md5(task.archive or task.part)
 
     def _member(self, task: IndexTask, archive: str, file: tar.TarMember) -> Member:
@@ -93,7 +85,7 @@ class Tars(source.Stored):
 def inner_tars(
     reader: ArchiveReader | RemoteArchives, archive: str, advice: str
 ) -> dict[str, Range]:
-    """Returns where in an archive the tar of each class is; `advice` is for other members."""
+    """Returns the byte range of each class tar; `advice` ends the error for other members."""
     found: dict[str, Range] = {}
     for inner in tar.files_of(reader, archive, 0, reader.size(archive), skipping=True):
         match = CLASS_TAR.fullmatch(inner.name.rpartition("/")[2])
@@ -109,7 +101,7 @@ def inner_tars(
 
 
 def class_tasks(part: str, tars: Mapping[str, Range], classes: ClassList) -> list[IndexTask]:
-    """Returns the tars of classes, by WNID, as pieces of train."""
+    """Returns one train task per class tar."""
     tasks = []
     for wnid, (archive, start, size) in tars.items():
         index = classes.index.get(wnid)
@@ -126,14 +118,14 @@ def class_tasks(part: str, tars: Mapping[str, Range], classes: ClassList) -> lis
 
 @dataclass(frozen=True)
 class Ilsvrc2012(Tars):
-    """The archives of one data set."""
+    """The archives of one dataset."""
 
     name = "imagenet2012"
     edition = editions.ILSVRC2012
     decisive = ("validation_class_index",)
 
     def index_tasks(self, split: str) -> list[IndexTask]:
-        """Returns one task a tar: a class of train, or the whole of validation."""
+        """Returns one task per tar: each class of train, or all of validation."""
         archive = ARCHIVES[split]
         if split == schema.VALIDATION:
             return [IndexTask(split, split, archive, None, 0, self.reader.size(archive))]
@@ -141,17 +133,16 @@ class Ilsvrc2012(Tars):
 
     @cached_property
     def _classes_of_train(self) -> list[IndexTask]:
-        # Listed when it is asked for: a run that finds its data set finished needs no list.
+        # Listed on first use: a run on a finished dataset does not need it.
         archive = ARCHIVES[schema.TRAIN]
         tars = inner_tars(self.reader, archive, "This is not the train archive of ILSVRC2012.")
         return class_tasks(archive, tars, self.classes)
 
 
 def find(folder: Location, splits: Sequence[str]) -> Ilsvrc2012:
-    """Returns the archives that `splits` need, and the class list.
+    """Returns the archives of `splits` and the class list.
 
-    The class list is the devkit's. Without a devkit it is the official one, and only the
-    train split can be read: validation labels are nowhere else.
+    Without a devkit, the class list is the official one and only train can be read.
     """
     if isinstance(folder, Path) and not folder.is_dir():
         expected = ", ".join([*(ARCHIVES[split] for split in splits), labels.DEVKIT])
@@ -175,7 +166,7 @@ def find(folder: Location, splits: Sequence[str]) -> Ilsvrc2012:
         classes, truth = devkit.classes, devkit.validation_class_index
     else:
         classes, truth = labels.official_classes(), ()
-    # Other class lists come from other archives, which have md5s of their own.
+    # Archives with a different class list have different md5s.
     parts = tuple(
         source.file_part(wanted[ARCHIVES[s]], _PUBLISHED[s].md5 if classes.official else None)
         for s in splits

@@ -1,4 +1,4 @@
-"""What the labels of an existing set mean: its class list, and where labels begin to count."""
+"""The meaning of the labels of an existing dataset: its class list and its first label."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.keys import WNID
 from imagenet_prep.sources.labels import official_classes
 
-# There may be as many contradicting labels as records.
 _MAX_EXAMPLES_IN_MESSAGE = 5
 
 
 class LabelUse(NamedTuple):
-    """One label that one class has in one shard; `where` is the first such record."""
+    """A label used for a class in one shard; `where` is the first such record."""
 
     name: str
     text: str
@@ -51,17 +50,14 @@ class Labelling:
 
 
 def labelling_of(uses: Iterable[LabelUse], known: ClassList | None = None) -> Labelling:
-    """Returns the class list and the offset, 0 or 1, that all labels of a dataset agree with.
-
-    `known` is preferred if it has all classes, then the official list, then the records' classes.
-    """
+    """Returns the class list and offset (0 or 1) that fit all labels; `known` is preferred."""
     uses = list(uses)
     official = official_classes()
     lists = [_own_classes(uses, official)]
     for classes in (official, known):
         if classes and all(use.name in classes.index for use in uses if use.name):
             lists.insert(0, classes)
-    # Only TFDS leaves the class to the label, and counts from 0.
+    # Only TFDS records have no class name; their labels count from 0.
     offsets = (1, 0) if all(use.name for use in uses) else (0,)
     candidates = [Labelling(classes, offset) for classes in lists for offset in offsets]
     strays_of = [[use for use in uses if _problem(use, c)] for c in candidates]
@@ -76,7 +72,7 @@ def labelling_of(uses: Iterable[LabelUse], known: ClassList | None = None) -> La
 
 
 def are_wnids(names: Iterable[str]) -> bool:
-    """Returns whether classes are called by WordNet ids."""
+    """Returns whether all class names are WordNet IDs."""
     return all(map(WNID.fullmatch, names))
 
 
@@ -93,7 +89,7 @@ def _examples(uses: Iterable[LabelUse]) -> int:
 
 
 def _own_classes(uses: Sequence[LabelUse], official: ClassList) -> ClassList:
-    """Returns the classes that records name: WNIDs sorted, other names by their labels."""
+    """Returns the classes that records name: WNIDs sorted, other names by label."""
     named = {use.name: use for use in sorted(uses, key=lambda use: use.examples) if use.name}
     names = sorted(named)
     if not are_wnids(names):

@@ -1,8 +1,7 @@
-"""WNID <-> class index, the devkit, and the canaries that catch a wrong mapping.
+"""WNIDs and class indices, the devkit, and checks that detect a wrong mapping.
 
-The trap: ILSVRC2012_validation_ground_truth.txt holds ILSVRC2012_IDs, which are NOT the
-ranks of the sorted WNIDs. They are mapped through meta.mat. For the official class list, the
-result is compared with known answers.
+ILSVRC2012_validation_ground_truth.txt contains ILSVRC2012_IDs, which are NOT positions in the
+sorted WNIDs: meta.mat maps them. For the official classes, the result is checked.
 """
 
 from __future__ import annotations
@@ -25,20 +24,19 @@ from imagenet_prep.storage.remote_path import Location
 
 DEVKIT = published.DEVKIT.name
 GROUND_TRUTH = "ILSVRC2012_validation_ground_truth.txt"
-# The devkit has 2.5 MB and unpacks to some tens of MB. meta.mat and the ground truth, which has
-# 50,000 numbers of at most four digits, are two of its files.
+# The devkit has 2.5 MB and unpacks to tens of MB. Two of its files are read: meta.mat and the
+# ground truth, 50,000 numbers of at most four digits.
 _MAX_UNPACKED_BYTES = 256 << 20
 _MAX_FILE_BYTES = 8 << 20
 
-# The largest ILSVRC2012_ID is 1860. int() raises another error for more than 4,300 digits.
+# The largest ILSVRC2012_ID is 1860. int() rejects more than 4,300 digits.
 _MAX_DIGITS = 10
-# The errors that reading raises for a file that is not such a meta.mat.
 _NO_META = (ValueError, LookupError, TypeError, OverflowError, struct.error, zlib.error)
 
 
-# sha256 of the 50,000 validation WNIDs in the order of their file names, one a line.
+# SHA-256 of the 50,000 validation WNIDs in file-name order, one per line.
 OFFICIAL_VALIDATION_DIGEST = "313fc3f23c864dde9183c9a368809065765dd1b657a6904fded44e3e46d34604"
-# The first ten of them. In ILSVRC2012_ID order the first would be class 489, not 65.
+# The first ten of them. Sorted by ILSVRC2012_ID, the first would be class 489, not 65.
 CANARIES = (
     "n01751748",
     "n09193705",
@@ -55,10 +53,7 @@ CANARIES = (
 
 @dataclass(frozen=True)
 class Devkit:
-    """The leaf synsets of a devkit, sorted by WNID, and its validation labels.
-
-    The labels are class indices, in the order of the images' file names.
-    """
+    """Leaf synsets sorted by WNID, and validation class indices in file-name order."""
 
     classes: ClassList
     validation_class_index: tuple[int, ...]
@@ -66,7 +61,7 @@ class Devkit:
 
 @cache
 def official_classes() -> ClassList:
-    """Returns ILSVRC2012's class list, which this package carries."""
+    """Returns ILSVRC2012's class list, which is part of this package."""
     text = resources.files(__package__).joinpath("ilsvrc2012_synsets.tsv").read_text("utf-8")
     rows = [line.split("\t") for line in text.splitlines()]
     return ClassList(tuple(row[0] for row in rows), tuple(row[1] for row in rows))
@@ -75,11 +70,7 @@ def official_classes() -> ClassList:
 def classes_called(
     names: Sequence[str], where: str, lemmas: Mapping[str, str] | None = None
 ) -> ClassList:
-    """Returns the class list of a data set that has names only, in their order.
-
-    WNIDs get the words of `lemmas`, or else of ILSVRC2012. Blanks become "_" in the id, since
-    labels.txt and its readers take the first word of a line for it.
-    """
+    """Returns a class list with these names, in this order; IDs have "_" for spaces."""
     words = dict(zip(*dataclasses.astuple(official_classes()), strict=True)) | dict(lemmas or {})
     ids = tuple("_".join(name.split()) for name in names)
     forms = Counter(unicodedata.normalize("NFC", name) for name in ids)
@@ -95,17 +86,14 @@ def classes_called(
 
 
 def check_validation(classes: ClassList, class_index: dict[int, int], where: str) -> None:
-    """Compares validation labels, by the number in the file name, with the known ones.
-
-    Only those of the official class list are checked, and only if all 50,000 are there.
-    """
+    """Checks validation labels, by file number, if the official list and all 50,000 are used."""
     numbers = range(1, schema.OFFICIAL_NUM_EXAMPLES[schema.VALIDATION] + 1)
     if classes.official and class_index.keys() == set(numbers):
         check_canaries([classes.wnids[class_index[number]] for number in numbers], where)
 
 
 def read_devkit(path: Location) -> Devkit:
-    """Returns the class list and the validation labels of a devkit, an archive or a folder."""
+    """Returns the class list and validation labels of a devkit, archived or extracted."""
     meta, truth = tar.small_files(
         path,
         ("data/meta.mat", f"data/{GROUND_TRUTH}"),
@@ -134,7 +122,7 @@ def read_devkit(path: Location) -> Devkit:
 
 
 def check_canaries(wnids: Sequence[str], path: Location | str) -> None:
-    """Compares ILSVRC2012's validation labels, in file-name order, with known answers."""
+    """Compares ILSVRC2012's validation labels, in file-name order, with the known ones."""
     for number, (found, expected) in enumerate(zip(wnids, CANARIES, strict=False), start=1):
         if found != expected:
             raise SourceError(

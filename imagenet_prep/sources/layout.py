@@ -1,8 +1,8 @@
-"""Tells the splits and classes among the folders of a source. Only this module decides it.
+"""Distinguishes split and class folders in a source; no other module does.
 
-A split has a word for a split in its name: `train`, `Testing`; one with other words, `seg_test`, is
-a split only if two splits share these. A class folder holds images itself. Any other folder of
-images is refused by name, since its labels would be lost.
+A split folder has a word for a split in its name, such as `train` or `Testing`. If the name has
+other words (`seg_test`), a second split must share them. A class folder directly contains images.
+Other folders with images are refused by name, because their labels would be lost.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from imagenet_prep.dataset.ignored import ending, is_hidden
 from imagenet_prep.sources import listing
 from imagenet_prep.sources.scan import read_errors, subfolders
 
-# These names come first; others follow if none of these is there.
+# Preferred names. Other names are used only if none of these exists.
 FOLDERS = {
     schema.TRAIN: ("train", "train_blurred", "imagenet21k_train"),
     schema.VALIDATION: ("val", "validation", "valid", "val_blurred", "imagenet21k_val"),
 }
 KAGGLE = "Data/CLS-LOC"
-# Words that say nothing about a class, alone or before and behind a word for a split.
+# Words that do not name a class, also as a prefix or suffix of a split word.
 _NEUTRAL = (
     "(?:(?:data|image|img|photo|picture|pic|file|folder|split|sub)?(?:set|s)?|data|jpe?g|png|"
     "class(?:es)?|categor(?:y|ies)|masks?|labels?|annotations?)"
@@ -42,16 +42,15 @@ _SPLIT_WORDS = {
 }
 _SPLIT = {s: re.compile(f"{_NEUTRAL}(?:{each}){_NEUTRAL}") for s, each in _SPLIT_WORDS.items()}
 _BETWEEN_WORDS = re.compile(r"[\W\d_]+|(?<=[a-z])(?=[A-Z])")
-# Files that are looked at to find the first image of a folder, which may hold anything.
+# Limits the search for the first image of a folder, which may contain any files.
 _MOST_LOOKED_AT = 10_000
 _MOST_NAMED = 3
 
 
 class Splits(NamedTuple):
-    """The folders of the splits, relative to `base`; lists of labels may be in `beside`.
+    """Split folders relative to `base`; `beside` are folders that may contain label lists.
 
-    `names` are the folders in `top` that are called like a split, by split, empty if these are
-    classes; several for one split are ambiguous.
+    `names` are the folders in `top` named like a split, by split, unless these are classes.
     """
 
     base: Path
@@ -62,24 +61,24 @@ class Splits(NamedTuple):
 
 
 def split_called(name: str) -> str | None:
-    """Returns the split that a folder of this name may be."""
+    """Returns the split that a folder's name matches, or None."""
     return _meaning(name)[0]
 
 
 def _meaning(name: str) -> tuple[str | None, str]:
-    """Returns the split that a name has a word for, and its words that are of no split."""
+    """Returns the split that a name matches, and the remaining words of the name."""
     words = [word.casefold() for word in _BETWEEN_WORDS.split(name) if word]
     split_of = {w: s for w in words for s, pattern in _SPLIT.items() if pattern.fullmatch(w)}
     others = [w for w in words if w not in split_of and not re.fullmatch(_NEUTRAL, w)]
     if not split_of and (not words or any(map(str.isdigit, name))):
-        others = [name]  # a number says something: `7`, `class 7`; not in `train2017`
+        others = [name]  # numbers are part of the name (`7`, `class 7`), but not in `train2017`
     splits = {*split_of.values()}
     return splits.pop() if len(splits) == 1 else None, " ".join(others)
 
 
 @read_errors("")
 def split_folders(root: Path) -> Splits:
-    """Returns the splits in a folder; one of class folders alone is itself the folder of train."""
+    """Returns the splits in a folder; a folder of only class folders is itself the train folder."""
     named = named_splits(root)
     if named.folders:
         inner = {split: _inner(named.base, each) for split, each in named.folders.items()}
@@ -92,8 +91,7 @@ def split_folders(root: Path) -> Splits:
 
 
 def named_splits(root: Path) -> Splits:
-    """Returns the splits whose folders are called like splits."""
-    # Given ILSVRC itself or the folder above: the paths are the same.
+    """Returns the splits that have folders named like splits."""
     bases = [each for each in (root / "ILSVRC", root) if (each / KAGGLE).is_dir()]
     base, prefix = (bases[0], f"{KAGGLE}/") if bases else (root, "")
     top = base / prefix
@@ -101,17 +99,16 @@ def named_splits(root: Path) -> Splits:
     names = _named(below)
     chosen = {} if names and _are_classes(top, names, below) else dict(names)
     if {*chosen} == {schema.TRAIN, schema.TEST}:
-        # With classes of train, it is what networks are evaluated on.
+        # A test folder with train's classes is used for validation.
         inner = {name: {*subfolders(top / _inner(top, name))} for name in chain(*names.values())}
         of_train = inner[names[schema.TRAIN][0]]
         chosen[schema.VALIDATION] = [each for each in names[schema.TEST] if of_train & inner[each]]
     folders = {split: prefix + chosen[split][0] for split in FOLDERS if chosen.get(split)}
-    # Kaggle's lists lie beside ILSVRC/, or in it.
+    # Kaggle's lists are in ILSVRC/ or next to it.
     return Splits(base, folders, [base, base.parent] if prefix else [base], top, chosen)
 
 
 def _named(below: Sequence[str]) -> dict[str, list[str]]:
-    """Returns the folders that are called like splits, by split."""
     groups: dict[str, dict[str, list[str]]] = {}
     for name in below:
         if (split := split_called(name)) is not None:
@@ -125,7 +122,7 @@ def _named(below: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _are_classes(top: Path, names: dict[str, list[str]], below: Sequence[str]) -> bool:
-    """Returns whether folders called like one split are classes: a `train` next to a `bus`."""
+    """Returns whether folders named like one split are classes, as `train` next to `bus` is."""
     (called, *more) = names.values()
     if more or any(subfolders(top / name) or not has_image(top / name) for name in called):
         return False
@@ -134,7 +131,7 @@ def _are_classes(top: Path, names: dict[str, list[str]], below: Sequence[str]) -
 
 
 def _inner(base: Path, folder: str) -> str:
-    """Returns the folder of a split, which may be the only one in it: seg_train/seg_train."""
+    """Returns the folder of a split, descending into an only subfolder: seg_train/seg_train."""
     below = subfolders(base / folder)
     if len(below) != 1 or has_image(base / folder) or not subfolders(base / folder / below[0]):
         return folder
@@ -146,15 +143,12 @@ def _inner(base: Path, folder: str) -> str:
 
 @read_errors("")
 def class_folders(root: Path, known: ClassList | None = None) -> list[str]:
-    """Returns the names of the class folders in a folder; raises UsageError if they are none.
-
-    Those of classes that are `known`, and WNIDs, need not hold images themselves.
-    """
+    """Returns the class folders: `known` ones, WNIDs, and any that directly contain images."""
     names = subfolders(root)
     if not names:
         raise without_classes(root, "" if has_image(root) else "no images and ")
     if (root.parent / naming.EXPORT).is_file():
-        return names  # keys of the dataset may have folders
+        return names  # images of exported classes can be in subfolders
     odd = [name for name in names if not keys.WNID.fullmatch(name)]
     odd = [name for name in odd if known is None or known.of_folder(name) is None]
     own = [name for name in odd if has_image(root / name)]
@@ -167,7 +161,7 @@ def class_folders(root: Path, known: ClassList | None = None) -> list[str]:
 
 
 def without_classes(root: Path, held: str = "") -> UsageError:
-    """Returns the error of a folder whose images have no labels."""
+    """Returns the error for a folder of images without labels."""
     return UsageError(
         printable(
             f"{root}: holds {held or 'images and '}no class folders. Put the images of each class "
@@ -178,7 +172,6 @@ def without_classes(root: Path, held: str = "") -> UsageError:
 
 
 def _no_classes(root: Path, parts: dict[str, list[str]]) -> UsageError:
-    """Returns the error of folders that hold folders of images and no images."""
     count = Counter(chain.from_iterable(parts.values()))
     same = some([name for name in count if count[name] > 1])
     same = f"Some in different ones have the same names ({same}), as splits have. " if same else ""
@@ -195,7 +188,7 @@ def _no_classes(root: Path, parts: dict[str, list[str]]) -> UsageError:
 
 
 def _source_in(place: Path) -> Path:
-    """Returns the folder that may be a source: the first that holds more than one other folder."""
+    """Returns the folder to use as a source: the first one downwards with several subfolders."""
     below = _with_images(place)
     if len(below) > 1 or named_splits(place).folders or has_image(place / below[0]):
         return place
@@ -203,7 +196,7 @@ def _source_in(place: Path) -> Path:
 
 
 def unread(found: Splits) -> Counter[str]:
-    """Counts the files called like images next to the splits, by folder or else by ending."""
+    """Counts files named like images next to the splits, by folder or else by extension."""
     counts = Counter[str]()
     if not found.names:
         return counts
@@ -222,13 +215,13 @@ def _with_images(folder: Path) -> list[str]:
 
 
 def has_image(folder: Path, *, below: bool = False, by_content: bool = True) -> bool:
-    """Returns whether an image is directly in a folder, or in folders below."""
+    """Returns whether a folder contains an image; subfolders are searched if `below`."""
     files = islice(_files(folder, below=below), _MOST_LOOKED_AT)
     return any(listing.is_image(Path(path), by_content=by_content) for path in files)
 
 
 def _files(folder: Path, *, below: bool = True) -> Iterator[str]:
-    """Yields the paths of files; a folder that cannot be read is named when it is listed."""
+    """Yields the paths of files; unreadable folders are reported later, when they are listed."""
     for path, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if below and not is_hidden(name)]
         yield from (f"{path}/{name}" for name in names)

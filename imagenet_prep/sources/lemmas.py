@@ -1,4 +1,4 @@
-"""Words for WordNet ids, from the files that people keep beside ImageNet-21K."""
+"""Words for WordNet IDs, from lists that are commonly stored next to ImageNet-21K."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from imagenet_prep.dataset.keys import WNID
 from imagenet_prep.sources import source
 from imagenet_prep.storage.remote_path import Location
 
-# A line "WNID words" for each synset: image-net.org's list of all of WordNet, and timm's.
+# "WNID words" per line: image-net.org's list of all of WordNet, and timm's list.
 _LISTS = ("words.txt", "imagenet_synset_to_lemma.txt")
-# The same as two files, line by line (Big Transfer); blanks in lemmas are "_".
+# Big Transfer's list in two files with matching lines; lemmas have "_" for spaces.
 _IDS, _LEMMAS = "imagenet21k_wordnet_ids.txt", "imagenet21k_wordnet_lemmas.txt"
 
 
 def beside(folders: Iterable[Location]) -> dict[str, str]:
-    """Returns words by WNID from the first such file in these folders; other lines are ignored."""
+    """Returns words by WNID from the first list in these folders; invalid lines are ignored."""
     for folder in folders:
         for name in _LISTS:
             if (folder / name).is_file():

@@ -1,9 +1,7 @@
-"""Which files of a folder are images, and how many others there are.
+"""Lists the image files of a folder and counts all other files by extension.
 
-What is called like an image is one: if its content is none, it is listed as bad. Of photographs
-that are no edition of ImageNet, the content decides where the name does not: telephones write JPEGs
-that are called .HEIC. A photograph that cannot be decoded is an image, too, and listed as bad. All
-other files are counted by their ending, so that none vanishes silently.
+Files named like images are images. For custom photographs, the content decides if the name does
+not: phones write JPEGs named .HEIC. Images that cannot be decoded are later reported as bad.
 """
 
 from __future__ import annotations
@@ -23,10 +21,7 @@ _NAMES = (".jpeg", ".jpg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 
 
 class Listing(NamedTuple):
-    """The images below a folder, sorted by path, and the number of other files by ending.
-
-    `unread` are the images that this installation cannot decode, by format.
-    """
+    """Images sorted by path, other files by extension, and undecodable images by format."""
 
     images: list[File]
     ignored: Counter[str]
@@ -34,17 +29,16 @@ class Listing(NamedTuple):
 
 
 def is_called_an_image(name: str) -> bool:
-    """Returns whether a file name, or a path, is that of an image; hidden files are none."""
+    """Returns whether a file name or path is named like an image; hidden files are not."""
     return not name.rpartition("/")[2].startswith(".") and name.lower().endswith(_NAMES)
 
 
 def is_image(path: Path, *, by_content: bool) -> bool:
-    """Returns whether a file is an image by its name, or else by its content."""
+    """Returns whether a file is an image by its name or, if `by_content`, by its content."""
     return is_called_an_image(path.name) or (by_content and _photograph(path) is not None)
 
 
 def _photograph(path: Path) -> str | None:
-    """Returns the format of a file that is a photograph by its content."""
     if path.name.startswith("."):
         return None
     try:
@@ -53,22 +47,19 @@ def _photograph(path: Path) -> str | None:
             return found if found in formats.PHOTOGRAPHS else None
     except OSError as error:
         demand_disk(path, error)
-        return None  # nobody may read it; it is counted as ignored
+        return None  # unreadable files are counted as ignored
     except DataDamagedError:
-        return None  # it is no file, which is named when it is listed
+        return None  # not a regular file: reported when it is listed
 
 
 def below(
     folder: Path, inside: Path | None, *, by_content: bool, problems: Problems | None = None
 ) -> Listing:
-    """Returns the images below a folder, and counts all other files; see `scan`.
-
-    With `by_content`, the content decides if the name is not an image's.
-    """
+    """Lists the images below a folder and counts all other files; see `scan` and `is_image`."""
     hidden: list[str] = []
     images, ignored, unread = [], Counter[str](), Counter[str]()
     for file in scan(folder, inside, hidden, problems):
-        # The name first: there may be a million files, and a path takes longer than all the rest.
+        # Check the name first: building paths dominates the time for a million files.
         if not is_called_an_image(file.path):
             kind = _photograph(folder / file.path) if by_content else None
             if kind is None:

@@ -1,7 +1,6 @@
-"""Reads MAT-files of version 5, as the devkit's is one: numbers, texts, and what they lie in.
+"""Reads the numbers, text, cells and structures of version 5 MAT-files such as the devkit's.
 
-A few hundred bytes can claim an array of a billion cells. So what is there is read, and no room is
-made for what is only claimed.
+Claimed sizes are not trusted: a few hundred bytes can claim an array of a billion cells.
 """
 
 from __future__ import annotations
@@ -12,14 +11,12 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
-# The devkit's unpacks to 1.5 MB. Each eight bytes may become an object of up to 100 bytes.
+# The devkit's unpacks to 1.5 MB. Every eight bytes can become an object of up to 100 bytes.
 _MAX_UNPACKED_BYTES = 4 << 20
-# The devkit's: numbers and texts in structures.
 _MAX_DEPTH = 4
 _MAX_DIMENSIONS = 32
 
 _HEADER_BYTES = 128
-# Kinds of elements, and of arrays (MAT-File Format, MathWorks).
 _MATRIX, _COMPRESSED = 14, 15
 _CELL, _STRUCT, _CHAR = 1, 2, 4
 _ANY_NUMBER = range(6, 16)
@@ -28,9 +25,9 @@ _TEXT = {1: "ascii", 2: "ascii", 4: "utf-16-le", 16: "utf-8", 17: "utf-16-le", 1
 
 
 def read(data: bytes) -> dict[str, Any]:
-    """Returns the arrays of a MAT-file by name: tuples of numbers, texts, and lists of cells.
+    """Returns arrays by name, as tuples of numbers, text, or lists of cells.
 
-    Structures become a dict that has, for each field, the list of its values.
+    A structure becomes a dict with the list of values of each field.
     """
     if data[126:_HEADER_BYTES] != b"IM":
         raise ValueError("it is no MAT-file of version 5")
@@ -47,12 +44,11 @@ def read(data: bytes) -> dict[str, Any]:
 
 
 def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yields kind and content of the elements that lie one behind the other."""
     position = 0
     while position < len(data):
         kind, size = struct.unpack_from("<II", data, position)
         head = 8
-        if kind >> 16:  # a small one: kind and size share four bytes
+        if kind >> 16:  # small element: type and size share four bytes
             kind, size, head = kind & 0xFFFF, kind >> 16, 4
         content = data[position + head : position + head + size]
         if len(content) < size:
@@ -64,7 +60,6 @@ def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _array(kind: int, content: bytes, depth: int) -> tuple[str, Any]:
-    """Returns name and value of the array that an element holds."""
     if kind != _MATRIX:
         raise ValueError(f"an element of kind {kind} where an array is expected")
     if depth > _MAX_DEPTH:

@@ -1,8 +1,7 @@
-"""Reads the bytes of members, and proves them where a list that others may have written names them.
+"""Reads members of archives, and verifies them by their tar headers if the listing is untrusted.
 
-What lies in an archive on a server may be known from a list that an earlier run has kept beside
-its data set. Whoever may write there may have changed the names in it. So an image is read with
-the tar header in front of it, which costs 512 bytes of the same request.
+The listing of a remote archive may be stored next to a dataset, and others may have changed it. So
+the tar header before each image is read as well: 512 bytes more in the same request.
 """
 
 from __future__ import annotations
@@ -18,18 +17,17 @@ from imagenet_prep.storage.archive import Range, RangeReader
 class MemberReader:
     """Reads members as they were listed; picklable."""
 
-    # Read in front of each image.
     _header_bytes = 0
 
     def __init__(self, reader: RangeReader) -> None:
         self._reader = reader
 
     def will_need(self, members: Iterable[Member]) -> None:
-        """Announces what this thread reads next, in this order."""
+        """Announces the next reads of this thread, in order."""
         self._reader.will_need(map(self._range_of, members))
 
     def read(self, member: Member) -> bytes:
-        """Returns the bytes of an image; of a huge one, just enough for the codec to refuse."""
+        """Returns an image; one that is too large is cut to a size that the codec still refuses."""
         return self._reader.read(*self._range_of(member))
 
     def _range_of(self, member: Member) -> Range:
@@ -38,15 +36,15 @@ class MemberReader:
 
 
 class TarReader(MemberReader):
-    """Reads images of tars, each proven by name and size to be what its header says."""
+    """Reads images of tars and verifies the name and size of each against its header."""
 
     _header_bytes = tar.HEADER_BYTES
 
     def read(self, member: Member) -> bytes:
-        """As for `MemberReader`."""
+        """Returns the bytes of an image, verified."""
         data = super().read(member)
         if not _is_of(member, data[: tar.HEADER_BYTES]):
-            # A long name stands in headers of its own, before the last one.
+            # Long names are stored in separate headers before the last one.
             size = min(tar.MOST_HEADER_BYTES, member.offset)
             before = self._reader.read(member.archive, member.offset - size, size)
             if not _is_of(member, before):
@@ -60,7 +58,7 @@ class TarReader(MemberReader):
 
 
 def _is_of(member: Member, before: bytes) -> bool:
-    """Returns whether the headers that end where an image begins say that it is this member."""
+    """Returns whether the headers before an image have this member's name and size."""
     found = tar.file_behind(before, member.archive, member.offset)
     return found is not None and (found.name.rpartition("/")[2], found.size) == (
         member.filename,

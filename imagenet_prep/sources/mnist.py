@@ -1,8 +1,7 @@
-"""MNIST's IDX files, packed or not. Fashion-MNIST has files of the same names and sizes.
+"""MNIST's IDX files, compressed or not. Fashion-MNIST's have the same names and sizes.
 
-An IDX file is a magic number (type and number of dimensions), each dimension as a big-endian
-32-bit number, and then the items. Images are grey pixels, one file of them for each split, and
-their labels 0 ... 9 lie in another file. Pixels have no format, so each image is encoded once.
+An IDX file has a magic number (type and number of dimensions), each dimension as a big-endian
+32-bit number, and the items. Images are raw grey pixels, so each is encoded once.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ _PREFIX = {schema.TRAIN: "train", schema.VALIDATION: "t10k"}
 _IMAGES, _LABELS = "images-idx3-ubyte", "labels-idx1-ubyte"
 _SIDE = 28
 _NUM_CLASSES = 10
-# The average size of a digit as a JPEG at quality 100. Its pixels take 784 bytes.
+# Average size of a digit as a JPEG of quality 100. Its pixels take 784 bytes.
 _ENCODED_BYTES = 1_100
-# Type 8 is uint8; the number of dimensions is added.
+# Type 8 is uint8. The number of dimensions is added to this.
 _MAGIC = 0x0800
-# 78 MB of pixels, which are in memory at once.
+# This limits the pixels in memory to 78 MB.
 _MAX_EXAMPLES = 100_000
 _ADVICE = "Download it again."
 
 
 @dataclass(frozen=True)
 class Mnist(source.Pixels):
-    """The IDX files of images and of labels, by split."""
+    """The IDX files of images and labels, by split."""
 
     name = "mnist"
     edition = Edition("MNIST", 10, {schema.TRAIN: 60_000, schema.VALIDATION: 10_000})
@@ -61,12 +60,12 @@ class Mnist(source.Pixels):
 
 
 def is_there(root: Path) -> bool:
-    """Returns whether a folder holds the images of a split."""
+    """Returns whether a folder contains the images of a split."""
     return any(_locate(root, f"{prefix}-{_IMAGES}") for prefix in _PREFIX.values())
 
 
 def find(root: Path, splits: Sequence[str], encode: Encode, encoding: str) -> Mnist:
-    """Returns the files that `splits` need."""
+    """Returns the files of `splits`."""
     names = {split: [f"{_PREFIX[split]}-{kind}" for kind in (_IMAGES, _LABELS)] for split in splits}
     found = {name: _locate(root, name) for of_split in names.values() for name in of_split}
     if missing := [name for name, path in found.items() if path is None]:
@@ -93,7 +92,7 @@ def _read(path: Path, shape: tuple[int, ...]) -> bytes:
     with packed.errors(path, _ADVICE), packed.unpacked(path) as stream:
         head = stream.read(header.size)
         num_bytes = _number(path, head, header, shape) * math.prod(shape)
-        # One byte more: it must not be there, and the checksum of a gzip is behind it.
+        # Reading one more byte detects surplus data and makes gzip verify its checksum.
         data = stream.read(num_bytes + 1)
     if len(data) != num_bytes:
         there = "more" if len(data) > num_bytes else f"{len(data):,}"
@@ -104,7 +103,6 @@ def _read(path: Path, shape: tuple[int, ...]) -> bytes:
 
 
 def _number(path: Path, head: bytes, header: struct.Struct, shape: tuple[int, ...]) -> int:
-    """Returns how many items a header announces; raises SourceError if they are not expected."""
     dimensions = ", ".join(["N", *map(str, shape)])
     expected = f"expected an IDX file of uint8 [{dimensions}]"
     if len(head) < header.size:

@@ -1,4 +1,4 @@
-"""Files that are packed by gzip, xz or bzip2, read without unpacking them to a disk."""
+"""Reads gzip, xz or bzip2 files without unpacking them to a disk."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from imagenet_prep.core.errors import SourceError
 from imagenet_prep.storage.os_errors import demand_disk
 from imagenet_prep.storage.remote_path import Location, open_to_read
 
-# The errors that unpacking raises for damaged bytes.
 UNPACKING_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)
-# Python's gzip reads the zeros behind a packed file one by one, however many there are.
+# Python's gzip reads any number of zeros after the compressed data one by one.
 _MAX_PADDING_BYTES = 1 << 20
 _PADDED = f"behind the packed bytes are more than {_MAX_PADDING_BYTES:,} zeros"
-# The file names its dictionary, which may have 4 GB. That of xz -9 takes 65 MB.
+# A file chooses its dictionary size, up to 4 GB; xz -9 takes 65 MB.
 _MOST_XZ_BYTES, _PIECE_BYTES = 128 << 20, 1 << 16
 
 
 @contextlib.contextmanager
 def errors(path: Location, remedy: str, *more: type[Exception]) -> Iterator[None]:
-    """Turns the errors of unpacking, and `more`, into a SourceError; a disk that fails is named."""
+    """Turns unpacking errors and `more` into a SourceError; a failing disk is reported as such."""
     kinds: tuple[type[Exception], ...] = (*UNPACKING_ERRORS, *more)
     try:
         yield
@@ -36,7 +35,7 @@ def errors(path: Location, remedy: str, *more: type[Exception]) -> Iterator[None
 
 
 class _Padded:
-    """A file as gzip reads it; OSError where it is padded with more zeros than a tape needs."""
+    """A gzip file that raises OSError if it has an excessive number of padding zeros."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._zeros = file, 0
@@ -50,12 +49,12 @@ class _Padded:
 
 
 def gunzip(file: BinaryIO) -> io.BufferedIOBase:
-    """Returns the bytes of a file that is packed by gzip; to read them raises UNPACKING_ERRORS."""
+    """Unpacks a gzip file; reading can raise UNPACKING_ERRORS."""
     return gzip.GzipFile(fileobj=cast(Any, _Padded(file)), mode="rb")
 
 
 class _Xz(io.RawIOBase):
-    """A file that is packed by xz: LZMAFile takes as much memory as the file asks for."""
+    """An xz file with a memory limit; LZMAFile would use as much as the file requests."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._unpacker = file, self._begun()
@@ -74,11 +73,10 @@ class _Xz(io.RawIOBase):
         return len(data)
 
     def _packed(self) -> bytes | None:
-        """Returns the bytes that are unpacked next; None at the end."""
         packed = b""
         if self._unpacker.eof:
             packed, zeros = self._unpacker.unused_data, 0
-            while not (packed := packed.lstrip(b"\0")):  # streams may have zeros behind them
+            while not (packed := packed.lstrip(b"\0")):  # zeros may follow a stream
                 if zeros > _MAX_PADDING_BYTES:
                     raise OSError(_PADDED)
                 if not (packed := self._file.read(_PIECE_BYTES)):
@@ -103,7 +101,7 @@ _PACKERS: dict[bytes, Callable[..., Any]] = {
 
 @contextlib.contextmanager
 def unpacked(path: Location) -> Iterator[io.BufferedIOBase]:
-    """Yields the bytes of a file that may be packed."""
+    """Opens a file and unpacks it if it is compressed."""
     with open_to_read(path) as opened:
         file = cast(io.BufferedReader, opened)
         head = file.peek(8)

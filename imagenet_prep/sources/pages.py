@@ -1,9 +1,8 @@
-"""What the pages of a Parquet file unpack to, from their own headers.
+"""Checks the unpacked size of a Parquet file's pages, from their headers.
 
-The footer says how many bytes a column has, and each page says it again for itself. The Parquet
-library makes room for what a page says: two megabytes can become two gigabytes. So the headers are
-walked before a page is unpacked. They are structs in Thrift's compact protocol, of which we need
-two numbers and the length.
+The footer states the size of a column, and each page states its own. The Parquet library allocates
+the size that a page states: 2 MB can become 2 GB. So all page headers (structs in Thrift's compact
+protocol) are checked before a page is unpacked.
 """
 
 from __future__ import annotations
@@ -14,22 +13,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyarrow.parquet import ColumnChunkMetaData  # type: ignore[import-untyped]
 
-# Mostly the first is enough; the least and the largest value of a page may be long.
+# The first size is usually enough; a page's minimum and maximum values can be long.
 _READ_BYTES = (1 << 10, 1 << 20)
-# The most pages that a column may have in a group of rows. Writers begin a new page after a
-# megabyte, or after 20,000 rows.
+# Pages of a column in one row group. Writers start a new page after 1 MB or 20,000 rows.
 _MAX_PAGES = 1 << 16
-# A header has half as many, in structs in structs.
+# A header has half as many, in nested structs.
 _MAX_FIELDS = 64
 _MAX_DEPTH = 4
-# Fields of a page's header.
 _UNPACKED, _PACKED = 2, 3
-# Thrift's types, as far as headers have them. The value of a boolean is in its type.
+# Thrift types used in headers. The type of a boolean includes its value.
 _BOOLEANS, _INTEGERS, _BINARY, _STRUCT = (1, 2), (4, 5, 6), 8, 12
 
 
 def check(descriptor: int, column: ColumnChunkMetaData) -> None:
-    """Makes sure that the pages of a column unpack to no more than the footer says."""
+    """Raises ValueError if the pages of a column unpack to more than the footer states."""
     starts = (column.dictionary_page_offset, column.data_page_offset)
     position = min(start for start in starts if start is not None)
     stop, left = position + column.total_compressed_size, column.total_uncompressed_size
@@ -49,7 +46,6 @@ def check(descriptor: int, column: ColumnChunkMetaData) -> None:
 
 
 def _header(descriptor: int, position: int) -> tuple[int, dict[int, int]]:
-    """Returns the length of a page's header, and its numbers by field."""
     for size in _READ_BYTES:
         reader = _Reader(os.pread(descriptor, size, position))
         try:
@@ -69,7 +65,7 @@ class _Reader:
         self._fields = 0
 
     def struct(self, depth: int) -> dict[int, int]:
-        """Returns the numbers of a struct by field; all else is passed over."""
+        """Returns the numbers of a struct by field and skips other values."""
         fields: dict[int, int] = {}
         field = 0
         while (head := self._byte()) != 0:
@@ -110,6 +106,6 @@ class _Reader:
                 raise ValueError("a number in the header of a page has too many bytes")
 
     def _number(self) -> int:
-        """Returns a signed number, in zigzag."""
+        """Returns a signed number in zigzag encoding."""
         value = self._varint()
         return value >> 1 ^ -(value & 1)

@@ -1,9 +1,7 @@
-"""Parquet files with a column of image files and one of labels, as Hugging Face has imagenet-1k.
+"""Parquet files with columns image {bytes, path} and label, such as Hugging Face's imagenet-1k.
 
-DIR/train-NNNNN-of-NNNNN.parquet and DIR/validation-..., DIR being the source or its `data`;
-columns image {bytes, path} and label. Rows are compressed in pages, so images are unpacked,
-batch by batch, before they are read in another order. The test split has no labels and is
-left alone.
+They are in the source folder or its `data`. Rows are compressed in pages, so images are unpacked in
+batches before they are read in a different order. The test split is ignored: it has no labels.
 """
 
 from __future__ import annotations
@@ -32,28 +30,28 @@ if TYPE_CHECKING:
 _NAME = re.compile(
     rf"^(?P<split>{'|'.join(schema.SOURCE_SPLITS)})-(?P<index>\d{{5}})-of-(?P<count>\d{{5}})\.parquet$"
 )
-# Hugging Face appends the WNID to the base name, in validation too.
+# Hugging Face appends the WNID to the base name, also in validation.
 _APPENDED_WNID = re.compile(rf"^(?P<stem>.+)_(?P<wnid>{keys.WNID.pattern})(?P<suffix>\.[A-Za-z]+)$")
 
-# 64 images of ImageNet are 7 MB. The page that they lie in is whole in memory, twice: 11 MB at
-# the 100 rows a group that `datasets` writes today, 110 MB at the 1,000 of older files.
+# 64 images of ImageNet have 7 MB. A complete page is in memory twice: 11 MB with 100 rows per group
+# (`datasets` today), 110 MB with 1,000 (older files).
 _BATCH_ROWS = 64
 _PAGE_BUFFER_BYTES = 1 << 20
-# 1,000 rows a group of images three times as large as ImageNet's.
+# Enough for 1,000 rows per group, of images three times as large as ImageNet's.
 _MAX_GROUP_BYTES = 384 << 20
-# Rows whose names decide whether the class list is the official one.
+# Number of rows with names to check: they decide if the class list is the official one.
 _PROBE_ROWS = 100
 
 
 @dataclass(frozen=True)
 class Parquet(source.Packed):
-    """The files of one dataset by name, and how many more their names promise, by split."""
+    """The files of one dataset by name, and the number of absent files by split."""
 
     files: dict[str, Path]
     absent: dict[str, int]
 
     def images(self, task: IndexTask) -> Iterator[PackedImage]:
-        """Yields the images of one file in the order of their rows."""
+        """Yields the images of one file, in row order."""
         path = self.files[task.part]
         with _opened(path) as (file, descriptor):
             rows = _rows(file, descriptor, "image", _BATCH_ROWS)
@@ -62,7 +60,7 @@ class Parquet(source.Packed):
                 yield self._image(task, f"{path}: row {row:,}", row, label, image, ours=ours)
 
     def count_problems(self, split: str, num_per_class: Sequence[int]) -> list[str]:
-        """Returns how counts differ from ILSVRC2012's, and whether files are missing."""
+        """Returns count differences from ILSVRC2012, and whether files are missing."""
         problems = []
         if self.absent[split]:
             there = len(self.index_tasks(split))
@@ -84,10 +82,10 @@ class Parquet(source.Packed):
                 "Save the data set with its images embedded."
             )
         class_id = self.classes.wnids[label]
-        # Where no names were kept the place in the data set is one.
+        # Images without a name are named by file and row.
         base = _base(image) or f"{task.part.removesuffix('.parquet')}_{row:08d}"
         if ours and image["path"]:
-            # As `export` writes it: the name as it stands in the key.
+            # `export` writes the name as it is in the key.
             folder = image["path"].removesuffix(base)
             return PackedImage(self.key_of(task.split, label, base, where, folder), label, data)
         if (appended := _APPENDED_WNID.match(base)) is not None:
@@ -101,7 +99,7 @@ class Parquet(source.Packed):
 
 
 def folder(root: Path) -> Path | None:
-    """Returns the folder that holds Parquet files of train or validation, if one does."""
+    """Returns the folder that contains Parquet files of train or validation, or None."""
     for candidate in (root / "data", root):
         if candidate.is_dir() and any(_NAME.match(path.name) for path in candidate.iterdir()):
             return candidate
@@ -109,7 +107,7 @@ def folder(root: Path) -> Path | None:
 
 
 def find(root: Path, splits: Sequence[str]) -> Parquet:
-    """Returns the files that `splits` need, and the class list."""
+    """Returns the files of `splits` and the class list."""
     there = folder(root) or root
     names = sorted(path.name for path in there.iterdir()) if there.is_dir() else []
     matches = [match for name in names if (match := _NAME.match(name))]
@@ -132,7 +130,6 @@ def find(root: Path, splits: Sequence[str]) -> Parquet:
             )
         absent[split] = counts.pop() - len(found[split])
     files = {name: there / name for split in splits for name in found[split]}
-    # Refuses files that would fill the memory, before anything of them is read.
     tasks = tuple(
         IndexTask(name, split, name, num_bytes=_image_bytes(files[name]))
         for split in splits
@@ -145,7 +142,7 @@ def find(root: Path, splits: Sequence[str]) -> Parquet:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[ParquetFile, int]]:
-    """Yields an open file that has our columns, and its descriptor; translates pyarrow's errors."""
+    """Yields an open file with our columns, and its descriptor; translates pyarrow's errors."""
     try:
         import pyarrow as pa  # type: ignore[import-untyped]
         import pyarrow.parquet as pq
@@ -155,7 +152,7 @@ def _opened(path: Path) -> Iterator[tuple[ParquetFile, int]]:
         ) from None
 
     try:
-        # Not memory-mapped and not read ahead: memory is that of a page or two.
+        # No memory mapping and no read-ahead, so memory is limited to a page or two.
         reading = {"buffer_size": _PAGE_BUFFER_BYTES, "pre_buffer": False}
         with open_to_read(path) as opened, pq.ParquetFile(opened, **reading) as file:
             columns = file.schema_arrow
@@ -178,7 +175,7 @@ def _opened(path: Path) -> Iterator[tuple[ParquetFile, int]]:
 def _rows(
     file: ParquetFile, descriptor: int, column: str, at_once: int
 ) -> Iterator[tuple[Any, Any]]:
-    """Yields (label, image) of each row; of the image, what a column has of it."""
+    """Yields (label, image) of each row, with only the image fields in `column`."""
     for number in range(file.metadata.num_row_groups):
         group = file.metadata.row_group(number)
         for chunk in map(group.column, range(group.num_columns)):
@@ -190,7 +187,6 @@ def _rows(
 
 
 def _image_bytes(path: Path) -> int:
-    """Returns the bytes of a file's images, as its footer says."""
     with _opened(path) as (file, _):
         groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
         columns = [group.column(i) for group in groups for i in range(group.num_columns)]
@@ -207,14 +203,14 @@ def _base(image: dict[str, Any]) -> str:
 
 
 def _classes(path: Path) -> ClassList:
-    """Returns the official list if the paths of the first rows prove it, else names."""
+    """Returns the official list if the paths of the first rows match it, else the named classes."""
     official = labels.official_classes()
     with _opened(path) as (file, descriptor):
         names = _class_names(file, path)
         if names and all(keys.WNID.fullmatch(name) for name in names):
             return labels.classes_called(names, str(path))
         verdicts: Counter[bool] = Counter()
-        # Without image.bytes this reads a few kB.
+        # Without image.bytes, this reads a few kB.
         for label, image in _rows(file, descriptor, "image.path", _PROBE_ROWS):
             match = _APPENDED_WNID.match(_base(image or {"path": None}))
             verdicts[match is not None and official.index.get(match["wnid"]) == label] += 1
@@ -232,7 +228,6 @@ def _classes(path: Path) -> ClassList:
 
 
 def _class_names(file: ParquetFile, path: Path) -> list[str]:
-    """Returns the names in the metadata that Hugging Face's `datasets` writes; [] without."""
     text = (file.schema_arrow.metadata or {}).get(b"huggingface")
     if text is None:
         return []

@@ -1,11 +1,10 @@
-"""Reads pickles of text, numbers and arrays of bytes, without Python's unpickler.
+"""Reads pickles of text, numbers and byte arrays without Python's unpickler.
 
-A pickle is a program. Python's unpickler runs all of it: it calls what a file names, and asks for
-the hash of whatever a file makes a key or a member of a set. 136 bytes make a tuple whose hash
-visits 2^64 others, in C code that no signal ends; 900 kB make one so deep that the C stack
-overflows. So this module knows only the operations that CIFAR-10's batches are made of, as Python
-2 and 3 write them. Only text becomes a key, nothing that a file names is called, and Ctrl-C works
-between any two operations.
+A pickle is a program that Python's unpickler runs: it calls functions that the file names, and
+hashes the keys that it creates. A pickle of 136 bytes can create a tuple whose hash visits 2^64
+others, in C code that no signal interrupts; one of 900 kB can overflow the C stack. This module
+supports only the operations in CIFAR-10's batches, as Python 2 and 3 write them, and calls no named
+function. Only text can be a key, and Ctrl-C always works.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ import pickletools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-# A batch has four operations an image. Each may leave an object of up to 100 bytes.
+# A batch has four operations per image. Each can create an object of up to 100 bytes.
 _MAX_OPERATIONS = 1_000_000
 
 
 class Array:
-    """What a pickled array of uint8 leaves behind: its bytes, in C order."""
+    """The bytes of a pickled uint8 array, in C order."""
 
     data = b""
 
@@ -32,18 +31,18 @@ class _Type:
 
 
 def loads(data: bytes) -> Any:
-    """Returns what a pickle describes: dicts, lists, tuples, text, bytes, numbers and arrays."""
+    """Returns the pickled value: dicts, lists, tuples, text, bytes, numbers and arrays."""
     return _Reader(len(data)).run(data)
 
 
 class _Reader:
-    """The stack and the memo of a pickle; each operation is a method, see _OPERATIONS."""
+    """The stack and memo of a pickle, with a method per operation (see _OPERATIONS)."""
 
     def __init__(self, num_bytes: int) -> None:
         self._stack: list[Any] = []
         self._marks: list[int] = []
         self._memo: dict[int, Any] = {}
-        # Bytes of text that may be encoded: each text may be, again and again.
+        # Limits the text to encode: a pickle can encode the same text repeatedly.
         self._left = num_bytes
 
     def run(self, data: bytes) -> Any:
@@ -96,7 +95,7 @@ class _Reader:
         elif made is _Type:
             self.push(_Type(given[0]))
         elif made is str.encode:
-            # How Python 3 writes bytes for Python 2 to read.
+            # Python 3 writes bytes like this for Python 2.
             self._left -= len(given[0])
             if self._left < 0:
                 raise ValueError("it encodes more text than it holds")
@@ -108,7 +107,7 @@ class _Reader:
         (state,) = self.pop(1)
         built = self._stack[-1]
         if isinstance(built, Array):
-            # (version, shape, type, is_fortran, bytes), numpy's array.__reduce__.
+            # (version, shape, type, is_fortran, bytes) from numpy's array.__reduce__.
             _, _, kind, is_fortran, data = state
             if not kind.is_uint8 or is_fortran or not isinstance(data, bytes):
                 raise ValueError("it holds an array that is not uint8 in C order")
@@ -124,8 +123,7 @@ class _Reader:
         return self._stack[-1]
 
 
-# The functions that pickles of arrays and bytes name, and our stand-ins for them. No function of
-# numpy is called.
+# Stand-ins for the functions named in pickles of arrays and bytes. No numpy function is called.
 _NAMES: dict[str, Any] = {
     "numpy.core.multiarray _reconstruct": Array,
     "numpy._core.multiarray _reconstruct": Array,
@@ -134,14 +132,13 @@ _NAMES: dict[str, Any] = {
     "_codecs encode": str.encode,
 }
 
-# Each operation has the name that pickletools gives it. The second argument of its function is
-# the operand that follows it in the file.
+# Methods by pickletools name; the second argument is the operand in the file.
 _OPERATIONS: dict[str, Callable[[_Reader, Any], None]] = {
     **dict.fromkeys(("PROTO", "FRAME", "STOP"), lambda _reader, _: None),
     **dict.fromkeys(("BININT", "BININT1", "BININT2", "LONG1"), _Reader.push),
     **dict.fromkeys(("BINUNICODE", "SHORT_BINUNICODE"), _Reader.push),
     **dict.fromkeys(("BINBYTES", "SHORT_BINBYTES"), _Reader.push),
-    # Python 2's text, which may be any bytes; pickletools takes it for Latin-1.
+    # Python 2 text can be any bytes; pickletools decodes it as Latin-1.
     **dict.fromkeys(
         ("BINSTRING", "SHORT_BINSTRING"), lambda reader, text: reader.push(text.encode("latin-1"))
     ),

@@ -1,4 +1,4 @@
-"""The archives of ILSVRC2012, CIFAR-10 and MNIST, and ReaL's labels, as they are published."""
+"""The published archives of ILSVRC2012, CIFAR-10 and MNIST, and the ReaL labels."""
 
 from __future__ import annotations
 
@@ -6,12 +6,7 @@ from typing import NamedTuple
 
 
 class Archive(NamedTuple):
-    """One published archive.
-
-    Attributes:
-      md5: from the page that publishes it and torchvision's source.
-      size: bytes, from Content-Length; None if published figures disagree.
-    """
+    """An archive with its published md5, and its size unless published sizes disagree."""
 
     name: str
     md5: str
@@ -24,12 +19,12 @@ DEVKIT = Archive("ILSVRC2012_devkit_t12.tar.gz", "fa75699e90414af021442c21a62c3a
 TRAIN_BOXES = Archive("ILSVRC2012_bbox_train_v2.tar.gz", "9271167e2176350e65cfe4e546f14b17")
 VALIDATION_BOXES = Archive("ILSVRC2012_bbox_val_v3.tgz", "f4cd18b5ea29fe6bbea62ec9c20d80f0")
 
-# ReaL's labels of the validation images. Its sha256 stands in evaluation.label_list.
+# ReaL labels of the validation images. Their SHA-256 is in evaluation.label_list.
 REAL = Archive("real.json", "c03b536b209b127cb61430fd1ce950d5", 388_478)
 
-# https://www.cs.toronto.edu/~kriz/cifar.html names the md5.
+# The md5 is from https://www.cs.toronto.edu/~kriz/cifar.html.
 CIFAR10 = Archive("cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", 170_498_071)
-# yann.lecun.com, which named the sizes, gives them to nobody any more; the md5s are torchvision's.
+# Sizes are from yann.lecun.com, which no longer serves the files; md5s are from torchvision.
 MNIST = (
     Archive("train-images-idx3-ubyte.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873", 9_912_422),
     Archive("train-labels-idx1-ubyte.gz", "d53e105ee54ea40749a09fcbcd1e9432", 28_881),

@@ -1,8 +1,7 @@
-"""MXNet's RecordIO: `train*.rec` and `val*.rec`, as im2rec.py writes them, and their lists.
+"""MXNet's RecordIO: `train*.rec` and `val*.rec` as written by im2rec.py, and their lists.
 
-A record says its label as a number. What the class is called, and which file the image was, stand
-in the `.lst` file beside: `number, label, CLASS/file`. Where there is no list, or its paths name no
-classes, `synset.txt` names them: a line "WNID words" a class, in the order of the labels.
+Records have numeric labels. Their `.lst` file has lines `number, label, CLASS/file`. Without lists
+or classes in them, `synset.txt` has one line "WNID words" per label, in order.
 """
 
 from __future__ import annotations
@@ -28,17 +27,15 @@ from imagenet_prep.storage.archive import ArchiveReader
 from imagenet_prep.storage.remote_path import open_to_read
 
 SYNSET = "synset.txt"
-# How the names of a split's files begin; so do "valid" and "validation".
+# File name prefixes; "val" also matches "valid" and "validation".
 _PREFIXES = {schema.TRAIN: "train", schema.VALIDATION: "val"}
-# Listed at once; several pieces are listed at a time.
+# Bytes listed by one task; several tasks run at a time.
 _PIECE_BYTES = 256 << 20
-# A line may name several labels, and a path. What is longer is cut, and then refused.
+# A line has a path and possibly several labels. Longer lines are cut and then refused.
 _MAX_LINE_BYTES = 1 << 13
-# The most images that one list may name; ImageNet-21K has 14,197,122. Each takes 42 bytes of
-# memory while the list is sorted.
+# Images per list; ImageNet-21K has 14,197,122. Each takes 42 bytes of memory during sorting.
 _MAX_IMAGES = 16_000_000
 _MAX_CLASSES = 1 << 20
-# Numbers of this many digits fit 63 bits.
 _MAX_DIGITS = 18
 
 
@@ -51,13 +48,10 @@ class RecordReader(ArchiveReader):
 
 
 class ImageList:
-    """A `.lst` file: the path of each image by its number. Picklable.
+    """A `.lst` file: image paths by number, and class `names` by label. Picklable.
 
-    The paths stay in the file: of ImageNet-21K, they have 700 MB.
-
-    Attributes:
-      names: what a label is called, as far as the paths have folders: by the first folder, if each
-        label has another one, else by the last.
+    Paths stay in the file, as ImageNet-21K's have 700 MB. A class is named by the first folder of
+    its paths if that is different for each label, else by the last folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -99,7 +93,7 @@ class ImageList:
             )
 
     def name(self, number: int) -> str | None:
-        """Returns the path of an image; None where the list does not have it."""
+        """Returns the path of an image, or None if it is not in the list."""
         at = int(np.searchsorted(self._numbers, number))
         if at == len(self._numbers) or self._numbers[at] != number:
             return None
@@ -113,7 +107,6 @@ class ImageList:
 
 
 def _row(line: bytes, where: str) -> tuple[int, int, str]:
-    """Returns number, label and path of a line."""
     try:
         number, label, *_, name = line.decode().rstrip("\n").split("\t")
         if not number.isdecimal() or len(number) > _MAX_DIGITS:
@@ -128,7 +121,7 @@ def _row(line: bytes, where: str) -> tuple[int, int, str]:
 
 @dataclass(frozen=True)
 class RecordIO(source.Stored):
-    """Files of records by part name, and their `.lst` files by the same name."""
+    """Record files by part name, and their `.lst` files by the same name."""
 
     files: dict[str, Path]
     lists: dict[str, ImageList]
@@ -139,7 +132,7 @@ class RecordIO(source.Stored):
         return RecordReader(self.files)
 
     def index(self, task: IndexTask) -> list[Member]:
-        """Returns the images of the records that begin in a piece, sorted by key."""
+        """Returns the images of the records that begin in a task's byte range, sorted by key."""
         path = self.files[task.part]
         with open_to_read(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -166,7 +159,7 @@ class RecordIO(source.Stored):
         if path is None:
             raise SourceError(f"{where}: the list beside it does not have this number")
         class_id, (first, _, below) = self.classes.wnids[index], path.partition("/")
-        # `export` writes the folders below that of the class. ImageNet's keys have none.
+        # `export` writes the folders below the class folder. ImageNet's keys have none.
         has_folders = not WNID.fullmatch(class_id) and "_".join(first.split()) == class_id
         folder = below[: below.rfind("/") + 1] if has_folders else ""
         key = self.key_of(task.split, index, path, where, folder)
@@ -174,7 +167,7 @@ class RecordIO(source.Stored):
 
 
 def locate(root: Path) -> dict[str, list[Path]]:
-    """Returns the `.rec` files of a folder by split; {} where there is none."""
+    """Returns the `.rec` files of a folder by split."""
     found: dict[str, list[Path]] = {}
     for path in sorted(root.glob("*.rec")):
         for split, prefix in _PREFIXES.items():
@@ -184,7 +177,7 @@ def locate(root: Path) -> dict[str, list[Path]]:
 
 
 def find(root: Path, splits: Sequence[str]) -> RecordIO:
-    """Returns the files that `splits` need, and the class list."""
+    """Returns the files of `splits` and the class list."""
     found = locate(root)
     if missing := [split for split in splits if split not in found]:
         wanted = " and no ".join(f"{_PREFIXES[split]}*.rec" for split in missing)
@@ -213,7 +206,7 @@ def find(root: Path, splits: Sequence[str]) -> RecordIO:
 
 
 def _classes_of(lists: Sequence[ImageList], root: Path) -> ClassList:
-    """Returns the classes that the lists name: ILSVRC2012's where all labels are its own."""
+    """Returns the classes in the lists, or ILSVRC2012's if all labels match it."""
     names: dict[int, str] = {}
     for each in lists:
         for label, name in each.names.items():
@@ -235,7 +228,6 @@ def _classes_of(lists: Sequence[ImageList], root: Path) -> ClassList:
 
 
 def _read_synset(path: Path) -> ClassList:
-    """Returns the classes of a file with a line "WNID words" each."""
     lines = source.read_list(path).splitlines()
     rows = [line.partition(" ") for line in lines if line.strip()]
     words = {row[0]: row[2].strip() for row in rows if row[2].strip()}
@@ -246,7 +238,6 @@ def _read_synset(path: Path) -> ClassList:
 
 
 def _class_index(label: float) -> int:
-    """Returns a label as the class index that it is; ValueError if it is none."""
     if not 0 <= label < _MAX_CLASSES or label != int(label):
         raise ValueError(f"label {label}, expected a whole number from 0 on")
     return int(label)

@@ -1,4 +1,4 @@
-"""Lists the files below a folder: links that lead out of it are refused, hidden files left out."""
+"""Lists the files below a folder; skips hidden files and refuses links that leave the folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_KEPT = 50
 
 
 class File(NamedTuple):
-    """A file below a folder: relative path, bytes, and `stamp`, which is its ETag on a server."""
+    """A file below a folder: relative path, size, and `stamp` (the ETag for remote files)."""
 
     path: str
     num_bytes: int
@@ -31,7 +31,7 @@ class File(NamedTuple):
 
 
 class Problems:
-    """The problems of a source: sentences about the first ones, and the number of all."""
+    """The problems of a source: messages of the first ones, and the total number."""
 
     def __init__(self) -> None:
         self._number, self._kept = 0, list[str]()
@@ -40,7 +40,7 @@ class Problems:
         return self._number > 0
 
     def add(self, problem: str | SourceError | OSError, where: object = "") -> None:
-        """Adds a sentence, or an error with the path that it is about."""
+        """Adds a message, or an error at the path `where`."""
         if isinstance(problem, OSError):
             problem = _unreadable(where, problem, "Check links, permissions and the disk.")
         self._number += 1
@@ -48,7 +48,7 @@ class Problems:
             self._kept.append(printable(str(problem)))
 
     def raise_all(self, where: object) -> None:
-        """Raises one SourceError with all of them, if there are any; the last line counts them."""
+        """Raises one SourceError for all problems, if any; its last line counts them."""
         told = sorted(self._kept)
         if self._number > 1:
             left = f", {_MOST_KEPT} of them above" if self._number > _MOST_KEPT else ""
@@ -60,7 +60,7 @@ class Problems:
 
 @contextlib.contextmanager
 def read_errors(path: object, remedy: str = "Check the permissions.") -> Iterator[None]:
-    """Turns an OSError into a SourceError for this path; if it is "", for the path of the error."""
+    """Turns an OSError into a SourceError for `path`, or for the error's own path if ""."""
     try:
         yield
     except OSError as error:
@@ -80,9 +80,9 @@ def scan(
 ) -> list[File]:
     """Returns all files below a folder, sorted by path, except hidden ones.
 
-    Links to files are followed, into `inside` only unless it is None. A linked folder is refused,
-    since it may lead in a circle. `hidden` gets the paths of hidden files; `problems` gets what
-    would be raised otherwise.
+    Links to files must stay in `inside`, if set. Links to folders are refused: they can form a
+    loop. Hidden paths are added to `hidden`; problems are added to `problems`, or raised if it is
+    None.
     """
     files, folders = list[File](), [""]
     found = Problems() if problems is None else problems
@@ -115,12 +115,11 @@ def scan(
 
 
 def _file(folder: Path, path: str, entry: os.DirEntry[str], root: str | None) -> File:
-    """Returns a file; raises SourceError for anything else."""
     if entry.is_dir():
         raise SourceError(f"{folder / path}: is a link to a folder. Put the folder itself there.")
     status = entry.stat()
     if not stat.S_ISREG(status.st_mode):
-        # To read a pipe would wait for whoever writes into it.
+        # Reading a pipe would wait for a writer.
         raise SourceError(f"{folder / path}: is no file. Remove it.")
     if entry.is_symlink():
         _refuse_out(folder / path, root, _FOLLOW)
@@ -128,29 +127,26 @@ def _file(folder: Path, path: str, entry: os.DirEntry[str], root: str | None) ->
 
 
 def hidden_files(folder: Path, path: str) -> list[str]:
-    """Returns a hidden file, or the files of a hidden folder, by path below `folder`."""
+    """Returns a hidden file, or all files of a hidden folder, as paths relative to `folder`."""
     if (folder / path).is_symlink() or not (folder / path).is_dir():
         return [path]
     return [f"{path}/{name}" for _, _, names in os.walk(folder / path) for name in names]
 
 
 def _refuse_out(path: Path, root: str | None, remedy: str) -> None:
-    """Raises SourceError if a link leads out of a folder: it may name a private file."""
+    """Raises SourceError if a link leaves the folder: it may point to a private file."""
     real = Path(os.path.realpath(path))
     if root is not None and not real.is_relative_to(root):
         raise SourceError(f"{path}: is a link that leads out of the source, to {real}. {remedy}")
 
 
 def refuse_link_out(path: Path) -> None:
-    """Raises SourceError if a list, whose text becomes public, is a link out of its folder."""
+    """Refuses a list that is a link out of its folder, because its text becomes public."""
     _refuse_out(path, os.path.realpath(path.parent), "Put the list itself there.")
 
 
 def subfolders(folder: Path, *, any_name: bool = False) -> list[str]:
-    """Returns the sorted names of the folders in a folder, linked ones too; no hidden ones.
-
-    Raises SourceError for a name that is not UTF-8, unless `any_name`.
-    """
+    """Returns the sorted names of subfolders that are not hidden; UTF-8 only, unless `any_name`."""
     with read_errors(folder), os.scandir(folder) as entries:
         names = sorted(e.name for e in entries if e.is_dir() and not is_hidden(e.name))
     for name in () if any_name else names:

@@ -1,4 +1,4 @@
-"""The files of a set of TFRecord shards, as any program names them."""
+"""Finds TFRecord shards, including those named by other programs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,7 @@ _TFDS = re.compile(rf"\w+-({_SPLIT})\.tfrecord-(\d{{5}})-of-(\d{{5}})")
 
 
 class ShardFile(NamedTuple):
-    """One shard as it was found.
-
-    Attributes:
-      number: from 0, wherever the names of files begin to count.
-      path: relative to the dataset.
-      listed: its entry in a manifest of ours, if there is one.
-    """
+    """A shard file; `number` counts from 0 and `listed` is its entry in our manifest, if any."""
 
     split: str
     number: int
@@ -37,28 +31,28 @@ class ShardFile(NamedTuple):
 
     @property
     def file(self) -> str:
-        """The file's own name."""
+        """The file's base name."""
         return self.path.rpartition("/")[2]
 
     @property
     def sha256(self) -> str:
-        """Of the file, if a manifest of ours says it; else ""."""
+        """SHA-256 of the file from our manifest, or ""."""
         return self.listed.sha256 if self.listed else ""
 
     @property
     def num_bytes(self) -> int:
-        """Its size."""
+        """Size of the file."""
         return self.stat.size
 
     @property
     def name(self) -> str:
-        """The name this shard has in a data set of this program."""
+        """The shard's name in a dataset of this program."""
         return naming.shard_name(self.split, self.number, self.num_shards)
 
 
 @dataclass(frozen=True)
 class TfrecordSet:
-    """The shards of a store by split, in order and complete; `dataset` if we made them."""
+    """All shards of a store by split, in order; `dataset` is set if this program wrote them."""
 
     store: Store
     splits: dict[str, tuple[ShardFile, ...]]
@@ -66,12 +60,12 @@ class TfrecordSet:
 
     @property
     def manifest(self) -> Manifest | None:
-        """The manifest of the set, if this program made it."""
+        """The dataset's manifest, if this program wrote it."""
         return self.dataset.manifest if self.dataset else None
 
 
 def find(store: Store, *, check: bool = True) -> TfrecordSet:
-    """Returns the shards in `store`, or in its folders of splits; `check` as for `open_dataset`."""
+    """Returns the shards in `store` or its split folders; `check` is as for `open_dataset`."""
     where = store.where()
     if (local := store.as_folder) and not local.root.is_dir():
         raise UsageError(f"{where}: no such folder")
@@ -96,7 +90,7 @@ def find(store: Store, *, check: bool = True) -> TfrecordSet:
     stated = known.manifest.splits.values() if known else ()
     listed = {shard.name: shard for split in stated for shard in split.shards}
     if len(files) > 1 and not (known and known.manifest.evaluates):
-        files.pop(schema.TEST, None)  # other programs call images so that have no labels
+        files.pop(schema.TEST, None)  # other programs use it for images without labels
     splits = {
         split: tuple(
             ShardFile(split, number, total, path, stats[path], listed.get(path))
@@ -116,7 +110,7 @@ def _in_order(
     strangers = [
         path for family in families.values() if family is not numbered for path in family.values()
     ]
-    # The AWS resizer raises its counter before it makes the name.
+    # The AWS resizer counts from 1.
     first = 1 if total in numbered and 0 not in numbered else 0
     expected = range(first, first + total)
     missing = [number for number in expected if number not in numbered]
@@ -141,13 +135,13 @@ def _in_order(
 
 
 def split_of(name: str) -> str:
-    """Returns the split of a shard's file name, "" where it is none."""
+    """Returns the split of a shard's file name, or "" if it is not a shard name."""
     named = _parts(name)
     return named.split if named else ""
 
 
 def becomes(path: str, name: str) -> bool:
-    """Returns whether a shard that `find` lists as `path` may be called `name` in our datasets."""
+    """Returns whether the shard found at `path` can have this `name` in our datasets."""
     base = path.rpartition("/")[2]
     there, here = _parts(base), naming.parse_shard_name(name)
     return (
@@ -155,13 +149,12 @@ def becomes(path: str, name: str) -> bool:
         and here is not None
         and path in (base, *(f"{folder}/{base}" for folder in schema.SPLITS))
         and (here.split, here.num_shards) == (there.split, there.num_shards)
-        # Names may count from 1.
         and there.number - here.number in (0, 1)
         and here.number < here.num_shards
     )
 
 
 def _parts(name: str) -> naming.ShardName | None:
-    """Returns the parts of a shard's name, whoever gave it; the number as the name says it."""
+    """Parses a shard name of any program; the number is not converted."""
     match = _PLAIN.fullmatch(name) or _TFDS.fullmatch(name)
     return naming.ShardName(match[1], int(match[2]), int(match[3])) if match else None

@@ -1,7 +1,6 @@
-"""What every kind of source offers: a class list, its files, and images with keys and classes.
+"""The interface of all sources: a class list, files, and images with keys and classes.
 
-Images lie in files as they are (`Stored`: tars, folders), or have to be unpacked first
-(`Packed`: Parquet, CIFAR-10, MNIST). Keys are the same whatever the layout, and so are the shards.
+Images are stored in files directly (`Stored`) or must be unpacked first (`Packed`).
 """
 
 from __future__ import annotations
@@ -35,23 +34,21 @@ Encode = Callable[["npt.NDArray[np.uint8]"], bytes]
 # Kaggle's solution has 2 MB, the words of all of WordNet 3 MB, other lists less.
 _MAX_LIST_BYTES = 16 << 20
 _PIECE_BYTES = 1 << 20
-# The length of the longest file name on Linux (NAME_MAX). A listing holds every name in memory.
+# Longest file name on Linux (NAME_MAX). A listing keeps all names in memory.
 _MAX_BASE_BYTES = 255
 _WNID_PREFIX = re.compile(rf"({WNID.pattern})_")
 
 
 class Part(NamedTuple):
-    """An archive, a file or a folder that a source is made of; a line of the manifest.
+    """An archive, file or folder of a source; an entry of the manifest.
 
     Attributes:
-      name: how the manifest and errors call it.
-      num_bytes: of the file, or of all images in the folder.
-      stamp: differs if the content may have changed: a time in ns, an ETag, or a digest of those.
-      md5: the published one, where it must be that very file.
-      path: of a file that can be hashed, here or on a server; None for a folder.
-      ignored: of a folder, how many files are no images, by ending.
-      images: of a folder, how many files are images.
-      newest: the latest stamp of its files that is a time.
+      num_bytes: size of the file, or of all images in the folder.
+      stamp: changes with the content: a time in ns, an ETag, or a digest of these.
+      md5: published md5, if the file must match it.
+      path: of a local or remote file that can be hashed; None for a folder.
+      ignored: number of files that are not images, by extension.
+      newest: the latest file time in ns.
     """
 
     name: str
@@ -65,16 +62,14 @@ class Part(NamedTuple):
 
 
 class IndexTask(NamedTuple):
-    """A piece of a source that is listed at once.
+    """A part of a source that is listed as one task.
 
     Attributes:
-      name: unique, fit for a file name.
-      split: "train" or "validation".
-      part: name of the part that it lies in.
-      class_index: where it holds this class and no other; None where it may hold any.
-      start, stop: byte range of the archive, where the piece is one.
-      archive: where it is, if the part is a folder of archives or of folders.
-      num_bytes: of its images once they are unpacked, about; 0 if they are not packed.
+      name: unique and valid as a file name.
+      class_index: the only class in it; None if it may contain several.
+      start, stop: byte range in the archive, if any.
+      archive: path of the archive or folder, if the part is a folder.
+      num_bytes: approximate unpacked size of its images; 0 if they are not packed.
     """
 
     name: str
@@ -88,7 +83,7 @@ class IndexTask(NamedTuple):
 
 
 class PackedImage(NamedTuple):
-    """One image on its way out of a packed file."""
+    """One image unpacked from a file."""
 
     key: str
     class_index: int
@@ -97,15 +92,13 @@ class PackedImage(NamedTuple):
 
 @dataclass(frozen=True)
 class Source(ABC):
-    """A dataset as it was found. Picklable.
+    """A source dataset. Picklable.
 
     Attributes:
-      decisive: names of more attributes that decide the members.
-      other_name: the name of a dataset that is not ILSVRC2012.
-      classes: the class list; a class index is a position in it.
-      tasks: its pieces, in class order if each holds one class; empty if they are listed when
-        needed.
-      evaluation: the meaning of its folders, if it is a dataset to evaluate on.
+      decisive: names of additional attributes that determine the members.
+      other_name: the dataset's name if it is not ILSVRC2012.
+      tasks: in class order if each has one class; empty if they are listed when needed.
+      evaluation: the meaning of its folders, if it is an evaluation dataset.
     """
 
     decisive: ClassVar[tuple[str, ...]] = ()
@@ -117,24 +110,24 @@ class Source(ABC):
 
     @property
     def name(self) -> str:
-        """What the data set is called; `dataset.tfds` makes TFDS's name of it."""
+        """The dataset's name, from which `dataset.tfds` derives the TFDS name."""
         if self.evaluation is not None:
             return re.sub(r"\W", "_", self.evaluation.edition.name)
         return "imagenet2012" if self.is_ilsvrc else self.other_name
 
     @property
     def is_ilsvrc(self) -> bool:
-        """Whether this is ILSVRC2012 or a part of it, whose counts are known."""
+        """Whether this is all or a part of ILSVRC2012, with known counts."""
         return self.evaluation is None and self.classes.official
 
     @property
     def is_imagenet(self) -> bool:
-        """Whether its images are ImageNet's: of a known edition, or called by WNIDs."""
+        """Whether the images are ImageNet's: of a known edition, or with WNIDs as classes."""
         return self.edition is not None or all(map(WNID.fullmatch, self.classes.wnids))
 
     @property
     def identity(self) -> list[object]:
-        """What decides the members, as JSON: while it stays, an index needs no renewal."""
+        """JSON values that determine the members; an index stays valid until they change."""
         return [
             type(self).__name__,
             [[part.name, part.num_bytes, part.stamp] for part in self.parts],
@@ -143,10 +136,7 @@ class Source(ABC):
         ]
 
     def key_of(self, split: str, class_index: int, path: str, where: str, folder: str = "") -> str:
-        """Returns the key of an image, as `dataset.keys` says, from the last part of its path.
-
-        The key has `folder`, which ends with a slash, between class and name.
-        """
+        """Returns the key of an image; `folder`, "" or with a final slash, precedes the base name."""
         base, class_id = path.rpartition("/")[2], self.classes.wnids[class_index]
         if len(base.encode()) > _MAX_BASE_BYTES:
             raise SourceError(
@@ -165,18 +155,18 @@ class Source(ABC):
         return key
 
     def index_tasks(self, split: str) -> list[IndexTask]:
-        """Returns the pieces of a split."""
+        """Returns the tasks of a split."""
         return [task for task in self.tasks if task.split == split]
 
     @property
     def edition(self) -> editions.Edition | None:
-        """The published edition that this should be; None where none is known."""
+        """The published edition that this should match, or None."""
         if self.evaluation is not None:
             return self.evaluation.edition
         return editions.ILSVRC2012 if self.is_ilsvrc else None
 
     def count_problems(self, split: str, num_per_class: Sequence[int]) -> list[str]:
-        """Returns how counts by class index differ from the published ones, in words."""
+        """Returns messages about differences from the published counts per class."""
         if self.evaluation is not None:
             return [*self.evaluation.problems]
         edition = self.edition
@@ -184,12 +174,12 @@ class Source(ABC):
 
 
 class Stored(Source):
-    """A source whose images are read where they lie."""
+    """A source with images that are read in place."""
 
     @property
     @abstractmethod
     def reader(self) -> RangeReader:
-        """Reads the archives, or files, that hold the members."""
+        """Reads the archives or files that contain the members."""
 
     @property
     def images(self) -> MemberReader:
@@ -198,33 +188,28 @@ class Stored(Source):
 
     @abstractmethod
     def index(self, task: IndexTask) -> list[Member]:
-        """Returns the images of a piece, sorted by key; raises SourceError."""
+        """Returns the images of a task, sorted by key; raises SourceError."""
 
     def known_md5(self, task: IndexTask) -> str | None:  # noqa: ARG002
-        """Returns the md5 of the archive of a piece that `index` has listed, if it came along."""
+        """Returns the md5 of a listed archive if its listing has one."""
         return None
 
 
 class Packed(Source):
-    """A source whose images have to be unpacked before they can be read in another order."""
+    """A source with images that must be unpacked before they can be read in a different order."""
 
     @abstractmethod
     def images(self, task: IndexTask) -> Iterator[PackedImage]:
-        """Yields the images of a piece in their order there; raises SourceError."""
+        """Yields the images of a task in stored order; raises SourceError."""
 
     def unpacked_bytes(self, task: IndexTask) -> int:
-        """Returns about how many bytes the images of a piece take."""
+        """Returns the approximate total size of the images of a task."""
         return task.num_bytes
 
 
 @dataclass(frozen=True)
 class Pixels(Packed):
-    """A source of pixels without a format, so that each image is encoded once.
-
-    Attributes:
-      encode: pixels [height, width, 3] uint8 RGB to the bytes of an image file; picklable.
-      encoding: what `encode` does, in words.
-    """
+    """Raw pixels; `encode` turns [height, width, 3] uint8 RGB into an image file. Picklable."""
 
     decisive = ("encoding",)
     encode: Encode
@@ -248,7 +233,7 @@ def file_part(path: Location, md5: str | None = None) -> Part:
 
 
 def sorted_by_key(members: Iterable[Member], where: str) -> list[Member]:
-    """Returns members in the order of their keys, which must differ."""
+    """Returns members sorted by key; raises SourceError for a duplicate key."""
     found: dict[str, Member] = {}
     for member in members:
         if (other := found.setdefault(member.key, member)) is not member:
@@ -263,7 +248,7 @@ def sorted_by_key(members: Iterable[Member], where: str) -> list[Member]:
 
 
 def read_list(path: Location, *, lenient: bool = False) -> str:
-    """Returns the text of a small list; if `lenient`, other bytes than UTF-8 are Latin-1."""
+    """Returns the text of a small list; if `lenient`, text that is not UTF-8 is read as Latin-1."""
     if not isinstance(path, RemotePath):
         refuse_link_out(path)
     data = read_bytes(path, _MAX_LIST_BYTES)
@@ -276,10 +261,10 @@ def read_list(path: Location, *, lenient: bool = False) -> str:
 
 
 def read_bytes(path: Location, most: int) -> bytes:
-    """Returns a file of at most so many bytes."""
+    """Returns a file of at most `most` bytes."""
     data = bytearray()
     with read_errors(path, "Get it again."), open_to_read(path) as file:
-        # A read makes room for all that it is asked for.
+        # A read allocates its full size, so read in pieces.
         while len(data) <= most and (part := file.read(_PIECE_BYTES)):
             data += part
     if len(data) > most:

@@ -1,8 +1,7 @@
-"""Header-only index of a tar, at any depth, without extracting and without copying.
+"""Lists the members of a tar at any nesting depth from its headers, without extracting it.
 
-The standard library's tarfile reads headers too, at 20,000 members/s; ImageNet has 1.28
-million, so plain ustar headers are read here at ten times that rate. What is not plain
-(long names, pax) is handled, what could write outside a folder is refused.
+Python's tarfile reads 20,000 members/s, and ImageNet has 1.28 million: plain ustar headers are read
+here ten times as fast. Members that could be written outside a folder are refused.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from imagenet_prep.storage.remote_archives import RemoteArchives
 from imagenet_prep.storage.remote_path import Location, open_to_read
 
 _BLOCK = 512
-# The size of the header of a file whose name fits into one block.
+# Headers of a file with a name that fits in one block.
 HEADER_BYTES = _BLOCK
-# All that lies in front of a file whose name does not; Linux has no path of more than 4 kB.
+# Headers of a file with a longer name; Linux paths have at most 4 kB.
 MOST_HEADER_BYTES = 16 * _BLOCK
 _ZERO = bytes(_BLOCK)
 _REGULAR = (b"0", b"\0", b"7")
@@ -34,16 +33,16 @@ _REFUSED = {
     b"4": "a device",
     b"6": "a pipe",
 }
-# A pax header may hold other things than a path; one that claims more is damage.
+# A pax header may have other fields than a path; a larger one is damaged.
 _MAX_EXTENDED_BYTES = 1 << 20
-# As Linux has it (PATH_MAX). Names of a megabyte each fill the memory.
+# Linux's PATH_MAX. Names of a megabyte each would fill the memory.
 _MAX_NAME_LENGTH = 4096
-# 2^63 has 19; int() itself refuses 4,300 digits by another error.
+# 2^63 has 19 digits; int() raises a different error from 4,300 digits on.
 _MAX_DIGITS = 19
 
 
 class TarMember(NamedTuple):
-    """One regular file: its name, and the byte range of its content in the archive."""
+    """A regular file: its name and the byte range of its content in the archive."""
 
     name: str
     offset: int
@@ -58,10 +57,7 @@ def files_of(
     *,
     skipping: bool = False,
 ) -> list[TarMember]:
-    """Returns what `members` yields; an archive on a server is read in one pass.
-
-    With `skipping`, only headers are read, also on a server: few large files are between them.
-    """
+    """Returns all `members` of an archive; `skipping` reads only headers, also from a server."""
     files = archives.files_of(
         archive,
         start,
@@ -84,9 +80,9 @@ def _is_whole(reader: Reads, archive: str, start: int, stop: int, files: Sequenc
 
 
 def file_behind(headers: bytes, archive: str, offset: int) -> TarMember | None:
-    """Returns the file whose content begins at `offset`, from the header bytes that end there."""
+    """Returns the file with content from `offset` on, as described by the header bytes before it."""
     for skipped in range(len(headers) % _BLOCK, len(headers), _BLOCK):
-        # Farthest first: a name that is too long for its header stands before it.
+        # Start with the earliest block: headers of long names come first.
         start = offset - len(headers) + skipped
         with contextlib.suppress(SourceError):
             member = next(members(_Headers(headers, offset), archive, start, _Forward.END), None)
@@ -96,7 +92,7 @@ def file_behind(headers: bytes, archive: str, offset: int) -> TarMember | None:
 
 
 class _Headers(NamedTuple):
-    """The bytes of an archive that end at an offset, as `Reads`."""
+    """The bytes of an archive before an offset, as `Reads`."""
 
     data: bytes
     stop: int
@@ -110,7 +106,7 @@ class _Headers(NamedTuple):
 
 
 def members(reader: Reads, archive: str, start: int, stop: int) -> Iterator[TarMember]:
-    """Yields the regular files of the tar that lies in bytes [start, stop) of an archive."""
+    """Yields the regular files of the tar in bytes [start, stop) of an archive."""
     position = start
     extended: dict[str, str] = {}
     while True:
@@ -159,7 +155,7 @@ def members(reader: Reads, archive: str, start: int, stop: int) -> Iterator[TarM
                 f"{where}: member {name!r} points outside its folder. "
                 "ImageNet's archives hold no such name: this one was tampered with."
             )
-        # Before ustar a folder was a file with a slash at the end.
+        # Before ustar, a folder was a file with a trailing slash.
         if kind == _FOLDER or (kind == b"\0" and name.endswith("/")):
             continue
         if kind not in _REGULAR:
@@ -168,12 +164,11 @@ def members(reader: Reads, archive: str, start: int, stop: int) -> Iterator[TarM
 
 
 def _parse(header: bytes, where: str) -> tuple[str, int, bytes]:
-    """Returns (name, size in bytes, kind) of a header proven by its checksum."""
     try:
         checksum = int(header[148:156].strip(b"\0 ") or b"0", 8)
     except ValueError:
         checksum = -1
-    # The checksum field counts as eight spaces (POSIX ustar).
+    # The checksum field is summed as eight spaces (POSIX ustar).
     if checksum != _sum(header[:256]) + _sum(header[256:]) - sum(header[148:156]) + 8 * 0x20:
         raise SourceError(
             f"{where}: not a tar header (its checksum does not fit). "
@@ -192,15 +187,12 @@ def _parse(header: bytes, where: str) -> tuple[str, int, bytes]:
 
 
 def _sum(data: bytes) -> int:
-    """Returns the sum of at most 256 bytes: sooner than `sum`, which makes an int of each.
-
-    The lower half of Adler-32 is 1 + their sum modulo 65,521, which so few do not reach.
-    """
+    """Sums up to 256 bytes by Adler-32: its lower half is 1 + the sum, modulo 65,521."""
     return (zlib.adler32(data) & 0xFFFF) - 1
 
 
 def _pax_records(data: bytes, where: str) -> dict[str, str]:
-    r"""Returns path and size of a pax header, whose records read `LENGTH KEY=VALUE\n`."""
+    r"""Returns the path and size in a pax header with records of the form `LENGTH KEY=VALUE\n`."""
     records = {}
     start = 0
     while start < len(data):
@@ -217,12 +209,11 @@ def _pax_records(data: bytes, where: str) -> dict[str, str]:
 
 
 def _number(digits: bytes, base: int, where: str) -> int:
-    """Returns a size in bytes from its decimal or octal digits."""
     if digits.isdigit() and len(digits) <= _MAX_DIGITS:
         try:
             return int(digits, base)
         except ValueError:
-            pass  # 8 and 9 are no octal digits
+            pass  # octal numbers have no digits 8 and 9
     kind = "octal" if base == 8 else "decimal"
     raise SourceError(
         f"{where}: a member's size is {digits[:32]!r}, expected at most {_MAX_DIGITS} {kind} "
@@ -231,22 +222,22 @@ def _number(digits: bytes, base: int, where: str) -> int:
 
 
 class Allowance:
-    """The number of bytes that an archive, and all archives in it, may still unpack to."""
+    """The number of bytes that an archive and its nested archives may still unpack to."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most = self._left = most_bytes
 
     def take(self, num_bytes: int, archive: str) -> None:
-        """Counts bytes that were unpacked."""
+        """Subtracts unpacked bytes; raises SourceError if too many were unpacked."""
         self._left -= num_bytes
         if self._left < 0:
             raise SourceError(f"{archive}: unpacks to more than {self._most:,} bytes")
 
 
 class _Forward:
-    """Reads a stream by offsets that only grow, so that a packed tar needs no second copy."""
+    """Reads a stream at increasing offsets, so a compressed tar needs no unpacked copy."""
 
-    # The unpacked size is not known; a member beyond the end is found when it is read.
+    # The unpacked size is unknown; reading a member past the end raises an error.
     END = 1 << 62
 
     def __init__(self, stream: io.BufferedIOBase, allowance: Allowance) -> None:
@@ -262,7 +253,7 @@ class _Forward:
         return data
 
     def skip(self, archive: str, num_bytes: int) -> None:
-        """Reads so many bytes, or all that are left."""
+        """Reads up to `num_bytes` bytes and discards them."""
         while num_bytes > 0 and (data := self._next(archive, min(num_bytes, 1 << 20))):
             num_bytes -= len(data)
 
@@ -276,10 +267,7 @@ class _Forward:
 def contents(
     stream: io.BufferedIOBase, archive: str, allowance: Allowance
 ) -> Iterator[tuple[TarMember, Callable[[int], bytes]]]:
-    """Yields each regular file of a tar, and a function that reads at most so many of its bytes.
-
-    The stream is read to its end. Each byte that is read is taken from the allowance.
-    """
+    """Yields each file and a function to read its first bytes, then reads the stream to its end."""
     reader = _Forward(stream, allowance)
     for member in members(reader, archive, 0, reader.END):
 
@@ -287,17 +275,14 @@ def contents(
             return reader.read(archive, member.offset, min(member.size, most))
 
         yield member, read
-    # The checksum of the compression lies behind the end of the tar.
+    # The compression's checksum comes after the end of the tar.
     reader.skip(archive, reader.END)
 
 
 def small_files(
     path: Location, names: Sequence[str], *, max_bytes: int, max_unpacked_bytes: int, advice: str
 ) -> list[bytes]:
-    """Returns files of a published archive, which may be packed, or of its extracted folder.
-
-    In a tar, `names` are relative to any folder. `advice` is the last sentence of each error.
-    """
+    """Returns files of an archive or its extracted folder; `advice` is the end of each error."""
     found: dict[str, bytes] = {}
     with packed.errors(path, advice, SourceError):
         if path.is_dir():
@@ -320,5 +305,5 @@ def small_files(
 
 
 def _text(name: bytes) -> str:
-    # A name that is not UTF-8 still has to become a unique key that can be written.
+    # A name that is not UTF-8 must still become a unique, printable key.
     return name.decode(errors="backslashreplace")

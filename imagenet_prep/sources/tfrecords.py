@@ -1,12 +1,12 @@
-"""Records of TFRecord shards that any program wrote: what they say, and what their labels mean.
+"""Reads the records and labels of TFRecord shards written by any known program.
 
-Known writers, and how to tell them:
+Known writers and their features:
 
-    this program, slim's build_imagenet_data   all 15 keys
-    tensorflow/tpu's imagenet_to_gcs, AWS step 1   no text, no boxes
-    AWS tensorflow_image_resizer   names from 1 to N, empty text, sizes from before the resize
-    slim's build_image_data (flowers)   classes by text, no synset
-    TensorFlow Datasets' imagenet2012   keys image, label, file_name; labels from 0; own names
+    this program, slim's build_imagenet_data: all 15 keys
+    tensorflow/tpu's imagenet_to_gcs, AWS step 1: no text, no boxes
+    AWS tensorflow_image_resizer: names from 1 to N, empty text, sizes from before the resize
+    slim's build_image_data (flowers): classes by text, no synset
+    TensorFlow Datasets' imagenet2012: image, label, file_name; labels from 0; its own shard names
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from imagenet_prep.storage.fetch import as_file, hashed
 from imagenet_prep.storage.store import Store
 
 _NEEDED_KEYS = {schema.ENCODED, schema.LABEL, schema.FILENAME}
-# Enough of an image to find it by.
 _FIRST_BYTES = 64
 _GZIP = b"\x1f\x8b"
 
@@ -45,13 +44,7 @@ T = TypeVar("T")
 
 
 class Entry(NamedTuple):
-    """The content of a record, in one form for all writers.
-
-    Attributes:
-      name: the class: its WNID, else its text without blanks; "" if only the label tells it.
-      filename: base name of the source image.
-      text: the class in words; "" if the record does not have it.
-    """
+    """A record in one form for all writers; `name` is its WNID, else its text, else ""."""
 
     features: dict[str, Value]
     encoded: bytes
@@ -65,7 +58,7 @@ class Entry(NamedTuple):
 def entries(
     store: Store, shard: ShardFile, on_damage: OnDamage | None = None
 ) -> Iterator[tuple[tfrecord.Record, Entry]]:
-    """Yields (record, its content) in the order of the records; arguments as for `check`."""
+    """Yields (record, content) in record order; arguments are as for `check`."""
     return check(store, shard, lambda record: parse(record.payload), on_damage)
 
 
@@ -76,16 +69,10 @@ def check(
     on_damage: OnDamage | None = None,
     hashes: Sequence[Any] = (),
 ) -> Iterator[tuple[tfrecord.Record, T]]:
-    """Yields (record, result of `look`) in the order of the records, verified by both CRCs.
+    """Yields (record, result of `look`) in order, verified by both CRCs and a known SHA-256.
 
-    The shard is read once. If a manifest has its sha256, that is verified, too.
-
-    Args:
-      store, shard: to read.
-      look: as for `tfrecord.check_records`.
-      on_damage: is given the error of each damaged record, which is skipped; without it the first
-        error is raised.
-      hashes: of hashlib; at the end they have been given all bytes of the shard.
+    `on_damage` receives the error of each damaged record, which is then skipped; if it is None, the
+    first error is raised. The hashlib objects in `hashes` are updated with all bytes of the shard.
     """
     name = shard.file
     seen = damaged = 0
@@ -112,7 +99,7 @@ def check(
             error = DataDamagedError(f"{error}. It is compressed by gzip: unpack it first")
         report(error)
     except OSError as error:
-        # The disk may read it the next time. What is said of a shard is kept, so this is not.
+        # A disk error may be temporary, so it must not be recorded as damage of the shard.
         raise StoreError(
             f"cannot read {store.where(shard.path)}: {error.strerror or error}. Check the disk "
             "that holds it, then run the same command again."
@@ -129,7 +116,7 @@ def check(
 
 
 def where(shard: ShardFile, record: tfrecord.Record) -> str:
-    """Returns how errors call a record."""
+    """Returns the name of a record in errors."""
     return f"{shard.file}: record {record.number} at byte {record.offset:,}"
 
 
@@ -176,11 +163,7 @@ def parse(payload: bytes) -> Entry:
 def read(
     store: Store, shard: ShardFile, labelling: Labelling, hashes: Sequence[Any] = ()
 ) -> Iterator[tuple[Member, bytes]]:
-    """Yields (member, its encoded bytes) in the order of the records.
-
-    The key is the one in the table of samples, if the dataset has tables: an image that was
-    relabelled keeps its key.
-    """
+    """Yields (member, image bytes); relabelled images keep the key in the sample table, if any."""
     rows: list[Sample] | None = None
 
     def look(record: tfrecord.Record) -> tuple[Member, bytes]:
@@ -206,7 +189,7 @@ def read(
 
 
 def member(shard: ShardFile, record: tfrecord.Record, entry: Entry, labelling: Labelling) -> Member:
-    """Returns a record as a source image; its byte range is the image's in the shard."""
+    """Returns a record as a source image, with the byte range of the image in the shard."""
     index = labelling.class_index(entry.name, entry.label)
     key = keys.key_of(shard.split, labelling.classes.wnids[index], entry.filename)
     if (problem := keys.problem(key)) is not None:
@@ -216,26 +199,26 @@ def member(shard: ShardFile, record: tfrecord.Record, entry: Entry, labelling: L
 
 
 def find_image(payload: bytes, encoded: bytes) -> int:
-    """Returns where an image begins in its record."""
-    # `find` prepares a table as long as its argument, 0.1 ms per image: so its first bytes are
-    # looked for, and the complete image only if these are elsewhere, too.
+    """Returns the offset of an image in its record."""
+    # `bytes.find` preprocesses its whole argument, 0.1 ms per image. So search for the first bytes,
+    # and for the complete image only if they do not match.
     start = payload.find(encoded[:_FIRST_BYTES])
     return start if payload.startswith(encoded, start) else payload.find(encoded)
 
 
 def known_labelling(found: TfrecordSet, splits: Sequence[str]) -> Labelling | None:
-    """Returns what the labels mean, or None if only the complete dataset can tell.
+    """Returns the labelling, or None if it requires reading the complete dataset.
 
-    Ours says so in its manifest. Another one is ILSVRC2012 if the first and last shard of its
-    splits agree with the official class list: a later class of a shorter list has another place.
-    Reading compares all records with it. Of other datasets of TFDS, their list of labels says it.
+    Our manifests and TFDS's label lists state it. Any other dataset is ILSVRC2012 if the first and
+    last shards match the official class list: in a shorter list, later classes have different
+    labels.
     """
     if found.dataset is not None:
         return Labelling(found.dataset.classes, found.dataset.manifest.label_offset)
     shards = dict.fromkeys(
         shard for s in splits for shard in (found.splits[s][0], found.splits[s][-1])
     )
-    # Damage is for those who read everything to name.
+    # Damage is reported later, when all records are read.
     uses = [use for shard in shards for use in label_uses(found.store, shard, Problems())]
     official = official_classes()
     if found.store.size(tfds_record.LABELS) and (named := _listed_labels(found, uses)):
@@ -247,7 +230,6 @@ def known_labelling(found: TfrecordSet, splits: Sequence[str]) -> Labelling | No
 
 
 def _listed_labels(found: TfrecordSet, uses: Sequence[LabelUse]) -> Labelling | None:
-    """Returns what TFDS's list of labels says of these records, if it fits them all."""
     text = found.store.read(tfds_record.LABELS).decode(errors="replace")
     names = [name.strip() for name in text.splitlines() if name.strip()]
     labelling = Labelling(classes_called(names, found.store.where(tfds_record.LABELS)), 0)
@@ -260,7 +242,7 @@ def _listed_labels(found: TfrecordSet, uses: Sequence[LabelUse]) -> Labelling | 
 
 
 def label_uses(store: Store, shard: ShardFile, damage: Problems) -> list[LabelUse]:
-    """Returns each pair of class and label in a shard, how often, and where first."""
+    """Returns each pair of class and label in a shard, its count and its first record."""
     counts: dict[tuple[str, int], LabelUse] = {}
     with contextlib.suppress(GivenUpError):
         for record, entry in entries(store, shard, damage.add):

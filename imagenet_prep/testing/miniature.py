@@ -1,7 +1,6 @@
-"""A miniature ILSVRC2012: the three archives in their real layout, and the truth about each image.
+"""A miniature ILSVRC2012: its three archives in the real layout, with the truth about each image.
 
-The images are cut from installed photographs, one family for each class. The demo and tests pass
-the archives to the real readers, and compare the result with `Miniature.images`.
+The demo and tests read them with the real readers and compare with `Miniature.images`.
 """
 
 from __future__ import annotations
@@ -34,13 +33,12 @@ DEVKIT_ARCHIVE = "ILSVRC2012_devkit_t12.tar.gz"
 _Rng = np.random.Generator
 
 _KEPT = ("large", "exif_rotated", "broken_exif", "trailing_garbage", "one_pixel", "wide")
-ODD_KINDS = (  # kind → fate under the default settings of prepare
+ODD_KINDS = (  # kind → fate under prepare's default settings
     dict.fromkeys(_KEPT, "kept")
     | dict.fromkeys(("png", "cmyk", "grey"), "repaired")
     | dict.fromkeys(("truncated", "empty"), "quarantined")
-    | {"exif_rotated": "repaired"}  # in its place above: the order decides which image is odd
+    | {"exif_rotated": "repaired"}  # keeps its position, which decides which image is odd
 )
-# At most a quarter of the split.
 _ODD_VALIDATION_KINDS = ("grey", "cmyk", "truncated", "exif_rotated")
 
 _INNER = (  # wnid, words, parent, height; numbered after the leaves, as in the real devkit
@@ -56,11 +54,9 @@ class SourceImage:
 
     Attributes:
       key: "n01440764/n01440764_10026.JPEG" or "ILSVRC2012_val_00000001.JPEG".
-      class_index: position of `wnid` in the sorted WNIDs of the miniature, from 0.
       kind: "plain" or a key of `ODD_KINDS`.
-      fate: "kept", "repaired" or "quarantined": the result of prepare by default.
-      width, height: stored pixels, EXIF rotation not applied; 0 if undecodable.
-      sha256, num_bytes: of the source bytes.
+      fate: "kept", "repaired" or "quarantined" under prepare's default settings.
+      width, height: stored pixels, before EXIF rotation; 0 if undecodable.
     """
 
     split: str
@@ -77,12 +73,7 @@ class SourceImage:
 
 @dataclass(frozen=True)
 class Miniature:
-    """The archives under `root` and the truth about them.
-
-    Attributes:
-      classes: (wnid, words) of the devkit's leaf synsets, sorted by wnid.
-      images: every source image, in the order of the archives' members.
-    """
+    """The archives in `root`, their (wnid, words) sorted by wnid, and their images in order."""
 
     root: Path
     classes: tuple[tuple[str, str], ...]
@@ -95,12 +86,12 @@ class Miniature:
 
 @dataclass(frozen=True)
 class Synset:
-    """One row of meta.mat, fields in the order of the real `synsets` array."""
+    """One row of meta.mat, with fields in the order of the real `synsets` array."""
 
     ilsvrc2012_id: int
     wnid: str
     words: str
-    gloss: str = ""  # `words` where empty: no real row lacks one
+    gloss: str = ""  # if empty, `words` is used: all real rows have a gloss
     children: tuple[int, ...] = ()  # ILSVRC2012_IDs; empty for a leaf
     wordnet_height: int = 0
     num_train_images: int = 0
@@ -119,23 +110,24 @@ def make_miniature(
     """Writes the train, validation and devkit archives into `root` and returns the truth.
 
     The same arguments give byte-identical archives (with the same Pillow, NumPy and simplejpeg).
-    One image is in memory at a time; 20,000 images take a minute or two on one core.
+    Only one image is in memory at a time; 20,000 images take a minute or two on one core.
 
     Args:
       root: created if missing; existing archives are replaced.
-      num_train: over all classes, whose counts differ slightly. With odd files at least 20, and two
-        for each class.
+      num_train: over all classes, with slightly different counts. Odd files need at least 20, and
+        two
+        per class.
       num_validation: spread over the classes as evenly as possible.
-      num_classes: 2 to 10, one family of photographs each.
-      seed: not negative; decides every random choice.
-      odd_files: whether one train image of each kind in `ODD_KINDS` and a few validation images
-        replace plain ones.
-      size: (width, height) in pixels of the most frequent image; the others are portrait or
-        jittered. At the default size some plain images are 1600x1200 or 2048x1536.
+      num_classes: 2 to 10, with one family of photographs each.
+      seed: not negative; determines all random choices.
+      odd_files: whether to include one train image per kind in `ODD_KINDS`, and a few in
+        validation.
+      size: (width, height) of most images; the others are portrait or vary in size. At the default
+        size, some plain images are 1600x1200 or 2048x1536.
     """
     families = sorted(FAMILIES[:num_classes])  # by WNID
     for family in families:
-        photograph_path(family, 0)  # raises before anything is written
+        photograph_path(family, 0)  # fails before anything is written
     studio = _Studio(root, families, size, seed)
     rng = np.random.default_rng(seed)
     counts = _class_counts(num_train, num_classes, rng)
@@ -160,7 +152,7 @@ def make_miniature(
 
 
 class _Studio:
-    """Makes the archives of one miniature; `images` has the truth about each image so far."""
+    """Creates the archives of one miniature; `images` has the truth about the images so far."""
 
     def __init__(
         self, root: Path, families: Sequence[Family], size: tuple[int, int], seed: int
@@ -176,7 +168,7 @@ class _Studio:
     ) -> None:
         with tarfile.open(self._root / TRAIN_ARCHIVE, "w", format=tarfile.GNU_FORMAT) as outer:
             for index, (family, count) in enumerate(zip(self._families, counts, strict=True)):
-                # Like the real ones: gaps, numbers of different lengths, no order.
+                # As in the real ones: with gaps, of different lengths and unordered.
                 numbers = rng.choice(np.arange(2, 12_000 + 4 * count), count, replace=False)
                 with tempfile.TemporaryFile(dir=self._root) as spool:
                     with tarfile.open(fileobj=spool, mode="w", format=tarfile.GNU_FORMAT) as inner:
@@ -227,7 +219,6 @@ def _class_counts(num_train: int, num_classes: int, rng: _Rng) -> list[int]:
 
 
 def _odd_places(counts: Sequence[int], rng: _Rng) -> dict[tuple[int, int], str]:
-    """Returns (class index, ordinal in the class) → kind, dealt to the classes in turn."""
     orders = [rng.permutation(count) for count in counts]
     places = {}
     for i, kind in enumerate(ODD_KINDS):
@@ -245,7 +236,6 @@ def _scrambled(count: int, rng: _Rng) -> list[int]:
 
 
 def _inner_synsets(families: Sequence[Family], ids: Sequence[int]) -> list[Synset]:
-    """Returns the inner synsets that have a leaf below them, numbered after the leaves."""
     used = [row for row in _INNER if not row[2] or any(f.parent == row[0] for f in families)]
     id_of = {row[0]: len(ids) + 1 + place for place, row in enumerate(used)}
     synsets = []
@@ -264,11 +254,8 @@ def make_devkit(
 ) -> None:
     """Writes a devkit archive: readme, data/meta.mat and the validation ground truth.
 
-    Args:
-      path: of ILSVRC2012_devkit_t12.tar.gz.
-      leaves: the classes, no children. Rows of meta.mat are sorted by ID, leaves before inner.
-      inner: synsets above the leaves.
-      ground_truth: ILSVRC2012_ID of each validation image, in file-name order.
+    Rows of meta.mat are sorted by ID, the `leaves` (classes, without children) before the `inner`
+    synsets. `ground_truth` has the ILSVRC2012_ID of each validation image, in file-name order.
     """
     import scipy.io
 
@@ -292,7 +279,7 @@ def make_devkit(
     synsets = np.array(rows, dtype=[(field, object) for field in fields.split()])
     buffer = io.BytesIO()
     scipy.io.savemat(buffer, {"synsets": synsets[:, None]}, do_compression=True)
-    # SciPy writes the time of day into the header's 116 bytes of free text.
+    # SciPy writes the current time into the header's 116 bytes of free text.
     header = b"MATLAB 5.0 MAT-file, Platform: GLNXA64, Created on: Thu Jan  1 00:00:00 1970"
     members = {
         "readme.txt": b"A miniature of the ILSVRC2012 development kit, made by imagenet-prep.\n",
@@ -309,7 +296,7 @@ def make_devkit(
 
 
 def add_file(tar: tarfile.TarFile, name: str, file: IO[bytes], num_bytes: int) -> None:
-    """Appends a member read from the start of `file`, without time, owner or trace of this host."""
+    """Appends `file` from its start, without time, owner or other traces of this host."""
     info = tarfile.TarInfo(name)
     info.size = num_bytes
     file.seek(0)
@@ -317,5 +304,5 @@ def add_file(tar: tarfile.TarFile, name: str, file: IO[bytes], num_bytes: int) -
 
 
 def _small_uint(*values: int) -> NDArray[np.unsignedinteger]:
-    """Returns [1, n] in the smallest type that holds the values, as MATLAB stores them."""
+    """Returns [1, n] in the smallest type that holds the values, as in MATLAB."""
     return np.array([values], dtype=np.uint8 if max(values, default=0) < 256 else np.uint16)

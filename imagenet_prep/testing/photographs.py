@@ -23,7 +23,7 @@ IMAGENET_SIZE = (500, 375)  # (width, height): the most frequent size in ILSVRC2
 _LARGE_SHARE, _HUGE_SHARE = 0.03, 0.004  # of plain images, at IMAGENET_SIZE only
 _LARGE_SIZE, _HUGE_SIZE, _WIDE_SIZE = (1600, 1200), (2048, 1536), (4000, 300)
 _ZOOMS = (1.0, 1.2, 1.45)
-# Upscaled photographs compress too well; with grain they weigh what real ones do.
+# Upscaled photographs compress too well; grain makes files as large as real ones.
 _GRAIN_SIGMA = 3.0
 
 
@@ -43,7 +43,7 @@ class Family(NamedTuple):
 
 
 # fmt: off
-FAMILIES = (  # true members of the 1000; each named for what its photographs show, where possible
+FAMILIES = (  # members of the 1,000 classes; names match the photographs if possible
     Family("n02123045", "tabby, tabby cat", "n00015388", "skimage/data", ("chelsea.png",)),
     Family("n07920052", "espresso", "n00001740", "skimage/data", ("coffee.png",)),
     Family("n03773504", "missile", "n00021939", "skimage/data", ("rocket.jpg",)),
@@ -51,7 +51,6 @@ FAMILIES = (  # true members of the 1000; each named for what its photographs sh
             ("motorcycle_left.png", "motorcycle_right.png")),
     Family("n11939491", "daisy", "n00001740", "sklearn/datasets/images", ("flower.jpg",)),
     Family("n03877845", "palace", "n00021939", "sklearn/datasets/images", ("china.jpg",)),
-    # The astronaut stands before a space shuttle.
     Family("n04266014", "space shuttle", "n00021939", "skimage/data", ("astronaut.png",)),
     Family("n03956157", "planetarium", "n00021939", "skimage/data", ("hubble_deep_field.jpg",)),
     Family("n07747607", "orange", "n00001740", "skimage/data", ("retina.jpg",)),
@@ -61,7 +60,7 @@ FAMILIES = (  # true members of the 1000; each named for what its photographs sh
 
 
 class Camera:
-    """Cuts windows from photographs and encodes them; scaled photographs are cached."""
+    """Crops and encodes photographs; scaled photographs are cached."""
 
     def __init__(self, size: tuple[int, int], seed: int) -> None:
         """Takes (width, height) of the most frequent image, and a seed of the grain."""
@@ -105,13 +104,13 @@ class Camera:
         return (long, other) if draw < 0.80 else (other, long)
 
     def _window(self, path: Path, width: int, height: int, rng: _Rng) -> NDArray[np.uint8]:
-        """Returns [height, width, 3] uint8 RGB: a random offset, flip, brightness and grain."""
+        """Returns [height, width, 3] uint8 RGB with random offset, flip, brightness and grain."""
         if max(width, height) <= max(self._size):
             photo = self._scaled(path, _ZOOMS[int(rng.integers(len(_ZOOMS)))])
             left = int(rng.integers(photo.shape[1] - width + 1))
             top = int(rng.integers(photo.shape[0] - height + 1))
             window = photo[top : top + height, left : left + width]
-        else:  # rare sizes are scaled alone: caching them would take hundreds of MB
+        else:  # rare sizes are not cached: that would take hundreds of MB
             full = _open_rgb(path)
             scale = float(rng.uniform(1.0, 1.3)) * max(width / full.width, height / full.height)
             box_width, box_height = width / scale, height / scale
@@ -131,7 +130,7 @@ class Camera:
     def _scale(self, path: Path, zoom: float) -> NDArray[np.uint8]:
         photo = _open_rgb(path)
         scale = zoom * max(self._size) / min(photo.size)
-        # Rounded up: every window of this size, portrait or landscape, must fit.
+        # Rounded up, so that any window of this size fits, portrait or landscape.
         size = (int(photo.width * scale) + 1, int(photo.height * scale) + 1)
         return np.asarray(_resampled(photo, *size))
 
@@ -152,7 +151,7 @@ def _encode(pixels: NDArray[np.uint8], kind: str, rng: _Rng) -> bytes:
         case "exif_rotated":  # one directory entry: Orientation, SHORT, 1 value, 6
             entry = (0x112, 3, 1, 6, 0)
             return _with_exif(data, struct.pack("<2sHLHHHLHHL", b"II", 42, 8, 1, *entry, 0))
-        case "broken_exif":  # promises 65,535 directory entries, holds none
+        case "broken_exif":  # states 65,535 directory entries, has none
             return _with_exif(data, b"MM\x00\x2a\x00\x00\x00\x08\xff\xff" + rng.bytes(7))
         case "trailing_garbage":
             return data + b"\x00\x00<!-- not an image -->" + rng.bytes(500)
@@ -160,7 +159,7 @@ def _encode(pixels: NDArray[np.uint8], kind: str, rng: _Rng) -> bytes:
 
 
 def _with_exif(jpeg: bytes, payload: bytes) -> bytes:
-    """Returns `jpeg` with an APP1 segment after its APP0, where cameras and Pillow put it."""
+    """Inserts an APP1 segment after APP0, as cameras and Pillow do."""
     stop = 4 + int.from_bytes(jpeg[4:6], "big")
     segment = b"Exif\x00\x00" + payload
     return jpeg[:stop] + b"\xff\xe1" + (len(segment) + 2).to_bytes(2, "big") + segment + jpeg[stop:]
@@ -172,7 +171,7 @@ def _resampled(
     height: int,
     box: tuple[float, float, float, float] | None = None,
 ) -> Image.Image:
-    """Returns a box of an image in another size: rows first, whichever Pillow would choose."""
+    """Resizes a box of an image, rows first; Pillow would choose the order itself."""
     left, top, right, bottom = box or (0, 0, *image.size)
     rows = image.resize((width, image.height), _LANCZOS, (left, 0, right, image.height))
     return rows.resize((width, height), _LANCZOS, (0, top, width, bottom))
@@ -186,7 +185,7 @@ def _open_rgb(path: Path) -> Image.Image:
 
 @functools.cache
 def photograph_path(family: Family, place: int) -> Path:
-    """Returns one of the photographs of a class; UsageError if its package is not installed."""
+    """Returns one photograph of a class; raises UsageError if its package is not installed."""
     package, _, folder = family.folder.partition("/")
     spec = importlib.util.find_spec(package)  # finds without importing: scikit-learn takes a second
     for location in (spec and spec.submodule_search_locations) or ():

@@ -36,7 +36,7 @@ _STEM = {
 _MAX_XML_BYTES = 1 << 20
 _MAX_INNER_BYTES = 64 << 20
 _INNER_SUFFIXES = (".tar.gz", ".tgz")
-# The train annotations are one archive with a compressed tar per class.
+# The train annotations are one archive of compressed tars, one per class.
 _MAX_DEPTH = 1
 # ILSVRC2012's annotations unpack to about 1 GB; the listed boxes take 100 MB.
 _MAX_UNPACKED_BYTES = 2 << 30
@@ -68,7 +68,10 @@ class Annotations:
 
 
 class Found(NamedTuple):
-    """Lines of boxes by WNID (train) or split; `dropped` counts boxes without area in the image."""
+    """The result of one task: one line per image, grouped by WNID (train) or split.
+
+    `dropped` counts the boxes that have no area inside their image.
+    """
 
     lines: dict[str, bytearray]
     images: int
@@ -124,7 +127,7 @@ def read(task: BoxTask) -> Found:
 
 
 def parse(lines: bytes, where: str) -> dict[str, Boxes]:
-    """Parses the lines of `read` into boxes by image name without its extension."""
+    """Parses the lines of `read` into boxes by image name (without extension)."""
     found: dict[str, Boxes] = {}
     for line in io.BytesIO(lines):
         try:
@@ -177,7 +180,7 @@ def _parse_xml(data: bytes, where: str) -> tuple[Boxes, int]:
     if len(data) > _MAX_XML_BYTES:
         raise SourceError(f"{where}: has more than {_MAX_XML_BYTES:,} bytes. {_ADVICE}")
     try:
-        # Decoding first makes the parser ignore the encoding that the file declares.
+        # The parser ignores the encoding declared in text. In bytes, it could hide a DOCTYPE.
         text = data.decode("utf-8")
         # Entities can expand without limit or read local files.
         if "<!DOCTYPE" in text:

@@ -1,4 +1,4 @@
-"""CIFAR-10's Python version: pickles of raw pixels, as the archive or extracted.
+"""CIFAR-10's Python version: pickles of raw pixels, in the archive or extracted.
 
 Labels stay 0 to 9 in the published order. Each image is encoded once, because raw pixels have no
 file format. `sources/pickles` reads the pickles without running any code from them.
@@ -80,7 +80,7 @@ class Cifar10(source.Pixels):
 
 
 def locate(root: Path) -> Path | None:
-    """Returns `root`, or the archive or extracted folder in it; None if there is none."""
+    """Returns the archive or extracted folder that `root` is or contains, or None."""
     for path in (root, root / ARCHIVE, root / FOLDER):
         if (path / _META).is_file() or (path.is_file() and path.name == ARCHIVE):
             return path

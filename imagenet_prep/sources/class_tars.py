@@ -56,7 +56,7 @@ def _places(root: Location) -> Iterator[Location]:
 
 
 def find(root: Location, splits: Sequence[str]) -> ClassTars:
-    """Returns the class tars; the class list is ILSVRC2012's if that has all classes."""
+    """Returns the class tars; the class list is ILSVRC2012's if it contains all of them."""
     places = [*_places(root)]
     if len(places) > 1:
         raise UsageError(

@@ -15,7 +15,7 @@ from imagenet_prep.storage.os_errors import demand_disk
 from imagenet_prep.storage.remote_path import Location, RemotePath, open_to_read
 
 _ZIP = b"PK\x03\x04"
-# Published on ObjectNet's page, for readers of its licence. Other archives have no password.
+# The password on ObjectNet's page, for readers of its licence. Other archives have none.
 _PASSWORD = b"objectnetisatestset"
 # Images barely compress, but tars of small images do because of their padding.
 _LEAST_ALLOWANCE = 1 << 30
@@ -63,7 +63,7 @@ def _in_zip(
 
 
 class _Zip(io.BufferedReader):
-    """A zip that limits the size of its directory, which zipfile reads in one call."""
+    """A zip file that limits the size of its file list, which zipfile reads in one call."""
 
     most = _MOST_LIST_BYTES
 

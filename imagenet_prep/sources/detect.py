@@ -158,7 +158,7 @@ def _nothing(root: Location) -> str:
 
 
 def _to_unpack(folder: Path, names: Sequence[str]) -> str:
-    """Returns how to unpack .tar.gz files: images are read in random order."""
+    """Returns commands that unpack .tar.gz files, which do not allow random access."""
     packed = [str(folder / name) for name in names if name.endswith((".tar.gz", ".tgz"))]
     if not packed:
         return ""

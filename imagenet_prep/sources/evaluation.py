@@ -33,11 +33,11 @@ from imagenet_prep.storage.remote_path import ARCHIVES, Location
 
 # ImageNet-C has one archive per group of corruptions.
 _C = {"blur.tar", "digital.tar", "extra.tar", "noise.tar", "weather.tar"}
-# Number of files of an archive to check for the first image or tar.
+# Number of files in an archive to search for the first image or tar.
 _LOOKED_AT = 64
 _FEW_FOLDERS = 20
 _MAPPING_BYTES = 1 << 20
-# The folder names of ImageNet-C's 95,000 folders have 3 MB.
+# The names of ImageNet-C's 95,000 folders have 3 MB in total.
 _FOLDERS_BYTES = 16 << 20
 
 
@@ -83,7 +83,10 @@ def _member(found: source.Source, path: str, archive: str = "", size: int = 0) -
 
 
 def locate(root: Location) -> list[Location]:
-    """Returns the archives or folder of the dataset in `root`; a web URL must name an archive."""
+    """Returns the archives or the folder of an evaluation dataset that `root` is or contains.
+
+    Only ImageNet-C can have several archives. On a web server, `root` must be the archive itself.
+    """
     if root.is_file():
         return [root] * (root.name.endswith(ARCHIVES) and _is_archive(root))
     if not root.is_dir():
@@ -125,7 +128,7 @@ def _is_archive(archive: Location) -> bool:
 
 
 def _called(place: Path) -> str:
-    """Returns the folder's name, prefixed by the corruption if it is one severity of it."""
+    """Returns the folder's name, prefixed by its parent's if that is one of the corruptions."""
     above = place.parent.name
     return f"{above}/{place.name}" if above in CORRUPTIONS else place.name
 
@@ -230,7 +233,7 @@ def _archives(archives: dict[str, Location]) -> Archives:
 def _with_ignored(
     part: source.Part, ignored: Counter[str], in_folder: Counter[str], meant: Layout
 ) -> source.Part:
-    """Adds the ignored files to a part, including images of objects without a class (ObjectNet)."""
+    """Adds ignored files to a part, including images of ObjectNet's objects without a class."""
     others = sum(
         number for path, number in in_folder.items() if meant.place(f"{path}/*", path) is None
     )

@@ -1,7 +1,8 @@
 """Identifies evaluation datasets, and the class and key of each of their images.
 
-ImageNetV2's folders are class indices; ObjectNet's mapping gives the classes of its folders. All
-other datasets use WNIDs. Ambiguous folders are refused.
+ImageNetV2's folders are class indices, read as numbers: as text, "100" sorts before "2".
+ObjectNet's mapping gives the classes of its folders. All other datasets use WNIDs. Ambiguity is an
+error.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from imagenet_prep.dataset.keys import CORRUPTIONS, WNID
 from imagenet_prep.sources import labels
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,2}")
-# More than the number of numbered class folders in a custom dataset.
+# Custom datasets with numbered class folders have fewer of them.
 _MANY_NUMBERS = 500
 _CORRUPTED = re.compile(rf"(?:^|/)((?:{'|'.join(CORRUPTIONS)})/[1-5]/)n[0-9]{{8}}/[^/]+$")
-# Path suffixes of ObjectNet's mapping. NUMBERS maps each class to a line of WORDS.
+# ObjectNet's mapping files, in any folder. NUMBERS gives the line in WORDS of each class.
 FOLDERS, OBJECTS, NUMBERS, WORDS = MAPPING = (
     "mappings/folder_to_objectnet_label.json",
     "mappings/objectnet_to_imagenet_1k.json",
@@ -120,7 +121,7 @@ def layout_of(
 
 
 def mapped(path: str) -> list[str]:
-    """Returns the name of the ObjectNet mapping file at this path as a list, [] for other files."""
+    """Returns the ObjectNet mapping file that a path names: a list of one name, or []."""
     return [name for name in MAPPING if f"/{path}".endswith(f"/{name}")]
 
 
@@ -140,7 +141,7 @@ def edition_of(names: Iterable[str], folders: Collection[str], sample: str) -> E
         return editions.IMAGENET_SKETCH
     called = next(filter(None, map(edition_called, [*names, *above])), None)
     if called is editions.IMAGENET_SKETCH and not WNID.fullmatch(folder):
-        called = None  # sketches, but not ImageNet-Sketch's
+        called = None  # sketches, but not ImageNet-Sketch
     # Image names that begin with a WNID are ILSVRC2012's train images of the same classes.
     if called is not editions.IMAGENET_O and not WNID.match(image):
         digest = hashlib.sha256("".join(f"{each}\n" for each in sorted(folders)).encode())

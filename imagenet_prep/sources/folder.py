@@ -72,8 +72,7 @@ class Folder(source.Stored):
       validation_class_index: class index by file name without extension, if validation is flat.
       inside: folder that links must not leave; None if they may lead anywhere.
       is_own: whether these are custom photographs, not ImageNet's. Then the content of a file
-        decides
-        if it is an image, and keys include the folders below the class folder.
+        decides if it is an image, and keys include the folders below the class folder.
     """
 
     decisive: ClassVar[tuple[str, ...]] = ("validation_class_index", "is_own")
@@ -217,7 +216,7 @@ def find(
 
 
 def is_imagenet(classes: ClassList, folders: Iterable[str]) -> bool:
-    """Returns whether class folders contain images of ImageNet, complete or not."""
+    """Returns whether class folders contain all or some of ImageNet's images."""
     names = {path.rpartition("/")[2] for path in folders}
     editions_called = (editions.called(name, len(classes.wnids)) for name in names)
     return classes.official or any(editions_called) or all(map(keys.WNID.fullmatch, classes.wnids))
@@ -230,7 +229,7 @@ def _listed(
     ignored: Counter[str],
     problems: Problems,
 ) -> Iterator[tuple[str, list[File]]]:
-    """Yields the images class by class: the names of 13 million files take gigabytes."""
+    """Yields images class by class, because the names of 13 million files take gigabytes."""
     empty = []
     for name in names:
         found = list_below(folder / name, problems=problems)

@@ -29,7 +29,7 @@ CLASS_TAR = re.compile(rf"({keys.WNID.pattern})\.tar")
 
 @dataclass(frozen=True)
 class Tars(source.Stored):
-    """Tars of images, separate or nested in one; validation labels are in file-name order."""
+    """Tars of images, separate or nested in one. Validation labels are in file-name order."""
 
     archives: dict[str, Location]
     validation_class_index: tuple[int, ...] = ()
@@ -58,7 +58,7 @@ class Tars(source.Stored):
         return members
 
     def known_md5(self, task: IndexTask) -> str | None:
-        """Returns the md5 of a listed archive if its listing has one."""
+        """Returns the md5 stored with an archive's listing, or None."""
         return self.reader.known_md5(task.archive or task.part)
 
     def _member(self, task: IndexTask, archive: str, file: tar.TarMember) -> Member:
@@ -85,7 +85,7 @@ class Tars(source.Stored):
 def inner_tars(
     reader: ArchiveReader | RemoteArchives, archive: str, advice: str
 ) -> dict[str, Range]:
-    """Returns the byte range of each class tar; `advice` ends the error for other members."""
+    """Returns the byte range of each class tar; `advice` is for errors about other members."""
     found: dict[str, Range] = {}
     for inner in tar.files_of(reader, archive, 0, reader.size(archive), skipping=True):
         match = CLASS_TAR.fullmatch(inner.name.rpartition("/")[2])

@@ -1,7 +1,7 @@
 """WNIDs and class indices, the devkit, and checks that detect a wrong mapping.
 
 ILSVRC2012_validation_ground_truth.txt contains ILSVRC2012_IDs, which are NOT positions in the
-sorted WNIDs: meta.mat maps them. For the official classes, the result is checked.
+sorted WNIDs: meta.mat maps them. The official class list is checked against known labels.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NO_META = (ValueError, LookupError, TypeError, OverflowError, struct.error, zli
 
 # SHA-256 of the 50,000 validation WNIDs in file-name order, one per line.
 OFFICIAL_VALIDATION_DIGEST = "313fc3f23c864dde9183c9a368809065765dd1b657a6904fded44e3e46d34604"
-# The first ten of them. Sorted by ILSVRC2012_ID, the first would be class 489, not 65.
+# The first ten of these WNIDs. Sorted by ILSVRC2012_ID, the first would be class 489, not 65.
 CANARIES = (
     "n01751748",
     "n09193705",
@@ -86,7 +86,7 @@ def classes_called(
 
 
 def check_validation(classes: ClassList, class_index: dict[int, int], where: str) -> None:
-    """Checks validation labels, by file number, if the official list and all 50,000 are used."""
+    """Checks labels by file number if they are all 50,000 of the official class list."""
     numbers = range(1, schema.OFFICIAL_NUM_EXAMPLES[schema.VALIDATION] + 1)
     if classes.official and class_index.keys() == set(numbers):
         check_canaries([classes.wnids[class_index[number]] for number in numbers], where)

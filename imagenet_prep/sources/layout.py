@@ -2,7 +2,7 @@
 
 A split folder has a word for a split in its name, such as `train` or `Testing`. If the name has
 other words (`seg_test`), a second split must share them. A class folder directly contains images.
-Other folders with images are refused by name, because their labels would be lost.
+Other folders with images are refused, because their labels would be lost.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FOLDERS = {
     schema.VALIDATION: ("val", "validation", "valid", "val_blurred", "imagenet21k_val"),
 }
 KAGGLE = "Data/CLS-LOC"
-# Words that do not name a class, also as a prefix or suffix of a split word.
+# Words that do not name a class, alone or as a prefix or suffix of a split word.
 _NEUTRAL = (
     "(?:(?:data|image|img|photo|picture|pic|file|folder|split|sub)?(?:set|s)?|data|jpe?g|png|"
     "class(?:es)?|categor(?:y|ies)|masks?|labels?|annotations?)"
@@ -71,7 +71,7 @@ def _meaning(name: str) -> tuple[str | None, str]:
     split_of = {w: s for w in words for s, pattern in _SPLIT.items() if pattern.fullmatch(w)}
     others = [w for w in words if w not in split_of and not re.fullmatch(_NEUTRAL, w)]
     if not split_of and (not words or any(map(str.isdigit, name))):
-        others = [name]  # numbers are part of the name (`7`, `class 7`), but not in `train2017`
+        others = [name]  # a number names a class: `7`, `class 7`; not in `train2017`
     splits = {*split_of.values()}
     return splits.pop() if len(splits) == 1 else None, " ".join(others)
 
@@ -131,7 +131,7 @@ def _are_classes(top: Path, names: dict[str, list[str]], below: Sequence[str]) -
 
 
 def _inner(base: Path, folder: str) -> str:
-    """Returns the folder of a split, descending into an only subfolder: seg_train/seg_train."""
+    """Returns the folder of a split, or the only subfolder in it: seg_train/seg_train."""
     below = subfolders(base / folder)
     if len(below) != 1 or has_image(base / folder) or not subfolders(base / folder / below[0]):
         return folder
@@ -143,7 +143,7 @@ def _inner(base: Path, folder: str) -> str:
 
 @read_errors("")
 def class_folders(root: Path, known: ClassList | None = None) -> list[str]:
-    """Returns the class folders: `known` ones, WNIDs, and any that directly contain images."""
+    """Returns the class folders. Unless `known` or WNIDs, they must directly contain images."""
     names = subfolders(root)
     if not names:
         raise without_classes(root, "" if has_image(root) else "no images and ")
@@ -188,7 +188,7 @@ def _no_classes(root: Path, parts: dict[str, list[str]]) -> UsageError:
 
 
 def _source_in(place: Path) -> Path:
-    """Returns the folder to use as a source: the first one downwards with several subfolders."""
+    """Returns the folder to suggest as a source: the first one down that has several subfolders."""
     below = _with_images(place)
     if len(below) > 1 or named_splits(place).folders or has_image(place / below[0]):
         return place

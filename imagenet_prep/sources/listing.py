@@ -29,7 +29,7 @@ class Listing(NamedTuple):
 
 
 def is_called_an_image(name: str) -> bool:
-    """Returns whether a file name or path is named like an image; hidden files are not."""
+    """Returns whether a path has an image extension and is not hidden."""
     return not name.rpartition("/")[2].startswith(".") and name.lower().endswith(_NAMES)
 
 

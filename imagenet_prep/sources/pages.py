@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 # The first size is usually enough; a page's minimum and maximum values can be long.
 _READ_BYTES = (1 << 10, 1 << 20)
-# Pages of a column in one row group. Writers start a new page after 1 MB or 20,000 rows.
+# Limits the pages of a column in one row group. Writers start a new page after 1 MB or 20,000 rows.
 _MAX_PAGES = 1 << 16
-# A header has half as many, in nested structs.
+# Headers have half as many fields, in nested structs.
 _MAX_FIELDS = 64
 _MAX_DEPTH = 4
 _UNPACKED, _PACKED = 2, 3

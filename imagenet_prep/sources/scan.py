@@ -60,7 +60,7 @@ class Problems:
 
 @contextlib.contextmanager
 def read_errors(path: object, remedy: str = "Check the permissions.") -> Iterator[None]:
-    """Turns an OSError into a SourceError for `path`, or for the error's own path if ""."""
+    """Turns an OSError into a SourceError for `path`, or for the error's own path if that is ""."""
     try:
         yield
     except OSError as error:
@@ -81,8 +81,7 @@ def scan(
     """Returns all files below a folder, sorted by path, except hidden ones.
 
     Links to files must stay in `inside`, if set. Links to folders are refused: they can form a
-    loop. Hidden paths are added to `hidden`; problems are added to `problems`, or raised if it is
-    None.
+    loop. Hidden paths go to `hidden`. Problems go to `problems`, or are raised if it is None.
     """
     files, folders = list[File](), [""]
     found = Problems() if problems is None else problems
@@ -146,7 +145,10 @@ def refuse_link_out(path: Path) -> None:
 
 
 def subfolders(folder: Path, *, any_name: bool = False) -> list[str]:
-    """Returns the sorted names of subfolders that are not hidden; UTF-8 only, unless `any_name`."""
+    """Returns the sorted names of all subfolders, including links but not hidden ones.
+
+    Raises SourceError for a name that is not UTF-8, unless `any_name`.
+    """
     with read_errors(folder), os.scandir(folder) as entries:
         names = sorted(e.name for e in entries if e.is_dir() and not is_hidden(e.name))
     for name in () if any_name else names:

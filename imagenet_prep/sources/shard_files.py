@@ -155,6 +155,6 @@ def becomes(path: str, name: str) -> bool:
 
 
 def _parts(name: str) -> naming.ShardName | None:
-    """Parses a shard name of any program; the number is not converted."""
+    """Parses a shard name of any program, with the number as in the name."""
     match = _PLAIN.fullmatch(name) or _TFDS.fullmatch(name)
     return naming.ShardName(match[1], int(match[2]), int(match[3])) if match else None

@@ -46,7 +46,7 @@ class Part(NamedTuple):
       num_bytes: size of the file, or of all images in the folder.
       stamp: changes with the content: a time in ns, an ETag, or a digest of these.
       md5: published md5, if the file must match it.
-      path: of a local or remote file that can be hashed; None for a folder.
+      path: location of the file, local or remote, for hashing; None for a folder.
       ignored: number of files that are not images, by extension.
       newest: the latest file time in ns.
     """
@@ -136,7 +136,7 @@ class Source(ABC):
         ]
 
     def key_of(self, split: str, class_index: int, path: str, where: str, folder: str = "") -> str:
-        """Returns the key of an image; `folder`, "" or with a final slash, precedes the base name."""
+        """Returns the key of an image, with `folder` ("" or "x/") before the base name."""
         base, class_id = path.rpartition("/")[2], self.classes.wnids[class_index]
         if len(base.encode()) > _MAX_BASE_BYTES:
             raise SourceError(
@@ -191,7 +191,7 @@ class Stored(Source):
         """Returns the images of a task, sorted by key; raises SourceError."""
 
     def known_md5(self, task: IndexTask) -> str | None:  # noqa: ARG002
-        """Returns the md5 of a listed archive if its listing has one."""
+        """Returns the md5 stored with an archive's listing, or None."""
         return None
 
 
@@ -261,7 +261,7 @@ def read_list(path: Location, *, lenient: bool = False) -> str:
 
 
 def read_bytes(path: Location, most: int) -> bytes:
-    """Returns a file of at most `most` bytes."""
+    """Returns the content of a file; raises SourceError if it has over `most` bytes."""
     data = bytearray()
     with read_errors(path, "Get it again."), open_to_read(path) as file:
         # A read allocates its full size, so read in pieces.

@@ -57,7 +57,7 @@ def files_of(
     *,
     skipping: bool = False,
 ) -> list[TarMember]:
-    """Returns all `members` of an archive; `skipping` reads only headers, also from a server."""
+    """Returns all `members`. With `skipping`, only headers are read, also from a server."""
     files = archives.files_of(
         archive,
         start,
@@ -80,7 +80,7 @@ def _is_whole(reader: Reads, archive: str, start: int, stop: int, files: Sequenc
 
 
 def file_behind(headers: bytes, archive: str, offset: int) -> TarMember | None:
-    """Returns the file with content from `offset` on, as described by the header bytes before it."""
+    """Returns the file that begins at `offset`, from the header bytes before that offset."""
     for skipped in range(len(headers) % _BLOCK, len(headers), _BLOCK):
         # Start with the earliest block: headers of long names come first.
         start = offset - len(headers) + skipped
@@ -187,7 +187,7 @@ def _parse(header: bytes, where: str) -> tuple[str, int, bytes]:
 
 
 def _sum(data: bytes) -> int:
-    """Sums up to 256 bytes by Adler-32: its lower half is 1 + the sum, modulo 65,521."""
+    """Sums up to 256 bytes, faster than `sum`: Adler-32's lower half is 1 + their sum."""
     return (zlib.adler32(data) & 0xFFFF) - 1
 
 
@@ -267,7 +267,7 @@ class _Forward:
 def contents(
     stream: io.BufferedIOBase, archive: str, allowance: Allowance
 ) -> Iterator[tuple[TarMember, Callable[[int], bytes]]]:
-    """Yields each file and a function to read its first bytes, then reads the stream to its end."""
+    """Yields each file and a function to read its first bytes, then reads to the stream's end."""
     reader = _Forward(stream, allowance)
     for member in members(reader, archive, 0, reader.END):
 

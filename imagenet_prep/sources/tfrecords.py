@@ -209,8 +209,8 @@ def find_image(payload: bytes, encoded: bytes) -> int:
 def known_labelling(found: TfrecordSet, splits: Sequence[str]) -> Labelling | None:
     """Returns the labelling, or None if it requires reading the complete dataset.
 
-    Our manifests and TFDS's label lists state it. Any other dataset is ILSVRC2012 if the first and
-    last shards match the official class list: in a shorter list, later classes have different
+    Our manifests and TFDS's label lists state it. Any other dataset is ILSVRC2012 if its first and
+    last shards match the official class list: later classes of a shorter list have different
     labels.
     """
     if found.dataset is not None:

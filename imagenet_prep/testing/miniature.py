@@ -115,8 +115,7 @@ def make_miniature(
     Args:
       root: created if missing; existing archives are replaced.
       num_train: over all classes, with slightly different counts. Odd files need at least 20, and
-        two
-        per class.
+        two per class.
       num_validation: spread over the classes as evenly as possible.
       num_classes: 2 to 10, with one family of photographs each.
       seed: not negative; determines all random choices.
@@ -152,7 +151,7 @@ def make_miniature(
 
 
 class _Studio:
-    """Creates the archives of one miniature; `images` has the truth about the images so far."""
+    """Writes the archives of one miniature; `images` has the truth about the images so far."""
 
     def __init__(
         self, root: Path, families: Sequence[Family], size: tuple[int, int], seed: int

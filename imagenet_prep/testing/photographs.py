@@ -32,7 +32,7 @@ class Family(NamedTuple):
 
     Attributes:
       parent: WNID of the synset above it.
-      folder: of the files; begins with the name of the installed package.
+      folder: path of the files; begins with the name of the installed package.
     """
 
     wnid: str
@@ -171,7 +171,7 @@ def _resampled(
     height: int,
     box: tuple[float, float, float, float] | None = None,
 ) -> Image.Image:
-    """Resizes a box of an image, rows first; Pillow would choose the order itself."""
+    """Resizes a box of an image, always rows first, unlike Pillow, which chooses the order."""
     left, top, right, bottom = box or (0, 0, *image.size)
     rows = image.resize((width, image.height), _LANCZOS, (left, 0, right, image.height))
     return rows.resize((width, height), _LANCZOS, (0, top, width, bottom))

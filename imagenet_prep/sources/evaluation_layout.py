@@ -1,8 +1,7 @@
 """Identifies evaluation datasets, and the class and key of each of their images.
 
 ImageNetV2's folders are class indices, read as numbers: as text, "100" sorts before "2".
-ObjectNet's mapping gives the classes of its folders. All other datasets use WNIDs. Ambiguity is an
-error.
+ObjectNet's mapping gives its folders' classes. All others use WNIDs. Ambiguous folders are refused.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Where bytes lie: folders, buckets, web servers. Byte ranges in, whole files out."""
+"""Storage in folders, buckets and on web servers: reads byte ranges, writes complete files."""

@@ -1,4 +1,4 @@
-"""Reads a few things ahead of whoever asks for them, by threads: servers answer slowly."""
+"""Computes the next few results in advance by threads, since servers answer slowly."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-# So many answers are on their way, or wait until they are asked for.
+# The maximum number of results being computed or waiting to be used.
 AT_ONCE = 8
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -16,7 +16,7 @@ Answer = TypeVar("Answer")
 def ahead(
     function: Callable[[Item], Answer], items: Iterable[Item]
 ) -> Iterator[tuple[Item, Future[Answer]]]:
-    """Yields each item in order, with function(item) under way, as it is of the next few."""
+    """Yields each item in order with its future function(item); the next few run in advance."""
     pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="ahead")
     try:
         waiting: deque[tuple[Item, Future[Answer]]] = deque()
@@ -26,5 +26,5 @@ def ahead(
                 yield waiting.popleft()
         yield from waiting
     finally:
-        # Whoever has seen enough, or is interrupted, waits for no server.
+        # Do not wait for servers if the consumer stops early or is interrupted.
         pool.shutdown(wait=False)

@@ -1,4 +1,4 @@
-"""Byte ranges of archives, read by many threads at once."""
+"""Byte ranges of local archives, read by many threads at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from imagenet_prep.storage.os_errors import demand_disk
 
 _HASH_CHUNK_BYTES = 4 << 20
 
-# Name, offset and size in bytes: of an archive and a range of it, or of a file in an archive.
+# Name, offset and size in bytes of a range in an archive, or of a file in an archive.
 Range = tuple[str, int, int]
 Entry = tuple[str, int, int]
 
@@ -37,17 +37,17 @@ class Reads(Protocol):
 
 
 class RangeReader(Reads, Protocol):
-    """Reads byte ranges of archives, better if they are announced; picklable."""
+    """Reads byte ranges of archives, faster if they are announced; picklable."""
 
     def will_need(self, ranges: Iterable[Range]) -> None:
-        """Announces what this thread reads next, in this order: (archive, offset, size)."""
+        """Announces the next reads of this thread, in order."""
 
 
 class ArchiveReader:
-    """Reads byte ranges of archives, which stay open, shared by all threads.
+    """Reads byte ranges of archives, which stay open for all threads.
 
-    Of more archives than this process may have open, the rest are opened anew for each read.
-    Picklable: a copy in another process opens its own descriptors.
+    Archives beyond the limit of open files are opened for each read. Picklable: a copy in a
+    different process opens its own descriptors.
     """
 
     def __init__(self, archives: dict[str, Path]) -> None:
@@ -61,12 +61,12 @@ class ArchiveReader:
         return type(self), (self._archives,)
 
     def size(self, archive: str) -> int:
-        """Returns the bytes of an archive."""
+        """Returns the size of an archive in bytes."""
         return self._use(archive, lambda descriptor: os.fstat(descriptor).st_size)
 
     def read(self, archive: str, offset: int, size: int) -> bytes:
         """Returns exactly `size` bytes at `offset`."""
-        # At once where it is open: a header is read in 2 us.
+        # Fast path for an open archive: reading a header takes 2 us.
         descriptor = self._descriptors.get(archive)
         if descriptor is None:
             return self._use(archive, lambda new: self._read(new, archive, offset, size))
@@ -92,7 +92,7 @@ class ArchiveReader:
         return data
 
     def will_need(self, ranges: Iterable[Range]) -> None:
-        """Tells the kernel which ranges come soon; it reads them ahead, in the disk's order."""
+        """Announces ranges to the kernel, which prefetches them in disk order."""
         groups = itertools.groupby(sorted(ranges), operator.itemgetter(0))
         for archive, of_archive in groups:
             self._use(archive, functools.partial(_announce, of_archive))
@@ -107,12 +107,12 @@ class ArchiveReader:
         is_whole: Callable[[Sequence[Entry]], bool],  # noqa: ARG002
         header_bytes: int = 0,  # noqa: ARG002
     ) -> list[Entry]:
-        """Returns what `files` finds in an archive, see `RemoteArchives.files_of`."""
+        """Returns the result of `files` for an archive, see `RemoteArchives.files_of`."""
         with ArchiveReader({archive: self._archives[archive]}) as reader:
             return [*files(reader)]
 
     def known_md5(self, archive: str) -> str | None:  # noqa: ARG002
-        """Returns None: to list an archive, only its headers are read."""
+        """Returns None: listing an archive only reads its headers."""
         return None
 
     def md5(self, archive: str) -> str:
@@ -127,12 +127,12 @@ class ArchiveReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Closes what is open."""
+        """Closes all descriptors."""
         with self._lock:
             _close(self._descriptors)
 
     def _use(self, archive: str, act: Callable[[int], T]) -> T:
-        """Returns what `act` makes of the descriptor of an archive."""
+        """Returns the result of `act` for the descriptor of an archive."""
         descriptor = self._descriptors.get(archive)
         if descriptor is not None:
             return act(descriptor)
@@ -161,7 +161,7 @@ class ArchiveReader:
 
 def _announce(ranges: Iterable[Range], descriptor: int) -> None:
     for _, offset, size in ranges:
-        # Advice only: a file system that ignores it is merely slower.
+        # File systems that ignore this advice are only slower.
         with contextlib.suppress(OSError):
             os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_WILLNEED)
 

@@ -1,4 +1,4 @@
-"""A data set in an S3 bucket: objects that the server has proven, or none; see `upload`."""
+"""A dataset in an S3 bucket: objects are verified by the server or absent; see `upload`."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from imagenet_prep.storage.retry import Answer, RetryBudget, with_retries
 from imagenet_prep.storage.s3 import NO_CHECKSUMS, S3, checks_by_reading
 from imagenet_prep.storage.upload import SHA256, Stored, UnkeptProblem, Uploader
 
-# Small requests wait for the server, not for the network.
+# Number of concurrent small requests, which are limited by latency and not by bandwidth.
 _AT_ONCE = 16
-# No more threads of one process talk to the server at a time.
+# Maximum number of threads of a process that use the server at the same time.
 _KEPT_OPEN = 64
-# A folder of the whole data set is listed by two requests.
+# Listing a folder takes about two requests, so list if there are more names than this.
 _FEW = 4
-# S3 copies no larger object by one request.
+# The largest object that S3 copies in one request.
 _MOST_COPIED = 5 << 30
-# The names of the large files that `export` writes.
+# Names of the large files that `export` writes.
 _EXPORTED = re.compile(r".+\.(tar|parquet|rec|tfrecord-\d{5}-of-\d{5})")
 _DAMAGED = "the data set is damaged where it comes from. Run verify there."
 
@@ -53,13 +53,11 @@ Opened = Callable[[], BinaryIO]
 
 
 class BucketStore:
-    """One prefix of a bucket, as `Store`.
+    """One prefix of a bucket, as `Store`. Picklable: a copy loads its own credentials.
 
-    Picklable: a copy elsewhere finds its credentials there. A bucket has no lock, and needs
-    none: objects are complete or absent, and runs with the same settings put the same.
-
-    What asks the server raises AbsentError if there is no such object or bucket,
-    IncompleteError if it fails too often, and StoreError if it refuses.
+    A bucket needs no lock: objects are complete or absent, and runs with the same settings write
+    the same objects. Requests raise AbsentError if the object or bucket does not exist,
+    IncompleteError if the server fails too often, and StoreError if it refuses.
     """
 
     def __init__(
@@ -70,10 +68,7 @@ class BucketStore:
         retries: int = 20,
         remedy: str = "Objects that are there are kept: run the same command again to resume.",
     ) -> None:
-        """Makes a client; nothing is asked of the server.
-
-        An object is given up after this many failed `retries`; then the message ends with `remedy`.
-        """
+        """Sends no request. The message after the last of `retries` failures ends with `remedy`."""
         self.base = base.rstrip("/")
         self._arguments = base, connections, timeout_s, retries, remedy
         self._s3 = S3(self.base, connections, timeout_s)
@@ -81,7 +76,7 @@ class BucketStore:
         self._ended = threading.Event()
         self._reads_back = checks_by_reading()
         self._uploader = Uploader(self._call, self._ended, not self._reads_back)
-        # The ETags of the objects that this process has read back.
+        # ETags of the objects that this process has read back.
         self._read: dict[File, str] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -89,27 +84,27 @@ class BucketStore:
 
     @cached_property
     def local(self) -> LocalStore:
-        """As for `Store`: a folder below TMPDIR that belongs to this prefix."""
+        """See `Store`: a folder below TMPDIR for this prefix."""
         name = hashlib.sha256(self.base.encode()).hexdigest()[:16]
         return LocalStore(scratch.folder(name), called=self.base)
 
     @property
     def as_folder(self) -> None:
-        """As for `Store`: it is none."""
+        """None: this is not a folder."""
 
     def where(self, name: str = "") -> str:
-        """As for `Store`."""
+        """See `Store`."""
         return self._s3.where(name) if name else self.base
 
     def size(self, name: str) -> int | None:
-        """As for `Store`."""
+        """See `Store`."""
         try:
             return self.stored(name).num_bytes
         except AbsentError:
             return None
 
     def sizes(self, names: Iterable[str]) -> dict[str, int]:
-        """As for `Store`; lists their folders instead of asking for many objects."""
+        """See `Store`; for many objects, lists their folders."""
         names = list(names)
         if len(names) <= _FEW:
             return {name: size for name in names if (size := self.size(name)) is not None}
@@ -122,15 +117,15 @@ class BucketStore:
         return {name: there[name] for name in names if name in there}
 
     def names(self, folder: str) -> list[str]:
-        """As for `Store`."""
+        """See `Store`."""
         return sorted(self.stats(folder))
 
     def stats(self, folder: str) -> dict[str, Stat]:
-        """As for `Store`."""
+        """See `Store`."""
         return self._with_retries(folder, lambda: self._s3.files(folder))
 
     def list_folder(self, folder: str = "") -> list[str]:
-        """As for `Store`."""
+        """See `Store`."""
         keys = (entry["Key"].rstrip("/") for entry in self._list(folder))
         return sorted(key.rpartition("/")[2] for key in keys if key not in ("", folder))
 
@@ -141,7 +136,7 @@ class BucketStore:
     def read(
         self, name: str, offset: int = 0, size: int | None = None, most: int = MOST_BYTES
     ) -> bytes:
-        """As for `Store`."""
+        """See `Store`."""
         if size is not None:
             return self._with_retries(name, lambda: self._s3.get(name, offset, size))
         data = self._with_retries(name, lambda: self._s3.get(name, 0, most + 1))
@@ -153,12 +148,12 @@ class BucketStore:
         return data
 
     def read_each(self, names: Iterable[str], most: int = MOST_BYTES) -> Iterator[bytes]:
-        """As for `Store`; many at a time."""
+        """See `Store`; reads many at the same time."""
         return iter(self._each(partial(self.read, most=most), names))
 
     @contextlib.contextmanager
     def opened(self, name: str, stat: Stat | None = None) -> Iterator[BinaryIO]:
-        """As for `Store`; no more is fetched than is read."""
+        """See `Store`; only fetches the bytes that are read."""
         with contextlib.closing(self._chunks(name, stat)) as chunks:
             yield as_file(chunks)
 
@@ -168,13 +163,13 @@ class BucketStore:
         return stream(self._s3, name, stat, budget)
 
     def temporary(self) -> Path:
-        """As for `Store`: below TMPDIR; gone with this process."""
+        """See `Store`: a path below TMPDIR, removed when this process ends."""
         return scratch.own() / uuid.uuid4().hex
 
     def publish(
         self, temporary: Path, name: str, sha256: str | None = None, check: Check = unchecked
     ) -> None:
-        """As for `Store`; the temporary file is removed, also where that fails."""
+        """See `Store`; removes the temporary file even on failure."""
         try:
             remedy = f"the disk below {temporary.parent} does not give back what was written."
             with storage_errors("read", temporary):
@@ -191,7 +186,7 @@ class BucketStore:
         files: Iterable[File],
         stats: Mapping[str, Stat] | None = None,  # noqa: ARG002
     ) -> None:
-        """As for `Store`: the server copies, and has a CRC32C of each copy afterwards."""
+        """See `Store`: the server copies, and then has a CRC32C of each copy."""
         if not isinstance(source, BucketStore):
             raise UsageError(
                 f"{self.base}: only objects of a bucket can be copied there by its server. "
@@ -205,7 +200,7 @@ class BucketStore:
         if self.problem(file) is None:
             return
         if file.num_bytes > _MOST_COPIED:
-            # One request copies no more, so this takes the way through this machine.
+            # Too large to copy in one request, so send it through this machine.
             self.put(file, lambda: as_file(source._chunks(file.name)))
             return
         budget, place = self._budget(file.name), source._s3.object(file.name)
@@ -217,22 +212,22 @@ class BucketStore:
             self._wait(budget, file, problem)
 
     def write(self, name: str, data: bytes) -> None:
-        """As for `Store`."""
+        """See `Store`."""
         self.put(_file(name, data), partial(io.BytesIO, data))
 
     def claim(self, name: str, data: bytes) -> bytes:
-        """As for `Store`: of two runs that begin at once, one is first."""
+        """See `Store`: if two runs start together, only the first one writes."""
         with contextlib.suppress(TakenError):
             self._uploader.send_small(_file(name, data), data, IfNoneMatch="*")
         return self.read(name)
 
     def take(self, name: str) -> bool:
-        """As for `Store`."""
+        """See `Store`."""
         token = uuid.uuid4().bytes
         return self.claim(name, token) == token
 
     def verify_published(self, files: Iterable[File]) -> None:
-        """As for `Store`: asks the server for each, its sha256 and its CRC32C."""
+        """See `Store`: checks the server's sha256 and CRC32C of each object."""
         if wrong := [problem.text for problem in self._each(self.problem, files) if problem]:
             raise IncompleteError(
                 f"{self.where()}: not what this run has put there: "
@@ -242,16 +237,17 @@ class BucketStore:
             )
 
     def remove_tree(self, name: str) -> None:
-        """As for `Store`."""
+        """See `Store`."""
         self.remove(*(entry["Key"] for entry in self._list(name, deep=True)))
 
     def remove(self, *names: str) -> None:
-        """As for `Store`."""
+        """See `Store`."""
         self._each(lambda name: self._call(name, "delete_object"), names)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """As for `Store`: refuses two runs of one user on one machine, which gain nothing."""
+        """See `Store`: refuses a second run of the same user on this machine, which gains nothing.
+        """
         scratch.make(self.local.root)
         with self.local.lock():
             self.try_to_write()
@@ -262,7 +258,7 @@ class BucketStore:
             self.local.remove_all()
 
     def try_to_write(self) -> None:
-        """Puts and removes an object: a refusal that lasts shows before there is work to lose."""
+        """Creates and removes an object, so that permanent refusals appear before the real work."""
         file = _file(f"{naming.WORK}/trial", b"")
         self.put(file, io.BytesIO)
         if isinstance(problem := self.problem(file), UnkeptProblem):
@@ -270,11 +266,11 @@ class BucketStore:
         self.remove(file.name)
 
     def abort_uploads(self, ours: Callable[[str], bool]) -> None:
-        """Removes multipart uploads that nobody will finish, of objects that are `ours`.
+        """Removes unfinished multipart uploads of objects selected by `ours`.
 
-        A run that is still at one of them begins it anew.
+        A run that still uses one of them starts it again.
         """
-        with contextlib.suppress(AbsentError):  # some servers answer so if there is none
+        with contextlib.suppress(AbsentError):  # some servers answer so if there are no uploads
             for upload in self._with_retries(
                 "", lambda: list(self._s3.pages("list_multipart_uploads", "Uploads"))
             ):
@@ -283,7 +279,7 @@ class BucketStore:
 
     @contextlib.contextmanager
     def uploads_aborted_on_failure(self, ours: Callable[[str], bool]) -> Iterator[None]:
-        """Removes what is half uploaded where a run ends before its time."""
+        """Removes unfinished uploads if the block fails."""
         try:
             yield
         except BaseException:
@@ -293,10 +289,10 @@ class BucketStore:
             raise
 
     def stored(self, name: str) -> Stored:
-        """Returns what the server knows of an object."""
+        """Returns the server's record of an object."""
         head = self._call(name, "head_object", ChecksumMode="ENABLED")
         found, checksum = head["Metadata"].get(SHA256), head.get("ChecksumCRC32C", "-")
-        # "-" is in a checksum of the parts' checksums, which tells nothing of the object.
+        # A checksum of the parts' checksums contains "-". It does not verify the object.
         checksum = None if "-" in checksum else checksum
         return Stored(head["ContentLength"], found, checksum, head["ETag"])
 
@@ -323,10 +319,9 @@ class BucketStore:
     def put(
         self, file: File, opened: Opened, remedy: str = _DAMAGED, check: Check = unchecked
     ) -> None:
-        """Leaves an object that the server has verified.
+        """Creates an object that the server has verified.
 
-        `opened` starts to read its bytes, again for each upload; `remedy` is the advice if they are
-        wrong.
+        `opened` opens its bytes again for each upload; `remedy` is the advice if they are wrong.
         """
         budget = self._budget(file.name)
         while True:
@@ -334,8 +329,8 @@ class BucketStore:
                 with opened() as stream:
                     sent = self._uploader.send(file, stream, remedy, check)
             except AbsentError as error:
-                # Its upload is gone: another run removed it, or completed it and the answer got
-                # lost. A bucket that is not there is an error at once.
+                # The upload is gone: a different run removed it, or it was completed and the answer
+                # was lost. A missing bucket is an error at once.
                 if (problem := self.problem(file)) is None:
                     return
                 if not problem.is_missing:
@@ -349,7 +344,7 @@ class BucketStore:
     def _wait(self, budget: RetryBudget, file: File, problem: Problem) -> None:
         """Waits before an object is sent again; raises StoreError if that would not help.
 
-        Some servers have a wrong CRC32C of each object that was sent in several parts.
+        Some servers compute a wrong CRC32C for each object that was sent in several parts.
         """
         text = problem.text.removeprefix(f"{file.name}: ")
         if isinstance(problem, UnkeptProblem) or (budget.failures and not problem.is_missing):
@@ -357,13 +352,13 @@ class BucketStore:
         budget.wait(UnavailableError(text))
 
     def bring(self, file: File, folder: LocalStore) -> None:
-        """Leaves a copy of an object in a folder, proven."""
+        """Copies an object to a folder and verifies it."""
         temporary = f"{TEMPORARY}/{uuid.uuid4().hex}"
         remedy = "The object is damaged in the bucket."
         bring(self._s3, file, folder, temporary, self._budget(file.name), remedy)
 
     def _list(self, folder: str, *, deep: bool = False) -> list[Json]:
-        """Returns keys and sizes; folders in it have no size."""
+        """Returns keys and sizes; subfolders have no size."""
         return self._with_retries(
             folder, lambda: list(self._s3.pages("list_objects_v2", "Contents", folder, deep=deep))
         )
@@ -391,7 +386,7 @@ def _file(name: str, data: bytes) -> File:
 
 
 def _may_be_ours(name: str) -> bool:
-    """Returns whether runs that make a set, or export one, put such a name in several parts."""
+    """Returns whether preparing or exporting a dataset uploads an object of this name in parts."""
     first = name.partition("/")[0]
     return (
         first in (naming.WORK, *naming.BESIDE, naming.QUARANTINE, naming.COLUMNS)

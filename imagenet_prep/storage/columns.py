@@ -1,4 +1,4 @@
-"""Opens the columns of a dataset, see `dataset/column`, and says what is wrong with their files."""
+"""Opens the columns of a dataset, see `dataset/column`, and reports problems of their files."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _AGAIN = "Copy the file again, or remove it and run the script that writes the c
 
 
 def names(store: Readable) -> list[str]:
-    """Returns the sorted names of the columns, complete or not; a web server lists none."""
+    """Returns the sorted names of all columns, also incomplete ones; empty on a web server."""
     return store.list_folder(naming.COLUMNS)
 
 
 def find(store: Readable, name: str, record: str = "") -> Column | None:
-    """Returns what column.json, or `record`, says of a column; None if it is not there.
+    """Returns the column described by column.json or `record`, or None if it does not exist.
 
-    Raises DataDamagedError if it is damaged, or a link.
+    Raises DataDamagedError if the file is damaged or a link.
     """
     record = record or column.record_name(name)
     refuse_links(store, record)
@@ -35,12 +35,7 @@ def find(store: Readable, name: str, record: str = "") -> Column | None:
 
 
 def opened(dataset: Dataset, name: str) -> Column:
-    """Returns a complete column.
-
-    Raises:
-      UsageError: there is no such column, or its name cannot be one.
-      IncompleteError: it is not complete.
-      DataDamagedError: column.json is damaged.
+    """Returns a complete column; raises UsageError if it is absent, IncompleteError if unfinished.
     """
     store = dataset.store
     try:
@@ -75,7 +70,7 @@ def refuse_links(store: Readable, name: str) -> None:
 
 
 def receipt(store: Readable, name: str, shard: str) -> ColumnFile | None:
-    """Returns what the receipt of a shard's file says; None if there is none."""
+    """Returns the receipt for a shard's file, or None if there is none."""
     path = column.receipt_name(name, shard)
     refuse_links(store, path)
     if store.size(path) is None:
@@ -87,7 +82,7 @@ def receipt(store: Readable, name: str, shard: str) -> ColumnFile | None:
 
 
 def misfit(there: Column, rows: ColumnFile, head: bytes, sha256: str, where: str) -> str | None:
-    """Returns why a file is not the rows of a shard, by its head and sha256; None if it is."""
+    """Returns why a file does not contain the rows of a shard, by its head and sha256, or None."""
     if head[: len(there.header(rows.rows))] != there.header(rows.rows):
         return f"{where}: is not a .npy file of {rows.rows:,} rows of {there.name}. {_AGAIN}"
     if sha256 != rows.sha256:
@@ -99,10 +94,10 @@ class Survey:
     """The columns of a dataset, compared with its manifest by names and sizes.
 
     Attributes:
-      problems: a sentence for each file or column that is damaged, foreign or too many.
-      complete: the columns that have a column.json.
-      incomplete: those that are still written, with the number of their finished files.
-      files: what is to be read to verify the rest.
+      problems: one sentence per file or column that is damaged, foreign or unexpected.
+      complete: names of columns that have a column.json.
+      incomplete: unfinished columns, with the number of their finished files.
+      files: files that must still be read to be verified.
     """
 
     def __init__(self, dataset: Dataset) -> None:
@@ -160,7 +155,7 @@ class Survey:
             self.files += [(there, rows) for name, rows in named.items() if name not in wrong]
 
     def read(self, each: tuple[Column, ColumnFile]) -> str | None:
-        """Returns what is wrong with one of the `files`, or None; reads all of it."""
+        """Reads one of the `files` completely; returns its problem, or None."""
         there, rows = each
         digest, head, name = hashlib.sha256(), b"", there.file(rows).name
         with self._store.opened(name) as file:

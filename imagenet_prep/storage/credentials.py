@@ -1,8 +1,8 @@
-"""What tells a web server who asks: ~/.netrc, a cookie file, or a token in the environment.
+"""Credentials for web servers: ~/.netrc, a cookie file, or a token from the environment.
 
-All are secrets of one host. A mirror may send a client on to any address, also to one that is
-plain http, or to another host for which the user has a password too. So each request is looked
-at by itself, and gets what belongs to its own host and cannot be read on the way.
+All are secrets for one host. A mirror may redirect to any address, including plain http or a
+different host for which the user has a password. Each request therefore only gets credentials for
+its own host, and only if nobody on the way can read them.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     import requests
 
 COOKIES_VARIABLE = "IMAGENET_PREP_COOKIES"
-TOKEN_VARIABLE = "IMAGENET_PREP_TOKEN"  # noqa: S105 - where the token is, not what it is
+TOKEN_VARIABLE = "IMAGENET_PREP_TOKEN"  # the name of the variable, not the token
 HOW_TO_LOG_IN = (
     "Log in at image-net.org, accept the terms, and save the browser's cookies as a Netscape "
     f"cookies.txt that {COOKIES_VARIABLE} names; or put login and password into ~/.netrc, or a "
     f"bearer token into {TOKEN_VARIABLE} as HOST=TOKEN, or HOST:PORT=TOKEN for another port than "
     "443. They are sent over https:// alone."
 )
-# One HOST=TOKEN or HOST:PORT=TOKEN; a bearer token as RFC 6750 has it.
+# HOST=TOKEN or HOST:PORT=TOKEN, with a bearer token as in RFC 6750.
 _BOUND_TOKEN = re.compile(
     r"(?P<host>[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{1,5}))?"
     r"=(?P<token>[A-Za-z0-9._~+/-]+=*)"
@@ -37,10 +37,10 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class Credentials:
-    """What the requests for files below an address carry, as `auth` of requests."""
+    """The credentials for files below a URL, as `auth` for requests."""
 
     def __init__(self, base: str) -> None:
-        """Looks for what the user has for the host that `base` names."""
+        """Loads the user's credentials for the host of `base`."""
         from requests.utils import get_netrc_auth
 
         self._host, self._port = _place(base)
@@ -49,7 +49,7 @@ class Credentials:
         self._cookies = _load_cookies()
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        """Adds to a request what the server that it goes to may know; also after a redirect."""
+        """Adds the credentials for the host of a request, which may be the target of a redirect."""
         from requests.auth import HTTPBasicAuth
         from requests.cookies import get_cookie_header
 
@@ -61,40 +61,40 @@ class Credentials:
                 request.headers["Authorization"] = f"Bearer {self._token}"
             elif self._netrc:
                 request = HTTPBasicAuth(*self._netrc)(request)
-        # The jar knows the host of each cookie.
+        # The jar checks the host of each cookie.
         if self._cookies is not None:
             cookies = get_cookie_header(self._cookies, request)  # type: ignore[no-untyped-call]
             request.headers.update({"Cookie": cookies} if cookies else {})
         return request
 
     def _is_ours(self, url: str) -> bool:
-        """Returns whether an address is on the server that the user has named."""
+        """Returns whether a URL is on the server named by the user."""
         host, port = _place(url)
         return host == self._host and (port == self._port or (self._port, port) == (80, 443))
 
 
 def _place(url: str) -> tuple[str, int]:
-    """Returns host and port of an address."""
+    """Returns host and port of a URL."""
     parts = urlsplit(url)
     return (parts.hostname or "").lower(), parts.port or _DEFAULT_PORTS[parts.scheme]
 
 
 def _is_private(url: str) -> bool:
-    """Returns whether nobody on the way to an address can read what is sent there."""
+    """Returns whether requests to this URL are safe from eavesdropping."""
     parts = urlsplit(url)
     is_local = parts.scheme == "http" and _LOOPBACK.fullmatch(parts.hostname or "")
     return parts.scheme == "https" or bool(is_local and not _has_proxy(url))
 
 
 def _has_proxy(url: str) -> bool:
-    """Returns whether a request over plain http would go through a proxy."""
+    """Returns whether a plain http request would go through a proxy."""
     from requests.utils import get_environ_proxies
 
     return bool(get_environ_proxies(url).keys() & {"http", "all"})
 
 
 def token_for(base: str) -> str | None:
-    """Returns the token of the host that `base` names; None where there is none for it."""
+    """Returns the token for the host of `base`, or None."""
     scheme = urlsplit(base).scheme
     tokens: dict[tuple[str, int], str] = {}
     for entry in re.split(r"[\s,]+", os.environ.get(TOKEN_VARIABLE, "")):
@@ -112,7 +112,7 @@ def token_for(base: str) -> str | None:
     host, port = _place(base)
     token = tokens.get((host, port))
     if token is None and (scheme, port) == ("http", 80):
-        # http://HOST and HOST=TOKEN: no other port was meant, and the reason should be said.
+        # The user means this token for http://HOST too: report why it is not sent.
         token = tokens.get((host, _DEFAULT_PORTS["https"]))
     if token is None or scheme == "https":
         return token
@@ -138,7 +138,7 @@ def _load_cookies() -> http.cookiejar.MozillaCookieJar | None:
         with warnings.catch_warnings(action="ignore"):
             jar.load(ignore_discard=True, ignore_expires=True)
     except http.cookiejar.LoadError:
-        # Its text repeats a line of the file; so does the warning that goes with it.
+        # The texts of the error and of its warning quote a line of the file.
         raise UsageError(
             f"{COOKIES_VARIABLE}: {path} is no Netscape cookie file. Export the browser's cookies "
             'as cookies.txt; its first line is "# Netscape HTTP Cookie File".'
@@ -146,7 +146,7 @@ def _load_cookies() -> http.cookiejar.MozillaCookieJar | None:
     except OSError as error:
         raise UsageError(f"{COOKIES_VARIABLE}: {path}: {error.strerror}") from None
     for cookie in jar:
-        # So browsers and curl write a session's cookies; to Python they expired in 1970.
+        # Browsers and curl write 0 for session cookies, which Python treats as expired in 1970.
         if cookie.expires == 0:
             cookie.expires = None
     return jar

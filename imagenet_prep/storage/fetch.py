@@ -1,8 +1,7 @@
-"""Remote files, read with retries: a range into its place on the disk, or a whole file, proven.
+"""Reads remote files with retries, as ranges or as complete, verified files.
 
-What arrives whole gets its name only when its sha256 is right, see `incoming`. All functions raise
-IncompleteError where the budget of attempts is spent, the file has changed or the disk is full,
-and StoreError where the server refuses or the disk fails.
+All functions raise IncompleteError if the retries are used up, the file has changed or the disk is
+full, and StoreError if the server refuses or the disk fails.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ def stream(
     start: int = 0,
     stop: int | None = None,
 ) -> Generator[bytes, None, None]:
-    """Yields bytes [start, stop) of a remote file in order, to its end by default.
+    """Yields bytes [start, stop) of a remote file in order, by default to its end.
 
-    A failed attempt is continued where it broke off. Where the file cannot be read from the
-    middle, the next attempt reads it again, and passes over what was yielded before.
+    A failed attempt continues at the point of failure. If the server cannot send ranges, the next
+    attempt reads the file again and skips the bytes already yielded.
     """
     stop = stat.size if stop is None else stop
     position = start
@@ -59,12 +58,12 @@ def stream(
 
 
 def as_file(chunks: Iterator[bytes]) -> BinaryIO:
-    """Returns chunks of bytes, such as `stream` yields, as a file that is read once, in order."""
+    """Returns chunks of bytes, such as those of `stream`, as a file for one sequential read."""
     return io.BufferedReader(_Chunks(chunks), CHUNK_BYTES)
 
 
 def hashed(file: BinaryIO, hashes: Sequence[Any]) -> Iterator[bytes]:
-    """Yields the rest of a file in chunks, of which each hash of hashlib is given every one."""
+    """Yields the rest of a file in chunks, updating each hash with every chunk."""
     while chunk := file.read(CHUNK_BYTES):
         for each in hashes:
             each.update(chunk)
@@ -74,7 +73,8 @@ def hashed(file: BinaryIO, hashes: Sequence[Any]) -> Iterator[bytes]:
 def fetch(
     remote: Remote, name: str, stat: Stat, start: int, stop: int, path: Path, budget: RetryBudget
 ) -> None:
-    """Leaves bytes [start, stop) of a remote file at the same place of `path`, on the disk."""
+    """Copies bytes [start, stop) of a remote file to the same position in `path`, and syncs them.
+    """
     with storage_errors("write", path), open(path, "r+b") as file:
         file.seek(start)
         file.writelines(stream(remote, name, stat, budget, start, stop))
@@ -83,7 +83,7 @@ def fetch(
 
 
 def whole(remote: Remote, name: str, budget: RetryBudget) -> bytes:
-    """Returns a small remote file."""
+    """Returns the content of a small remote file."""
     stat = with_retries(lambda: remote.stat(name), budget)
     if stat.size > MOST_BYTES:
         raise DataDamagedError(
@@ -96,7 +96,7 @@ def whole(remote: Remote, name: str, budget: RetryBudget) -> bytes:
 def contents(
     remote: Remote, file: File, budget: RetryBudget, remedy: str
 ) -> Generator[bytes, None, None]:
-    """Yields a whole remote file that has the size it must have; its bytes are not proven."""
+    """Yields a complete remote file of the expected size, without verifying its bytes."""
     stat = with_retries(lambda: remote.stat(file.name), budget)
     if stat.size != file.num_bytes:
         raise DataDamagedError(
@@ -115,7 +115,7 @@ def bring(
     *,
     reserved: bool = False,
 ) -> os.stat_result:
-    """Leaves a remote file in a folder under the same name, verified; as for `incoming`."""
+    """Copies a remote file to a folder under the same name and verifies it; see `incoming`."""
     where = remote.where(file.name)
     with incoming(store, file, temporary, where, remedy, reserved=reserved) as arriving:
         for chunk in contents(remote, file, budget, remedy):
@@ -144,25 +144,26 @@ class _Chunks(io.RawIOBase):
 
 
 class Hasher:
-    """Computes the md5 of a file behind the fetching, while its bytes are still in memory."""
+    """Computes the md5 of a file during the download, while its bytes are still in memory."""
 
     def __init__(self, path: Path, *, finished: bool = True) -> None:
-        """Starts; unless the file is finished, bytes are read once `finished` has named them."""
+        """Starts hashing. Unless `finished`, only reads ranges reported with the method `finished`.
+        """
         self.path = path
         self._size = path.stat().st_size
         self._ranges: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
         if finished:
             self.finished(0, self._size)
         self._md5: Future[str] = Future()
-        # A daemon: where the fetching fails nobody waits for what cannot come.
+        # A daemon thread: after a failed download, it would wait for the missing bytes forever.
         threading.Thread(target=self._run, name="md5", daemon=True).start()
 
     def finished(self, start: int, num_bytes: int) -> None:
-        """Notes that a range of the file is there."""
+        """Reports that a range of the file is complete."""
         self._ranges.put((start, start + num_bytes))
 
     def hexdigest(self) -> str:
-        """Returns the md5 once every range was noted."""
+        """Returns the md5 after all ranges have been reported."""
         with storage_errors("read", self.path):
             return self._md5.result()
 
@@ -181,5 +182,5 @@ class Hasher:
                         md5.update(data)
                         position += len(data)
             self._md5.set_result(md5.hexdigest())
-        except BaseException as error:  # noqa: BLE001 - `hexdigest` raises it
+        except BaseException as error:  # `hexdigest` raises it
             self._md5.set_exception(error)

@@ -1,9 +1,8 @@
-"""A folder as a store: whole files or none, nothing half visible.
+"""A folder as a store: files are complete or absent.
 
 A file appears under its name only after its bytes are on the disk: temporary name in
-`.work/temporary`, fsync, rename, fsync of the folder. Whoever writes a file syncs it, see
-`new_file`; this is the only module that knows the rest. `storage/bucket` does the same with
-objects.
+`.work/temporary`, fsync, rename, fsync of the folder. The writer of a file syncs it (see
+`new_file`); this module does the rest. `storage/bucket` does the same with objects.
 """
 
 from __future__ import annotations
@@ -33,51 +32,51 @@ if TYPE_CHECKING:
 
 TEMPORARY = f"{naming.WORK}/temporary"
 _LOCK = f"{naming.WORK}/lock"
-# It is not there, may not be opened, or lies where nothing is written.
+# Errors that mean the folder is missing, unreadable, or read-only.
 _NOT_OURS_TO_SYNC = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EROFS, errno.EINVAL)
 
 
 class LocalStore:
     """A folder on a local or shared file system. Picklable, safe for threads and processes.
 
-    Every method that takes a name raises DataDamagedError if it leads outside, StoreError if a
-    link is in its way below `.work`, or the system refuses, and IncompleteError if the disk is
-    full.
+    Methods that take a name raise DataDamagedError if it leads outside, StoreError if a path below
+    `.work` contains a link or the system refuses, and IncompleteError if the disk is full.
     """
 
     def __init__(self, root: Path, called: str = "") -> None:
-        """Begins; nothing is made. Messages say `called` where it stands for something else."""
+        """Creates nothing on the disk. Messages use the name `called` instead of `root` if given.
+        """
         self.root = root
         self._called = called or str(root)
 
     @property
     def local(self) -> LocalStore:
-        """As for `Store`: this very folder."""
+        """See `Store`: the folder itself."""
         return self
 
     @property
     def as_folder(self) -> LocalStore:
-        """As for `Store`."""
+        """See `Store`."""
         return self
 
     def where(self, name: str = "") -> str:
-        """As for `Store`."""
+        """See `Store`."""
         return f"{self._called}/{name}" if name else self._called
 
     def path(self, name: str = "") -> Path:
-        """Returns where `name`, relative to the data set, is or would be; "" is its folder."""
+        """Returns the path of `name`, relative to the dataset; "" is its folder."""
         return self.root / inside.demand_inside(name) if name else self.root
 
     def open(self, name: str, flags: int) -> int:
         """Opens a file below `.work`; returns its descriptor, which the caller closes.
 
-        A dataset from elsewhere may hold anything there: no link is followed, and only a file is
-        opened.
+        A dataset from elsewhere may contain anything there, so no link is followed and only regular
+        files are opened.
         """
         path = self.path(name)
         if flags & (os.O_WRONLY | os.O_RDWR):
             self._refuse_foreign_work()
-        # A pipe would be waited for without end.
+        # Opening a pipe would block forever.
         descriptor = inside.open_inside(self.root, name, flags | os.O_NONBLOCK)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
@@ -85,41 +84,41 @@ class LocalStore:
         return descriptor
 
     def make_folder(self, name: str) -> None:
-        """Makes a folder, and those above it, where they are absent."""
+        """Makes a folder and its missing parents."""
         with storage_errors("create", self.path(name)):
             self._refuse_foreign_work()
             with inside.folder_inside(self.root, name, make=True):
                 pass
 
     def size(self, name: str) -> int | None:
-        """Returns the bytes of a published file, or None where there is none."""
+        """Returns the size of a published file in bytes, or None if it does not exist."""
         path = self.path(name)
         with storage_errors("look at", path):
             try:
                 status = inside.stat_inside(self.root, name) if _is_work(name) else path.stat()
             except OSError as error:
-                # A link may lead nowhere, or round in a circle.
+                # A link may be broken or circular.
                 if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                     raise
                 return None
         return status.st_size if stat.S_ISREG(status.st_mode) else None
 
     def sizes(self, names: Iterable[str]) -> dict[str, int]:
-        """As for `Store`."""
+        """See `Store`."""
         return {name: size for name in names if (size := self.size(name)) is not None}
 
     def list_folder(self, folder: str = "") -> list[str]:
-        """As for `Store`; empty where it is absent."""
+        """See `Store`; empty if the folder does not exist."""
         with self._entries(folder) as entries:
             return sorted(entry.name for entry in entries)
 
     def names(self, folder: str) -> list[str]:
-        """Returns the sorted file names directly in `folder`; empty where it is absent."""
+        """Returns the sorted file names directly in `folder`; empty if it does not exist."""
         with self._entries(folder) as entries:
             return sorted(entry.name for entry in entries if entry.is_file())
 
     def stats(self, folder: str) -> dict[str, Stat]:
-        """As for `Store`; empty where it is absent."""
+        """See `Store`; empty if the folder does not exist."""
         with self._entries(folder) as entries:
             return {entry.name: Stat.of(entry.stat()) for entry in entries if entry.is_file()}
 
@@ -142,7 +141,7 @@ class LocalStore:
         size: int | None = None,
         most: int = regular_file.MOST_BYTES,
     ) -> bytes:
-        """As for `Store`."""
+        """See `Store`."""
         path = self.path(name)
         with storage_errors("read", path), self._opened(name) as file:
             if size is None:
@@ -151,14 +150,13 @@ class LocalStore:
             return file.read(size)
 
     def _opened(self, name: str) -> BinaryIO:
-        """Opens a regular file to be read."""
         if _is_work(name):
             return open(self.open(name, os.O_RDONLY), "rb")
         return open(regular_file.open_to_read(self.path(name)), "rb")
 
     @contextlib.contextmanager
     def opened(self, name: str, stat: Stat | None = None) -> Iterator[BinaryIO]:
-        """As for `Store`."""
+        """See `Store`."""
         with self._opened(name) as file:
             if stat is not None and stat.is_changed(os.fstat(file.fileno())):
                 changed(self.where(name))
@@ -167,7 +165,7 @@ class LocalStore:
     def read_each(
         self, names: Iterable[str], most: int = regular_file.MOST_BYTES
     ) -> Iterator[bytes]:
-        """As for `Store`."""
+        """See `Store`."""
         return (self.read(name, most=most) for name in names)
 
     def temporary(self) -> Path:
@@ -182,7 +180,7 @@ class LocalStore:
         sha256: str | None = None,  # noqa: ARG002
         check: Check = unchecked,
     ) -> None:
-        """Makes a synced temporary file visible as `name`, replacing what was there."""
+        """Makes a synced temporary file visible as `name`, replacing an existing file."""
         folder, _, file = name.rpartition("/")
         with (
             storage_errors("publish", self.path(name)),
@@ -195,7 +193,7 @@ class LocalStore:
     def take_over(
         self, source: object, files: Iterable[File], stats: Mapping[str, Stat] | None = None
     ) -> None:
-        """As for `Store`: hard links, durable when this returns."""
+        """See `Store`: makes hard links that are durable on return."""
         if not isinstance(source, LocalStore):
             raise UsageError(
                 f"{self.where()}: only files of a folder can be linked there. `imagenet-prep "
@@ -215,12 +213,12 @@ class LocalStore:
                     path, seen = source.path(file.name), stats.get(file.name)
                     hard_link(path, temporary, file.num_bytes, seen, called)
                     os.replace(temporary, file.name.rpartition("/")[2], dst_dir_fd=place)
-                    # To rename one name of a file to another one of it does nothing.
+                    # Renaming has no effect if both names are links to the same file.
                     temporary.unlink(missing_ok=True)
                 os.fsync(place)
 
     def rename(self, before: str, after: str) -> None:
-        """Gives a file or a link another name, durably; a folder above either may be no link."""
+        """Renames a file or link durably; no folder above either name may be a link."""
         source, target = self.path(before), self.path(after)
         with (
             storage_errors("rename", source),
@@ -228,12 +226,12 @@ class LocalStore:
             inside.folder_inside(self.root, after.rpartition("/")[0]) as there,
         ):
             os.rename(source.name, target.name, src_dir_fd=here, dst_dir_fd=there)
-            # The new name first: a crash between the two leaves both names, and never none.
+            # Sync the new name first: after a crash, both names may exist, but never neither.
             for place in (there, here):
                 os.fsync(place)
 
     def remove(self, *names: str) -> None:
-        """Removes files durably, or links and not what they point to; absent ones are fine."""
+        """Removes files durably, which may be absent; of a link, only the link."""
         files_of: dict[str, list[str]] = {}
         for name in names:
             folder, _, file = inside.demand_inside(name).rpartition("/")
@@ -250,7 +248,7 @@ class LocalStore:
                 os.fsync(place)
 
     def write(self, name: str, data: bytes) -> None:
-        """Writes a whole small file atomically and durably."""
+        """Writes a complete small file atomically and durably."""
         temporary = self.temporary()
         with (
             storage_errors("write", self.path(name)),
@@ -261,12 +259,12 @@ class LocalStore:
             self.publish(temporary, name)
 
     def claim(self, name: str, data: bytes) -> bytes:
-        """As for `Store`; the caller holds the lock and has looked at what was there."""
+        """See `Store`; the caller holds the lock and has checked for an existing file."""
         self.write(name, data)
         return data
 
     def take(self, name: str) -> bool:
-        """As for `Store`; its folder exists."""
+        """See `Store`; the parent folder must exist."""
         with storage_errors("create", self.path(name)), contextlib.suppress(FileExistsError):
             os.close(self.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
             return True
@@ -274,7 +272,7 @@ class LocalStore:
 
     @contextlib.contextmanager
     def marked(self, name: str) -> Iterator[None]:
-        """Keeps an empty file below `.work` meanwhile, where the system lets this user make one."""
+        """Keeps an empty file below `.work` during the block, if this user may create one."""
         path = self.path(name)
         with contextlib.suppress(OSError):
             self.path(naming.WORK).mkdir(exist_ok=True)
@@ -286,22 +284,22 @@ class LocalStore:
                 path.unlink()
 
     def verify_published(self, files: Iterable[File]) -> None:
-        """As for `Store`: a file that was synced and renamed is there."""
+        """See `Store`: no check, since synced and renamed files exist."""
 
     def remove_tree(self, name: str) -> None:
-        """Removes a folder of work files durably; absent is fine."""
+        """Removes a folder of work files durably; it may be absent."""
         folder, _, last = name.rpartition("/")
         with storage_errors("remove", self.path(name)):
             self._refuse_foreign_work()
             with contextlib.suppress(FileNotFoundError):
                 with inside.folder_inside(self.root, name):
-                    pass  # it is a folder, and no link
+                    pass  # it is a folder, not a link
                 with inside.folder_inside(self.root, folder) as place:
                     shutil.rmtree(last, onerror=_unless_gone, dir_fd=place)
                     os.fsync(place)
 
     def remove_all(self) -> None:
-        """Removes the complete folder, the lock last: then nothing else is left to remove."""
+        """Removes the complete folder, and the lock last, when nothing else is left to remove."""
         for path in (*self.root.iterdir(), *self.path(naming.WORK).iterdir()):
             name = str(path.relative_to(self.root))
             if name in (naming.WORK, _LOCK):
@@ -311,18 +309,18 @@ class LocalStore:
             else:
                 self.remove(name)
         self.remove_work()
-        with contextlib.suppress(OSError):  # The next run may be there already.
+        with contextlib.suppress(OSError):  # The next run may have started.
             self.root.rmdir()
 
     def remove_work(self) -> None:
-        """Removes `.work` and its lock, which this run holds, if nothing else is in there."""
+        """Removes `.work` and its lock, which this run holds, if nothing else is in it."""
         self.remove_tree(TEMPORARY)
         self.remove(_LOCK)
-        with contextlib.suppress(OSError):  # It has other files, or the next run's.
+        with contextlib.suppress(OSError):  # It has other files, or files of the next run.
             self.path(naming.WORK).rmdir()
 
     def free_bytes(self) -> int:
-        """Returns the bytes that can still be written here."""
+        """Returns the free disk space in bytes."""
         folder = self.root
         while not folder.exists():
             folder = folder.parent
@@ -330,9 +328,9 @@ class LocalStore:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Holds the data set for one writing run; the kernel frees it when the run dies.
+        """Locks the dataset for one writing run, and removes temporary files of killed runs.
 
-        Temporary files of killed runs are removed.
+        The kernel releases the lock if the run is killed.
         """
         with locked(self._open_lock, path=self.path(_LOCK), where=self.where()):
             self.remove_tree(TEMPORARY)
@@ -340,9 +338,9 @@ class LocalStore:
             yield
 
     def settle(self) -> None:
-        """Syncs the names of the files: a killed run may have named files without that.
+        """Syncs the names of files that a killed run may have renamed without syncing.
 
-        The next run sees them and takes them for finished; a crash would remove them.
+        The next run treats these files as finished, but a crash would remove them.
         """
         for folder in (self.root.parent, self.root, *(self.root / name for name in naming.BESIDE)):
             with storage_errors("sync", folder):
@@ -358,10 +356,10 @@ class LocalStore:
             return self.open(_LOCK, os.O_RDWR | os.O_CREAT)
 
     def _refuse_foreign_work(self) -> None:
-        """Raises StoreError where `.work` is another user's.
+        """Raises StoreError if `.work` belongs to a different user.
 
-        Whoever owns the folder itself decides about everything in it anyway; on file systems
-        that change owners (NFS for root, FUSE) both are somebody else's.
+        The owner of the folder itself is accepted, since that user controls all its contents. On
+        file systems that change owners (NFS for root, FUSE), both belong to that user.
         """
         path = self.root / naming.WORK
         try:
@@ -377,7 +375,7 @@ class LocalStore:
 
 
 def _unless_gone(_function: object, _path: object, failed: tuple[Any, Any, Any]) -> None:
-    """Raises an error of `shutil.rmtree`, but for what others removed, or have added, meanwhile."""
+    """Raises an error of `shutil.rmtree`, except for files removed or added meanwhile by others."""
     error = failed[1]
     if not isinstance(error, OSError) or error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
         raise error

@@ -1,4 +1,4 @@
-"""A hard link to a file of another data set, as durable as the file itself."""
+"""Hard links to files of other datasets, as durable as the files themselves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.storage.os_errors import removed_on_failure
 from imagenet_prep.storage.remote import Stat, changed
 
-# Another file system, one without links, or files of another user that the kernel protects.
+# A different file system, one without links, or a file that the kernel protects from other users.
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
 
 
@@ -23,17 +23,17 @@ def hard_link(
     called: tuple[str, str],
     instead: str = "copy the dataset with `imagenet-prep replicate`",
 ) -> None:
-    """Links a file to an unused path. If the file is a symbolic link, its target is linked.
+    """Links a file to an unused path. For a symbolic link, its target is linked.
 
     Args:
       num_bytes: the size in the manifest.
-      seen: the file as this run has seen it before, if it has.
-      called: how messages name the dataset of the file, and that of the target.
-      instead: how messages say what to do without links.
+      seen: the file's state earlier in this run, if known.
+      called: names in messages for the file's dataset and for the target's dataset.
+      instead: the alternative to suggest if links are impossible.
     """
     source, where = called
     try:
-        # It stays open: the number of an inode that is gone may be given to another file.
+        # Keep the file open: the inode number of a deleted file may be reused.
         opened = open(regular_file.open_to_read(path), "rb")  # noqa: SIM115 - until the end
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         if seen is not None:
@@ -48,7 +48,7 @@ def hard_link(
                 f"{path}: {status.st_size:,} bytes, its manifest says {num_bytes:,}. "
                 f"Run verify on {source}."
             )
-        # Another program may have copied it there a moment ago, and not have synced it.
+        # A different program may have just copied the file here without syncing it.
         os.fsync(opened.fileno())
         with removed_on_failure(target):
             try:
@@ -69,7 +69,7 @@ def _link(path: Path, target: Path) -> None:
     """Links a file, or the target of a symbolic link."""
     place = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        # Without the descriptor of a folder, os.link would link a symbolic link itself.
+        # Without a folder descriptor, os.link would link the symbolic link itself.
         os.link(path, target.name, dst_dir_fd=place)
     finally:
         os.close(place)

@@ -32,18 +32,18 @@ from imagenet_prep.storage.remote import (
 if TYPE_CHECKING:
     import requests
 
-# Enough to see what a body is; a server that ignores ranges has sent little more by then.
+# Enough to recognize a web page. A server that ignores ranges has sent little more by then.
 _HEAD_BYTES = 512
-# The most requests that redirects may cause for one file. A mirror redirects once or twice.
+# Maximum number of requests per file, including redirects. A mirror redirects once or twice.
 _MOST_REQUESTS = 10
 
 
 class _EmptyError(StoreError):
-    """A file has no first byte."""
+    """The file is empty."""
 
 
 class Http:
-    """Files below an address, as `Remote`; safe for threads."""
+    """Files below a URL, as `Remote`; thread-safe."""
 
     def __init__(self, base: str, timeout_s: float) -> None:
         self._base = base
@@ -52,12 +52,13 @@ class Http:
         self._local = threading.local()
 
     def where(self, name: str) -> str:
-        """As for `Remote`."""
+        """See `Remote`."""
         return f"{self._base}/{name}"
 
     def stat(self, name: str) -> Stat:
-        """As for `Remote`."""
-        # Not HEAD: servers that sign addresses refuse it, and a login page shows in the body.
+        """See `Remote`."""
+        # Do not use HEAD: servers with signed URLs refuse it, and only the body reveals a login
+        # page.
         with (
             contextlib.suppress(_EmptyError),
             self._get(name, {"Range": f"bytes=0-{_HEAD_BYTES - 1}"}) as response,
@@ -76,7 +77,7 @@ class Http:
         return Stat(0, "", ranges=False)
 
     def read(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
-        """As for `Remote`."""
+        """See `Remote`."""
         headers = {}
         if stat.ranges:
             headers["Range"] = f"bytes={offset}-{offset + size - 1}"
@@ -93,12 +94,12 @@ class Http:
             yield from _body(response, size)
 
     def files(self, folder: str) -> dict[str, Stat]:
-        """As for `Remote`."""
+        """See `Remote`."""
         raise UsageError(f"{self.where(folder)}: a web server cannot be listed")
 
     @contextlib.contextmanager
     def _get(self, name: str, headers: dict[str, str]) -> Iterator[requests.Response]:
-        """Yields a good answer, 200 or 206, its body unread."""
+        """Yields a response with status 200 or 206 and an unread body."""
         import requests
         import urllib3
 
@@ -107,7 +108,7 @@ class Http:
         except (requests.ConnectionError, requests.Timeout) as error:
             raise failure(self.where(name), error, "REQUESTS_CA_BUNDLE") from None
         except (requests.RequestException, urllib3.exceptions.HTTPError, ValueError) as error:
-            # Not HTTP at all, or a redirect to nowhere.
+            # The answer is not HTTP, or redirects to an invalid address.
             raise StoreError(
                 f"{self.where(name)}: {type(error).__name__}. Check the address."
             ) from None
@@ -118,7 +119,7 @@ class Http:
             yield response
 
     def _answer(self, name: str, headers: dict[str, str]) -> requests.Response:
-        """Returns the answer of the server that others may have sent us on to."""
+        """Returns the response after following redirects."""
         import requests
 
         url, session = f"{self._base}/{quote(name)}", self._session
@@ -136,7 +137,7 @@ class Http:
 
     @property
     def _session(self) -> requests.Session:
-        """This thread's session: requests does not promise that threads may share one."""
+        """The session of this thread: requests does not guarantee that sessions are thread-safe."""
         session: requests.Session | None = getattr(self._local, "session", None)
         if session is None:
             import requests
@@ -147,15 +148,15 @@ class Http:
             session.headers["User-Agent"] = f"imagenet-prep/{imagenet_prep.__version__}"
             session.headers["Accept-Encoding"] = "identity"
             session.auth = self._credentials
-            # A cookie that one server sets would be sent to other servers, too.
+            # Reject cookies from servers: they would be sent to other servers too.
             session.cookies.set_policy(http.cookiejar.DefaultCookiePolicy(allowed_domains=[]))
-            # To follow a redirect, requests would first read its body, however long that is.
+            # Do not let requests follow redirects: it first reads the body, which may be very long.
             session.get_redirect_target = lambda _: None  # type: ignore[assignment]
         return session
 
 
 def _adapter() -> requests.adapters.HTTPAdapter:
-    """Returns what connects to servers, with or without a proxy."""
+    """Returns an adapter that drops connections that are too slow, also through a proxy."""
     import requests.adapters
     import urllib3.poolmanager
 
@@ -176,7 +177,7 @@ def _adapter() -> requests.adapters.HTTPAdapter:
 
 
 def _body(response: requests.Response, size: int) -> Iterator[bytes]:
-    """Yields exactly `size` bytes as they are stored, whatever Content-Encoding says."""
+    """Yields exactly `size` bytes as stored, ignoring Content-Encoding."""
     import urllib3
 
     try:
@@ -222,7 +223,7 @@ def _validator(headers: Mapping[str, str]) -> str:
 
 
 def _total_size(response: requests.Response) -> int | None:
-    """Returns the size of the whole file, or None where the answer does not tell."""
+    """Returns the size of the complete file, or None if the response does not contain it."""
     if response.status_code == 206:
         match = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
         return int(match[3]) if match else None

@@ -1,4 +1,4 @@
-"""A file that arrives in a folder: hashed on the way, proven, and only then under its name."""
+"""Receives a file into a folder: hashes and verifies it before it gets its final name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from imagenet_prep.dataset.manifest import File
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.os_errors import storage_errors
 
-# A shard that is synced only at its end holds up what comes after it.
+# Syncing a shard only at its end would delay the next one.
 _SYNC_BYTES = 16 << 20
 
 
@@ -31,21 +31,21 @@ def incoming(
     reserved: bool = False,
     kept: tuple[type[BaseException], ...] = (),
 ) -> Iterator[Incoming]:
-    """Yields a file to append bytes to; on leaving it is verified, synced and has its name.
+    """Yields a file to append bytes to; on exit it is verified, synced and gets its name.
 
     Args:
-      temporary: the name under which it grows; one writer at a time.
-      where: how errors call the file.
+      temporary: its name while it grows; only one writer at a time.
+      where: the name of the file in errors.
       remedy: the advice if its bytes are wrong.
-      start: the bytes of an earlier attempt to continue.
-      reserved: the temporary file has its full length already, to reserve the disk.
-      kept: errors that leave the bytes for a later attempt.
+      start: the number of bytes to continue from an earlier attempt.
+      reserved: whether the temporary file already has its full length, to reserve disk space.
+      kept: errors after which the bytes stay for a later attempt.
     """
     path = store.path(temporary)
     with storage_errors("write", path):
         store.make_folder(temporary.rpartition("/")[0])
         if not start and not reserved:
-            # Others may still be reading what broke off here: theirs stays theirs.
+            # Create a new file: others may still be reading the unfinished one.
             path.unlink(missing_ok=True)
         descriptor = store.open(temporary, os.O_CREAT | os.O_RDWR)
     try:
@@ -57,7 +57,8 @@ def incoming(
             try:
                 yield arriving
             except kept:
-                # The next run would read these bytes from memory, though the disk may lack them.
+                # Sync now: the next run would read these bytes from memory even if the disk lacks
+                # them.
                 arriving.sync()
                 raise
             if arriving.sha256 != file.sha256:
@@ -66,22 +67,22 @@ def incoming(
                 )
             arriving.sync()
             store.publish(path, file.name)
-            # The new name has changed the file's ctime.
+            # Renaming has changed the file's ctime.
             arriving.status = os.fstat(opened.fileno())
     except BaseException as error:
         if not isinstance(error, kept):
-            with contextlib.suppress(OSError):  # the error that is on its way tells more
+            with contextlib.suppress(OSError):  # the original error says more
                 path.unlink()
         raise
 
 
 class Incoming:
-    """A file that is arriving; it has a status once it has its name."""
+    """A file being received; `status` is set once it has its final name."""
 
     status: os.stat_result
 
     def __init__(self, path: Path, file: FileIO, syncer: ThreadPoolExecutor, start: int) -> None:
-        """Takes the first `start` bytes of a file as if they had just come."""
+        """Treats the first `start` bytes of the file as received."""
         self._path = path
         self._file = file
         self._hash = hashlib.sha256()
@@ -90,17 +91,18 @@ class Incoming:
         self._unsynced_bytes = 0
         if start:
             with storage_errors("read", path):
-                # A signal would end the file object's own `truncate`; this call goes on.
+                # The file object's own `truncate` would be interrupted by a signal; this call is
+                # not.
                 os.ftruncate(file.fileno(), start)
                 hashlib.file_digest(file, lambda: self._hash)
 
     @property
     def sha256(self) -> str:
-        """Of what has arrived, as hex digits."""
+        """The sha256 of the bytes received so far, in hex."""
         return self._hash.hexdigest()
 
     def append(self, part: bytes | memoryview) -> None:
-        """Writes bytes at its end."""
+        """Appends bytes to the file."""
         with storage_errors("write", self._path), memoryview(part) as view:
             written = 0
             while written < len(view):
@@ -117,9 +119,9 @@ class Incoming:
                 self._unsynced_bytes = 0
 
     def sync(self) -> None:
-        """Syncs the bytes that have arrived; nothing can be appended any more."""
+        """Syncs the received bytes; nothing can be appended afterwards."""
         with storage_errors("write", self._path):
             if self._syncing is not None:
-                # The system tells an error once: the last sync in the background may have met it.
+                # The system reports an error only once, perhaps to the last sync in the background.
                 self._syncing.result()
             os.fsync(self._file.fileno())

@@ -1,8 +1,7 @@
-"""Opens files below a folder without following links: what lies there may have been planted.
+"""Opens files below a folder without following links, which may have been planted there.
 
-A data set that was unpacked from an archive or copied from elsewhere can hold a `.work` whose
-files are links to the user's own files. So whatever is opened below `.work` is opened by
-`open_inside`, one part of the path after the other, and none of the parts may be a link.
+A dataset that was unpacked or copied from elsewhere can contain a `.work` with links to the user's
+own files. Paths below `.work` are therefore opened one part at a time, and no part may be a link.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def demand_inside(name: str) -> str:
-    """Returns the name of a file or object unchanged: what every store asks of every name."""
+    """Returns the name of a file or object, or raises DataDamagedError if it leads outside."""
     try:
         return naming.check_inside(name)
     except ValueError as error:
@@ -40,7 +39,7 @@ def open_inside(root: Path, name: str, flags: int) -> int:
 
 
 def stat_inside(root: Path, name: str) -> os.stat_result:
-    """Returns what the system knows of a file or folder below `root`."""
+    """Returns the stat result of a file or folder below `root`."""
     folder, _, file = naming.check_inside(name).rpartition("/")
     with folder_inside(root, folder) as place:
         status = os.stat(file, dir_fd=place, follow_symlinks=False)
@@ -51,7 +50,7 @@ def stat_inside(root: Path, name: str) -> os.stat_result:
 
 @contextlib.contextmanager
 def folder_inside(root: Path, name: str, *, make: bool = False) -> Iterator[int]:
-    """Yields the descriptor of a folder below `root`, for `dir_fd`; raises as `open_inside`."""
+    """Yields a `dir_fd` for a folder below `root`; raises like `open_inside`."""
     parts = naming.check_inside(name).split("/") if name else []
     if make:
         _make_durably(root)
@@ -60,7 +59,7 @@ def folder_inside(root: Path, name: str, *, make: bool = False) -> Iterator[int]
         for part in parts:
             with _links_refused(root / name):
                 inner = _open_folder(place, part, make=make)
-            # In this order: an interrupt in between may leave one open, and closes none twice.
+            # With this order, an interrupt may leave a descriptor open, but never closes one twice.
             outer, place = place, inner
             os.close(outer)
         yield place
@@ -69,12 +68,12 @@ def folder_inside(root: Path, name: str, *, make: bool = False) -> Iterator[int]
 
 
 def is_only_ours(status: os.stat_result) -> bool:
-    """Returns whether nobody but this user, and root, can have written a file of this status."""
+    """Returns whether only this user or root can have written a file of this status."""
     return status.st_uid in (os.geteuid(), 0) and not status.st_mode & 0o022
 
 
 def refusal(path: Path) -> StoreError:
-    """Returns what is said of a path that is not what this program makes."""
+    """Returns the error for a path that this program did not create."""
     return StoreError(
         f"{path}: the file, or a folder above it, is a link or not what this program makes "
         "there. It was not opened. Remove it, then run the same command again."
@@ -89,13 +88,13 @@ def _open_folder(place: int, part: str, *, make: bool) -> int:
             raise
     with contextlib.suppress(FileExistsError):
         os.mkdir(part, dir_fd=place)
-    # A crash would else take the folder away, with files in it that were synced.
+    # Otherwise a crash could remove the folder along with synced files in it.
     os.fsync(place)
     return os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=place)
 
 
 def _make_durably(folder: Path) -> None:
-    """Makes a folder and those above it where they are absent; a crash does not take them away."""
+    """Makes a folder and its missing parents, so that they survive a crash."""
     if folder.is_dir():
         return
     _make_durably(folder.parent)
@@ -104,7 +103,7 @@ def _make_durably(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Leaves on the disk which names a folder has."""
+    """Syncs the names of the files in a folder to the disk."""
     place = os.open(folder, _FOLDER)
     try:
         os.fsync(place)
@@ -117,7 +116,7 @@ def _links_refused(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # ENXIO: a pipe that nobody reads, or a socket.
+        # ENXIO: a pipe without a reader, or a socket.
         if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
             raise refusal(path) from error
         raise

@@ -1,10 +1,10 @@
-"""What one pass over an archive on a server has found, kept for the next run.
+"""Lists of the files in remote archives, kept for the next run.
 
-The lists lie beside the data sets, in `imagenet-prep-lists` of the folder or prefix that holds
-them, one folder for each archive. Each list names the archive as it was: address, ETag and size.
-Whoever may write there could have written anything, so a list is believed only as far as it is
-checked; whatever is wrong with it, the archive is simply read again. Its names are proven when the
-files are read: each lies behind a header of the archive.
+The lists are stored next to the datasets, in the folder `imagenet-prep-lists`, with one subfolder
+per archive. Each list records the address, ETag and size of its archive. Other users may be able to
+write there, so lists are checked before use, and an archive with an invalid list is read again. The
+names in a list are verified when the files are read, since each file follows a header in the
+archive.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 
 
 class Kept(NamedTuple):
-    """The files in a range of an archive, and the md5 of the archive, or "" if not all was read."""
+    """The files in a range of an archive, and the md5 of the archive ("" unless all of it was read).
+    """
 
     files: list[Entry]
     md5: str
@@ -40,7 +41,7 @@ class Kept(NamedTuple):
 
 @dataclass(frozen=True)
 class _List:
-    """What a list says: what was found, and in which archive, as it was then."""
+    """The content of a stored list: the state of the archive and the files found in it."""
 
     archive: str
     validator: str
@@ -54,9 +55,9 @@ class KeptLists:
     """The lists next to a dataset. Picklable.
 
     Attributes:
-      base: folder or s3:// address that holds them.
-      writes: whether new ones are kept; a dry run writes nothing.
-      believed: whether kept lists are used; otherwise they are only written again.
+      base: folder or s3:// address of the lists.
+      writes: whether new lists are stored (not in a dry run).
+      believed: whether existing lists are used, instead of only overwritten.
     """
 
     base: str
@@ -86,7 +87,7 @@ class KeptLists:
         return Kept(found.files, found.md5 if _MD5.fullmatch(found.md5) else "")
 
     def keep(self, archive: str, stat: Stat, start: int, stop: int, kept: Kept) -> None:
-        """Keeps what was found. Where it cannot be written, the next run reads the archive."""
+        """Stores a list. If that fails, the next run reads the archive again."""
         if not self.writes:
             return
         content = _List(archive, *_identity(stat), *kept)
@@ -96,18 +97,18 @@ class KeptLists:
             self._store.write(_name(archive, stat, start, stop), canonical.dumps(content))
 
     def keep_md5(self, archive: str, stat: Stat, md5: str) -> None:
-        """Keeps the md5 of an archive with the list of its files, where there is one.
+        """Adds the md5 of an archive to the list of its files, if there is one.
 
-        Without the files, an archive would seem to be listed, and empty.
+        A list without files would describe an empty archive.
         """
         if kept := self._load(archive, stat, 0, stat.size):
             self.keep(archive, stat, 0, stat.size, kept._replace(md5=md5))
 
     def _read(self, name: str) -> bytes:
-        """Returns a list, or the beginning of one that is too large, which is no JSON."""
+        """Returns a list; one that is too large is truncated, which makes its JSON invalid."""
         if (folder := self._store.as_folder) is None:
             return self._store.read(name, 0, _MAX_BYTES)
-        # Not through a link, and nothing that another user may have written.
+        # Follow no link, and accept no file that a different user may have written.
         with os.fdopen(folder.open(name, os.O_RDONLY), "rb") as file:
             if not inside.is_only_ours(os.fstat(file.fileno())):
                 raise ValueError("another user may have written it")
@@ -119,7 +120,8 @@ class KeptLists:
 
 
 def beside(out: str) -> str | None:
-    """Returns where the lists of a data set at `out` lie; None where a bucket is nothing else."""
+    """Returns the folder of the lists for the dataset at `out`, or None if `out` is a bucket root.
+    """
     if not address.is_remote(out):
         return str(Path(out).expanduser().absolute().parent / FOLDER)
     above, _, prefix = out.rstrip("/").rpartition("/")
@@ -127,7 +129,7 @@ def beside(out: str) -> str | None:
 
 
 def _made_by_us(folder: Path) -> bool:
-    """Makes a folder; returns whether it is one of this user: another may have left a link."""
+    """Makes a folder; returns False if it is a link, or belongs to a different user."""
     folder.mkdir(parents=True, exist_ok=True)
     status = folder.lstat()
     return stat_module.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()

@@ -1,4 +1,4 @@
-"""A large file, written once, past the page cache, hashed on the way."""
+"""Writes and hashes a large file in one pass, bypassing the page cache."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ _LARGE_WRITE_BYTES = 4 << 20
 
 
 class LargeFile:
-    """A large file that is written once, from its start, and hashed on the way.
+    """A large file that is written once, from its start, and hashed meanwhile.
 
-    Written past the page cache (O_DIRECT) if the file system allows: copying 150 GB into the cache
-    and waiting for it to be written back costs three times as much, and evicts the archives that
-    other workers are reading.
+    It bypasses the page cache (O_DIRECT) if the file system allows: copying 150 GB into the cache
+    and writing it back takes three times as long, and evicts the archives that other workers read.
 
     Attributes:
       num_bytes: appended so far.
-      sha256: in hex; valid once the file is on the disk.
+      sha256: in hex; valid once the file is closed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -37,7 +36,7 @@ class LargeFile:
                 raise
             path.unlink(missing_ok=True)
             self._descriptor = os.open(path, flags, 0o644)
-        # One is filled while the other is hashed and written.
+        # One buffer is filled while the other is hashed and written.
         self._buffer, self._spare = _buffer(), _buffer()
         self._filled = 0
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="write")
@@ -58,7 +57,7 @@ class LargeFile:
             os.close(self._descriptor)
 
     def append(self, part: bytes) -> None:
-        """Appends bytes; they are copied."""
+        """Appends a copy of the bytes."""
         self.num_bytes += len(part)
         start = 0
         while start < len(part):
@@ -85,17 +84,18 @@ class LargeFile:
                     try:
                         written += os.write(self._descriptor, rest)
                     except OSError as error:
-                        # Some file systems refuse O_DIRECT only here, or for an odd rest.
+                        # Some file systems refuse O_DIRECT only on a write, or for an unaligned
+                        # rest.
                         if error.errno != errno.EINVAL or not self._past_cache:
                             raise
                         self._use_cache()
 
     def _finish(self) -> None:
         self._wait()
-        # The last bytes fill no block.
+        # The last bytes do not fill a block.
         self._use_cache()
         self._write(self._buffer, self._filled)
-        # The sync is here, since a descriptor that is opened later may not learn of an error.
+        # Sync here, because a descriptor opened later may miss an error.
         os.fsync(self._descriptor)
         self.sha256 = self._hash.hexdigest()
 
@@ -109,11 +109,11 @@ class LargeFile:
 
 
 def _buffer() -> mmap.mmap:
-    """Returns a mapping, which begins at a page, as O_DIRECT demands; in huge pages, if it can.
+    """Returns a page-aligned mapping, as O_DIRECT requires, in huge pages if possible.
 
-    In pages of 4 kB, the 2,000 faults of a shard's buffers cost as much as hashing 10 MB.
+    With 4 kB pages, the 2,000 faults of a shard's buffers cost as much as hashing 10 MB.
     """
     buffer = mmap.mmap(-1, _LARGE_WRITE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without them
+    with contextlib.suppress(OSError):  # the kernel may not support this
         buffer.madvise(mmap.MADV_HUGEPAGE)
     return buffer

@@ -1,7 +1,7 @@
-"""The files of a folder that were verified, noted in a file of lines that survives a kill.
+"""Notes about the verified files of a folder, one per line, in a file that survives a kill.
 
-A note is valid for the very file that was verified, see `Identity`. So a copied folder brings no
-valid notes along, and a file that was written, replaced or renamed since is read again.
+A note is only valid for exactly the file that was verified, see `Identity`. Notes copied along with
+a folder are therefore invalid, and a file written, replaced or renamed since then is read again.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from imagenet_prep.storage import inside
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.os_errors import storage_errors
 
-# The ledger of `download` and of a reader's cache.
+# The ledger of `download` and of the reader's cache.
 NOTES = f"{naming.WORK}/proven.jsonl"
-# A longer line was not written by this program: its lines have less than 600 bytes.
+# This program writes lines of less than 600 bytes, so it did not write a longer one.
 _MAX_LINE_BYTES = 1 << 16
 _USUAL_LINE_BYTES = 1 << 10
-# A ledger is rewritten if it has more than twice as many lines as files, and these.
+# A ledger is rewritten if it has more lines than twice the number of files plus this.
 _SPARE_LINES = 64
-# The most archives in one folder, with those that `download` has not finished.
+# The maximum number of archives in one folder, including unfinished downloads.
 MOST_ARCHIVES = 1000
 _MD5 = re.compile(r"[0-9a-f]{32}")
 
@@ -47,16 +47,16 @@ class Identity(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result) -> Self:
-        """Returns the identity of the file that has this status."""
+        """Returns the identity of a file from its stat result."""
         return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 
 class Journal:
-    """One file of lines below a folder: reads its new lines, and appends. For one thread.
+    """A file of JSON lines below a folder, for reading new lines and appending; not thread-safe.
 
     Attributes:
-      num_lines: the number of lines read, with those that are not JSON.
-      status: of the file that the last lines were read from.
+      num_lines: the number of lines read, including those that are not JSON.
+      status: stat result of the file from which the last lines were read.
     """
 
     status: os.stat_result
@@ -64,18 +64,18 @@ class Journal:
     def __init__(
         self, store: LocalStore, name: str, most_bytes: int = regular_file.MOST_BYTES
     ) -> None:
-        """Starts at the beginning of the file, but reads nothing yet.
+        """Starts at the beginning of the file, without reading it.
 
-        If the file has more than `most_bytes`, this program did not write it: lines are skipped.
+        A file of more than `most_bytes` was not written by this program; its lines are skipped.
         """
         self._store, self._name, self._most = store, name, most_bytes
         self._inode = self._offset = self.num_lines = 0
 
     def news(self) -> Iterator[Any]:
-        """Yields the lines that were added since the last call, in order.
+        """Yields the lines added since the last call, in order.
 
-        A line that is incomplete, too long or not JSON is skipped. If a different file has
-        replaced this one, it is read from its beginning.
+        Lines that are incomplete, too long or not JSON are skipped. If the file was replaced by a
+        different one, that is read from its beginning.
         """
         with storage_errors("read", self._store.root / self._name):
             try:
@@ -96,7 +96,7 @@ class Journal:
                 while line := file.readline(_MAX_LINE_BYTES):
                     is_end = line.endswith(b"\n")
                     if not is_end and len(line) < _MAX_LINE_BYTES:
-                        return  # the rest of the line is not yet written, or never will be
+                        return  # the rest of the line is not written yet, or never will be
                     self._offset += len(line)
                     self.num_lines += is_end
                     if is_end and not is_rest and line != b"\n":
@@ -108,26 +108,25 @@ class Journal:
                     is_rest = not is_end
 
     def add(self, *entries: Any) -> None:
-        """Appends a line per entry; raises StoreError or OSError if it cannot."""
+        """Appends one line per entry; raises StoreError or OSError if that fails."""
         self._store.make_folder(self._name.rpartition("/")[0])
         descriptor = self._store.open(self._name, os.O_CREAT | os.O_RDWR | os.O_APPEND)
         with os.fdopen(descriptor, "ab") as file:
             size = os.fstat(descriptor).st_size
-            # If a crash has cut off the last line, the new one starts on its own line.
+            # If a crash truncated the last line, start the new one on its own line.
             if size and os.pread(descriptor, 1, size - 1) != b"\n":
                 file.write(b"\n")
             file.write(_lines(entries))
 
     def rewrite(self, entries: Iterable[Any]) -> None:
-        """Replaces the file by one that has these entries only."""
+        """Replaces the file with one that contains only these entries."""
         self._store.write(self._name, _lines(entries))
 
 
 class Ledger:
-    """One line per verified file: its name, its identity when it was verified, and the result.
+    """One line per verified file: its name, its identity when verified, and the result.
 
-    Several threads and processes may use one ledger at the same time. A note that is lost costs
-    reading one file again.
+    Several threads and processes may share a ledger. If a note is lost, one file is read again.
     """
 
     def __init__(
@@ -136,10 +135,10 @@ class Ledger:
         """Reads the notes.
 
         Args:
-          num_files: the most files that it has notes of. A much larger ledger is ignored, and
+          num_files: the maximum number of files with notes. A much larger ledger is ignored, and
             rewritten with the next note.
-          trusts_owner: whether the owner of the folder may have written it. Otherwise, only this
-            user and root may.
+          trusts_owner: whether to accept a ledger written by the owner of the folder. Otherwise,
+            only this user and root are trusted.
         """
         self._store, self._trusts_owner = store, trusts_owner
         most = (2 * num_files + _SPARE_LINES) * _USUAL_LINE_BYTES
@@ -149,10 +148,10 @@ class Ledger:
         self.reload()
 
     def reload(self) -> list[str]:
-        """Reads the lines that were added since; returns the names of their files.
+        """Reads the lines added since the last call; returns the names of their files.
 
-        A ledger that cannot be read, is a link, or could have been written by someone else is
-        ignored, and the next note replaces it.
+        A ledger that is unreadable, a link, or writable by other users is ignored, and the next
+        note replaces it.
         """
         new: list[str] = []
         is_trusted = False
@@ -171,7 +170,7 @@ class Ledger:
         return new
 
     def find(self, name: str, status: os.stat_result | None = None) -> Json | None:
-        """Returns the note of a file, of this status; None without one, or if it was touched."""
+        """Returns the note of a file, or None if there is none or the file was touched since."""
         note = self._notes.get(name, {})
         noted = [note.get(field) for field in Identity._fields]
         with contextlib.suppress(OSError, ImagenetPrepError):
@@ -183,7 +182,7 @@ class Ledger:
     def sha256(
         self, name: str, opened: BufferedReader, *, again: bool = False, noted: bool = True
     ) -> str:
-        """Returns the sha256 of an open file: from its note or, `again`, by reading and noting."""
+        """Returns the sha256 of an open file from its note, or reads the file if `again` is set."""
         status = os.fstat(opened.fileno())
         note = None if again else self.find(name, status)
         if note and isinstance(known := note.get("sha256"), str):
@@ -194,10 +193,10 @@ class Ledger:
         return found
 
     def add(self, files: Mapping[str, os.stat_result], **found: Any) -> None:
-        """Notes that files are verified, with the result, the same for all of them.
+        """Notes that files are verified, with the same result for all of them.
 
-        The status of each, by name, is from before it was read: whatever is written afterwards is
-        not verified. In a folder that is read-only, only this object knows the notes.
+        The stat results are from before the files were read: later writes are not verified. In a
+        read-only folder, the notes only exist in this object.
         """
         new = {
             name: {"name": name, **Identity.of(status)._asdict(), **found}
@@ -213,7 +212,7 @@ class Ledger:
                 self._journal.add(*new.values())
 
     def _is_trusted(self, status: os.stat_result) -> bool:
-        """Returns whether no one else can have written a ledger of this status."""
+        """Returns whether only trusted users can have written a ledger with this status."""
         return inside.is_only_ours(status) or (
             self._trusts_owner
             and status.st_uid == self._store.root.stat().st_uid
@@ -222,7 +221,7 @@ class Ledger:
 
 
 def verified_md5(path: Path) -> str | None:
-    """Returns the md5 of an archive that `download` has verified; None if it must be read."""
+    """Returns the md5 of an archive verified by `download`, or None if it must be read."""
     with contextlib.suppress(OSError, ImagenetPrepError):
         ledger = Ledger(LocalStore(path.parent), NOTES, MOST_ARCHIVES)
         match ledger.find(path.name):

@@ -1,4 +1,4 @@
-"""Locks of files and folders, which the kernel frees when their process ends."""
+"""Locks on files and folders. The kernel releases them when the process ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ATTEMPTS = 10
 
 @contextlib.contextmanager
 def locked(open_file: Callable[[], int], *, path: Path, where: str) -> Iterator[None]:
-    """Holds a lock file, which names its holder; `where` is what it locks, for errors."""
+    """Holds a lock file containing its owner; `where` names the locked thing in errors."""
     descriptor = _held(open_file, path, where)
     try:
         with storage_errors("write", path):
@@ -28,7 +28,8 @@ def locked(open_file: Callable[[], int], *, path: Path, where: str) -> Iterator[
 
 
 def try_lock(descriptor: int, path: Path) -> bool:
-    """Returns whether an open file or folder is now locked, until this process ends."""
+    """Tries to lock an open file or folder until this process ends; returns False if it is taken.
+    """
     with storage_errors("lock", path):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -38,9 +39,8 @@ def try_lock(descriptor: int, path: Path) -> bool:
 
 
 def _held(open_file: Callable[[], int], path: Path, where: str) -> int:
-    """Returns the descriptor of the lock, which is held as long as it is open."""
     gone: StoreError | None = None
-    # Its last holder may remove it, and its folder, at any moment: then it is made anew.
+    # The last owner may remove the lock file and its folder at any moment. Then create it again.
     for _ in range(_ATTEMPTS):
         try:
             descriptor = open_file()

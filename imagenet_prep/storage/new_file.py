@@ -1,7 +1,7 @@
-"""A new file, whose bytes are on the disk when it is left.
+"""Writes new files so that their bytes are on the disk on exit.
 
-Linux tells that the disk could not write a file once for each descriptor that was open then: one
-that is opened later may never hear of it. So a file is synced by the descriptor that wrote it.
+Linux reports a failed write only to descriptors that were open at that time. Therefore the
+descriptor that wrote a file also syncs it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
-    """Yields a new file to write to; on leaving it is synced."""
+    """Yields a new file for writing, and syncs it on exit."""
     with open(path, "xb", buffering=1 << 20) as file:
         yield file
         file.flush()
@@ -33,10 +33,10 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def complete_file(path: Path) -> Iterator[BinaryIO]:
-    """Yields a new file that gets the name `path` when it is left; until then, an older file stays.
+    """Yields a new file that replaces `path` on exit; until then, an existing file stays.
 
-    A link of that name is replaced, and not followed. Every process locks the file that it writes,
-    so the unlocked ones are left by killed runs, and are removed here.
+    A symbolic link at `path` is replaced, not followed. Each process locks the file that it writes,
+    so unlocked partial files are from killed runs, and are removed here.
     """
     with storage_errors("write", path):
         if path.exists() and not path.is_file():
@@ -49,7 +49,7 @@ def complete_file(path: Path) -> Iterator[BinaryIO]:
                 with new_file(partial) as file:
                     if not _is_held(file.fileno(), partial):
                         continue
-                    # It keeps the lock until the file has its name.
+                    # Keep the lock until the file is renamed.
                     held.callback(os.close, os.dup(file.fileno()))
                     yield file
                 partial.replace(path)
@@ -58,7 +58,7 @@ def complete_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def remove_partial(left: Path) -> None:
-    """Removes the partial file of a killed run; one that a process still writes stays."""
+    """Removes the partial file of a killed run, unless a process still writes it."""
     with (
         contextlib.suppress(OSError, ImagenetPrepError),
         open(regular_file.open_to_read(left), "rb") as opened,
@@ -68,14 +68,14 @@ def remove_partial(left: Path) -> None:
 
 
 def _is_held(descriptor: int, partial: Path) -> bool:
-    """Returns whether a new file is still there, and no other process will remove it."""
-    with contextlib.suppress(StoreError):  # Where no file can be locked, none is removed.
+    """Returns whether a new file still exists and is safe from removal by other processes."""
+    with contextlib.suppress(StoreError):  # if locks are not supported, no process removes files
         return try_lock(descriptor, partial) and os.fstat(descriptor).st_nlink > 0
     return True
 
 
 def sync(path: Path) -> None:
-    """Syncs what a library has written: a file, or a folder with all that is in it."""
+    """Syncs the output of a library: a file, or a folder with all its contents."""
     there = [each for each in path.rglob("*") if each.is_file() or each.is_dir()]
     for each in [*there, path, path.parent]:
         descriptor = os.open(each, os.O_RDONLY | os.O_CLOEXEC)
@@ -86,10 +86,11 @@ def sync(path: Path) -> None:
 
 
 class FolderSync:
-    """Leaves on the disk, when it is called, what was written below a folder since it was made.
+    """Syncs everything written below a folder since this object was created, by one call.
 
-    One call for the whole file system: to sync 1,000 small files takes seconds, one by one. Errors
-    are told that came up since the folder was opened (Linux 5.8), which is before the first file.
+    It syncs the complete file system, since syncing 1,000 small files separately takes seconds.
+    Write errors since the folder was opened are reported (Linux 5.8 or newer); create this object
+    before the first file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -97,7 +98,7 @@ class FolderSync:
         self._folder = folder
 
     def __call__(self) -> None:
-        """Syncs, once; raises OSError where the disk is full or fails."""
+        """Syncs, once; raises OSError if the disk is full or fails."""
         try:
             if ctypes.CDLL(None, use_errno=True).syncfs(self._descriptor):
                 number = ctypes.get_errno()

@@ -1,4 +1,4 @@
-"""What a run notes in `.work` for the next one, read as if somebody else had written it."""
+"""Reads the work files of earlier runs in `.work` as untrusted input."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from imagenet_prep.core import records
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.storage.store import Store
 
-# Room for the names of 300,000 shards. As JSON of many small lists, it becomes twenty times as much
-# in memory.
+# Enough for the names of 300,000 shards. JSON of many small lists takes 20 times as much memory.
 _MOST_BYTES = 32 << 20
 T = TypeVar("T")
 
 
 def read(store: Store, name: str, kind: type[T]) -> T:
-    """Returns the record of this dataclass in a work file, which is there."""
+    """Returns the record of type `kind` from an existing work file."""
     try:
         return records.loads(kind, store.read(name, most=_MOST_BYTES))
     except ValueError as error:
@@ -23,7 +22,7 @@ def read(store: Store, name: str, kind: type[T]) -> T:
 
 
 def damaged(store: Store, name: str, why: str) -> DataDamagedError:
-    """Returns what is said of a work file that this program did not write so."""
+    """Returns the error for a work file that this program did not write."""
     return DataDamagedError(
         f"{store.where(name)}: {why}. This program did not write it so; nothing was changed. "
         "Where that folder came from elsewhere, remove its .work; else choose another folder."

@@ -1,20 +1,20 @@
-"""How many files this process may have open: the system starts it with 1,024, and allows more."""
+"""Raises the limit of open files for this process: the default is 1,024, and more is allowed."""
 
 from __future__ import annotations
 
 import contextlib
 import resource
 
-# For all else that a process has open: connections, files that are written, libraries.
+# For the connections, output files and libraries of the process.
 _OTHERS = 512
 
 
 def allow(count: int) -> int:
-    """Lets this process have this many more files open, as far as the system allows it.
+    """Raises the soft limit for `count` more open files, up to the hard limit.
 
-    Only the soft limit is raised. Processes that this one starts inherit it, and none of the
-    descriptors that need it. Returns the number below which a descriptor may stay open: a new one
-    has the lowest free number, so this counts all open files of the process.
+    Child processes inherit the limit, but not the descriptors. Returns the number below which a
+    descriptor may stay open: a new descriptor gets the lowest free number, so this limits the open
+    files of the process.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = min(count + _OTHERS, hard)

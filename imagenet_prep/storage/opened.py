@@ -1,7 +1,7 @@
-"""Opens a dataset in a folder, in a bucket or on a web server: the one place that says what it is.
+"""Opens a dataset in a folder, in a bucket or on a web server.
 
-Whatever is read of it is verified against its manifest first, and the manifest against the class
-list. So all verbs and readers accept the same datasets, and mean the same by a label.
+All data is verified against the manifest before use, and the manifest against the class list. All
+commands and readers use this module, so they accept the same datasets and agree on labels.
 """
 
 from __future__ import annotations
@@ -28,11 +28,8 @@ _REMEDY = "Get the dataset again from where it was made."
 class Dataset:
     """A finished dataset of this program.
 
-    Every attribute raises ManifestError, or DataDamagedError, if it is not as the manifest says;
-    and StoreError or IncompleteError if it cannot be read.
-
-    Attributes:
-      data: the bytes of its manifest.
+    Every attribute raises ManifestError or DataDamagedError if it contradicts the manifest, and
+    StoreError or IncompleteError if it cannot be read. `data` is the content of the manifest file.
     """
 
     store: Readable
@@ -40,13 +37,13 @@ class Dataset:
 
     @classmethod
     def at(cls, store: Readable) -> Dataset:
-        """Returns the finished dataset in a store; nothing of it is verified yet."""
+        """Returns the finished dataset in a store, without verifying it."""
         demand_file(store)
         return cls(store, store.read(naming.MANIFEST))
 
     @property
     def where(self) -> str:
-        """How messages call it."""
+        """The name of the dataset in messages."""
         return self.store.where()
 
     @cached_property
@@ -56,25 +53,26 @@ class Dataset:
 
     @cached_property
     def placement(self) -> Placement:
-        """The part of the dataset that is here; only folders of hosts hold less than all."""
+        """The part of the dataset that is stored here; only a per-node folder can hold less than all.
+        """
         folder = self.store.as_folder
         return placement.load(folder.root, self.manifest) if folder else placement.WHOLE
 
     @cached_property
     def classes(self) -> ClassList:
-        """The class list, which is what the manifest says of it."""
+        """The class list, verified against the manifest."""
         for said in claims.untrue(self.manifest, self.labels):
             raise ManifestError(f"{self.where}: {said}. {_REMEDY}")
         return self.labels
 
     @cached_property
     def labels(self) -> ClassList:
-        """The classes in labels.txt, before the manifest's claims are compared with them."""
+        """The classes in labels.txt, not yet compared with the manifest."""
         return class_list.parse(self.small_file(naming.LABELS), self.store.where(naming.LABELS))
 
     @cached_property
     def tfds_info(self) -> dict[str, object]:
-        """The content of dataset_info.json, by which TensorFlow Datasets finds shards."""
+        """The content of dataset_info.json, with which TensorFlow Datasets finds the shards."""
         shards = {name: split.shards for name, split in self.manifest.splits.items()}
         try:
             info: dict[str, object] = canonical.loads(self.small_file(naming.TFDS_INFO))
@@ -88,7 +86,7 @@ class Dataset:
         )
 
     def untrue(self) -> list[str]:
-        """Returns everything that the manifest says and that the small files disprove."""
+        """Returns all claims of the manifest that the small files disprove."""
         found: list[str] = []
         try:
             found += (f"{said}. {_REMEDY}" for said in claims.untrue(self.manifest, self.labels))
@@ -99,7 +97,7 @@ class Dataset:
         return found
 
     def small_file(self, name: str) -> bytes:
-        """Returns a file next to the shards."""
+        """Returns the verified content of a file next to the shards."""
         expected = next((file for file in self.manifest.files if file.name == name), None)
         is_there = expected and self.store.size(name) == expected.num_bytes
         data = self.store.read(name) if is_there else b""
@@ -115,13 +113,13 @@ class Dataset:
         return sorted(lost(self.store, self.manifest.files_of(self.manifest.splits)))
 
     def shards(self, split: str) -> list[Shard]:
-        """Returns the shards of a split that are here; none if there is no such split."""
+        """Returns the shards of a split that are stored here; empty if there is no such split."""
         if split not in self.manifest.splits:
             return []
         return self.placement.shards(self.manifest, split)
 
     def demand_complete(self) -> None:
-        """Raises UsageError if only one node's part of the dataset is here."""
+        """Raises UsageError if only one node's part of the dataset is stored here."""
         if self.placement.nodes > 1:
             raise UsageError(
                 f"{self.where} is {self.placement}, and this needs the complete dataset. Use it "
@@ -133,13 +131,14 @@ class Dataset:
         demand_samples(self.manifest, self.where)
 
     def heads(self, shards: Iterable[Shard], *, images: bool = False) -> Iterator[Iterator[Head]]:
-        """Yields the beginnings of the lines of each table, see `samples.heads`, `tables.each`."""
+        """Yields the leading fields of each table's lines, see `samples.heads` and `tables.each`.
+        """
         num_classes = self.manifest.classes.count
         parse = partial(samples.heads, num_classes=num_classes, images=images)
         return tables.each(parse, self.store, shards)
 
     def rows(self, shards: Iterable[Shard]) -> Iterator[Iterator[Sample]]:
-        """Yields the samples of each shard in the order of its records; as `tables.each`."""
+        """Yields the samples of each shard in record order, see `tables.each`."""
         parse = partial(samples.parse, num_classes=self.manifest.classes.count)
         return tables.each(parse, self.store, shards)
 
@@ -151,15 +150,15 @@ def lost(store: Readable, files: Collection[File]) -> set[str]:
 
 
 def demand_file(store: Readable) -> None:
-    """Raises DataDamagedError if a folder has something that is not a file as its manifest."""
+    """Raises DataDamagedError if the manifest of a folder is not a regular file."""
     if (folder := store.as_folder) is not None:
         regular_file.refuse_other_kinds(folder.path(naming.MANIFEST))
 
 
 def committed(store: Readable, names: Collection[str]) -> Dataset | None:
-    """Returns the dataset of a store that has these names, if there is one.
+    """Returns the dataset of a store with these file names, or None if there is none.
 
-    If a run was killed while it replaced the manifest, it is the dataset before.
+    If a run was killed while it replaced the manifest, this is the previous dataset.
     """
     if naming.MANIFEST in names:
         return Dataset.at(store)
@@ -167,11 +166,11 @@ def committed(store: Readable, names: Collection[str]) -> Dataset | None:
 
 
 def open_dataset(place: str | Readable, *, parts: bool = False, check: bool = True) -> Dataset:
-    """Returns the dataset at a folder, s3:// or http(s):// address, or in a store.
+    """Returns the dataset in a folder, at an s3:// or http(s):// URL, or in a store.
 
     Args:
-      parts: whether one node's part of a partitioned dataset will do.
-      check: compare the class list and the counts with the manifest now.
+      parts: whether to accept one node's part of a partitioned dataset.
+      check: whether to compare the class list and the counts with the manifest now.
     """
     store = open_readable(place) if isinstance(place, str) else place
     where = store.where()

@@ -1,9 +1,9 @@
-"""Where the sources of data sets lie, as runs of this user on this machine have noted it.
+"""Locations of the sources of datasets, noted by earlier runs of this user on this machine.
 
-`report` shows images of the source beside those of a set, and its page is made to be handed on. So
-no data set says where to look: whoever made it would choose which files of its reader are shown.
-The notes lie in the cache folder of the user, by the digest of the manifest. Without a note nothing
-is lost but pictures.
+`report` shows source images next to those of a dataset, and its page may be published. Datasets do
+not contain these locations, because the author of a dataset could then choose which files of a
+reader are shown. The notes are stored in the user's cache folder under the digest of the manifest.
+Without a note, the report only lacks pictures.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from imagenet_prep.storage import inside
 from imagenet_prep.storage.folder import LocalStore
 
 _FOLDER = "origins"
-# A thousand archives have 200 kB.
+# A thousand archives need 200 kB.
 _MAX_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a source lies: a folder, and files by name, which may lie elsewhere."""
+    """The folder of a source, and the paths of its files by name, which may be in other folders."""
 
     root: str
     files: dict[str, str]
@@ -35,18 +35,18 @@ class Origin:
 
 @dataclass(frozen=True)
 class _Note(Origin):
-    """The origin of the data set whose manifest has this digest."""
+    """The origin of the dataset whose manifest has this digest."""
 
     digest: str
 
 
 def note(digest: str, origin: Origin) -> None:
-    """Notes the source of the dataset with this manifest; reports show no other sources."""
+    """Notes the source of the dataset with this manifest; reports only show noted sources."""
     content = canonical.dumps(_Note(origin.root, origin.files, digest))
     with contextlib.suppress(OSError):
         folder = _folder()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Nobody else may write it, whatever the umask.
+        # mkstemp makes it writable for only this user, whatever the umask.
         descriptor, temporary = tempfile.mkstemp(dir=folder)
         with open(descriptor, "wb") as file:
             file.write(content)
@@ -54,7 +54,8 @@ def note(digest: str, origin: Origin) -> None:
 
 
 def find(digest: str) -> Origin | None:
-    """Returns what was noted of a dataset; None if another user could have written the note."""
+    """Returns the origin of a dataset; None without a note or if other users could have written it.
+    """
     store = LocalStore(_folder())
     name = _name(digest)
     with contextlib.suppress(OSError, ImagenetPrepError, ValueError):
@@ -63,7 +64,7 @@ def find(digest: str) -> Origin | None:
                 return None
             text = regular_file.read_whole(file, store.path(name), _MAX_BYTES)
         found = records.loads(_Note, text)
-        # The folder may be shared: what lies under this name may be a note of another set.
+        # The folder may be shared, so this file may be the note of a different dataset.
         return Origin(found.root, found.files) if found.digest == digest else None
     return None
 

@@ -1,4 +1,4 @@
-"""What the operating system refuses, as errors of ours."""
+"""Translates errors of the operating system to ours."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from imagenet_prep.core.errors import IncompleteError, StoreError
 
 @contextlib.contextmanager
 def storage_errors(action: str, path: Path) -> Iterator[None]:
-    """Turns the system's errors into ours: a full disk is resumable, the rest is not."""
+    """Translates OSError: a full disk is resumable, all other errors are not."""
     try:
         yield
     except OSError as error:
@@ -26,7 +26,7 @@ def storage_errors(action: str, path: Path) -> Iterator[None]:
 
 
 def demand_disk(where: object, error: Exception) -> None:
-    """Raises StoreError where a read failed because of the disk: the data may be sound."""
+    """Raises StoreError if a read failed because of the disk: the data may be intact."""
     if isinstance(error, OSError) and error.errno in (errno.EIO, errno.ESTALE):
         raise StoreError(
             f"{where}: cannot be read: {error.strerror}. Check the disk or the server that holds "
@@ -36,12 +36,12 @@ def demand_disk(where: object, error: Exception) -> None:
 
 @contextlib.contextmanager
 def removed_on_failure(*paths: Path) -> Iterator[None]:
-    """Removes unfinished files where the work on them ends before its time."""
+    """Removes unfinished files if the block fails."""
     try:
         yield
     except BaseException:
         for path in paths:
-            # Where the disk is why it ends, this fails too, and tells less.
+            # If the disk is the cause, this fails too, and its error says less.
             with contextlib.suppress(OSError):
                 path.unlink()
         raise

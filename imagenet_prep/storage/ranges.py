@@ -1,9 +1,9 @@
-"""Byte ranges from one web server, over connections that are kept open.
+"""Byte ranges from one web server, over persistent connections.
 
-An image is a request of its own, so what a request costs decides how many images a processor reads
-from a server. For 83 kB, urllib3 takes 0.65 ms of CPU and http.client 0.4, nearly all of it to read
-the header of the answer; here it is 0.2. In return, one kind of answer is understood: 206 with a
-length. Whatever else a server says, the caller asks again in another way, and explains.
+Each image is a separate request, so the CPU cost of a request limits the number of images per
+second. For 83 kB, urllib3 takes 0.65 ms of CPU and http.client 0.4 ms, mostly to parse the response
+headers; this module takes 0.2 ms. It only understands 206 responses with a length. For all others,
+the caller sends the request again in a different way, and explains the result.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from imagenet_prep.storage.steady import SteadyReader
 
 _PORTS = {"http": 80, "https": 443}
 _BUFFER_BYTES = 64 << 10
-# More is no header of a file's range.
+# The headers of a file range are never larger.
 _MOST_HEADER_BYTES = 64 << 10
 
 
 class Ranges:
-    """Gets ranges; safe for threads."""
+    """Requests ranges; thread-safe."""
 
     def __init__(self, timeout_s: float, ca_file: str) -> None:
-        """Makes no connection yet; a request fails after `timeout_s` without a byte."""
+        """Opens no connection yet; a request fails after `timeout_s` without a byte."""
         self._timeout_s = timeout_s
         self._ca_file = ca_file
         self._tls: ssl.SSLContext | None = None
@@ -40,10 +40,10 @@ class Ranges:
         weakref.finalize(self, _close_all, self._idle)
 
     def get(self, url: str, headers: Mapping[str, str]) -> Answer | None:
-        """Returns the answer to a request, for the caller to close; None unless it is a plain 206.
+        """Returns the answer, which the caller closes; None unless it is a plain 206.
 
-        None is also returned if a header could not be sent as it is, the server's certificate is
-        not trusted, or the host is unknown. The URL is quoted; the headers include Host and Range.
+        It is also None if a header cannot be sent unchanged, the server's certificate is not
+        trusted, or the host is unknown. The URL is quoted; the headers include Host and Range.
         """
         parts = urlsplit(url)
         lines = [f"GET {parts.path} HTTP/1.1", *(f"{name}: {headers[name]}" for name in headers)]
@@ -62,7 +62,7 @@ class Ranges:
                 found = connection.send(request)
             except OSError as error:
                 connection.close()
-                # A server closes connections that nothing was asked on for a while.
+                # Servers close idle connections after a while.
                 if new or isinstance(error, TimeoutError):
                     raise UnavailableError(reason(error)) from None
                 continue
@@ -93,7 +93,7 @@ class Ranges:
 
 
 class Answer:
-    """The answer to a request, its body unread; its headers have lower-case names."""
+    """The answer to a request, with lower-case header names and an unread body."""
 
     def __init__(
         self, headers: dict[str, str], connection: _Connection, idle: list[_Connection]
@@ -107,14 +107,14 @@ class Answer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Keeps the connection, if the whole body was read."""
+        """Keeps the connection if the body was read completely."""
         if self._left or self.headers.get("connection", "").lower() == "close":
             self._connection.close()
         else:
             self._idle.append(self._connection)
 
     def read(self, size: int) -> bytes:
-        """Returns the next `size` bytes of the body; fewer where it ends."""
+        """Returns the next `size` bytes of the body, or fewer if it ends."""
         try:
             data: bytes = self._connection.reader.read(min(size, self._left))
         except OSError as error:
@@ -137,7 +137,7 @@ class _Connection:
         self.reader = io.BufferedReader(self._steady, _BUFFER_BYTES)
 
     def send(self, request: bytes) -> dict[str, str] | None:
-        """Sends a request and returns the headers of its answer; None unless it is 206."""
+        """Sends a request and returns the headers of the answer; None unless it is 206."""
         self._socket.sendall(request)
         self._steady.begin()
         line = self.reader.readline(_MOST_HEADER_BYTES)
@@ -153,7 +153,7 @@ class _Connection:
                 return None
             name, _, value = line.decode("latin-1").partition(":")
             name, value = name.lower(), value.strip()
-            # As RFC 9110 joins them: two lengths are none.
+            # Joined as in RFC 9110, so that two lengths are invalid.
             headers[name] = f"{headers[name]}, {value}" if name in headers else value
         return headers
 

@@ -1,9 +1,8 @@
-"""Remote files read by byte range: the interface of http(s), S3 and folders, and their faults.
+"""The interface for remote files read by byte range (http(s), S3, folders), and its errors.
 
-A read is one attempt. What may go better next time is `UnavailableError`, and the caller
-decides how often; everything else is explained to the user at once. Credentials are in no
-URL that is shown or stored: messages are made of the base, the name and the system's own
-words, never of an exception's text, which may hold a signed address.
+A read is one attempt. It raises `UnavailableError` if a retry may succeed, and the caller decides
+how often to retry; all other errors are explained to the user at once. Messages contain the base,
+the name and the system's own words, never the text of an exception, which may hold a signed URL.
 """
 
 from __future__ import annotations
@@ -20,14 +19,15 @@ from imagenet_prep.core.errors import IncompleteError, StoreError
 from imagenet_prep.storage.steady import TooSlowError
 
 CHUNK_BYTES = 1 << 20
-# A request of an archive's reader has no more, unless a single image does; a pass asks for as many.
+# The maximum size of an archive reader's request, except for single larger images; passes use this
+# size.
 REQUEST_BYTES = 4 << 20
-# Numbers of 64 bits: Python refuses to convert thousands of digits.
+# 64-bit numbers: Python refuses to convert thousands of digits.
 NUMBER = re.compile(r"[0-9]{1,18}")
 CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
-# RFC 9110, 15: time-out, too early, too many requests; 5xx is the server's own trouble.
+# RFC 9110, 15: timeout, too early, too many requests; 5xx are faults of the server.
 _PASSING = {408, 425, 429, 500, 502, 503, 504}
-# S3's words for bytes that arrived changed or too slowly, and for two requests at the same time.
+# S3 codes for bytes that arrived changed or too slowly, and for two requests at the same time.
 _PASSING_CODES = {
     *("BadDigest", "XAmzContentChecksumMismatch", "IncompleteBody", "RequestTimeout", "SlowDown"),
     *("ConditionalRequestConflict", "OperationAborted"),
@@ -36,19 +36,19 @@ _TUNNEL = re.compile(r"Tunnel connection failed: ([0-9]{3})")
 _NO_SUCH_HOST = {socket.EAI_NONAME, socket.EAI_NODATA}
 
 
-# Called right before something is made visible; its error ends that.
+# Called right before a file becomes visible; an error prevents that.
 Check = Callable[[], object]
 
 
 def unchecked() -> None:
-    """Lets anything be made visible."""
+    """Accepts everything."""
 
 
 def stamp(status: os.stat_result) -> int:
-    """Returns when a file last changed, in ns.
+    """Returns the time of the last change of a file in ns, from mtime and ctime.
 
-    The mtime can be set back, as `cp -p` and `tar` do. The ctime cannot, but some file systems do
-    not renew it.
+    `cp -p` and `tar` set the mtime back. The ctime cannot be set, but some file systems do not
+    update it.
     """
     return max(status.st_mtime_ns, status.st_ctime_ns)
 
@@ -56,19 +56,18 @@ def stamp(status: os.stat_result) -> int:
 def is_newer(status: os.stat_result, time_ns: int) -> bool:
     """Returns whether a file may have been written after a time.
 
-    A new hard link changes the ctime, so that of a file with several links shows nothing.
+    For a file with several links the ctime is ignored, since a new hard link changes it.
     """
     return status.st_mtime_ns > time_ns or (status.st_nlink < 2 and stamp(status) > time_ns)
 
 
 class Stat(NamedTuple):
-    """A file of a store, or on a server, as it is now.
+    """The current state of a file in a store or on a server.
 
     Attributes:
-      size: bytes.
-      validator: changes whenever the file does (ETag, date); "" where nothing tells.
-      ranges: whether it can be read from the middle.
-      mtime_ns, inode, num_links: of a file on a disk.
+      validator: changes whenever the file does (ETag, date); "" if there is none.
+      ranges: whether reads may start in the middle.
+      mtime_ns, inode, num_links: only for files on a disk.
     """
 
     size: int
@@ -80,21 +79,21 @@ class Stat(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result) -> Self:
-        """Returns the size of a file on a disk, and its stamp as the validator."""
+        """Returns the state of a file on a disk, with its stamp as the validator."""
         times = (status.st_mtime_ns, status.st_ino, status.st_nlink)
         return cls(status.st_size, str(stamp(status)), True, *times)
 
     def is_changed(self, status: os.stat_result) -> bool:
-        """Returns whether a file on a disk was changed since; a hard link is no change."""
+        """Returns whether a file on a disk has changed since; a new hard link is not a change."""
         now = Stat.of(status)
         if now.num_links != self.num_links:
-            # The link, or its removal, explains a new ctime.
+            # A new or removed link explains a new ctime.
             now = now._replace(validator=self.validator, num_links=self.num_links)
         return now != self
 
 
 class UnavailableError(Exception):
-    """An attempt failed in a way that passes (a cut, a stall, 429, 5xx); the pause may be 0 s."""
+    """A temporary failure (cut, stall, 429, 5xx), with the pause before a retry (may be 0 s)."""
 
     def __init__(self, reason: str, retry_after_s: float = 0.0) -> None:
         super().__init__(reason)
@@ -102,34 +101,34 @@ class UnavailableError(Exception):
 
 
 class AbsentError(StoreError):
-    """There is no such file, object or bucket."""
+    """The file, object or bucket does not exist."""
 
 
 class TakenError(StoreError):
-    """An object that was to be made is there already."""
+    """The object to be created already exists."""
 
 
 class Remote(Protocol):
-    """A folder of files somewhere else; safe for threads."""
+    """A folder of files in a different location; thread-safe."""
 
     def where(self, name: str) -> str:
-        """Returns how messages call a file; holds no secret."""
+        """Returns the name of a file for messages, without secrets."""
 
     def stat(self, name: str) -> Stat:
-        """Returns what the file is now."""
+        """Returns the current state of a file."""
 
     def read(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
-        """Yields exactly `size` bytes from `offset` of the file that `stat` describes.
+        """Yields exactly `size` bytes from `offset` of the file described by `stat`.
 
-        Without `stat.ranges` the offset is 0 and the size that of the whole.
+        Without `stat.ranges`, offset is 0 and size is the size of the file.
         """
 
     def files(self, folder: str) -> dict[str, Stat]:
-        """Returns the files directly in a folder below, "" for all of it, by name."""
+        """Returns the files directly in a subfolder ("" for the folder itself) by name."""
 
 
 def changed(where: str) -> NoReturn:
-    """Raises what a file that is not the one that was begun with means."""
+    """Raises IncompleteError for a file that has changed during the run."""
     raise IncompleteError(
         f"{where}: it has changed since this run began. Run the same command again: what was read "
         "of the old file is dropped, and the new one is read from its start."
@@ -137,14 +136,14 @@ def changed(where: str) -> NoReturn:
 
 
 def passes(status: int, code: str = "") -> bool:
-    """Returns whether a refusal may pass; after any other one, each retry would fail as well."""
+    """Returns whether the failure with this status or S3 code is temporary."""
     return status in _PASSING or code in _PASSING_CODES or "Throttl" in code
 
 
 def failure(where: str, error: BaseException, bundle: str) -> StoreError | UnavailableError:
-    """Returns the error for a failed connection: UnavailableError only if a retry may succeed.
+    """Returns UnavailableError for a failed connection if a retry may succeed, else StoreError.
 
-    `bundle` is the variable that names certificate authorities.
+    `bundle` is the variable for certificate authorities.
     """
     causes = _causes(error)
     if any(isinstance(each, socket.gaierror) and each.errno in _NO_SUCH_HOST for each in causes):
@@ -175,11 +174,11 @@ def exactly(size: int, read: Callable[[int], bytes], most: int = CHUNK_BYTES) ->
 
 
 def pause_s(retry_after: str) -> float:
-    """Returns the seconds that a Retry-After header asks for: a number or a date."""
+    """Returns the seconds requested by a Retry-After header, which is a number or a date."""
     if NUMBER.fullmatch(retry_after):
         return float(retry_after)
     try:
-        import email.utils  # A fifth of the time in which a process on another host starts.
+        import email.utils  # this import is a fifth of a process's start time on other hosts
 
         date = email.utils.parsedate_tz(retry_after)
         return max(0.0, email.utils.mktime_tz(date) - time.time()) if date else 0.0
@@ -188,7 +187,7 @@ def pause_s(retry_after: str) -> float:
 
 
 def reason(error: BaseException) -> str:
-    """Returns the system's words for a network failure; the exception's own may hold a URL."""
+    """Returns the system's words for a network failure; the exception's own text may hold a URL."""
     seen = _causes(error)
     for each in seen:
         if isinstance(each, TooSlowError):
@@ -206,7 +205,7 @@ def reason(error: BaseException) -> str:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """Returns an error and all errors that it was made of or raised from."""
+    """Returns an error and all errors in its arguments and causes."""
     seen: list[BaseException] = [error]
     for each in seen:
         linked = (*each.args, getattr(each, "reason", None), each.__cause__, each.__context__)

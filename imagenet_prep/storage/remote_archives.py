@@ -1,8 +1,8 @@
-"""Byte ranges of archives on a server, with many requests in flight.
+"""Reads byte ranges of archives on a server, with many requests in flight.
 
-Images of a shard lie anywhere in their archives, so each is a request of its own, and a request
-waits longer for the server than for its bytes. So a worker announces what it will read, in that
-order, and as many requests as their number and bytes allow are on their way before it asks.
+The images of a shard are scattered over the archives, so each one needs its own request, and most
+of its time is latency. A worker therefore announces its next reads in order. Requests are then sent
+in advance, up to a limit on their number and bytes.
 """
 
 from __future__ import annotations
@@ -23,26 +23,23 @@ from imagenet_prep.storage.kept_lists import Kept
 from imagenet_prep.storage.remote import REQUEST_BYTES
 from imagenet_prep.storage.remote_path import MOST_CONNECTIONS, Location, RemotePath
 
-# The most requests and bytes that one worker has under way. With images of 110 kB and 20 ms a
-# request, 32 requests bring 170 MB/s.
+# Limits per worker. With images of 110 kB and 20 ms per request, 32 requests reach 170 MB/s.
 MOST_IN_FLIGHT = 32
 MOST_BYTES = 32 << 20
-# Ranges that are closer than this are one request: the bytes between cost less than another.
+# Ranges closer than this share a request: reading the gap costs less than a second request.
 NEAR_BYTES = 64 << 10
-# Only ranges that are read soon after each other are put together, or they would fill the memory.
+# Only merge ranges that are read soon after each other, to bound memory.
 _WINDOW_BYTES = MOST_BYTES // 2
 
 
 class RemoteArchives:
-    """Archives on a server, as `ArchiveReader`; safe for threads.
+    """Archives on a server, with the interface of `ArchiveReader`; thread-safe.
 
-    Each thread reads ahead what it has announced. Picklable: a copy elsewhere makes connections
-    of its own. What reads raises IncompleteError where the server fails too often, or the archive
-    has changed, and StoreError where the server refuses.
+    Each thread prefetches the ranges it has announced. Picklable: a copy opens its own connections.
     """
 
     def __init__(self, files: dict[str, RemotePath]) -> None:
-        """Takes the archives by name; nothing is asked of the server."""
+        """Takes the archives by name; sends no request."""
         self._files = files
         self._local = threading.local()
         self._md5: dict[str, str] = {}
@@ -51,7 +48,7 @@ class RemoteArchives:
         return RemoteArchives, (self._files,)
 
     def size(self, archive: str) -> int:
-        """Returns the bytes of an archive."""
+        """Returns the size of an archive in bytes."""
         return self._files[archive].stat.size
 
     def read(self, archive: str, offset: int, size: int) -> bytes:
@@ -61,7 +58,7 @@ class RemoteArchives:
         return self._files[archive].fetch(offset, offset + size) if data is None else data
 
     def will_need(self, ranges: Iterable[Range]) -> None:
-        """Begins to fetch what this thread reads next, in this order; forgets earlier ranges."""
+        """Starts prefetching this thread's next reads, in order; drops ranges announced earlier."""
         if (before := getattr(self._local, "ahead", None)) is not None:
             before.cancel()
         self._local.ahead = _Ahead(list(ranges), self._submit)
@@ -76,13 +73,14 @@ class RemoteArchives:
         is_whole: Callable[[Sequence[Entry]], bool],
         header_bytes: int = 0,
     ) -> list[Entry]:
-        """Returns the files in bytes [start, stop) of an archive, as kept or as `files` finds them.
+        """Returns the files in bytes [start, stop) of an archive, from a kept list or from `files`.
 
         Args:
-          files: finds them by a reader whose offsets only grow.
-          is_whole: whether kept files can be all; each is verified when it is read.
-          header_bytes: for large and few files, what `files` reads in front of each. Then only
-            this is read, where a kept list says; otherwise every byte, in one pass.
+          files: finds the files with a reader whose offsets only increase.
+          is_whole: whether a kept list can be complete; each file is verified when it is read.
+          header_bytes: for few and large files, the size of the header that `files` reads before
+            each. Then only the headers named by the kept list are read, instead of every byte in
+            one pass.
         """
         path = self._files[archive]
         lists = path.site.lists
@@ -108,7 +106,7 @@ class RemoteArchives:
         header_bytes: int,
         likely: Sequence[Entry],
     ) -> list[Entry]:
-        """Returns what `files` finds, many headers at a time where they are `likely` to be."""
+        """Returns the result of `files`, prefetching the headers at the `likely` offsets."""
         starts = (offset - header_bytes for _, offset, _ in likely)
         self.will_need((archive, start, header_bytes) for start in starts if start >= 0)
         found = [*files(self)]
@@ -116,11 +114,11 @@ class RemoteArchives:
         return found
 
     def known_md5(self, archive: str) -> str | None:
-        """Returns the md5 that came with the list of an archive's files; None without any."""
+        """Returns the md5 stored with the list of an archive's files, or None."""
         return self._md5.get(archive)
 
     def md5(self, archive: str) -> str:
-        """Returns the md5 of an archive: as it was kept, or by reading all of it."""
+        """Returns the md5 of an archive from its kept list, or by reading the archive."""
         path = self._files[archive]
         size, lists = path.stat.size, path.site.lists
         kept = lists.find(str(path), path.stat, 0, size) if lists else None
@@ -141,7 +139,7 @@ class RemoteArchives:
 
 @dataclass(eq=False)
 class _Request:
-    """One request, its ranges that were not taken yet, and its answer once it was sent."""
+    """A request, the number of its ranges not yet taken, and its answer once sent."""
 
     archive: str
     start: int
@@ -164,17 +162,16 @@ class _Ahead:
         self._request_of = _requests(ranges)
         self._waiting = deque(dict.fromkeys(self._request_of.values()))
         self._in_flight: set[Future[bytes]] = set()
-        # The bytes that were asked for and not taken yet.
+        # Bytes requested but not taken yet.
         self._num_bytes = 0
         self._send()
 
     def take(self, wanted: Range) -> bytes | None:
-        """Returns the bytes of an announced range, once; None where it was not announced."""
+        """Returns the bytes of an announced range, once; None if it was not announced."""
         request = self._request_of.pop(wanted, None)
         if request is None:
             return None
-        # The range that is needed now is fetched even if the bounds are reached; otherwise the
-        # reader would wait for itself.
+        # Send the request for this range even above the limits: the reader would wait for itself.
         while request.answer is None:
             self._send_next()
         data = request.answer.result()
@@ -189,7 +186,7 @@ class _Ahead:
         return data
 
     def cancel(self) -> None:
-        """Asks for nothing more."""
+        """Sends no more requests."""
         for answer in self._in_flight:
             answer.cancel()
 
@@ -210,7 +207,7 @@ class _Ahead:
 
 
 def _requests(ranges: Sequence[Range]) -> dict[Range, _Request]:
-    """Returns the request that brings each range, in the order in which ranges are read."""
+    """Returns the request for each range, in read order."""
     request_of: dict[Range, _Request] = {}
     for window in _windows([each for each in dict.fromkeys(ranges) if each[2]]):
         merged = _merged(window)
@@ -219,7 +216,7 @@ def _requests(ranges: Sequence[Range]) -> dict[Range, _Request]:
 
 
 def _merged(ranges: Iterable[Range]) -> dict[Range, _Request]:
-    """Returns the request that brings each range; ranges that lie near each other share one."""
+    """Returns the request for each range; nearby ranges share one."""
     request_of: dict[Range, _Request] = {}
     request: _Request | None = None
     for archive, offset, size in sorted(ranges):
@@ -238,7 +235,7 @@ def _merged(ranges: Iterable[Range]) -> dict[Range, _Request]:
 
 
 def _windows(ranges: Sequence[Range]) -> Iterator[list[Range]]:
-    """Yields ranges that are in memory together, if need be with all that lies between them."""
+    """Groups ranges that must fit in memory together, including the gaps between them."""
     stops = itertools.accumulate(size + NEAR_BYTES for _, _, size in ranges)
     in_windows = zip(ranges, (stop // _WINDOW_BYTES for stop in stops), strict=True)
     for _, window in itertools.groupby(in_windows, lambda each: each[1]):
@@ -246,7 +243,7 @@ def _windows(ranges: Sequence[Range]) -> Iterator[list[Range]]:
 
 
 class _Pass:
-    """Reads a range of an archive once, from its start to its end."""
+    """Reads a range of an archive once, from start to end."""
 
     def __init__(
         self, archives: RemoteArchives, archive: str, start: int, stop: int, *, hashed: bool
@@ -263,7 +260,7 @@ class _Pass:
         self._at = start
 
     def read(self, _archive: str, offset: int, size: int) -> bytes:
-        """Returns `size` bytes at an offset that is not before the one read last."""
+        """Returns `size` bytes at an offset that is not before the previous one."""
         while self._at + len(self._buffer) < offset + size:
             passed = min(offset - self._at, len(self._buffer))
             self._at += passed
@@ -272,7 +269,7 @@ class _Pass:
         return self._buffer[start : start + size]
 
     def md5(self) -> str:
-        """Reads the rest; returns the md5 of the whole range."""
+        """Reads the rest and returns the md5 of the complete range."""
         deque(self._chunks, maxlen=0)
         return self._md5.hexdigest()
 
@@ -283,7 +280,7 @@ class _Pass:
 
 
 def open_archives(files: dict[str, Location]) -> ArchiveReader | RemoteArchives:
-    """Returns what reads archives, by name, that lie on this machine or all on one server."""
+    """Returns a reader for archives by name, all of them local or all on one server."""
     remote = {name: path for name, path in files.items() if isinstance(path, RemotePath)}
     if remote:
         return RemoteArchives(remote)

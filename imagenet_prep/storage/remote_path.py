@@ -1,7 +1,6 @@
-"""Files on a server, as those who look for archives know files of this machine.
+"""Files on a server, with the part of `pathlib.Path` that is needed to find archives.
 
-Only what they use of `pathlib.Path` is here, so that one function finds archives in a folder, in
-a bucket and on a web server.
+The same function can therefore find archives in a folder, in a bucket and on a web server.
 """
 
 from __future__ import annotations
@@ -20,24 +19,22 @@ from imagenet_prep.storage.remote import AbsentError, Remote, Stat
 from imagenet_prep.storage.retry import RetryBudget, with_retries
 from imagenet_prep.storage.store import open_remote
 
-# The most connections of all workers of a process together. Their threads are started when they
-# are needed.
+# Maximum number of connections for all workers of a process. Threads start on demand.
 MOST_CONNECTIONS = 128
 _TIMEOUT_S = 60.0
 _RETRIES = 20
-# Fewer retries before the first answer: somebody who mistyped the address waits ten seconds.
+# Fewer retries until the first answer, so that a mistyped address fails after ten seconds.
 _RETRIES_AT_FIRST = 6
-# How names of archives end.
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
 _REMEDY = "Finished work is kept: run the same command again to resume."
 
 
 @dataclass(frozen=True)
 class Site:
-    """A server's folder of archives. Picklable: a copy elsewhere makes connections of its own.
+    """A server's folder of archives. Picklable: a copy opens its own connections.
 
     Attributes:
-      lists: findings of earlier passes over the archives; None to keep nothing.
+      lists: lists of files from earlier passes over the archives; None to keep none.
       hashes: whether complete passes compute the md5.
     """
 
@@ -51,7 +48,7 @@ class Site:
         return open_remote(self.base, connections=MOST_CONNECTIONS, timeout_s=_TIMEOUT_S)
 
     def budget(self, where: str, retries: int = _RETRIES) -> RetryBudget:
-        """Returns the failed attempts that one read is allowed."""
+        """Returns the retry budget of one read."""
         return RetryBudget(where, retries, remedy=_REMEDY)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -62,12 +59,9 @@ class Site:
 class RemotePath:
     """A file of a site, or its folder.
 
-    What asks the server raises IncompleteError if it does not answer, and StoreError if it
-    refuses.
-
     Attributes:
-      relative: its name, parts separated by "/"; "" is the folder itself.
-      known: its size and time as a listing showed them.
+      relative: its name relative to the site, with "/"; "" is the folder itself.
+      known: its size and time from a listing.
     """
 
     site: Site
@@ -81,12 +75,12 @@ class RemotePath:
 
     @property
     def suffix(self) -> str:
-        """The last "." of the name and what follows."""
+        """The file extension, including the dot."""
         return Path(self.name).suffix
 
     @property
     def parent(self) -> RemotePath:
-        """The folder above; of the site's own folder, that folder."""
+        """The parent folder; the folder of the site is its own parent."""
         return RemotePath(self.site, self.relative.rpartition("/")[0])
 
     def __truediv__(self, name: str) -> RemotePath:
@@ -99,21 +93,21 @@ class RemotePath:
 
     @cached_property
     def stat(self) -> Stat:
-        """What the file was when it was first looked at; what is read later must be of the same."""
+        """The state of the file at first access; later reads must find the file unchanged."""
         if self.known is not None:
             return self.known
         budget = self.site.budget(str(self), _RETRIES_AT_FIRST)
         return with_retries(lambda: self.site.remote.stat(self.relative), budget)
 
     def is_file(self) -> bool:
-        """Returns whether there is such a file."""
+        """Returns whether the file exists."""
         try:
             return bool(self.relative and self.stat)
         except AbsentError:
             return False
 
     def is_dir(self) -> bool:
-        """Returns whether it can be listed, and holds a file."""
+        """Returns whether the path can be listed and contains a file."""
         try:
             return self.known is None and "stat" not in self.__dict__ and bool(self._files)
         except UsageError:
@@ -125,12 +119,13 @@ class RemotePath:
             yield self / name
 
     def open(self, _mode: str = "rb") -> BinaryIO:
-        """Returns the file, to be read once from its start."""
+        """Returns the file, for one sequential read."""
         budget = self.site.budget(str(self))
         return as_file(stream(self.site.remote, self.relative, self.stat, budget))
 
     def demand_ranges(self) -> Stat:
-        """Returns the file's `stat`; refuses what cannot be read where it lies."""
+        """Returns `stat`; raises StoreError if the server cannot send verified parts of the file.
+        """
         if self.stat.ranges and self.stat.validator:
             return self.stat
         problem = "names neither ETag nor date, so nobody could tell whether the file changes"
@@ -156,23 +151,23 @@ class RemotePath:
         return with_retries(lambda: self.site.remote.files(self.relative), budget)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The size and time that were seen travel along: all workers must read the same file.
+        # Pickle the size and time too: all workers must read the same file.
         return RemotePath, (self.site, self.relative, self.__dict__.get("stat", self.known))
 
 
-# Where a file of the source lies.
+# Location of a source file.
 Location = Path | RemotePath
 
 
 def open_to_read(path: Location) -> BinaryIO:
-    """Returns a file of the source, to be read once from its start."""
+    """Opens a source file for one sequential read."""
     if isinstance(path, Path):
         return open(regular_file.open_to_read(path), "rb")
     return path.open()
 
 
 def locate(text: str, lists: KeptLists | None, *, hashes: bool) -> Location:
-    """Returns the folder or file of --source; an address that ends as an archive does is a file."""
+    """Returns the folder or file of --source; a URL with an archive's extension is a file."""
     if not address.is_remote(text):
         return Path(text).expanduser()
     base, name = text.rstrip("/"), ""

@@ -1,4 +1,4 @@
-"""How often, and after which pauses, a failed attempt is repeated; each retry prints a line."""
+"""Retries failed attempts with increasing pauses, and prints a line for each retry."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from imagenet_prep.storage.remote import UnavailableError
 
 _FIRST_DELAY_S = 0.2
 _MAX_DELAY_S = 60.0
-# A server that wants more than this is closed for the day.
+# A server that requests a longer pause will not be back today.
 _MAX_RETRY_AFTER_S = 900.0
-# When many objects fail at once, so many lines are printed, and then one in this time.
+# If many objects fail together, print this many lines at once, then one per interval.
 _LINES_AT_ONCE, _LINE_EVERY_S = 5, 2.0
 _RESUME = (
     "What was fetched is kept: run the same command again to resume, later or with more --retries "
     "if it repeats."
 )
 
-# Its own: who trains with a seeded `random` keeps their sequence while shards are fetched.
+# A separate generator, to leave the sequence of a seeded `random` unchanged during training.
 _jitter = random.Random()
 
 Answer = TypeVar("Answer")
@@ -34,15 +34,14 @@ Answer = TypeVar("Answer")
 
 @dataclass
 class RetryBudget:
-    """How often and how long failed attempts of one thing are waited for.
+    """The number of retries and the delays for one operation.
 
-    The delay doubles with each failure in a row, with jitter, so that many connections
-    do not come back at the same moment.
+    The delay doubles with each consecutive failure, with jitter to spread reconnects.
 
     Attributes:
-      where: what is read, for the message.
-      retries: failures allowed.
-      ended: set if the run is over anyway.
+      where: the object being read, for messages.
+      retries: the number of failures allowed.
+      ended: set if the run is ending.
       remedy: the advice once the budget is spent.
     """
 
@@ -54,13 +53,11 @@ class RetryBudget:
     _in_a_row: int = 0
 
     def succeeded(self) -> None:
-        """Notes that bytes arrived: the next delay is short again."""
+        """Resets the delay, because bytes have arrived."""
         self._in_a_row = 0
 
     def wait(self, error: UnavailableError) -> None:
-        """Prints why and how long, and waits before the next attempt.
-
-        Raises IncompleteError if there is no next attempt.
+        """Prints the reason and waits for the next attempt; raises IncompleteError if there is none.
         """
         self.failures += 1
         self._in_a_row += 1
@@ -86,7 +83,7 @@ class RetryBudget:
 
 
 class _Lines:
-    """Lines on stderr, of which a bounded number are printed per second; safe for threads."""
+    """Prints lines on stderr at a limited rate; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -102,7 +99,7 @@ class _Lines:
                 return
             more = f" ({self._withheld:,} more retries without a line)" if self._withheld else ""
             self._free, self._withheld = self._free - 1, 0
-        with contextlib.suppress(OSError, ValueError):  # stderr is closed: the transfer goes on
+        with contextlib.suppress(OSError, ValueError):  # stderr may be closed; continue the transfer
             terminal.say(line + more, "warning", **fields)
 
 
@@ -110,7 +107,7 @@ _lines = _Lines()
 
 
 def with_retries(attempt: Callable[[], Answer], budget: RetryBudget) -> Answer:
-    """Returns what an attempt brings, made again as long as the budget lasts."""
+    """Returns the result of `attempt`, retried within the budget."""
     while True:
         try:
             return attempt()

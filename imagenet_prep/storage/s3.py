@@ -1,7 +1,4 @@
-"""Objects in S3, and in what speaks like it, one attempt at a time.
-
-Credentials come from boto3's standard chain, and no message holds them.
-"""
+"""Objects in S3 and compatible servers, one attempt at a time."""
 
 from __future__ import annotations
 
@@ -32,14 +29,13 @@ from imagenet_prep.storage.remote import (
     pause_s,
 )
 
-# How long a signature is used: S3 takes one for 15 minutes around its date, by S3's own clock.
+# The time a signature is used for. S3 accepts it for 15 minutes around its date, by its own clock.
 _SIGNED_FOR_S = 300
 
-# The most objects in one listing. A data set in 65,536 shards has a quarter of this, with its
-# receipts.
+# Maximum size of a listing. A dataset in 65,536 shards has a quarter of this, including receipts.
 _MOST_LISTED = 1 << 20
 
-# The advice for refusals that last, by S3's codes and by status.
+# The advice for permanent refusals, by S3 code and by status.
 _NOT_ALLOWED = "Check the AWS_… variables or ~/.aws: they must allow this on the object."
 _OTHER_REGION = "The bucket is in a different region: set AWS_DEFAULT_REGION."
 CHECK_BY_READING = "IMAGENET_PREP_CHECK_BY_READING"
@@ -63,10 +59,10 @@ _REMEDIES: dict[str | int, str] = {
 
 
 class _Signed(NamedTuple):
-    """How to get any range of an object without signing again; the headers are a secret.
+    """A signature that is valid for any range of an object; the headers are secret.
 
     Attributes:
-      until: of the monotonic clock.
+      until: in time of the monotonic clock.
       proxied: whether requests go through a proxy.
     """
 
@@ -78,26 +74,26 @@ class _Signed(NamedTuple):
 
 @functools.cache
 def _loader(data_path: str | None) -> Any:
-    """Returns botocore's description of S3 for all clients: parsing it takes 0.1 s."""
+    """Returns botocore's S3 model, shared by all clients: parsing it takes 0.1 s."""
     import botocore.loaders
 
     return botocore.loaders.create_loader(data_path)
 
 
 def checks_by_reading() -> bool:
-    """Returns whether objects are read back, since the server keeps no checksums."""
+    """Returns whether to read objects back, because the server stores no checksums."""
     return os.environ.get(CHECK_BY_READING, "0") not in ("", "0")
 
 
 class S3:
-    """A prefix of a bucket, with credentials from boto3's standard chain; safe for threads.
+    """A prefix of a bucket, with credentials from boto3's standard chain; thread-safe.
 
-    What asks the server raises UnavailableError where it may go better next time, AbsentError
-    where there is no such object, upload or bucket, and StoreError as `stat` of `Remote` does.
+    Requests raise UnavailableError if a retry may succeed, AbsentError if there is no such object,
+    upload or bucket, and StoreError for all other failures. No message contains credentials.
     """
 
     def __init__(self, base: str, connections: int, timeout_s: float) -> None:
-        """Makes a client; nothing is asked of the server yet."""
+        """Creates a client without sending a request."""
         try:
             import botocore.config
             import botocore.exceptions
@@ -114,15 +110,16 @@ class S3:
             read_timeout=timeout_s,
             max_pool_connections=connections,
             retries={"total_max_attempts": 1},
-            # Addresses would be signed in an older way that some buckets refuse.
+            # Without this, URLs are signed with an older version that some buckets refuse.
             signature_version="s3v4",
-            # Each body has a CRC32C, and the signature covers that. Another hash of the body would
-            # cost both sides a third of the speed. Whoever fetches the object proves its sha256.
+            # Each body has a CRC32C, which the signature covers. Also hashing the body would cost
+            # both sides a third of the speed; readers verify the sha256.
             s3={"payload_signing_enabled": False},
             request_checksum_calculation="when_required" if checks_by_reading() else None,
         )
         try:
-            # Not boto3's: it loads what S3 needs not, which costs as much as 60 images.
+            # Not boto3's session: the parts it loads that S3 does not need cost as much as 60
+            # images.
             self._session = botocore.session.get_session()
             data_path = self._session.get_config_variable("data_path")
             self._session.register_component("data_loader", _loader(data_path))
@@ -133,23 +130,23 @@ class S3:
             ) from None
         kinds = self._client._endpoint.http_session._pool_classes_by_scheme
         kinds.update({scheme: steady.pool(kind) for scheme, kind in kinds.items()})
-        # The authorities that boto3 trusts.
+        # Trust the same certificate authorities as boto3.
         bundle = self._session.get_config_variable("ca_bundle")
         bundle = bundle or os.environ.get("REQUESTS_CA_BUNDLE") or True
         self._ranges = Ranges(timeout_s, botocore.httpsession.get_cert_path(bundle))
 
     def where(self, name: str) -> str:
-        """As for `Remote`."""
+        """See `Remote`."""
         return f"{self._base}/{name}"
 
     def stat(self, name: str) -> Stat:
-        """As for `Remote`."""
+        """See `Remote`."""
         with self._explained(name):
             head = self.call("head_object", name)
             return Stat(head["ContentLength"], head["ETag"], True)
 
     def read(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
-        """As for `Remote`."""
+        """See `Remote`."""
         with self._explained(name):
             asked = f"{offset}-{offset + size - 1}"
             expected = f"bytes {asked}/{stat.size}"
@@ -159,12 +156,12 @@ class S3:
                     changed(self.where(name))
                 if found != expected:
                     raise UnavailableError(f"the server sends {found!r}, asked for {expected!r}")
-                # An answer in one piece is passed on in pieces and never joined: joining would take
-                # a third of the CPU time of a pass, without the md5.
+                # Large chunks are passed on without joining them: that takes a third of a pass's
+                # CPU time, without the md5.
                 yield from exactly(size, body.read, REQUEST_BYTES)
 
     def files(self, folder: str) -> dict[str, Stat]:
-        """As for `Remote`."""
+        """See `Remote`."""
         with self._explained(folder):
             return {
                 name: Stat(entry["Size"], entry["ETag"], True)
@@ -173,7 +170,7 @@ class S3:
             }
 
     def get(self, name: str, offset: int, size: int) -> bytes:
-        """Returns `size` bytes of an object from `offset`: fewer where it ends before."""
+        """Returns `size` bytes of an object from `offset`, or fewer if it ends before."""
         if size == 0:
             return b""
         asked = f"bytes={offset}-{offset + size - 1}"
@@ -182,7 +179,7 @@ class S3:
                 answer = self._client.get_object(**self.object(name), Range=asked)
             except self._errors.ClientError as error:
                 if error.response["ResponseMetadata"].get("HTTPStatusCode") == 416:
-                    return b""  # it ends before `offset`
+                    return b""  # the object ends before `offset`
                 raise
             with contextlib.closing(answer["Body"]) as body:
                 found = answer.get("ContentRange", "")
@@ -194,7 +191,7 @@ class S3:
                 return b"".join(exactly(stop - offset, body.read))
 
     def call(self, operation: str, name: str, **arguments: Any) -> Json:
-        """Returns what one operation on an object answers, e.g. "put_object"."""
+        """Returns the answer to an operation on an object, such as "put_object"."""
         with self._explained(name):
             method = getattr(self._client, operation)
             answer: Json = method(**self.object(name), **arguments)
@@ -205,7 +202,7 @@ class S3:
     ) -> Iterator[Json]:
         """Yields the entries of a listing in `field`, with keys relative to the prefix.
 
-        Unless it is `deep`, a folder in the listed folder is a key that ends in "/".
+        Unless `deep`, subfolders are listed as keys that end in "/".
         """
         prefix = f"{self._prefix}/" if self._prefix else ""
         below = f"{prefix}{demand_inside(folder)}/" if folder else prefix
@@ -227,10 +224,10 @@ class S3:
                     yield {"Key": each["Prefix"].removeprefix(prefix)}
 
     def _opened(self, name: str, asked: str, etag: str) -> tuple[Any, str, str | None]:
-        """Returns the body of a range, its object's ETag, and which range it is.
+        """Returns the body of a range, the ETag of its object, and the range in the answer.
 
-        boto3 takes 2.5 ms of CPU for a small range, as much as the image in it. So it is only
-        asked where the answer to our own request is not a plain one: it tells what is wrong.
+        boto3 takes 2.5 ms of CPU per small range, as much as decoding the image. It is only used if
+        our own request gets no plain answer, to explain the reason.
         """
         if answer := self._answered(name, asked, etag):
             return answer, answer.headers.get("etag", ""), answer.headers.get("content-range")
@@ -251,10 +248,10 @@ class S3:
         from botocore.awsrequest import AWSRequest
         from botocore.utils import get_environ_proxies
 
-        # This address tells the endpoint, the region and the service of the bucket.
+        # This URL contains the endpoint, region and service of the bucket.
         address = self._client.generate_presigned_url("get_object", Params=self.object(name))
         url, _, query = address.partition("?")
-        # The access key, a date and these; the key may hold "/".
+        # The access key, a date, region, service and suffix; the key may contain "/".
         _, _, region, service, _ = parse_qs(query)["X-Amz-Credential"][0].rsplit("/", 4)
         parts = urlsplit(url)
         request = AWSRequest("GET", url, {"Host": parts.netloc})
@@ -265,8 +262,8 @@ class S3:
         return _Signed(url, headers, until, proxied)
 
     def object(self, name: str) -> dict[str, str]:
-        """Returns an object as the arguments of boto3 call it."""
-        # A listing may name an empty object that stands for a folder: its key ends in "/".
+        """Returns an object as arguments for boto3."""
+        # A listing may contain an empty object that marks a folder: its key ends in "/".
         demand_inside(name.removesuffix("/"))
         key = f"{self._prefix}/{name}" if self._prefix else name
         return {"Bucket": self._bucket, "Key": key}
@@ -291,7 +288,7 @@ class S3:
                 "by AWS_ENDPOINT_URL."
             ) from None
         except (KeyError, ValueError) as error:
-            # boto3 hands on what an answer lacks, and numbers and dates that are none.
+            # boto3 does not translate errors about missing fields or invalid numbers and dates.
             raise StoreError(
                 f"{self.where(name)}: the server's answer is not one of S3 "
                 f"({type(error).__name__}: {str(error)[:80]}). Check the AWS_ENDPOINT_URL."

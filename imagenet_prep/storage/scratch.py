@@ -1,7 +1,7 @@
-"""Room on this machine's disk for what is on its way elsewhere, below TMPDIR.
+"""Temporary space below TMPDIR for files that are on their way to a bucket.
 
-Who dies leaves nothing for long: each process holds a lock on its folder, and the next one
-removes the folders that nobody holds.
+Each process holds a lock on its folder. The next process removes all folders that are not locked,
+so a killed process leaves nothing behind for long.
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ _mine: Path | None = None
 
 
 def folder(name: str) -> Path:
-    """Returns where all processes of this user find `name` on this machine; nothing is made."""
+    """Returns the path of `name` for all processes of this user on this machine; creates nothing.
+    """
     return Path(tempfile.gettempdir()) / f"imagenet-prep-{os.getuid()}" / name
 
 
 def make(path: Path) -> None:
-    """Makes a folder that `folder` has named."""
+    """Creates a folder returned by `folder`."""
     root = path.parent
     with storage_errors("create", root):
         root.mkdir(mode=0o700, exist_ok=True)
-        # TMPDIR is often everybody's: another user may have got there first, or left a link.
+        # TMPDIR is often shared: a different user may have created the folder, or a link.
         if root.is_symlink() or root.stat().st_uid != os.getuid():
             raise StoreError(f"{root} is not yours. Remove it, or set TMPDIR to another folder.")
         path.mkdir(exist_ok=True)
 
 
 def own() -> Path:
-    """Returns a folder for this process alone, until it calls `leave` or ends."""
+    """Returns a folder for only this process, until it calls `leave` or ends."""
     global _mine
     with _lock:
         if _mine is None or not _mine.is_dir():
@@ -56,9 +57,9 @@ def own() -> Path:
 
 @contextlib.contextmanager
 def place() -> Iterator[Path]:
-    """Yields a new folder below `own`, and removes it.
+    """Yields a new folder below `own`, and removes it on exit.
 
-    What a thread that was interrupted still writes there is no error; it goes with `own`.
+    An interrupted thread may still write there without an error; the rest is removed with `own`.
     """
     path = own() / uuid.uuid4().hex
     with storage_errors("create", path):
@@ -70,7 +71,7 @@ def place() -> Iterator[Path]:
 
 
 def leave() -> None:
-    """Removes what this process had for itself, and the folders that are empty then."""
+    """Removes the folder of this process, and its parents if they are empty."""
     global _mine
     with _lock:
         if _mine is not None:
@@ -85,10 +86,10 @@ def _hold(parent: Path) -> Path:
     while True:
         make(parent)
         path = parent / uuid.uuid4().hex
-        # Another process may remove both folders at any moment before this one is locked.
+        # A different process may remove both folders until this one is locked.
         with contextlib.suppress(FileNotFoundError):
             path.mkdir()
-            # Open and locked until the process ends, however that comes about.
+            # The descriptor stays open, and so locked, until the process ends.
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             if try_lock(descriptor, path) and path.is_dir():
                 return path
@@ -96,12 +97,12 @@ def _hold(parent: Path) -> Path:
 
 
 def _sweep(parent: Path) -> None:
-    """Removes the folders of processes that are gone."""
+    """Removes the folders of processes that have ended."""
     for path in parent.iterdir():
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
-            # Its process has just removed it.
+            # The process has just removed its folder.
             continue
         try:
             if try_lock(descriptor, path):

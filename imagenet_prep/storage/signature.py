@@ -1,4 +1,4 @@
-"""The SSH signature of a manifest: made by `ssh-keygen -Y sign`, verified by OpenSSH."""
+"""The SSH signature of a manifest, made by `ssh-keygen -Y sign` and verified by OpenSSH."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.opened import Dataset
 from imagenet_prep.storage.store import Readable
 
-# A signature for one purpose is refused for all others.
+# OpenSSH rejects a signature made for a different namespace.
 NAMESPACE = "imagenet-prep"
-# An SSH signature has less than 1 kB, with an RSA key of 16,384 bits about 6 kB.
+# SSH signatures are under 1 kB, or about 6 kB with an RSA key of 16,384 bits.
 _MOST_BYTES = 16 << 10
 _LIMIT_S = 30
 
 
 def read(store: Readable) -> bytes | None:
-    """Returns the signature next to a manifest; None if there is none."""
+    """Returns the signature next to a manifest, or None if there is none."""
     if store.size(naming.SIGNATURE) is None:
         return None
     return store.read(naming.SIGNATURE, most=_MOST_BYTES)
 
 
 def signer(dataset: Dataset, signers: str) -> str:
-    """Returns the identity in the file `signers` whose key has signed the manifest.
+    """Returns the identity in the file `signers` whose key signed the manifest.
 
-    Raises DataDamagedError if none has, and UsageError if OpenSSH cannot check it here.
+    Raises DataDamagedError if there is none, and UsageError if OpenSSH cannot check it.
     """
     where, allowed = dataset.store.where(naming.SIGNATURE), Path(signers).expanduser().absolute()
     if not allowed.is_file():
@@ -46,7 +46,7 @@ def signer(dataset: Dataset, signers: str) -> str:
         file.flush()
         of_both = ["-s", file.name, "-f", str(allowed)]
         found = _keygen("find-principals", of_both, b"")
-        # The first line; a key may belong to several identities.
+        # Take the first line: a key may belong to several identities.
         identity = found.stdout.decode(errors="replace").partition("\n")[0]
         if not found.returncode:
             words = [*of_both, "-I", identity, "-n", NAMESPACE]
@@ -74,5 +74,5 @@ def _keygen(act: str, words: list[str], data: bytes) -> subprocess.CompletedProc
         ) from None
 
 
-if __name__ == "__main__":  # `replicate` starts this on a host: FOLDER, and the bytes in hex.
+if __name__ == "__main__":  # `replicate` runs this on a host, with FOLDER and the bytes in hex.
     LocalStore(Path(sys.argv[1]).expanduser()).write(naming.SIGNATURE, bytes.fromhex(sys.argv[2]))

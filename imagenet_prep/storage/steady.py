@@ -1,8 +1,8 @@
-"""Connections that break where next to nothing comes, not only where nothing comes.
+"""Connections that fail if the server sends too slowly, not only if it sends nothing.
 
-The time-out of a socket begins anew with each byte, so a server that sends a byte a minute would
-hold its reader for ever. Here, a reader that has waited for as long as the time-out, not counting
-the wait for an answer's first bytes, must have got a least number of bytes for it.
+A socket's timeout restarts with each byte, so a server that sends one byte per minute could block
+its reader forever. Here, a minimum number of bytes must arrive in each time-out period of waiting,
+not counting the wait for the first bytes of an answer.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-# A hundred connections at once over a link of 1 Mbit/s still have more each.
+# A hundred connections over a link of 1 Mbit/s still have more than this each.
 LEAST_BYTES_PER_S = 1000
-# The most bytes of an answer that is not a file. A list of 1,000 objects has 1 MB.
+# Maximum size of an answer that is not a file. A list of 1,000 objects has 1 MB.
 _MOST_ANSWER_BYTES = 32 << 20
 
-# For tests.
+# Replaced in tests.
 _clock = time.monotonic
 
 
 class TooSlowError(TimeoutError):
-    """Bytes came, but too few."""
+    """Bytes arrived, but too few."""
 
 
 class SteadyReader(io.RawIOBase):
-    """Reads from a socket, and gives up where it is too slow."""
+    """Reads from a socket, and fails if it is too slow."""
 
     def __init__(self, raw: io.RawIOBase, window_s: float | None) -> None:
-        """Reads from an unbuffered socket with this time-out; None for no limit."""
+        """Reads from an unbuffered socket with this timeout; None for no limit."""
         self._raw = raw
         self._window_s = window_s
         self.begin()
 
     def begin(self) -> None:
-        """Begins another answer: its first bytes may take as long as the socket allows."""
+        """Starts a new answer: its first bytes may take as long as the socket allows."""
         self._answers = False
         self._waited_s, self._num_bytes = 0.0, 0
 
@@ -46,13 +46,13 @@ class SteadyReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        """Reads what has come, at least a byte."""
+        """Reads the available bytes, at least one."""
         start = _clock()
         size = self._raw.readinto(buffer)
         if self._window_s is None:
             return size
         if self._answers:
-            # Only the time of waiting counts: the caller's own work is no fault of the server.
+            # Only count the time spent waiting: the caller's own work is not the server's fault.
             self._waited_s += _clock() - start
         self._answers = True
         self._num_bytes += size or 0
@@ -78,7 +78,7 @@ class _Socket:
         self, mode: str, buffering: int = -1, **_: Any
     ) -> io.RawIOBase | io.BufferedReader:
         reader = SteadyReader(self._opened.makefile(mode, buffering=0), self._opened.gettimeout())
-        # botocore reads "100 Continue" without a buffer, or the answer behind it would be in that.
+        # botocore reads "100 Continue" unbuffered: a buffer would swallow the following answer.
         return io.BufferedReader(reader) if buffering else reader
 
     def __getattr__(self, name: str) -> Any:
@@ -86,9 +86,7 @@ class _Socket:
 
 
 def pool(kind: Any) -> Any:
-    """Returns a kind of connection pool of urllib3 as another one, whose connections are steady.
-
-    What a server answers is not kept in memory without a bound either.
+    """Returns a subclass of a urllib3 connection pool with steady connections and bounded answers.
     """
     connection = kind.ConnectionCls
 
@@ -98,7 +96,7 @@ def pool(kind: Any) -> Any:
 
     def getresponse(self: Any) -> Any:
         response = connection.getresponse(self)
-        # A proxy: what refers to itself would keep its connection until garbage is collected.
+        # A weak proxy: a reference cycle would keep the connection until garbage collection.
         response.stream = partial(_bounded, weakref.proxy(response), type(response))
         return response
 
@@ -108,7 +106,8 @@ def pool(kind: Any) -> Any:
 
 
 def _bounded(response: Any, kind: Any, *arguments: Any, **options: Any) -> Iterator[bytes]:
-    """Yields the whole of an answer, as `stream` of its kind does; refuses a very large one."""
+    """Yields a complete answer, like `stream` of its class; raises ValueError if it is too large.
+    """
     left = _MOST_ANSWER_BYTES
     for chunk in kind.stream(response, *arguments, **options):
         left -= len(chunk)

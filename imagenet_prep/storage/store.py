@@ -1,7 +1,7 @@
-"""Where a data set lies, whatever that is: the one interface, and who opens what an address names.
+"""The common interface of all storage for datasets, and the functions that open a path or URL.
 
-`folder` and `bucket` are stores, and `web_folder` is one that is only read; folders, `http` and
-`s3` can be read by range as `Remote`.
+`folder` and `bucket` are stores, and `web_folder` is read-only. Folders, `http` and `s3` can be
+read by range as `Remote`.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 
 class Readable(Protocol):
-    """A dataset that is only read: files by names relative to it; picklable, safe for threads."""
+    """A read-only dataset: files by relative names; picklable and thread-safe."""
 
     @property
     def as_folder(self) -> LocalStore | None:
-        """The folder that it is, where looking is free and only its users read; else None."""
+        """The local folder if there is one, for cheap direct access; else None."""
 
     def where(self, name: str = "") -> str:
-        """Returns how messages call the data set, or a file of it."""
+        """Returns the name of the dataset, or of one of its files, for messages."""
 
     def size(self, name: str) -> int | None:
-        """Returns the bytes of a file, or None where there is none."""
+        """Returns the size of a file in bytes, or None if it does not exist."""
 
     def sizes(self, names: Iterable[str]) -> dict[str, int]:
-        """Returns the bytes of those files that are there."""
+        """Returns the sizes of those files that exist."""
 
     def names(self, folder: str) -> list[str]:
         """Returns the sorted names of the files directly in `folder`."""
@@ -48,35 +48,35 @@ class Readable(Protocol):
     def read(
         self, name: str, offset: int = 0, size: int | None = None, most: int = MOST_BYTES
     ) -> bytes:
-        """Returns a small file, or `size` bytes from `offset`: fewer if it ends before.
+        """Returns a small file, or `size` bytes from `offset`, or fewer if the file ends before.
 
-        Raises DataDamagedError if a complete file has more than `most` bytes, or is not regular.
+        Raises DataDamagedError if a complete file has more than `most` bytes or is not regular.
         """
 
     def opened(
         self, name: str, stat: Stat | None = None
     ) -> contextlib.AbstractContextManager[BinaryIO]:
-        """Yields a file to be read once, from its start.
+        """Yields a file for one sequential read; `stat` is its expected state.
 
-        Raises IncompleteError if it has changed since `stats` saw it as `stat`.
+        Raises IncompleteError if the file has changed since.
         """
 
 
 class Store(Readable, Protocol):
-    """Where a data set lies: files that are whole or not there, by names relative to it.
+    """A dataset in storage: files by relative names, each complete or absent.
 
-    Picklable, and safe for threads, processes and machines.
+    Picklable, and safe for use by several threads, processes and machines.
     """
 
     @property
     def local(self) -> LocalStore:
-        """What the processes of this machine share while they work on this data set."""
+        """The folder shared by the processes of this machine while they work on this dataset."""
 
     def stats(self, folder: str) -> dict[str, Stat]:
-        """Returns the files directly in `folder` by name, each as it is now."""
+        """Returns the current state of each file directly in `folder` by name."""
 
     def read_each(self, names: Iterable[str], most: int = MOST_BYTES) -> Iterator[bytes]:
-        """Yields whole small files, in order; `most` as for `read`."""
+        """Yields the contents of small files in order; `most` as for `read`."""
 
     def temporary(self) -> Path:
         """Returns an unused path for `publish`."""
@@ -89,37 +89,37 @@ class Store(Readable, Protocol):
     def take_over(
         self, source: object, files: Iterable[File], stats: Mapping[str, Stat] | None = None
     ) -> None:
-        """Leaves files of another dataset here too; their bytes do not pass this machine.
+        """Adds files of a different dataset, without sending their bytes through this machine.
 
-        They are hard links between folders, and copies that the server makes between prefixes.
-        `stats` holds the files of a folder as this run has seen them before, by name.
+        Folders use hard links; for buckets, the server copies. `stats` holds the files of a folder
+        as this run has seen them before, by name.
 
         Raises:
-          IncompleteError: a file has changed since this run has seen it.
-          UsageError: the source is no place of this kind, or on another file system.
-          DataDamagedError: a file is missing there, or another one.
+          IncompleteError: a file has changed since then.
+          UsageError: the source is not the same kind of store, or is on a different file system.
+          DataDamagedError: a file of the source is missing or different.
         """
 
     def write(self, name: str, data: bytes) -> None:
-        """Publishes a whole small file."""
+        """Publishes a complete small file."""
 
     def claim(self, name: str, data: bytes) -> bytes:
-        """Publishes a small file unless there is one; returns what is there now."""
+        """Publishes a small file if it does not exist yet; returns the content it then has."""
 
     def take(self, name: str) -> bool:
-        """Makes an empty work file; returns whether nobody else, on any machine, was first."""
+        """Creates an empty work file; returns False if a run on any machine was faster."""
 
     def remove(self, *names: str) -> None:
-        """Removes files, so that no crash brings them back; absent ones are fine."""
+        """Removes files durably; they may be absent."""
 
     def verify_published(self, files: Iterable[File]) -> None:
-        """Raises IncompleteError unless all these files are there as they were published."""
+        """Raises IncompleteError unless all these files exist as they were published."""
 
     def remove_tree(self, name: str) -> None:
-        """Removes a folder of work files; absent is fine."""
+        """Removes a folder of work files; it may be absent."""
 
     def lock(self) -> contextlib.AbstractContextManager[None]:
-        """Holds the data set for one writing run, as far as that is needed."""
+        """Locks the dataset for one writing run, as far as necessary."""
 
 
 class FolderRemote:
@@ -129,11 +129,11 @@ class FolderRemote:
         self._folder = LocalStore(root)
 
     def where(self, name: str) -> str:
-        """As for `Remote`."""
+        """See `Remote`."""
         return self._folder.where(name)
 
     def stat(self, name: str) -> Stat:
-        """As for `Remote`."""
+        """See `Remote`."""
         with self._explained(name):
             status = self._folder.path(name).stat()
         if not stat.S_ISREG(status.st_mode):
@@ -141,13 +141,13 @@ class FolderRemote:
         return Stat.of(status)
 
     def read(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
-        """As for `Remote`."""
+        """See `Remote`."""
         with self._explained(name), self._folder.opened(name, stat) as file:
             file.seek(offset)
             yield from exactly(size, file.read)
 
     def files(self, folder: str) -> dict[str, Stat]:
-        """As for `Remote`."""
+        """See `Remote`."""
         return self._folder.stats(folder)
 
     @contextlib.contextmanager
@@ -155,8 +155,7 @@ class FolderRemote:
         try:
             yield
         except OSError as error:
-            # An error of the code that consumes `read` does not pass through here: a generator
-            # ends by GeneratorExit where its consumer fails.
+            # Errors in the consumer of `read` do not pass here: the generator gets a GeneratorExit.
             said = f"{self.where(name)}: {error.strerror}."
             if error.errno == errno.ENOENT:
                 raise AbsentError(f"{said} Check the path.") from error
@@ -164,12 +163,12 @@ class FolderRemote:
 
 
 def open_store(base: str) -> Store:
-    """Returns the dataset at `base`, a folder or s3://bucket/prefix; nothing is asked yet.
+    """Returns the dataset at `base`, a folder or s3://bucket/prefix, without sending a request.
 
-    Raises UsageError if credentials cannot be loaded, or boto3 is not installed.
+    Raises UsageError if credentials cannot be loaded or boto3 is not installed.
     """
     if base.startswith("s3://"):
-        # It costs half a second, and boto3 may not be there.
+        # This import takes half a second, and boto3 may be missing.
         from imagenet_prep.storage.bucket import BucketStore
 
         return BucketStore(base)
@@ -177,9 +176,9 @@ def open_store(base: str) -> Store:
 
 
 def open_readable(base: str) -> Readable:
-    """Returns the dataset at a folder, s3://bucket/prefix or http(s)://…; as `open_store`."""
+    """Returns the dataset at a folder, s3:// or http(s):// URL; see `open_store`."""
     if base.startswith(("http://", "https://")):
-        # It takes longer to import than all that a process on another host needs otherwise.
+        # This import takes longer than all other imports of a process on another host.
         from imagenet_prep.storage.web_folder import WebFolder
 
         return WebFolder(base)
@@ -187,17 +186,17 @@ def open_readable(base: str) -> Readable:
 
 
 def same_place(one: str, other: str) -> bool:
-    """Returns whether two addresses, as `Store.where` tells them, mean one folder or prefix."""
+    """Returns whether two results of `Store.where` mean the same folder or prefix."""
     places = [where if is_remote(where) else Path(where).resolve() for where in (one, other)]
     return places[0] == places[1]
 
 
 def open_remote(base: str, *, connections: int, timeout_s: float) -> Remote:
-    """Returns the folder at http(s)://…, s3://bucket/prefix or a path; as `open_store`.
+    """Returns the folder at a path, s3:// or http(s):// URL; see `open_store`.
 
     Args:
-      connections: reads at a time.
-      timeout_s: seconds without a byte after which a read is given up.
+      connections: the maximum number of concurrent reads.
+      timeout_s: the time without a byte after which a read fails.
     """
     base = base.rstrip("/")
     if base.startswith("s3://"):

@@ -1,4 +1,4 @@
-"""Reads tables of samples from their store, and proves them on the way."""
+"""Reads tables of samples from a store and verifies them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from imagenet_prep.storage.ahead import ahead
 from imagenet_prep.storage.fetch import as_file, hashed
 from imagenet_prep.storage.store import Readable
 
-# A table up to this size is read ahead whole; those of ImageNet-21K in 1,024 shards have half of
-# it. A larger table is read while it is used.
+# Tables up to this size are prefetched completely; those of ImageNet-21K in 1,024 shards are half
+# as large. Larger tables are streamed.
 _AHEAD_BYTES = 8 << 20
 Made = TypeVar("Made")
 Parse = Callable[[Iterable[bytes], str], Iterator[Made]]
@@ -27,28 +27,30 @@ Opened = contextlib.AbstractContextManager[BinaryIO]
 
 
 def rows(store: Readable, shard: Shard, num_classes: float = math.inf) -> Iterator[Sample]:
-    """Yields the samples of a shard in the order of its records; proven and raising as `lines`."""
+    """Yields the samples of a shard in record order; verifies and raises like `lines`."""
     return _parsed(partial(samples.parse, num_classes=num_classes), store, shard)
 
 
 def heads(
     store: Readable, shard: Shard, num_classes: int, *, images: bool = False
 ) -> Iterator[Head]:
-    """Yields the beginnings of the lines, see `samples.heads`; as `rows` does."""
+    """Yields the leading fields of each line, see `samples.heads`; verifies and raises like `lines`.
+    """
     return _parsed(partial(samples.heads, num_classes=num_classes, images=images), store, shard)
 
 
 def each(parse: Parse[Made], store: Readable, shards: Iterable[Shard]) -> Iterator[Iterator[Made]]:
-    """Yields the result of `parse`, as `samples.parse`, per table, with the next few on their way.
+    """Yields the result of `parse` (such as `samples.parse`) per table, prefetching the next few.
 
-    If one raises, as `lines` does, the next are still yielded.
+    If one raises, as `lines` does, the following tables are still yielded.
     """
     for shard, reading in ahead(partial(_begun, store), shards):
         yield _parsed(parse, store, shard, reading.result)
 
 
 def mentions(store: Readable, shard: Shard, texts: Iterable[bytes]) -> bool:
-    """Returns whether a shard's table has one of some texts, or has to be read line by line."""
+    """Returns whether a table contains one of the texts, or must be read line by line to find out.
+    """
     with contextlib.suppress(OSError), store.opened(_name(shard)) as file:
         data = file.read(min(shard.samples_bytes, _AHEAD_BYTES) + 1)
         if hashlib.sha256(data).hexdigest() == shard.samples_sha256:
@@ -61,7 +63,7 @@ def _name(shard: Shard) -> str:
 
 
 def _begun(store: Readable, shard: Shard) -> Opened:
-    """Returns a table that is still to be opened: in memory, if it is short."""
+    """Returns a context manager that opens a table; short tables are already in memory."""
     opened = store.opened(_name(shard))
     if shard.samples_bytes > _AHEAD_BYTES:
         return opened
@@ -82,9 +84,9 @@ def _parsed(
 def lines(
     store: Readable, shard: Shard, begun: Callable[[], Opened] | None = None
 ) -> Iterator[bytes]:
-    """Yields the lines of a shard's table, the header first; `begun` returns it if it is in memory.
+    """Yields the lines of a shard's table, header first; `begun` opens a prefetched table.
 
-    The table is only verified when its last line has been yielded.
+    The table is only verified once its last line has been yielded.
     """
     where, digest, number = store.where(_name(shard)), hashlib.sha256(), 0
     try:

@@ -1,13 +1,13 @@
-"""Sends objects to S3, in parts where they are large: each becomes whole and right, or is not made.
+"""Uploads objects to S3, in parts if they are large. An object is either complete and correct or absent.
 
-Every object is sent with the CRC32C of the whole, which the server compares with what it
-stored, and carries its sha256 as metadata. Without `checksums`, the CRC32C is not sent: some
-servers keep none, or refuse it. Then the caller reads the object back. A multipart upload is
-completed only when the bytes that went by had the sha256 they must have, so that no wrong object
-ever has its name.
+Every object is sent with the CRC32C of its complete content, which the server compares with the
+stored bytes, and with its sha256 as metadata. Without `checksums`, the CRC32C is not sent, since
+some servers do not store or accept it; then the caller reads the object back. A multipart upload is
+only completed if the sha256 of the sent bytes is right, so a wrong object never becomes visible.
 
-boto3's own transfer (s3transfer) would have to know the CRC32C before the first byte is read,
-needs another package (awscrt) to compute it of a part, and completes whatever it has read.
+boto3's own transfer (s3transfer) is not used. It needs the CRC32C before the first byte is read,
+needs the package awscrt to compute the CRC32C of a part, and completes an upload without checking
+its sha256.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ from imagenet_prep.core.errors import DataDamagedError, IncompleteError
 from imagenet_prep.dataset.manifest import File, Problem
 from imagenet_prep.storage.remote import AbsentError, Check, unchecked
 
-# S3 takes parts from 5 MiB on, and 10,000 of them: objects up to 320 GiB. Eight uploads at
-# a time hold 256 MiB. Half of it cost a fifth of the speed: each part is a request, and a file.
+# S3 accepts at most 10,000 parts, of at least 5 MiB: objects up to 320 GiB. Eight uploads at a time
+# use 256 MiB of memory. Parts of half this size were a fifth slower: each part is a request and a
+# file.
 PART_BYTES = 32 << 20
-# The key of an object's metadata.
+# The key in the metadata of an object.
 SHA256 = "sha256"
 
 
 class UnkeptProblem(Problem):
-    """The server does not keep the values by which it verifies an object: a retry is in vain."""
+    """The server does not store the checksums of an object: retrying would not help."""
 
 
 class Stored(NamedTuple):
-    """What a server knows of an object: the sha256 sent with it, and its own CRC32C in base64."""
+    """The server's record of an object: its sha256 metadata, and its CRC32C in base64."""
 
     num_bytes: int
     sha256: str | None
@@ -49,7 +50,7 @@ class Stored(NamedTuple):
     etag: str
 
     def problem(self, file: File, crc32c: str | None) -> Problem | None:
-        """Returns what is wrong with the object, see `BucketStore.problem`."""
+        """Returns the difference from the expected file, or None; see `BucketStore.problem`."""
         if self.num_bytes != file.num_bytes:
             return Problem(f"{file.name}: {self.num_bytes:,} bytes, expected {file.num_bytes:,}")
         if self.sha256 != file.sha256:
@@ -63,7 +64,7 @@ class Stored(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """An object that was sent: its CRC32C, and whether the server has answered with the same."""
+    """An uploaded object: its CRC32C, and whether the server has confirmed it."""
 
     crc32c: str
     proven: bool
@@ -71,13 +72,13 @@ class Sent(NamedTuple):
 
 @dataclass(frozen=True)
 class Uploader:
-    """Sends objects below one prefix; safe for threads.
+    """Uploads objects below one prefix; thread-safe.
 
     Attributes:
-      call: makes a request with retries: name of the object, operation, a function that is called
-        before each try, arguments of boto3.
-      ended: set when the run is over, so that no more uploads start.
-      checksums: whether the server is given CRC32Cs.
+      call: makes a request with retries, given the object name, the operation, a function to call
+        before each try, and arguments for boto3.
+      ended: set at the end of the run, to start no more uploads.
+      checksums: whether to send CRC32Cs to the server.
     """
 
     call: Callable[..., Json]
@@ -85,9 +86,9 @@ class Uploader:
     checksums: bool = True
 
     def send(self, file: File, opened: BinaryIO, remedy: str, check: Check = unchecked) -> Sent:
-        """Makes an object of the bytes of `opened`; `remedy` is the advice if they are wrong.
+        """Uploads the bytes of `opened`; `remedy` is the advice if they are wrong.
 
-        `check` is called before each request that makes the object.
+        `check` is called before each request that makes the object visible.
         """
         parts = iter(functools.partial(opened.read, PART_BYTES), b"")
         first = next(parts, b"")
@@ -112,7 +113,7 @@ class Uploader:
     def send_small(
         self, file: File, data: bytes, check: Check = unchecked, **conditions: str
     ) -> Sent:
-        """Makes an object by one request, under conditions of S3 such as IfNoneMatch."""
+        """Uploads an object in one request, with S3 conditions such as IfNoneMatch."""
         checksum = _written(crc32c.crc32c(data))
         answer = self.call(
             file.name,
@@ -126,7 +127,7 @@ class Uploader:
         return _sent(checksum, answer)
 
     def abort(self, name: str, upload: str) -> None:
-        """Removes a multipart upload; absent is fine."""
+        """Removes a multipart upload; it may be absent."""
         with contextlib.suppress(AbsentError):
             self.call(name, "abort_multipart_upload", UploadId=upload)
 
@@ -164,7 +165,7 @@ def _sent(checksum: str, answer: Json) -> Sent:
 
 
 def _written(checksum: int) -> str:
-    """Returns a CRC32C as S3 writes it: base64 of four bytes, the highest first."""
+    """Encodes a CRC32C for S3: base64 of four bytes, big-endian."""
     return base64.b64encode(checksum.to_bytes(4, "big")).decode()
 
 

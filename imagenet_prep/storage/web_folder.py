@@ -1,4 +1,4 @@
-"""A data set on a web server, as far as it is only read."""
+"""A dataset on a web server, read-only."""
 
 from __future__ import annotations
 
@@ -18,13 +18,10 @@ _RETRIES = 20
 
 
 class WebFolder:
-    """A folder of a web server, as `Readable`. Its files cannot be listed.
-
-    Raises IncompleteError if the server fails too often, and StoreError if it refuses.
-    """
+    """A folder on a web server, as `Readable`. Its files cannot be listed."""
 
     def __init__(self, base: str) -> None:
-        """Begins; nothing is asked of the server."""
+        """Sends no request."""
         self._base = base.rstrip("/")
         self._http = Http(self._base, _TIMEOUT_S)
 
@@ -33,35 +30,35 @@ class WebFolder:
 
     @property
     def as_folder(self) -> None:
-        """As for `Readable`: it is none."""
+        """None: this is not a folder."""
 
     def where(self, name: str = "") -> str:
-        """As for `Readable`."""
+        """See `Readable`."""
         return self._http.where(name) if name else self._base
 
     def size(self, name: str) -> int | None:
-        """As for `Readable`."""
+        """See `Readable`."""
         try:
             return self._stat(name).size
         except AbsentError:
             return None
 
     def sizes(self, names: Iterable[str]) -> dict[str, int]:
-        """As for `Readable`."""
+        """See `Readable`."""
         return {name: size for name in names if (size := self.size(name)) is not None}
 
     def names(self, _folder: str) -> list[str]:
-        """As for `Readable`; empty, since a web server cannot be listed."""
+        """Returns an empty list, since a web server cannot be listed."""
         return []
 
     def list_folder(self, _folder: str = "") -> list[str]:
-        """As for `Readable`; empty, since a web server cannot be listed."""
+        """Returns an empty list, since a web server cannot be listed."""
         return []
 
     def read(
         self, name: str, offset: int = 0, size: int | None = None, most: int = MOST_BYTES
     ) -> bytes:
-        """As for `Readable`."""
+        """See `Readable`."""
         stat = self._stat(name)
         if size is None and stat.size > most:
             raise DataDamagedError(
@@ -73,7 +70,7 @@ class WebFolder:
 
     @contextlib.contextmanager
     def opened(self, name: str, stat: Stat | None = None) -> Iterator[BinaryIO]:
-        """As for `Readable`."""
+        """See `Readable`."""
         stat = stat or self._stat(name)
         with contextlib.closing(stream(self._http, name, stat, self._budget(name))) as chunks:
             yield as_file(chunks)

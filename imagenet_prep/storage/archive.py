@@ -44,10 +44,9 @@ class RangeReader(Reads, Protocol):
 
 
 class ArchiveReader:
-    """Reads byte ranges of archives, which stay open for all threads.
+    """Reads byte ranges of archives, which stay open for all threads. Picklable.
 
-    Archives beyond the limit of open files are opened for each read. Picklable: a copy in a
-    different process opens its own descriptors.
+    Archives beyond the limit of open files are opened for each read.
     """
 
     def __init__(self, archives: dict[str, Path]) -> None:
@@ -127,12 +126,10 @@ class ArchiveReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Closes all descriptors."""
         with self._lock:
             _close(self._descriptors)
 
     def _use(self, archive: str, act: Callable[[int], T]) -> T:
-        """Returns the result of `act` for the descriptor of an archive."""
         descriptor = self._descriptors.get(archive)
         if descriptor is not None:
             return act(descriptor)

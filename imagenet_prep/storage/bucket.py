@@ -44,7 +44,6 @@ _KEPT_OPEN = 64
 _FEW = 4
 # The largest object that S3 copies in one request.
 _MOST_COPIED = 5 << 30
-# Names of the large files that `export` writes.
 _EXPORTED = re.compile(r".+\.(tar|parquet|rec|tfrecord-\d{5}-of-\d{5})")
 _DAMAGED = "the data set is damaged where it comes from. Run verify there."
 
@@ -55,9 +54,9 @@ Opened = Callable[[], BinaryIO]
 class BucketStore:
     """One prefix of a bucket, as `Store`. Picklable: a copy loads its own credentials.
 
-    A bucket needs no lock: objects are complete or absent, and runs with the same settings write
-    the same objects. Requests raise AbsentError if the object or bucket does not exist,
-    IncompleteError if the server fails too often, and StoreError if it refuses.
+    It needs no lock: objects are complete or absent, and runs with the same settings write the same
+    ones. Raises AbsentError, IncompleteError if the server fails too often, and StoreError if it
+    refuses.
     """
 
     def __init__(
@@ -246,8 +245,7 @@ class BucketStore:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """See `Store`: refuses a second run of the same user on this machine, which gains nothing.
-        """
+        """See `Store`: refuses a second run of the same user on this machine, which is useless."""
         scratch.make(self.local.root)
         with self.local.lock():
             self.try_to_write()
@@ -266,10 +264,7 @@ class BucketStore:
         self.remove(file.name)
 
     def abort_uploads(self, ours: Callable[[str], bool]) -> None:
-        """Removes unfinished multipart uploads of objects selected by `ours`.
-
-        A run that still uses one of them starts it again.
-        """
+        """Removes unfinished multipart uploads of `ours`; a run that still uses one restarts it."""
         with contextlib.suppress(AbsentError):  # some servers answer so if there are no uploads
             for upload in self._with_retries(
                 "", lambda: list(self._s3.pages("list_multipart_uploads", "Uploads"))
@@ -319,10 +314,7 @@ class BucketStore:
     def put(
         self, file: File, opened: Opened, remedy: str = _DAMAGED, check: Check = unchecked
     ) -> None:
-        """Creates an object that the server has verified.
-
-        `opened` opens its bytes again for each upload; `remedy` is the advice if they are wrong.
-        """
+        """Creates a verified object; `opened` starts each upload, `remedy` is for wrong bytes."""
         budget = self._budget(file.name)
         while True:
             try:
@@ -342,10 +334,8 @@ class BucketStore:
             self._wait(budget, file, problem)
 
     def _wait(self, budget: RetryBudget, file: File, problem: Problem) -> None:
-        """Waits before an object is sent again; raises StoreError if that would not help.
-
-        Some servers compute a wrong CRC32C for each object that was sent in several parts.
-        """
+        """Waits before an object is sent again; raises StoreError if that would not help."""
+        # Some servers compute a wrong CRC32C for each object that was sent in several parts.
         text = problem.text.removeprefix(f"{file.name}: ")
         if isinstance(problem, UnkeptProblem) or (budget.failures and not problem.is_missing):
             raise StoreError(f"{self.where(file.name)}: {text}. {NO_CHECKSUMS}")
@@ -358,7 +348,6 @@ class BucketStore:
         bring(self._s3, file, folder, temporary, self._budget(file.name), remedy)
 
     def _list(self, folder: str, *, deep: bool = False) -> list[Json]:
-        """Returns keys and sizes; subfolders have no size."""
         return self._with_retries(
             folder, lambda: list(self._s3.pages("list_objects_v2", "Contents", folder, deep=deep))
         )

@@ -23,9 +23,7 @@ def names(store: Readable) -> list[str]:
 
 
 def find(store: Readable, name: str, record: str = "") -> Column | None:
-    """Returns the column described by column.json or `record`, or None if it does not exist.
-
-    Raises DataDamagedError if the file is damaged or a link.
+    """Returns the column described by column.json or `record`, or None; raises for links and damage.
     """
     record = record or column.record_name(name)
     refuse_links(store, record)
@@ -35,8 +33,7 @@ def find(store: Readable, name: str, record: str = "") -> Column | None:
 
 
 def opened(dataset: Dataset, name: str) -> Column:
-    """Returns a complete column; raises UsageError if it is absent, IncompleteError if unfinished.
-    """
+    """Returns a complete column; raises UsageError if absent, IncompleteError if unfinished."""
     store = dataset.store
     try:
         folder = column.folder_name(name)
@@ -91,14 +88,7 @@ def misfit(there: Column, rows: ColumnFile, head: bytes, sha256: str, where: str
 
 
 class Survey:
-    """The columns of a dataset, compared with its manifest by names and sizes.
-
-    Attributes:
-      problems: one sentence per file or column that is damaged, foreign or unexpected.
-      complete: names of columns that have a column.json.
-      incomplete: unfinished columns, with the number of their finished files.
-      files: files that must still be read to be verified.
-    """
+    """The columns of a dataset, compared with its manifest by names and sizes."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._store, self._dataset = dataset.store, dataset

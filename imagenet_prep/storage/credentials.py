@@ -1,8 +1,8 @@
 """Credentials for web servers: ~/.netrc, a cookie file, or a token from the environment.
 
-All are secrets for one host. A mirror may redirect to any address, including plain http or a
-different host for which the user has a password. Each request therefore only gets credentials for
-its own host, and only if nobody on the way can read them.
+A mirror may redirect to any address, including plain http or a different host for which the user
+has a password. Each request therefore only gets credentials for its own host, and only over a
+private path.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ class Credentials:
     """The credentials for files below a URL, as `auth` for requests."""
 
     def __init__(self, base: str) -> None:
-        """Loads the user's credentials for the host of `base`."""
         from requests.utils import get_netrc_auth
 
         self._host, self._port = _place(base)
@@ -68,13 +67,11 @@ class Credentials:
         return request
 
     def _is_ours(self, url: str) -> bool:
-        """Returns whether a URL is on the server named by the user."""
         host, port = _place(url)
         return host == self._host and (port == self._port or (self._port, port) == (80, 443))
 
 
 def _place(url: str) -> tuple[str, int]:
-    """Returns host and port of a URL."""
     parts = urlsplit(url)
     return (parts.hostname or "").lower(), parts.port or _DEFAULT_PORTS[parts.scheme]
 
@@ -87,7 +84,6 @@ def _is_private(url: str) -> bool:
 
 
 def _has_proxy(url: str) -> bool:
-    """Returns whether a plain http request would go through a proxy."""
     from requests.utils import get_environ_proxies
 
     return bool(get_environ_proxies(url).keys() & {"http", "all"})

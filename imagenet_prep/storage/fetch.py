@@ -1,7 +1,7 @@
 """Reads remote files with retries, as ranges or as complete, verified files.
 
-All functions raise IncompleteError if the retries are used up, the file has changed or the disk is
-full, and StoreError if the server refuses or the disk fails.
+Raises IncompleteError if the retries are used up, the file has changed or the disk is full, and
+StoreError if the server refuses or the disk fails.
 """
 
 from __future__ import annotations
@@ -36,11 +36,9 @@ def stream(
     start: int = 0,
     stop: int | None = None,
 ) -> Generator[bytes, None, None]:
-    """Yields bytes [start, stop) of a remote file in order, by default to its end.
-
-    A failed attempt continues at the point of failure. If the server cannot send ranges, the next
-    attempt reads the file again and skips the bytes already yielded.
-    """
+    """Yields bytes [start, stop) of a remote file in order, by default to its end."""
+    # A failed attempt continues at the point of failure. If the server cannot send ranges, read the
+    # file again and skip the bytes already yielded.
     stop = stat.size if stop is None else stop
     position = start
     while position < stop:
@@ -73,8 +71,7 @@ def hashed(file: BinaryIO, hashes: Sequence[Any]) -> Iterator[bytes]:
 def fetch(
     remote: Remote, name: str, stat: Stat, start: int, stop: int, path: Path, budget: RetryBudget
 ) -> None:
-    """Copies bytes [start, stop) of a remote file to the same position in `path`, and syncs them.
-    """
+    """Copies bytes [start, stop) of a remote file to the same position in `path` and syncs."""
     with storage_errors("write", path), open(path, "r+b") as file:
         file.seek(start)
         file.writelines(stream(remote, name, stat, budget, start, stop))
@@ -147,8 +144,7 @@ class Hasher:
     """Computes the md5 of a file during the download, while its bytes are still in memory."""
 
     def __init__(self, path: Path, *, finished: bool = True) -> None:
-        """Starts hashing. Unless `finished`, only reads ranges reported with the method `finished`.
-        """
+        """Starts hashing. Unless `finished`, it waits for ranges reported with the method."""
         self.path = path
         self._size = path.stat().st_size
         self._ranges: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()

@@ -1,8 +1,8 @@
 """A folder as a store: files are complete or absent.
 
-A file appears under its name only after its bytes are on the disk: temporary name in
-`.work/temporary`, fsync, rename, fsync of the folder. The writer of a file syncs it (see
-`new_file`); this module does the rest. `storage/bucket` does the same with objects.
+A file gets its name only after its bytes are on the disk: temporary name in `.work/temporary`,
+fsync, rename, fsync of the folder. The writer of a file syncs it (see `new_file`); this module does
+the rest.
 """
 
 from __future__ import annotations
@@ -39,13 +39,12 @@ _NOT_OURS_TO_SYNC = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EROFS, err
 class LocalStore:
     """A folder on a local or shared file system. Picklable, safe for threads and processes.
 
-    Methods that take a name raise DataDamagedError if it leads outside, StoreError if a path below
-    `.work` contains a link or the system refuses, and IncompleteError if the disk is full.
+    Raises DataDamagedError if a name leads outside, StoreError if a path below `.work` contains a
+    link or the system refuses, and IncompleteError if the disk is full.
     """
 
     def __init__(self, root: Path, called: str = "") -> None:
-        """Creates nothing on the disk. Messages use the name `called` instead of `root` if given.
-        """
+        """Creates nothing on the disk. `called` replaces `root` in messages."""
         self.root = root
         self._called = called or str(root)
 
@@ -68,11 +67,9 @@ class LocalStore:
         return self.root / inside.demand_inside(name) if name else self.root
 
     def open(self, name: str, flags: int) -> int:
-        """Opens a file below `.work`; returns its descriptor, which the caller closes.
-
-        A dataset from elsewhere may contain anything there, so no link is followed and only regular
-        files are opened.
-        """
+        """Opens a file below `.work`; returns its descriptor, which the caller closes."""
+        # A dataset from elsewhere may contain anything: follow no link, and only open regular
+        # files.
         path = self.path(name)
         if flags & (os.O_WRONLY | os.O_RDWR):
             self._refuse_foreign_work()
@@ -328,20 +325,15 @@ class LocalStore:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Locks the dataset for one writing run, and removes temporary files of killed runs.
-
-        The kernel releases the lock if the run is killed.
-        """
+        """Locks the dataset for one writing run until it ends; removes files of killed runs."""
         with locked(self._open_lock, path=self.path(_LOCK), where=self.where()):
             self.remove_tree(TEMPORARY)
             self.settle()
             yield
 
     def settle(self) -> None:
-        """Syncs the names of files that a killed run may have renamed without syncing.
-
-        The next run treats these files as finished, but a crash would remove them.
-        """
+        """Syncs the names of files that a killed run may have renamed without syncing."""
+        # The next run treats these files as finished, but a crash would remove them.
         for folder in (self.root.parent, self.root, *(self.root / name for name in naming.BESIDE)):
             with storage_errors("sync", folder):
                 try:
@@ -356,11 +348,9 @@ class LocalStore:
             return self.open(_LOCK, os.O_RDWR | os.O_CREAT)
 
     def _refuse_foreign_work(self) -> None:
-        """Raises StoreError if `.work` belongs to a different user.
-
-        The owner of the folder itself is accepted, since that user controls all its contents. On
-        file systems that change owners (NFS for root, FUSE), both belong to that user.
-        """
+        """Raises StoreError if `.work` belongs to a different user."""
+        # Accept the owner of the folder, who controls its contents anyway. File systems that change
+        # owners (NFS for root, FUSE) show the same owner for both.
         path = self.root / naming.WORK
         try:
             status, above = path.lstat(), self.root.stat()
@@ -375,7 +365,7 @@ class LocalStore:
 
 
 def _unless_gone(_function: object, _path: object, failed: tuple[Any, Any, Any]) -> None:
-    """Raises an error of `shutil.rmtree`, except for files removed or added meanwhile by others."""
+    """Raises an error of `shutil.rmtree`, except for files removed or added by others."""
     error = failed[1]
     if not isinstance(error, OSError) or error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
         raise error

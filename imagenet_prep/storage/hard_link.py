@@ -25,11 +25,9 @@ def hard_link(
 ) -> None:
     """Links a file to an unused path. For a symbolic link, its target is linked.
 
-    Args:
-      num_bytes: the size in the manifest.
-      seen: the file's state earlier in this run, if known.
-      called: names in messages for the file's dataset and for the target's dataset.
-      instead: the alternative to suggest if links are impossible.
+    `num_bytes` is the size in the manifest, and `seen` the file's state earlier in this run, if
+    known. `called` names both datasets in messages, and `instead` is the alternative that they
+    suggest.
     """
     source, where = called
     try:
@@ -66,7 +64,6 @@ def hard_link(
 
 
 def _link(path: Path, target: Path) -> None:
-    """Links a file, or the target of a symbolic link."""
     place = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         # Without a folder descriptor, os.link would link the symbolic link itself.

@@ -119,7 +119,6 @@ class Http:
             yield response
 
     def _answer(self, name: str, headers: dict[str, str]) -> requests.Response:
-        """Returns the response after following redirects."""
         import requests
 
         url, session = f"{self._base}/{quote(name)}", self._session
@@ -137,7 +136,7 @@ class Http:
 
     @property
     def _session(self) -> requests.Session:
-        """The session of this thread: requests does not guarantee that sessions are thread-safe."""
+        """The session of this thread: requests does not guarantee thread-safe sessions."""
         session: requests.Session | None = getattr(self._local, "session", None)
         if session is None:
             import requests

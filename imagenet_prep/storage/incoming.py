@@ -23,24 +23,15 @@ _SYNC_BYTES = 16 << 20
 def incoming(
     store: LocalStore,
     file: File,
-    temporary: str,
-    where: str,
-    remedy: str,
+    temporary: str,  # its name while it grows; only one writer at a time
+    where: str,  # its name in errors
+    remedy: str,  # the advice if its bytes are wrong
     *,
-    start: int = 0,
-    reserved: bool = False,
-    kept: tuple[type[BaseException], ...] = (),
+    start: int = 0,  # the number of bytes to continue from an earlier attempt
+    reserved: bool = False,  # whether the file already has its full length
+    kept: tuple[type[BaseException], ...] = (),  # errors after which the bytes stay
 ) -> Iterator[Incoming]:
-    """Yields a file to append bytes to; on exit it is verified, synced and gets its name.
-
-    Args:
-      temporary: its name while it grows; only one writer at a time.
-      where: the name of the file in errors.
-      remedy: the advice if its bytes are wrong.
-      start: the number of bytes to continue from an earlier attempt.
-      reserved: whether the temporary file already has its full length, to reserve disk space.
-      kept: errors after which the bytes stay for a later attempt.
-    """
+    """Yields a file to append bytes to; on exit it is verified, synced and gets its name."""
     path = store.path(temporary)
     with storage_errors("write", path):
         store.make_folder(temporary.rpartition("/")[0])
@@ -91,8 +82,7 @@ class Incoming:
         self._unsynced_bytes = 0
         if start:
             with storage_errors("read", path):
-                # The file object's own `truncate` would be interrupted by a signal; this call is
-                # not.
+                # A signal would interrupt the file object's own `truncate`, but not this call.
                 os.ftruncate(file.fileno(), start)
                 hashlib.file_digest(file, lambda: self._hash)
 

@@ -1,7 +1,7 @@
 """Opens files below a folder without following links, which may have been planted there.
 
-A dataset that was unpacked or copied from elsewhere can contain a `.work` with links to the user's
-own files. Paths below `.work` are therefore opened one part at a time, and no part may be a link.
+A dataset from elsewhere can contain a `.work` with links to the user's own files. Paths below
+`.work` are therefore opened one part at a time, and no part may be a link.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Lists of the files in remote archives, kept for the next run.
 
-The lists are stored next to the datasets, in the folder `imagenet-prep-lists`, with one subfolder
-per archive. Each list records the address, ETag and size of its archive. Other users may be able to
-write there, so lists are checked before use, and an archive with an invalid list is read again. The
-names in a list are verified when the files are read, since each file follows a header in the
+They are stored next to the datasets, in `imagenet-prep-lists`, with one folder per archive. Each
+list records the address, ETag and size of its archive. Lists are checked, since others may write
+there: if one is invalid, the archive is read again. Names are verified against the headers in the
 archive.
 """
 
@@ -26,14 +25,12 @@ from imagenet_prep.storage.remote import Stat
 from imagenet_prep.storage.store import Store, open_store
 
 FOLDER = "imagenet-prep-lists"
-# A list of 50,000 files has 3 MB.
 _MAX_BYTES = 64 << 20
 _MD5 = re.compile(r"[0-9a-f]{32}")
 
 
 class Kept(NamedTuple):
-    """The files in a range of an archive, and the md5 of the archive ("" unless all of it was read).
-    """
+    """The files in a range of an archive, and the archive's md5 ("" unless all of it was read)."""
 
     files: list[Entry]
     md5: str
@@ -41,8 +38,6 @@ class Kept(NamedTuple):
 
 @dataclass(frozen=True)
 class _List:
-    """The content of a stored list: the state of the archive and the files found in it."""
-
     archive: str
     validator: str
     num_bytes: int
@@ -52,17 +47,11 @@ class _List:
 
 @dataclass(frozen=True)
 class KeptLists:
-    """The lists next to a dataset. Picklable.
+    """The lists next to a dataset. Picklable."""
 
-    Attributes:
-      base: folder or s3:// address of the lists.
-      writes: whether new lists are stored (not in a dry run).
-      believed: whether existing lists are used, instead of only overwritten.
-    """
-
-    base: str
-    writes: bool = True
-    believed: bool = True
+    base: str  # folder or s3:// address
+    writes: bool = True  # whether new lists are stored (not in a dry run)
+    believed: bool = True  # whether existing lists are used, instead of only overwritten
 
     def __reduce__(self) -> tuple[Any, ...]:
         return KeptLists, astuple(self)
@@ -97,10 +86,8 @@ class KeptLists:
             self._store.write(_name(archive, stat, start, stop), canonical.dumps(content))
 
     def keep_md5(self, archive: str, stat: Stat, md5: str) -> None:
-        """Adds the md5 of an archive to the list of its files, if there is one.
-
-        A list without files would describe an empty archive.
-        """
+        """Adds the md5 of an archive to the list of its files, if there is one."""
+        # A list without files would describe an empty archive.
         if kept := self._load(archive, stat, 0, stat.size):
             self.keep(archive, stat, 0, stat.size, kept._replace(md5=md5))
 
@@ -120,8 +107,7 @@ class KeptLists:
 
 
 def beside(out: str) -> str | None:
-    """Returns the folder of the lists for the dataset at `out`, or None if `out` is a bucket root.
-    """
+    """Returns the folder of the lists for the dataset at `out`, or None for a bucket root."""
     if not address.is_remote(out):
         return str(Path(out).expanduser().absolute().parent / FOLDER)
     above, _, prefix = out.rstrip("/").rpartition("/")
@@ -129,7 +115,7 @@ def beside(out: str) -> str | None:
 
 
 def _made_by_us(folder: Path) -> bool:
-    """Makes a folder; returns False if it is a link, or belongs to a different user."""
+    """Makes a folder; returns False if it is a link or belongs to a different user."""
     folder.mkdir(parents=True, exist_ok=True)
     status = folder.lstat()
     return stat_module.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()

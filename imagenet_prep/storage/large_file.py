@@ -20,14 +20,10 @@ class LargeFile:
 
     It bypasses the page cache (O_DIRECT) if the file system allows: copying 150 GB into the cache
     and writing it back takes three times as long, and evicts the archives that other workers read.
-
-    Attributes:
-      num_bytes: appended so far.
-      sha256: in hex; valid once the file is closed.
+    `num_bytes` is the size so far; `sha256` is valid once the file is closed.
     """
 
     def __init__(self, path: Path) -> None:
-        """Creates the file; the caller closes it."""
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
         try:
             self._descriptor = os.open(path, flags | os.O_DIRECT, 0o644)
@@ -92,7 +88,6 @@ class LargeFile:
 
     def _finish(self) -> None:
         self._wait()
-        # The last bytes do not fill a block.
         self._use_cache()
         self._write(self._buffer, self._filled)
         # Sync here, because a descriptor opened later may miss an error.
@@ -109,10 +104,8 @@ class LargeFile:
 
 
 def _buffer() -> mmap.mmap:
-    """Returns a page-aligned mapping, as O_DIRECT requires, in huge pages if possible.
-
-    With 4 kB pages, the 2,000 faults of a shard's buffers cost as much as hashing 10 MB.
-    """
+    """Returns a page-aligned mapping, as O_DIRECT requires, in huge pages if possible."""
+    # With 4 kB pages, the 2,000 faults of a shard's buffers cost as much as hashing 10 MB.
     buffer = mmap.mmap(-1, _LARGE_WRITE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # the kernel may not support this
         buffer.madvise(mmap.MADV_HUGEPAGE)

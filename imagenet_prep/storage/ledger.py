@@ -1,7 +1,7 @@
 """Notes about the verified files of a folder, one per line, in a file that survives a kill.
 
-A note is only valid for exactly the file that was verified, see `Identity`. Notes copied along with
-a folder are therefore invalid, and a file written, replaced or renamed since then is read again.
+A note is only valid for exactly the file that was verified, see `Identity`: not for a copy, nor for
+a file written, replaced or renamed since then.
 """
 
 from __future__ import annotations
@@ -54,9 +54,7 @@ class Identity(NamedTuple):
 class Journal:
     """A file of JSON lines below a folder, for reading new lines and appending; not thread-safe.
 
-    Attributes:
-      num_lines: the number of lines read, including those that are not JSON.
-      status: stat result of the file from which the last lines were read.
+    `num_lines` includes lines that are not JSON, and `status` is of the file that was read last.
     """
 
     status: os.stat_result
@@ -64,18 +62,13 @@ class Journal:
     def __init__(
         self, store: LocalStore, name: str, most_bytes: int = regular_file.MOST_BYTES
     ) -> None:
-        """Starts at the beginning of the file, without reading it.
-
-        A file of more than `most_bytes` was not written by this program; its lines are skipped.
-        """
         self._store, self._name, self._most = store, name, most_bytes
         self._inode = self._offset = self.num_lines = 0
 
     def news(self) -> Iterator[Any]:
-        """Yields the lines added since the last call, in order.
+        """Yields the lines added since the last call, in order, or all if the file was replaced.
 
-        Lines that are incomplete, too long or not JSON are skipped. If the file was replaced by a
-        different one, that is read from its beginning.
+        Lines that are incomplete, too long or not JSON are skipped.
         """
         with storage_errors("read", self._store.root / self._name):
             try:
@@ -132,13 +125,10 @@ class Ledger:
     def __init__(
         self, store: LocalStore, name: str, num_files: int, *, trusts_owner: bool = False
     ) -> None:
-        """Reads the notes.
+        """Reads the notes of at most `num_files` files.
 
-        Args:
-          num_files: the maximum number of files with notes. A much larger ledger is ignored, and
-            rewritten with the next note.
-          trusts_owner: whether to accept a ledger written by the owner of the folder. Otherwise,
-            only this user and root are trusted.
+        A much larger ledger is ignored, and rewritten with the next note. With `trusts_owner`, the
+        owner of the folder may have written it; otherwise only this user and root are trusted.
         """
         self._store, self._trusts_owner = store, trusts_owner
         most = (2 * num_files + _SPARE_LINES) * _USUAL_LINE_BYTES
@@ -148,11 +138,9 @@ class Ledger:
         self.reload()
 
     def reload(self) -> list[str]:
-        """Reads the lines added since the last call; returns the names of their files.
-
-        A ledger that is unreadable, a link, or writable by other users is ignored, and the next
-        note replaces it.
-        """
+        """Reads the lines added since the last call; returns the names of their files."""
+        # If the ledger is unreadable, a link, or writable by others, ignore it: the next note
+        # replaces it.
         new: list[str] = []
         is_trusted = False
         with self._lock:
@@ -195,8 +183,8 @@ class Ledger:
     def add(self, files: Mapping[str, os.stat_result], **found: Any) -> None:
         """Notes that files are verified, with the same result for all of them.
 
-        The stat results are from before the files were read: later writes are not verified. In a
-        read-only folder, the notes only exist in this object.
+        The stat results are from before the files were read. In a read-only folder, notes stay in
+        memory.
         """
         new = {
             name: {"name": name, **Identity.of(status)._asdict(), **found}
@@ -212,7 +200,6 @@ class Ledger:
                 self._journal.add(*new.values())
 
     def _is_trusted(self, status: os.stat_result) -> bool:
-        """Returns whether only trusted users can have written a ledger with this status."""
         return inside.is_only_ours(status) or (
             self._trusts_owner
             and status.st_uid == self._store.root.stat().st_uid

@@ -1,7 +1,7 @@
 """Writes new files so that their bytes are on the disk on exit.
 
-Linux reports a failed write only to descriptors that were open at that time. Therefore the
-descriptor that wrote a file also syncs it.
+Linux reports a failed write only to descriptors that were open at that time, so the descriptor that
+wrote a file also syncs it.
 """
 
 from __future__ import annotations
@@ -33,11 +33,8 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def complete_file(path: Path) -> Iterator[BinaryIO]:
-    """Yields a new file that replaces `path` on exit; until then, an existing file stays.
-
-    A symbolic link at `path` is replaced, not followed. Each process locks the file that it writes,
-    so unlocked partial files are from killed runs, and are removed here.
-    """
+    """Yields a new file that replaces `path`, even if that is a symbolic link, on exit."""
+    # Each process locks the file that it writes, so unlocked partial files are from killed runs.
     with storage_errors("write", path):
         if path.exists() and not path.is_file():
             raise UsageError(f"{path}: is a folder, a pipe or a device. Choose the name of a file.")
@@ -86,11 +83,10 @@ def sync(path: Path) -> None:
 
 
 class FolderSync:
-    """Syncs everything written below a folder since this object was created, by one call.
+    """Syncs the file system of a folder: much faster than syncing 1,000 small files separately.
 
-    It syncs the complete file system, since syncing 1,000 small files separately takes seconds.
-    Write errors since the folder was opened are reported (Linux 5.8 or newer); create this object
-    before the first file.
+    Write errors since this object was created are reported (Linux 5.8), so create it before the
+    files.
     """
 
     def __init__(self, folder: Path) -> None:

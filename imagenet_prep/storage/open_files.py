@@ -12,9 +12,8 @@ _OTHERS = 512
 def allow(count: int) -> int:
     """Raises the soft limit for `count` more open files, up to the hard limit.
 
-    Child processes inherit the limit, but not the descriptors. Returns the number below which a
-    descriptor may stay open: a new descriptor gets the lowest free number, so this limits the open
-    files of the process.
+    Child processes inherit the limit. Returns the number below which a descriptor may stay open: a
+    new one gets the lowest free number, so this limits the open files of the process.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = min(count + _OTHERS, hard)

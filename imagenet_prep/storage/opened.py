@@ -1,7 +1,7 @@
 """Opens a dataset in a folder, in a bucket or on a web server.
 
-All data is verified against the manifest before use, and the manifest against the class list. All
-commands and readers use this module, so they accept the same datasets and agree on labels.
+Data is verified against the manifest, and the manifest against the class list, before use. All
+commands use this module, so they accept the same datasets and agree on labels.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _REMEDY = "Get the dataset again from where it was made."
 
 @dataclass(frozen=True)
 class Dataset:
-    """A finished dataset of this program.
+    """A finished dataset of this program; `data` is the content of its manifest file.
 
-    Every attribute raises ManifestError or DataDamagedError if it contradicts the manifest, and
-    StoreError or IncompleteError if it cannot be read. `data` is the content of the manifest file.
+    Attributes raise ManifestError or DataDamagedError if they contradict the manifest, and
+    StoreError or IncompleteError if they cannot be read.
     """
 
     store: Readable
@@ -53,8 +53,7 @@ class Dataset:
 
     @cached_property
     def placement(self) -> Placement:
-        """The part of the dataset that is stored here; only a per-node folder can hold less than all.
-        """
+        """The part of the dataset that is stored here: all of it, except in a per-node folder."""
         folder = self.store.as_folder
         return placement.load(folder.root, self.manifest) if folder else placement.WHOLE
 
@@ -131,8 +130,7 @@ class Dataset:
         demand_samples(self.manifest, self.where)
 
     def heads(self, shards: Iterable[Shard], *, images: bool = False) -> Iterator[Iterator[Head]]:
-        """Yields the leading fields of each table's lines, see `samples.heads` and `tables.each`.
-        """
+        """Yields the leading fields of each line per table, see `samples.heads`, `tables.each`."""
         num_classes = self.manifest.classes.count
         parse = partial(samples.heads, num_classes=num_classes, images=images)
         return tables.each(parse, self.store, shards)
@@ -156,10 +154,8 @@ def demand_file(store: Readable) -> None:
 
 
 def committed(store: Readable, names: Collection[str]) -> Dataset | None:
-    """Returns the dataset of a store with these file names, or None if there is none.
-
-    If a run was killed while it replaced the manifest, this is the previous dataset.
-    """
+    """Returns the dataset of a store with these file names, or None."""
+    # If a run was killed while it replaced the manifest, return the previous dataset.
     if naming.MANIFEST in names:
         return Dataset.at(store)
     return Dataset(store, store.read(naming.REPLACED)) if naming.REPLACED in names else None
@@ -168,9 +164,8 @@ def committed(store: Readable, names: Collection[str]) -> Dataset | None:
 def open_dataset(place: str | Readable, *, parts: bool = False, check: bool = True) -> Dataset:
     """Returns the dataset in a folder, at an s3:// or http(s):// URL, or in a store.
 
-    Args:
-      parts: whether to accept one node's part of a partitioned dataset.
-      check: whether to compare the class list and the counts with the manifest now.
+    With `parts`, one node's part of a partitioned dataset is accepted. `check` compares the class
+    list and the counts with the manifest now.
     """
     store = open_readable(place) if isinstance(place, str) else place
     where = store.where()

@@ -1,9 +1,9 @@
 """Locations of the sources of datasets, noted by earlier runs of this user on this machine.
 
-`report` shows source images next to those of a dataset, and its page may be published. Datasets do
-not contain these locations, because the author of a dataset could then choose which files of a
-reader are shown. The notes are stored in the user's cache folder under the digest of the manifest.
-Without a note, the report only lacks pictures.
+`report` shows source images, and its page may be published. Datasets do not contain these
+locations, because their authors could then choose which files of a reader are shown. The notes are
+stored in the user's cache folder by digest of the manifest. Without a note, the report only lacks
+pictures.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from imagenet_prep.storage import inside
 from imagenet_prep.storage.folder import LocalStore
 
 _FOLDER = "origins"
-# A thousand archives need 200 kB.
 _MAX_BYTES = 16 << 20
 
 
@@ -35,8 +34,6 @@ class Origin:
 
 @dataclass(frozen=True)
 class _Note(Origin):
-    """The origin of the dataset whose manifest has this digest."""
-
     digest: str
 
 
@@ -54,8 +51,7 @@ def note(digest: str, origin: Origin) -> None:
 
 
 def find(digest: str) -> Origin | None:
-    """Returns the origin of a dataset; None without a note or if other users could have written it.
-    """
+    """Returns the origin of a dataset; None if it is unknown or others could have written it."""
     store = LocalStore(_folder())
     name = _name(digest)
     with contextlib.suppress(OSError, ImagenetPrepError, ValueError):

@@ -1,8 +1,7 @@
 """The interface for remote files read by byte range (http(s), S3, folders), and its errors.
 
 A read is one attempt. It raises `UnavailableError` if a retry may succeed, and the caller decides
-how often to retry; all other errors are explained to the user at once. Messages contain the base,
-the name and the system's own words, never the text of an exception, which may hold a signed URL.
+how often to retry. Messages never contain the text of an exception, which may hold a signed URL.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ NUMBER = re.compile(r"[0-9]{1,18}")
 CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 # RFC 9110, 15: timeout, too early, too many requests; 5xx are faults of the server.
 _PASSING = {408, 425, 429, 500, 502, 503, 504}
-# S3 codes for bytes that arrived changed or too slowly, and for two requests at the same time.
+# S3 codes for bytes that arrived changed or too slowly, and for concurrent requests.
 _PASSING_CODES = {
     *("BadDigest", "XAmzContentChecksumMismatch", "IncompleteBody", "RequestTimeout", "SlowDown"),
     *("ConditionalRequestConflict", "OperationAborted"),
@@ -45,35 +44,24 @@ def unchecked() -> None:
 
 
 def stamp(status: os.stat_result) -> int:
-    """Returns the time of the last change of a file in ns, from mtime and ctime.
-
-    `cp -p` and `tar` set the mtime back. The ctime cannot be set, but some file systems do not
-    update it.
-    """
+    """Returns the time of the last change of a file in ns."""
+    # `cp -p` and `tar` set the mtime back, and some file systems do not update the ctime.
     return max(status.st_mtime_ns, status.st_ctime_ns)
 
 
 def is_newer(status: os.stat_result, time_ns: int) -> bool:
-    """Returns whether a file may have been written after a time.
-
-    For a file with several links the ctime is ignored, since a new hard link changes it.
-    """
+    """Returns whether a file may have been written after a time."""
+    # With several links, ignore the ctime: a new hard link changes it.
     return status.st_mtime_ns > time_ns or (status.st_nlink < 2 and stamp(status) > time_ns)
 
 
 class Stat(NamedTuple):
-    """The current state of a file in a store or on a server.
-
-    Attributes:
-      validator: changes whenever the file does (ETag, date); "" if there is none.
-      ranges: whether reads may start in the middle.
-      mtime_ns, inode, num_links: only for files on a disk.
-    """
+    """The current state of a file in a store or on a server."""
 
     size: int
-    validator: str
-    ranges: bool
-    mtime_ns: int = 0
+    validator: str  # changes whenever the file does (ETag, date); "" if there is none
+    ranges: bool  # whether reads may start in the middle
+    mtime_ns: int = 0  # this and the following only for files on a disk
     inode: int = 0
     num_links: int = 0
 
@@ -118,9 +106,7 @@ class Remote(Protocol):
         """Returns the current state of a file."""
 
     def read(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
-        """Yields exactly `size` bytes from `offset` of the file described by `stat`.
-
-        Without `stat.ranges`, offset is 0 and size is the size of the file.
+        """Yields `size` bytes from `offset` of the file in state `stat`; all of it without ranges.
         """
 
     def files(self, folder: str) -> dict[str, Stat]:
@@ -141,10 +127,7 @@ def passes(status: int, code: str = "") -> bool:
 
 
 def failure(where: str, error: BaseException, bundle: str) -> StoreError | UnavailableError:
-    """Returns UnavailableError for a failed connection if a retry may succeed, else StoreError.
-
-    `bundle` is the variable for certificate authorities.
-    """
+    """Returns UnavailableError for a failed connection if a retry may succeed, else StoreError."""
     causes = _causes(error)
     if any(isinstance(each, socket.gaierror) and each.errno in _NO_SUCH_HOST for each in causes):
         return StoreError(
@@ -205,7 +188,6 @@ def reason(error: BaseException) -> str:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """Returns an error and all errors in its arguments and causes."""
     seen: list[BaseException] = [error]
     for each in seen:
         linked = (*each.args, getattr(each, "reason", None), each.__cause__, each.__context__)

@@ -1,8 +1,8 @@
 """Reads byte ranges of archives on a server, with many requests in flight.
 
-The images of a shard are scattered over the archives, so each one needs its own request, and most
-of its time is latency. A worker therefore announces its next reads in order. Requests are then sent
-in advance, up to a limit on their number and bytes.
+The images of a shard are scattered over the archives, so each one needs its own request, which is
+mostly latency. A worker announces its next reads in order, and requests are sent ahead within
+limits.
 """
 
 from __future__ import annotations
@@ -33,13 +33,10 @@ _WINDOW_BYTES = MOST_BYTES // 2
 
 
 class RemoteArchives:
-    """Archives on a server, with the interface of `ArchiveReader`; thread-safe.
-
-    Each thread prefetches the ranges it has announced. Picklable: a copy opens its own connections.
+    """Archives on a server, as `ArchiveReader`, with prefetching per thread. Picklable, thread-safe.
     """
 
     def __init__(self, files: dict[str, RemotePath]) -> None:
-        """Takes the archives by name; sends no request."""
         self._files = files
         self._local = threading.local()
         self._md5: dict[str, str] = {}
@@ -75,12 +72,10 @@ class RemoteArchives:
     ) -> list[Entry]:
         """Returns the files in bytes [start, stop) of an archive, from a kept list or from `files`.
 
-        Args:
-          files: finds the files with a reader whose offsets only increase.
-          is_whole: whether a kept list can be complete; each file is verified when it is read.
-          header_bytes: for few and large files, the size of the header that `files` reads before
-            each. Then only the headers named by the kept list are read, instead of every byte in
-            one pass.
+        `files` gets a reader whose offsets only increase. `is_whole` tells whether a kept list can
+        be complete. For few and large files, `header_bytes` is the size of the header that `files`
+        reads before each: then only the headers named by the kept list are read, instead of every
+        byte.
         """
         path = self._files[archive]
         lists = path.site.lists
@@ -162,7 +157,6 @@ class _Ahead:
         self._request_of = _requests(ranges)
         self._waiting = deque(dict.fromkeys(self._request_of.values()))
         self._in_flight: set[Future[bytes]] = set()
-        # Bytes requested but not taken yet.
         self._num_bytes = 0
         self._send()
 
@@ -186,7 +180,6 @@ class _Ahead:
         return data
 
     def cancel(self) -> None:
-        """Sends no more requests."""
         for answer in self._in_flight:
             answer.cancel()
 
@@ -207,7 +200,6 @@ class _Ahead:
 
 
 def _requests(ranges: Sequence[Range]) -> dict[Range, _Request]:
-    """Returns the request for each range, in read order."""
     request_of: dict[Range, _Request] = {}
     for window in _windows([each for each in dict.fromkeys(ranges) if each[2]]):
         merged = _merged(window)
@@ -243,8 +235,6 @@ def _windows(ranges: Sequence[Range]) -> Iterator[list[Range]]:
 
 
 class _Pass:
-    """Reads a range of an archive once, from start to end."""
-
     def __init__(
         self, archives: RemoteArchives, archive: str, start: int, stop: int, *, hashed: bool
     ) -> None:
@@ -269,7 +259,6 @@ class _Pass:
         return self._buffer[start : start + size]
 
     def md5(self) -> str:
-        """Reads the rest and returns the md5 of the complete range."""
         deque(self._chunks, maxlen=0)
         return self._md5.hexdigest()
 

@@ -1,7 +1,4 @@
-"""Files on a server, with the part of `pathlib.Path` that is needed to find archives.
-
-The same function can therefore find archives in a folder, in a bucket and on a web server.
-"""
+"""Files on a server, as the part of `pathlib.Path` that is needed to find archives."""
 
 from __future__ import annotations
 
@@ -31,16 +28,11 @@ _REMEDY = "Finished work is kept: run the same command again to resume."
 
 @dataclass(frozen=True)
 class Site:
-    """A server's folder of archives. Picklable: a copy opens its own connections.
-
-    Attributes:
-      lists: lists of files from earlier passes over the archives; None to keep none.
-      hashes: whether complete passes compute the md5.
-    """
+    """A server's folder of archives. Picklable: a copy opens its own connections."""
 
     base: str
-    lists: KeptLists | None = None
-    hashes: bool = True
+    lists: KeptLists | None = None  # file lists from earlier passes; None to keep none
+    hashes: bool = True  # whether complete passes compute the md5
 
     @cached_property
     def remote(self) -> Remote:
@@ -57,15 +49,10 @@ class Site:
 
 @dataclass(frozen=True)
 class RemotePath:
-    """A file of a site, or its folder.
-
-    Attributes:
-      relative: its name relative to the site, with "/"; "" is the folder itself.
-      known: its size and time from a listing.
-    """
+    """A file of a site, or its folder."""
 
     site: Site
-    relative: str = ""
+    relative: str = ""  # the name in the site, with "/"; "" is its folder
     known: Stat | None = field(default=None, compare=False)
 
     @property
@@ -124,8 +111,7 @@ class RemotePath:
         return as_file(stream(self.site.remote, self.relative, self.stat, budget))
 
     def demand_ranges(self) -> Stat:
-        """Returns `stat`; raises StoreError if the server cannot send verified parts of the file.
-        """
+        """Returns `stat`; raises StoreError if the server cannot send parts of the file."""
         if self.stat.ranges and self.stat.validator:
             return self.stat
         problem = "names neither ETag nor date, so nobody could tell whether the file changes"
@@ -155,7 +141,6 @@ class RemotePath:
         return RemotePath, (self.site, self.relative, self.__dict__.get("stat", self.known))
 
 
-# Location of a source file.
 Location = Path | RemotePath
 
 

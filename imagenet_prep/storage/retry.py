@@ -37,18 +37,12 @@ class RetryBudget:
     """The number of retries and the delays for one operation.
 
     The delay doubles with each consecutive failure, with jitter to spread reconnects.
-
-    Attributes:
-      where: the object being read, for messages.
-      retries: the number of failures allowed.
-      ended: set if the run is ending.
-      remedy: the advice once the budget is spent.
     """
 
-    where: str
-    retries: int
+    where: str  # the object being read, for messages
+    retries: int  # the number of failures allowed
     ended: threading.Event = field(default_factory=threading.Event)
-    remedy: str = _RESUME
+    remedy: str = _RESUME  # the advice once the budget is spent
     failures: int = 0
     _in_a_row: int = 0
 
@@ -57,8 +51,7 @@ class RetryBudget:
         self._in_a_row = 0
 
     def wait(self, error: UnavailableError) -> None:
-        """Prints the reason and waits for the next attempt; raises IncompleteError if there is none.
-        """
+        """Waits for the next attempt; raises IncompleteError if there is none."""
         self.failures += 1
         self._in_a_row += 1
         delay = min(_MAX_DELAY_S, _FIRST_DELAY_S * 2 ** min(self._in_a_row - 1, 16))
@@ -99,7 +92,7 @@ class _Lines:
                 return
             more = f" ({self._withheld:,} more retries without a line)" if self._withheld else ""
             self._free, self._withheld = self._free - 1, 0
-        with contextlib.suppress(OSError, ValueError):  # stderr may be closed; continue the transfer
+        with contextlib.suppress(OSError, ValueError):  # stderr may be closed
             terminal.say(line + more, "warning", **fields)
 
 

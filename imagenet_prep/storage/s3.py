@@ -59,17 +59,12 @@ _REMEDIES: dict[str | int, str] = {
 
 
 class _Signed(NamedTuple):
-    """A signature that is valid for any range of an object; the headers are secret.
-
-    Attributes:
-      until: in time of the monotonic clock.
-      proxied: whether requests go through a proxy.
-    """
+    """A signature that is valid for any range of an object; the headers are secret."""
 
     url: str
     headers: dict[str, str]
-    until: float
-    proxied: bool
+    until: float  # in time of the monotonic clock
+    proxied: bool  # whether requests go through a proxy
 
 
 @functools.cache
@@ -88,12 +83,11 @@ def checks_by_reading() -> bool:
 class S3:
     """A prefix of a bucket, with credentials from boto3's standard chain; thread-safe.
 
-    Requests raise UnavailableError if a retry may succeed, AbsentError if there is no such object,
-    upload or bucket, and StoreError for all other failures. No message contains credentials.
+    Raises UnavailableError if a retry may succeed, AbsentError if there is no such object, upload
+    or bucket, and StoreError for all other failures. No message contains credentials.
     """
 
     def __init__(self, base: str, connections: int, timeout_s: float) -> None:
-        """Creates a client without sending a request."""
         try:
             import botocore.config
             import botocore.exceptions
@@ -130,7 +124,6 @@ class S3:
             ) from None
         kinds = self._client._endpoint.http_session._pool_classes_by_scheme
         kinds.update({scheme: steady.pool(kind) for scheme, kind in kinds.items()})
-        # Trust the same certificate authorities as boto3.
         bundle = self._session.get_config_variable("ca_bundle")
         bundle = bundle or os.environ.get("REQUESTS_CA_BUNDLE") or True
         self._ranges = Ranges(timeout_s, botocore.httpsession.get_cert_path(bundle))
@@ -200,9 +193,7 @@ class S3:
     def pages(
         self, operation: str, field: str, folder: str = "", *, deep: bool = True
     ) -> Iterator[Json]:
-        """Yields the entries of a listing in `field`, with keys relative to the prefix.
-
-        Unless `deep`, subfolders are listed as keys that end in "/".
+        """Yields the entries of a listing in `field`; unless `deep`, folders as keys ending in "/".
         """
         prefix = f"{self._prefix}/" if self._prefix else ""
         below = f"{prefix}{demand_inside(folder)}/" if folder else prefix
@@ -224,11 +215,9 @@ class S3:
                     yield {"Key": each["Prefix"].removeprefix(prefix)}
 
     def _opened(self, name: str, asked: str, etag: str) -> tuple[Any, str, str | None]:
-        """Returns the body of a range, the ETag of its object, and the range in the answer.
-
-        boto3 takes 2.5 ms of CPU per small range, as much as decoding the image. It is only used if
-        our own request gets no plain answer, to explain the reason.
-        """
+        """Returns the body of a range, the ETag of its object, and the range in the answer."""
+        # boto3 takes 2.5 ms of CPU per small range, as much as the image in it. Only use it if our
+        # own request gets no plain answer, to explain the reason.
         if answer := self._answered(name, asked, etag):
             return answer, answer.headers.get("etag", ""), answer.headers.get("content-range")
         found = self._client.get_object(**self.object(name), Range=asked, IfMatch=etag)

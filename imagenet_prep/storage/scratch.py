@@ -1,7 +1,6 @@
 """Temporary space below TMPDIR for files that are on their way to a bucket.
 
-Each process holds a lock on its folder. The next process removes all folders that are not locked,
-so a killed process leaves nothing behind for long.
+Each process locks its folder, and removes all unlocked ones, which are from killed processes.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ _mine: Path | None = None
 
 
 def folder(name: str) -> Path:
-    """Returns the path of `name` for all processes of this user on this machine; creates nothing.
-    """
+    """Returns the path of `name` for all processes of this user; creates nothing."""
     return Path(tempfile.gettempdir()) / f"imagenet-prep-{os.getuid()}" / name
 
 
@@ -57,10 +55,8 @@ def own() -> Path:
 
 @contextlib.contextmanager
 def place() -> Iterator[Path]:
-    """Yields a new folder below `own`, and removes it on exit.
-
-    An interrupted thread may still write there without an error; the rest is removed with `own`.
-    """
+    """Yields a new folder below `own`, and removes it on exit."""
+    # An interrupted thread may still write there without an error; the rest is removed with `own`.
     path = own() / uuid.uuid4().hex
     with storage_errors("create", path):
         path.mkdir()
@@ -97,12 +93,10 @@ def _hold(parent: Path) -> Path:
 
 
 def _sweep(parent: Path) -> None:
-    """Removes the folders of processes that have ended."""
     for path in parent.iterdir():
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
-            # The process has just removed its folder.
             continue
         try:
             if try_lock(descriptor, path):

@@ -28,10 +28,7 @@ def read(store: Readable) -> bytes | None:
 
 
 def signer(dataset: Dataset, signers: str) -> str:
-    """Returns the identity in the file `signers` whose key signed the manifest.
-
-    Raises DataDamagedError if there is none, and UsageError if OpenSSH cannot check it.
-    """
+    """Returns the identity in the file `signers` whose key signed the manifest."""
     where, allowed = dataset.store.where(naming.SIGNATURE), Path(signers).expanduser().absolute()
     if not allowed.is_file():
         raise UsageError(f"--signers {signers}: there is no such file")

@@ -1,8 +1,8 @@
 """Connections that fail if the server sends too slowly, not only if it sends nothing.
 
-A socket's timeout restarts with each byte, so a server that sends one byte per minute could block
-its reader forever. Here, a minimum number of bytes must arrive in each time-out period of waiting,
-not counting the wait for the first bytes of an answer.
+A socket's timeout restarts with each byte, so one byte per minute could block a reader forever.
+Here, a minimum number of bytes must arrive per timeout period, except while waiting for an answer
+to begin.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ LEAST_BYTES_PER_S = 1000
 # Maximum size of an answer that is not a file. A list of 1,000 objects has 1 MB.
 _MOST_ANSWER_BYTES = 32 << 20
 
-# Replaced in tests.
 _clock = time.monotonic
 
 
@@ -69,8 +68,6 @@ class SteadyReader(io.RawIOBase):
 
 
 class _Socket:
-    """A socket whose file is a `SteadyReader`."""
-
     def __init__(self, opened: Any) -> None:
         self._opened = opened
 
@@ -86,8 +83,7 @@ class _Socket:
 
 
 def pool(kind: Any) -> Any:
-    """Returns a subclass of a urllib3 connection pool with steady connections and bounded answers.
-    """
+    """Returns a subclass of a urllib3 connection pool with steady, bounded connections."""
     connection = kind.ConnectionCls
 
     def connect(self: Any) -> None:
@@ -106,8 +102,7 @@ def pool(kind: Any) -> Any:
 
 
 def _bounded(response: Any, kind: Any, *arguments: Any, **options: Any) -> Iterator[bytes]:
-    """Yields a complete answer, like `stream` of its class; raises ValueError if it is too large.
-    """
+    """Yields a complete answer like `stream`; raises ValueError if it is too large."""
     left = _MOST_ANSWER_BYTES
     for chunk in kind.stream(response, *arguments, **options):
         left -= len(chunk)

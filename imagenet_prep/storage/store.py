@@ -1,8 +1,4 @@
-"""The common interface of all storage for datasets, and the functions that open a path or URL.
-
-`folder` and `bucket` are stores, and `web_folder` is read-only. Folders, `http` and `s3` can be
-read by range as `Remote`.
-"""
+"""The common interface of all dataset storage, and the functions that open a path or URL."""
 
 from __future__ import annotations
 
@@ -48,17 +44,13 @@ class Readable(Protocol):
     def read(
         self, name: str, offset: int = 0, size: int | None = None, most: int = MOST_BYTES
     ) -> bytes:
-        """Returns a small file, or `size` bytes from `offset`, or fewer if the file ends before.
-
-        Raises DataDamagedError if a complete file has more than `most` bytes or is not regular.
+        """Returns a small file of up to `most` bytes, or `size` bytes from `offset`, if available.
         """
 
     def opened(
         self, name: str, stat: Stat | None = None
     ) -> contextlib.AbstractContextManager[BinaryIO]:
-        """Yields a file for one sequential read; `stat` is its expected state.
-
-        Raises IncompleteError if the file has changed since.
+        """Yields a file for one sequential read; raises IncompleteError unless its state is `stat`.
         """
 
 
@@ -89,15 +81,11 @@ class Store(Readable, Protocol):
     def take_over(
         self, source: object, files: Iterable[File], stats: Mapping[str, Stat] | None = None
     ) -> None:
-        """Adds files of a different dataset, without sending their bytes through this machine.
+        """Adds files of a different dataset by hard links, or by copies that the server makes.
 
-        Folders use hard links; for buckets, the server copies. `stats` holds the files of a folder
-        as this run has seen them before, by name.
-
-        Raises:
-          IncompleteError: a file has changed since then.
-          UsageError: the source is not the same kind of store, or is on a different file system.
-          DataDamagedError: a file of the source is missing or different.
+        `stats` holds the state of files earlier in this run, by name. Raises IncompleteError if one
+        has changed, UsageError if the source is a different kind of store or file system, and
+        DataDamagedError if a file is missing or different.
         """
 
     def write(self, name: str, data: bytes) -> None:
@@ -163,10 +151,7 @@ class FolderRemote:
 
 
 def open_store(base: str) -> Store:
-    """Returns the dataset at `base`, a folder or s3://bucket/prefix, without sending a request.
-
-    Raises UsageError if credentials cannot be loaded or boto3 is not installed.
-    """
+    """Returns the dataset at `base`, a folder or s3://bucket/prefix, without sending a request."""
     if base.startswith("s3://"):
         # This import takes half a second, and boto3 may be missing.
         from imagenet_prep.storage.bucket import BucketStore
@@ -194,9 +179,7 @@ def same_place(one: str, other: str) -> bool:
 def open_remote(base: str, *, connections: int, timeout_s: float) -> Remote:
     """Returns the folder at a path, s3:// or http(s):// URL; see `open_store`.
 
-    Args:
-      connections: the maximum number of concurrent reads.
-      timeout_s: the time without a byte after which a read fails.
+    It allows this number of concurrent reads, each failing after `timeout_s` without a byte.
     """
     base = base.rstrip("/")
     if base.startswith("s3://"):

@@ -34,13 +34,12 @@ def rows(store: Readable, shard: Shard, num_classes: float = math.inf) -> Iterat
 def heads(
     store: Readable, shard: Shard, num_classes: int, *, images: bool = False
 ) -> Iterator[Head]:
-    """Yields the leading fields of each line, see `samples.heads`; verifies and raises like `lines`.
-    """
+    """Yields the leading fields of each line, see `samples.heads`; raises like `lines`."""
     return _parsed(partial(samples.heads, num_classes=num_classes, images=images), store, shard)
 
 
 def each(parse: Parse[Made], store: Readable, shards: Iterable[Shard]) -> Iterator[Iterator[Made]]:
-    """Yields the result of `parse` (such as `samples.parse`) per table, prefetching the next few.
+    """Yields the result of `parse` per table, prefetching the next few.
 
     If one raises, as `lines` does, the following tables are still yielded.
     """
@@ -49,8 +48,7 @@ def each(parse: Parse[Made], store: Readable, shards: Iterable[Shard]) -> Iterat
 
 
 def mentions(store: Readable, shard: Shard, texts: Iterable[bytes]) -> bool:
-    """Returns whether a table contains one of the texts, or must be read line by line to find out.
-    """
+    """Returns whether a table contains one of the texts, or must be read line by line."""
     with contextlib.suppress(OSError), store.opened(_name(shard)) as file:
         data = file.read(min(shard.samples_bytes, _AHEAD_BYTES) + 1)
         if hashlib.sha256(data).hexdigest() == shard.samples_sha256:
@@ -63,7 +61,6 @@ def _name(shard: Shard) -> str:
 
 
 def _begun(store: Readable, shard: Shard) -> Opened:
-    """Returns a context manager that opens a table; short tables are already in memory."""
     opened = store.opened(_name(shard))
     if shard.samples_bytes > _AHEAD_BYTES:
         return opened
@@ -84,10 +81,7 @@ def _parsed(
 def lines(
     store: Readable, shard: Shard, begun: Callable[[], Opened] | None = None
 ) -> Iterator[bytes]:
-    """Yields the lines of a shard's table, header first; `begun` opens a prefetched table.
-
-    The table is only verified once its last line has been yielded.
-    """
+    """Yields the lines of a shard's table, header first; verified after the last line."""
     where, digest, number = store.where(_name(shard)), hashlib.sha256(), 0
     try:
         with begun() if begun else store.opened(_name(shard)) as file:

@@ -1,13 +1,12 @@
-"""Uploads objects to S3, in parts if they are large. An object is either complete and correct or absent.
+"""Uploads objects to S3, in parts if they are large; each object is correct or absent.
 
-Every object is sent with the CRC32C of its complete content, which the server compares with the
-stored bytes, and with its sha256 as metadata. Without `checksums`, the CRC32C is not sent, since
-some servers do not store or accept it; then the caller reads the object back. A multipart upload is
-only completed if the sha256 of the sent bytes is right, so a wrong object never becomes visible.
+Every object is sent with the CRC32C of its content, which the server compares with the stored
+bytes, and its sha256 as metadata. Without `checksums`, there is no CRC32C, which some servers do
+not store or accept; then the caller reads the object back. A multipart upload is only completed if
+its sha256 is right, so a wrong object never becomes visible.
 
-boto3's own transfer (s3transfer) is not used. It needs the CRC32C before the first byte is read,
-needs the package awscrt to compute the CRC32C of a part, and completes an upload without checking
-its sha256.
+boto3's own transfer (s3transfer) needs the CRC32C before the first byte is read, needs the package
+awscrt to compute it for a part, and completes uploads without checking their sha256.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ from imagenet_prep.storage.remote import AbsentError, Check, unchecked
 # use 256 MiB of memory. Parts of half this size were a fifth slower: each part is a request and a
 # file.
 PART_BYTES = 32 << 20
-# The key in the metadata of an object.
 SHA256 = "sha256"
 
 
@@ -72,24 +70,15 @@ class Sent(NamedTuple):
 
 @dataclass(frozen=True)
 class Uploader:
-    """Uploads objects below one prefix; thread-safe.
+    """Uploads objects below one prefix; thread-safe."""
 
-    Attributes:
-      call: makes a request with retries, given the object name, the operation, a function to call
-        before each try, and arguments for boto3.
-      ended: set at the end of the run, to start no more uploads.
-      checksums: whether to send CRC32Cs to the server.
-    """
-
-    call: Callable[..., Json]
-    ended: threading.Event
-    checksums: bool = True
+    call: Callable[..., Json]  # makes a request with retries; see `BucketStore._call`
+    ended: threading.Event  # set at the end of the run, to start no more uploads
+    checksums: bool = True  # whether to send CRC32Cs to the server
 
     def send(self, file: File, opened: BinaryIO, remedy: str, check: Check = unchecked) -> Sent:
-        """Uploads the bytes of `opened`; `remedy` is the advice if they are wrong.
-
-        `check` is called before each request that makes the object visible.
-        """
+        """Uploads the bytes of `opened`; `remedy` is the advice if they are wrong."""
+        # `check` is called before each request that makes the object visible.
         parts = iter(functools.partial(opened.read, PART_BYTES), b"")
         first = next(parts, b"")
         if file.num_bytes <= PART_BYTES:

@@ -21,7 +21,6 @@ class WebFolder:
     """A folder on a web server, as `Readable`. Its files cannot be listed."""
 
     def __init__(self, base: str) -> None:
-        """Sends no request."""
         self._base = base.rstrip("/")
         self._http = Http(self._base, _TIMEOUT_S)
 

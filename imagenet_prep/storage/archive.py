@@ -44,9 +44,10 @@ class RangeReader(Reads, Protocol):
 
 
 class ArchiveReader:
-    """Reads byte ranges of archives, which stay open for all threads. Picklable.
+    """Reads byte ranges of archives, which stay open for all threads.
 
-    Archives beyond the limit of open files are opened for each read.
+    Archives beyond the limit of open files are opened for each read. Picklable: a copy in a
+    different process opens its own descriptors.
     """
 
     def __init__(self, archives: dict[str, Path]) -> None:

@@ -264,7 +264,8 @@ class BucketStore:
         self.remove(file.name)
 
     def abort_uploads(self, ours: Callable[[str], bool]) -> None:
-        """Removes unfinished multipart uploads of `ours`; a run that still uses one restarts it."""
+        """Removes unfinished multipart uploads of objects selected by `ours`."""
+        # A run that still uses one of these uploads starts it again.
         with contextlib.suppress(AbsentError):  # some servers answer so if there are no uploads
             for upload in self._with_retries(
                 "", lambda: list(self._s3.pages("list_multipart_uploads", "Uploads"))
@@ -314,7 +315,10 @@ class BucketStore:
     def put(
         self, file: File, opened: Opened, remedy: str = _DAMAGED, check: Check = unchecked
     ) -> None:
-        """Creates a verified object; `opened` starts each upload, `remedy` is for wrong bytes."""
+        """Creates an object that the server has verified.
+
+        `opened` opens its bytes again for each upload; `remedy` is the advice if they are wrong.
+        """
         budget = self._budget(file.name)
         while True:
             try:

@@ -23,7 +23,9 @@ def names(store: Readable) -> list[str]:
 
 
 def find(store: Readable, name: str, record: str = "") -> Column | None:
-    """Returns the column described by column.json or `record`, or None; raises for links and damage.
+    """Returns the column described by column.json or `record`, or None if it does not exist.
+
+    Raises DataDamagedError if the file is damaged or a link.
     """
     record = record or column.record_name(name)
     refuse_links(store, record)
@@ -88,7 +90,14 @@ def misfit(there: Column, rows: ColumnFile, head: bytes, sha256: str, where: str
 
 
 class Survey:
-    """The columns of a dataset, compared with its manifest by names and sizes."""
+    """The columns of a dataset, compared with its manifest by names and sizes.
+
+    Attributes:
+      problems: one sentence per file or column that is damaged, foreign or unexpected.
+      complete: names of columns that have a column.json.
+      incomplete: unfinished columns, with the number of their finished files.
+      files: files that must still be read to be verified.
+    """
 
     def __init__(self, dataset: Dataset) -> None:
         self._store, self._dataset = dataset.store, dataset

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import requests
 
 COOKIES_VARIABLE = "IMAGENET_PREP_COOKIES"
-TOKEN_VARIABLE = "IMAGENET_PREP_TOKEN"  # the name of the variable, not the token
+TOKEN_VARIABLE = "IMAGENET_PREP_TOKEN"  # noqa: S105 - the variable's name, not the token
 HOW_TO_LOG_IN = (
     "Log in at image-net.org, accept the terms, and save the browser's cookies as a Netscape "
     f"cookies.txt that {COOKIES_VARIABLE} names; or put login and password into ~/.netrc, or a "
@@ -67,6 +67,7 @@ class Credentials:
         return request
 
     def _is_ours(self, url: str) -> bool:
+        """Returns whether a URL is on the user's server; http may be upgraded to https."""
         host, port = _place(url)
         return host == self._host and (port == self._port or (self._port, port) == (80, 443))
 

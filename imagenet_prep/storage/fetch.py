@@ -178,5 +178,5 @@ class Hasher:
                         md5.update(data)
                         position += len(data)
             self._md5.set_result(md5.hexdigest())
-        except BaseException as error:  # `hexdigest` raises it
+        except BaseException as error:  # noqa: BLE001 - `hexdigest` raises it
             self._md5.set_exception(error)

@@ -28,7 +28,7 @@ def incoming(
     remedy: str,  # the advice if its bytes are wrong
     *,
     start: int = 0,  # the number of bytes to continue from an earlier attempt
-    reserved: bool = False,  # whether the file already has its full length
+    reserved: bool = False,  # whether the file already has its full length, to reserve disk space
     kept: tuple[type[BaseException], ...] = (),  # errors after which the bytes stay
 ) -> Iterator[Incoming]:
     """Yields a file to append bytes to; on exit it is verified, synced and gets its name."""

@@ -25,6 +25,7 @@ from imagenet_prep.storage.remote import Stat
 from imagenet_prep.storage.store import Store, open_store
 
 FOLDER = "imagenet-prep-lists"
+# A list of 50,000 files has 3 MB.
 _MAX_BYTES = 64 << 20
 _MD5 = re.compile(r"[0-9a-f]{32}")
 

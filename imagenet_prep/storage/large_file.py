@@ -88,6 +88,7 @@ class LargeFile:
 
     def _finish(self) -> None:
         self._wait()
+        # The last bytes do not fill a block, as O_DIRECT requires.
         self._use_cache()
         self._write(self._buffer, self._filled)
         # Sync here, because a descriptor opened later may miss an error.

@@ -62,6 +62,7 @@ class Journal:
     def __init__(
         self, store: LocalStore, name: str, most_bytes: int = regular_file.MOST_BYTES
     ) -> None:
+        # A file of more than `most_bytes` was not written by this program: its lines are skipped.
         self._store, self._name, self._most = store, name, most_bytes
         self._inode = self._offset = self.num_lines = 0
 
@@ -200,6 +201,7 @@ class Ledger:
                 self._journal.add(*new.values())
 
     def _is_trusted(self, status: os.stat_result) -> bool:
+        """Returns whether only trusted users can have written a ledger with this status."""
         return inside.is_only_ours(status) or (
             self._trusts_owner
             and status.st_uid == self._store.root.stat().st_uid

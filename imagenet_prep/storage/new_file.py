@@ -33,7 +33,11 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def complete_file(path: Path) -> Iterator[BinaryIO]:
-    """Yields a new file that replaces `path`, even if that is a symbolic link, on exit."""
+    """Yields a new file that replaces `path` on exit; until then, an existing file stays.
+
+    A symbolic link at `path` is replaced, not followed.
+    """
+    # Each process locks the file that it writes, so unlocked partial files are from killed runs.
     # Each process locks the file that it writes, so unlocked partial files are from killed runs.
     with storage_errors("write", path):
         if path.exists() and not path.is_file():

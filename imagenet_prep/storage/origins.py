@@ -21,6 +21,7 @@ from imagenet_prep.storage import inside
 from imagenet_prep.storage.folder import LocalStore
 
 _FOLDER = "origins"
+# A thousand archives need 200 kB.
 _MAX_BYTES = 16 << 20
 
 

@@ -24,6 +24,7 @@ from imagenet_prep.storage.steady import SteadyReader
 
 _PORTS = {"http": 80, "https": 443}
 _BUFFER_BYTES = 64 << 10
+# The response headers of a range are never larger.
 _MOST_HEADER_BYTES = 64 << 10
 
 

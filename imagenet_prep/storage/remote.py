@@ -106,7 +106,9 @@ class Remote(Protocol):
         """Returns the current state of a file."""
 
     def read(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
-        """Yields `size` bytes from `offset` of the file in state `stat`; all of it without ranges.
+        """Yields exactly `size` bytes from `offset` of the file described by `stat`.
+
+        Without `stat.ranges`, the offset is 0 and the size is that of the file.
         """
 
     def files(self, folder: str) -> dict[str, Stat]:
@@ -127,7 +129,10 @@ def passes(status: int, code: str = "") -> bool:
 
 
 def failure(where: str, error: BaseException, bundle: str) -> StoreError | UnavailableError:
-    """Returns UnavailableError for a failed connection if a retry may succeed, else StoreError."""
+    """Returns UnavailableError for a failed connection if a retry may succeed, else StoreError.
+
+    `bundle` is the environment variable for certificate authorities.
+    """
     causes = _causes(error)
     if any(isinstance(each, socket.gaierror) and each.errno in _NO_SUCH_HOST for each in causes):
         return StoreError(

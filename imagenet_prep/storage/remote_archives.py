@@ -28,12 +28,14 @@ MOST_IN_FLIGHT = 32
 MOST_BYTES = 32 << 20
 # Ranges closer than this share a request: reading the gap costs less than a second request.
 NEAR_BYTES = 64 << 10
-# Only merge ranges that are read soon after each other, to bound memory.
+# Only ranges that are read soon after each other share a request, to limit the use of memory.
 _WINDOW_BYTES = MOST_BYTES // 2
 
 
 class RemoteArchives:
-    """Archives on a server, as `ArchiveReader`, with prefetching per thread. Picklable, thread-safe.
+    """Archives on a server, with the interface of `ArchiveReader`. Picklable and thread-safe.
+
+    Each thread prefetches the ranges it has announced.
     """
 
     def __init__(self, files: dict[str, RemotePath]) -> None:
@@ -157,6 +159,7 @@ class _Ahead:
         self._request_of = _requests(ranges)
         self._waiting = deque(dict.fromkeys(self._request_of.values()))
         self._in_flight: set[Future[bytes]] = set()
+        # Bytes requested but not taken yet.
         self._num_bytes = 0
         self._send()
 
@@ -165,7 +168,8 @@ class _Ahead:
         request = self._request_of.pop(wanted, None)
         if request is None:
             return None
-        # Send the request for this range even above the limits: the reader would wait for itself.
+        # Send the request for this range even above the limits. Otherwise the reader would wait for
+        # itself.
         while request.answer is None:
             self._send_next()
         data = request.answer.result()

@@ -1,4 +1,7 @@
-"""Files on a server, as the part of `pathlib.Path` that is needed to find archives."""
+"""Files on a server, as the part of `pathlib.Path` that is needed to find archives.
+
+With it, the same function finds archives in a folder, in a bucket and on a web server.
+"""
 
 from __future__ import annotations
 
@@ -49,11 +52,14 @@ class Site:
 
 @dataclass(frozen=True)
 class RemotePath:
-    """A file of a site, or its folder."""
+    """A file of a site, or its folder.
+
+    Methods raise IncompleteError if the server does not answer, and StoreError if it refuses.
+    """
 
     site: Site
     relative: str = ""  # the name in the site, with "/"; "" is its folder
-    known: Stat | None = field(default=None, compare=False)
+    known: Stat | None = field(default=None, compare=False)  # from a listing
 
     @property
     def name(self) -> str:

@@ -193,7 +193,9 @@ class S3:
     def pages(
         self, operation: str, field: str, folder: str = "", *, deep: bool = True
     ) -> Iterator[Json]:
-        """Yields the entries of a listing in `field`; unless `deep`, folders as keys ending in "/".
+        """Yields the entries of a listing in `field`, with keys relative to the prefix.
+
+        Unless `deep`, subfolders are listed as keys that end in "/".
         """
         prefix = f"{self._prefix}/" if self._prefix else ""
         below = f"{prefix}{demand_inside(folder)}/" if folder else prefix

@@ -97,6 +97,7 @@ def _sweep(parent: Path) -> None:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
+            # The process has just removed its folder.
             continue
         try:
             if try_lock(descriptor, path):

@@ -44,13 +44,17 @@ class Readable(Protocol):
     def read(
         self, name: str, offset: int = 0, size: int | None = None, most: int = MOST_BYTES
     ) -> bytes:
-        """Returns a small file of up to `most` bytes, or `size` bytes from `offset`, if available.
+        """Returns a small file, or `size` bytes from `offset`, or fewer if the file ends before.
+
+        Raises DataDamagedError if a complete file has more than `most` bytes or is not regular.
         """
 
     def opened(
         self, name: str, stat: Stat | None = None
     ) -> contextlib.AbstractContextManager[BinaryIO]:
-        """Yields a file for one sequential read; raises IncompleteError unless its state is `stat`.
+        """Yields a file for one sequential read.
+
+        Raises IncompleteError if the file has changed since `stats` returned `stat`.
         """
 
 
@@ -151,7 +155,10 @@ class FolderRemote:
 
 
 def open_store(base: str) -> Store:
-    """Returns the dataset at `base`, a folder or s3://bucket/prefix, without sending a request."""
+    """Returns the dataset at `base`, a folder or s3://bucket/prefix, without sending a request.
+
+    Raises UsageError if credentials cannot be loaded or boto3 is not installed.
+    """
     if base.startswith("s3://"):
         # This import takes half a second, and boto3 may be missing.
         from imagenet_prep.storage.bucket import BucketStore

@@ -16,7 +16,7 @@ Answer = TypeVar("Answer")
 def ahead(
     function: Callable[[Item], Answer], items: Iterable[Item]
 ) -> Iterator[tuple[Item, Future[Answer]]]:
-    """Yields each item in order with its future function(item); the next few run in advance."""
+    """Yields each item in order with the future of function(item); the next few run in advance."""
     pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="ahead")
     try:
         waiting: deque[tuple[Item, Future[Answer]]] = deque()

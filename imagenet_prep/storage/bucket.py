@@ -40,7 +40,7 @@ from imagenet_prep.storage.upload import SHA256, Stored, UnkeptProblem, Uploader
 _AT_ONCE = 16
 # Maximum number of threads of a process that use the server at the same time.
 _KEPT_OPEN = 64
-# Listing a folder takes about two requests, so list if there are more names than this.
+# For a complete dataset, a listing takes two requests. It is used above this number of names.
 _FEW = 4
 # The largest object that S3 copies in one request.
 _MOST_COPIED = 5 << 30
@@ -55,8 +55,8 @@ class BucketStore:
     """One prefix of a bucket, as `Store`. Picklable: a copy loads its own credentials.
 
     It needs no lock: objects are complete or absent, and runs with the same settings write the same
-    ones. Raises AbsentError, IncompleteError if the server fails too often, and StoreError if it
-    refuses.
+    ones. Raises AbsentError if an object or the bucket is absent, IncompleteError if the server
+    fails too often, and StoreError if it refuses.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class BucketStore:
         retries: int = 20,
         remedy: str = "Objects that are there are kept: run the same command again to resume.",
     ) -> None:
-        """Sends no request. The message after the last of `retries` failures ends with `remedy`."""
+        """Sends no request. After `retries` failed attempts, the error ends with `remedy`."""
         self.base = base.rstrip("/")
         self._arguments = base, connections, timeout_s, retries, remedy
         self._s3 = S3(self.base, connections, timeout_s)
@@ -245,7 +245,7 @@ class BucketStore:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """See `Store`: refuses a second run of the same user on this machine, which is useless."""
+        """See `Store`: refuses a second run by this user on this machine, which gains nothing."""
         scratch.make(self.local.root)
         with self.local.lock():
             self.try_to_write()

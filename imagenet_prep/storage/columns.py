@@ -81,7 +81,7 @@ def receipt(store: Readable, name: str, shard: str) -> ColumnFile | None:
 
 
 def misfit(there: Column, rows: ColumnFile, head: bytes, sha256: str, where: str) -> str | None:
-    """Returns why a file does not contain the rows of a shard, by its head and sha256, or None."""
+    """Returns why a file is not the rows of a shard, by its head and sha256; None if it is."""
     if head[: len(there.header(rows.rows))] != there.header(rows.rows):
         return f"{where}: is not a .npy file of {rows.rows:,} rows of {there.name}. {_AGAIN}"
     if sha256 != rows.sha256:

@@ -144,14 +144,14 @@ class Hasher:
     """Computes the md5 of a file during the download, while its bytes are still in memory."""
 
     def __init__(self, path: Path, *, finished: bool = True) -> None:
-        """Starts hashing. Unless `finished`, it waits for ranges reported with the method."""
+        """Starts hashing. If the file is not `finished`, waits for its ranges to be reported."""
         self.path = path
         self._size = path.stat().st_size
         self._ranges: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
         if finished:
             self.finished(0, self._size)
         self._md5: Future[str] = Future()
-        # A daemon thread: after a failed download, it would wait for the missing bytes forever.
+        # A daemon thread does not block the exit if it waits for bytes of a failed download.
         threading.Thread(target=self._run, name="md5", daemon=True).start()
 
     def finished(self, start: int, num_bytes: int) -> None:

@@ -68,8 +68,7 @@ class LocalStore:
 
     def open(self, name: str, flags: int) -> int:
         """Opens a file below `.work`; returns its descriptor, which the caller closes."""
-        # A dataset from elsewhere may contain anything: follow no link, and only open regular
-        # files.
+        # A dataset from elsewhere may contain anything: follow no link, only open regular files.
         path = self.path(name)
         if flags & (os.O_WRONLY | os.O_RDWR):
             self._refuse_foreign_work()
@@ -223,12 +222,12 @@ class LocalStore:
             inside.folder_inside(self.root, after.rpartition("/")[0]) as there,
         ):
             os.rename(source.name, target.name, src_dir_fd=here, dst_dir_fd=there)
-            # Sync the new name first: after a crash, both names may exist, but never neither.
+            # Sync the new name first: after a crash, at least one of the two names exists.
             for place in (there, here):
                 os.fsync(place)
 
     def remove(self, *names: str) -> None:
-        """Removes files durably, which may be absent; of a link, only the link."""
+        """Removes files durably; they may be absent. A link is removed, not its target."""
         files_of: dict[str, list[str]] = {}
         for name in names:
             folder, _, file = inside.demand_inside(name).rpartition("/")

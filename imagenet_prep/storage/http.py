@@ -57,8 +57,7 @@ class Http:
 
     def stat(self, name: str) -> Stat:
         """See `Remote`."""
-        # Do not use HEAD: servers with signed URLs refuse it, and only the body reveals a login
-        # page.
+        # Do not use HEAD: servers with signed URLs refuse it, and it does not reveal a login page.
         with (
             contextlib.suppress(_EmptyError),
             self._get(name, {"Range": f"bytes=0-{_HEAD_BYTES - 1}"}) as response,
@@ -149,7 +148,8 @@ class Http:
             session.auth = self._credentials
             # Reject cookies from servers: they would be sent to other servers too.
             session.cookies.set_policy(http.cookiejar.DefaultCookiePolicy(allowed_domains=[]))
-            # Do not let requests follow redirects: it first reads the body, which may be very long.
+            # Do not let the requests library follow redirects: it reads the body first, however
+            # long.
             session.get_redirect_target = lambda _: None  # type: ignore[assignment]
         return session
 
@@ -222,7 +222,7 @@ def _validator(headers: Mapping[str, str]) -> str:
 
 
 def _total_size(response: requests.Response) -> int | None:
-    """Returns the size of the complete file, or None if the response does not contain it."""
+    """Returns the size of the complete file, or None if the response does not state it."""
     if response.status_code == 206:
         match = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
         return int(match[3]) if match else None

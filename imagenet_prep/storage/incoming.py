@@ -48,8 +48,7 @@ def incoming(
             try:
                 yield arriving
             except kept:
-                # Sync now: the next run would read these bytes from memory even if the disk lacks
-                # them.
+                # Sync now: the next run would read these bytes from memory, even if not on disk.
                 arriving.sync()
                 raise
             if arriving.sha256 != file.sha256:

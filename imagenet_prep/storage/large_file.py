@@ -16,7 +16,7 @@ _LARGE_WRITE_BYTES = 4 << 20
 
 
 class LargeFile:
-    """A large file that is written once, from its start, and hashed meanwhile.
+    """A large file that is written once, from its start, and hashed at the same time.
 
     It bypasses the page cache (O_DIRECT) if the file system allows: copying 150 GB into the cache
     and writing it back takes three times as long, and evicts the archives that other workers read.
@@ -80,8 +80,7 @@ class LargeFile:
                     try:
                         written += os.write(self._descriptor, rest)
                     except OSError as error:
-                        # Some file systems refuse O_DIRECT only on a write, or for an unaligned
-                        # rest.
+                        # Some file systems refuse O_DIRECT only here, or for an unaligned end.
                         if error.errno != errno.EINVAL or not self._past_cache:
                             raise
                         self._use_cache()

@@ -54,7 +54,7 @@ class Identity(NamedTuple):
 class Journal:
     """A file of JSON lines below a folder, for reading new lines and appending; not thread-safe.
 
-    `num_lines` includes lines that are not JSON, and `status` is of the file that was read last.
+    `num_lines` includes lines that are not JSON. `status` is the stat result of the file read last.
     """
 
     status: os.stat_result
@@ -128,8 +128,8 @@ class Ledger:
     ) -> None:
         """Reads the notes of at most `num_files` files.
 
-        A much larger ledger is ignored, and rewritten with the next note. With `trusts_owner`, the
-        owner of the folder may have written it; otherwise only this user and root are trusted.
+        A much larger ledger is ignored, and rewritten with the next note. `trusts_owner` also
+        accepts a ledger of the folder's owner, instead of only those of this user and root.
         """
         self._store, self._trusts_owner = store, trusts_owner
         most = (2 * num_files + _SPARE_LINES) * _USUAL_LINE_BYTES
@@ -171,7 +171,7 @@ class Ledger:
     def sha256(
         self, name: str, opened: BufferedReader, *, again: bool = False, noted: bool = True
     ) -> str:
-        """Returns the sha256 of an open file from its note, or reads the file if `again` is set."""
+        """Returns the noted sha256 of an open file; reads it if there is no note, or if `again`."""
         status = os.fstat(opened.fileno())
         note = None if again else self.find(name, status)
         if note and isinstance(known := note.get("sha256"), str):
@@ -184,8 +184,8 @@ class Ledger:
     def add(self, files: Mapping[str, os.stat_result], **found: Any) -> None:
         """Notes that files are verified, with the same result for all of them.
 
-        The stat results are from before the files were read. In a read-only folder, notes stay in
-        memory.
+        `files` holds their stat results from before they were read. In a read-only folder, notes
+        stay in memory.
         """
         new = {
             name: {"name": name, **Identity.of(status)._asdict(), **found}

@@ -16,7 +16,7 @@ _ATTEMPTS = 10
 
 @contextlib.contextmanager
 def locked(open_file: Callable[[], int], *, path: Path, where: str) -> Iterator[None]:
-    """Holds a lock file containing its owner; `where` names the locked thing in errors."""
+    """Locks a file and writes its owner's pid and host to it; `where` names it in errors."""
     descriptor = _held(open_file, path, where)
     try:
         with storage_errors("write", path):
@@ -39,7 +39,7 @@ def try_lock(descriptor: int, path: Path) -> bool:
 
 def _held(open_file: Callable[[], int], path: Path, where: str) -> int:
     gone: StoreError | None = None
-    # The last owner may remove the lock file and its folder at any moment. Then create it again.
+    # The previous owner may remove the lock file and its folder at any moment: then try again.
     for _ in range(_ATTEMPTS):
         try:
             descriptor = open_file()

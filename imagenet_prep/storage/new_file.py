@@ -38,7 +38,6 @@ def complete_file(path: Path) -> Iterator[BinaryIO]:
     A symbolic link at `path` is replaced, not followed.
     """
     # Each process locks the file that it writes, so unlocked partial files are from killed runs.
-    # Each process locks the file that it writes, so unlocked partial files are from killed runs.
     with storage_errors("write", path):
         if path.exists() and not path.is_file():
             raise UsageError(f"{path}: is a folder, a pipe or a device. Choose the name of a file.")

@@ -1,4 +1,4 @@
-"""Translates errors of the operating system to ours."""
+"""Translates errors of the operating system into errors of this program."""
 
 from __future__ import annotations
 

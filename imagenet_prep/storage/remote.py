@@ -18,8 +18,8 @@ from imagenet_prep.core.errors import IncompleteError, StoreError
 from imagenet_prep.storage.steady import TooSlowError
 
 CHUNK_BYTES = 1 << 20
-# The maximum size of an archive reader's request, except for single larger images; passes use this
-# size.
+# The maximum size of an archive reader's request, unless a single image is larger. Passes request
+# this number of bytes at a time.
 REQUEST_BYTES = 4 << 20
 # 64-bit numbers: Python refuses to convert thousands of digits.
 NUMBER = re.compile(r"[0-9]{1,18}")
@@ -61,7 +61,7 @@ class Stat(NamedTuple):
     size: int
     validator: str  # changes whenever the file does (ETag, date); "" if there is none
     ranges: bool  # whether reads may start in the middle
-    mtime_ns: int = 0  # this and the following only for files on a disk
+    mtime_ns: int = 0  # this and the next two: only for files on a disk
     inode: int = 0
     num_links: int = 0
 
@@ -97,7 +97,7 @@ class TakenError(StoreError):
 
 
 class Remote(Protocol):
-    """A folder of files in a different location; thread-safe."""
+    """A folder of files on a server or disk; thread-safe."""
 
     def where(self, name: str) -> str:
         """Returns the name of a file for messages, without secrets."""

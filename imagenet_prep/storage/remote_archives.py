@@ -1,8 +1,8 @@
 """Reads byte ranges of archives on a server, with many requests in flight.
 
 The images of a shard are scattered over the archives, so each one needs its own request, which is
-mostly latency. A worker announces its next reads in order, and requests are sent ahead within
-limits.
+mostly latency. A worker announces its next reads in order, and requests are sent in advance, up to
+a limit.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ class RemoteArchives:
         """Returns the files in bytes [start, stop) of an archive, from a kept list or from `files`.
 
         `files` gets a reader whose offsets only increase. `is_whole` tells whether a kept list can
-        be complete. For few and large files, `header_bytes` is the size of the header that `files`
-        reads before each: then only the headers named by the kept list are read, instead of every
-        byte.
+        be complete; each file is verified when it is read. For few and large files, `header_bytes`
+        is the size of the header that `files` reads before each: then only the headers named by the
+        kept list are read, not every byte.
         """
         path = self._files[archive]
         lists = path.site.lists
@@ -168,8 +168,7 @@ class _Ahead:
         request = self._request_of.pop(wanted, None)
         if request is None:
             return None
-        # Send the request for this range even above the limits. Otherwise the reader would wait for
-        # itself.
+        # Send this request even above the limits. Otherwise the reader would wait for itself.
         while request.answer is None:
             self._send_next()
         data = request.answer.result()
@@ -231,7 +230,7 @@ def _merged(ranges: Iterable[Range]) -> dict[Range, _Request]:
 
 
 def _windows(ranges: Sequence[Range]) -> Iterator[list[Range]]:
-    """Groups ranges that must fit in memory together, including the gaps between them."""
+    """Splits ranges into groups that fit in memory, including the gaps between them."""
     stops = itertools.accumulate(size + NEAR_BYTES for _, _, size in ranges)
     in_windows = zip(ranges, (stop // _WINDOW_BYTES for stop in stops), strict=True)
     for _, window in itertools.groupby(in_windows, lambda each: each[1]):

@@ -58,7 +58,7 @@ class RemotePath:
     """
 
     site: Site
-    relative: str = ""  # the name in the site, with "/"; "" is its folder
+    relative: str = ""  # name below the site, parts separated by "/"; "" is its folder
     known: Stat | None = field(default=None, compare=False)  # from a listing
 
     @property

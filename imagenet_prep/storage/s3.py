@@ -29,7 +29,7 @@ from imagenet_prep.storage.remote import (
     pause_s,
 )
 
-# The time a signature is used for. S3 accepts it for 15 minutes around its date, by its own clock.
+# Reuse a signature this long. S3 accepts it for 15 minutes around its date, by its own clock.
 _SIGNED_FOR_S = 300
 
 # Maximum size of a listing. A dataset in 65,536 shards has a quarter of this, including receipts.
@@ -112,8 +112,7 @@ class S3:
             request_checksum_calculation="when_required" if checks_by_reading() else None,
         )
         try:
-            # Not boto3's session: the parts it loads that S3 does not need cost as much as 60
-            # images.
+            # Do not use boto3's session: it loads unneeded parts, which costs as much as 60 images.
             self._session = botocore.session.get_session()
             data_path = self._session.get_config_variable("data_path")
             self._session.register_component("data_loader", _loader(data_path))
@@ -149,7 +148,7 @@ class S3:
                     changed(self.where(name))
                 if found != expected:
                     raise UnavailableError(f"the server sends {found!r}, asked for {expected!r}")
-                # Large chunks are passed on without joining them: that takes a third of a pass's
+                # Pass on large chunks without joining them: joining would take a third of a pass's
                 # CPU time, without the md5.
                 yield from exactly(size, body.read, REQUEST_BYTES)
 

@@ -56,7 +56,7 @@ def own() -> Path:
 @contextlib.contextmanager
 def place() -> Iterator[Path]:
     """Yields a new folder below `own`, and removes it on exit."""
-    # An interrupted thread may still write there without an error; the rest is removed with `own`.
+    # Files that an interrupted thread writes here later are removed with `own`.
     path = own() / uuid.uuid4().hex
     with storage_errors("create", path):
         path.mkdir()

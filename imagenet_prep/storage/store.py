@@ -99,7 +99,7 @@ class Store(Readable, Protocol):
         """Publishes a small file if it does not exist yet; returns the content it then has."""
 
     def take(self, name: str) -> bool:
-        """Creates an empty work file; returns False if a run on any machine was faster."""
+        """Creates an empty work file; returns False if a run on any machine was first."""
 
     def remove(self, *names: str) -> None:
         """Removes files durably; they may be absent."""
@@ -170,7 +170,7 @@ def open_store(base: str) -> Store:
 def open_readable(base: str) -> Readable:
     """Returns the dataset at a folder, s3:// or http(s):// URL; see `open_store`."""
     if base.startswith(("http://", "https://")):
-        # This import takes longer than all other imports of a process on another host.
+        # This import takes longer than all other imports of a process on a remote host.
         from imagenet_prep.storage.web_folder import WebFolder
 
         return WebFolder(base)
@@ -186,7 +186,8 @@ def same_place(one: str, other: str) -> bool:
 def open_remote(base: str, *, connections: int, timeout_s: float) -> Remote:
     """Returns the folder at a path, s3:// or http(s):// URL; see `open_store`.
 
-    It allows this number of concurrent reads, each failing after `timeout_s` without a byte.
+    `connections` is the maximum number of concurrent reads; each fails after `timeout_s` without a
+    byte.
     """
     base = base.rstrip("/")
     if base.startswith("s3://"):

@@ -61,6 +61,7 @@ def _name(shard: Shard) -> str:
 
 
 def _begun(store: Readable, shard: Shard) -> Opened:
+    """Opens a table; a short one is read into memory first."""
     opened = store.opened(_name(shard))
     if shard.samples_bytes > _AHEAD_BYTES:
         return opened

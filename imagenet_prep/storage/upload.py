@@ -28,9 +28,9 @@ from imagenet_prep.core.errors import DataDamagedError, IncompleteError
 from imagenet_prep.dataset.manifest import File, Problem
 from imagenet_prep.storage.remote import AbsentError, Check, unchecked
 
-# S3 accepts at most 10,000 parts, of at least 5 MiB: objects up to 320 GiB. Eight uploads at a time
-# use 256 MiB of memory. Parts of half this size were a fifth slower: each part is a request and a
-# file.
+# S3 accepts at most 10,000 parts, each of at least 5 MiB. With this size, objects can have 320 GiB,
+# and eight concurrent uploads use 256 MiB of memory. Half the size was a fifth slower: each part is
+# a request and a file.
 PART_BYTES = 32 << 20
 SHA256 = "sha256"
 
@@ -77,8 +77,10 @@ class Uploader:
     checksums: bool = True  # whether to send CRC32Cs to the server
 
     def send(self, file: File, opened: BinaryIO, remedy: str, check: Check = unchecked) -> Sent:
-        """Uploads the bytes of `opened`; `remedy` is the advice if they are wrong."""
-        # `check` is called before each request that makes the object visible.
+        """Uploads the bytes of `opened`; `remedy` is the advice if they are wrong.
+
+        `check` is called before each request that makes the object visible.
+        """
         parts = iter(functools.partial(opened.read, PART_BYTES), b"")
         first = next(parts, b"")
         if file.num_bytes <= PART_BYTES:

@@ -40,7 +40,7 @@ from imagenet_prep.storage.upload import SHA256, Stored, UnkeptProblem, Uploader
 _AT_ONCE = 16
 # Maximum number of threads of a process that use the server at the same time.
 _KEPT_OPEN = 64
-# For a complete dataset, a listing takes two requests. It is used above this number of names.
+# `sizes` lists folders for more names than this. Listing a complete dataset takes two requests.
 _FEW = 4
 # The largest object that S3 copies in one request.
 _MOST_COPIED = 5 << 30
@@ -185,7 +185,7 @@ class BucketStore:
         files: Iterable[File],
         stats: Mapping[str, Stat] | None = None,  # noqa: ARG002
     ) -> None:
-        """See `Store`: the server copies, and then has a CRC32C of each copy."""
+        """See `Store`: the server makes the copies, and stores a CRC32C of each."""
         if not isinstance(source, BucketStore):
             raise UsageError(
                 f"{self.base}: only objects of a bucket can be copied there by its server. "

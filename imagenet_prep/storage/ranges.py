@@ -114,7 +114,7 @@ class Answer:
             self._idle.append(self._connection)
 
     def read(self, size: int) -> bytes:
-        """Returns the next `size` bytes of the body, or fewer if it ends."""
+        """Returns the next `size` bytes of the body, or fewer at its end."""
         try:
             data: bytes = self._connection.reader.read(min(size, self._left))
         except OSError as error:

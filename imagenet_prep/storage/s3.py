@@ -162,7 +162,7 @@ class S3:
             }
 
     def get(self, name: str, offset: int, size: int) -> bytes:
-        """Returns `size` bytes of an object from `offset`, or fewer if it ends before."""
+        """Returns `size` bytes of an object from `offset`, or fewer at its end."""
         if size == 0:
             return b""
         asked = f"bytes={offset}-{offset + size - 1}"

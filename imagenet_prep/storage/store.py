@@ -24,7 +24,7 @@ class Readable(Protocol):
 
     @property
     def as_folder(self) -> LocalStore | None:
-        """The local folder if there is one, for cheap direct access; else None."""
+        """The local folder of the dataset, for cheap direct access; None if it is not a folder."""
 
     def where(self, name: str = "") -> str:
         """Returns the name of the dataset, or of one of its files, for messages."""
@@ -44,7 +44,7 @@ class Readable(Protocol):
     def read(
         self, name: str, offset: int = 0, size: int | None = None, most: int = MOST_BYTES
     ) -> bytes:
-        """Returns a small file, or `size` bytes from `offset`, or fewer if the file ends before.
+        """Returns a small file, or `size` bytes from `offset`, or fewer at the end of the file.
 
         Raises DataDamagedError if a complete file has more than `most` bytes or is not regular.
         """

@@ -20,7 +20,6 @@ def config(**given: Any) -> Config:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"report": True, "dry_run": True}, "--dry-run makes nothing"),
         ({"subset_classes": ("0",)}, "--subset-classes 0: expected at least 1"),
         ({"subset_classes": ("00",)}, "--subset-classes 00: expected at least 1"),
         *(({"holdout": n}, "expected a number of") for n in ("", "-1", "x", "1.5", "100%", "1%%")),
@@ -43,7 +42,6 @@ def test_flags_that_contradict_each_other_are_refused(given: dict[str, Any], sai
     "given",
     [
         {"dry_run": True},
-        {"report": True},
         {"subset_classes": ("1",)},
         {"subset_classes": ("0", "n01440764")},
         *({"holdout": number} for number in ("0", "99999", "99.9%", "0.1%")),

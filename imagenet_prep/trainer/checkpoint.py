@@ -1,7 +1,7 @@
-"""Checkpoints: one file each, written atomically, and proven when they are read.
+"""Checkpoints: one file per step, written atomically and verified when read.
 
-A log directory may have come from elsewhere, so a checkpoint is read as if somebody else had
-written it: no claim of it decides how much memory is taken.
+Log directories can be shared, so a checkpoint is untrusted input: the sizes that it claims never
+decide how much memory is allocated.
 """
 
 from __future__ import annotations
@@ -31,29 +31,24 @@ Arrays = Mapping[str, npt.NDArray[np.generic]]
 Shape = tuple[int, ...]
 
 _NAME = re.compile(r"checkpoint-([0-9]{8})\.npz")
-# Appended to the name of a damaged checkpoint. It is not used any more, and kept for inspection.
-_DAMAGED = ".damaged"
+_DAMAGED = ".damaged"  # suffix of damaged checkpoints, which are kept for inspection
 _FACTS = "facts"
-# Of the form of a checkpoint; another number where an older program would go on wrongly.
-_VERSION = 1
-# A head has some kilobytes. Times beyond this no calendar has.
+_VERSION = 1  # of the format; raised if an older program would misread the file
+# Limits of the head, which usually has a few kB, and of its time in seconds since 1970.
 _HEAD_BYTES, _LAST_TIME = 1 << 18, 1 << 40
-# How np.savez begins a member, and the text that follows: some hundred bytes that say what it is.
+# The first bytes of an array in the file, and the maximum length of its header.
 _NPY, _NPY_HEADER_BYTES = b"\x93NUMPY\x01\x00", 1000
 _NPY_HEADER = re.compile(
     r"\{'descr': '([<|][fiu][1248])', 'fortran_order': (False|True), "
     r"'shape': \(((?:[0-9]{1,18},? ?)*)\), \} *\n"
 )
-# zipfile raises RuntimeError for what it does not know, OverflowError for what no disk has.
+# zipfile raises RuntimeError for unsupported features, OverflowError for impossible offsets.
 _DAMAGE = (ValueError, KeyError, EOFError, RuntimeError, OverflowError, zipfile.BadZipFile)
-# The most that is read at once; the list of ten thousand members has less.
-_PIECE_BYTES = 1 << 20
+_PIECE_BYTES = 1 << 20  # limit of one read; the directory of 10,000 members is smaller
 
 
 @dataclass(frozen=True)
 class _Head:
-    """The member of the file that is no variable."""
-
     version: int
     step: int
     saved_at: float
@@ -62,31 +57,28 @@ class _Head:
 
 @dataclass(frozen=True)
 class Checkpoint(_Head):
-    """One state of a run; `saved_at` is in seconds since 1970, `arrays` are in saved order."""
+    """A saved state of a run; `saved_at` is in seconds since 1970, `arrays` are in saved order."""
 
     arrays: Arrays
 
 
 def name(step: int) -> str:
-    """Returns the file name of the checkpoint after a step."""
+    """Returns the file name of a step's checkpoint."""
     return f"checkpoint-{step:08d}.npz"
 
 
 def step_of(text: str) -> int | None:
-    """Returns the step of a checkpoint from its file name; None for other names."""
+    """Returns the step in the file name of a checkpoint, or None for other names."""
     match = _NAME.fullmatch(text)
     return int(match[1]) if match else None
 
 
 def save(folder: Path, step: int, facts: Json, arrays: Arrays, *, keep: int) -> None:
-    """Publishes a checkpoint and removes all but the last `keep` sound ones.
-
-    Older ones are proven before any is removed; damaged ones are reported and renamed.
-    """
+    """Saves a checkpoint; removes all but the last `keep` valid ones and renames damaged ones."""
     told = _Head(_VERSION, step, time.time(), facts)
     head = json.dumps(vars(told)).encode()
     stream = io.BytesIO()
-    # A zip without compression: every member has a CRC that reading checks.
+    # An uncompressed zip: each array has a CRC, which is verified when it is read.
     np.savez(stream, **{_FACTS: np.frombuffer(head, np.uint8)}, **arrays)  # type: ignore[arg-type]
     store = LocalStore(folder)
     try:
@@ -106,13 +98,13 @@ def save(folder: Path, step: int, facts: Json, arrays: Arrays, *, keep: int) -> 
 
 
 def steps(folder: Path) -> list[int]:
-    """Returns the steps that have checkpoints, in order."""
+    """Returns the steps that have checkpoints, sorted."""
     found = (step_of(file) for file in LocalStore(folder).names(""))
     return sorted(step for step in found if step is not None)
 
 
 def clear(folder: Path) -> None:
-    """Removes all checkpoints, damaged ones too."""
+    """Removes all checkpoints, including damaged ones."""
     store = LocalStore(folder)
     for file in store.names(""):
         if step_of(file.removesuffix(_DAMAGED)) is not None:
@@ -124,9 +116,9 @@ def load_latest(
     shapes: Sequence[Shape] | None = None,
     accept: Callable[[Json], object] = lambda _: None,
 ) -> Checkpoint | None:
-    """Returns the last sound checkpoint, or None if there is none; arguments as for `load`.
+    """Returns the last valid checkpoint, or None if there are none; arguments as for `load`.
 
-    Damaged ones after it are reported and renamed. If none is sound, all stay as they are.
+    Damaged ones after it are reported and renamed. If all are damaged, none is renamed.
     """
     there = steps(folder)
     damaged: list[Path] = []
@@ -154,13 +146,11 @@ def load(
     shapes: Sequence[Shape] | None = None,
     accept: Callable[[Json], object] = lambda _: None,
 ) -> Checkpoint:
-    """Returns a checkpoint.
+    """Reads a checkpoint.
 
-    Args:
-      path: its file.
-      shapes: of the wanted arrays, in their order; those behind them are not read. None: all.
-      accept: is given the facts before any array is read. Raises ValueError if they are not
-        what a run writes, and any other error if they are of another run.
+    If `shapes` is given, the first arrays must have these shapes, and later ones are not read.
+    `accept` is called with the facts before any array is read; it raises ValueError if they are
+    malformed, and a different error if they belong to a different run.
     """
     try:
         with _opened(path) as stream, zipfile.ZipFile(stream) as file:
@@ -196,10 +186,10 @@ def _head(path: Path, read: bytes) -> _Head:
 
 
 class _InPieces(io.FileIO):
-    """A file of which little is read at once: the list of a zip is, as large as the zip says."""
+    """Limits the size of one read: zipfile reads a directory as large as the zip claims."""
 
     def read(self, size: int | None = -1) -> bytes:
-        """Reads; zipfile asks for the whole rest only where that is 64 kB."""
+        """Reads; zipfile only requests the rest of a file for its last 64 kB."""
         some = _PIECE_BYTES + 1 if size is None or size < 0 else min(size, _PIECE_BYTES + 1)
         data = super().read(some) or b""
         if len(data) > _PIECE_BYTES:
@@ -217,8 +207,8 @@ def _opened(path: Path) -> _InPieces:
 def _array(
     file: zipfile.ZipFile, member: zipfile.ZipInfo, shape: Shape | None = None, most: int = 1 << 63
 ) -> npt.NDArray[Any]:
-    """Returns a member of a checkpoint, after all that it claims has been compared."""
-    # Bit 11 says that the name is UTF-8. A negative offset would be an error of the disk's.
+    """Returns an array after checking every size and type that the file claims for it."""
+    # Flag bit 11 marks UTF-8 names. A negative offset would be reported as a disk error.
     if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & ~0x800:
         raise ValueError(f"{member.filename!r} is compressed or encrypted")
     if member.header_offset < 0 or member.file_size > most:
@@ -237,7 +227,7 @@ def _array(
         if size != member.file_size - len(begin) - num_bytes:
             raise ValueError(f"{member.filename!r} is {dtype} {found}, and has not as many bytes")
         data = bytearray()
-        # Its CRC is proven with its last byte.
+        # zipfile verifies the CRC after the last byte.
         while piece := opened.read(_PIECE_BYTES):
             data += piece
     order: Literal["C", "F"] = "F" if header[2] == "True" else "C"
@@ -249,7 +239,7 @@ def _is_sound(path: Path, shapes: Sequence[Shape]) -> bool:
         load(path, shapes)
     except (DataDamagedError, StoreError) as error:
         terminal.say(error)
-        if isinstance(error, DataDamagedError):  # else it may be sound: kept, but not counted
+        if isinstance(error, DataDamagedError):  # keep unreadable files
             _set_aside(path)
         return False
     return True

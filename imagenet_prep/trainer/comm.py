@@ -1,7 +1,7 @@
-"""Ranks: which this is, what it has of its host, how they communicate; TensorFlow's by Horovod.
+"""Rank numbers, the resources of a rank, and communication between ranks, here with Horovod.
 
-Horovod with Keras 3 wants raw variables (`v.value`): its optimizer wrapper and callbacks run,
-but average nothing. tests/trainer/test_two_ranks.py holds two real ranks against one.
+Horovod with Keras 3 needs raw variables (`v.value`): its optimizer wrapper and callbacks run, but
+average nothing. tests/trainer/test_two_ranks.py compares two real ranks with one.
 """
 
 from __future__ import annotations
@@ -22,61 +22,56 @@ from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError, UsageE
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.core.world import LEFT, World
 
-# The position of the reader, or an error's message: a few hundred bytes.
+# Objects are reader positions and error messages, usually a few hundred bytes.
 _MAX_OBJECT_BYTES = 1 << 20
 
 
 class Comm:
-    """The ways in which ranks work together; here there is only one rank.
-
-    All ranks call the same methods in the same order.
-    """
+    """Operations over all ranks, here for one rank; all ranks call them in the same order."""
 
     world = World()
-    # The module of Horovod, if ranks communicate by it.
-    _hvd: Any = None
+    _hvd: Any = None  # Horovod's module, if it is used
 
     @property
     def versions(self) -> dict[str, str]:
-        """The versions of Horovod, and of NCCL if it was built with it; of other ways, none."""
+        """The versions of Horovod and its NCCL; empty without Horovod."""
         return {} if self._hvd is None else horovod_versions(self._hvd)
 
     def totals(self, sums: Any) -> list[float]:
-        """Returns the sums over the ranks of a few numbers."""
+        """Returns the sums of a few numbers over all ranks."""
         return [float(each) for each in sums]
 
     def tape(self, tape: Any) -> Any:
-        """Returns a gradient tape whose gradients are the mean over the ranks."""
+        """Returns a gradient tape that averages gradients over all ranks."""
         return tape
 
     def parallel(self, network: Any) -> Any:
-        """Returns a network of PyTorch's whose gradients are the mean over the ranks."""
+        """Returns a PyTorch network that averages gradients over all ranks."""
         return network
 
     def arrive(self) -> None:
-        """Waits for the gradients of such a network, after its backward pass."""
+        """Waits for the gradients of a `parallel` network after its backward pass."""
 
     def sum(self, tensor: Any) -> Any:
-        """Returns the sum over the ranks; works inside tf.function."""
+        """Returns the sum over all ranks; works inside tf.function."""
         return tensor
 
     def add_up(self, arrays: Sequence[Any], what: str) -> None:
-        """Sets each array of MXNet to its sum over the ranks, as soon as it is known.
+        """Starts to replace each MXNet array with its sum over all ranks.
 
-        Arrays of the same `what` have the same number and shapes, and are waited for in between.
+        Calls with the same `what` need the same shapes, and must not overlap.
         """
 
     def average(self, arrays: Sequence[Any]) -> None:
-        """Sets each array, or variable, to its mean over the ranks, and waits for it."""
+        """Replaces each array or variable with its mean over all ranks, and waits for it."""
 
     def broadcast(self, arrays: Sequence[Any], what: str) -> None:
-        """Sets each array, or variable, to what it is on rank 0, and waits for it."""
+        """Replaces each array or variable with that of rank 0, and waits for it."""
 
     def broadcast_object(self, value: Any) -> Any:
-        """Returns what `value` is on rank 0, as JSON has it: a tuple becomes a list.
+        """Returns rank 0's `value` after a JSON round trip: a tuple becomes a list.
 
-        It is never a pickle, as Horovod's own would be: a pickle runs whatever the sender wants.
-        What is not JSON is sent as variables.
+        Horovod would send a pickle, which can run any code. Use `broadcast` for arrays.
         """
         data = canonical.dumps(value) if self.world.rank == 0 else b""
         num_bytes = int(self.from_first("object.size", np.array([len(data)], np.int32))[0])
@@ -96,25 +91,25 @@ class Comm:
             ) from error
 
     def gather(self, array: Any, what: str) -> Any:  # noqa: ARG002 - for several ranks
-        """Returns [ranks, ...]: a NumPy array of float64 of every rank, all of one shape.
+        """Returns the float64 NumPy arrays of all ranks, stacked as [ranks, ...].
 
-        Whole numbers up to 16 million come exactly. What bears the same word has the same shape.
+        Integers up to 16 million are exact. Calls with the same `what` need the same shape.
         """
         return array[None]
 
     def from_first(self, name: str, array: Any) -> Any:  # noqa: ARG002 - for several ranks
-        """Returns what a NumPy array is on rank 0; it has the same shape on every rank."""
+        """Returns rank 0's NumPy array; all ranks pass an array of the same shape."""
         return array
 
     def close(self) -> None:
-        """Waits for all ranks and parts from them."""
+        """Waits for all ranks, then disconnects."""
         if self._hvd is not None:
-            self.totals([0.0])  # returns when all ranks are here
+            self.totals([0.0])  # waits for all ranks
             self._hvd.shutdown()
 
 
 class Horovod(Comm):
-    """Several processes, started by `imagenet-prep launch`, horovodrun or mpirun."""
+    """Several ranks, started by `imagenet-prep launch`, horovodrun or mpirun."""
 
     def __init__(self, world: World, *, fp16_compression: bool) -> None:
         self._hvd, self.world = meet("tensorflow", world)
@@ -122,22 +117,22 @@ class Horovod(Comm):
         self._compression = compression.fp16 if fp16_compression else compression.none
 
     def tape(self, tape: Any) -> Any:
-        """Returns Horovod's tape: each gradient is sent as soon as it is known."""
+        """Returns Horovod's tape, which sends each gradient as soon as it is computed."""
         return self._hvd.DistributedGradientTape(tape, compression=self._compression)
 
     def sum(self, tensor: Any) -> Any:
-        """Returns the sum over the ranks."""
+        """Returns the sum over all ranks."""
         return self._hvd.allreduce(tensor, op=self._hvd.Sum)
 
     def totals(self, sums: Any) -> list[float]:
-        """Returns the sums over the ranks of a few numbers."""
+        """Returns the sums of a few numbers over all ranks."""
         import tensorflow as tf
 
         totals: list[float] = self.sum(tf.convert_to_tensor(sums)).numpy().tolist()
         return totals
 
     def average(self, arrays: Sequence[Any]) -> None:
-        """Sets each variable to its mean over the ranks."""
+        """Replaces each variable with its mean over all ranks."""
         if not arrays:
             return
         means = self._hvd.grouped_allreduce([v.value() for v in arrays], op=self._hvd.Average)
@@ -145,24 +140,24 @@ class Horovod(Comm):
             variable.assign(mean)
 
     def broadcast(self, arrays: Sequence[Any], what: str) -> None:  # noqa: ARG002 - as they come
-        """Sets each variable to what it is on rank 0."""
+        """Replaces each variable with that of rank 0."""
         self._hvd.broadcast_variables(arrays, root_rank=0)
 
     def gather(self, array: Any, what: str) -> Any:
-        """Returns [ranks, ...]: a NumPy array of every rank."""
+        """Returns the NumPy arrays of all ranks, stacked as [ranks, ...]."""
         import tensorflow as tf
 
         return self._hvd.allgather(tf.constant(array[None]), name=what).numpy()
 
     def from_first(self, name: str, array: Any) -> Any:
-        """Returns what a NumPy array is on rank 0; it has the same shape on every rank."""
+        """Returns rank 0's NumPy array; all ranks pass an array of the same shape."""
         import tensorflow as tf
 
         return self._hvd.broadcast(tf.constant(array), root_rank=0, name=name).numpy()
 
 
 def launched() -> World:
-    """Returns which rank this is, as the launcher says."""
+    """Returns the rank numbers that the launcher has set in the environment."""
     try:
         return World.from_environment()
     except ValueError as error:
@@ -170,12 +165,12 @@ def launched() -> World:
 
 
 def cores(world: World) -> int:
-    """Returns a rank's share of the cores: with all of them, ranks would wait for each other."""
+    """Returns the number of cores per rank; sharing all cores would slow the ranks down."""
     return max(1, len(os.sched_getaffinity(0)) // world.local_size)
 
 
 def check_gpus(local_rank: int, gpus: int) -> None:
-    """Refuses more ranks than GPUs, where there are any."""
+    """Refuses more ranks than GPUs if the host has GPUs."""
     if 0 < gpus <= local_rank:
         raise ImagenetPrepError(
             f"local rank {local_rank}: {os.uname().nodename} has {counted(gpus, 'GPU')}. "
@@ -184,10 +179,7 @@ def check_gpus(local_rank: int, gpus: int) -> None:
 
 
 def meet(framework: str, world: World) -> tuple[Any, World]:
-    """Meets the other ranks by Horovod; returns its module, and which rank this is.
-
-    `world` is the launcher's answer to that.
-    """
+    """Starts Horovod and checks it against the launcher; returns its module and rank numbers."""
     try:
         hvd = importlib.import_module(f"horovod.{framework}")
         hvd.init()
@@ -208,33 +200,31 @@ def meet(framework: str, world: World) -> tuple[Any, World]:
 
 
 def horovod_versions(hvd: Any) -> dict[str, str]:
-    """Returns the versions of Horovod, and of NCCL where it was built with it."""
+    """Returns the versions of Horovod, and of NCCL if Horovod was built with it."""
     versions = {"Horovod": str(importlib.import_module("horovod").__version__)}
     if code := int(hvd.nccl_built()):
-        # 2.8 is 2800, and 2.18.3 is 21803: NCCL has changed how it counts with 2.9.
+        # NCCL changed its version codes in 2.9: 2.8 is 2800, and 2.18.3 is 21803.
         thousands = 1000 if code < 10_000 else 10_000
         minor, patch = divmod(code % thousands, 100)
         versions["NCCL"] = f"{code // thousands}.{minor}.{patch}"
     return versions
 
 
-# Launchers report the process that ends first, with its exit code. So a rank that lost another one
-# waits this long before it ends itself.
+# Launchers report the first process that exits, so a rank waits this long after losing its peer.
 _LEFT_S = 1.0
-# The libraries by which ranks communicate name themselves in their errors.
+# Communication libraries name themselves in their error messages.
 _OF_RANKS = re.compile("horovod|gloo|nccl", re.IGNORECASE)
 
 
 @contextlib.contextmanager
 def lost_rank() -> Iterator[None]:
-    """Turns errors of Horovod, Gloo and NCCL about other ranks into one that says what to do."""
+    """Turns errors of Horovod, Gloo and NCCL about lost ranks into an IncompleteError."""
     try:
         yield
     except ImagenetPrepError:
         raise
     except Exception as error:
-        # HorovodInternalError, or the framework's errors around what such an operation said.
-        # PyTorch raises a RuntimeError, or one of its own classes below it.
+        # HorovodInternalError, a framework's error with its message, or PyTorch's RuntimeError.
         where = type(error).__module__.partition(".")[0]
         known = where in ("horovod", "mxnet", "tensorflow") or isinstance(error, RuntimeError)
         if not known or not _OF_RANKS.search(str(error)):

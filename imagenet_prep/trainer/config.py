@@ -1,4 +1,4 @@
-"""The settings of a training run, and which of them cannot go together."""
+"""The settings of a training run, and checks for conflicts between them."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ from imagenet_prep.trainer.choices import (
 )
 from imagenet_prep.trainer.schedule import KINDS, STEP_EPOCHS, WARMUP_START, numbers
 
-# Flags for some frameworks, and for one schedule.
+# Limit a flag to some frameworks, or to one schedule.
 _NOT_MXNET, _STEPS = {"framework": ("tensorflow", "pytorch")}, {"schedule": ("steps",)}
 
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """Settings of one run; see the help of each flag. None: the recipe decides.
+    """Settings of one run; if a setting is None, the recipe decides.
 
-    Aliases are flags of the tutorial's script (the verb `train` has those that
-    need more than another name); --epochs and --learning-rate are hyperparameters of the
-    SageMaker guide.
+    Aliases are flags of the tutorial's script (the verb `train` translates more of them), and
+    --epochs and --learning-rate of the SageMaker guide.
     """
 
     groups = {  # noqa: RUF012
@@ -281,7 +280,6 @@ class Config(Settings):
     )
 
     def __post_init__(self) -> None:
-        """Refuses values that are not allowed, and flags that would have no effect."""
         super().__post_init__()
         for name, value in self._usual().items():
             if not getattr(self, name):
@@ -305,7 +303,7 @@ class Config(Settings):
         self._check_schedule()
 
     def _usual(self) -> dict[str, str]:
-        """Returns the values of flags whose default depends on the framework."""
+        """Returns the defaults that depend on the framework."""
         return {"recipe": usual_recipe(self.framework), "comm": HAS[self.framework]["comm"][0]}
 
     def _check_framework(self) -> None:
@@ -356,27 +354,27 @@ class Config(Settings):
             raise ValueError("--schedule plateau needs --eval-every: evaluations lower the rate")
 
     def changed(self) -> dict[str, Any]:
-        """Returns the settings that are not what they are by default, by name."""
+        """Returns the settings that differ from their defaults, by name."""
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         defaults |= self._usual()
         return {name: value for name, value in vars(self).items() if value != defaults[name]}
 
     @property
     def tabulates(self) -> bool:
-        """Whether the last evaluation makes a table of sets and lists of labels."""
+        """Whether the last evaluation prints a table of datasets and label lists."""
         return bool(self.labels or self.also)
 
     @property
     def half_if_fast(self) -> bool:
-        """Whether a device that is fast at float16 is to use it."""
+        """Whether to use float16 if the device is fast at it."""
         return self.recipe in ("tutorial", "article") and self.precision is None
 
     @property
     def decay_epochs(self) -> tuple[float, ...]:
-        """The epochs of --lr-decay-steps; empty where it is not given."""
+        """The epochs of --lr-decay-steps; empty if it is not given."""
         return numbers("--lr-decay-steps", self.lr_decay_steps)
 
     @property
     def decay_rates(self) -> tuple[float, ...]:
-        """The rates of --lr-decay-lrs; empty where it is not given."""
+        """The rates of --lr-decay-lrs; empty if it is not given."""
         return numbers("--lr-decay-lrs", self.lr_decay_lrs)

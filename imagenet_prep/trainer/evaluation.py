@@ -1,4 +1,4 @@
-"""Top-1, top-5 and loss of a split: every example counted once, over all ranks."""
+"""Top-1, top-5 and loss of a split; each example is counted once over all ranks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,7 @@ from imagenet_prep.trainer.feed import Batch
 
 
 class Score(NamedTuple):
-    """The sums of an evaluation, as shares.
-
-    Attributes:
-      examples: that were counted.
-      top1, top5: share of them in [0, 1] whose class is the first, among the first five.
-      loss: mean cross entropy, without label smoothing.
-    """
+    """Accuracies in [0, 1], and mean cross entropy without label smoothing."""
 
     examples: int
     top1: float
@@ -29,9 +23,9 @@ class Score(NamedTuple):
 
 
 def count(logits: Any, class_index: Any, mask: Any) -> Any:
-    """Returns [examples, top1, top5, loss] of a batch, as float64 sums.
+    """Returns the sums [examples, top1, top5, loss] of a batch as float64.
 
-    Logits [batch, classes] that are not finite count as wrong. Only images in the mask count.
+    Only images in the mask are counted. Logits [batch, classes] that are not finite are wrong.
     """
     wanted = np.asarray(mask, bool)
     rows, labels = np.asarray(logits, np.float64)[wanted], np.asarray(class_index)[wanted]
@@ -53,7 +47,8 @@ def evaluate(
 ) -> Score:
     """Returns the score of one pass over a split of `expected` examples.
 
-    Every rank has the same number of batches, with padding masked. `see` gets each, and its logits.
+    All ranks need the same number of batches, with padding masked. `see` is called with each batch
+    and its logits.
     """
     sums = np.zeros(4)
     for batch in batches:

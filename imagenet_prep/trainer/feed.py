@@ -1,4 +1,4 @@
-"""The readers of a run: their interface, which splits they read, and a reader of noise."""
+"""The readers of a run: interface, choice of splits, and synthetic batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from imagenet_prep.core.world import World
 from imagenet_prep.dataset import schema
 from imagenet_prep.trainer.config import Config
 
-# ImageNet's numbers, so that a synthetic run has as many steps and weights as a real one.
+# ImageNet's numbers: a synthetic run has the same steps and weights as a real one.
 _NUM_EXAMPLES = schema.OFFICIAL_NUM_EXAMPLES[schema.TRAIN]
 _NUM_CLASSES = schema.OFFICIAL_NUM_CLASSES
 
@@ -23,65 +23,61 @@ Batch = Mapping[str, Any]
 
 
 class BatchReader(Protocol):
-    """The batches of one rank; imagenet_prep.read.Reader is one.
-
-    Iterating yields the rest of the current epoch.
-    """
+    """The batches of one rank; implemented by `imagenet_prep.read.Reader`."""
 
     @property
     def num_classes(self) -> int:
-        """Class indices are smaller than this."""
+        """The number of classes; all class indices are smaller."""
 
     @property
     def class_numbers(self) -> Sequence[int]:
-        """The number of each class index in the class list of the data set."""
+        """The number of each class index in the dataset's class list."""
 
     @property
     def present(self) -> Sequence[int]:
-        """The class indices of which the split has examples, sorted."""
+        """The class indices with examples in the split, sorted."""
 
     @property
     def decoder(self) -> Mapping[str, str]:
-        """The backend that decodes, and its device; empty if nothing is decoded."""
+        """The decoding backend and its device; empty if nothing is decoded."""
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The splits of the data set."""
+        """The splits of the dataset."""
 
     @property
     def num_examples(self) -> int:
-        """Examples of the split, over all ranks."""
+        """The number of examples in the split, over all ranks."""
 
     def __iter__(self) -> Iterator[Batch]:
         """Yields the rest of the current epoch."""
 
     def state(self) -> Json:
-        """Returns the position of reading, as JSON."""
+        """Returns the reading position as JSON."""
 
     def receipt(self) -> Json:
-        """Returns the settings that decide which images a step uses; empty if it uses none."""
+        """Returns the settings that determine each step's images; empty for synthetic data."""
 
     def restore(self, state: Json) -> None:
-        """Continues at the position of `state`."""
+        """Continues at the position in `state`."""
 
     def close(self) -> None:
-        """Closes the data."""
+        """Closes all open files."""
 
 
-# (split, training, world) -> its reader; (set, False, world, True) -> that of another set, to
-# evaluate on
+# (split, training, world) -> reader; (dataset, False, world, True) -> reader for --also
 OpenReader = Callable[..., BatchReader]
 
 
 class Evaluated(NamedTuple):
-    """A split that a run is evaluated on."""
+    """A split to evaluate on."""
 
     split: str
     reader: BatchReader
 
 
 def splits(there: Collection[str], data_dir: str | None) -> tuple[str, str]:
-    """Returns the splits to evaluate on during training and at its end, which may be the same."""
+    """Returns the splits to evaluate during and after training, which may be the same."""
     found = [split for split in (schema.HOLDOUT, schema.VALIDATION) if split in there]
     if not found:
         raise UsageError(
@@ -95,10 +91,8 @@ def splits(there: Collection[str], data_dir: str | None) -> tuple[str, str]:
 class Inputs:
     """The readers of a run.
 
-    Attributes:
-      watched: evaluated during training; None if nothing is evaluated.
-      last: evaluated at the end, and by `--evaluate`.
-      also: the other datasets to evaluate on, by name.
+    `watched` is evaluated during training, `last` at the end and by `--evaluate`; both are None
+    if nothing is evaluated. `also` has the datasets of `--also` by name.
     """
 
     def __init__(self, config: Config, world: World, open_reader: OpenReader) -> None:
@@ -118,14 +112,14 @@ class Inputs:
         self.also = {name: open_reader(name, False, world, True) for name in config.also}
 
     def close(self) -> None:
-        """Closes the data."""
+        """Closes all open files."""
         evaluated = (each.reader for each in (self.watched, self.last) if each is not None)
         for reader in {self.train, *evaluated, *self.also.values()}:
             reader.close()
 
 
 class Noise:
-    """Yields the same batch of noise again and again, to measure training without input."""
+    """Repeats one batch of noise, to measure training without input."""
 
     num_classes = _NUM_CLASSES
     num_examples = _NUM_EXAMPLES
@@ -144,7 +138,7 @@ class Noise:
         self._steps = _NUM_EXAMPLES // (batch_size * world.size)
 
     def be_held(self, hold: Callable[[Batch], Batch]) -> None:
-        """Makes the batch what a framework holds, once and for all."""
+        """Converts the batch to the framework's arrays once."""
         self._batch = hold(self._batch)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -152,7 +146,7 @@ class Noise:
             yield self._batch
 
     def state(self) -> Json:
-        """Returns nothing: every batch is the same."""
+        """Returns an empty state: all batches are the same."""
         return {}
 
     receipt = state

@@ -1,8 +1,4 @@
-"""The part of training that depends on the framework: network, optimizer, and other ranks.
-
-The loop, the recipes, the log and the checkpoints know no framework. Only the learner of the
-framework that trains is imported.
-"""
+"""The framework-specific part of training; only the learner in use imports its framework."""
 
 from __future__ import annotations
 
@@ -20,10 +16,8 @@ from imagenet_prep.trainer.recipe import Run
 class Learner(Protocol):
     """One rank of a run; all ranks call the same methods in the same order.
 
-    Attributes:
-      comm: the other ranks.
-      fast_half: whether the device computes faster in float16 than in float32.
-      versions: of the framework, and of what it needs; for the log.
+    `fast_half` says whether the device is faster with float16 than with float32. `versions` are
+    those of the framework and its libraries, for the log.
     """
 
     comm: Comm
@@ -31,52 +25,51 @@ class Learner(Protocol):
     versions: dict[str, str]
 
     def hold(self, batch: Batch) -> Batch:
-        """Returns a batch of NumPy arrays, channels last, as the framework holds it."""
+        """Converts a batch of NumPy arrays, channels last, to the framework's arrays."""
 
     def build(self, plan: Run, *, jit: bool) -> None:
-        """Makes the network and its optimizer; to be called before all that follows."""
+        """Builds the network and its optimizer; call it before the methods below."""
 
     def values(self) -> list[Any]:
-        """Returns weights, statistics of batch norms, and the optimizer's own, as NumPy arrays."""
+        """Returns weights, batch norm statistics and optimizer state as NumPy arrays."""
 
     def names(self) -> list[str]:
-        """Returns the names of what `values` returns."""
+        """Returns the names of the arrays of `values`."""
 
     def shapes(self, *, only_model: bool) -> list[tuple[int, ...]]:
-        """Returns the shapes of what `values` returns, or of the part of it that is the model's."""
+        """Returns the shapes of the arrays of `values`, or only of the model's."""
 
     def assign(self, values: Sequence[Any], *, only_model: bool) -> None:
-        """Sets them, or those of the model alone, to what `values` returned: as many arrays."""
+        """Sets all variables, or only the model's, to arrays that `values` returned."""
 
     def share(self) -> None:
-        """Sets all variables to what they are on rank 0."""
+        """Copies all variables from rank 0."""
 
     def average_statistics(self) -> None:
-        """Sets the statistics of batch norms to their mean over the ranks."""
+        """Averages the batch norm statistics over all ranks."""
 
     def step(self, number: int, batch: Batch, rate: float, *, asks: bool) -> tuple[Any, Any]:
-        """Makes a step; returns its values, and how many ranks ask to end.
+        """Runs one step; returns [loss, total loss, accuracy], and how many ranks ask to stop.
 
-        The values are [loss, total loss, share of images whose class was the likeliest] of this
-        rank. Both may still be on their way: to read them waits.
+        Both may still be computing; reading them waits.
         """
 
     def logits(self, images: Any) -> Any:
-        """Returns what the network says of images, as a NumPy array [batch, classes]."""
+        """Returns the logits of images as a NumPy array [batch, classes]."""
 
     def export(self, path: Path) -> None:
-        """Writes the model."""
+        """Writes the model to a file or folder."""
 
 
 def serves() -> bool:
-    """Returns whether this process is a server of MXNet's, which has no ranks' work to do."""
+    """Returns whether this process is an MXNet parameter server, which does not train."""
     return os.environ.get("DMLC_ROLE", "worker") != "worker"
 
 
 def connect(config: Config) -> Learner:
-    """Returns the learner of the framework that is asked for; it has met the other ranks."""
+    """Returns the learner of the chosen framework, connected to the other ranks."""
     if config.framework == "mxnet":
-        # Read when MXNet is imported, which a server's process does for as long as it lives.
+        # MXNet reads this on import. The import in a server process runs until the server ends.
         os.environ.setdefault("OMP_NUM_THREADS", str(cores(launched())))
         from imagenet_prep.trainer.mxnet_learner import MxnetLearner
 
@@ -85,7 +78,7 @@ def connect(config: Config) -> Learner:
         from imagenet_prep.trainer.pytorch_learner import PytorchLearner
 
         return PytorchLearner(config)
-    # Before it is imported: its start-up lines would stand in the table.
+    # Set before TensorFlow is imported, so that its start-up messages stay out of the table.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from imagenet_prep.trainer.tensorflow_learner import TensorFlowLearner
 

@@ -1,4 +1,4 @@
-"""The output of a run: the tutorial's table, a line of JSON for each row, TensorBoard's scalars."""
+"""The output of a run: the tutorial's table, its rows as JSON lines, and TensorBoard scalars."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _EVALUATION_HEADER = "  step  epoch  top1    top5     loss   checkpoint_time(UTC
 
 
 class Log:
-    """Prints rows, writes them to `train.jsonl` and TensorBoard's files; only if it `speaks`."""
+    """Prints rows and writes them to `train.jsonl` and TensorBoard files, only if it `speaks`."""
 
     def __init__(self, folder: Path, scalars: Path, *, speaks: bool) -> None:
         self._folder, self._folder_of_scalars = folder, scalars
@@ -48,12 +48,12 @@ class Log:
             path.unlink(missing_ok=True)
 
     def start(self, facts: Mapping[str, Any]) -> None:
-        """Opens both files and writes the numbers of the run."""
+        """Opens both files and writes the settings of the run."""
         if self._speaks:
             with storage_errors("write", self._folder / LOG):
                 self._folder.mkdir(parents=True, exist_ok=True)
                 log = LocalStore(self._folder).open(LOG, os.O_RDWR | os.O_APPEND | os.O_CREAT)
-                # A line that a power failure has cut must not swallow the next one.
+                # After a power failure, the last line may lack its newline.
                 end = os.fstat(log).st_size
                 if end and os.pread(log, 1, end - 1) != b"\n":
                     os.write(log, b"\n")
@@ -62,7 +62,7 @@ class Log:
         self._keep("start", facts)
 
     def saved(self, step: int, state: Json) -> None:
-        """Writes that a checkpoint was saved after `step` steps, with this state of the reader."""
+        """Writes that a checkpoint was saved after `step` steps, with the reader's state."""
         self._keep("saved", {"step": step} | ({"receipt": state} if state else {}))
 
     def train(
@@ -75,16 +75,11 @@ class Log:
         rate: float,
         accuracy: float | None = None,
     ) -> None:
-        """Prints and writes a row of the tutorial's table.
+        """Prints and writes a row of the tutorial's table for a step, counted from 0.
 
-        Args:
-          step: from 0, whose batch this is.
-          epoch: how often every image was seen before it.
-          speed: images/s of all ranks since the last row, without checkpoints and evaluations.
-          loss: cross entropy, mean over the ranks.
-          total: with weight decay's loss.
-          rate: learning rate of the step.
-          accuracy: share of images whose class was the likeliest; None: no column.
+        `epoch` is the number of epochs before the step. `speed` is in images/s over all ranks
+        since the last row, excluding checkpoints and evaluations. `loss` is the mean cross entropy,
+        and `total` adds weight decay. Without `accuracy` (top-1), its column is omitted.
         """
         if not self._has_header:
             self.say(_TRAIN_HEADER + "     Acc" * (accuracy is not None))
@@ -99,12 +94,9 @@ class Log:
     def evaluation(
         self, step: int, epoch: float, split: str, score: Score, saved_at: float, classes: str = ""
     ) -> None:
-        """Prints and writes a row of an evaluation; `saved_at` is in seconds since 1970.
-
-        `classes` is "2 of 4 classes" if the split lacks classes of train.
-        """
+        """Prints and writes an evaluation; `classes` is for example "2 of 4 classes", or empty."""
         saved = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(saved_at))
-        # SageMaker finds the row by its end.
+        # SageMaker's metric pattern matches the end of the row.
         self.say(_EVALUATION_HEADER + f"  {classes}" * bool(classes))
         self.say(
             f"{step:6d}  {epoch:5.1f}  {100 * score.top1:5.3f}  {100 * score.top5:6.2f}  "
@@ -120,7 +112,7 @@ class Log:
         self._scalar(step, "evaluation" if split == schema.VALIDATION else split, row)
 
     def test(self, score: Score, classes: str = "") -> None:
-        """Prints and writes what the images say that neither training nor tuning has seen."""
+        """Prints and writes the accuracy on images that neither training nor tuning used."""
         self.say(
             f"test accuracy {score.top1:.2%}, loss {score.loss:.4f}: "
             f"{counted(score.examples, 'image')} of the validation split"
@@ -135,7 +127,7 @@ class Log:
         self._keep("table", table.as_json())
 
     def finished(self, seconds: float) -> None:
-        """Prints how long training took, as the tutorial did."""
+        """Prints the training time in the tutorial's format."""
         self.say(f"Finished in {seconds}")
         self._keep("finished", {"seconds": seconds})
 
@@ -147,7 +139,7 @@ class Log:
 
     def _keep(self, kind: str, facts: Mapping[str, Any]) -> None:
         if self._file is not None:
-            # NaN is no JSON.
+            # JSON has no NaN.
             sound = {
                 key: None if isinstance(value, float) and not math.isfinite(value) else value
                 for key, value in facts.items()
@@ -155,7 +147,7 @@ class Log:
             line = {"kind": kind, "time": time.time(), **sound}
             self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
             self._file.flush()
-            if kind in ("start", "saved"):  # the receipt: a checkpoint must not outlive its line
+            if kind in ("start", "saved"):  # no checkpoint may survive a crash without it
                 os.fsync(self._file.fileno())
 
     def _scalar(self, step: int, group: str, values: Mapping[str, float]) -> None:
@@ -164,14 +156,14 @@ class Log:
 
 
 class Timer:
-    """Counts steps and the seconds they took."""
+    """Measures steps per second."""
 
     def __init__(self) -> None:
         self.count = 0
         self._since = time.perf_counter()
 
     def rate(self) -> float:
-        """Returns steps a second since the last call."""
+        """Returns the steps per second since the last call."""
         now = time.perf_counter()
         rate = self.count / max(now - self._since, 1e-9)
         self.count, self._since = 0, now
@@ -179,7 +171,7 @@ class Timer:
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Does not count the time of its block."""
+        """Excludes the time of the block."""
         start = time.perf_counter()
         yield
         self._since += time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""Trains: steps, rows, evaluations, checkpoints, from the start or from the last checkpoint."""
+"""The training loop: steps, log rows, evaluations and checkpoints, with resume."""
 
 from __future__ import annotations
 
@@ -30,17 +30,16 @@ from imagenet_prep.trainer.stop import Stop
 
 
 def train(config: Config, open_reader: OpenReader, sheet: Sheet | None = None) -> Score | None:
-    """Trains as configured and returns the last evaluation; None if there is none.
+    """Trains as configured; returns the last evaluation, or None if there was none.
 
-    Every rank runs this. All that is random is drawn from the seed, the epoch and the example:
-    a run that was ended and resumed on one rank has the very weights of one that was not.
-
-    Only rank 0 has the `sheet`, which is that of `--labels` and `--also`.
+    Every rank runs this. All randomness comes from the seed, the epoch and the example, so a
+    one-rank run that is stopped and resumed gets exactly the weights of an uninterrupted one.
+    Only rank 0 has a `sheet`, for `--labels` and `--also`.
     """
     config, world = recipe.settled(config), launched()
     if serves():
-        connect(config)  # It returns when the ranks have parted from the servers, or never.
-    # Data and checkpoint are checked before a framework is imported, which takes seconds.
+        connect(config)  # Returns when all ranks have disconnected, or exits the process.
+    # Check data and checkpoint before importing a framework, which takes seconds.
     inputs, saved = Inputs(config, world, open_reader), Saved(config)
     examples, classes = inputs.train.num_examples, inputs.train.num_classes
 
@@ -93,7 +92,7 @@ class Training:
         self._stop = Stop(alone=self._comm.world.size == 1)
 
     def run(self) -> Score | None:
-        """Continues the run to its end."""
+        """Trains to the end of the run, or only evaluates."""
         last = self._inputs.last
         if self._config.evaluate:
             self._begin()
@@ -114,19 +113,19 @@ class Training:
         return score
 
     def close(self) -> bool:
-        """Closes data and log; returns whether the mirror, if there is one, is complete."""
+        """Closes data and log; returns False if a mirror is incomplete."""
         self._log.close()
         mirrored = self._saved.close()
         self._inputs.close()
         return mirrored
 
     def _begin(self) -> None:
-        """Prints the plan; gives all ranks the last checkpoint, or the first weights of rank 0."""
+        """Prints the plan; loads the last checkpoint or rank 0's initial weights on all ranks."""
         world, evaluates = self._comm.world, self._config.evaluate
         versions = {"Python": platform.python_version()} | self._learner.versions
         self._log.say(", ".join(f"{name} {version}" for name, version in versions.items()))
         found, place = self._on_first(self._restore)
-        plan = self._plan  # of the run that is evaluated, if so
+        plan = self._plan  # with --evaluate, the plan of the evaluated run
         epochs = plan.epoch(plan.total_steps)
         if not evaluates:
             epochs = self._config.num_epochs or epochs
@@ -151,7 +150,7 @@ class Training:
             self._log.say("the set has no split validation: evaluations use holdout")
         if self._config.local_ckpt:
             self._log.say("--local_ckpt has no effect: rank 0 saves, and all resume from that.")
-        # A fresh run restores too: this refuses a rank that would read another set or order.
+        # A new run restores too: this refuses a rank with a different dataset or order.
         self._inputs.train.restore(place)
         if found is not None:
             self._step, self._saved_at = found["step"], found["saved_at"]
@@ -170,7 +169,7 @@ class Training:
         self._saved.flush()
 
     def _on_first(self, work: Callable[[], Any]) -> Any:
-        """Returns to all ranks, as JSON has it, what `work` returns or raises on rank 0."""
+        """Runs `work` on rank 0; returns its result (via JSON) or raises its error on all ranks."""
         value: Any = None
         failure: Sequence[str] | None = None
         if self._leads:
@@ -186,7 +185,7 @@ class Training:
         return value
 
     def _restore(self) -> tuple[Json | None, Json]:
-        """Loads the last checkpoint; returns what else is in it, and where reading begins."""
+        """Loads the last checkpoint; returns its other facts and the reading position."""
         self._saved.open()
         if self._config.clear_log:
             self._log.clear()
@@ -195,8 +194,7 @@ class Training:
             return None, self._inputs.train.state()
         place = found.facts["reader"]
         if self._config.evaluate:
-            # Any ranks, batch size, order and part of train do, of the same set; epochs are those
-            # of the run that was.
+            # Only the dataset must match: ranks, batch size, order and part of train may differ.
             self._plan = records.parse(Run, found.facts["run"], others=True)
             place = self._inputs.train.state() | {"dataset": place.get("dataset")}
         rest = {
@@ -208,9 +206,9 @@ class Training:
         return rest, place
 
     def _train(self) -> Score | None:
-        """Makes the remaining steps, until asked to stop; returns the last evaluation."""
+        """Runs the remaining steps unless asked to stop; returns the last evaluation."""
         plan, config = self._plan, self._config
-        # A checkpoint is saved before the evaluation of its step: what came of it is not in there.
+        # A checkpoint is saved before the evaluation of its step, so repeat that evaluation.
         if self._step and plan.plateau_steps and self._is_due():
             self._watch()
         began = time.monotonic()
@@ -220,8 +218,7 @@ class Training:
         for batch in self._batches():
             step = self._step
             rate = plan.schedule(step) * self._plateau.scale
-            # The value of the step before, so that this does not wait for a GPU. It is the same on
-            # all ranks.
+            # Read the previous step's value, equal on all ranks, so as not to wait for a GPU.
             ends = bool(stop > 0)
             values, stop = self._learner.step(step, batch, rate, asks=self._stop.came)
             self._step += 1
@@ -243,7 +240,7 @@ class Training:
                 if ends or is_last or self._is_due() or self._step % config.checkpoint_every == 0:
                     self._save()
                 if ends and not is_last:
-                    # All ranks wait for the mirror: launchers kill the others when one ends.
+                    # Close the mirror first: launchers kill all ranks when one exits.
                     self._saved.close()
                     self._comm.close()
                     raise self._ended()
@@ -265,7 +262,7 @@ class Training:
         return score
 
     def _batches(self) -> Iterator[Batch]:
-        """Yields batches, epoch after epoch, until the run has all its steps."""
+        """Yields batches of as many epochs as the run needs."""
         while True:
             before = self._step
             for batch in self._inputs.train:
@@ -276,7 +273,7 @@ class Training:
                 raise ImagenetPrepError("the reader yields no batch. Run `imagenet-prep verify`.")
 
     def _save(self) -> None:
-        """Saves this step; batch norms' statistics of all ranks become their mean first."""
+        """Averages batch norm statistics over all ranks and saves this step."""
         if self._saved_step == self._step:
             return
         self._learner.average_statistics()
@@ -300,7 +297,7 @@ class Training:
         )
 
     def _tabulate(self) -> None:
-        """Evaluates on the sets of `--also`, and prints the table, where one is asked for."""
+        """Evaluates the datasets of `--also` and prints the table, if there is one."""
         for name, reader in self._inputs.also.items():
             self._log.say(f"Evaluating {reader.num_examples:,} images of {name}")
             self._tell(reader, name)
@@ -310,14 +307,13 @@ class Training:
     def _pass_over(
         self, reader: BatchReader, see: Callable[[Batch, Any], None] = lambda _, __: None
     ) -> Score:
-        """Returns the score of one pass; `see` as for `evaluation.evaluate`."""
         batches = self._unless_asked(reader)
         return evaluation.evaluate(
             self._learner.logits, batches, reader.num_examples, self._comm, see
         )
 
     def _tell(self, reader: BatchReader, name: str) -> Score:
-        """Returns the score of one pass; tells the sheet what the network says of the set."""
+        """Returns the score of one pass, and records the predictions in sheet and file."""
         predicted = Predicted(self._comm, reader.class_numbers, reader.present)
         score = self._pass_over(reader, predicted.see)
         last = self._inputs.last
@@ -355,7 +351,7 @@ class Training:
         return score
 
     def _unless_asked(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Yields batches until a lone rank is asked to end: several ranks would have to agree."""
+        """Yields batches until a single rank is asked to stop; several would need to agree."""
         for batch in batches:
             if self._stop.came and self._stop.alone:
                 raise self._ended()

@@ -1,7 +1,7 @@
-"""The files of a run in a bucket: uploaded in the background, fetched by a fresh machine.
+"""The copy of a run in a bucket: uploaded in the background, downloaded by a new machine.
 
-The local folder is the truth. Objects appear whole or not at all, proven by the server, and
-carry their sha256.
+The local folder is authoritative. Objects appear atomically, are verified by the server, and carry
+their sha256.
 """
 
 from __future__ import annotations
@@ -35,44 +35,39 @@ from imagenet_prep.trainer import checkpoint
 from imagenet_prep.trainer.log import LOG, SCALARS
 from imagenet_prep.trainer.scalars import EVENTS
 
-# A folder, and the name of a file in it.
-_Place = tuple[Path, str]
+_Place = tuple[Path, str]  # a folder, and the name of a file in it
 
 _EXPORT = "export"
-# TensorFlow and Gluon write these names into the folder of a model.
+# Names that TensorFlow and Gluon write into a model's folder.
 _EXPORTED = (
     *("saved_model.pb", "fingerprint.pb", "variables", "assets"),
     *("model-symbol.json", "model-0000.params"),
 )
-# Seconds without a byte, and failed attempts allowed an object before training begins.
+# Seconds without any data, and retries per object before training starts.
 _TIMEOUT_S, _RETRIES = 15.0, 10
 _NOT_BEGUN = "Nothing was trained yet: run the same command again to go on from what is there."
-# How long failures are waited for at the end: `launch` kills after 60 s, a spot notice after 120.
+# Seconds of retries at the end: `launch` kills after 60 s, a spot interruption after 120 s.
 _LAST_S = 30.0
 
 
 class Mirror:
-    """The files of a run below a prefix of a bucket: log, scalars, checkpoints, exported model.
-
-    TensorBoard's files are in `tensorboard/` there, the exported file or folder in `export/`.
-    """
+    """The copy of a run below a bucket prefix: log, checkpoints, `tensorboard/` and `export/`."""
 
     def __init__(self, base: str, folder: Path, scalars: Path, export: Path | None) -> None:
         self._base = base.rstrip("/")
-        # While training goes on, `_run` reports a failure and waits after it, not the store.
+        # During training, `_run` reports failures and retries, not the store.
         self._store = BucketStore(
             self._base, connections=1, timeout_s=_TIMEOUT_S, retries=0, remedy=""
         )
         self._folder, self._scalars, self._export = folder, scalars, export
-        # The local files that were uploaded. Only objects that are listed here are ever
-        # removed, when their local file is gone.
+        # Uploaded files. Only these objects are ever removed, when their local file is gone.
         self._uploaded: dict[str, Identity] = {}
         self._asked, self._closing = threading.Event(), threading.Event()
         self._in_trouble = False
         self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
 
     def fetch(self) -> None:
-        """Brings log and checkpoints to a folder without checkpoints; reports damaged objects."""
+        """Downloads log and checkpoints if there are none here; reports damaged objects."""
         store = BucketStore(
             self._base, connections=1, timeout_s=_TIMEOUT_S, retries=_RETRIES, remedy=_NOT_BEGUN
         )
@@ -89,15 +84,15 @@ class Mirror:
         store.try_to_write()
 
     def flush(self) -> None:
-        """Asks for all to be uploaded; returns at once."""
+        """Requests an upload of all changes; returns at once."""
         if not self._thread.ident:
             self._thread.start()
         self._asked.set()
 
     def close(self) -> bool:
-        """Uploads what is left; returns whether all has arrived, and says what has not."""
+        """Uploads the rest; returns whether it is complete, and reports missing files."""
         if not self._thread.ident:
-            return True  # nothing was ever asked for
+            return True  # no upload was requested
         self._closing.set()
         self._asked.set()
         self._thread.join()
@@ -118,7 +113,7 @@ class Mirror:
         return not absent
 
     def _files(self) -> list[tuple[str, _Place]]:
-        """Returns the files of the run, but no links: logs first, then the latest checkpoint."""
+        """Returns the run's files without links: logs first, then the latest checkpoint."""
         own, events = LocalStore(self._folder).names(""), LocalStore(self._scalars).names("")
         found = [(name, (self._folder, name)) for name in own if _is_needed(name)]
         found += [
@@ -135,12 +130,12 @@ class Mirror:
         return sorted((each for each in found if _is_own(*each[1])), reverse=True)
 
     def _compare(self, store: BucketStore, name: str, *, fresh: bool) -> None:
-        """Notes whether an object is what is here; brings it first to a fresh machine."""
+        """Downloads an object to a fresh machine; notes whether the local file equals it."""
         path, found = self._folder / name, store.stored(name)
-        # The longer of two logs counts, since this machine may have begun one already.
+        # Keep the longer log, since this machine may have started one already.
         folder = LocalStore(self._folder)
         if fresh and (not path.is_file() or path.stat().st_size < found.num_bytes):
-            if found.sha256 is None:  # a user has put it there
+            if found.sha256 is None:  # uploaded by a user
                 folder.write(name, store.read(name, most=found.num_bytes))
             else:
                 try:
@@ -160,13 +155,12 @@ class Mirror:
             self._upload_with_retries(self._closing)
 
     def _upload_with_retries(self, ended: threading.Event) -> None:
-        """Uploads until all is there, whatever fails, or until `ended` is set."""
+        """Uploads and retries until all files are there or `ended` is set."""
         budget = RetryBudget("mirror", sys.maxsize, ended)
         try:
             with_retries(self._upload_or_say, budget)
         except IncompleteError:
-            # `close` says what has not arrived.
-            return
+            return  # `close` reports the missing files
 
     def _upload_or_say(self) -> None:
         try:
@@ -182,7 +176,7 @@ class Mirror:
         self._in_trouble = False
 
     def _upload(self) -> None:
-        """Puts what is new or has grown; then removes what is gone."""
+        """Uploads new and grown files; then removes objects whose file is gone."""
         here = self._files()
         for name, (root, file) in here:
             try:
@@ -190,9 +184,9 @@ class Mirror:
                     state = Identity.of(os.fstat(opened.fileno()))
                     if self._uploaded.get(name) == state:
                         continue
-                    # Whatever is written after `state` was taken makes the file differ from it.
+                    # Later writes make the file differ from `state`, so it is uploaded again.
                     self._put(name, opened, state.num_bytes)
-            except FileNotFoundError:  # a later checkpoint has taken its place
+            except FileNotFoundError:  # replaced by a later checkpoint
                 continue
             self._uploaded[name] = state
         for name in self._uploaded.keys() - {name for name, _ in here}:
@@ -200,7 +194,7 @@ class Mirror:
             del self._uploaded[name]
 
     def _put(self, name: str, opened: BinaryIO, size: int) -> None:
-        """Puts the first `size` bytes of an open file, which may grow meanwhile."""
+        """Uploads the first `size` bytes of an open file, which may grow meanwhile."""
         sha256 = hashlib.sha256()
         for chunk in _beginning(opened, size):
             sha256.update(chunk)
@@ -209,7 +203,6 @@ class Mirror:
 
 
 def _beginning(opened: BinaryIO, size: int) -> Iterator[bytes]:
-    """Yields the first `size` bytes of an open file."""
     opened.seek(0)
     while size > 0 and (chunk := opened.read(min(size, CHUNK_BYTES))):
         size -= len(chunk)
@@ -217,7 +210,7 @@ def _beginning(opened: BinaryIO, size: int) -> Iterator[bytes]:
 
 
 def _is_needed(name: str) -> bool:
-    """Returns whether a run resumes with this file; new scalars go into files of their own."""
+    """Returns whether a resumed run needs this file; scalars always start a new file."""
     return name == LOG or checkpoint.step_of(name) is not None
 
 

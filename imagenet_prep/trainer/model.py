@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-# Sandler/Goyal's constants, as every ResNet-50 v1.5 has them.
+# The constants of every ResNet-50 v1.5 (Sandler, Goyal).
 _BN_MOMENTUM = 0.9
 _BN_EPSILON = 1e-5
 
@@ -19,17 +19,14 @@ _V1 = "-v1"
 def build(name: str, image_size: int, num_classes: int) -> Any:
     """Returns a Keras model: [batch, size, size, 3] normalised images -> float32 logits.
 
-    Kernels are drawn as He et al. 2015 (MSRA); the last batch norm of every residual block begins
-    with gamma 0, so that each block begins as its shortcut (Goyal et al. 2017).
+    Kernels are initialised as in He et al. 2015 (MSRA). The last batch norm of each residual block
+    starts with gamma 0, so that the block starts as its shortcut (Goyal et al. 2017).
 
-    Args:
-      name: "resnet18", "resnet34": plain blocks; "resnet50", "resnet101", "resnet152":
-        bottlenecks that stride in their 3x3 convolution (v1.5), with "-v1" behind in their first
-        1x1, as He et al. have it; "tiny": plain blocks, 0.08 million weights, for images from 16
-        pixels; "cifar": the VGG-like net of the SageMaker guide, from 22 pixels; "mnist": two
-        convolutions, from 16 pixels.
-      image_size: pixels of a side.
-      num_classes: length of a row of logits.
+    "resnet18" and "resnet34" have plain blocks. "resnet50", "resnet101" and "resnet152" have
+    bottlenecks that stride in their 3x3 convolution (v1.5), or with the suffix "-v1" in their first
+    1x1, as in He et al. "tiny" has plain blocks and 0.08 million weights, for images from 16
+    pixels. "cifar" is the VGG-like network of the SageMaker guide, from 22 pixels. "mnist" has two
+    convolutions, from 16 pixels.
     """
     images = keras.Input((image_size, image_size, 3), name="images")
     if name == "cifar":
@@ -49,13 +46,13 @@ def build(name: str, image_size: int, num_classes: int) -> Any:
 
 
 def dropout_seeds(network: Any) -> list[Any]:
-    """Returns, for each dropout, the [2] int64 variable that decides what it leaves out next."""
+    """Returns the seed of each dropout, a [2] int64 variable that determines its next mask."""
     layers = [layer for layer in network.layers if isinstance(layer, keras.layers.Dropout)]
     return [layer.seed_generator.state.value for layer in layers]
 
 
 def _resnet(x: Any, name: str) -> Any:
-    """The layers are called as torchvision calls them."""
+    """Returns a ResNet's layers under torchvision's names."""
     x = _batch_norm(_convolution(x, 64, 7, 2, "conv1"), "bn1", relu=True)
     x = keras.layers.ZeroPadding2D(1)(x)
     x = keras.layers.MaxPooling2D(3, 2)(x)
@@ -74,7 +71,7 @@ def _resnet(x: Any, name: str) -> Any:
 
 
 def _tiny(x: Any) -> Any:
-    # Larger images are halved first: the work stays that of 32 pixels.
+    # Halve larger images first, so that they cost no more than 32 pixels.
     stride = 2 if x.shape[1] >= 48 else 1
     x = _batch_norm(_convolution(x, 16, 3, stride, "conv1"), "bn1", relu=True)
     for stage in range(3):
@@ -83,7 +80,7 @@ def _tiny(x: Any) -> Any:
 
 
 def _cifar(x: Any) -> Any:
-    """get_model of the guide's model_def.py."""
+    """Returns the network of `get_model` in the SageMaker guide's model_def.py."""
     for stage, (filters, dropped) in enumerate(((32, 0.2), (64, 0.3), (128, 0.4))):
         for number, padding in enumerate(("same", "valid")):
             called = f"{stage}.{number}"
@@ -97,7 +94,7 @@ def _cifar(x: Any) -> Any:
 
 
 def _mnist(x: Any) -> Any:
-    """Returns a net as small as LeNet-5 (LeCun et al. 1998): an epoch takes seconds on a CPU."""
+    """Returns a network as small as LeNet-5 (LeCun et al. 1998), for fast epochs on a CPU."""
     for filters in (16, 32):
         x = keras.layers.Conv2D(filters, 5, activation="relu", name=f"conv{filters}")(x)
         x = keras.layers.MaxPooling2D()(x)
@@ -126,7 +123,7 @@ def _block(x: Any, name: str, stride: int, *convolutions: tuple[int, int, int]) 
 
 
 def _convolution(x: Any, filters: int, size: int, stride: int, name: str) -> Any:
-    # "same" of TensorFlow pads a stride of 2 unevenly; this is what the published weights had.
+    # TensorFlow's "same" pads unevenly for stride 2; published weights used even padding.
     if size > 1:
         x = keras.layers.ZeroPadding2D((size - 1) // 2)(x)
     return keras.layers.Conv2D(

@@ -1,9 +1,8 @@
-"""How MXNet's ranks communicate: by Horovod's ring, or by MXNet's parameter servers.
+"""Communication of MXNet's ranks: Horovod's ring, or MXNet's parameter servers.
 
-Parameter servers can only add up, so all that ranks do together is made of sums, with Horovod too.
-So ranks have the same weights either way, to the bit where there are two of them, and a run may
-change from one to the other. In Gluon's way, servers keep the first learning rate for ever
-(apache/mxnet issue 15919).
+Parameter servers can only add, so all operations here are sums, with Horovod too. Both therefore
+give the same weights (bit for bit with two ranks), and a run may switch between them. Gluon's own
+use of servers would keep the first learning rate for ever (apache/mxnet issue 15919).
 """
 
 from __future__ import annotations
@@ -19,16 +18,12 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.trainer.comm import Comm, meet
 
-# The numbers of one message. An object of rank 0 has a few hundred bytes, and the servers want
-# arrays of one name to have one shape.
+# Numbers per message. Objects have a few hundred bytes, and servers need one shape per name.
 _PIECE = 4096
 
 
 class _Together(Comm):
-    """Several ranks that add up."""
-
-    # The type in which counts are added up.
-    _dtype = "float64"
+    _dtype = "float64"  # in which counts are added
 
     @property
     def _nd(self) -> Any:
@@ -37,7 +32,7 @@ class _Together(Comm):
         return mx.nd
 
     def broadcast(self, arrays: Sequence[Any], what: str) -> None:
-        """Sets each array to rank 0's: other ranks add zeros, since servers can only add up."""
+        """Adds zeros from all other ranks to rank 0's arrays."""
         if self.world.rank:
             for array in arrays:
                 array[:] = 0
@@ -46,7 +41,6 @@ class _Together(Comm):
         self._nd.waitall()
 
     def average(self, arrays: Sequence[Any]) -> None:
-        """Sets each array to its mean over the ranks, and waits for it."""
         self._nd.waitall()
         self.add_up(arrays, "statistic")
         for array in arrays:
@@ -54,7 +48,7 @@ class _Together(Comm):
         self._nd.waitall()
 
     def totals(self, sums: Any) -> list[float]:
-        """Returns the sums over the ranks of at most four numbers."""
+        """Returns the sums of at most four numbers over all ranks."""
         numbers = np.zeros(4)
         numbers[: len(sums)] = super().totals(sums)
         array = self._nd.array(numbers, dtype=self._dtype)
@@ -62,7 +56,7 @@ class _Together(Comm):
         return super().totals(array.asnumpy())[: len(sums)]
 
     def gather(self, array: Any, what: str) -> Any:
-        """Returns [ranks, ...]: each rank adds its NumPy array to zeros, as there is only a sum."""
+        """Adds up arrays of zeros in which each rank has filled its row."""
         room = np.zeros((self.world.size, *array.shape))
         room[self.world.rank] = array
         held = self._nd.array(room, dtype=self._dtype)
@@ -70,10 +64,10 @@ class _Together(Comm):
         return held.asnumpy()
 
     def from_first(self, name: str, array: Any) -> Any:  # noqa: ARG002 - pieces are alike
-        """Returns what a NumPy array of small whole numbers is on rank 0."""
+        """Returns rank 0's NumPy array of small integers."""
         room = np.zeros(-(-array.size // _PIECE) * _PIECE, np.float32)
         room[: array.size] = array
-        # Float32 holds these numbers exactly: they are bytes, and the number of bytes.
+        # Float32 is exact for these numbers: bytes, and the number of bytes.
         pieces = [self._nd.array(piece) for piece in room.reshape(-1, _PIECE)]
         for piece in pieces:
             self.broadcast([piece], "object")
@@ -85,14 +79,14 @@ class Ring(_Together):
     """Horovod: started by `imagenet-prep launch`, horovodrun or mpirun."""
 
     def __init__(self, world: World) -> None:
-        # Horovod makes all symbols of MXNet global, among them those of an old libjpeg. The libjpeg
-        # of Pillow, which our reader uses too, crashes unless it was loaded before.
+        # Horovod makes all symbols of MXNet global, including those of an old libjpeg. Pillow's
+        # libjpeg, which our reader uses too, crashes unless it is loaded first.
         import PIL.Image  # noqa: F401
 
         self._hvd, self.world = meet("mxnet", world)
 
     def add_up(self, arrays: Sequence[Any], what: str) -> None:
-        """Sets each array to its sum over the ranks, as soon as it is known."""
+        """Starts to replace each array with its sum over all ranks."""
         for number, array in enumerate(arrays):
             name = f"{what}.{number}"
             self._hvd.allreduce_(array, average=False, name=name, priority=-number)
@@ -101,8 +95,7 @@ class Ring(_Together):
 class Servers(_Together):
     """MXNet's parameter servers: started by `imagenet-prep launch --servers`."""
 
-    # Servers add up in float32, whatever type they get, so counts are exact to 16 million.
-    _dtype = "float32"
+    _dtype = "float32"  # servers always add in float32: counts are exact up to 16 million
 
     def __init__(self, world: World, kind: str) -> None:
         if "DMLC_PS_ROOT_URI" not in os.environ:
@@ -113,23 +106,21 @@ class Servers(_Together):
         import mxnet as mx
 
         self._store: Any = mx.kv.create(kind)
-        # Servers number the ranks as they come. We keep the launcher's numbers, by which rank 0 is
-        # on the first host.
-        self.world = world
+        self.world = world  # not the servers' numbers: rank 0 must be on the first host
         self._known: set[str] = set()
 
     def add_up(self, arrays: Sequence[Any], what: str) -> None:
-        """Sets each array to its sum over the ranks, as soon as it is known."""
+        """Starts to replace each array with its sum over all ranks."""
         for number, array in enumerate(arrays):
             name = f"{what}.{number}"
             if name not in self._known:
                 self._known.add(name)
                 self._store.init(name, self._nd.zeros(array.shape, dtype=array.dtype))
-            # Without an optimizer a server keeps the sum of what all ranks have pushed.
+            # Without an optimizer, a server stores the sum of the arrays that all ranks push.
             self._store.push(name, array, priority=-number)
             self._store.pull(name, out=array, priority=-number)
 
     def close(self) -> None:
-        """Waits for all ranks, parts from them, and ends the servers."""
+        """Waits for all ranks, disconnects, and ends the servers."""
         self._store = None
         gc.collect()

@@ -1,4 +1,4 @@
-"""MXNet's part of a run: a Gluon network, MXNet's SGD, and the ranks' sums."""
+"""The MXNet learner: a Gluon network and MXNet's SGD."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from imagenet_prep.trainer.feed import Batch
 from imagenet_prep.trainer.mxnet_comm import Ring, Servers
 from imagenet_prep.trainer.recipe import Run, decays
 
-# Mean and deviation by which `read` normalises images for recipe mnist. The initialisation and the
-# rate of Horovod's mxnet_mnist.py are those for pixels of 0 to 1: normalised ones have nine times
-# the second moment, and half of the seeds learn nothing from them.
+# Mean and deviation with which `read` normalises images for recipe mnist. Horovod's mxnet_mnist.py
+# expects pixels from 0 to 1. Normalised ones have nine times the second moment: with its rate and
+# initial weights, half of the seeds would learn nothing from them.
 _MEAN, _STD = 33.3, 78.6
 
 
 class MxnetLearner:
-    """See `trainer.learner.Learner`."""
+    """Implements `trainer.learner.Learner`."""
 
     def __init__(self, config: Config) -> None:
         world, self.comm = launched(), Comm()
@@ -45,17 +45,16 @@ class MxnetLearner:
                 raise UsageError("--precision float16: MXNet has it on GPUs alone; leave it out")
             from mxnet.contrib import amp
 
-            # Casts in the forward pass; weights, gradients and logits stay float32.
-            amp.init()
+            amp.init()  # only casts in the forward pass: weights, gradients, logits stay float32
         mx.random.seed(config.seed)
 
     def hold(self, batch: Batch) -> Batch:
-        """Returns arrays on the device."""
+        """Returns arrays on the device, channels first."""
         images = batch["images"].transpose(0, 3, 1, 2)
         return {name: self._array(each) for name, each in {**batch, "images": images}.items()}
 
     def _array(self, array: Any) -> Any:
-        """Returns an array on the device: of DALI's on this GPU the same memory, else a copy."""
+        """Returns an array on the device; one of DALI on this GPU is shared, not copied."""
         if isinstance(array, mx.nd.NDArray):
             return array
         if isinstance(array, np.ndarray | list):
@@ -64,14 +63,13 @@ class MxnetLearner:
         return mx.nd.from_dlpack(here.__dlpack__())
 
     def build(self, plan: Run, *, jit: bool) -> None:  # noqa: ARG002 - refused by Config
-        """Makes network and optimizer."""
+        """Builds network and optimizer."""
         self._plan = plan
         self._network = _network(plan, self._context)
         parameters = self._network.collect_params().values()
         self._weights = [each for each in parameters if each.grad_req != "null"]
         self._statistics = [each for each in parameters if each.grad_req == "null"]
-        # The loss is a mean over this rank's images, and gradients come as sums over the ranks:
-        # MXNet's optimizers divide by `rescale_grad`, and by nothing else.
+        # `rescale_grad` turns gradients, which are sums over ranks of scaled losses, into means.
         self._optimizer = mx.optimizer.create(
             "nag" if plan.nesterov else "sgd",
             momentum=plan.momentum,
@@ -92,19 +90,19 @@ class MxnetLearner:
         return [weights, statistics, [slot for slot in self._slots if slot is not None]]
 
     def values(self) -> list[Any]:
-        """Returns all variables as arrays."""
+        """Returns all variables as NumPy arrays."""
         return [array.asnumpy() for group in self._groups() for array in group]
 
     def names(self) -> list[str]:
-        """Returns what the variables are called: they are counted."""
+        """Returns the names of the variables, which are numbered."""
         return [f"variable_{number:04d}" for number, _ in enumerate(self._those(only_model=False))]
 
     def shapes(self, *, only_model: bool) -> list[tuple[int, ...]]:
-        """Returns the shapes of all variables, or of the model's."""
+        """Returns the shapes of all variables, or only of the model's."""
         return [tuple(array.shape) for array in self._those(only_model=only_model)]
 
     def assign(self, values: Sequence[Any], *, only_model: bool) -> None:
-        """Sets all variables, or the model's."""
+        """Sets all variables, or only the model's."""
         for array, value in zip(self._those(only_model=only_model), values, strict=True):
             array[:] = value
 
@@ -113,13 +111,13 @@ class MxnetLearner:
         return [array for group in groups for array in group]
 
     def share(self) -> None:
-        """Sets all variables to what they are on rank 0."""
-        # Momenta have the shapes of the weights, and servers need room for one of both.
+        """Copies all variables from rank 0."""
+        # Momenta have the weights' shapes, so servers can store both under the same names.
         for group, what in zip(self._groups(), ("weight", "statistic", "weight"), strict=True):
             self.comm.broadcast(group, what)
 
     def average_statistics(self) -> None:
-        """Sets the statistics of batch norms to their mean over the ranks."""
+        """Averages the batch norm statistics over all ranks."""
         self.comm.average([each.data() for each in self._statistics])
 
     def step(
@@ -130,7 +128,7 @@ class MxnetLearner:
         *,
         asks: bool,
     ) -> tuple[Any, Any]:
-        """Makes a step; both results are arrays."""
+        """Runs one step; both results are MXNet arrays."""
         plan = self._plan
         with mx.autograd.record():
             loss, accuracy = self._loss(**{name: self._array(each) for name, each in batch.items()})
@@ -142,10 +140,10 @@ class MxnetLearner:
         decaying = [each.data() for each in self._weights if decays(each)]
         squares = mx.nd.multi_sum_sq(*decaying, num_arrays=len(decaying)).sum()
         total = loss + plan.weight_decay / 2 * squares
-        # The elements of such an array turn into numbers when they are asked for.
+        # Elements of an MXNet array become numbers only when they are read.
         values = mx.nd.concat(loss, total, accuracy, dim=0).as_np_ndarray()
-        # float16 overflows now and then. The sum then overflows on every rank, and all skip the
-        # step. To look waits for the device, as MXNet's own loss scaler does.
+        # If float16 overflows, the sum overflows on every rank, and all skip the step. This check
+        # waits for the device, as MXNet's own loss scaler does.
         is_safe = plan.precision != "float16" and plan.loss_scale == 1.0
         if is_safe or _are_finite(gradients):
             self._optimizer.set_learning_rate(rate)
@@ -156,7 +154,7 @@ class MxnetLearner:
         return values, asking
 
     def _loss(self, images: Any, class_index: Any, mask: Any) -> Any:
-        """Returns mean cross entropy and accuracy of the images that are there, [1] each."""
+        """Returns mean cross entropy and accuracy of the images in the mask, [1] each."""
         share = self._plan.label_smoothing
         logs = mx.nd.log_softmax(self._network(images).astype("float32"))
         losses = (share - 1) * mx.nd.pick(logs, class_index) - share * logs.mean(axis=1)
@@ -165,12 +163,12 @@ class MxnetLearner:
         return (losses * mask).sum() / number, (known * mask).sum() / number
 
     def logits(self, images: Any) -> Any:
-        """Returns the network's answers."""
+        """Returns the network's logits."""
         return self._network(self._array(images)).asnumpy()
 
     def export(self, path: Path) -> None:
         """Writes a folder with model-symbol.json and model-0000.params."""
-        # Gluon writes what it has computed once.
+        # Gluon can only export a network that has run once.
         self.logits(np.zeros((1, 3, self._plan.image_size, self._plan.image_size), np.float32))
         path.mkdir(parents=True, exist_ok=True)
         self._network.export(str(path / "model"))
@@ -196,10 +194,10 @@ def _network(plan: Run, context: Any) -> Any:
     if plan.recipe == "mnist":
         inner, network = network, nn.HybridSequential()
         network.add(nn.HybridLambda(lambda _, images: (images * _STD + _MEAN) / 255), inner)
-    # A forward pass, as Gluon's own way to learn the shapes needs one, would leave weights in
-    # oneDNN's own layout, which Horovod cannot read: it dies of that, at random.
+    # Gluon would infer the shapes in a forward pass, which leaves weights in oneDNN's layout.
+    # Horovod cannot read that layout and crashes at random.
     network.infer_shape(mx.nd.zeros((1, 3, plan.image_size, plan.image_size)))
-    # He et al. 2015 (MSRA) and Horovod's example for MXNet begin like this.
+    # The initialisation of He et al. 2015 (MSRA) and of Horovod's example for MXNet.
     first = mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2)
     network.initialize(first, ctx=context)
     network.hybridize()
@@ -207,6 +205,6 @@ def _network(plan: Run, context: Any) -> Any:
 
 
 def _are_finite(arrays: list[Any]) -> bool:
-    # A GPU takes at most 200 arrays at once.
+    # On a GPU, one call takes at most 200 arrays.
     parts = [arrays[first : first + 200] for first in range(0, len(arrays), 200)]
     return all(mx.nd.multi_all_finite(*part, num_arrays=len(part)).asscalar() for part in parts)

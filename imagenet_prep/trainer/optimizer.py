@@ -1,7 +1,7 @@
 """SGD with momentum; LARS and LARC, which scale the rate of each layer; Adam and RMSprop.
 
-Keras' optimizers are not used: they have no LARS or LARC, and their weight decay is not L2 in the
-gradient, as both recipes have it. Gradients come in averaged; the slots are plain variables.
+Keras' optimizers lack LARS and LARC, and their weight decay is not L2 in the gradient, which both
+recipes need.
 """
 
 from __future__ import annotations
@@ -13,18 +13,15 @@ import tensorflow as tf
 
 from imagenet_prep.trainer.recipe import Run, decays
 
-# The defaults of Keras; the guide's runs had them. RMSprop forgets as Adam's momentum does.
+# Keras' defaults, as in the guide's runs. RMSprop uses the first decay.
 _FIRST_DECAY, _SECOND_DECAY, _EPSILON = 0.9, 0.999, 1e-7
 
 
 class Optimizer:
-    """Moves float32 variables along their averaged gradients.
+    """Moves float32 variables along their averaged gradients, to which L2 decay is added first.
 
-    Weight decay is L2, added to the gradient before anything else.
-
-    Attributes:
-      slots: the optimizer's own variables: the momentum of each variable in their order (RMSprop:
-        its mean square), and then for Adam each mean square and the number of steps.
+    `slots` are its plain TensorFlow variables: the momentum of each variable (RMSprop: its mean
+    square), and for Adam then each mean square and the number of steps.
     """
 
     def __init__(self, plan: Run, variables: Sequence[Any]) -> None:
@@ -39,13 +36,13 @@ class Optimizer:
         self.slots = [*self._means, self._steps] if self._kind == "adam" else self._means
 
     def regularizer(self) -> Any:
-        """Returns the loss whose gradient the weight decay is: decay / 2 * sum(w^2)."""
-        # tf.nn.l2_loss halves.
+        """Returns the loss of the weight decay: decay / 2 * sum(w^2)."""
+        # tf.nn.l2_loss includes the factor 1/2.
         norms = [tf.nn.l2_loss(variable) for variable in self._variables if decays(variable)]
         return self._plan.weight_decay * tf.add_n(norms)
 
     def apply(self, gradients: Sequence[Any], learning_rate: Any) -> None:
-        """Makes one step; `gradients` are float32, in the order of the variables."""
+        """Runs one step; `gradients` are float32, in the order of the variables."""
         if self._kind == "adam":
             self._steps.assign_add(1.0)
         for number, (variable, gradient) in enumerate(zip(self._variables, gradients, strict=True)):
@@ -66,7 +63,7 @@ class Optimizer:
         return gradient + self._plan.momentum * slot if self._plan.nesterov else slot
 
     def _adam(self, number: int, gradient: Any) -> Any:
-        """Kingma and Ba 2014, with Keras' epsilon, which is not corrected for the first steps."""
+        """Kingma and Ba 2014, with Keras' epsilon, which has no bias correction."""
         mean, square = self._means[number], self._means[number + len(self._variables)]
         mean.assign_add((gradient - mean) * (1 - _FIRST_DECAY))
         square.assign_add((gradient * gradient - square) * (1 - _SECOND_DECAY))
@@ -74,15 +71,15 @@ class Optimizer:
         return correction * mean / (tf.sqrt(square) + _EPSILON)
 
     def _rmsprop(self, number: int, gradient: Any) -> Any:
-        """Hinton 2012, as Keras has it."""
+        """Hinton 2012, as in Keras."""
         square = self._means[number]
         square.assign_add((gradient * gradient - square) * (1 - _FIRST_DECAY))
         return gradient / tf.sqrt(square + _EPSILON)
 
     def _layer_rate(self, variable: Any, gradient: Any, learning_rate: Any) -> Any:
         """Returns the factor of the learning rate for this layer."""
-        # LARS (You et al. 2017) leaves batch norms and biases alone. LARC only ever lowers the
-        # rate; in the tutorial, that of all variables. One that is 0 takes a full step.
+        # LARS (You et al. 2017) excludes batch norms and biases. LARC only lowers rates, in the
+        # tutorial those of all variables. A variable that is 0 takes a full step.
         if self._kind == "sgd" or (self._kind == "lars" and not decays(variable)):
             return 1.0
         weights, slope = tf.norm(variable), tf.norm(gradient)

@@ -1,4 +1,4 @@
-"""What a network says of each image of a split, of all ranks together, on rank 0."""
+"""Gathers the predictions of all ranks for the images of a split."""
 
 from __future__ import annotations
 
@@ -17,28 +17,27 @@ from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.trainer.comm import Comm
 from imagenet_prep.trainer.feed import Batch
 
-# Keys are sent in a room of so many bytes, or a multiple: MXNet's servers want few shapes.
-_KEY_BYTES = 64
+_KEY_BYTES = 64  # keys are padded to a multiple, since MXNet's servers need few shapes
 
 
 class Sheet(Protocol):
-    """The table that a run fills, see `evaluation.sheet.Sheet`."""
+    """The table that a run fills; implemented by `evaluation.sheet.Sheet`."""
 
     lists: list[Json]
 
     def enter(self, name: str, classes: Any, within: Any, keys: Sequence[str]) -> None:
-        """Adds what the network says of a set."""
+        """Adds the predictions for a dataset."""
 
     def columns(self, name: str) -> Mapping[str, Mapping[str, str]]:
-        """Returns the labels of the lists for a file of predictions."""
+        """Returns the labels of each list as columns of a predictions file."""
 
     @property
     def table(self) -> Any:
-        """What was entered so far."""
+        """The table of everything entered so far."""
 
 
 class Predicted:
-    """Gathers predictions batch by batch; every rank sees its own, in the order of the records."""
+    """Gathers predictions batch by batch; each rank adds its own in record order."""
 
     def __init__(self, comm: Comm, class_numbers: Sequence[int], present: Sequence[int]) -> None:
         self._comm = comm
@@ -48,19 +47,19 @@ class Predicted:
         self._within: list[list[int]] = []
 
     def see(self, batch: Batch, logits: Any) -> None:
-        """Takes one batch of each rank."""
+        """Adds one batch per rank."""
         rows = np.asarray(logits, np.float64)
         with np.errstate(invalid="ignore"):
             shares = np.exp(rows - rows.max(1, keepdims=True))
             shares = np.nan_to_num(shares / shares.sum(1, keepdims=True))
-        # Not by the shares: different logits may have the same share, such as 0.
+        # Sort logits, not shares: different logits may have the same share, such as 0.
         order, within = top(rows), top(rows, self._present)
         most = order.shape[1]
         label, mask = (np.asarray(batch[name])[:, None] for name in ("class_index", "mask"))
         likely = np.take_along_axis(shares, order, 1)
         order[~are_finite(rows)] = -1
         mine = np.concatenate([mask, label, order, within, likely], 1).astype(np.float64)
-        # Text of NumPy's, or bytes of TensorFlow's.
+        # NumPy has keys as text, TensorFlow as bytes.
         keys = np.asarray(batch["key"]).tolist()
         keys = [each.encode() if isinstance(each, str) else each for each in keys]
         gathered = self._comm.gather(mine, f"predictions-{mine.shape[1]}")
@@ -68,7 +67,7 @@ class Predicted:
         for row, key in zip(gathered.reshape(-1, mine.shape[1]), names, strict=True):
             if row[0]:
                 numbers = self._class_numbers[row[1:-most].astype(np.int64)].tolist()
-                # Where scores are not finite, no class is the likeliest.
+                # If logits are not finite, no class is predicted.
                 count = most if row[2] >= 0 else 0
                 first, shares = numbers[1 : 1 + count], row[-most:][:count].tolist()
                 said = Prediction(key.decode(), numbers[0], tuple(first), tuple(shares))
@@ -76,12 +75,12 @@ class Predicted:
                 self._within.append(numbers[1 + most :] if count else [])
 
     def said(self) -> tuple[Any, Any, list[str]]:
-        """Returns what a sheet takes: [images, 5] classes, the same within the split's, keys."""
+        """Returns top-5 classes [images, 5], those among only the split's classes, and keys."""
         first = five([each.classes for each in self._found])
         return first, five(self._within), [each.key for each in self._found]
 
     def _gathered(self, keys: Sequence[bytes]) -> list[bytes]:
-        """Returns the keys of all ranks, rank after rank."""
+        """Returns the keys of all ranks in rank order."""
         lengths = self._comm.gather(np.array([len(key) for key in keys], np.float64), "lengths")
         room = -(-max(1, int(lengths.max())) // _KEY_BYTES) * _KEY_BYTES
         mine = np.frombuffer(b"".join(key.ljust(room, b"\0") for key in keys), np.uint8)
@@ -91,7 +90,7 @@ class Predicted:
         return [data[n * room : n * room + size] for n, size in enumerate(sizes)]
 
     def write(self, path: Path, more: Mapping[str, Mapping[str, str]]) -> None:
-        """Writes the file, whole or not at all; `more` as for `predictions.write`."""
+        """Writes the file atomically; `more` as for `predictions.write`."""
         predictions.demand_replaceable(path)
         stream = io.StringIO()
         predictions.write(stream, self._found, more)

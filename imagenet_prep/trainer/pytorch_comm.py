@@ -1,7 +1,7 @@
-"""How PyTorch's ranks communicate: by torch.distributed (NCCL on GPUs, Gloo elsewhere), or Horovod.
+"""Communication of PyTorch's ranks: torch.distributed (NCCL on GPUs, else Gloo), or Horovod.
 
-Sums of a row, the position of the reader and the flag to end go through the CPU, so that no rank
-waits for its own GPU.
+The sums of a log row, the reader's position and the request to stop go through the CPU, so that no
+rank waits for its GPU.
 """
 
 from __future__ import annotations
@@ -21,37 +21,32 @@ from imagenet_prep.core.terminal import counted
 from imagenet_prep.core.world import World
 from imagenet_prep.trainer.comm import Comm, meet
 
-# torchrun and `launch` set these: the address and port of rank 0.
+# The address and port of rank 0, set by torchrun and `launch`.
 _PLACE = ("MASTER_ADDR", "MASTER_PORT")
 _SENDS_BUFFERS = ("forward_sync_buffers", "broadcast_buffers")
-# `launch --stall-timeout` sets this variable; its default.
+# The variable that `launch --stall-timeout` sets, and its default.
 _STALL, _STALL_S = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "600"
 
 
 class _Together(Comm):
-    """Several ranks that add up and send in place."""
-
     def _add_up(self, tensor: Any) -> None:
-        """Sets a tensor to its sum over the ranks."""
+        """Replaces a tensor with its sum over all ranks."""
         raise NotImplementedError
 
     def _send(self, tensor: Any) -> None:
-        """Sets a tensor to what it is on rank 0."""
+        """Replaces a tensor with that of rank 0."""
         raise NotImplementedError
 
     def sum(self, tensor: Any) -> Any:
-        """Returns the sum of a number over the ranks."""
         return self.totals([tensor])[0]
 
     def totals(self, sums: Any) -> list[float]:
-        """Returns the sums over the ranks of a few numbers."""
         tensor = torch.as_tensor(sums, dtype=torch.float64, device="cpu").clone()
         self._add_up(tensor)
         totals: list[float] = tensor.tolist()
         return totals
 
     def average(self, arrays: Sequence[Any]) -> None:
-        """Sets each tensor to its mean over the ranks."""
         _together(arrays, self._average)
 
     def _average(self, tensor: Any) -> None:
@@ -59,25 +54,22 @@ class _Together(Comm):
         tensor /= self.world.size
 
     def broadcast(self, arrays: Sequence[Any], what: str) -> None:  # noqa: ARG002 - as they come
-        """Sets each tensor to what it is on rank 0."""
         _together(arrays, self._send)
 
     def gather(self, array: Any, what: str) -> Any:  # noqa: ARG002 - as they come
-        """Returns [ranks, ...]: a NumPy array of every rank."""
         room = torch.zeros((self.world.size, *array.shape), dtype=torch.float64)
         room[self.world.rank] = torch.as_tensor(array)
         self._add_up(room)
         return room.numpy()
 
     def from_first(self, name: str, array: Any) -> Any:  # noqa: ARG002 - as they come
-        """Returns what a NumPy array is on rank 0; it has the same shape on every rank."""
         tensor = torch.tensor(array)
         self._send(tensor)
         return tensor.numpy()
 
 
 class Distributed(_Together):
-    """torch.distributed: started by `imagenet-prep launch`, torchrun, mpirun or srun."""
+    """Ranks of torch.distributed, started by `imagenet-prep launch`, torchrun, mpirun or srun."""
 
     def __init__(self, world: World, device: Any, *, fp16_compression: bool) -> None:
         if missing := [name for name in _PLACE if not os.environ.get(name)]:
@@ -107,15 +99,15 @@ class Distributed(_Together):
 
     @property
     def versions(self) -> dict[str, str]:
-        """The version of NCCL where ranks have GPUs."""
+        """The version of NCCL if ranks have GPUs."""
         if self._device.type != "cuda":
             return {}
         return {"NCCL": ".".join(map(str, torch.cuda.nccl.version()))}
 
     def parallel(self, network: Any) -> Any:
-        """Returns the network whose backward pass sends each gradient as soon as it is known."""
+        """Returns a network whose backward pass sends each gradient as soon as it is computed."""
         parallel = torch.nn.parallel.DistributedDataParallel
-        # Each rank has its own statistics of batch norms. PyTorch 2.15 has renamed this.
+        # Do not synchronise batch norm statistics. PyTorch 2.15 renamed this argument.
         known = inspect.signature(parallel).parameters
         name = next(each for each in _SENDS_BUFFERS if each in known)
         made = parallel(network, gradient_as_bucket_view=True, **{name: False})
@@ -132,13 +124,13 @@ class Distributed(_Together):
         distributed.broadcast(tensor, 0)
 
     def close(self) -> None:
-        """Waits for all ranks and parts from them."""
+        """Waits for all ranks, then disconnects."""
         self.totals([0.0])
         distributed.destroy_process_group()
 
 
 class Horovod(_Together):
-    """Horovod for PyTorch, as `install-horovod` builds it: it sums in the memory of the CPU."""
+    """Horovod as `install-horovod` builds it for PyTorch: it sums in CPU memory."""
 
     def __init__(self, world: World, device: Any, *, fp16_compression: bool) -> None:
         self._hvd, self.world = meet("torch", world)
@@ -152,14 +144,14 @@ class Horovod(_Together):
         self._sent: list[tuple[Any, Any, int, Any]] = []
 
     def parallel(self, network: Any) -> Any:
-        """Returns the network; its backward pass sends each gradient as soon as it is known."""
+        """Returns the network; its backward pass sends each gradient as soon as it is computed."""
         for name, weight in network.named_parameters():
             weight.register_post_accumulate_grad_hook(partial(self._post, name))
         return network
 
     def _post(self, name: str, weight: Any) -> None:
         packed, how = self._compression.compress(weight.grad)
-        # As a row of memory, since Horovod refuses channels last.
+        # A flat view, since Horovod refuses channels last.
         row = packed.as_strided((packed.numel(),), (1,))
         handle = self._hvd.allreduce_async_(row, name=name, op=self._hvd.Average)
         self._sent.append((weight, packed, handle, how))
@@ -179,7 +171,7 @@ class Horovod(_Together):
 
 
 def _together(tensors: Sequence[Any], work: Any) -> None:
-    """Does `work` on all tensors as one, in place."""
+    """Applies `work` to all tensors joined into one, in place."""
     if not tensors:
         return
     with torch.no_grad():

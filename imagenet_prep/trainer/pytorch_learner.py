@@ -1,4 +1,4 @@
-"""PyTorch's part of a run: a network in channels last, our optimizer, torch.distributed."""
+"""The PyTorch learner: a channels-last network, our optimizer and torch.distributed."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from imagenet_prep.trainer.pytorch_optimizer import Optimizer
 from imagenet_prep.trainer.recipe import Run
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# NVIDIA's GPUs from Volta on have tensor cores for float16.
-_FAST_HALF = (7, 0)
+_FAST_HALF = (7, 0)  # Volta, the first NVIDIA GPUs with tensor cores for float16
 
 
 def pinned(batch_size: int, image_size: int) -> Any:
-    """Returns pinned memory for the images of a batch: a GPU copies it while the CPU goes on."""
+    """Returns pinned memory for a batch of images, which a GPU can copy asynchronously."""
     return torch.empty((batch_size, image_size, image_size, 3), pin_memory=True)
 
 
@@ -33,7 +32,7 @@ class _Held(dict[str, Any]):
 
 
 class PytorchLearner:
-    """See `trainer.learner.Learner`."""
+    """Implements `trainer.learner.Learner`."""
 
     def __init__(self, config: Config) -> None:
         world, self.comm = launched(), Comm()
@@ -44,7 +43,7 @@ class PytorchLearner:
         self.fast_half = False
         if gpus:
             torch.cuda.set_device(self._device)
-            # All batches have one size: cuDNN measures its algorithms once and keeps the fastest.
+            # All batches have one size, so cuDNN can measure its algorithms once.
             torch.backends.cudnn.benchmark = True
             self._copies = torch.cuda.Stream(self._device)
             self.fast_half = torch.cuda.get_device_capability(self._device) >= _FAST_HALF
@@ -66,11 +65,11 @@ class PytorchLearner:
         return _Held(images=images.permute(0, 3, 1, 2), class_index=class_index.long(), mask=mask)
 
     def _on_device(self, array: Any) -> Any:
-        """Returns an array of NumPy or DALI, or a tensor, as a tensor on the device."""
+        """Returns a tensor, or an array of NumPy or DALI, as a tensor on the device."""
         if self._copies is None:
             return array if isinstance(array, torch.Tensor) else torch.from_dlpack(array)
-        # Copies run on a stream of their own, while the GPU still computes the step before. DALI
-        # reuses its memory once the tensor is freed, so the copy must be complete by then.
+        # Copy on a separate stream while the GPU computes the previous step. DALI reuses its
+        # memory as soon as the tensor is freed, so the copy must be complete by then.
         with torch.cuda.stream(self._copies):
             tensor = array if isinstance(array, torch.Tensor) else torch.from_dlpack(array)
             if tensor.is_cuda:
@@ -84,7 +83,7 @@ class PytorchLearner:
         return made
 
     def build(self, plan: Run, *, jit: bool) -> None:
-        """Makes network and optimizer; `jit` compiles both passes with torch.compile."""
+        """Builds network and optimizer; `jit` compiles both passes with torch.compile."""
         self._plan = plan
         network = pytorch_model.build(plan.model, plan.image_size, plan.num_classes)
         self._network = network.to(self._device, memory_format=torch.channels_last)
@@ -98,26 +97,26 @@ class PytorchLearner:
         self._trained = torch.compile(parallel, dynamic=False) if jit else parallel
 
     def _computing(self) -> Any:
-        """Returns the context in which layers compute in the type of the plan."""
+        """Returns the autocast context for the plan's precision."""
         dtype = _DTYPES[self._plan.precision]
         return torch.autocast(self._device.type, dtype, enabled=dtype != torch.float32)
 
     def values(self) -> list[Any]:
-        """Returns all variables as arrays."""
+        """Returns all variables as NumPy arrays."""
         return [np.array(each.detach().cpu(), order="C") for each in self._variables]
 
     def names(self) -> list[str]:
-        """Returns torchvision's names of the model's variables; the optimizer's are counted."""
+        """Returns torchvision's names for the model's variables, and numbered optimizer slots."""
         slots = range(len(self._optimizer.slots))
         return [*self._paths, *(f"{torchvision.SLOT}{number:04d}" for number in slots)]
 
     def shapes(self, *, only_model: bool) -> list[tuple[int, ...]]:
-        """Returns the shapes of all variables, or of the model's."""
+        """Returns the shapes of all variables, or only of the model's."""
         return [tuple(each.shape) for each in self._those(only_model=only_model)]
 
     @torch.no_grad()
     def assign(self, values: Sequence[Any], *, only_model: bool) -> None:
-        """Sets all variables, or the model's."""
+        """Sets all variables, or only the model's."""
         for variable, value in zip(self._those(only_model=only_model), values, strict=True):
             variable.copy_(torch.tensor(value))
 
@@ -125,15 +124,15 @@ class PytorchLearner:
         return self._variables[: len(self._paths)] if only_model else self._variables
 
     def share(self) -> None:
-        """Sets all variables to what they are on rank 0."""
+        """Copies all variables from rank 0."""
         self.comm.broadcast(self._variables, "variable")
 
     def average_statistics(self) -> None:
-        """Sets the statistics of batch norms to their mean over the ranks."""
+        """Averages the batch norm statistics over all ranks."""
         self.comm.average(self._statistics)
 
     def step(self, number: int, batch: Batch, rate: float, *, asks: bool) -> tuple[Any, Any]:
-        """Makes a step; what dropouts leave out depends on seed, step and rank alone."""
+        """Runs one step; dropout masks depend only on seed, step and rank."""
         plan, world, held = self._plan, self.comm.world, self.hold(batch)
         if self._has_dropout:
             sequence = np.random.SeedSequence((plan.seed, number, world.rank))
@@ -155,7 +154,7 @@ class PytorchLearner:
         return torch.stack([loss.detach(), total, accuracy]), self.comm.sum(float(asks))
 
     def _loss(self, logits: Any, class_index: Any, mask: Any) -> Any:
-        """Returns mean cross entropy and accuracy of the images that are there."""
+        """Returns mean cross entropy and accuracy of the images in the mask."""
         there = mask.float()
         count = there.sum().clamp(min=1.0)
         smoothing = self._plan.label_smoothing
@@ -167,11 +166,7 @@ class PytorchLearner:
 
     @torch.no_grad()
     def _apply_if_finite(self, gradients: list[Any], rate: float) -> None:
-        """Makes a step unless a gradient overflowed, without waiting for the device.
-
-        float16 overflows now and then. The mean then overflows on every rank, and all skip the
-        step.
-        """
+        """Runs a step, or skips it on all ranks after an overflow; never waits for the device."""
         torch._foreach_div_(gradients, self._plan.loss_scale)
         sound = torch.stack([each.isfinite().all() for each in gradients]).all()
         changing = [*self._weights, *self._optimizer.slots]
@@ -182,13 +177,13 @@ class PytorchLearner:
 
     @torch.no_grad()
     def logits(self, images: Any) -> Any:
-        """Returns the network's answers."""
+        """Returns the network's logits."""
         self._network.eval()
         with self._computing():
             said = self._network(self._on_device(images).permute(0, 3, 1, 2))
         return said.float().cpu().numpy()
 
     def export(self, path: Path) -> None:
-        """Writes a file of safetensors."""
+        """Writes a safetensors file."""
         arrays = dict(zip(self.names(), self.values(), strict=True))
         torchvision.write(path, torchvision.of_pytorch(arrays), torchvision.notes(vars(self._plan)))

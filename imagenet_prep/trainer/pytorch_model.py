@@ -1,7 +1,4 @@
-"""The networks of `trainer.model` in PyTorch: the same layers, first weights and dropouts.
-
-The tensors of ResNets have the names that torchvision gives them.
-"""
+"""The networks and initialisation of `trainer.model` in PyTorch, with torchvision's names."""
 
 from __future__ import annotations
 
@@ -16,8 +13,7 @@ from torch.nn import functional
 _PLAIN = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}
 _BOTTLENECKS = {"resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3), "resnet152": (3, 8, 36, 3)}
 _V1 = "-v1"
-# The deviation of a normal distribution of deviation 1 that is cut at 2.
-_CUT = 0.87962566103423978
+_CUT = 0.87962566103423978  # standard deviation of a standard normal distribution cut at 2
 
 _Layers = dict[str, Any]
 
@@ -39,7 +35,7 @@ def build(name: str, image_size: int, num_classes: int) -> Any:
             nn.init.xavier_uniform_(module.weight)
             nn.init.zeros_(module.bias)
         elif isinstance(module, nn.BatchNorm2d):
-            module.num_batches_tracked = None  # Its sum would be a kernel per layer and step.
+            module.num_batches_tracked = None  # Counting would cost a kernel per layer and step.
         elif isinstance(module, _Block):
             nn.init.zeros_(module.last.weight)
     nn.init.normal_(network.fc.weight, std=0.01)
@@ -134,11 +130,10 @@ class _Block(nn.Module):
 
     @property
     def last(self) -> Any:
-        """The last batch norm, which begins with 0, so that the block begins as its shortcut."""
+        """The last batch norm, which starts at 0, so that the block starts as its shortcut."""
         return getattr(self, f"bn{self._count}")
 
     def forward(self, x: Any) -> Any:
-        """Returns what the block makes of [batch, inputs, side, side]."""
         shortcut = x if self.downsample is None else self.downsample(x)
         for number in range(1, self._count + 1):
             x = getattr(self, f"bn{number}")(getattr(self, f"conv{number}")(x))

@@ -1,6 +1,6 @@
-"""The optimizers of `trainer.optimizer` in PyTorch, which takes all variables of a step at once.
+"""The optimizers of `trainer.optimizer` in PyTorch, with one operation for all variables.
 
-PyTorch's own have no LARS or LARC, and their Adam and RMSprop add epsilon elsewhere than Keras'.
+PyTorch's own lack LARS and LARC, and its Adam and RMSprop do not add epsilon where Keras does.
 """
 
 from __future__ import annotations
@@ -12,16 +12,11 @@ import torch
 
 from imagenet_prep.trainer.recipe import Run, decays
 
-# As in `trainer.optimizer`.
 _FIRST_DECAY, _SECOND_DECAY, _EPSILON = 0.9, 0.999, 1e-7
 
 
 class Optimizer:
-    """Moves float32 variables along their averaged gradients; see `trainer.optimizer`.
-
-    Attributes:
-      slots: the optimizer's own tensors, in the order of `trainer.optimizer`.
-    """
+    """Moves float32 variables along averaged gradients; `slots` as in `trainer.optimizer`."""
 
     def __init__(self, plan: Run, variables: Sequence[Any]) -> None:
         self._plan, self._kind = plan, plan.optimizer
@@ -34,13 +29,13 @@ class Optimizer:
 
     @torch.no_grad()
     def regularizer(self) -> Any:
-        """Returns the loss whose gradient the weight decay is: decay / 2 * sum(w^2)."""
+        """Returns the loss of the weight decay: decay / 2 * sum(w^2)."""
         norms = torch._foreach_norm(_those(self._variables, self._decaying))
         return self._plan.weight_decay / 2 * torch.stack(norms).square().sum()
 
     @torch.no_grad()
     def apply(self, gradients: list[Any], learning_rate: float) -> None:
-        """Makes one step; `gradients` are float32, in the order of the variables, and change."""
+        """Runs one step and overwrites `gradients`, which are float32 in variable order."""
         decay = self._plan.weight_decay
         decaying = [_those(each, self._decaying) for each in (gradients, self._variables)]
         torch._foreach_add_(*decaying, alpha=decay)
@@ -69,7 +64,7 @@ class Optimizer:
         roots = torch._foreach_sqrt(squares)
         torch._foreach_add_(roots, _EPSILON)
         steps = torch._foreach_div(means, roots)
-        # The number of steps is on the device: to ask for it would wait.
+        # `_steps` stays on the device, since reading it would wait.
         correction = (1 - _SECOND_DECAY**self._steps).sqrt() / (1 - _FIRST_DECAY**self._steps)
         torch._foreach_mul_(steps, correction * learning_rate)
         torch._foreach_sub_(self._variables, steps)
@@ -82,7 +77,7 @@ class Optimizer:
         return torch._foreach_div(gradients, roots)
 
     def _scale(self, gradients: list[Any], learning_rate: float) -> None:
-        """Multiplies gradients by the factor of the learning rate of their layer."""
+        """Scales each gradient by the rate factor of its layer."""
         if self._kind == "sgd":
             return
         numbers = self._decaying if self._kind == "lars" else range(len(gradients))

@@ -1,4 +1,4 @@
-"""The numbers of a run, from its settings, the number of ranks and the size of the data set."""
+"""The numbers of a run, computed from its settings, its ranks and the dataset's size."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from imagenet_prep.trainer.choices import RECIPES
 from imagenet_prep.trainer.config import Config
 from imagenet_prep.trainer.schedule import STEP_EPOCHS, WARMUP_START, Schedule
 
-# With this many GPUs or more, the tutorial's runs used LARC: train_more_aug.sh, for 128 and 256.
-_TUTORIAL_LARGE = 128
+_TUTORIAL_LARGE = 128  # GPUs from which the tutorial used LARC (train_more_aug.sh)
 _LOSS_SCALE, _LARC_LOSS_SCALE = 1024.0, 256.0
 _TRUST = {"larc": 0.013, "lars": 0.001}
-# A recipe has these settings unless it says otherwise.
+# Defaults of all recipes.
 _USUAL: Json = {
     "optimizer": "sgd",
     "momentum": 0.9,
@@ -30,9 +29,8 @@ _USUAL: Json = {
     "warmup_epochs": 10.0,
     "warmup_lr": WARMUP_START,
 }
-# The SageMaker guide's cifar10-tf-horovod-sagemaker.py, with the same rate for each of its
-# optimizers. Its weight decay is no L2: Keras' `decay` divided the rate by 1 + 2e-4 a step. Here
-# the plateau alone lowers it.
+# The SageMaker guide's cifar10-tf-horovod-sagemaker.py, with one rate for all optimizers. Its Keras
+# `decay` was not L2: it divided the rate by 1 + 2e-4 per step. Here, only the plateau lowers it.
 _CIFAR10: Json = {
     "optimizer": "adam",
     "has_rate": ("adam", "rmsprop", "sgd"),
@@ -41,10 +39,10 @@ _CIFAR10: Json = {
     "schedule": "plateau",
     "warmup_epochs": 5.0,
 }
-# The settings of each recipe; the rate is that of 256 images a step, or of one rank.
+# The settings of each recipe; the rate is for 256 images per step, or for one rank.
 _RECIPES: dict[str, Json] = {
-    # train.sh. Its warm-up of 5 epochs is not what the tutorial's 256 GPUs ran with: their printed
-    # rates fall together with 10 (tests/trainer/test_schedule.py).
+    # train.sh, but 10 epochs of warm-up instead of 5: the printed rates of the tutorial's 256 GPUs
+    # match 10 (tests/trainer/test_schedule.py).
     "tutorial": {"lr_of_256": 0.1, "nesterov": True},
     # NVIDIA's ResNet-50 v1.5 (DGX1_RN50_AMP_90E.sh): 76.9 to 77.0 % after 90 epochs.
     "v1.5": {
@@ -55,9 +53,8 @@ _RECIPES: dict[str, Json] = {
         "schedule": "cosine",
         "warmup_epochs": 8.0,
     },
-    # AWS's article of 2019 on MXNet with Horovod: 0.1 a GPU, 6.4 on its 64. Length of the warm-up
-    # and decay are those of Horovod's example for MXNet, of the same year:
-    # mxnet_imagenet_resnet50.py has 10 epochs and PolyScheduler(pwr=2).
+    # AWS's article of 2019 on MXNet with Horovod: 0.1 per GPU, 6.4 on its 64. Warm-up and decay are
+    # from Horovod's mxnet_imagenet_resnet50.py of that year: 10 epochs and PolyScheduler(pwr=2).
     "article": {"lr_of_256": 0.1, "warmup_lr": 0.1},
     "cifar10": _CIFAR10,
     # Adam as in Horovod's MNIST example, for two epochs.
@@ -65,8 +62,7 @@ _RECIPES: dict[str, Json] = {
 }
 # Horovod's example for MXNet, mxnet_mnist.py.
 _MNIST_OF_MXNET: Json = {"optimizer": "sgd", "has_rate": ("sgd",), "lr_of_rank": 0.01}
-# train_more_aug.sh.
-_MANY_RANKS = {
+_MANY_RANKS = {  # train_more_aug.sh, for 128 and 256 GPUs
     "optimizer": "larc",
     "lr": 3.7,
     "momentum": 0.977,
@@ -77,17 +73,12 @@ _MANY_RANKS = {
 
 @dataclass(frozen=True)
 class Run:
-    """All numbers of a run. Runs that are equal here may go on from each other's checkpoints.
+    """All numbers of a run; a run can resume from the checkpoints of an equal one.
 
-    Attributes:
-      global_batch: images a step, over all ranks.
-      num_examples: images of the train split.
-      total_steps: steps of the whole run; the last epoch may be a part of one.
-      steps_per_epoch: full steps of one pass, by which warm-up and evaluation are counted.
-      increased_aug: whether colours are changed at random.
-      plateau_steps: steps between the evaluations by which schedule "plateau" goes; else 0.
-      framework: what trains. By which way ranks communicate may change from launch to launch.
-      recipe: whose crops, means and deviations the network has learned from.
+    `global_batch` is the number of images per step, over all ranks. `steps_per_epoch` only counts
+    full steps, and is used for warm-up and evaluation. `plateau_steps` is the number of steps
+    between evaluations for the schedule "plateau", else 0. `recipe` determines crops and
+    normalisation. `comm` is not included, since it may change from launch to launch.
     """
 
     model: str
@@ -114,25 +105,25 @@ class Run:
     recipe: str = "v1.5"
 
     def epoch(self, step: int) -> float:
-        """Returns how often every image was seen before a step, as the tutorial counts."""
+        """Returns the number of epochs before a step, as the tutorial counts them."""
         return step * self.global_batch / self.num_examples
 
     def facts(self) -> Json:
-        """Returns the numbers for JSON."""
+        """Returns the numbers as JSON."""
         return dataclasses.asdict(self)
 
 
-# What an evaluation needs of a run: the network, and the images that it was made for.
+# Settings that an evaluation takes from a run: the network and its input.
 _NETWORK = ("framework", "recipe", "model", "num_classes", "image_size")
 
 
 def difference(there: Json, run: Run) -> str | None:
-    """Returns the first thing in which a checkpoint's run, by its facts, differs from this one."""
+    """Returns the first difference between a checkpoint's facts and this run, in words."""
     here: Json = json.loads(json.dumps(run.facts()))
     for key in (*_NETWORK, *here, *there):
         one, other = there.get(key), here.get(key)
         if one != other and isinstance(one, dict) and isinstance(other, dict):
-            # The rate first: all else of a schedule follows from it, or from the number of steps.
+            # The rate comes first: the rest of a schedule follows from it or the number of steps.
             for part in ("peak", *other, *one):
                 if one.get(part) != other.get(part):
                     return _in_words(part, one.get(part), other.get(part))
@@ -142,13 +133,13 @@ def difference(there: Json, run: Run) -> str | None:
 
 
 def other_network(there: Json, run: Run) -> str | None:
-    """Returns all that keeps this run from evaluating the network of another, as `difference`."""
+    """Returns the differences that prevent evaluating a checkpoint's network, in words."""
     here = run.facts()
     pairs = [(key, there.get(key), here[key]) for key in _NETWORK]
     return "; ".join(_in_words(*pair) for pair in pairs if pair[1] != pair[2]) or None
 
 
-# The words for numbers of a run that have other names in `Run` and `Schedule`.
+# The names in messages for fields of `Run` and `Schedule`.
 _WORDS = {
     "peak": "learning rate",
     "kind": "schedule",
@@ -166,7 +157,7 @@ def _in_words(name: str, there: object, here: object) -> str:
 
 
 def settled(config: Config) -> Config:
-    """Returns a config whose model, image size, length and evaluations are no longer None."""
+    """Returns the config with the recipe's values for settings that are None."""
     first = dict(RECIPES[config.recipe])
     if config.num_batches is not None:
         del first["num_epochs"]
@@ -177,12 +168,12 @@ def settled(config: Config) -> Config:
 
 
 def precision(config: Config, *, fast_half: bool) -> str:
-    """Returns the type of activations on a device that is fast at half precision, or not."""
+    """Returns the type of activations on a device with or without fast float16."""
     return config.precision or ("float16" if config.half_if_fast and fast_half else "float32")
 
 
 def precision_in_words(config: Config, plan: Run) -> str:
-    """Returns type and loss scale of a run, and why where the recipe chose them."""
+    """Describes type and loss scale of a run, and the reason if the recipe chose them."""
     if not config.half_if_fast:
         scale = f", loss scale {plan.loss_scale:g}" if plan.precision == "float16" else ""
         return plan.precision + scale
@@ -204,7 +195,7 @@ def resolve(
     *,
     fast_half: bool = False,
 ) -> Run:
-    """Returns the numbers of a run with these settings, from the number of training images."""
+    """Returns the numbers of a run for these settings, ranks and training images."""
     config = settled(config)
     assert config.model is not None
     assert config.image_size is not None
@@ -250,17 +241,17 @@ def resolve(
 
 
 def decays(variable: Any) -> bool:
-    """Returns whether a variable has weight decay: kernels, but no batch norms and biases."""
+    """Returns whether a variable has weight decay: only kernels do, not batch norms or biases."""
     return len(variable.shape) > 1
 
 
 def eval_steps(config: Config, steps_per_epoch: int) -> int:
-    """Returns the steps between evaluations; 0: there is one at the end only."""
+    """Returns the steps between evaluations, or 0 if there is only one at the end."""
     return max(1, round(config.eval_every * steps_per_epoch)) if config.eval_every else 0
 
 
 def _chosen(config: Config, batch: int, world_size: int) -> Json:
-    """Returns the recipe's numbers, with those that were given instead."""
+    """Returns the recipe's numbers, overridden by the flags that were given."""
     recipe = _USUAL | _RECIPES[config.recipe]
     if config.recipe == "mnist" and config.framework == "mxnet":
         recipe |= _MNIST_OF_MXNET
@@ -269,7 +260,7 @@ def _chosen(config: Config, batch: int, world_size: int) -> Json:
     if config.recipe == "tutorial" and world_size >= _TUTORIAL_LARGE:
         recipe |= _MANY_RANKS
     elif config.recipe == "tutorial" and config.optimizer == "larc":
-        # The tutorial's script had one rate for LARC.
+        # The tutorial's script used one rate for LARC.
         recipe |= {"optimizer": "larc", "lr": _MANY_RANKS["lr"]}
     has_rate = recipe.pop("has_rate", (recipe["optimizer"],))
     if config.lr is None and config.optimizer not in (None, *has_rate):
@@ -282,13 +273,13 @@ def _chosen(config: Config, batch: int, world_size: int) -> Json:
             f"--framework mxnet has no {recipe['optimizer']}, the optimizer of recipe "
             f"{config.recipe} on {counted(world_size, 'rank')}: give --optimizer sgd and its --lr"
         )
-    # A flag that was not given is None, and a switch is False.
+    # Flags that were not given are None, or False for switches.
     given = {name: getattr(config, name) for name in recipe if name != "warmup_epochs"}
     return recipe | {n: v for n, v in given.items() if v is not None and v is not False}
 
 
 def _schedule(config: Config, chosen: Json, steps_per_epoch: int, total_steps: int) -> Schedule:
-    # Recipes count in epochs of their full length; a shorter run keeps the shape of the rate.
+    # A shorter run scales the recipe's epochs down, to keep the shape of the rate.
     epochs = config.num_epochs or total_steps / steps_per_epoch
     shrink = min(1.0, epochs / RECIPES[config.recipe]["num_epochs"])
     warmup_epochs = config.warmup_epochs

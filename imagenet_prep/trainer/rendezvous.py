@@ -1,10 +1,9 @@
-"""Where ranks of several hosts meet without ssh: a store of short values, and who each rank is.
+"""Rendezvous of ranks on several hosts without ssh: a store of short values, and rank numbers.
 
-This does what horovodrun does over ssh, for hosts that each start their own ranks. Horovod's ranks
-put the addresses of their connections here, so anyone who can write here could join them.
-Therefore every request carries the job's token, and a request without it is refused after its
-first line. The token is part of the path, since Horovod lets us choose nothing else of a request:
-it makes its URLs of an "address", a port, a scope and a key.
+This replaces horovodrun's ssh for hosts that start their own ranks. Horovod's ranks store their
+addresses here, so anyone who can write here could join them. Every request therefore carries the
+job's token, and a request without it is refused after its first line. The token is in the path,
+since Horovod builds its URLs only from an "address", a port, a scope and a key.
 """
 
 from __future__ import annotations
@@ -25,22 +24,22 @@ from typing import Any, NamedTuple
 from imagenet_prep.core.errors import ImagenetPrepError
 from imagenet_prep.hosts.hosts_file import Host
 
-# The form of a token, which is part of URLs.
+# The format of a token, which is part of URLs.
 TOKEN = re.compile(r"[A-Za-z0-9_-]{16,128}")
 
 _REQUEST_S, _POLL_S = 10.0, 0.5
-# Gloo's largest value holds a rank's addresses for all others: 150 kB at 1,024 ranks. Gloo puts
-# three values for each rank, and we put two for each host.
+# Gloo's largest value has a rank's addresses for all others: 150 kB at 1,024 ranks. Gloo stores
+# three values per rank, and we store two per host.
 _MAX_VALUE_BYTES, _VALUES_EACH = 1 << 20, 16
-# Connections that may be open without having shown the token, beside one for each rank. If there
-# are more, the oldest is closed. A rank shows the token within milliseconds.
+# Open connections without a token, in addition to one per rank. If there are more, the oldest is
+# closed. Ranks send the token within milliseconds.
 _STRANGERS = 256
 _REFUSED = b"HTTP/1.0 403 Forbidden\r\nContent-Length: 0\r\n\r\n"
 _LENGTH = re.compile(r"[0-9]{1,9}")
 
 
 class Place(NamedTuple):
-    """Where the ranks of one job meet; a port of 0 takes a free one."""
+    """The rendezvous address of a job; port 0 chooses a free one."""
 
     address: str
     port: int
@@ -49,7 +48,7 @@ class Place(NamedTuple):
 
 @contextlib.contextmanager
 def serving(hosts: Sequence[Host], place: Place) -> Iterator[Place]:
-    """Yields the place, with its port, at which a server waits for the ranks of `hosts`."""
+    """Runs the server for the ranks of `hosts`; yields the place with its port."""
     try:
         server = _Server(place, sum(host.slots for host in hosts) + len(hosts))
     except OSError as error:
@@ -57,7 +56,7 @@ def serving(hosts: Sequence[Host], place: Place) -> Iterator[Place]:
             f"{place.address}:{place.port}: {error.strerror}: the ranks cannot meet there. "
             "Does another job run on this host?"
         ) from error
-    # It looks so often whether it is to end, which a launch and each test waits for.
+    # Poll often for shutdown, since each launch and each test waits for it.
     thread = threading.Thread(
         target=server.serve_forever, args=(0.1,), name="rendezvous", daemon=True
     )
@@ -73,9 +72,9 @@ def serving(hosts: Sequence[Host], place: Place) -> Iterator[Place]:
 def environments(
     hosts: Sequence[Host], host: str, place: Place, interface: str
 ) -> list[dict[str, str]]:
-    """Returns the variables of each rank of `host`, for Horovod and NCCL.
+    """Returns the environment variables for Horovod and NCCL of each rank of `host`.
 
-    All `hosts` are in the same order everywhere, and share a network `interface`.
+    All hosts must pass `hosts` in the same order and share a network `interface`.
     """
     try:
         from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
@@ -84,7 +83,7 @@ def environments(
         raise ImagenetPrepError(
             f"several ranks need Horovod: {error}. Run `imagenet-prep install-horovod`."
         ) from error
-    # Horovod asks for http://ADDRESS:PORT/SCOPE/KEY: with this one for /TOKEN:PORT/SCOPE/KEY.
+    # Horovod requests http://ADDRESS:PORT/SCOPE/KEY, here with the path /TOKEN:PORT/SCOPE/KEY.
     address = f"{place.address}:{place.port}/{place.token}"
     shared = create_run_env_vars(address, [interface], place.port)
     known = parse_hosts(",".join(f"{each.address}:{each.slots}" for each in hosts))
@@ -98,10 +97,7 @@ def environments(
 def exchange(
     about: str, value: str, hosts: Sequence[Host], host: str, place: Place, limit_s: float
 ) -> dict[str, str]:
-    """Puts a value of this host on the server, and returns the values of all `hosts`, by address.
-
-    `about` is one word, used once in a job; `limit_s` are seconds.
-    """
+    """Stores this host's value under `about`, unique in a job; returns all hosts' by address."""
     deadline = time.monotonic() + limit_s
     values: dict[str, str] = {}
     sent = False
@@ -113,7 +109,7 @@ def exchange(
                     answer = ask(place, "GET", f"{about}/{other.address}")
                     if answer is not None:
                         values[other.address] = answer
-        except OSError:  # the first host is not there yet
+        except OSError:  # the first host has not started yet
             pass
         late = [other.address for other in hosts if other.address not in values]
         if sent and not late:
@@ -128,7 +124,7 @@ def exchange(
 
 
 def ask(place: Place, method: str, name: str, body: str = "") -> str | None:
-    """Returns the answer of the server; None if it has no such value."""
+    """Returns the server's answer, or None if it has no such value."""
     connection = http.client.HTTPConnection(place.address, place.port, timeout=_REQUEST_S)
     try:
         connection.request(method, f"/{place.token}:{place.port}/{name}", body.encode())
@@ -147,12 +143,11 @@ def ask(place: Place, method: str, name: str, body: str = "") -> str | None:
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """Keeps `values` by "scope/key", for whoever has the token."""
+    """Stores `values` by "scope/key" for clients with the token."""
 
     allow_reuse_address = True
     daemon_threads = True
-    # All ranks come at once.
-    request_queue_size = 1024
+    request_queue_size = 1024  # all ranks connect at once
 
     def __init__(self, place: Place, size: int) -> None:
         super().__init__((place.address, place.port), _Handler)
@@ -164,7 +159,7 @@ class _Server(socketserver.ThreadingTCPServer):
         self._strangers: dict[Any, None] = {}  # connections, the oldest first
 
     def admits(self, connection: Any, line: bytes) -> bool:
-        """Returns whether a request's first line shows the token; its connection then stays."""
+        """Returns whether a request's first line has the token; if so, keeps its connection."""
         shown = line[:1024].partition(b" /")[2].partition(b":")[0]
         if not hmac.compare_digest(shown, self._token):
             return False
@@ -173,7 +168,7 @@ class _Server(socketserver.ThreadingTCPServer):
         return True
 
     def put(self, name: str, value: bytes) -> bool:
-        """Keeps a value; returns False where there are more than a job can have."""
+        """Stores a value; returns False if there are more than a job can have."""
         with self._lock:
             if name not in self.values and len(self.values) >= self._most_values:
                 return False
@@ -181,7 +176,7 @@ class _Server(socketserver.ThreadingTCPServer):
             return True
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Starts a thread for a connection; closes the oldest stranger where there are too many."""
+        """Handles a connection in a thread; closes the oldest without token if there are too many."""
         with self._lock:
             self._strangers[request] = None
             oldest = next(iter(self._strangers))
@@ -189,18 +184,17 @@ class _Server(socketserver.ThreadingTCPServer):
             if crowded:
                 del self._strangers[oldest]
         if crowded:
-            with contextlib.suppress(OSError):  # it has just ended
+            with contextlib.suppress(OSError):  # already closed
                 oldest.shutdown(socket.SHUT_RDWR)
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """Forgets a connection that has ended."""
         with self._lock:
             self._strangers.pop(request, None)
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Says nothing of connections that broke."""
+        """Ignores broken connections."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
@@ -211,7 +205,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     timeout = _REQUEST_S
 
     def parse_request(self) -> bool:
-        # Before any header is read.
+        # Check the token before reading any header.
         if not self.server.admits(self.request, self.raw_requestline):
             self.close_connection = True
             self.wfile.write(_REFUSED)
@@ -233,7 +227,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._answer(200 if whole and self.server.put(self._name, value) else 400)
 
     def do_DELETE(self) -> None:
-        # A rank has met all others. Values stay, since the ranks of a job meet only once.
+        # A rank has met all others. Keep the values: the ranks of a job meet only once.
         self._answer(200)
 
     @property
@@ -247,4 +241,4 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Says nothing: each request would be a line, with the token in it."""
+        """Logs nothing, since each line would contain the token."""

@@ -1,4 +1,4 @@
-"""What a run leaves in its folder to go on from, and the copy of it in a bucket."""
+"""The saved state of a run: checkpoints in its folder, and their mirror in a bucket."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from imagenet_prep.trainer.schedule import Plateau
 
 @dataclass(frozen=True)
 class _Facts:
-    """What a checkpoint says beside its variables; of lists of labels the sha256, by name."""
+    """The facts in a checkpoint; `labels` has the sha256 of each label list by name."""
 
     run: Json
     reader: Json
@@ -40,7 +40,7 @@ class _Facts:
 
 @dataclass(frozen=True)
 class _Network:
-    """What an evaluation takes from a run."""
+    """The settings that an evaluation takes from a run."""
 
     framework: str
     recipe: str
@@ -50,10 +50,9 @@ class _Network:
 
 
 def settings_of(log_dir: str, world: World) -> Json:
-    """Returns the settings that an evaluation takes from the run in `log_dir`.
+    """Returns the settings for an evaluation from the last valid checkpoint in `log_dir`.
 
-    They are those of its last sound checkpoint. There are none if ranks are on several hosts, some
-    of which may not have it: then all need the same flags.
+    Empty if ranks are on several hosts: some may lack the checkpoint, and all need the same flags.
     """
     folder = Path(log_dir).expanduser()
     if world.local_size < world.size or not folder.is_dir():
@@ -64,25 +63,20 @@ def settings_of(log_dir: str, world: World) -> Json:
         found.append(records.parse(_Network, records.parse(_Facts, facts).run, others=True))
 
     for step in reversed(checkpoint.steps(folder)):
-        # Rank 0 says later what is damaged, and sets it aside.
+        # Rank 0 reports and renames damaged checkpoints later.
         with contextlib.suppress(DataDamagedError):
             checkpoint.load(folder / checkpoint.name(step), [], accept)
             break
     if not found:
         return {}
     settings = dict(vars(found[-1]))
-    # Any batch does, but for one that is larger than the set.
+    # Any batch size works unless it exceeds the dataset.
     batch = settings.pop("global_batch") // world.size
     return settings | {"batch_size": max(1, min(Config.batch_size, batch))}
 
 
 class Saved:
-    """The checkpoints of a run, and its mirror; rank 0 alone uses them.
-
-    Attributes:
-      scalars: folder of TensorBoard's files.
-      export: where the model goes at the end; None if it is not wanted.
-    """
+    """The checkpoints of a run and its mirror, used only by rank 0."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -92,9 +86,9 @@ class Saved:
         self._mirror: Mirror | None = None
 
     def refuse_another_run(self, plan: Callable[[bool], Run]) -> None:
-        """Looks at the last checkpoint, before any framework is imported, but at no variable.
+        """Checks output files and the last checkpoint's facts, before a framework is imported.
 
-        `plan` returns the numbers of this run, on a device that is fast at half precision or not.
+        `plan` returns the numbers of this run on a device with or without fast float16.
         """
         if self._config.predictions is not None:
             predictions.demand_replaceable(Path(self._config.predictions).expanduser())
@@ -106,7 +100,7 @@ class Saved:
             return
 
         def accept(facts: Json) -> None:
-            # The type that a device decides on is not known yet: it may be the checkpoint's.
+            # The device's precision is not known yet: assume that of the checkpoint.
             run = facts.get("run")
             self._accept(facts, plan(isinstance(run, dict) and run.get("precision") == "float16"))
 
@@ -115,10 +109,10 @@ class Saved:
             raise UsageError(f"{self.folder}: no checkpoint to evaluate. Train first.")
 
     def open(self) -> None:
-        """Brings what the mirror has, and removes what `--clear-log` removes."""
+        """Downloads the mirror's files, and removes the checkpoints for `--clear-log`."""
         LocalStore(self.folder).remove_tree(TEMPORARY)
         if self._config.tensorboard_dir is None:
-            # A link would lead scalars, and what --clear-log removes, to another folder.
+            # Through a link, this run and --clear-log would change a different folder.
             with storage_errors("open", self.scalars), contextlib.suppress(FileNotFoundError):
                 inside.stat_inside(self.folder, SCALARS)
         if self._config.mirror is not None:
@@ -128,7 +122,7 @@ class Saved:
             checkpoint.clear(self.folder)
 
     def restore(self, learner: Learner, plan: Run) -> Checkpoint | None:
-        """Gives the learner the variables of the last checkpoint, and returns it."""
+        """Loads the last checkpoint into the learner and returns it."""
         only_model = self._config.evaluate
         shapes = learner.shapes(only_model=only_model)
         found = checkpoint.load_latest(self.folder, shapes, partial(self._accept, plan=plan))
@@ -137,29 +131,29 @@ class Saved:
         return found
 
     def save(self, step: int, facts: Json, learner: Learner) -> float:
-        """Saves a step; returns when, in seconds since 1970. Raises as `checkpoint.save`."""
+        """Saves a step; returns the time in seconds since 1970."""
         arrays = dict(zip(learner.names(), learner.values(), strict=True))
         checkpoint.save(self.folder, step, facts, arrays, keep=self._config.keep)
         return time.time()
 
     def flush(self) -> None:
-        """Lets the mirror take what has changed."""
+        """Starts the upload of changes to the mirror."""
         if self._mirror is not None:
             self._mirror.flush()
 
     def close(self) -> bool:
-        """Waits for the mirror; returns whether it is complete, or there is none."""
+        """Waits for the mirror; returns False if it is incomplete."""
         return self._mirror is None or self._mirror.close()
 
     def _accept(self, facts: Json, plan: Run) -> None:
-        """Refuses the facts of a checkpoint of another run, or that no run has written."""
+        """Refuses a checkpoint's facts if they are malformed or of a different run."""
         found = records.parse(_Facts, facts)
         there, evaluates = found.run, self._config.evaluate
         if evaluates:
             records.parse(Run, there, others=True)
         if (batch := records.parse(int, there.get("global_batch"), "global_batch")) < 1:
             raise ValueError(f"global_batch {batch}")
-        # A reader looks at the rest of its state itself; without a data set it has none.
+        # A reader checks the rest of its state itself; without a dataset it has none.
         records.parse(int, found.reader.get("epoch", 0), "epoch")
         differs = recipe.other_network if evaluates else recipe.difference
         if other := differs(there, plan):

@@ -1,7 +1,4 @@
-"""TensorBoard's files of scalars, as TensorFlow's tf.summary.scalar writes them, without either.
-
-A file is one of TFRecords, each a tensorflow.Event: tensorflow/core/util/event.proto.
-"""
+"""Writes TensorBoard's scalars as TFRecords of tensorflow.Event (core/util/event.proto)."""
 
 from __future__ import annotations
 
@@ -18,13 +15,12 @@ from imagenet_prep.dataset.tfrecord import frame_parts
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.os_errors import storage_errors
 
-# How the names of the files begin.
-EVENTS = "events.out.tfevents."
+EVENTS = "events.out.tfevents."  # prefix of the file names
 _VERSION = b"brain.Event:2"
 
 
 class Scalars:
-    """A new file of a folder; what is written is with the system after each `write`."""
+    """A new file in a folder, written without buffering."""
 
     def __init__(self, folder: Path) -> None:
         name = f"{EVENTS}{time.time_ns() // 10**9}.{socket.gethostname()}.{os.getpid()}.v2"
@@ -35,7 +31,7 @@ class Scalars:
         self._put(_field(3, _VERSION))
 
     def write(self, step: int, group: str, values: Mapping[str, float]) -> None:
-        """Writes GROUP/NAME of a step for each value."""
+        """Writes each value of a step as GROUP/NAME."""
         summary = b"".join(_value(f"{group}/{name}", value) for name, value in values.items())
         self._put(b"\x10" + varint(step) + _field(5, summary))
 
@@ -49,12 +45,12 @@ class Scalars:
 
 
 def _value(tag: str, value: float) -> bytes:
-    """Returns a value of a summary: a scalar tensor of float32, and that TensorBoard plots it."""
+    """Returns a summary value: a float32 scalar, marked for TensorBoard's scalar plots."""
     tensor = b"\x08\x01" + _field(2, b"") + _field(5, bytes(ctypes.c_float(value)))
     plotted = _field(1, _field(1, b"scalars")) + b"\x20\x01"
     return _field(1, _field(1, tag.encode()) + _field(8, tensor) + _field(9, plotted))
 
 
 def _field(number: int, content: bytes) -> bytes:
-    """Returns a field of a message that holds bytes."""
+    """Returns a protobuf field of bytes."""
     return bytes((number << 3 | 2,)) + varint(len(content)) + content

@@ -1,4 +1,4 @@
-"""Learning rates: pure functions of the step, and what evaluations do to them."""
+"""Learning rates: pure functions of the step, and their reduction on a plateau."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 
 KINDS = ("poly", "cosine", "cosine-restarts", "linear-cosine", "steps", "plateau")
 
-# train_imagenet_resnet_hvd.py has these constants, and the tutorial's output depends on them.
+# The constants of train_imagenet_resnet_hvd.py, on which the tutorial's output depends.
 WARMUP_START = 0.001
 _POLY_END = 1e-5
 _LINEAR_COSINE_PERIODS = 0.47
 _LINEAR_COSINE_FLOOR = 1e-5
-# Its cosine_decay_restarts: the first decay takes a third of the steps, every other one twice as
-# many as the one before and begins at a tenth of its rate.
+# Its cosine_decay_restarts: the first decay takes a third of the steps. Each later one is twice as
+# long as the previous one and starts at a tenth of its rate.
 _FIRST_DECAY = 0.33
 _RESTART_LONGER = 2.0
 _RESTART_LOWER = 0.1
-# Goyal et al. 2017: a tenth at each.
+# Goyal et al. 2017: the rate drops to a tenth at each.
 STEP_EPOCHS = (30.0, 60.0, 80.0)
 _STEP_FACTOR = 0.1
-# As Keras' ReduceLROnPlateau: after so many evaluations in a row without improvement, the rate
-# falls to this share. A loss that is less lower than the gain is no improvement.
+# Keras' ReduceLROnPlateau: after this many evaluations in a row without improvement, the rate is
+# multiplied by the factor. A smaller improvement of the loss than the gain is ignored.
 _PATIENCE = 10
 _PLATEAU_FACTOR = 0.1
 _LEAST_GAIN = 1e-4
@@ -31,14 +31,9 @@ _LEAST_GAIN = 1e-4
 class Schedule:
     """The learning rate of every step: a linear warm-up, then a decay to the last step.
 
-    Attributes:
-      kind: one of KINDS.
-      peak: learning rate at the end of the warm-up.
-      warmup_steps: steps from `start`, or from the peak where that is smaller, to the peak.
-      total_steps: steps of the whole run.
-      drops: steps at which "steps" falls.
-      start: learning rate of step 0.
-      rates: those of "steps" before the first drop and after each one; empty: a tenth at each.
+    The warm-up rises from `start` (or `peak`, if that is smaller) to `peak`. "steps" drops the rate
+    at the steps in `drops`: to a tenth, or through `rates`, the first of which applies before the
+    first drop.
     """
 
     kind: str
@@ -50,7 +45,7 @@ class Schedule:
     rates: tuple[float, ...] = ()
 
     def __call__(self, step: int) -> float:
-        """Returns the learning rate of a step, from 0; of "plateau" before any fall."""
+        """Returns the learning rate of a step (from 0); for "plateau", before any reduction."""
         if step < self.warmup_steps:
             start = min(self.start, self.peak)
             return start + (self.peak - start) * step / self.warmup_steps
@@ -68,13 +63,13 @@ class Schedule:
             return self.peak * (1 + math.cos(math.pi * done)) / 2
         if self.kind == "cosine-restarts":
             return self.peak * _restarting_cosine(done)
-        # Bello et al. 2017, as tf.train.linear_cosine_decay had it.
+        # Bello et al. 2017, as in tf.train.linear_cosine_decay.
         swing = (1 + math.cos(2 * math.pi * _LINEAR_COSINE_PERIODS * done)) / 2
         return self.peak * ((1 - done) * swing + _LINEAR_COSINE_FLOOR)
 
 
 def _restarting_cosine(done: float) -> float:
-    """Loshchilov and Hutter 2016, as tf.train.cosine_decay_restarts had it."""
+    """Loshchilov and Hutter 2016, as in tf.train.cosine_decay_restarts."""
     begin, length, height = 0.0, _FIRST_DECAY, 1.0
     while done >= begin + length:
         begin, length, height = begin + length, length * _RESTART_LONGER, height * _RESTART_LOWER
@@ -85,12 +80,9 @@ def _restarting_cosine(done: float) -> float:
 class Plateau:
     """Lowers the learning rate when the loss of evaluations no longer falls.
 
-    Every rank sees the same losses, and so has the same state, which checkpoints store.
-
-    Attributes:
-      scale: share of the schedule's rate that is left.
-      best: the lowest loss so far.
-      waited: evaluations since then, or since the rate was last lowered.
+    All ranks see the same losses and so have the same state, which checkpoints store. `scale` is
+    the current factor of the schedule's rate, and `waited` the number of evaluations since the
+    `best` loss or the last reduction.
     """
 
     scale: float = 1.0
@@ -98,7 +90,7 @@ class Plateau:
     waited: int = 0
 
     def see(self, loss: float) -> None:
-        """Counts an evaluation."""
+        """Records the loss of an evaluation."""
         if math.isfinite(loss) and (self.best is None or loss < self.best - _LEAST_GAIN):
             self.best, self.waited = loss, 0
             return
@@ -108,7 +100,7 @@ class Plateau:
 
 
 def numbers(name: str, text: str | None) -> tuple[float, ...]:
-    """Returns what a flag lists, such as epochs or rates; nothing where it is not given."""
+    """Returns the numbers in a comma-separated flag; none if it is not given."""
     try:
         found = tuple(float(part) for part in (text or "").split(",") if part)
     except ValueError:

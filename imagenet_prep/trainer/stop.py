@@ -1,4 +1,4 @@
-"""A wish that a run ends: SIGTERM, a lost terminal, Ctrl-C. The run saves its step first."""
+"""Stops a run after SIGTERM, a lost terminal or Ctrl-C; the run saves its step first."""
 
 from __future__ import annotations
 
@@ -18,27 +18,26 @@ _AGAIN = (
 
 @dataclass(eq=False)
 class Stop:
-    """Whether a run was asked to end (`came`); a rank that is `alone` decides by itself."""
+    """Whether a run was asked to stop (`came`); the only rank of a run is `alone`."""
 
     alone: bool
     came: bool = False
 
     @contextlib.contextmanager
     def heard(self) -> Iterator[None]:
-        """Listens to SIGTERM, SIGHUP and SIGINT.
+        """Handles SIGTERM, SIGHUP and SIGINT.
 
-        A second one ends a process that is `alone`. One of several ranks gets a second where all
-        processes are asked at once, and their launcher too; the launcher ends those that do not
-        save.
+        A second signal ends the only rank of a run. One of several ranks ignores it, since it may
+        repeat the first through the launcher, which kills ranks that do not save.
         """
 
         def remember(signum: int, frame: FrameType | None) -> None:
-            # Noted first: the second signal may come while this answers the first.
+            # Set this first: a second signal may interrupt this handler.
             first, self.came = not self.came, True
             if not first and self.alone and callable(earlier := before[signal.Signals(signum)]):
                 earlier(signum, frame)
             if first and self.alone and signum == signal.SIGINT:
-                # Python may be in the midst of writing to its own stream.
+                # Not through sys.stderr: Python may be in the middle of a write to it.
                 with contextlib.suppress(OSError):
                     os.write(2, _AGAIN)
 

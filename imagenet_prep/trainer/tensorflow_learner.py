@@ -1,4 +1,4 @@
-"""TensorFlow's part of a run: a Keras model, our optimizer, Horovod."""
+"""The TensorFlow learner: a Keras model, our optimizer and Horovod."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ from imagenet_prep.trainer.optimizer import Optimizer
 from imagenet_prep.trainer.recipe import Run
 
 _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
-# NVIDIA's GPUs from Volta on have tensor cores for float16.
-_FAST_HALF = (7, 0)
+_FAST_HALF = (7, 0)  # Volta, the first NVIDIA GPUs with tensor cores for float16
 
 
 class TensorFlowLearner:
-    """See `trainer.learner.Learner`."""
+    """Implements `trainer.learner.Learner`."""
 
     def __init__(self, config: Config) -> None:
         world, self.comm = launched(), Comm()
@@ -48,16 +47,16 @@ class TensorFlowLearner:
         keras.utils.set_random_seed(config.seed)
 
     def hold(self, batch: Batch) -> Batch:
-        """Returns tensors."""
+        """Returns TensorFlow tensors."""
         dtype = "bfloat16" if self._precision == "bfloat16" else "float32"
         held = {name: tf.constant(array) for name, array in batch.items()}
         return held | {"images": tf.cast(held["images"], dtype)}
 
     def build(self, plan: Run, *, jit: bool) -> None:
-        """Makes model and optimizer; `jit` compiles both passes with XLA."""
+        """Builds model and optimizer; `jit` compiles both passes with XLA."""
         self._plan = plan
         self._model = model.build(plan.model, plan.image_size, plan.num_classes)
-        # Horovod, like the optimizer, wants TensorFlow's own variables, not Keras' around them.
+        # Horovod and the optimizer need TensorFlow's variables, not Keras' wrappers.
         self._weights = [v.value for v in self._model.trainable_variables]
         self._statistics = [v.value for v in self._model.non_trainable_weights]
         kept = (*self._model.trainable_variables, *self._model.non_trainable_weights)
@@ -68,27 +67,27 @@ class TensorFlowLearner:
         self._cross_entropy = keras.losses.CategoricalCrossentropy(
             from_logits=True, label_smoothing=plan.label_smoothing, reduction="none"
         )
-        # XLA also compiles the backward pass of a compiled function. The reduction over the ranks
-        # stays outside, since XLA does not know Horovod's operation.
+        # XLA also compiles the backward pass of a compiled function. The sum over the ranks stays
+        # outside, since XLA does not support Horovod's operation.
         self._forward = tf.function(self._loss, jit_compile=True) if jit else self._loss
         self._traced_step = tf.function(self._move)
         self._logits = tf.function(lambda images: self._model(images, training=False))
 
     def values(self) -> list[Any]:
-        """Returns all variables as arrays."""
+        """Returns all variables as NumPy arrays."""
         return [variable.numpy() for variable in self._variables]
 
     def names(self) -> list[str]:
-        """Returns LAYER/VARIABLE of the model's variables; those of the optimizer are counted."""
+        """Returns LAYER/VARIABLE for the model's variables, and numbered optimizer slots."""
         slots = range(len(self._optimizer.slots))
         return [*self._paths, *(f"{torchvision.SLOT}{number:04d}" for number in slots)]
 
     def shapes(self, *, only_model: bool) -> list[tuple[int, ...]]:
-        """Returns the shapes of all variables, or of the model's."""
+        """Returns the shapes of all variables, or only of the model's."""
         return [tuple(variable.shape) for variable in self._those(only_model=only_model)]
 
     def assign(self, values: Sequence[Any], *, only_model: bool) -> None:
-        """Sets all variables, or the model's."""
+        """Sets all variables, or only the model's."""
         for variable, value in zip(self._those(only_model=only_model), values, strict=True):
             variable.assign(value)
 
@@ -97,15 +96,15 @@ class TensorFlowLearner:
         return self._variables[:model_has] if only_model else self._variables
 
     def share(self) -> None:
-        """Sets all variables to what they are on rank 0."""
+        """Copies all variables from rank 0."""
         self.comm.broadcast(self._variables, "variable")
 
     def average_statistics(self) -> None:
-        """Sets the statistics of batch norms to their mean over the ranks."""
+        """Averages the batch norm statistics over all ranks."""
         self.comm.average(self._statistics)
 
     def step(self, number: int, batch: Batch, rate: float, *, asks: bool) -> tuple[Any, Any]:
-        """Makes a step; what dropouts leave out depends on seed, step and rank alone."""
+        """Runs one step; dropout masks depend only on seed, step and rank."""
         world = self.comm.world
         for nth, seed in enumerate(self._dropouts):
             seed.assign([self._plan.seed + (nth << 32), number * world.size + world.rank])
@@ -116,7 +115,7 @@ class TensorFlowLearner:
         return made
 
     def _loss(self, images: Any, class_index: Any, mask: Any) -> Any:
-        """Returns mean cross entropy and accuracy of the images that are there."""
+        """Returns mean cross entropy and accuracy of the images in the mask."""
         logits = self._model(images, training=True)
         losses = self._cross_entropy(tf.one_hot(class_index, self._plan.num_classes), logits)
         there = tf.cast(mask, tf.float32)
@@ -126,7 +125,7 @@ class TensorFlowLearner:
         return tf.reduce_sum(losses * there) / number, accuracy
 
     def _move(self, images: Any, class_index: Any, mask: Any, rate: Any, asks: Any) -> Any:
-        """Returns [loss, total loss, accuracy], and how many ranks ask to end, after one step."""
+        """Runs one step; returns [loss, total loss, accuracy], and how many ranks ask to stop."""
         plan = self._plan
         with tf.GradientTape() as tape:
             loss, accuracy = self._forward(images, class_index, mask)
@@ -137,19 +136,18 @@ class TensorFlowLearner:
         if plan.precision != "float16":
             self._optimizer.apply(gradients, rate)
         else:
-            # float16 overflows now and then. The mean then overflows on every rank, and all
-            # skip the step.
+            # If float16 overflows, the mean overflows on every rank, and all skip the step.
             sound = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in gradients])
             if sound:
                 self._optimizer.apply(gradients, rate)
         return tf.stack([loss, total, accuracy]), self.comm.sum(asks)
 
     def logits(self, images: Any) -> Any:
-        """Returns the model's answers."""
+        """Returns the model's logits."""
         return self._logits(images).numpy()
 
     def export(self, path: Path) -> None:
-        """Writes FILE.keras, or a folder as a SavedModel."""
+        """Writes FILE.keras, or a SavedModel folder."""
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".keras":
             partial = path.with_name(f".{path.name}.partial.keras")

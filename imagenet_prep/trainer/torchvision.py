@@ -1,7 +1,6 @@
-"""Weights of a run under the names and in the layout that torchvision's ResNets have.
+"""Exports weights with torchvision's names and layout, without TensorFlow or PyTorch.
 
-They are written as safetensors: a length, a header in JSON, and the bytes of all tensors. Neither
-TensorFlow nor PyTorch is needed.
+A safetensors file has a length, a JSON header, and the bytes of all tensors.
 """
 
 from __future__ import annotations
@@ -24,11 +23,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 MODELS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
-# It is made of torchvision's blocks: examples/tiny.py.
-TINY = "tiny"
-# The learners name the tensors of their optimizers by this and a number.
-SLOT = "slot_"
-# Their names for the variables of a layer of ours.
+TINY = "tiny"  # examples/tiny.py builds it from torchvision's blocks
+SLOT = "slot_"  # optimizer tensors have this prefix and a number
+# PyTorch's name for each Keras variable of a layer.
 _KINDS = {
     "kernel": "weight",
     "bias": "bias",
@@ -38,7 +35,7 @@ _KINDS = {
     "moving_variance": "running_var",
 }
 _LAYERS = {"classes": "fc"}
-# By which a file of ours is known: its name, its beginning, and where that is.
+# How to recognise our files: description, first bytes, and their offset.
 OWN = "a file of safetensors", b'{"__metadata__"', 8
 _DTYPES = {"float32": "F32", "int64": "I64"}
 
@@ -56,7 +53,7 @@ def last(folder: Path) -> Checkpoint:
 
 
 def tensors(found: Checkpoint) -> dict[str, npt.NDArray[Any]]:
-    """Returns the model's tensors by torchvision's names."""
+    """Returns the model's tensors under torchvision's names."""
     run = found.facts.get("run", {})
     model, framework = run.get("model"), run.get("framework", "tensorflow")
     if model not in (*MODELS, TINY) or framework not in ("tensorflow", "pytorch"):
@@ -70,7 +67,7 @@ def tensors(found: Checkpoint) -> dict[str, npt.NDArray[Any]]:
     for path, array in found.arrays.items():
         layer, _, kind = path.rpartition("/")
         if not layer:
-            continue  # the optimizer's
+            continue  # an optimizer slot
         layer = _LAYERS.get(layer, layer)
         if array.ndim == 4:
             array = array.transpose(3, 2, 0, 1)
@@ -81,12 +78,12 @@ def tensors(found: Checkpoint) -> dict[str, npt.NDArray[Any]]:
 
 
 def of_pytorch(arrays: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
-    """Returns the tensors of the model among the variables of PyTorch's learner."""
+    """Returns the model's tensors from the variables of the PyTorch learner."""
     return _counted({k: v for k, v in arrays.items() if not k.startswith(SLOT)})
 
 
 def _counted(named: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
-    """Returns the tensors with a number of steps for each batch norm, as PyTorch's have it."""
+    """Adds the number of steps that PyTorch stores for each batch norm."""
     found = {}
     for name, array in named.items():
         found[name] = array
@@ -97,12 +94,12 @@ def _counted(named: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
 
 
 def notes(run: Mapping[str, Any]) -> dict[str, str]:
-    """Returns what a file says of the run that its weights are of."""
+    """Returns the metadata that a file stores about its run."""
     return {name: str(run[name]) for name in ("model", "num_classes", "image_size")}
 
 
 def write(path: Path, named: Mapping[str, npt.NDArray[Any]], notes: Mapping[str, str]) -> int:
-    """Writes a file of safetensors, whole or not at all; returns its size in bytes."""
+    """Writes a safetensors file atomically; returns its size in bytes."""
     regular_file.demand_own(path, *OWN)
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **notes}}
     place = 0

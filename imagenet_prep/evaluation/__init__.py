@@ -1,4 +1,4 @@
-"""The accuracy of networks on datasets, by several lists of labels, in one table.
+"""The accuracy of networks on datasets, by one or more label lists, in one table.
 
 For example::
 

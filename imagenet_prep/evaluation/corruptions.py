@@ -11,7 +11,7 @@ import numpy.typing as npt
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.dataset.keys import CORRUPTIONS
 
-# Top-1 error of AlexNet, the mean of five severities, by which Hendrycks & Dietterich divide
+# AlexNet's mean top-1 error over five severities, by which Hendrycks & Dietterich normalise
 # ("Benchmarking Neural Network Robustness to Common Corruptions and Perturbations", 2019).
 ALEXNET_ERRORS = dict(
     zip(
@@ -21,18 +21,18 @@ ALEXNET_ERRORS = dict(
             *(0.785948, 0.798360, 0.866816, 0.826572, 0.819324),
             *(0.564592, 0.853204, 0.646056, 0.717840, 0.606500),
         ),
-        strict=False,  # the others are no part of mCE
+        strict=False,  # mCE excludes the other corruptions
     )
 )
 SEVERITIES = ("1", "2", "3", "4", "5")
 
 
 def errors(keys: Sequence[str], right: npt.NDArray[np.bool_]) -> Json | None:
-    """Returns the errors of ImageNet-C's paper; None unless keys are CORRUPTION/SEVERITY/....
+    """Returns the errors as in ImageNet-C's paper; None unless keys are CORRUPTION/SEVERITY/....
 
-    `right` is [images] bool, whether the likeliest class is right. `corruptions` has, for each, its
-    `errors` by severity, and `ce`, its mean error as a share of AlexNet's; `mce` is the mean of
-    the 15 `ce`. Both are None if a severity or a corruption is missing.
+    `right` [images] marks correct top-1 predictions. Each item of `corruptions` has its `errors` by
+    severity and `ce`, its mean error relative to AlexNet's; `mce` is the mean of the 15 `ce`. Both
+    are None if a severity or a corruption is missing.
     """
     groups = defaultdict(list)
     for number, key in enumerate(keys):

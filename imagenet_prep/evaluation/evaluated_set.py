@@ -1,4 +1,4 @@
-"""A split that is evaluated: its keys and labels, from the tables of samples."""
+"""The keys and labels of an evaluated split, from its samples tables."""
 
 from __future__ import annotations
 
@@ -16,20 +16,17 @@ from imagenet_prep.evaluation.label_list import LabelList
 from imagenet_prep.storage.opened import Dataset, open_dataset
 
 Integers = npt.NDArray[np.int64]
-# The first of these splits is evaluated.
+# The first of these splits that a dataset has is evaluated.
 SPLITS = (schema.TEST, schema.VALIDATION, schema.HOLDOUT)
 # See `_refuse_other_order`.
 _LEAST_PAIRS, _LEAST_CLASSES, _MANY_CLASSES = 20, 5, 200
 
 
 class EvaluatedSet:
-    """The split of a dataset that is evaluated; manifest, class list and tables are read.
+    """The evaluated split of a dataset, from its manifest, class list and samples tables.
 
-    Attributes:
-      name: the dataset, as it was given.
-      keys: in the order of the records; `number_of` is the number of each in this order.
-      class_index: [images], the labels of the dataset.
-      present: the class indices that have images in the split, or are right for some.
+    `keys` are in record order, and `number_of` has the position of each. `class_index` [images] are
+    the dataset's labels. `present` are the class indices that are right for images of the split.
     """
 
     def __init__(self, name: str) -> None:
@@ -37,7 +34,7 @@ class EvaluatedSet:
         dataset, split = opened(name)
         self.manifest, wnids = dataset.manifest, dataset.classes.wnids
         self.num_classes = len(wnids)
-        # The name of a class may be a number, and comes before the index.
+        # A class may have a number as its name, which takes precedence over an index.
         self._index = {str(number): number for number in range(len(wnids))}
         self._index |= dataset.classes.index
         heads = list(itertools.chain.from_iterable(dataset.heads(dataset.shards(split))))
@@ -48,7 +45,7 @@ class EvaluatedSet:
 
     @property
     def pairs(self) -> Integers:
-        """[labels, 2] number of an image, and a class that is right by the dataset."""
+        """Pairs [labels, 2] of an image number and a class that is right in the dataset."""
         number, index = np.arange(len(self.keys)), self._index
         pairs = [np.stack([number, self.class_index], 1)]
         for wnid, right in self.manifest.answers.items():
@@ -58,7 +55,7 @@ class EvaluatedSet:
         return np.concatenate(pairs)
 
     def labels(self, of: LabelList) -> Mapping[int, tuple[int, ...]]:
-        """Returns the class indices of a list for images here, by number of the image."""
+        """Returns a list's class indices for images of this split, by image number."""
         found, unknown = {}, []
         for entry, (key, classes) in enumerate(of.classes.items(), start=1):
             if (number := self.number_of.get(key)) is None:
@@ -80,10 +77,10 @@ class EvaluatedSet:
         return found
 
     def _refuse_other_order(self, name: str, labels: Mapping[int, tuple[int, ...]]) -> None:
-        """Refuses numbers that are the classes in another order, as ILSVRC2012_IDs are.
+        """Refuses class numbers in a different order, such as ILSVRC2012_IDs.
 
-        Such a list has one number for all images of a class, hardly ever the class's own, or, for
-        classes with one image, a different number for each. A list that only disagrees is taken.
+        In such a list, all images of a class have the same wrong number or, if classes have one
+        image, all numbers are different. Lists that only disagree on labels are accepted.
         """
         single = [(number, *classes) for number, classes in labels.items() if len(classes) == 1]
         number, said = np.array(single, np.int64).reshape(-1, 2).T
@@ -104,7 +101,7 @@ class EvaluatedSet:
             )
 
     def order(self, keys: Sequence[str] | None, count: int) -> Integers:
-        """Returns for each image of the dataset the number of its prediction, of `count`."""
+        """Returns the position of each image's prediction among `count` predictions."""
         number_of = self.number_of if keys is None else {k: n for n, k in enumerate(keys)}
         other = [*(number_of.keys() - self.number_of), *(self.number_of.keys() - number_of)]
         if other or len(number_of) != count or (keys is not None and len(keys) != count):
@@ -120,7 +117,7 @@ class EvaluatedSet:
 
 
 def opened(name: str) -> tuple[Dataset, str]:
-    """Returns a dataset and the split that is evaluated."""
+    """Opens a dataset; returns it and the split to evaluate."""
     dataset = open_dataset(absolute(name))
     there = dataset.manifest
     split = next((each for each in SPLITS if each in there.splits), None)

@@ -1,6 +1,6 @@
-"""Lists of labels: the classes of an image that are right.
+"""Label lists: the right classes of each image.
 
-Three forms are told apart by their content: CSV with the header `key,class`; ReaL's JSON ("Are we
+The content decides between three formats: CSV with the header `key,class`; ReaL's JSON ("Are we
 done with ImageNet?", Beyer et al. 2020); and the JSON of the several-label annotations ("Evaluating
 Machine Accuracy on ImageNet", Shankar et al. 2020, version 3 of Vasudevan et al. 2022).
 """
@@ -19,15 +19,15 @@ from imagenet_prep.core import canonical, records, regular_file
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import keys, schema
 
-# By sha256: real.json of github.com/google-research/reassessed-imagenet, and TensorFlow Datasets'
-# human_accuracy_v3.0.0.json of imagenet2012_multilabel.
+# The sha256 of real.json from github.com/google-research/reassessed-imagenet, and of TensorFlow
+# Datasets' human_accuracy_v3.0.0.json from imagenet2012_multilabel.
 PUBLISHED = {
     "d83e9bff374c631aae8439eb064c7019acc56e1b3bc3f56b8380c2a710b0220b": "ReaL as published",
     "d5b2b6111fc9efea16aaebd21bc5a401d16ad18285d3fd99635d8b32ebdb6287": (
         "several labels 3.0.0 as published"
     ),
 }
-# The largest published list has 200 MB, and may take more memory than other lists.
+# Higher limits for published lists, the largest of which has 200 MB.
 _MOST_BYTES, _MOST_VALUES = 256 << 20, 1 << 26
 _NUM_VALIDATION = schema.OFFICIAL_NUM_EXAMPLES[schema.VALIDATION]
 
@@ -35,12 +35,9 @@ _NUM_VALIDATION = schema.OFFICIAL_NUM_EXAMPLES[schema.VALIDATION]
 class LabelList(NamedTuple):
     """The labels in a file.
 
-    Attributes:
-      classes: by key, the right classes, each a WNID or a class index as text; without any, the
-        image is ignored.
-      form: of the file, in words.
-      is_ilsvrc: whether indices are those of ILSVRC2012's 1,000 classes.
-      is_by_class: whether its accuracy is the mean of the classes' accuracies, not the images'.
+    `classes` has the right classes by key, each as a WNID or a class index; images without any are
+    ignored. `is_ilsvrc` means that indices refer to ILSVRC2012's 1,000 classes, and `is_by_class`
+    that accuracy is averaged over classes instead of images.
     """
 
     classes: Mapping[str, tuple[str, ...]]
@@ -52,7 +49,7 @@ class LabelList(NamedTuple):
 
 
 def read(path: str | os.PathLike[str]) -> LabelList:
-    """Returns the list in a file."""
+    """Reads a label list from a file."""
     file = Path(path).expanduser()
     try:
         data = regular_file.read(file, _MOST_BYTES)
@@ -78,7 +75,7 @@ def read(path: str | os.PathLike[str]) -> LabelList:
 
 
 def _of_csv(data: bytes) -> LabelList:
-    """Returns the list; ValueError names a line without its content."""
+    """Parses a CSV list; its errors name the line without quoting it."""
     found: dict[str, tuple[str, ...]] = {}
     left = canonical.MOST_VALUES
     if max(map(data.count, (b"\n", b"\r", b","))) > keys.MOST_LINES:
@@ -90,7 +87,7 @@ def _of_csv(data: bytes) -> LabelList:
         if len(fields) != 2 or not fields[0]:
             raise ValueError(f"line {lines.line_num:,} is not a key and its classes")
         folder, slash, name = fields[0].partition("/")
-        # Validation images may be in folders of classes; their keys are only names.
+        # Validation images may be in class folders; their keys are only file names.
         key = keys.key_of(schema.VALIDATION, folder, name) if slash else folder
         if found.setdefault(key, classes := tuple(fields[1].split())) is not classes:
             raise ValueError(f"line {lines.line_num:,} has the key of an earlier line")
@@ -102,7 +99,7 @@ def _of_csv(data: bytes) -> LabelList:
 def _of_json(content: Any) -> LabelList:
     if isinstance(content, list):
         rows = records.parse(list[list[int]], content)
-        # Position i, from 0, is image i + 1.
+        # Position i (from 0) has the labels of image i + 1.
         if len(rows) != _NUM_VALIDATION:
             raise ValueError(f"{len(rows):,} lists, expected one for each of {_NUM_VALIDATION:,}")
         names = (f"ILSVRC2012_val_{number:08d}.JPEG" for number in range(1, len(rows) + 1))

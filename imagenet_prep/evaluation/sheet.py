@@ -1,4 +1,4 @@
-"""Fills the table: first datasets and lists are opened, then predictions are entered."""
+"""Fills the table: opens datasets and label lists, then adds predictions."""
 
 from __future__ import annotations
 
@@ -21,16 +21,13 @@ DATASET = "dataset"
 
 
 class Sheet:
-    """The table of one network, filled dataset by dataset.
+    """The table of one network, filled dataset by dataset; no image is read.
 
-    Attributes:
-      sets: by name, as it was given.
-      labels: by dataset and list, the classes by number of the image; only lists with any.
-      lists: see `Table.lists`.
+    `sets` has the datasets by name as given. `labels` maps datasets to their label lists, each with
+    classes by image number. For `lists`, see `Table.lists`.
     """
 
     def __init__(self, sets: Sequence[str], labels: Sequence[str | os.PathLike[str]] = ()) -> None:
-        """Opens datasets and files of labels; reads tables of samples, and no image."""
         self.sets = {name: EvaluatedSet(name) for name in dict.fromkeys(sets)}
         digests = {each.manifest.classes.digest for each in self.sets.values()}
         lists = {each.name: each for each in map(label_list.read, labels)}
@@ -71,11 +68,9 @@ class Sheet:
     ) -> None:
         """Adds the rows of a dataset.
 
-        Args:
-          name: of the dataset.
-          classes: [images, 5] class indices, the likeliest first; -1 if there are fewer.
-          within: the same, chosen only among the classes of the dataset; None: unknown.
-          keys: of the images; None: all, in the order of the records.
+        `classes` [images, 5] are class indices, the likeliest first, with -1 if there are fewer.
+        `within` is the same, chosen only among the dataset's classes, or None if unknown. Without
+        `keys`, `classes` has all images in record order.
         """
         there = self.sets[name]
         order, own = there.order(keys, len(classes)), there.class_index
@@ -103,10 +98,7 @@ class Sheet:
             self._corruptions[name] = found
 
     def columns(self, name: str) -> dict[str, dict[str, str]]:
-        """Returns the labels of each list for a dataset, as columns of a file of predictions.
-
-        They are named by file name and sha256, and hold class indices by key.
-        """
+        """Returns the labels of each list for a dataset, as columns of a predictions file."""
         keys = self.sets[name].keys
         return {
             f"{of} sha256:{self._digests[of]}": {
@@ -117,7 +109,7 @@ class Sheet:
 
     @property
     def table(self) -> Table:
-        """The rows so far."""
+        """The table of all rows so far."""
         num_classes = next(iter(self.sets.values())).num_classes
         return Table(self._rows, num_classes, self.lists, self._corruptions, self._notes)
 
@@ -127,11 +119,8 @@ def _shares(
 ) -> tuple[int, float, float, int]:
     """Returns the number of images, top-1, top-5, and the number of their classes.
 
-    Args:
-      classes: [images, 5] that a network chose.
-      labelled: [labels, 2] number of the image, and a class that is right.
-      own: [images] class in the dataset.
-      by_class: whether a share is the mean of the shares of these classes.
+    `classes` [images, 5] are the predictions, `labelled` [labels, 2] pairs of an image number and a
+    right class, and `own` [images] the dataset's classes. `by_class` averages over these classes.
     """
     image, label = labelled.T
     hits = classes[image] == label[:, None]
@@ -153,24 +142,24 @@ def score(
     labels: Sequence[str | os.PathLike[str]] = (),
     keys: Sequence[str] | None = None,
 ) -> Table:
-    """Returns how good predictions are on a data set, by its labels and by those of lists.
+    """Returns the accuracy of predictions on a dataset, by its own labels and by label lists.
 
-    The split is `test` where the set has one, else `validation`, else `holdout`. Of equal scores,
-    the class that comes first counts as the likelier one.
+    The split is `test` if the dataset has one, else `validation`, else `holdout`. If scores are
+    equal, the first class wins.
 
     Args:
-      predictions: an array of floats [images, classes], logits or shares; or of integers
-        [images, 5], class indices, the likeliest first; or the path of a file that
+      predictions: floats [images, classes], as logits or probabilities; or integers [images, 5], as
+        class indices, the likeliest first; or the path of a file that
         `train --evaluate --predictions` has written.
-      data_dir: the set: a folder, s3:// or http(s)://.
+      data_dir: the dataset: a folder, s3:// or http(s)://.
       labels: files: CSV with the header `key,class`, ReaL's JSON, or the several-label annotations.
-      keys: of the images, as readers give them; None: all images in the order of the records. A
-        file has its own.
+      keys: the keys of the images, as readers return them; None for all images in record order, or
+        if `predictions` is a file, which has its own.
 
     Raises:
-      UsageError: the predictions are not of these images and classes; or a list cannot be used, is
-        of another set, or has its classes in another order.
-      ImagenetPrepError: a file or the set cannot be read, or is damaged.
+      UsageError: the predictions do not match the dataset's images and classes; or a label list is
+        invalid, for a different dataset, or has its classes in a different order.
+      ImagenetPrepError: a file or the dataset cannot be read, or is damaged.
 
     Example:
       >>> import numpy as np

@@ -1,4 +1,4 @@
-"""The table: a row for each dataset, list of labels and choice of classes; as text and JSON."""
+"""The table as text and JSON, with a row per dataset, label list and choice of classes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _HEADER = ("set", "labels", "images", "classes", "chosen among", "top-1", "top-5
 
 @dataclass(frozen=True)
 class Row:
-    """How good a network is on one set, by one list of labels.
+    """The accuracy of a network on one dataset, by one label list.
 
     Attributes:
-      set: the data set, as it was given.
-      labels: file name of the list; "dataset" for the labels of the data set.
-      images: that count.
-      top1, top5: share of them in [0, 1] whose likeliest class, or one of five, is right.
-      classes: that these images have in the data set.
-      among: number of classes among which the network chose: of all, or of those of the set.
-      mean: "images", or "classes" where top1 and top5 are means of the classes' shares.
-      sha256: of the list; of the data set, the digest of its manifest.
+      set: the dataset, as it was given.
+      labels: file name of the label list, or "dataset" for the dataset's own labels.
+      images: number of images with labels.
+      top1, top5: share of them in [0, 1] whose first class, or one of the first five, is right.
+      classes: number of classes of these images in the dataset.
+      among: number of classes that the network could choose: all, or only those in the dataset.
+      mean: "images", or "classes" if top1 and top5 are averaged over classes.
+      sha256: hash of the label list, or the digest of the dataset's manifest.
 
     Example:
       >>> from imagenet_prep.evaluation import Row
@@ -48,15 +48,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """All rows, and what the lists of labels are; str() is the text that people read.
+    """All rows and the label lists; str() returns a table for people.
 
     Attributes:
-      rows: in the order of the sets, then of the lists.
-      num_classes: of the class list.
-      lists: of each list `name`, `sha256`, `form`, `keys`, how many of these are of no image
-        (`unknown`), and the `first` of them.
-      corruptions: of each set that is ImageNet-C, what `corruptions.errors` returns.
-      notes: sentences on what the table cannot say.
+      rows: in the order of the datasets, then of the label lists.
+      num_classes: number of classes in the class list.
+      lists: for each list its `name`, `sha256` and `form`, the number of its `keys` and of those
+        without an image (`unknown`), and the `first` of these.
+      corruptions: errors by corruption and severity for each dataset that is ImageNet-C.
+      notes: sentences about results that are missing from the table.
 
     Example:
       >>> import json

@@ -176,7 +176,7 @@ class _Server(socketserver.ThreadingTCPServer):
             return True
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Handles a connection in a thread; closes the oldest without token if there are too many."""
+        """Starts a thread for a connection; closes the oldest without token if too many."""
         with self._lock:
             self._strangers[request] = None
             oldest = next(iter(self._strangers))

@@ -16,10 +16,8 @@ from imagenet_prep.evaluation.label_list import LabelList
 from imagenet_prep.storage.opened import Dataset, open_dataset
 
 Integers = npt.NDArray[np.int64]
-# The first of these splits that a dataset has is evaluated.
-SPLITS = (schema.TEST, schema.VALIDATION, schema.HOLDOUT)
-# See `_refuse_other_order`.
-_LEAST_PAIRS, _LEAST_CLASSES, _MANY_CLASSES = 20, 5, 200
+SPLITS = (schema.TEST, schema.VALIDATION, schema.HOLDOUT)  # the first of these is evaluated
+_LEAST_PAIRS, _LEAST_CLASSES, _MANY_CLASSES = 20, 5, 200  # for `_refuse_other_order`
 
 
 class EvaluatedSet:

@@ -27,8 +27,7 @@ PUBLISHED = {
         "several labels 3.0.0 as published"
     ),
 }
-# Higher limits for published lists, the largest of which has 200 MB.
-_MOST_BYTES, _MOST_VALUES = 256 << 20, 1 << 26
+_MOST_BYTES, _MOST_VALUES = 256 << 20, 1 << 26  # for published lists, of up to 200 MB
 _NUM_VALIDATION = schema.OFFICIAL_NUM_EXAMPLES[schema.VALIDATION]
 
 

@@ -48,10 +48,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """All rows and the label lists; str() returns a table for people.
+    """All rows and the label lists; str() returns them as text.
 
     Attributes:
-      rows: in the order of the datasets, then of the label lists.
+      rows: sorted by dataset, then by label list, as they were given.
       num_classes: number of classes in the class list.
       lists: for each list its `name`, `sha256` and `form`, the number of its `keys` and of those
         without an image (`unknown`), and the `first` of these.

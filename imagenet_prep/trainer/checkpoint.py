@@ -33,8 +33,8 @@ Shape = tuple[int, ...]
 _NAME = re.compile(r"checkpoint-([0-9]{8})\.npz")
 _DAMAGED = ".damaged"  # suffix of damaged checkpoints, which are kept for inspection
 _FACTS = "facts"
-_VERSION = 1  # of the format; raised if an older program would misread the file
-# Limits of the head, which usually has a few kB, and of its time in seconds since 1970.
+_VERSION = 1  # format version, increased if older programs would misread the file
+# Limits of the head's size (usually a few kB) and of its time (seconds since 1970).
 _HEAD_BYTES, _LAST_TIME = 1 << 18, 1 << 40
 # The first bytes of an array in the file, and the maximum length of its header.
 _NPY, _NPY_HEADER_BYTES = b"\x93NUMPY\x01\x00", 1000
@@ -146,7 +146,7 @@ def load(
     shapes: Sequence[Shape] | None = None,
     accept: Callable[[Json], object] = lambda _: None,
 ) -> Checkpoint:
-    """Reads a checkpoint.
+    """Reads a checkpoint from a file.
 
     If `shapes` is given, the first arrays must have these shapes, and later ones are not read.
     `accept` is called with the facts before any array is read; it raises ValueError if they are
@@ -227,8 +227,7 @@ def _array(
         if size != member.file_size - len(begin) - num_bytes:
             raise ValueError(f"{member.filename!r} is {dtype} {found}, and has not as many bytes")
         data = bytearray()
-        # zipfile verifies the CRC after the last byte.
-        while piece := opened.read(_PIECE_BYTES):
+        while piece := opened.read(_PIECE_BYTES):  # zipfile verifies the CRC after the last byte
             data += piece
     order: Literal["C", "F"] = "F" if header[2] == "True" else "C"
     return np.ndarray(found, dtype, data, order=order)
@@ -239,7 +238,7 @@ def _is_sound(path: Path, shapes: Sequence[Shape]) -> bool:
         load(path, shapes)
     except (DataDamagedError, StoreError) as error:
         terminal.say(error)
-        if isinstance(error, DataDamagedError):  # keep unreadable files
+        if isinstance(error, DataDamagedError):  # unreadable files are kept
             _set_aside(path)
         return False
     return True

@@ -1,4 +1,4 @@
-"""Rank numbers, the resources of a rank, and communication between ranks, here with Horovod.
+"""Rank numbers, cores and GPUs per rank, and communication (for TensorFlow, with Horovod).
 
 Horovod with Keras 3 needs raw variables (`v.value`): its optimizer wrapper and callbacks run, but
 average nothing. tests/trainer/test_two_ranks.py compares two real ranks with one.
@@ -22,8 +22,7 @@ from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError, UsageE
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.core.world import LEFT, World
 
-# Objects are reader positions and error messages, usually a few hundred bytes.
-_MAX_OBJECT_BYTES = 1 << 20
+_MAX_OBJECT_BYTES = 1 << 20  # reader positions and error messages have a few hundred bytes
 
 
 class Comm:

@@ -29,8 +29,8 @@ _NOT_MXNET, _STEPS = {"framework": ("tensorflow", "pytorch")}, {"schedule": ("st
 class Config(Settings):
     """Settings of one run; if a setting is None, the recipe decides.
 
-    Aliases are flags of the tutorial's script (the verb `train` translates more of them), and
-    --epochs and --learning-rate of the SageMaker guide.
+    Aliases are flags of the tutorial's script (the verb `train` handles those that need more than
+    a new name); --epochs and --learning-rate come from the SageMaker guide.
     """
 
     groups = {  # noqa: RUF012

@@ -25,7 +25,7 @@ class Score(NamedTuple):
 def count(logits: Any, class_index: Any, mask: Any) -> Any:
     """Returns the sums [examples, top1, top5, loss] of a batch as float64.
 
-    Only images in the mask are counted. Logits [batch, classes] that are not finite are wrong.
+    Only images in the mask are counted. Non-finite logits [batch, classes] count as wrong.
     """
     wanted = np.asarray(mask, bool)
     rows, labels = np.asarray(logits, np.float64)[wanted], np.asarray(class_index)[wanted]

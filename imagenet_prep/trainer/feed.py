@@ -112,7 +112,7 @@ class Inputs:
         self.also = {name: open_reader(name, False, world, True) for name in config.also}
 
     def close(self) -> None:
-        """Closes all open files."""
+        """Closes all readers."""
         evaluated = (each.reader for each in (self.watched, self.last) if each is not None)
         for reader in {self.train, *evaluated, *self.also.values()}:
             reader.close()

@@ -51,7 +51,7 @@ class Learner(Protocol):
     def step(self, number: int, batch: Batch, rate: float, *, asks: bool) -> tuple[Any, Any]:
         """Runs one step; returns [loss, total loss, accuracy], and how many ranks ask to stop.
 
-        Both may still be computing; reading them waits.
+        The values are of this rank. Both results may still be computing; reading them waits.
         """
 
     def logits(self, images: Any) -> Any:

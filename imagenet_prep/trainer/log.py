@@ -53,10 +53,9 @@ class Log:
             with storage_errors("write", self._folder / LOG):
                 self._folder.mkdir(parents=True, exist_ok=True)
                 log = LocalStore(self._folder).open(LOG, os.O_RDWR | os.O_APPEND | os.O_CREAT)
-                # After a power failure, the last line may lack its newline.
                 end = os.fstat(log).st_size
                 if end and os.pread(log, 1, end - 1) != b"\n":
-                    os.write(log, b"\n")
+                    os.write(log, b"\n")  # after a power failure
             self._file = open(log, "w", encoding="utf-8")  # noqa: SIM115 - until `close`
             self._scalars = Scalars(self._folder_of_scalars)
         self._keep("start", facts)
@@ -94,7 +93,7 @@ class Log:
     def evaluation(
         self, step: int, epoch: float, split: str, score: Score, saved_at: float, classes: str = ""
     ) -> None:
-        """Prints and writes an evaluation; `classes` is for example "2 of 4 classes", or empty."""
+        """Prints and writes an evaluation; `classes` is "2 of 4 classes" if some are missing."""
         saved = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(saved_at))
         # SageMaker's metric pattern matches the end of the row.
         self.say(_EVALUATION_HEADER + f"  {classes}" * bool(classes))
@@ -139,8 +138,7 @@ class Log:
 
     def _keep(self, kind: str, facts: Mapping[str, Any]) -> None:
         if self._file is not None:
-            # JSON has no NaN.
-            sound = {
+            sound = {  # JSON has no NaN
                 key: None if isinstance(value, float) and not math.isfinite(value) else value
                 for key, value in facts.items()
             }

@@ -240,8 +240,7 @@ class Training:
                 if ends or is_last or self._is_due() or self._step % config.checkpoint_every == 0:
                     self._save()
                 if ends and not is_last:
-                    # Close the mirror first: launchers kill all ranks when one exits.
-                    self._saved.close()
+                    self._saved.close()  # first: launchers kill all ranks when one exits
                     self._comm.close()
                     raise self._ended()
                 if is_last:
@@ -262,7 +261,6 @@ class Training:
         return score
 
     def _batches(self) -> Iterator[Batch]:
-        """Yields batches of as many epochs as the run needs."""
         while True:
             before = self._step
             for batch in self._inputs.train:

@@ -38,8 +38,7 @@ from imagenet_prep.trainer.scalars import EVENTS
 _Place = tuple[Path, str]  # a folder, and the name of a file in it
 
 _EXPORT = "export"
-# Names that TensorFlow and Gluon write into a model's folder.
-_EXPORTED = (
+_EXPORTED = (  # names that TensorFlow and Gluon write into a model's folder
     *("saved_model.pb", "fingerprint.pb", "variables", "assets"),
     *("model-symbol.json", "model-0000.params"),
 )
@@ -60,8 +59,7 @@ class Mirror:
             self._base, connections=1, timeout_s=_TIMEOUT_S, retries=0, remedy=""
         )
         self._folder, self._scalars, self._export = folder, scalars, export
-        # Uploaded files. Only these objects are ever removed, when their local file is gone.
-        self._uploaded: dict[str, Identity] = {}
+        self._uploaded: dict[str, Identity] = {}  # only these objects are ever removed
         self._asked, self._closing = threading.Event(), threading.Event()
         self._in_trouble = False
         self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)

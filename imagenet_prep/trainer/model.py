@@ -10,8 +10,7 @@ import keras
 _BN_MOMENTUM = 0.9
 _BN_EPSILON = 1e-5
 
-# Blocks of each stage (He et al. 2015, table 1).
-_PLAIN = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}
+_PLAIN = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}  # He et al. 2015, table 1
 _BOTTLENECKS = {"resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3), "resnet152": (3, 8, 36, 3)}
 _V1 = "-v1"
 
@@ -71,8 +70,7 @@ def _resnet(x: Any, name: str) -> Any:
 
 
 def _tiny(x: Any) -> Any:
-    # Halve larger images first, so that they cost no more than 32 pixels.
-    stride = 2 if x.shape[1] >= 48 else 1
+    stride = 2 if x.shape[1] >= 48 else 1  # halve large images, to limit their cost
     x = _batch_norm(_convolution(x, 16, 3, stride, "conv1"), "bn1", relu=True)
     for stage in range(3):
         x = _plain(x, f"block{stage}", 16 << stage, stride=2 if stage else 1)

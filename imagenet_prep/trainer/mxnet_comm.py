@@ -18,12 +18,11 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.trainer.comm import Comm, meet
 
-# Numbers per message. Objects have a few hundred bytes, and servers need one shape per name.
-_PIECE = 4096
+_PIECE = 4096  # numbers per message; all have one shape, as servers require
 
 
 class _Together(Comm):
-    _dtype = "float64"  # in which counts are added
+    _dtype = "float64"  # type in which counts are added
 
     @property
     def _nd(self) -> Any:
@@ -32,7 +31,7 @@ class _Together(Comm):
         return mx.nd
 
     def broadcast(self, arrays: Sequence[Any], what: str) -> None:
-        """Adds zeros from all other ranks to rank 0's arrays."""
+        """Replaces arrays with those of rank 0, by adding zeros from all other ranks."""
         if self.world.rank:
             for array in arrays:
                 array[:] = 0
@@ -56,7 +55,7 @@ class _Together(Comm):
         return super().totals(array.asnumpy())[: len(sums)]
 
     def gather(self, array: Any, what: str) -> Any:
-        """Adds up arrays of zeros in which each rank has filled its row."""
+        """Returns [ranks, ...], the sum of arrays in which each rank fills only its own row."""
         room = np.zeros((self.world.size, *array.shape))
         room[self.world.rank] = array
         held = self._nd.array(room, dtype=self._dtype)

@@ -54,7 +54,7 @@ class MxnetLearner:
         return {name: self._array(each) for name, each in {**batch, "images": images}.items()}
 
     def _array(self, array: Any) -> Any:
-        """Returns an array on the device; one of DALI on this GPU is shared, not copied."""
+        """Returns an array on the device; a DALI array on this GPU is shared, not copied."""
         if isinstance(array, mx.nd.NDArray):
             return array
         if isinstance(array, np.ndarray | list):
@@ -69,7 +69,7 @@ class MxnetLearner:
         parameters = self._network.collect_params().values()
         self._weights = [each for each in parameters if each.grad_req != "null"]
         self._statistics = [each for each in parameters if each.grad_req == "null"]
-        # `rescale_grad` turns gradients, which are sums over ranks of scaled losses, into means.
+        # Gradients are sums over the ranks, of scaled losses; `rescale_grad` undoes both.
         self._optimizer = mx.optimizer.create(
             "nag" if plan.nesterov else "sgd",
             momentum=plan.momentum,
@@ -84,7 +84,6 @@ class MxnetLearner:
         ]
 
     def _groups(self) -> list[list[Any]]:
-        """Returns weights, statistics and momenta."""
         weights = [each.data() for each in self._weights]
         statistics = [each.data() for each in self._statistics]
         return [weights, statistics, [slot for slot in self._slots if slot is not None]]

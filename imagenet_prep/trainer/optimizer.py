@@ -1,7 +1,6 @@
 """SGD with momentum; LARS and LARC, which scale the rate of each layer; Adam and RMSprop.
 
-Keras' optimizers lack LARS and LARC, and their weight decay is not L2 in the gradient, which both
-recipes need.
+Keras' optimizers lack LARS and LARC, and their weight decay is not L2 in the gradient.
 """
 
 from __future__ import annotations
@@ -37,9 +36,8 @@ class Optimizer:
 
     def regularizer(self) -> Any:
         """Returns the loss of the weight decay: decay / 2 * sum(w^2)."""
-        # tf.nn.l2_loss includes the factor 1/2.
         norms = [tf.nn.l2_loss(variable) for variable in self._variables if decays(variable)]
-        return self._plan.weight_decay * tf.add_n(norms)
+        return self._plan.weight_decay * tf.add_n(norms)  # l2_loss includes the factor 1/2
 
     def apply(self, gradients: Sequence[Any], learning_rate: Any) -> None:
         """Runs one step; `gradients` are float32, in the order of the variables."""

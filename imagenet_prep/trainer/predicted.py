@@ -59,16 +59,14 @@ class Predicted:
         likely = np.take_along_axis(shares, order, 1)
         order[~are_finite(rows)] = -1
         mine = np.concatenate([mask, label, order, within, likely], 1).astype(np.float64)
-        # NumPy has keys as text, TensorFlow as bytes.
-        keys = np.asarray(batch["key"]).tolist()
+        keys = np.asarray(batch["key"]).tolist()  # str from NumPy, bytes from TensorFlow
         keys = [each.encode() if isinstance(each, str) else each for each in keys]
         gathered = self._comm.gather(mine, f"predictions-{mine.shape[1]}")
         names = self._gathered(keys)
         for row, key in zip(gathered.reshape(-1, mine.shape[1]), names, strict=True):
             if row[0]:
                 numbers = self._class_numbers[row[1:-most].astype(np.int64)].tolist()
-                # If logits are not finite, no class is predicted.
-                count = most if row[2] >= 0 else 0
+                count = most if row[2] >= 0 else 0  # no prediction if logits are not finite
                 first, shares = numbers[1 : 1 + count], row[-most:][:count].tolist()
                 said = Prediction(key.decode(), numbers[0], tuple(first), tuple(shares))
                 self._found.append(said)

@@ -21,8 +21,7 @@ from imagenet_prep.core.terminal import counted
 from imagenet_prep.core.world import World
 from imagenet_prep.trainer.comm import Comm, meet
 
-# The address and port of rank 0, set by torchrun and `launch`.
-_PLACE = ("MASTER_ADDR", "MASTER_PORT")
+_PLACE = ("MASTER_ADDR", "MASTER_PORT")  # of rank 0, set by torchrun and `launch`
 _SENDS_BUFFERS = ("forward_sync_buffers", "broadcast_buffers")
 # The variable that `launch --stall-timeout` sets, and its default.
 _STALL, _STALL_S = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "600"
@@ -151,8 +150,7 @@ class Horovod(_Together):
 
     def _post(self, name: str, weight: Any) -> None:
         packed, how = self._compression.compress(weight.grad)
-        # A flat view, since Horovod refuses channels last.
-        row = packed.as_strided((packed.numel(),), (1,))
+        row = packed.as_strided((packed.numel(),), (1,))  # flat: Horovod refuses channels last
         handle = self._hvd.allreduce_async_(row, name=name, op=self._hvd.Average)
         self._sent.append((weight, packed, handle, how))
 

@@ -19,7 +19,7 @@ from imagenet_prep.trainer.pytorch_optimizer import Optimizer
 from imagenet_prep.trainer.recipe import Run
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_FAST_HALF = (7, 0)  # Volta, the first NVIDIA GPUs with tensor cores for float16
+_FAST_HALF = (7, 0)  # compute capability of Volta, NVIDIA's first with tensor cores
 
 
 def pinned(batch_size: int, image_size: int) -> Any:
@@ -43,8 +43,7 @@ class PytorchLearner:
         self.fast_half = False
         if gpus:
             torch.cuda.set_device(self._device)
-            # All batches have one size, so cuDNN can measure its algorithms once.
-            torch.backends.cudnn.benchmark = True
+            torch.backends.cudnn.benchmark = True  # measures once: all batches have one size
             self._copies = torch.cuda.Stream(self._device)
             self.fast_half = torch.cuda.get_device_capability(self._device) >= _FAST_HALF
         elif world.local_size > 1:

@@ -9,8 +9,7 @@ from typing import Any
 from torch import nn
 from torch.nn import functional
 
-# Blocks of each stage (He et al. 2015, table 1).
-_PLAIN = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}
+_PLAIN = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}  # He et al. 2015, table 1
 _BOTTLENECKS = {"resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3), "resnet152": (3, 8, 36, 3)}
 _V1 = "-v1"
 _CUT = 0.87962566103423978  # standard deviation of a standard normal distribution cut at 2

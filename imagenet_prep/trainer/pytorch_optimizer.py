@@ -1,6 +1,6 @@
 """The optimizers of `trainer.optimizer` in PyTorch, with one operation for all variables.
 
-PyTorch's own lack LARS and LARC, and its Adam and RMSprop do not add epsilon where Keras does.
+PyTorch lacks LARS and LARC, and its Adam and RMSprop add epsilon at a different point than Keras.
 """
 
 from __future__ import annotations

@@ -18,8 +18,7 @@ from imagenet_prep.trainer.schedule import STEP_EPOCHS, WARMUP_START, Schedule
 _TUTORIAL_LARGE = 128  # GPUs from which the tutorial used LARC (train_more_aug.sh)
 _LOSS_SCALE, _LARC_LOSS_SCALE = 1024.0, 256.0
 _TRUST = {"larc": 0.013, "lars": 0.001}
-# Defaults of all recipes.
-_USUAL: Json = {
+_USUAL: Json = {  # defaults of all recipes
     "optimizer": "sgd",
     "momentum": 0.9,
     "weight_decay": 1e-4,
@@ -139,8 +138,7 @@ def other_network(there: Json, run: Run) -> str | None:
     return "; ".join(_in_words(*pair) for pair in pairs if pair[1] != pair[2]) or None
 
 
-# The names in messages for fields of `Run` and `Schedule`.
-_WORDS = {
+_WORDS = {  # names in messages for fields of `Run` and `Schedule`
     "peak": "learning rate",
     "kind": "schedule",
     "global_batch": "batch of all ranks",
@@ -157,7 +155,7 @@ def _in_words(name: str, there: object, here: object) -> str:
 
 
 def settled(config: Config) -> Config:
-    """Returns the config with the recipe's values for settings that are None."""
+    """Sets model, image size, length and evaluations to the recipe's values if they are None."""
     first = dict(RECIPES[config.recipe])
     if config.num_batches is not None:
         del first["num_epochs"]

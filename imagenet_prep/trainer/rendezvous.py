@@ -24,14 +24,13 @@ from typing import Any, NamedTuple
 from imagenet_prep.core.errors import ImagenetPrepError
 from imagenet_prep.hosts.hosts_file import Host
 
-# The format of a token, which is part of URLs.
-TOKEN = re.compile(r"[A-Za-z0-9_-]{16,128}")
+TOKEN = re.compile(r"[A-Za-z0-9_-]{16,128}")  # part of URLs
 
 _REQUEST_S, _POLL_S = 10.0, 0.5
 # Gloo's largest value has a rank's addresses for all others: 150 kB at 1,024 ranks. Gloo stores
 # three values per rank, and we store two per host.
 _MAX_VALUE_BYTES, _VALUES_EACH = 1 << 20, 16
-# Open connections without a token, in addition to one per rank. If there are more, the oldest is
+# Limit of open connections without a token, in addition to one per rank. Above it, the oldest is
 # closed. Ranks send the token within milliseconds.
 _STRANGERS = 256
 _REFUSED = b"HTTP/1.0 403 Forbidden\r\nContent-Length: 0\r\n\r\n"
@@ -176,7 +175,7 @@ class _Server(socketserver.ThreadingTCPServer):
             return True
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Starts a thread for a connection; closes the oldest without token if too many."""
+        """Starts a thread per connection; above the limit, closes the oldest without a token."""
         with self._lock:
             self._strangers[request] = None
             oldest = next(iter(self._strangers))

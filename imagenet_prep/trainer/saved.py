@@ -40,8 +40,6 @@ class _Facts:
 
 @dataclass(frozen=True)
 class _Network:
-    """The settings that an evaluation takes from a run."""
-
     framework: str
     recipe: str
     model: str

@@ -1,4 +1,4 @@
-"""Writes TensorBoard's scalars as TFRecords of tensorflow.Event (core/util/event.proto)."""
+"""Writes TensorBoard scalars as tf.summary.scalar does (tensorflow/core/util/event.proto)."""
 
 from __future__ import annotations
 

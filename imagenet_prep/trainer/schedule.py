@@ -17,8 +17,7 @@ _LINEAR_COSINE_FLOOR = 1e-5
 _FIRST_DECAY = 0.33
 _RESTART_LONGER = 2.0
 _RESTART_LOWER = 0.1
-# Goyal et al. 2017: the rate drops to a tenth at each.
-STEP_EPOCHS = (30.0, 60.0, 80.0)
+STEP_EPOCHS = (30.0, 60.0, 80.0)  # Goyal et al. 2017: the rate drops to a tenth at each
 _STEP_FACTOR = 0.1
 # Keras' ReduceLROnPlateau: after this many evaluations in a row without improvement, the rate is
 # multiplied by the factor. A smaller improvement of the loss than the gain is ignored.

@@ -20,7 +20,7 @@ from imagenet_prep.trainer.optimizer import Optimizer
 from imagenet_prep.trainer.recipe import Run
 
 _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
-_FAST_HALF = (7, 0)  # Volta, the first NVIDIA GPUs with tensor cores for float16
+_FAST_HALF = (7, 0)  # compute capability of Volta, NVIDIA's first with tensor cores
 
 
 class TensorFlowLearner:

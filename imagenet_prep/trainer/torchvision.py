@@ -1,7 +1,4 @@
-"""Exports weights with torchvision's names and layout, without TensorFlow or PyTorch.
-
-A safetensors file has a length, a JSON header, and the bytes of all tensors.
-"""
+"""Exports weights as safetensors with torchvision's names, without TensorFlow or PyTorch."""
 
 from __future__ import annotations
 
@@ -25,8 +22,7 @@ if TYPE_CHECKING:
 MODELS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 TINY = "tiny"  # examples/tiny.py builds it from torchvision's blocks
 SLOT = "slot_"  # optimizer tensors have this prefix and a number
-# PyTorch's name for each Keras variable of a layer.
-_KINDS = {
+_KINDS = {  # PyTorch's name for each Keras variable of a layer
     "kernel": "weight",
     "bias": "bias",
     "gamma": "weight",
@@ -35,8 +31,7 @@ _KINDS = {
     "moving_variance": "running_var",
 }
 _LAYERS = {"classes": "fc"}
-# How to recognise our files: description, first bytes, and their offset.
-OWN = "a file of safetensors", b'{"__metadata__"', 8
+OWN = "a file of safetensors", b'{"__metadata__"', 8  # description, first bytes, their offset
 _DTYPES = {"float32": "F32", "int64": "I64"}
 
 

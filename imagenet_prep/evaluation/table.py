@@ -22,7 +22,7 @@ class Row:
       set: the dataset, as it was given.
       labels: file name of the label list, or "dataset" for the dataset's own labels.
       images: number of images with labels.
-      top1, top5: share of them in [0, 1] whose first class, or one of the first five, is right.
+      top1, top5: share of them in [0, 1] with a right class first, or among the first five.
       classes: number of classes of these images in the dataset.
       among: number of classes that the network could choose: all, or only those in the dataset.
       mean: "images", or "classes" if top1 and top5 are averaged over classes.

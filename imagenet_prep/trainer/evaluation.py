@@ -14,7 +14,7 @@ from imagenet_prep.trainer.feed import Batch
 
 
 class Score(NamedTuple):
-    """Accuracies in [0, 1], and mean cross entropy without label smoothing."""
+    """An evaluation: accuracies in [0, 1], and mean cross entropy without label smoothing."""
 
     examples: int
     top1: float

@@ -174,7 +174,7 @@ class Mirror:
         self._in_trouble = False
 
     def _upload(self) -> None:
-        """Uploads new and grown files; then removes objects whose file is gone."""
+        """Uploads new and grown files; then removes the objects of deleted files."""
         here = self._files()
         for name, (root, file) in here:
             try:

@@ -15,7 +15,7 @@ from imagenet_prep.trainer.choices import RECIPES
 from imagenet_prep.trainer.config import Config
 from imagenet_prep.trainer.schedule import STEP_EPOCHS, WARMUP_START, Schedule
 
-_TUTORIAL_LARGE = 128  # GPUs from which the tutorial used LARC (train_more_aug.sh)
+_TUTORIAL_LARGE = 128  # from this number of GPUs on, the tutorial used LARC
 _LOSS_SCALE, _LARC_LOSS_SCALE = 1024.0, 256.0
 _TRUST = {"larc": 0.013, "lars": 0.001}
 _USUAL: Json = {  # defaults of all recipes

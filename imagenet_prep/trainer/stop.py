@@ -18,7 +18,7 @@ _AGAIN = (
 
 @dataclass(eq=False)
 class Stop:
-    """Whether a run was asked to stop (`came`); the only rank of a run is `alone`."""
+    """Whether a run was asked to stop (`came`), and if it has only one rank (`alone`)."""
 
     alone: bool
     came: bool = False

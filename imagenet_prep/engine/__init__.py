@@ -1,14 +1,12 @@
-"""Runs small tasks in parallel, each leaving a receipt.
+"""Runs tasks in parallel; each finished task leaves a receipt.
 
-A task is finished when its receipt, `.work/<stage>-<digest>/receipts/<task>.json`, lies
-beside the files that it names. The next run skips finished tasks. Another configuration has
-another digest and never sees them.
+A task is finished if its receipt, `.work/<stage>-<digest>/receipts/<task>.json`, and the files
+named in it exist. The next run skips finished tasks. Each configuration has its own digest.
 
-N workers take tasks one by one until none is left. If tasks were assigned beforehand, all would
-wait for the slowest worker. Workers are threads or processes of this machine or, with Beam's
-options after `--`, slots of a cluster, by the transform `engine.transform.Receipts`. Only tasks
-and receipts go through Beam, never image bytes, so memory does not grow with the data set. If a
-worker of a cluster is lost, another job does its unfinished tasks again.
+Workers take one task at a time, so none waits for the slowest. They are threads or processes of
+this machine or, with Beam's options after `--`, slots of a cluster (`engine.transform.Receipts`).
+Beam only carries tasks and receipts, never image bytes, so memory does not grow with the dataset.
+If a cluster loses a worker, the next job does its unfinished tasks.
 """
 
 from __future__ import annotations

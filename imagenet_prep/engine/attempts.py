@@ -1,4 +1,4 @@
-"""A run: workers on this machine, or jobs of a cluster, until every task has its receipt."""
+"""Runs a stage: workers on this machine, or cluster jobs, until every task has its receipt."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from imagenet_prep.engine.stage import AnyContent, AnyTask, Receipt, Stage
 from imagenet_prep.engine.workers import PROCESSES, Processes, Started, Threads, Workers
 from imagenet_prep.storage.store import Store
 
-# Seconds between two looks at the receipts: free on this machine, a request elsewhere.
+# Seconds between checks for receipts: free on this machine, a request elsewhere.
 _POLL_S = 0.2
 _POLL_ELSEWHERE_S = 2.0
-# Looking for receipts may take this share of a core: with 21,841 tasks, one look takes 30 ms.
+# Checks for receipts may use this share of a core; one check of 21,841 tasks takes 30 ms.
 _LOOKING_SHARE = 0.02
 _PAUSE_S = 5.0
-# Flink counts the slots of a dead TaskManager for a while, so a job may finish no task.
+# Flink still counts the slots of a dead TaskManager for a while, so a job may finish no task.
 _FUTILE_JOBS = 3
 
 Collect = Callable[[], tuple[int, bool]]
@@ -43,7 +43,6 @@ class Followed(Generic[AnyContent]):
         watch: Callable[[Receipt[AnyContent]], None] = lambda _: None,
         quiet: bool = False,
     ) -> None:
-        """Looks for the first time; arguments as for `run`."""
         counter.begin()
         self.receipts = stage.receipts(task.name for task in tasks)
         self._stage, self._tasks, self._watch = stage, tasks, watch
@@ -64,7 +63,7 @@ class Followed(Generic[AnyContent]):
         return [task for task in self._tasks if task.name not in self.receipts]
 
     def collect(self) -> tuple[int, bool]:
-        """Looks again, and shows it; returns how many tasks are finished, and whether all are."""
+        """Updates receipts and progress; returns how many tasks are finished, and if all are."""
         for name, receipt in self._stage.receipts(task.name for task in self.left).items():
             self.receipts[name] = receipt
             self._progress.add(getattr(receipt.content, "num_bytes", 0), _examples(receipt))
@@ -91,20 +90,14 @@ def run(
     watch: Callable[[Receipt[AnyContent]], None] = lambda _: None,
     quiet: bool = False,
 ) -> list[Receipt[AnyContent]]:
-    """Does the unfinished tasks and returns the receipts of all tasks, in order.
+    """Runs the unfinished tasks and returns the receipts of all tasks, in order.
 
-    After the first failure, workers finish the task that they are at and stop. Finished tasks
-    are kept.
+    After the first failure, workers finish their current task and stop. Finished tasks are kept.
 
     Args:
-      stage: what to do, and where.
-      tasks: names differ.
-      workers: how much at once, and on what.
-      title: for the progress.
-      images: how many all tasks make together, for the progress; 0: it counts tasks.
-      watch: called in this process with each receipt, also with those of earlier runs;
-        an ImagenetPrepError from it stops the run.
-      quiet: show no progress.
+      images: number of images in all tasks; 0: the progress counts tasks.
+      watch: called in this process with each receipt, including those of earlier runs. The run
+        stops if it raises ImagenetPrepError.
     """
     followed = Followed(stage, tasks, title=title, images=images, watch=watch, quiet=quiet)
     with contextlib.closing(followed):
@@ -116,7 +109,7 @@ def run(
 
 
 def _run_here(stage: Stage[Any, Any], followed: Followed[Any], workers: Workers) -> None:
-    # A job of a cluster that a killed run has left.
+    # A killed run may have left a cluster job.
     lease.end_jobs(stage.store)
     stage.clear()
     tasks = followed.left
@@ -126,13 +119,13 @@ def _run_here(stage: Stage[Any, Any], followed: Followed[Any], workers: Workers)
         try:
             follow(started, followed.collect, _poll_s(stage.store))
         except BaseException:
-            # Ctrl-C or a limit. The note makes workers stop after their task.
+            # Ctrl-C or an error from `watch`. The note makes workers stop after their task.
             with contextlib.suppress(errors.ImagenetPrepError, OSError):
                 stage.fail("", "the run was ended")
             raise
     stage.raise_failure()
     if left := len(followed.left):
-        # Another attempt would not help: what was killed for its memory would be killed again.
+        # A retry would not help: a process killed for its memory would be killed again.
         raise errors.IncompleteError(
             f"{stage.name}: a worker process died (killed for memory?); {left} of {len(tasks)} "
             "tasks are left. Finished work is kept: run the same command again to resume, with "
@@ -157,12 +150,11 @@ def _run_elsewhere(
 
 @dataclass
 class Jobs:
-    """Jobs of a cluster: one, and another after each that was lost, as long as they get on.
+    """Cluster jobs: a new one is submitted after a lost one, as long as they finish tasks.
 
     Attributes:
-      store: the dataset, which all workers share.
-      beam_args: Beam's options, with a --runner.
-      log: takes the output of Beam, the job server and the runner.
+      beam_args: options for Beam, including a --runner.
+      log: output of Beam, the job server and the runner.
     """
 
     store: Store
@@ -172,10 +164,9 @@ class Jobs:
     quiet: bool = False
 
     def run(self, build: Callable[[Any, Lease], object], collect: Collect) -> None:
-        """Runs the pipeline that `build` makes, with a lease per job, until it succeeds.
+        """Submits the pipeline from `build`, with a new lease per job, until a job succeeds.
 
-        `collect` is called from time to time; it returns how many tasks are finished, and whether
-        these are all.
+        `collect` is polled; it returns the number of finished tasks and whether all are finished.
         """
         (before, _), futile = collect(), 0
         while True:
@@ -198,10 +189,7 @@ class Jobs:
     def _lost(
         self, build: Callable[[Any, Lease], object], collect: Collect
     ) -> errors.JobLostError | None:
-        """Runs one job to its end; returns the error if the cluster gave up.
-
-        Raises BusyError if another run has taken the lease over: that job is left alone.
-        """
+        """Runs one job; returns an error if it was lost. BusyError if the lease was taken over."""
         held = Lease.take_over(self.store)
         name = f"imagenet-prep-{self.name}-{held.job}"
         try:
@@ -210,7 +198,7 @@ class Jobs:
             ) as job:
                 follow(job, collect, _poll_s(self.store))
         except (errors.JobLostError, errors.StoreError) as lost:
-            # Whoever has the lease now may remove what this run is about to read.
+            # The run that now holds the lease may remove files that this one is about to read.
             if not held.held:
                 raise errors.BusyError(
                     f"{self.store.where()}: another run has begun, so this one has ended. What it "
@@ -230,7 +218,7 @@ def _poll_s(store: Store) -> float:
 
 
 def follow(started: Started, collect: Callable[[], object], poll_s: float) -> None:
-    """Collects receipts until the workers have ended."""
+    """Collects receipts until all workers have ended."""
     look_s = 0.0
     while started.wait(max(poll_s, look_s / _LOOKING_SHARE)):
         start = time.thread_time()

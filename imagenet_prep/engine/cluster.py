@@ -1,7 +1,7 @@
-"""Workers of a runner of Apache Beam: a job that is followed, and cancelled, from here.
+"""Submits, follows and cancels a Beam job on a cluster.
 
-Beam alone would print a page of Java for each failure, leave its job server behind, and
-leave the Flink job running after Ctrl-C.
+Beam alone would print a page of Java for each failure and leave its job server running, as well
+as the Flink job after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -27,15 +27,14 @@ _OURS = re.compile(
     r"imagenet_prep\.core\.errors\.(\w+): (.*?)(?: \[while running|\n\n|\Z)", re.DOTALL
 )
 _BUG = re.compile(r"engine\.transform\.BugError: (.*?)(?: \[while running|\Z)", re.DOTALL)
-# Traces of Java and Python name the first cause last.
+# Java and Python tracebacks name the root cause last.
 _CAUSE = re.compile(r"^(?:Caused by: )?([\w$.]*(?:Error|Exception)\b.*)$", re.MULTILINE)
 
 
 class Job(Started):
-    """A job that was submitted; made by `submit`."""
+    """A submitted job, see `submit`."""
 
     def __init__(self, runner: str, log: Path, cancel: Callable[[], None]) -> None:
-        """Begins without a running pipeline and with nothing to clean up."""
         self._runner = runner
         self._log = log
         self._cancel = cancel
@@ -43,7 +42,7 @@ class Job(Started):
         self._result: futures.Future[Any] = futures.Future()
 
     def __exit__(self, kind: object, *_: object) -> None:
-        # Beam's threads lose their connection with the job server; their tracebacks say nothing.
+        # Beam's threads lose their connection to the job server; hide these tracebacks.
         hook, threading.excepthook = threading.excepthook, lambda _: None
         try:
             if kind is not None:
@@ -54,7 +53,7 @@ class Job(Started):
             threading.excepthook = hook
 
     def wait(self, seconds: float) -> bool:
-        """Returns whether it is still running after at most `seconds`."""
+        """Waits at most `seconds`; returns whether the job is still running."""
         if not futures.wait([self._result], seconds).done:
             return True
         if error := self._result.exception():
@@ -63,7 +62,7 @@ class Job(Started):
 
     def _explained(self, error: BaseException) -> Exception:
         text = str(error)
-        # Runners on other hosts send the text of a worker's error; a local one raises the error.
+        # A remote runner only sends the text of a worker's error; a local one raises the error.
         named = f"{type(error).__module__}.{type(error).__name__}: {text}"
         if found := _BUG.search(named):
             return RuntimeError(found[1].strip())
@@ -76,13 +75,10 @@ class Job(Started):
 
 
 def submit(args: Sequence[str], build: Callable[[Any], object], *, name: str, log: Path) -> Job:
-    """Starts a job; in the main thread only, since Beam sets a handler for SIGINT.
+    """Starts a job; only in the main thread, because Beam sets a SIGINT handler.
 
-    Args:
-      args: Beam's options, with a --runner.
-      build: puts transforms into a pipeline.
-      name: of the job, unique.
-      log: takes the output of Beam, the job server and the runner.
+    `build` adds transforms to a pipeline, `name` must be unique, and `log` gets the output of
+    Beam, the job server and the runner.
     """
     logged = _logged_to(log)
     import apache_beam as beam
@@ -96,7 +92,7 @@ def submit(args: Sequence[str], build: Callable[[Any], object], *, name: str, lo
     with logged as ending:
         if flink:
             flink.prepare(options)
-        # Beam's own choice for DirectRunner is a program that it would first download.
+        # For DirectRunner, Beam would choose a program that it first has to download.
         local = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
         pipeline = beam.Pipeline(local if runner == "DirectRunner" else None, options)
         if isinstance(pipeline.runner, PortableRunner):
@@ -111,7 +107,7 @@ def submit(args: Sequence[str], build: Callable[[Any], object], *, name: str, lo
                 raise job._explained(error) from error
             raise
         finally:
-            # Beam's handler would end the job server before the job is cancelled.
+            # Beam's handler would stop the job server before the job is cancelled.
             signal.signal(signal.SIGINT, ours)
         if not flink:
             job._cancel = result.cancel
@@ -121,7 +117,7 @@ def submit(args: Sequence[str], build: Callable[[Any], object], *, name: str, lo
 
 
 def _logged_to(log: Path) -> contextlib.ExitStack:
-    """Lets all loggers write to a file until what it returns is closed."""
+    """Writes all log records to a file until the returned stack is closed."""
     root = logging.getLogger()
     handler = logging.FileHandler(log, delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(message)s"))
@@ -135,9 +131,9 @@ def _logged_to(log: Path) -> contextlib.ExitStack:
 
 
 def _job_server(runner: Any, options: Any, ending: contextlib.ExitStack) -> None:
-    """Refuses who does not answer; makes a job server of Beam's own end with this process.
+    """Checks that the server answers, and ties a job server that Beam starts to this process.
 
-    Beam and Spark wait for minutes. Beam relies on `atexit`, which a kill skips.
+    Beam and Spark would wait for minutes. Beam relies on `atexit`, which a kill skips.
     """
     from apache_beam.options import pipeline_options
 
@@ -158,7 +154,7 @@ def _job_server(runner: Any, options: Any, ending: contextlib.ExitStack) -> None
 
     def default_job_server(options: Any) -> Any:
         java = options.view_as(pipeline_options.JobServerOptions)
-        # The kernel kills the server when this process ends, however that happens.
+        # The kernel kills the server when this process ends for any reason.
         first, *rest = children.bound([launcher, *java.job_server_jvm_properties])
         java.job_server_java_launcher, java.job_server_jvm_properties = first, rest
         server = make(options)
@@ -202,7 +198,7 @@ def _demand_spark(url: str) -> None:
 
 
 class _Flink:
-    """What Beam does not do for Flink: check that the cluster answers, and cancel the job."""
+    """Checks that Flink answers, and cancels its job; Beam does neither."""
 
     def __init__(self, url: str, name: str) -> None:
         self._url = url
@@ -210,7 +206,7 @@ class _Flink:
 
     @classmethod
     def of(cls, options: Any, name: str) -> _Flink | None:
-        """Returns it if the options name a Flink cluster, else None."""
+        """Returns the Flink cluster in the options, or None."""
         from apache_beam.options import pipeline_options
 
         master = options.view_as(pipeline_options.FlinkRunnerOptions).flink_master
@@ -219,7 +215,7 @@ class _Flink:
         return cls(master if "://" in master else f"http://{master}", name)
 
     def prepare(self, options: Any) -> None:
-        """Refuses a cluster that is not up; without a parallelism, sets it to all its slots."""
+        """Checks that the cluster is up; uses all its slots if no parallelism is given."""
         import requests
         from apache_beam.options import pipeline_options
 
@@ -240,7 +236,7 @@ class _Flink:
             asked.parallelism = slots
 
     def cancel(self) -> None:
-        """Cancels the job if it still runs. Beam's own cancel only forgets it."""
+        """Cancels the job if it still runs. Beam's own cancel only forgets the job."""
         import requests
 
         with contextlib.suppress(requests.RequestException, KeyError):

@@ -1,7 +1,7 @@
-"""The right of one job of a cluster to work on a data set. The next run takes it over.
+"""The lease of one cluster job on a dataset. The next run takes it over.
 
-A job outlives the process that started it. Its workers look at the lease before each task, and
-right before each file that they publish, so the job of a killed launcher ends by itself.
+A job outlives the process that started it. Its workers check the lease before each task and each
+file they publish, so the job of a killed launcher ends by itself.
 """
 
 from __future__ import annotations
@@ -23,22 +23,21 @@ from imagenet_prep.storage.store import Store
 
 _FOLDER = f"{naming.WORK}/jobs"
 _HELD = "held"
-# A worker that does not see the lease for so long does not share the launcher's folder.
+# A worker that does not see the lease within this time does not share the launcher's folder.
 _SEEN_WITHIN_S = 10.0
 _SEEN_POLL_S = 0.2
-# So many tasks of a worker have no receipt yet: one is made, one published, one waits for that.
+# Tasks of one worker without a receipt: one being built, one being published, one queued.
 _IN_HAND = 3
-# Its own: whoever seeds `random` in a pipeline keeps their sequence.
+# Separate generator: a pipeline that seeds `random` keeps its sequence.
 _chance = random.Random()
-# The jobs whose leases this process has seen.
+# Jobs whose leases this process has seen.
 _seen: set[str] = set()
 
 
 class Claimed(Iterator[AnyTask]):
-    """Tasks that a worker claims one after the other, see `Lease.claimed`."""
+    """The tasks that a worker claims one by one, see `Lease.claimed`."""
 
     def __init__(self, lease: Lease, tasks: Generator[AnyTask, None, None]) -> None:
-        """Takes what claims tasks when it is asked for the next."""
         self.check = lease.check
         self._tasks = tasks
 
@@ -46,20 +45,20 @@ class Claimed(Iterator[AnyTask]):
         return next(self._tasks)
 
     def close(self) -> None:
-        """Gives back what has no receipt."""
+        """Releases claimed tasks that have no receipt."""
         self._tasks.close()
 
 
 @dataclass(frozen=True)
 class Lease:
-    """The lease that the workers of one job share, by its unique name; picklable."""
+    """The lease of one job, with a unique name, shared by the job's workers; picklable."""
 
     store: Store
     job: str
 
     @classmethod
     def take_over(cls, store: Store) -> Lease:
-        """Returns a new lease; whoever had one before loses it."""
+        """Returns a new lease and ends all earlier ones."""
         end_jobs(store)
         lease = cls(store, uuid.uuid4().hex[:16])
         store.write(f"{lease._folder}/{_HELD}", b"")
@@ -71,18 +70,18 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """Whether no other run has taken it over."""
+        """Whether no other run has taken over the lease."""
         return self.store.size(f"{self._folder}/{_HELD}") is not None
 
     def check(self) -> None:
-        """Raises JobLostError if another run has taken it over."""
+        """Raises JobLostError if another run has taken over the lease."""
         if not self.held:
             raise errors.JobLostError(
                 f"{self.store.where()}: another run has begun, so this one has ended"
             )
 
     def arrive(self) -> None:
-        """Waits until a worker on another machine sees what the launcher has written."""
+        """Waits until this worker sees the files that the launcher has written."""
         if self.job in _seen:
             self.check()
             return
@@ -100,10 +99,10 @@ class Lease:
     def claimed(self, stage: Stage[Any, Any], tasks: Sequence[AnyTask]) -> Claimed[AnyTask]:
         """Returns tasks that no other worker of this job has claimed, until none is left.
 
-        Workers begin with the first tasks. One that meets another goes on elsewhere, further away
-        each time, so it looks at the claims of the others a few times, and not for each task.
-        Closed before its end, it gives back what has no receipt: a runner that tries again after a
-        failure, as Spark does, is to meet the failure again.
+        Workers start with the first tasks. After a collision, a worker skips a random number of
+        tasks, from a range that doubles each time, so it only rarely lists the claims of others.
+        If closed early, it releases claimed tasks without a receipt. A runner that retries after a
+        failure, as Spark does, then meets the same failure again.
         """
         return Claimed(self, self._claimed(stage, tasks))
 
@@ -123,7 +122,7 @@ class Lease:
                     mine.append(task.name)
                     yield task
                     continue
-                # Each try may be a request, so claims are listed after one that was in vain.
+                # Each attempt may be a request, so list all claims after a failed one.
                 left, spread = _without(left, self.store.names(claims)), 2 * spread
                 if left:
                     left.rotate(-_chance.randrange(min(spread, len(left))))
@@ -140,5 +139,5 @@ def _without(tasks: Iterable[AnyTask], names: Iterable[str]) -> deque[AnyTask]:
 
 
 def end_jobs(store: Store) -> None:
-    """Ends the work of all jobs on a data set, as soon as their workers look."""
+    """Ends all jobs on a dataset: their workers stop at the next check of the lease."""
     store.remove_tree(_FOLDER)

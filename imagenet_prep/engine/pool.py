@@ -1,11 +1,10 @@
-"""`python -m imagenet_prep.engine.pool`: Beam's pool of workers, for this machine alone.
+"""`python -m imagenet_prep.engine.pool`: Beam's worker pool, only for this machine.
 
-A TaskManager of Flink asks the pool beside it to start Python workers
-(`--environment_type=EXTERNAL`). Beam's own pool listens at all addresses, and a request to it is
-a command line: whoever reaches it runs code as its user. This one listens on loopback, so only
-users of this machine reach it; as with Flink's own ports, none of them is asked for a password. It
-also starts the Python that it runs in, whatever leads PATH, and workers take no modules from their
-current folder.
+A Flink TaskManager asks the pool next to it to start Python workers
+(`--environment_type=EXTERNAL`). A request is a command line, and Beam's own pool listens on all
+addresses, so anyone who can connect runs code as its user. This pool listens on loopback: only
+users of this machine can connect, without a password, as with Flink's own ports. It always starts
+its own Python, regardless of PATH, and workers import no modules from their current folder.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# The port that docs and images give as --environment_config=localhost:50000.
+# The port in docs and images: --environment_config=localhost:50000.
 _PORT = 50_000
 _ADDRESS = "127.0.0.1"
 
 
 def serve(port: int, container_executable: str | None) -> None:
-    """Starts workers on request, at a port of loopback (0: a free one), until SIGTERM or SIGINT.
+    """Starts workers on request, on a loopback port (0: a free one), until SIGTERM or SIGINT.
 
-    A container's `container_executable` is Beam's boot program, which starts each worker.
+    In a container, `container_executable` is Beam's boot program, which starts each worker.
     """
     import grpc
     from apache_beam.portability.api import beam_fn_api_pb2_grpc as api
@@ -37,7 +36,7 @@ def serve(port: int, container_executable: str | None) -> None:
 
     os.environ["PYTHONSAFEPATH"] = "1"
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    # As Beam's own pool has them: its clients ping often.
+    # Same as in Beam's own pool: its clients ping often.
     options = [("grpc.http2.max_pings_without_data", 0), ("grpc.http2.max_ping_strikes", 0)]
     options.append(("grpc.so_reuseport", 0))
     server = grpc.server(thread_pool_executor.shared_unbounded_instance(), options=options)
@@ -49,8 +48,7 @@ def serve(port: int, container_executable: str | None) -> None:
         port = server.add_insecure_port(f"{_ADDRESS}:{port}")
     except RuntimeError as error:
         raise OSError(f"{_ADDRESS}:{port}: {error}") from error
-    # A signal that arrives just before Python waits for a lock is only handled when that wait ends.
-    # A byte in a socket is never late.
+    # Python may handle a signal late if it arrives just before a lock wait; a socket is never late.
     asked, on_signal = socket.socketpair()
     on_signal.setblocking(False)
     signal.set_wakeup_fd(on_signal.fileno())
@@ -71,14 +69,14 @@ def _pool_class() -> Any:
     class Pool(worker_pool_main.BeamFnExternalWorkerPoolServicer):
         """Beam's pool, for several TaskManagers at a time.
 
-        Each of them counts its workers from 1-1 on, and Beam's pool knows workers by that name
-        alone: a TaskManager that was done stopped another one's worker, which waited for ever.
+        Each TaskManager numbers its workers from 1-1, and Beam's pool only uses this name. So a
+        finished TaskManager stopped the worker of a different one, which then waited forever.
         """
 
         lock = threading.Lock()
 
         def StartWorker(self, request: Any, context: Any) -> Any:  # noqa: N802
-            """Starts a worker for whoever is connected."""
+            """Starts a worker for the connected client."""
             with self.lock:
                 answer = super().StartWorker(request, context)
                 workers, name = self._worker_processes, request.worker_id
@@ -87,7 +85,7 @@ def _pool_class() -> Any:
             return answer
 
         def StopWorker(self, request: Any, context: Any) -> Any:  # noqa: N802
-            """Stops a worker that the same connection has started."""
+            """Stops a worker that the same client has started."""
             name = f"{context.peer()} {request.worker_id}"
             return super().StopWorker(messages.StopWorkerRequest(worker_id=name), context)
 

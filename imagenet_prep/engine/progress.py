@@ -1,4 +1,4 @@
-"""The progress of a run, for people."""
+"""The progress display of a run."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _FIRST_LINE_S = 2.0
 
 
 class Progress:
-    """Shows what is done, the rate, and the time left: a bar on a terminal, else lines.
+    """Shows progress, rate and time left: as a bar on a terminal, otherwise as lines.
 
-    Lines come after 2, 6 and 18 s, and then every 30 s. It counts images where it is known how many
-    there are, else tasks.
+    Lines are printed after 2, 6 and 18 s, then every 30 s. It counts images if their number is
+    known, otherwise tasks.
     """
 
     def __init__(
@@ -30,7 +30,6 @@ class Progress:
         images_done: int = 0,
         quiet: bool = False,
     ) -> None:
-        """Starts to count images, or tasks if their number is unknown; some are done already."""
         self._title = title
         self._unit = "image" if images else "task"
         self._total, self._first = (images, images_done) if images else (total, done)
@@ -45,7 +44,7 @@ class Progress:
         if done and not quiet:
             kept = counted(total, "shard" if images else "task")
             self._say(f"resuming: {done:,} of {kept} are kept")
-        # A terminal may report no width (docker run -t): then it gets lines instead of a bar.
+        # A terminal may report no width (docker run -t); then print lines instead of a bar.
         if not quiet and is_live() and os.get_terminal_size(2).columns:
             from tqdm import tqdm
 
@@ -61,21 +60,21 @@ class Progress:
             )
 
     def add(self, num_bytes: int = 0, examples: int = 0) -> None:
-        """Counts one finished task, with what it has made or moved."""
+        """Counts one finished task, with its bytes and images."""
         self._done += examples if self._unit == "image" else 1
         self._bytes += num_bytes
         monitoring.count(self._title, images=examples, num_bytes=num_bytes)
         self.tick()
 
     def tick(self, images: int = 0) -> None:
-        """Shows what there is to show; `images` were written so far, also of unfinished tasks."""
+        """Updates the display; `images` were written so far, including unfinished tasks."""
         within = self._first + images if self._unit == "image" else 0
         self._shown = min(self._total, max(self._shown, self._done, within))
         now = time.monotonic()
         if self._bar is not None:
             self._bar.set_postfix_str(self._rate(now) + self._time_left(now), refresh=False)
             self._bar.update(self._shown - self._bar.n)
-        # Without any movement, the first lines would say nothing.
+        # Before any progress, a line would contain no information.
         elif not self._quiet and now >= (
             self._next_line if self._shown > self._first else self._late_line
         ):

@@ -1,4 +1,4 @@
-"""One kind of work on one data set: its receipts, and the notes that its workers share."""
+"""A stage of work on a dataset: its receipts, and the notes that its workers share."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from imagenet_prep.storage.store import Store
 
 # 900 characters of a message, at most 4 bytes each, and a task's name.
 _RESERVE_BYTES = 4096
-# A receipt has nine values for each image that was left out or repaired.
+# A receipt has nine values for each quarantined or repaired image.
 _MOST_VALUES = 4 * canonical.MOST_VALUES
-# Others may read a bucket with receipts: workers have a random name, not that of their host.
+# Receipts in a bucket may be public, so workers get a random name instead of their host's.
 _PROCESS = uuid.uuid4().hex[:12]
 
 
 class Task(Protocol):
-    """A picklable description of work; `name` is unique in its stage and fit for a file."""
+    """A picklable unit of work; `name` is unique in its stage and a valid file name."""
 
     @property
     def name(self) -> str:
@@ -37,18 +37,17 @@ class Task(Protocol):
 
 
 AnyTask = TypeVar("AnyTask", bound=Task)
-# The type of what a task finds out or makes, a dataclass.
+# The type of a task's result, a dataclass.
 AnyContent = TypeVar("AnyContent", covariant=True)
 
 
 class Output(NamedTuple):
-    """A finished, synced temporary file and the name it gets when its receipt is published.
+    """A finished, synced temporary file and its name after publication.
 
     Attributes:
       name: relative to the dataset.
-      sha256: of its content, if that is known.
-      settle: called before it gets its name, while the next task runs: it syncs the files that the
-        task has written next to it.
+      settle: called before the file is renamed, while the next task runs; it syncs other files
+        that the task has written.
     """
 
     temporary: Path
@@ -58,7 +57,7 @@ class Output(NamedTuple):
 
 
 class Result(NamedTuple, Generic[AnyContent]):
-    """What a task's function returns: the content of its receipt, and files to publish."""
+    """The result of a task's function: the content of its receipt, and files to publish."""
 
     content: AnyContent
     outputs: tuple[Output, ...] = ()
@@ -66,7 +65,7 @@ class Result(NamedTuple, Generic[AnyContent]):
 
 @dataclass(frozen=True)
 class Published:
-    """A file that a receipt names."""
+    """A published file, as named in a receipt."""
 
     name: str
     num_bytes: int
@@ -74,7 +73,7 @@ class Published:
 
 @dataclass(frozen=True)
 class _Work:
-    """What `Stage.make` adds to the content of each receipt."""
+    """The fields that `Stage.make` adds to each receipt."""
 
     outputs: list[Published]
     start_s: float
@@ -84,26 +83,24 @@ class _Work:
 
 @dataclass(frozen=True)
 class Receipt(_Work, Generic[AnyContent]):
-    """The proof that a task is finished. On the disk, the content's fields stand beside the others.
+    """Shows that a task is finished. The content's fields are stored next to the others.
 
     Attributes:
-      outputs: the published files; without them the receipt does not count.
-      start_s: when the task started, in seconds since the epoch.
-      seconds: how long it took.
-      content: the result of its function.
+      outputs: the published files; if one is missing, the receipt is ignored.
+      start_s: start of the task, in seconds since the epoch.
     """
 
     content: AnyContent
 
     def dumps(self) -> bytes:
-        """Returns the bytes of its file."""
+        """Returns the bytes of the receipt file."""
         whole = canonical.fields(self)
         return canonical.dumps(canonical.fields(whole.pop("content")) | whole)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The note of a failed task: the class of our error, or "" and the traceback of a bug."""
+    """A failed task: the class of our error, or "" and the traceback of a bug."""
 
     error: str
     message: str
@@ -111,15 +108,14 @@ class Failure:
 
 @dataclass(frozen=True)
 class Stage(Generic[AnyTask, AnyContent]):
-    """One kind of work on one data set.
+    """One kind of work on one dataset.
 
     Attributes:
       name: "index", "write", ...
-      digest: of everything that decides the results.
-      store: where receipts and outputs go; shared by all workers.
-      function: task -> result; picklable, without side effects outside its temporary files.
-      kind: of the receipts' contents, a dataclass or a union of them; a receipt with another
-        content does not count.
+      digest: identifies everything that affects the results.
+      store: location of receipts and outputs, shared by all workers.
+      function: picklable, without side effects except its temporary files.
+      kind: type of the receipts' contents; receipts with other contents are ignored.
     """
 
     name: str
@@ -130,7 +126,7 @@ class Stage(Generic[AnyTask, AnyContent]):
 
     @property
     def folder(self) -> str:
-        """The stage's folder, relative to the data set."""
+        """The stage's folder, relative to the dataset."""
         return f"{naming.WORK}/{self.name}-{self.digest[:16]}"
 
     @property
@@ -149,14 +145,14 @@ class Stage(Generic[AnyTask, AnyContent]):
     def receipts(self, tasks: Iterable[str]) -> dict[str, Receipt[AnyContent]]:
         """Returns the receipts of the finished tasks, by task.
 
-        A receipt does not count if its files are gone, or if no task of this program can have
-        written it. Names in it that lead outside the data set are never looked at.
+        A receipt is ignored if its files are missing, or if no task of this program can have
+        written it. Names in it that lead outside the dataset are never accessed.
         """
         there = set(self.store.names(f"{self.folder}/receipts"))
         return self._sound([task for task in tasks if f"{task}.json" in there])
 
     def receipt(self, task: str) -> Receipt[AnyContent] | None:
-        """Returns the receipt of one task, as `receipts` does, or None if it is not finished."""
+        """Returns the receipt of one task, or None if it is not finished."""
         there = self.store.size(self._receipt(task)) is not None
         return self._sound([task]).get(task) if there else None
 
@@ -164,13 +160,13 @@ class Stage(Generic[AnyTask, AnyContent]):
         return f"{self.folder}/receipts/{task}.json"
 
     def _sound(self, tasks: Sequence[str]) -> dict[str, Receipt[AnyContent]]:
-        # The receipt of a shard lists its images that were left out or repaired.
+        # Receipts may be large: a shard's receipt lists its quarantined and repaired images.
         texts = self.store.read_each(map(self._receipt, tasks), MOST_LIST_BYTES)
         receipts = {
             task: receipt
             for task, text in zip(tasks, texts, strict=True)
             if (receipt := self._parse(text)) is not None
-            # The receipt of a shard has the name of that shard.
+            # The receipt of a shard must name that shard.
             and getattr(receipt.content, "shard", task) == task
         }
         outputs = [output for receipt in receipts.values() for output in receipt.outputs]
@@ -182,7 +178,7 @@ class Stage(Generic[AnyTask, AnyContent]):
         }
 
     def _parse(self, text: bytes) -> Receipt[AnyContent] | None:
-        """Returns a receipt, or None if `make` cannot have made it."""
+        """Returns a receipt, or None if `make` cannot have written it."""
         try:
             whole = canonical.loads(text, _MOST_VALUES)
             work = records.parse(_Work, whole, others=True)
@@ -194,7 +190,7 @@ class Stage(Generic[AnyTask, AnyContent]):
             return None
 
     def make(self, task: AnyTask) -> tuple[Receipt[AnyContent], Sequence[Output]]:
-        """Does one task; returns its receipt and files. Errors have a note with its name."""
+        """Runs one task; returns its receipt and files. Errors get a note with the task's name."""
         start = time.time()
         with _named(task):
             content, outputs = self.function(task)
@@ -209,10 +205,10 @@ class Stage(Generic[AnyTask, AnyContent]):
         made: tuple[Receipt[AnyContent], Sequence[Output]],
         check: Check = unchecked,
     ) -> Receipt[AnyContent]:
-        """Publishes what `make` has returned; returns the receipt.
+        """Publishes the result of `make`; returns the receipt.
 
-        The receipt is published before its files. So every visible file has its receipt, and a
-        receipt without its files is no finished task. `check` is called before each of them.
+        The receipt is published before its files, so every visible file has a receipt, and a
+        receipt without its files is ignored. `check` is called before each of them.
         """
         receipt, outputs = made
         with _named(task), removed_on_failure(*(output.temporary for output in outputs)):
@@ -225,7 +221,7 @@ class Stage(Generic[AnyTask, AnyContent]):
         return receipt
 
     def note(self, error: Exception) -> None:
-        """Notes the error of a worker; `run` raises it in the launching process."""
+        """Records a worker's error; `run` raises it in the launching process."""
         error = errors.of_memory(error) or error
         if isinstance(error, errors.ImagenetPrepError):
             self.fail(type(error).__name__, str(error))
@@ -233,21 +229,21 @@ class Stage(Generic[AnyTask, AnyContent]):
             self.fail("", "".join(traceback.format_exception(error)))
 
     def fail(self, error: str, message: str) -> None:
-        """Notes a failure, as `Failure`; `run` raises it, and the other workers see it and stop."""
+        """Records a `Failure`. The other workers see it and stop, and `run` raises it."""
         local = self.store.local
-        # The first comes first in the list of names.
+        # The time in the name makes the first failure sort first.
         name = f"{self.folder}/failed/{time.time_ns():020d}{uuid.uuid4().hex}"
         try:
             local.write(name, canonical.dumps(Failure(error, message)))
         except (errors.IncompleteError, errors.StoreError):
-            # The disk is full, or fails. One note fits into a file that was made beforehand.
+            # The disk is full or fails. The reserved file has space for one short note.
             short = canonical.dumps(Failure(error, message[:900]))
             with os.fdopen(local.open(self._reserve, os.O_WRONLY), "wb") as file:
                 file.write(short.ljust(_RESERVE_BYTES))
             local.rename(self._reserve, name)
 
     def raise_failure(self) -> None:
-        """Raises the failure that was noted, if any."""
+        """Raises the first recorded failure, if any."""
         local = self.store.local
         for name in local.names(f"{self.folder}/failed"):
             path = f"{self.folder}/failed/{name}"
@@ -267,7 +263,7 @@ class Stage(Generic[AnyTask, AnyContent]):
         return bool(self.store.local.names(f"{self.folder}/failed"))
 
     def log(self, name: str) -> Path:
-        """Returns a file of this machine that other programs append to, by an absolute path."""
+        """Creates a log on this machine for other programs; returns its absolute path."""
         local = self.store.local
         local.make_folder(self.folder)
         file = f"{self.folder}/{name}.log"
@@ -278,7 +274,7 @@ class Stage(Generic[AnyTask, AnyContent]):
 
 @contextlib.contextmanager
 def _named(task: Task) -> Iterator[None]:
-    """Gives errors a note with the task's name; what the system refuses is no bug."""
+    """Adds the task's name to errors, and converts OSErrors: they are not bugs."""
     try:
         try:
             yield

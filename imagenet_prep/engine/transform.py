@@ -1,4 +1,4 @@
-"""Tasks to receipts, as a transform of Apache Beam. Imported only where a job is built or runs."""
+"""Apache Beam transform from tasks to receipts. Import it only to build or run a job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from imagenet_prep.engine.lease import Lease
 from imagenet_prep.engine.stage import Receipt, Stage
 from imagenet_prep.engine.workers import Done, done
 
-# The namespace of our metrics.
 METRICS = "imagenet-prep"
 _COUNTED = {
     "examples": "images",
@@ -28,22 +27,22 @@ _COUNTED = {
 
 
 class BugError(Exception):
-    """What nobody foresaw has happened on a worker; the message is its traceback."""
+    """An unexpected error on a worker; the message is its traceback."""
 
 
 class Receipts(beam.PTransform):
-    """Does tasks on the workers: PCollection of tasks -> PCollection of `Done`.
+    """Runs tasks on the workers: PCollection of tasks -> PCollection of `Done`.
 
-    Flink gives each slot its share of the elements beforehand, and all would wait for the slowest
-    worker. So an element is only a turn: whoever has one takes task after task that nobody has
-    claimed, until none is left. What has a receipt already is not done again.
+    Flink distributes elements to slots in advance, so all would wait for the slowest worker. Here,
+    an element is only a turn: its worker claims one task after the other until none is left. Tasks
+    that have a receipt are not repeated.
 
     Metrics, in the namespace `imagenet-prep`: the counters images, bytes_in, bytes_out, resized,
-    repaired_REASON and quarantined_REASON, and the distribution STAGE_ms of the time of a task.
+    repaired_REASON and quarantined_REASON, and the distribution STAGE_ms of the time per task.
 
     Args:
-      stage: what to do, and where; a Stage or AsSingleton of one.
-      lease: of the job; `Lease.take_over(store)` where the pipeline is made.
+      stage: a Stage, or AsSingleton of one.
+      lease: of the job, from `Lease.take_over(store)`.
     """
 
     def __init__(self, stage: Any, lease: Lease) -> None:
@@ -52,7 +51,7 @@ class Receipts(beam.PTransform):
         self._lease = lease
 
     def expand(self, tasks: Any) -> Any:
-        """Returns what is done, with the receipts of earlier runs."""
+        """Returns the finished tasks, including those of earlier runs."""
         return (
             tasks
             | "Spread" >> beam.Reshuffle()
@@ -85,7 +84,7 @@ class _Do(beam.DoFn):
 
 @contextlib.contextmanager
 def reported(lease: Lease) -> Iterator[None]:
-    """Begins work under a lease; an error in it reaches the launcher with its class."""
+    """Waits for the lease to be visible; sends errors to the launcher with their class."""
     lease.arrive()
     try:
         try:
@@ -94,11 +93,11 @@ def reported(lease: Lease) -> Iterator[None]:
             lease.check()
             raise
     except errors.ImagenetPrepError as error:
-        # The launcher knows the classes of `errors`. A set in a bucket may be shown to others,
-        # who need not know the names of hosts.
+        # The launcher knows the classes of `errors`. A dataset in a bucket may be public, so its
+        # messages must not contain host names.
         kind = next(c for c in type(error).__mro__ if c.__module__ == errors.__name__)
         where = f" (on worker {socket.gethostname()})" if lease.store.as_folder else ""
-        # Its cause would be the first that the launcher reads.
+        # Drop the cause: the launcher would print it first.
         raise kind(f"{error}{where}") from None
     except Exception as error:  # noqa: BLE001 - the launcher raises it again
         if (lack := errors.of_memory(error)) is not None:

@@ -1,4 +1,4 @@
-"""Workers on this machine, threads or processes; and what a worker does on any machine."""
+"""Workers on this machine, threads or processes, and the task loop of all workers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from imagenet_prep.engine.stage import AnyTask, Output, Receipt, Stage
 THREADS = "threads"
 PROCESSES = "processes"
 
-# Threads start at once and share their memory, and the codecs release the GIL. But each image takes
-# it a few times: 8 threads made 1,809 images/s where 8 processes made 2,651 (4: 1,561 and 1,754).
+# Threads start at once and share memory, and the codecs release the GIL. But each image takes the
+# GIL a few times: 8 threads made 1,809 images/s, 8 processes 2,651 (with 4: 1,561 and 1,754).
 MAX_THREAD_WORKERS = 4
 
 _PROGRAM = "from imagenet_prep.engine import workers; workers.run_process({})"
@@ -29,12 +29,12 @@ _PROGRAM = "from imagenet_prep.engine import workers; workers.run_process({})"
 
 @dataclass(frozen=True)
 class Workers:
-    """How much runs at once.
+    """The number and kind of workers.
 
     Attributes:
-      num: tasks in work at a time; 0 is one a core this process may use.
+      num: tasks at a time; 0: one per core that this process may use.
       kind: "threads", "processes", or "auto" to choose by their number.
-      beam_args: options for Apache Beam, with a --runner: then that runner has the workers.
+      beam_args: options for Apache Beam; with a --runner, that runner provides the workers.
     """
 
     num: int = 0
@@ -42,7 +42,6 @@ class Workers:
     beam_args: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raises UsageError for Beam's options without a --runner, or without Beam."""
         if self.remote and importlib.util.find_spec("apache_beam") is None:
             raise errors.UsageError(
                 "options after -- are for Apache Beam, which is not installed. Run: "
@@ -62,14 +61,14 @@ class Workers:
 
     @property
     def resolved_kind(self) -> str:
-        """The kind of workers: "threads" or "processes"."""
+        """The kind of workers, "threads" or "processes", with "auto" resolved."""
         if self.kind != "auto":
             return self.kind
         return THREADS if self.count <= MAX_THREAD_WORKERS else PROCESSES
 
     @property
     def remote(self) -> bool:
-        """Whether Beam's options name a runner of their own."""
+        """Whether Beam's options name a runner."""
         return any(arg == "--runner" or arg.startswith("--runner=") for arg in self.beam_args)
 
 
@@ -80,25 +79,24 @@ class Started:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Ends them, unless this process would have to wait for it."""
+        """Ends the workers, unless this process would have to wait for them."""
 
     def wait(self, seconds: float) -> bool:
-        """Returns whether they are still running after at most `seconds`; raises their error."""
+        """Waits at most `seconds`; returns whether they still run, or raises their error."""
         raise NotImplementedError
 
 
 class Threads(Started):
-    """Workers that are threads of this process. A thread that hangs ends with the process."""
+    """Worker threads of this process. A thread that hangs ends with the process."""
 
     def __init__(self, stage: Stage[AnyTask, Any], tasks: list[AnyTask], count: int) -> None:
-        """Starts them."""
         turns.among_threads(count)
         pool = futures.ThreadPoolExecutor(count, thread_name_prefix="worker")
         self._workers = [pool.submit(run_worker, stage, tasks) for _ in range(count)]
         pool.shutdown(wait=False)
 
     def wait(self, seconds: float) -> bool:
-        """As for `Started`."""
+        """Waits at most `seconds`; returns whether any thread still runs, or raises its error."""
         done, running = futures.wait(self._workers, seconds)
         for worker in () if running else done:
             worker.result()
@@ -106,10 +104,9 @@ class Threads(Started):
 
 
 class Processes(Started):
-    """Workers that are processes. The kernel kills them when this process ends."""
+    """Worker processes, which print to the stage's log. The kernel kills them with this process."""
 
     def __init__(self, stage: Stage[AnyTask, Any], tasks: list[AnyTask], count: int) -> None:
-        """Starts them; what they print goes to the stage's log."""
         with (
             os.fdopen(os.memfd_create("work"), "wb") as work,
             open(stage.log("processes"), "ab") as log,
@@ -131,7 +128,7 @@ class Processes(Started):
             process.wait()
 
     def wait(self, seconds: float) -> bool:
-        """Returns whether, after at most `seconds`, some are running and none has died."""
+        """Waits at most `seconds`; returns whether some are running and none has died."""
         end = time.monotonic() + seconds
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -143,8 +140,8 @@ class Processes(Started):
 def run_process(shared: tuple[int, int]) -> NoReturn:
     """Runs in each of `Processes`: standard input is a file with the pickled work.
 
-    Its own stderr is the log of the stage. It shares the stderr of the run, for messages to the
-    user, and the count of images.
+    Stderr is the stage's log. `shared` are the run's stderr, for messages to the user, and the
+    image counter.
     """
     terminal.say_on(shared[0])
     counter.begin(shared[1])
@@ -160,7 +157,7 @@ def run_process(shared: tuple[int, int]) -> NoReturn:
 
 
 def run_worker(stage: Stage[AnyTask, Any], tasks: list[AnyTask]) -> None:
-    """Does tasks that no other worker of this machine has claimed; notes a failure in the stage."""
+    """Runs tasks that no other worker of this machine has claimed; records a failure."""
     try:
         for _ in done(stage, _claimed(stage, tasks)):
             pass
@@ -168,7 +165,7 @@ def run_worker(stage: Stage[AnyTask, Any], tasks: list[AnyTask]) -> None:
         try:
             stage.note(error)
         except (errors.ImagenetPrepError, OSError):
-            # The disk that made it fail takes no note either.
+            # The disk that caused the error cannot store the note either.
             raise error from None
 
 
@@ -181,18 +178,15 @@ class Done(NamedTuple):
 
 
 def done(stage: Stage[AnyTask, Any], tasks: Iterable[AnyTask]) -> Iterator[Done]:
-    """Does tasks one after the other, on any machine; those of a lease are published under it.
-
-    What has a receipt already is not done again.
-    """
+    """Runs tasks in order, except finished ones; those of a lease are published under it."""
 
     def publish(task: AnyTask, made: tuple[Receipt[Any], Sequence[Output]]) -> Done:
         check = (tasks.check,) if isinstance(tasks, Claimed) else ()
         return Done(task, stage.publish(task, made, *check), new=True)
 
-    # The disk, or the server, gets the result of one task while the next task runs.
+    # The result of one task is published while the next task runs.
     with futures.ThreadPoolExecutor(1, thread_name_prefix="publish") as publisher:
-        # The last two: one is being published, the other waits for it, or has ended.
+        # The last two: one is being published, the other is queued or has ended.
         publishing: list[futures.Future[Done]] = []
         try:
             for task in tasks:
@@ -213,7 +207,7 @@ def done(stage: Stage[AnyTask, Any], tasks: Iterable[AnyTask]) -> Iterator[Done]
 
 
 def _together(failures: Sequence[BaseException]) -> BaseException:
-    """Returns one error for several, in their order: of the class of the first, or a bug."""
+    """Returns one error for several: of the class of the first, or a group if one is a bug."""
     first = failures[0]
     if all(isinstance(failure, errors.ImagenetPrepError) for failure in failures):
         return type(first)(". And then: ".join(str(failure).rstrip(".") for failure in failures))
@@ -221,7 +215,7 @@ def _together(failures: Sequence[BaseException]) -> BaseException:
 
 
 def _claimed(stage: Stage[AnyTask, Any], tasks: list[AnyTask]) -> Iterator[AnyTask]:
-    """Yields tasks that no other worker has claimed, until none is left or one has failed."""
+    """Yields unclaimed tasks until none is left or one has failed."""
     for task in tasks:
         if stage.stopped:
             return

@@ -1,1 +1,1 @@
-"""Other machines: the hosts file, and ssh to them."""
+"""The hosts file, and commands and messages to other hosts through ssh."""

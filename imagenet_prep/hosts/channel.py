@@ -1,8 +1,8 @@
-"""Processes of ours on other hosts, and the messages through their pipes, which are those of ssh.
+"""Our processes on other hosts, and the messages through their pipes, which are those of ssh.
 
-A message is a line of JSON, then the bytes it announces. A channel knows which `messages` the
-other end may send, beside its signs of life. Anything else is a BrokenError, and so is silence.
-What a login shell prints before the first message is skipped.
+A message is a line of JSON, then the bytes it announces. A channel only accepts its `messages` and
+heartbeats. Anything else raises BrokenError, as does silence. Output of a login shell before the
+first message is skipped.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ from imagenet_prep.hosts.messages import (
 )
 from imagenet_prep.hosts.process import SSH_OPTIONS, Ending, Tail, command_on, plain, start
 
-# Seconds to wait for the first message: a login shell and Python start before it, perhaps on a busy
-# host or a slow file system.
+# Seconds to wait for the first message: a login shell and Python start first, perhaps slowly.
 START_S = 120.0
-# A process whose output has ended has hardly anything left to do.
+# A process that has closed its output has almost nothing left to do.
 _END_S = 1.0
-# So many signs of life are sent within the time that counts as silence.
+# Heartbeats sent within the time that is treated as silence.
 _SIGNS = 10
 
 _PIPE_BYTES = 1 << 20
@@ -43,7 +42,7 @@ _SHOWN_BYTES = 200
 
 
 class Frame(NamedTuple):
-    """One message: its kind, what it says, and bytes."""
+    """One message: its kind, its fields, and bytes."""
 
     kind: str
     fields: dict[str, Any]
@@ -57,9 +56,9 @@ class Channel:
     """
 
     def __init__(self, reads: int, writes: int, messages: Messages, *, silence_s: float) -> None:
-        """Takes over pipes, through which the other end may send `messages` and signs of life.
+        """Takes over pipes through which the other end may send `messages` and heartbeats.
 
-        The channel is broken after `silence_s` without a byte; before the first message, after
+        The channel breaks after `silence_s` without a byte; before the first message, after
         START_S if that is longer.
         """
         self._reads, self._writes = reads, writes
@@ -74,19 +73,18 @@ class Channel:
         self._noise_bytes = 0
         self.noise = ""
         for descriptor in (reads, writes):
-            # The default is 64 KiB. The system may refuse more, which only costs speed.
+            # The default is 64 KiB. If the system refuses more, only speed is lost.
             with contextlib.suppress(OSError):
                 fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     def begin(self, kind: str = "alive", body: bytes = b"", **fields: Any) -> None:
-        """Sends a first message, and signs of life from then on; returns at once.
+        """Sends a first message and then heartbeats, from a separate thread; returns at once.
 
-        Its own thread sends them. So an end that does not read blocks nobody, and an end that
-        works for a long time is not taken for dead.
+        So an end that does not read blocks nothing, and an end that is busy is not taken for dead.
         """
 
         def talk() -> None:
-            # The other end is gone; the thread that reads from the channel sees that, too.
+            # If the other end is gone, the thread that reads from the channel notices, too.
             with contextlib.suppress(OSError):
                 # Ends a line that a login shell may have left open.
                 self._put(b"\n")
@@ -97,7 +95,7 @@ class Channel:
         threading.Thread(target=talk, daemon=True).start()
 
     def write(self, kind: str, body: bytes | memoryview = b"", **fields: Any) -> None:
-        """Sends a whole message; waits while the other end does not read."""
+        """Sends a complete message; blocks while the other end does not read."""
         self._put(canonical.dumps([kind, len(body), fields]) + b"\n", body)
 
     def _put(self, *parts: bytes | memoryview) -> None:
@@ -112,17 +110,16 @@ class Channel:
 
     @contextlib.contextmanager
     def closing(self) -> Iterator[None]:
-        """Refuses writers from now on. Within it, the reading thread closes the descriptors.
+        """Refuses further writes. Within it, the reading thread closes the descriptors.
 
-        If a descriptor were closed while another thread writes to it, its number could already
-        belong to another file.
+        Closing a descriptor during a write could send the rest to a different file.
         """
         self._ended.set()
         with self._lock:
             yield
 
     def read(self) -> Frame | None:
-        """Returns the next message except signs of life, or None at the end."""
+        """Returns the next message except heartbeats, or None at the end."""
         while (header := self._header()) is not None:
             kind, size, fields = header
             self._heard = True
@@ -137,7 +134,7 @@ class Channel:
         return None
 
     def _header(self) -> tuple[str, int, dict[str, Any]] | None:
-        """Returns kind, size of the body and fields of the next message, or None at the end."""
+        """Returns kind, body size and fields of the next message, or None at the end."""
         while (line := self._line()) is not None:
             if (content := _parsed(line)) is not None:
                 try:
@@ -166,7 +163,7 @@ class Channel:
         self.noise = plain(line[:MAX_TEXT].decode(errors="replace"))
 
     def _fill(self) -> bool:
-        """Reads what is there; False at the end."""
+        """Reads available bytes; returns False at the end."""
         limit_s = self._silence_s if self._heard else max(START_S, self._silence_s)
         if not self._poll.poll(limit_s * 1000):
             raise BrokenError(f"it has sent nothing for {limit_s:g} s", Cause.SILENT)
@@ -176,12 +173,7 @@ class Channel:
 
 
 class Process:
-    """A process of ours on some host, and the channel to it.
-
-    Attributes:
-      address: of the host.
-      channel: to its standard input and output.
-    """
+    """One of our processes on a host, and the channel to its standard input and output."""
 
     def __init__(
         self,
@@ -194,9 +186,9 @@ class Process:
         ssh_options: Sequence[str] = SSH_OPTIONS,
         hear: Callable[[bytes], object] | None = None,
     ) -> None:
-        """Starts the module in `words`; it ends when its input does: when this process ends.
+        """Starts the module in `words`, which ends when its input does, so with this process.
 
-        It is given up after `silence_s`, which is its last argument. `hear` is as for `Tail`.
+        Both ends give up after `silence_s`, which becomes its last argument. `hear`: see `Tail`.
         """
         self.address = address
         argv = children.python("-m", *words, str(silence_s), program=python)
@@ -214,10 +206,10 @@ class Process:
     def listen(
         self, take: Callable[[Frame], bool | None], patience_s: float = _END_S
     ) -> tuple[BrokenError | None, Ending]:
-        """Gives each message to `take`, up to one for which that returns True; then ends it.
+        """Passes each message to `take` until that returns True, then ends the process.
 
-        Silence kills it, and so does a message that `take` refuses by a BrokenError. Returns the
-        error that broke the connection, if any, and how the process ended.
+        Silence or a BrokenError from `take` kills it. Returns the error that broke the connection,
+        if any, and how the process ended.
         """
         broken = None
         try:
@@ -233,10 +225,7 @@ class Process:
         return broken, ending
 
     def end(self, patience_s: float = _END_S) -> Ending:
-        """Waits for its end, and kills it after so many seconds.
-
-        Called by the thread that reads from its channel, and by no other.
-        """
+        """Waits for its end, and kills it after `patience_s`. Only for the reading thread."""
         try:
             self._popen.wait(patience_s)
         except subprocess.TimeoutExpired:
@@ -247,16 +236,16 @@ class Process:
             for pipe in (self._popen.stdin, self._popen.stdout):
                 assert pipe is not None
                 pipe.close()
-        # A shell that lets nobody in says so on its standard output.
+        # A login shell that refuses access says so on its standard output.
         return Ending(code, said or self.channel.noise)
 
     def kill(self) -> None:
-        """Kills what runs here of it: the ssh, or the process itself."""
+        """Kills the local process: ssh, or the process itself."""
         self._popen.kill()
 
 
 def _parsed(line: bytes) -> tuple[str, Any, Any] | None:
-    """Returns kind, size and fields, unchecked; None if a line is not a message."""
+    """Returns kind, size and fields, unchecked; None if the line is not a message."""
     try:
         content = canonical.loads(line)
     except ValueError:

@@ -1,4 +1,4 @@
-"""First contact with many hosts: which keys they have, and which of them ssh knows already."""
+"""First contact with many hosts: their keys, and which of them ssh already knows."""
 
 from __future__ import annotations
 
@@ -22,34 +22,33 @@ KNOWN, NEW, CHANGED, SILENT = "known", "new", "CHANGED", "no answer"
 
 _AT_A_TIME = 32
 _PROGRAMS = ("ssh", "ssh-keyscan", "ssh-keygen")
-# Best first: the one that is shown and added, as ssh itself would take it.
+# Best first: the key to show and add, as ssh would choose it.
 _TYPES = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ssh-rsa")
 
 
 class Key(NamedTuple):
-    """A host's public key, as known_hosts has it: "ssh-ed25519" and base64."""
+    """A host's public key, as in known_hosts: "ssh-ed25519" and base64."""
 
     kind: str
     data: str
 
     @property
     def fingerprint(self) -> str:
-        """Returns it as `ssh-keygen -l` shows it."""
+        """The fingerprint as `ssh-keygen -l` shows it."""
         digest = hashlib.sha256(base64.b64decode(self.data)).digest()
         return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
 
 class Contact(NamedTuple):
-    """What was found out about one host.
+    """The state of one host.
 
     Attributes:
-      address: of the hosts file.
       state: KNOWN, NEW, CHANGED or SILENT.
-      key: that it shows, None where it is SILENT.
-      reason: why it is.
-      name: what ssh looks for in known_hosts.
+      key: the host's key, None if it is SILENT.
+      reason: why it is SILENT.
+      name: its name in known_hosts.
       file: the user's known_hosts.
-      hashed: whether ssh is to hide names there.
+      hashed: whether names in that file are hashed.
     """
 
     address: str
@@ -62,7 +61,7 @@ class Contact(NamedTuple):
 
 
 def look(hosts: Sequence[Host], timeout_s: float) -> list[Contact]:
-    """Returns what is known of each host but this machine itself; adds nothing."""
+    """Returns the state of each host except this machine; adds no key."""
     for program in _PROGRAMS:
         if shutil.which(program) is None:
             raise ImagenetPrepError(f"{program} is not installed. Install OpenSSH's client.")
@@ -81,7 +80,7 @@ def table(contacts: Sequence[Contact]) -> str:
 
 
 def add(contacts: Sequence[Contact]) -> None:
-    """Writes the keys of hosts that are new to the user's known_hosts; others stay as they are."""
+    """Adds keys to the user's known_hosts, which is otherwise unchanged."""
     for file in dict.fromkeys(contact.file for contact in contacts):
         lines = [_line(each) for each in contacts if each.file == file]
         try:
@@ -105,7 +104,7 @@ def _look(address: str, timeout_s: float) -> Contact:
     name = settings.get("hostkeyalias", host)
     if "hostkeyalias" not in settings and port != "22":
         name = f"[{host}]:{port}"
-    # Hashed names or not, ssh-keygen finds them.
+    # ssh-keygen finds both plain and hashed names in these files.
     files = [Path(word).expanduser() for word in settings["userknownhostsfile"].split()]
     more = [Path(word) for word in settings["globalknownhostsfile"].split()]
     shown = _scan(host, port, timeout_s)
@@ -115,7 +114,7 @@ def _look(address: str, timeout_s: float) -> Contact:
     kinds = {key.kind for key in known}
     wrong = [key for key in shown if key in revoked or (key.kind in kinds and key not in known)]
     right = [key for key in shown if key in known]
-    # Without either it may be known, but has none of those keys any more.
+    # A host is also CHANGED if it is known but offers none of its known keys.
     state = KNOWN if right and not wrong else CHANGED if known or wrong else NEW
     best = min(shown, key=lambda key: _TYPES.index(key.kind))
     hashed = settings.get("hashknownhosts") == "yes"
@@ -124,20 +123,20 @@ def _look(address: str, timeout_s: float) -> Contact:
 
 
 def _settings(address: str) -> dict[str, str]:
-    """Returns what ssh's configuration says of an address."""
+    """Returns ssh's settings for an address."""
     lines = run(["ssh", "-G", "--", address], timeout_s=10).output.splitlines()
     return {word: value for word, _, value in (line.partition(" ") for line in lines)}
 
 
 def _scan(host: str, port: str, timeout_s: float) -> list[Key]:
-    """Returns the keys that a host shows to anyone who asks."""
+    """Returns the public keys that a host offers."""
     argv = ["ssh-keyscan", "-T", f"{max(1, int(timeout_s))}", "-p", port]
     argv += ["-t", "ed25519,ecdsa,rsa", "--", host]
     return _keys(run(argv, timeout_s=timeout_s + 5).output)
 
 
 def _known(name: str, files: Sequence[Path]) -> tuple[list[Key], list[Key]]:
-    """Returns the keys that are known of a host, and those that must never be taken."""
+    """Returns the known keys of a host, and its revoked keys."""
     known: list[Key] = []
     revoked: list[Key] = []
     for file in files:

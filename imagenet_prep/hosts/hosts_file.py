@@ -1,4 +1,4 @@
-"""The hosts of a training cluster, as the tutorial's hosts file lists them."""
+"""The hosts file of a training cluster, in the tutorial's format."""
 
 from __future__ import annotations
 
@@ -12,45 +12,37 @@ from imagenet_prep.core.errors import UsageError
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
 
-# Letters that a host name, an address or user@host may have: what follows goes to ssh.
+# Characters of a host name, an address or user@host. Others are refused, since ssh gets the text.
 _ADDRESS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]*")
 _SLOTS = re.compile(r"slots=([0-9]{1,6})")
-# Room for ten thousand hosts.
+# Enough for ten thousand hosts.
 _MOST_BYTES = 1 << 20
 
 
 class Host(NamedTuple):
-    """One line of a hosts file.
-
-    Attributes:
-      address: host name or IP address, with user@ where it is another user.
-      slots: processes, usually GPUs, that may run there.
-    """
+    """One line of a hosts file: [USER@]ADDRESS, and the number of processes, usually GPUs."""
 
     address: str
     slots: int
 
     @property
     def is_local(self) -> bool:
-        """Whether this is the machine itself, by name."""
+        """Whether this is the local machine, by name."""
         return self.address in LOCAL
 
 
 def local_first(hosts: Sequence[Host]) -> list[Host]:
-    """Returns the hosts in the order in which ranks take their slots: this machine first."""
+    """Returns the hosts in the order of their ranks: this machine first."""
     return sorted(hosts, key=lambda host: not host.is_local)
 
 
 def where_ranks_run(hosts_file: str | None, ranks: int) -> list[Host]:
-    """Returns the hosts of a file; without one, this machine with slots for all ranks.
-
-    Raises as `read_hosts`.
-    """
+    """Returns the hosts of a file; without one, this machine with slots for all ranks."""
     return [Host("localhost", ranks)] if hosts_file is None else read_hosts(Path(hosts_file))
 
 
 def read_hosts(path: Path) -> list[Host]:
-    """Returns the hosts of a file whose lines read `ADDRESS [slots=N]`; # begins a comment."""
+    """Returns the hosts of a file with lines `ADDRESS [slots=N]`; # starts a comment."""
     try:
         text = regular_file.read(path, _MOST_BYTES).decode()
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Checked messages between processes of ours on different hosts: what each kind must hold.
+"""Validates messages between our processes on different hosts.
 
-The other end may be broken or hostile. So each end accepts only the messages that the other may
-send, each with exactly its fields, within their bounds.
+The other end may be broken or hostile. So each end only accepts messages that the other may send,
+each with exactly its fields, within their bounds.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 from imagenet_prep.hosts.process import plain
 
-# Both ends must have the same; otherwise the error says what to install.
+# Must be equal at both ends; otherwise an error asks for the same version on every host.
 PROTOCOL = 4
 
 CHUNK_BYTES = 1 << 20
 MAX_TEXT = 4000
-# More bytes than any file has, and exact in every JSON reader.
+# Larger than any file, and exact in every JSON reader.
 _MAX_COUNT = 1 << 53
 
 
@@ -28,11 +28,11 @@ class Cause(enum.StrEnum):
     ENDED = "ended"  # before its last message
     UNREACHED = "unreached"  # ssh itself failed
     SILENT = "silent"
-    UNREADABLE = "unreadable"  # it sent something that is none of its messages
+    UNREADABLE = "unreadable"  # it sent an invalid message
 
 
 class BrokenError(Exception):
-    """The other end fell silent, or sent something that is not one of our messages."""
+    """The other end fell silent or sent an invalid message."""
 
     def __init__(self, message: str, cause: Cause = Cause.UNREADABLE) -> None:
         super().__init__(message)
@@ -40,27 +40,22 @@ class BrokenError(Exception):
 
 
 class OtherVersionError(BrokenError):
-    """The other end speaks another protocol."""
+    """The other end uses a different protocol version."""
 
 
 class Kind(NamedTuple):
-    """The form of one kind of message.
-
-    Attributes:
-      fields: by name, a function that returns the value or raises ValueError.
-      max_body_bytes: of the bytes that follow the message.
-    """
+    """One kind of message: a function that validates each field, and a limit for the body."""
 
     fields: Mapping[str, Callable[[Any], Any]] = {}
     max_body_bytes: int = 0
 
 
-# The messages that one end may send, by kind.
+# Messages that one end may send, by kind.
 Messages = Mapping[str, Kind]
 
 
 def count(value: Any) -> int:
-    """Returns a whole number, 0 or more; ValueError for anything else."""
+    """Returns an integer, 0 or more; ValueError for anything else."""
     if type(value) is not int or not 0 <= value <= _MAX_COUNT:
         raise ValueError("expected a whole number, 0 or more")
     return value
@@ -97,7 +92,7 @@ def flag(value: Any) -> bool:
 def checked(
     messages: Messages, name: str, size: Any, fields: Any
 ) -> tuple[str, int, dict[str, Any]]:
-    """Returns kind, size of the body and fields of a message as received, once all are checked."""
+    """Validates a received message; returns its kind, body size and fields."""
     if not isinstance(fields, dict):
         raise ValueError("expected fields by name")
     if fields.get("protocol", PROTOCOL) != PROTOCOL:

@@ -1,4 +1,4 @@
-"""Commands on other hosts, through ssh, and here: started, read with a bound, and how they end."""
+"""Runs commands here, and on other hosts through ssh, with bounded output."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from imagenet_prep.hosts.hosts_file import LOCAL
 # Exit code of ssh itself.
 _SSH_FAILED = 255
 
-# So many bytes of an output are kept. The result of a run with --json has some hundred.
+# Bytes of output that are kept. The result of a run with --json has a few hundred.
 _OUTPUT_BYTES = 1 << 20
 _STDERR_BYTES = 4096
 _READ_BYTES = 1 << 16
-# The last words of a process come within this time, unless another one holds the pipe open.
+# The last output of a process arrives within this time, unless a child holds the pipe open.
 _LAST_WORDS_S = 10.0
 _POLL_S = 0.02
 
-# Trying again cannot help where ssh says one of these.
+# A retry cannot help if ssh prints one of these.
 _FINAL = (
     *("Host key verification failed", "Permission denied", "Name or service not known"),
     *("Unable to negotiate", "Bad configuration option", "Bad owner or permissions"),
@@ -35,8 +35,8 @@ _ADVICE = (
     "changed without a reason is somebody else's host."
 )
 
-# AES in hardware is three times as fast as ssh's first choice. No connection is shared with
-# other ssh commands: a master would stay behind. 4 x 5 s without an answer end it.
+# AES in hardware is three times as fast as ssh's first choice. Sharing a connection with other ssh
+# commands would leave a master running. A connection ends after 4 x 5 s without an answer.
 SSH_OPTIONS = (
     "Ciphers=^aes128-gcm@openssh.com",
     "Compression=no",
@@ -49,10 +49,10 @@ SSH_OPTIONS = (
 
 
 def ssh(*options: str) -> list[str]:
-    """Returns every ssh command of ours, up to the address; more options are of ssh_config(5).
+    """Returns our ssh command up to the address; `options` are those of ssh_config(5).
 
-    It never asks: keys must be set up, and the host's own key be known. A host that changed its
-    key is refused, where the tutorial's scripts accepted any.
+    It never prompts: keys must be set up, and the host's key must be known. A changed host key is
+    refused; the tutorial's scripts accepted any.
     """
     all_of_them = ("BatchMode=yes", "StrictHostKeyChecking=yes", "ConnectTimeout=10", *options)
     return ["ssh", *(word for option in all_of_them for word in ("-o", option))]
@@ -61,24 +61,23 @@ def ssh(*options: str) -> list[str]:
 def command_on(
     address: str, argv: Sequence[str], options: Sequence[str] = SSH_OPTIONS
 ) -> list[str]:
-    """Returns what runs `argv` on a host, which may be this one; it arrives word by word."""
+    """Returns the command that runs `argv`, quoted for ssh, on a host or on this machine."""
     return list(argv) if address in LOCAL else [*ssh(*options), "--", address, shlex.join(argv)]
 
 
 def plain(text: str) -> str:
-    """Returns a text of another host as one line, with question marks for control characters."""
+    """Returns text from a remote host as one line, with ? for control characters."""
     line = " ".join(text.splitlines())
     return "".join(letter if letter.isprintable() else "?" for letter in line)
 
 
 class Ending(NamedTuple):
-    """How a command on some host ended.
+    """How a command on a host ended.
 
     Attributes:
-      code: its exit code, or ssh's; None where it could not be started, or was given up.
-      said: the last lines that it left on its standard error, or why there is no code.
-      output: the last 1 MiB of its standard output.
-      seconds: that it took.
+      code: exit code of the command or of ssh; None if it did not start or timed out.
+      said: the last lines of standard error, or why there is no code.
+      output: the last 1 MiB of standard output.
     """
 
     code: int | None
@@ -93,22 +92,22 @@ class Ending(NamedTuple):
 
     @property
     def is_final(self) -> bool:
-        """Whether ssh will say the same again."""
+        """Whether ssh would fail again in the same way."""
         return any(words in self.said for words in _FINAL)
 
     @property
     def is_lost(self) -> bool:
-        """Whether it may pass: no answer in time, a broken connection, or a killed process."""
+        """Whether a retry may succeed: a time-out, a broken connection, or a killed process."""
         if self.code is None:
             return self.seconds > 0
         return self.code < 0 or (self.is_of_ssh and not self.is_final)
 
     @property
     def why(self) -> str:
-        """The last line that ssh or the program left, or the exit code."""
+        """The last line of ssh or the program, or the exit code."""
         if "REMOTE HOST IDENTIFICATION HAS CHANGED" in self.said:
             return "the host's key has changed: Host key verification failed"
-        # A shell that lets nobody in says so on its standard output.
+        # A login shell that refuses access says so on its standard output.
         lines = [line for line in (self.said or self.output).splitlines() if line.strip()]
         final = [line for line in lines if Ending(None, line).is_final]
         last = (final or lines or [f"its process ended with code {self.code}"])[-1]
@@ -116,7 +115,7 @@ class Ending(NamedTuple):
 
     @property
     def explained(self) -> str:
-        """Why a host cannot be worked with, and what to do where that is known."""
+        """Why a host cannot be used, with advice if there is any."""
         return f"{self.why}. {_ADVICE}" if self.is_final else f"{self.why}."
 
 
@@ -127,7 +126,7 @@ def start(
     stdin: int = subprocess.PIPE,
     stderr: int = subprocess.PIPE,
 ) -> subprocess.Popen[bytes]:
-    """Starts a process with pipes; Ctrl-C at a terminal does not reach it: we end it in order."""
+    """Starts a process with pipes. Ctrl-C does not reach it: we end it in an orderly way."""
     return subprocess.Popen(
         argv,
         env=environment,
@@ -139,9 +138,9 @@ def start(
 
 
 class Tail:
-    """The last bytes of a pipe, which a thread of its own reads to the end, and closes.
+    """The last bytes of a pipe; a separate thread reads it to the end and closes it.
 
-    `hear` is called with each line as it comes; one of more than 64 KiB comes in pieces.
+    `hear` is called with each line as it arrives; a line over 64 KiB arrives in pieces.
     """
 
     def __init__(
@@ -157,14 +156,14 @@ class Tail:
         self._thread.start()
 
     def text(self) -> str:
-        """Returns them; call it when the process has ended."""
+        """Returns the text; call it after the process has ended."""
         self._thread.join(_LAST_WORDS_S)
         return bytes(self._kept).decode(errors="replace").rstrip()
 
     def _read(self, pipe: IO[bytes] | None) -> None:
         if pipe is not None:
             with pipe:
-                # Only `hear` needs whole lines. Without it, bytes are kept as soon as they come.
+                # Only `hear` needs complete lines. Otherwise, keep bytes as soon as they arrive.
                 read = pipe.readline if self._hear else partial(os.read, pipe.fileno())
                 while data := read(_READ_BYTES):
                     self._kept += data
@@ -174,7 +173,7 @@ class Tail:
 
 
 class _Running:
-    """A command without input, on its way to its end."""
+    """A running command without input."""
 
     def __init__(
         self, argv: Sequence[str], *, together: bool, hear: Callable[[bytes], object] | None
@@ -193,7 +192,7 @@ class _Running:
         self._said = Tail(self._popen.stderr, hear=hear)
 
     def has_ended(self, timeout_s: float | None) -> bool:
-        """Returns whether it has, and kills it where its time is over."""
+        """Returns whether the command has ended; kills it after `timeout_s`."""
         if self._popen is None or self._popen.poll() is not None:
             return True
         self._seconds = time.monotonic() - self._begun_s
@@ -204,13 +203,11 @@ class _Running:
         return True
 
     def kill(self) -> None:
-        """Does nothing where it has ended."""
         if self._popen is not None:
             self._popen.kill()
             self._popen.wait()
 
     def ending(self) -> Ending:
-        """Returns how it ended."""
         if self._popen is None or self._failed:
             return Ending(None, self._failed, seconds=self._seconds)
         said, output = self._said.text(), self._output.text()
@@ -224,11 +221,10 @@ def run_all(
     together: bool = False,
     hear: Callable[[int, bytes], object] | None = None,
 ) -> list[Ending]:
-    """Runs commands without input at once, e.g. one per host; returns how each ended, in order.
+    """Runs commands without input in parallel, e.g. one per host; returns their ends in order.
 
-    Each is killed after `timeout_s`, and all when this is interrupted. If they are run `together`,
-    the standard error comes in `output`, in its place between the other lines. Otherwise `hear` is
-    given each of its lines as it comes, with the number of the command.
+    Each is killed after `timeout_s`, and all on an interrupt. With `together`, standard error is
+    part of `output`. Otherwise `hear` gets the command's number and each line of standard error.
     """
     running: list[_Running] = []
     try:
@@ -244,5 +240,5 @@ def run_all(
 
 
 def run(argv: Sequence[str], *, timeout_s: float | None = None) -> Ending:
-    """Runs one command as `run_all` does, and returns how it ended."""
+    """Runs one command as `run_all` does."""
     return run_all([argv], timeout_s=timeout_s)[0]

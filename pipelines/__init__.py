@@ -1,1 +1,1 @@
-"""Programs that compose the stages: no logic of their own."""
+"""Programs that compose the stages, without logic of their own."""

@@ -1,14 +1,14 @@
-"""From the archives to a trained network, for Airflow 3: each task is one of our commands.
+"""ImageNet from the archives to a trained network, for Airflow 3. Each task runs one command.
 
     download -> prepare -> verify -> duplicates -> replicate -> report -> train
 
-Copy this file into Airflow's DAG folder. It needs nothing but Airflow there; `imagenet-prep` has
-an environment of its own on the workers, and the variable IMAGENET_PREP_COMMAND names it.
+Copy this file into Airflow's DAG folder. It only needs Airflow there; `imagenet-prep` has a
+separate environment on the workers, and the variable IMAGENET_PREP_COMMAND names it.
 
-Every task may be cleared or run again at any time: it does what is left. Exit codes 1 (failed),
-2 (usage) and 3 (damaged data) fail at once, since the same command would fail again; for 75
-(another run writes there) the task waits and runs it again, within its time-out; anything else is
-retried.
+You can clear or rerun every task at any time: it only does the remaining work. Exit codes 1
+(failed), 2 (usage) and 3 (damaged data) fail at once, since the same command would fail again. For
+75 (another run is writing there), the task waits and tries again, within its time-out. All other
+codes are retried.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ from airflow.sdk import Param, dag, task
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 _FINAL = {1, 2, 3}
-# Another run holds the output. A wait is no failure, so it costs none of the retries.
+# Another run holds the output. Waiting is not a failure, so it uses none of the retries.
 _BUSY = 75
 _BUSY_S = float(os.environ.get("IMAGENET_PREP_AIRFLOW_BUSY_S", "60"))
 # Time for a command to save its work, e.g. a checkpoint of every rank.
 _GRACE_S = 120
-# The program itself reads no larger one.
+# The program itself reads no larger manifest.
 _MOST_MANIFEST_BYTES = 128 << 20
-# user:password@ in an address, which our commands refuse too: Airflow keeps and shows parameters.
+# Matches user:password@ in an address. Our commands refuse it, too: Airflow shows parameters.
 _LOGIN = r"""://[^/?#\s"',;<>\[]*(?:@|:[0-9]*[^0-9/?#\s"',;<>}])"""
 _NO_LOGIN = {"pattern": rf"^(?![\s\S]*{_LOGIN})"}
 _FOLDER = {"type": "string", "pattern": "^/"}
 _ADDRESS = {"type": ["null", "string"], **_NO_LOGIN}
 _WORDS = {"type": ["null", "array"], "items": {"type": "string", **_NO_LOGIN}}
 _SWITCH = {"type": "boolean"}
-# Environment variables that are for Airflow's Python and hold its keys.
+# Environment variables of Airflow's Python, some of which contain keys.
 _PRIVATE = ("AIRFLOW", "PYTHON", "_AIRFLOW")
 _NUMBER, _POSITIVE = ({"type": "integer", "minimum": least} for least in (0, 1))
-# Options of Apache Beam start programs and send code to hosts, so anyone who may trigger a run
+# Options of Apache Beam can start programs and send code to hosts, so anyone who can trigger a run
 # could do anything on the worker. "1" allows them.
 _ALLOW_BEAM = "IMAGENET_PREP_AIRFLOW_ALLOW_BEAM"
 # A command reads files with the worker's rights, so parameters may only name files in this folder.
 _FILES = "IMAGENET_PREP_AIRFLOW_FILES"
-# If it names a folder, each command writes its metrics there, for node_exporter.
+# If set, each command writes its metrics to this folder, for node_exporter.
 _METRICS = "IMAGENET_PREP_AIRFLOW_METRICS"
-# The flags that `prepare_flags` and `train_flags` may hold: switches, those with a value, and those
-# that name files to read. All others are refused, above all those that name files to write.
+# Flags allowed in `prepare_flags` and `train_flags`: switches, flags with a value, and flags with
+# files to read. All others are refused, especially those with files to write.
 _ALLOWED = {
     "prepare_flags": (
         "allow-subset dry-run follow-links json keep-original no-boxes rehash",
@@ -82,7 +82,7 @@ _ALLOWED = {
 
 log = logging.getLogger("imagenet_prep")
 
-# One for each section of the form.
+# One per section of the form.
 _source, _set, _replicas, _training = (
     partial(Param, section=title) for title in ("Source", "Data set", "Replicas", "Training")
 )
@@ -157,10 +157,10 @@ PARAMS = {
 }
 
 
-# Time-outs are several times what ImageNet takes on a modest host.
+# Time-outs are several times the duration for ImageNet on a modest host.
 @task(execution_timeout=timedelta(hours=48))
 def download(params: dict[str, Any]) -> dict[str, Any]:
-    """Downloads the archives to `source`; those that are there are not fetched again."""
+    """Downloads the archives to `source`, except those that are there."""
     if not params["download_from"]:
         raise AirflowSkipException("download_from is empty: the archives are in place")
     flags = _flags(into=params["source"], base_url=params["download_from"])
@@ -170,7 +170,7 @@ def download(params: dict[str, Any]) -> dict[str, Any]:
 
 @task(execution_timeout=timedelta(hours=48))
 def prepare(params: dict[str, Any]) -> dict[str, Any]:
-    """Makes the shards that are missing."""
+    """Builds the missing shards."""
     names = ["source", "out", "short_side", "quality", "keep_original"]
     names += ["allow_subset", "max_bad", "workers"]
     flags = _flags(**{name: params[name] for name in names})
@@ -188,7 +188,7 @@ def prepare(params: dict[str, Any]) -> dict[str, Any]:
 
 @task(execution_timeout=timedelta(hours=12))
 def verify(params: dict[str, Any]) -> dict[str, Any]:
-    """Verifies the dataset at `verify_level`; once, if it is not touched."""
+    """Verifies the dataset at `verify_level`; by default only if it was changed."""
     level, if_changed = params["verify_level"], not params["verify_again"]
     flags = _flags(level=level, if_changed=if_changed, workers=params["workers"])
     run("verify", params["out"], *flags)
@@ -208,7 +208,7 @@ def duplicates(params: dict[str, Any]) -> dict[str, Any]:
 
 @task(execution_timeout=timedelta(hours=24))
 def replicate(params: dict[str, Any]) -> dict[str, Any]:
-    """Moves the missing files to the replicas."""
+    """Copies the missing files to the replicas."""
     if not params["replicate_to"]:
         raise AirflowSkipException("replicate_to is empty: no replica was asked for")
     kind, _, rest = params["replicate_to"].partition(":")
@@ -220,7 +220,7 @@ def replicate(params: dict[str, Any]) -> dict[str, Any]:
 
 @task(execution_timeout=timedelta(hours=2))
 def report(params: dict[str, Any]) -> dict[str, Any]:
-    """Makes the page of the dataset, unless it is newer than its sources."""
+    """Builds the dataset's report, unless it is up to date."""
     out = Path(params["out"])
     page, sources = out / "report.html", (out / "dataset.json", out / ".work" / "replicas.jsonl")
     changed = max((path.stat().st_mtime_ns for path in sources if path.exists()), default=0)
@@ -233,7 +233,7 @@ def report(params: dict[str, Any]) -> dict[str, Any]:
 
 @task(execution_timeout=timedelta(days=14))
 def train(params: dict[str, Any]) -> dict[str, Any]:
-    """Trains, or goes on from the last checkpoint."""
+    """Trains, starting from the last checkpoint if there is one."""
     ranks, hosts = params["train_ranks"], params["train_hosts"] or None
     if not ranks:
         raise AirflowSkipException("train_ranks is 0: no training was asked for")
@@ -257,13 +257,13 @@ def train(params: dict[str, Any]) -> dict[str, Any]:
     tags=["imagenet"],
     params=PARAMS,
     default_args={
-        # Our commands use all cores, so a pool of one slot per host keeps them apart.
+        # Our commands use all cores; in a pool with one slot per host, they run one at a time.
         "pool": os.environ.get("IMAGENET_PREP_POOL", "default_pool"),
         "retries": 3,
         "retry_delay": timedelta(minutes=2),
         "retry_exponential_backoff": True,
         "max_retry_delay": timedelta(minutes=30),
-        # A part that was not asked for is skipped, and what follows it runs.
+        # A task that was not requested is skipped, and the tasks after it still run.
         "trigger_rule": "none_failed",
     },
 )
@@ -273,7 +273,7 @@ def imagenet_prep() -> None:
 
 
 def run(*arguments: str) -> None:
-    """Runs `imagenet-prep ARGUMENTS`, without a shell; its output goes to the task's log."""
+    """Runs `imagenet-prep ARGUMENTS` without a shell; its output goes to the task's log."""
     if any(re.search(_LOGIN, word) for word in arguments):
         raise AirflowFailException(
             f"{arguments[0]}: an address in the parameters holds a user name or password. Put it "
@@ -301,10 +301,10 @@ def run(*arguments: str) -> None:
 
 
 def _once(program: str, arguments: Sequence[str], said: deque[str]) -> int:
-    """Runs a command to its end, and returns its exit code; `said` gets its output."""
+    """Runs a command to its end and returns its exit code; adds its output to `said`."""
     log.info("%s", shlex.join([program, *arguments]))
     process = subprocess.Popen(
-        # Airflow kills tasks without a warning; the command is then asked to end by the kernel.
+        # Airflow kills tasks without warning; the kernel then sends SIGTERM to the command.
         ["setpriv", "--pdeathsig=TERM", program, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -321,7 +321,7 @@ def _once(program: str, arguments: Sequence[str], said: deque[str]) -> int:
             log.info("%s", said[-1])
         return process.wait()
     finally:
-        if process.poll() is None:  # After a time-out, the command saves what it has done.
+        if process.poll() is None:  # After a time-out, the command saves its work.
             process.terminate()
             try:
                 process.communicate(timeout=_GRACE_S)
@@ -331,7 +331,7 @@ def _once(program: str, arguments: Sequence[str], said: deque[str]) -> int:
 
 
 def _message(said: deque[str]) -> str:
-    """Returns the command's error, which begins with the program's name; else its last words."""
+    """Returns the command's error, starting at the program's name, or its last line."""
     lines = [" ".join(line.split()) for line in said if line]
     for start in reversed(range(len(lines))):
         if lines[start].startswith("imagenet-prep"):
@@ -340,7 +340,7 @@ def _message(said: deque[str]) -> str:
 
 
 def _flags(**values: Any) -> list[str]:
-    """Returns flags, each one word, so that no value is taken for a flag: --short-side=480."""
+    """Returns flags such as --short-side=480: one word, so no value is taken for a flag."""
     flags = []
     for name, value in values.items():
         if value is not None and value is not False:
@@ -350,7 +350,7 @@ def _flags(**values: Any) -> list[str]:
 
 
 def _given(parameter: str, words: Sequence[str]) -> list[str]:
-    """Returns the flags in a parameter, each as one word; --keys FILE becomes --keys=FILE."""
+    """Returns the flags of a parameter, each as one word: --keys FILE becomes --keys=FILE."""
     switches, values, files = map(str.split, _ALLOWED[parameter])
     left, given = iter(words), []
     for word in left:
@@ -366,17 +366,17 @@ def _given(parameter: str, words: Sequence[str]) -> list[str]:
         if not is_switch and not equals:
             value = next(left, "")
         if name in files:
-            # A list of files stands in one word.
+            # A list of files is one word.
             _demand_allowed(parameter, value, *value.split(","))
         given.append(f"--{name}" if is_switch else f"--{name}={value}")
     return given
 
 
 def _demand_allowed(parameter: str, *files: str) -> None:
-    """Raises AirflowFailException if a file is not in the folder of the administrator."""
+    """Raises AirflowFailException if a file is not in the administrator's folder."""
     folder = os.environ.get(_FILES)
     for file in files:
-        # Links and .. are resolved first; a command would take ~ for the worker's home.
+        # Resolve links and .. first. A command would expand ~ to the worker's home.
         there = Path(os.path.realpath(file)) if Path(file).is_absolute() else None
         if not folder or there is None or not there.is_relative_to(os.path.realpath(folder)):
             raise AirflowFailException(
@@ -389,7 +389,7 @@ def _demand_allowed(parameter: str, *files: str) -> None:
 def _lineage(params: dict[str, Any]) -> dict[str, Any]:
     """Returns the dataset and the digest of its manifest, which identifies it."""
     path = Path(params["out"]) / "dataset.json"
-    # As `core/regular_file` of the program does, which is not in this environment.
+    # Same as `core/regular_file` of the program, which is not in this environment.
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         status = os.fstat(file.fileno())
         is_file = stat.S_ISREG(status.st_mode) and status.st_size <= _MOST_MANIFEST_BYTES

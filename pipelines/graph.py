@@ -1,11 +1,11 @@
-"""Preparing a data set as one job of Apache Beam: `Archives | Index | Deal | Shard | Commit`.
+"""Prepares a dataset as one job of Apache Beam: `Archives | Index | Deal | Shard | Commit`.
 
-Only descriptors and receipts go from step to step, never bytes of images. Everything that workers
-share lies beside the data set, in its folder or bucket. There each finished step has left its
-receipts, so the same graph may be submitted again at any time: it does what is left.
+Steps only pass on descriptors and receipts, never image bytes. Workers share files next to the
+dataset, in its folder or bucket. Each finished step has left its receipts there, so the same graph
+can be submitted again at any time: it only does the remaining work.
 
-Beam is imported here, so this module is imported only where a job is built or runs. In the clone,
-examples/beam_pipeline.py is a pipeline of one's own with these steps.
+This module imports Beam, so import it only to build or run a job. In the clone,
+examples/beam_pipeline.py is a custom pipeline with these steps.
 """
 
 from __future__ import annotations
@@ -42,21 +42,15 @@ from imagenet_prep.storage.store import Store, open_store
 
 __all__ = ["Archives", "Commit", "Deal", "Index", "Preparation", "Shard"]
 
-# The second output of dealing.
+# The name of the second output of dealing.
 _FACTS = "facts"
-# Beam sends keys on as such tuples. Its coder of any type would pickle the type with each key.
+# Beam passes keys on as such tuples. Its generic coder would pickle the type with each key.
 _Key = tuple[str, int]
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """What all steps of one job share; picklable.
-
-    Attributes:
-      job: what is to be prepared.
-      store: the folder or bucket of the data set.
-      lease: of this job.
-    """
+    """The job, its folder or bucket, and its lease, which all steps share; picklable."""
 
     job: Job
     store: Store
@@ -64,15 +58,15 @@ class Preparation:
 
     @classmethod
     def of(cls, flags: Sequence[str]) -> Preparation:
-        """Returns what a pipeline of one's own needs; another run at that place loses its lease.
+        """Returns the basis of a custom pipeline; an earlier run on this dataset loses its lease.
 
         Args:
-          flags: of `imagenet-prep prepare`, word by word; Beam's options come behind "--". Wrong
-            ones end the process with exit code 2 and a message, as on a command line.
+          flags: of `imagenet-prep prepare`, one word each; Beam's options follow "--". Invalid
+            flags end the process with exit code 2 and a message, as on a command line.
 
         Raises:
-          ImagenetPrepError: what is needed is missing, unreadable or damaged, or the place holds
-            another data set.
+          ImagenetPrepError: an input is missing, unreadable or damaged, or the output is a
+            different dataset.
         """
         config = parse(Config, flags, verb="prepare")
         job, store = Job.of(config), open_store(config.out)
@@ -83,7 +77,7 @@ class Preparation:
 
     @property
     def beam_args(self) -> Sequence[str]:
-        """The options for Apache Beam, word by word, for its `PipelineOptions`."""
+        """The options for Apache Beam, one word each, for its `PipelineOptions`."""
         return self.job.workers.beam_args
 
     @cached_property
@@ -93,19 +87,19 @@ class Preparation:
 
     @cached_property
     def boxes(self) -> tuple[Stage[BoxTask, box_lists.ReadBoxes], box_lists.BoxLookup] | None:
-        """The stage that reads annotations, and the lookup of boxes in them; None without any."""
+        """The stage that reads annotations, and the lookup of their boxes; None without them."""
         annotations = self.job.selection.annotations
         return box_lists.box_stage(annotations, self.store) if annotations else None
 
     @cached_property
     def plan(self) -> SharedPlan:
-        """The steps of making the plan."""
+        """The steps that build the plan."""
         boxes = self.boxes
         return SharedPlan.of(self.job.selection, self.store, boxes[1] if boxes else None)
 
     @property
     def output(self) -> Output:
-        """The place that is filled."""
+        """The dataset to write."""
         return Output(self.store, self.job.wanted)
 
     def write(self, inventory: Inventory) -> Stage[Any, Any]:
@@ -120,11 +114,11 @@ class _Step(beam.PTransform):
 
 
 class OneKeyAtATime(beam.DoFn):
-    """Calls a function of an element, `Preparation` and a side input; yields its results.
+    """Calls a function with an element, `Preparation` and a side input; yields its results.
 
-    A step that declares state, even without using it, gets one key at a time from Beam's runner for
-    Flink. Other steps of a batch job get all elements of a slot, a hundred messages ahead, and
-    their results are taken at the end; until then they fill the memory of the TaskManager.
+    Beam's Flink runner gives one key at a time to a step that declares state, even unused state.
+    Other steps of a batch job get all elements of a slot, a hundred messages ahead, and their
+    results are only taken at the end; until then, they fill the memory of the TaskManager.
     """
 
     _STATE = beam.DoFn.StateParam(BagStateSpec("unused", BytesCoder()))
@@ -138,7 +132,7 @@ class OneKeyAtATime(beam.DoFn):
 
 
 class Archives(_Step):
-    """The pieces of the source, and of its annotations, that are read at once.
+    """The parts of the source, and of its annotations, that can be read in parallel.
 
     PBegin -> PCollection of IndexTask and BoxTask.
     """
@@ -151,14 +145,14 @@ class Archives(_Step):
 
 
 class Index(_Step):
-    """Lists images and reads bounding boxes, into files beside the data set.
+    """Lists images and reads bounding boxes, into files next to the dataset.
 
     PCollection of tasks -> {"images": `Done` of the lists, "boxes": `Done` of the annotations,
-    "lists": ((split, class index), name of a list of members of that class, in the store)}. A file
-    that is there is not listed again.
+    "lists": ((split, class index), name in the store of a list of members of that class)}. Files
+    that exist are not listed again.
 
-    What is listed class by class goes on by name alone. Lines of lists of several classes come
-    together by GroupByKey, and make a list for each class.
+    Lists of a single class are passed on by name. Lines of lists with several classes are grouped
+    by GroupByKey into one list per class.
     """
 
     def expand(self, tasks: Any) -> Any:
@@ -176,7 +170,7 @@ class Index(_Step):
             | "Gather" >> beam.Map(_gather, ours).with_output_types(tuple[_Key, str])
         )
         names = of_one | "Names" >> beam.Map(_list, ours.index).with_output_types(tuple[_Key, str])
-        # Without annotations there are no tasks, and any stage will do.
+        # Without annotations there are no tasks, so any stage will do.
         stage = ours.boxes[0] if ours.boxes else ours.index
         return {
             "images": listed,
@@ -219,15 +213,14 @@ def _gather(of_class: tuple[_Key, Iterable[bytes]], ours: Preparation) -> tuple[
 class Deal(_Step):
     """Deals the images of each class to shards, and writes a plan file for each shard.
 
-    What `Index` returns -> PCollection of one `Inventory`. The members of some neighbouring classes
-    are read from their lists and dealt; those of some neighbouring shards come together by
-    GroupByKey. So no worker holds all.
+    Output of `Index` -> PCollection of one `Inventory`. Each worker reads and deals a few adjacent
+    classes. GroupByKey collects a few adjacent shards. So no worker holds all images.
     """
 
     def expand(self, index: Any) -> Any:
         """Returns the plan."""
         ours = self._ours
-        # One element starts steps that run once; their data are side inputs.
+        # Steps that run once start from one element; their data are side inputs.
         once = index["images"].pipeline | "Once" >> beam.Create([None])
         census = AsSingleton(
             once
@@ -256,7 +249,7 @@ class Deal(_Step):
 
 
 def take_census(_: None, ours: Preparation, listed: Iterable[Done], read: Iterable[Done]) -> Census:
-    """Returns the counts, when all images are listed and all boxes read, which `deal` looks up."""
+    """Returns the counts that `deal` uses, once all images are listed and all boxes are read."""
     selection = ours.job.selection
     with reported(ours.lease):
         tasks = selection.index_tasks()
@@ -269,10 +262,9 @@ def take_census(_: None, ours: Preparation, listed: Iterable[Done], read: Iterab
 
 
 def _demand(tasks: Sequence[Any], finished: Collection[str]) -> None:
-    """Makes sure that no task was left undone.
+    """Raises JobLostError if a task is unfinished, so that a new job does it.
 
-    A runner that repeats the turn of a lost worker does not do the tasks that this one had claimed;
-    after JobLostError, another job does them.
+    A runner that repeats the turn of a lost worker does not do the tasks claimed by that worker.
     """
     if left := sum(task.name not in finished for task in tasks):
         raise errors.JobLostError(f"{left} of {len(tasks)} tasks were left undone")
@@ -310,9 +302,9 @@ def _complete(
 
 
 class Shard(_Step):
-    """Reads, decodes, resizes and writes the images of each shard; reads archives for their md5.
+    """Reads, decodes, resizes and writes the images of each shard; hashes archives with md5.
 
-    PCollection of one `Inventory` -> PCollection of `Done`, one a shard or archive.
+    PCollection of one `Inventory` -> PCollection of `Done`, one per shard or archive.
     """
 
     def expand(self, plan: Any) -> Any:
@@ -331,12 +323,10 @@ def _begin(inventory: Inventory, ours: Preparation) -> list[Any]:
 
 
 class Commit(_Step):
-    """Proves that every shard is there, and publishes the manifest.
+    """Checks that every shard is there, and publishes the manifest.
 
-    PCollection of `Done` -> PCollection of one address, that of the data set.
-
-    Args:
-      plan: PCollection of the one `Inventory` that the shards are of.
+    PCollection of `Done` -> PCollection of the dataset's address. `plan` is the PCollection of one
+    `Inventory` that lists the shards.
     """
 
     def __init__(self, preparation: Preparation, plan: Any) -> None:
@@ -367,9 +357,9 @@ def _commit(inventory: Inventory, ours: Preparation, names: Iterable[str]) -> st
 
 
 def build(pipeline: Any, preparation: Preparation) -> Any:
-    """Puts the whole graph into a pipeline; returns the address of the data set.
+    """Adds the complete graph to a pipeline; returns the address of the dataset.
 
-    A plan that an earlier job has completed is not made again.
+    The plan of an earlier job is used again if it is complete.
     """
     ours = preparation
     if found := ours.plan.found():

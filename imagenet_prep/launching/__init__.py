@@ -1,1 +1,1 @@
-"""Ranks on hosts: which are fit, how they are started, followed and ended."""
+"""Ranks on hosts: checks the hosts, and starts, follows and ends the ranks."""

@@ -1,7 +1,7 @@
-"""What a launch runs on all hosts: started, listened to, and ended in order.
+"""Starts, follows and ends the processes of a launch on all hosts.
 
-One process a host, here or through ssh, starts the host's ranks, as messages ask it to:
-`launching.host`. A thread listens to each and puts events into a queue. One loop takes them out.
+One process per host (`launching.host`), local or through ssh, starts the host's ranks. A thread
+per process reads its messages and queues events; one loop handles them.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from imagenet_prep.hosts.messages import BrokenError, Cause
 from imagenet_prep.hosts.process import Tail, start
 from imagenet_prep.launching.host import FROM_HOST, NO_RANK, Order
 
-# A host that vanished without a word, or says nothing, is noticed after a minute.
+# A host that vanishes or is silent is noticed after a minute.
 _SILENCE_S = 60.0
 _SSH_OPTIONS = ("ServerAliveInterval=15", "ServerAliveCountMax=4")
-# The other ranks have so long when one has failed; nothing is left to save, unless all are to end.
+# Seconds for the other ranks to end after one has failed, unless all end in order and save.
 _FAILED_S = 15.0
-# A host has so long to answer, beyond the time that its ranks have.
+# Seconds for a host to answer, in addition to the time that its ranks have.
 _ANSWER_S = 30.0
 _INCOMPLETE = 4
 
@@ -44,7 +44,7 @@ def exit_code(failures: Sequence[tuple[int, bool]]) -> int:
 
 
 def _print(target: IO[str], text: bytes | str) -> None:
-    """Prints; where nobody reads any more, ranks go on and are ended as asked."""
+    """Prints; if nothing reads the output any more, ranks continue and are ended as requested."""
     with _printing, contextlib.suppress(OSError, ValueError):
         target.write(text if isinstance(text, str) else text.decode(errors="replace"))
         target.flush()
@@ -62,7 +62,7 @@ class Crew:
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._members: list[Process] = []
         self._mpirun: subprocess.Popen[bytes] | None = None
-        # Names of the processes that have not ended: addresses of hosts, and mpirun.
+        # The processes that have not ended: addresses of hosts, and "mpirun".
         self._running: set[str] = set()
         self._ends = float("inf")
         self._asked = False
@@ -78,7 +78,7 @@ class Crew:
     ) -> int:
         """Runs all ranks to their end, and returns the exit code of the launch.
 
-        The `starter` is the mpirun that starts the ranks, with its environment, if hosts do not.
+        With Open MPI, `starter` is the mpirun command that starts the ranks in `environment`.
         """
         with signals.handled(lambda *_: self._events.put(self._ask), signal.SIGINT):
             try:
@@ -88,7 +88,7 @@ class Crew:
                     self._start_mpirun(starter, environment)
                 self._follow()
             finally:
-                # Only processes that did not answer are still there.
+                # Only processes that did not answer are still running.
                 for member in self._members:
                     member.kill()
                 if self._mpirun is not None:
@@ -109,16 +109,16 @@ class Crew:
         )
         self._members.append(member)
         self._running.add(host.address)
-        # Variables may hold bytes that are no UTF-8, which only escapes bring through.
+        # JSON escapes bytes that are not UTF-8, which variables may contain.
         member.channel.begin("run", json.dumps(dataclasses.asdict(order)).encode())
-        # A host may say of each of its ranks that it failed, and once that none is left. Where a
-        # launch knows one machine by two names, one process there hears the ranks of both.
+        # A host may send "failed" once per rank, and "done" once. It may send "left" for all ranks:
+        # if the launch knows a machine by two names, one process there serves both.
         may_say = {"left": sum(each.slots for each in self._hosts), "failed": len(order.ranks)}
         arguments = (member, may_say | {"done": 1})
         threading.Thread(target=self._listen, args=arguments, daemon=True).start()
 
     def _listen(self, member: Process, may_say: dict[str, int]) -> None:
-        """Passes on what a host says, until its process has ended; a wrong message ends it."""
+        """Handles a host's messages until its process has ended; an invalid message ends it."""
 
         def take(frame: Frame) -> None:
             if frame.kind == "printed":
@@ -133,12 +133,12 @@ class Crew:
         why = f"ended with code {ending.code}" if ending.code else ""
         if broken:
             why = f"is given up: {broken}"
-        # The host or its process died, or the network failed: the launch may be run again.
+        # The host or its process died, or the network failed: a new launch may succeed.
         lost = broken.cause is Cause.SILENT if broken else ending.is_lost
         self._events.put(partial(self._ended, member.address, why, _INCOMPLETE if lost else 1))
 
     def _start_mpirun(self, argv: Sequence[str], environment: Mapping[str, str] | None) -> None:
-        # mpirun ends its ranks when it is asked to.
+        # mpirun ends its ranks on SIGTERM.
         self._mpirun = popen = start(
             children.bound(argv, signal.SIGTERM),
             environment=environment,
@@ -159,7 +159,7 @@ class Crew:
         threading.Thread(target=wait, daemon=True).start()
 
     def _follow(self) -> None:
-        """Waits for all, and ends all where one has failed, or where that is asked."""
+        """Waits for all processes; ends all of them on a failure or a request."""
         while self._running:
             try:
                 left_s = max(0.0, self._ends - time.monotonic())
@@ -176,11 +176,11 @@ class Crew:
             self._order("ask", self._grace_s)
 
     def _order(self, kind: str, seconds: float) -> None:
-        """Orders something of all hosts; one that does not read holds up nobody."""
+        """Sends an order to all hosts, in threads: one that does not read does not delay others."""
         self._ends = time.monotonic() + seconds + _ANSWER_S
 
         def write(member: Process) -> None:
-            with contextlib.suppress(OSError):  # One that has ended needs no order.
+            with contextlib.suppress(OSError):  # It has ended and needs no order.
                 member.channel.write(kind, seconds=seconds)
 
         for member in self._members:
@@ -195,13 +195,13 @@ class Crew:
             return
         self._done += 1
         if self._done == len(self._hosts) and self._ends == float("inf"):
-            # There is no rank left. A server that no rank has parted from does not end by itself.
+            # No rank is left. A server does not end by itself if a rank never disconnected from it.
             self._order("limit", _FAILED_S)
 
     def _failed(self, rank: int, code: int) -> None:
         self._failures.append((code, rank in self._left))
         if self._ends == float("inf"):
-            # Where one has come to an orderly end, all have, and rank 0 is saving.
+            # If one rank ends in an orderly way, all do, and rank 0 is saving.
             is_orderly = code == _INCOMPLETE and rank not in (NO_RANK, *self._left)
             limit_s = self._grace_s if is_orderly else _FAILED_S
             self._order("limit", min(limit_s, self._grace_s))
@@ -216,11 +216,11 @@ class Crew:
         self._running.remove("mpirun")
         if code:
             self._failures.append((code, False))
-        # The process on each host ends the ranks that mpirun has left there.
+        # The process on each host ends the ranks that mpirun has left running.
         self._order("ask", _FAILED_S)
 
     def _name_silent(self) -> None:
-        """Names the ranks that did not complain of another: one of them died or stalled first."""
+        """Reports the ranks that did not report a lost rank: one of them died or stalled first."""
         places = [host.address for host in self._hosts for _ in range(host.slots)]
         silent = [f"{rank} on {at}" for rank, at in enumerate(places) if rank not in self._left]
         if self._left and silent:

@@ -1,6 +1,6 @@
-"""A launch without a terminal: started in a session of its own, looked at and ended from any other.
+"""A launch in the background, in its own session, that any terminal can check and stop.
 
-LOG_DIR/launch.json says which process it is, LOG_DIR/launch.log holds what it would have shown.
+LOG_DIR/launch.json identifies its process, and LOG_DIR/launch.log has its output.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from imagenet_prep.storage.os_errors import storage_errors
 RECORD, LOG = "launch.json", "launch.log"
 
 _TAIL_LINES, _TAIL_BYTES = 10, 8192
-# The launch prints at most a line for each host before it leaves the terminal.
+# Before it detaches, a launch prints at most one line per host.
 _SAID_BYTES = 1 << 20
-# A record has some two hundred bytes.
+# A record has about two hundred bytes.
 _RECORD_BYTES = 1 << 16
-# The kernel allows these process ids (an int of C) and exit codes (a byte).
+# Valid process ids (an int of C) and exit codes (a byte).
 _PIDS, _CODES = range(2, 1 << 31), range(256)
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-# A launch that was asked to end has one of these exit codes.
+# Exit codes of a launch that ended on request.
 _ORDERLY = (errors.EXIT_DONE, errors.IncompleteError.exit_code, errors.EXIT_INTERRUPTED)
 
 
@@ -42,10 +42,9 @@ class Record:
     """The content of LOG_DIR/launch.json.
 
     Attributes:
-      start: when the kernel started the process, in ticks since `boot`: no later process with the
-        same pid has it.
-      boot: which start of the machine that was.
-      exit: its exit code, None until it has ended by itself.
+      start: start of the process in ticks since `boot`; a later process with this pid differs.
+      boot: identifies the start of the machine.
+      exit: exit code, None until the launch has ended by itself.
     """
 
     host: str
@@ -58,7 +57,7 @@ class Record:
 
     @classmethod
     def load(cls, folder: Path) -> Record | None:
-        """Returns that of a folder, None where nothing was started."""
+        """Returns the record of a folder, or None if nothing was started."""
         path = folder / RECORD
         try:
             with open(LocalStore(folder).open(RECORD, os.O_RDONLY), "rb") as file:
@@ -75,25 +74,25 @@ class Record:
         return record
 
     def save(self, folder: Path) -> None:
-        """Writes it, whole or not at all."""
+        """Writes the record atomically."""
         LocalStore(folder).write(RECORD, canonical.dumps(self))
 
     @property
     def runs(self) -> bool:
-        """Whether it still runs; to be asked on its host."""
+        """Whether the launch still runs; only valid on its host."""
         if self.exit is not None or self.boot != boot_id() or start_ticks(self.pid) != self.start:
             return False
         try:
-            # A record that was planted names no process but a detached launch.
+            # A forged record must not name any process except a detached launch.
             return b"--detach" in Path(f"/proc/{self.pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
             return False
 
     def is_of(self, folder: Path) -> bool:
-        """Whether its process is the launch of this folder: only that may be ended.
+        """Whether the process is the launch of this folder; only this process may be ended.
 
-        Whoever can write a file can write a record of another launch of this user. But only the
-        process that was started here writes to the log here, and its user has written the record.
+        A forged record could name a different launch of this user. So the process must write to
+        this folder's log, and its user must own the record.
         """
         try:
             process = Path(f"/proc/{self.pid}")
@@ -105,10 +104,10 @@ class Record:
 
 
 def start(folder: Path, work: Callable[[Callable[[], None]], int]) -> int:
-    """Runs `work` in a session of its own; returns once it has reported that it is under way.
+    """Runs `work` in its own session; returns once `work` reports that it is under way.
 
-    Returns in both processes: here 0, or the exit code of one that ended before; there the exit
-    code of the work. `work` is given a function to call when all is checked.
+    Returns in both processes: 0 in the parent, or the exit code of a child that ended early; the
+    exit code of `work` in the child. `work` gets a function to call after its checks.
     """
     with storage_errors("create", folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -164,7 +163,7 @@ def _there(folder: Path, log: int, parent: int, work: Callable[[Callable[[], Non
 
 
 def status(folder: Path) -> int:
-    """Says whether it runs; returns 0 while it does, then its exit code."""
+    """Prints whether the launch runs; returns 0 while it does, then its exit code."""
     record = _known(folder)
     if record.runs:
         print(f"running since {record.since}, pid {record.pid} on {record.host}")
@@ -184,14 +183,14 @@ def status(folder: Path) -> int:
 
 
 def stop(folder: Path) -> int:
-    """Asks it to end as SIGTERM does, waits for that, and reports the result.
+    """Sends SIGTERM, waits for the end, and reports the result.
 
-    Returns 0 if it has ended in order (all done, saved, or before training began) or does not run;
-    else its exit code.
+    Returns 0 if the launch is not running, or ended in order (all done, saved, or before training
+    began); otherwise its exit code.
     """
     record = _known(folder)
     try:
-        # From here on the number can be given to no other process without our noticing.
+        # The pidfd refers to this process even if its number is reused.
         process = os.pidfd_open(record.pid) if record.pid > 1 else -1
     except OSError:
         process = -1
@@ -219,7 +218,7 @@ def _known(folder: Path) -> Record:
 
 
 def _end_of_log(folder: Path, begin: int = 0, most: int = _TAIL_BYTES) -> str:
-    """Returns the last bytes of the log, from `begin` on; "" where it cannot be read."""
+    """Returns the last bytes of the log after `begin`, or "" if it cannot be read."""
     try:
         with open(LocalStore(folder).open(LOG, os.O_RDONLY), "rb") as file:
             file.seek(max(begin, os.fstat(file.fileno()).st_size - most))
@@ -229,17 +228,17 @@ def _end_of_log(folder: Path, begin: int = 0, most: int = _TAIL_BYTES) -> str:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Returns when a living process began, in ticks since the machine did."""
+    """Returns the start of a living process, in ticks since the machine started."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    # The 22nd field; the state is the 3rd.
+    # Field 22 of the file; the state is field 3.
     return None if state in "ZX" else int(fields[18])
 
 
 def boot_id() -> str:
-    """Returns a word that differs after each start of the machine."""
+    """Returns an id that changes with each start of the machine."""
     return _BOOT.read_text().strip()
 
 

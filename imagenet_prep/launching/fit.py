@@ -1,4 +1,4 @@
-"""Whether hosts are fit to train together: all are asked at once, all that is wrong is said."""
+"""Checks that hosts can train together: all are asked at once, and all problems reported."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from imagenet_prep.launching.work import Work
 
 
 class Network(NamedTuple):
-    """Where ranks meet.
+    """The addresses through which ranks connect.
 
     Attributes:
-      address: of this machine, that all hosts reach.
-      interfaces: of each host, in their order, the one by which the others reach it.
+      address: of this machine, reachable from all hosts.
+      interfaces: for each host, the network interface through which the others reach it.
       address_of_first: of the first host.
-      ports: two that are free there: for torchrun's ranks, and for MXNet's scheduler.
+      ports: two free ports of that host: for torchrun's ranks, and for MXNet's scheduler.
     """
 
     address: str
@@ -36,10 +36,10 @@ class Network(NamedTuple):
 def check(
     used: Sequence[Host], work: Work, *, timeout_s: float, interface: str | None
 ) -> tuple[list[Host], Network]:
-    """Asks all hosts at once; returns them in the order of their ranks, and how they connect.
+    """Asks all hosts at once; returns them in the order of their ranks, and their network.
 
-    The first ranks run on this machine, unless each host has its own part of the dataset. A host
-    has `timeout_s` to answer. All are to use the network `interface`, or the one that ssh came by.
+    This machine has the first ranks, unless each host has its own part of the dataset. Each host
+    must answer within `timeout_s`. The default of `interface` is the one that ssh connects to.
     """
     asked = (work.data_dir or "", str(work.script or ""), *work.needs)
     argv = children.python("-m", "imagenet_prep.launching.host", "probe", *asked)
@@ -77,7 +77,7 @@ def check(
 
 
 def answer_of(host: Host, ending: Ending, program: str) -> Answer | str:
-    """Returns what `launching.host` answered there, or why there is no answer."""
+    """Returns the answer of `launching.host` there, or the reason for no answer."""
     if ending.code is None:
         return f"{ending.why}. Is it up, and does `ssh {host.address} true` work here?"
     if (answer := understood(ending.output.rpartition("\n")[2])) is not None:
@@ -94,7 +94,7 @@ def answer_of(host: Host, ending: Ending, program: str) -> Answer | str:
 
 
 def understood(text: str) -> Answer | None:
-    """Returns a host's facts in JSON; None where it is no answer of this version."""
+    """Returns a host's facts from JSON, or None if this version did not write them."""
     try:
         return records.loads(Answer, text.encode())
     except ValueError:
@@ -102,7 +102,7 @@ def understood(text: str) -> Answer | None:
 
 
 def _unfit(host: Host, answer: Answer) -> list[str]:
-    """Returns what is wrong with one host by itself."""
+    """Returns the problems of one host by itself."""
     found = list(answer.problems)
     if answer.gpus and answer.gpus < host.slots:
         what = f"{counted(answer.gpus, 'GPU')} for {counted(host.slots, 'rank')}"
@@ -113,9 +113,9 @@ def _unfit(host: Host, answer: Answer) -> list[str]:
 def network_of(
     used: Sequence[Host], answers: Sequence[Answer], interface: str | None
 ) -> tuple[Network | None, list[str]]:
-    """Returns how the hosts reach each other, or what keeps them from it."""
+    """Returns the network of the hosts, or the problems that prevent one."""
     ports, interfaces = answers[0].ports, here.interfaces()
-    # The interface of this machine, and that of each host; None where it is not known.
+    # The interface of this machine, and that of each host; None if unknown.
     own, names = interface, [interface] * len(used)
     if interface is None:
         addresses = [_remote_address(*each) for each in zip(used, answers, strict=True)]
@@ -146,18 +146,18 @@ def network_of(
 
 
 def _remote_address(host: Host, answer: Answer) -> str | None:
-    """Returns the address at which ssh reached a host; None where it is this machine."""
+    """Returns the address at which ssh reached a host, or None for this machine."""
     address = answer.reached or answer.address
     return None if host.is_local or address.startswith("127.") else address
 
 
 def _having(address: str, interfaces: Mapping[str, str]) -> str | None:
-    """Returns the first interface that has an address; None if none has."""
+    """Returns the first interface with this address, or None."""
     return next((name for name, each in interfaces.items() if each == address), None)
 
 
 def _source(address: str) -> str:
-    """Returns this machine's address on the way to another; nothing is sent."""
+    """Returns this machine's source address for a connection; sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         try:
             asking.connect((address, 9))
@@ -167,7 +167,7 @@ def _source(address: str) -> str:
 
 
 def differences(one: Host, first: Answer, other: Host, second: Answer) -> list[str]:
-    """Returns what keeps two hosts from training together, by their facts."""
+    """Returns the differences that prevent two hosts from training together."""
     found = [
         f"{other.address}: {package} {second.versions.get(package, 'none')}, "
         f"{one.address} has {version}: install the same"
@@ -189,7 +189,7 @@ def differences(one: Host, first: Answer, other: Host, second: Answer) -> list[s
 
 
 def _misplaced(used: Sequence[Host], answers: Sequence[Answer | str]) -> list[str]:
-    """Returns what is wrong with the parts of a partitioned set: each is read by its own host."""
+    """Returns problems with the parts of a partitioned dataset: each host must read its own."""
     found = []
     parts = [Placement(*a.part) for a in answers if not isinstance(a, str) and a.dataset]
     if len(parts) < len(used) or all(part == WHOLE for part in parts):

@@ -1,4 +1,4 @@
-"""The source of Horovod's last release, and what is changed in it before it is built."""
+"""The source of Horovod's last release, and our changes to it before the build."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from imagenet_prep.core.errors import ImagenetPrepError
 
 VERSION = "0.28.1"
-# This follows the version of a Horovod built here, so `launch` refuses a host with an unmended one.
+# Suffix of the version of a Horovod built here; `launch` refuses a host with an unpatched one.
 LOCAL_VERSION = "interface"
 
 _IN_PROCESS_SET = "  assert(global_context.IsEnabled());\n"
@@ -28,16 +28,15 @@ GpuStreamHandle AsGpuStreamValue(Stream* stream) {
 def mend(source: Path, framework: str) -> None:
     """Changes Horovod's source in five places.
 
-    - Its data goes through the interface that HOROVOD_GLOO_IFACE names. Horovod sends tensors in a
-      process set, whose own `gloo_iface_` is never set. So Gloo would take the address that the
-      host's own name has, which is often 127.0.0.1.
-    - Its operations for XLA, which are off by default, are left out: TensorFlow's wheels do not
-      have the headers that they want.
-    - It calls a function that TensorFlow 2.21 no longer has; with a GPU only.
-    - For MXNet, its library and MXNet's, which comes with it, are loaded for it alone. MXNet's has
-      a libjpeg inside, and who calls another one, Pillow and our codec, would get that, and crash.
-    - For PyTorch it is compiled as C++20, as the headers of PyTorch 2.15 want, not as C++14. So is
-      Gloo, which comes with it: one of its constants would be defined twice.
+    - Data uses the interface named by HOROVOD_GLOO_IFACE. Horovod sends tensors in a process set
+      whose `gloo_iface_` is never set, so Gloo would use the address of the host's own name, which
+      is often 127.0.0.1.
+    - The XLA operations, off by default, are removed: TensorFlow's wheels lack their headers.
+    - With a GPU, a function that TensorFlow 2.21 has removed is defined again.
+    - For MXNet, the symbols of Horovod's and MXNet's libraries become local. MXNet's library
+      includes libjpeg; Pillow and our codec would call it instead of their own, and crash.
+    - For PyTorch, Horovod is compiled as C++20 instead of C++14, as the headers of PyTorch 2.15
+      require. So is the bundled Gloo, because one of its constants would be defined twice.
     """
     horovod = source / "horovod"
     context = horovod / "common" / "gloo" / "gloo_context.cc"

@@ -1,10 +1,10 @@
-"""What `launch` starts on each host, through ssh.
+"""The program that `launch` starts on each host, through ssh.
 
 `python -P -m imagenet_prep.launching.host probe|run`
 
-`probe` prints in one line of JSON what is there. `run` starts the host's ranks and ends when they
-have ended. All it needs comes through its input, so that no command line shows it, and the end of
-its input is the end of `launch`: then no rank stays.
+`probe` prints facts about the host as one line of JSON. `run` starts the host's ranks and exits
+when they have ended. Its input comes through stdin, so that no command line shows it. When stdin
+ends, `launch` has ended, and all ranks are ended.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ PACKAGES = (
     *("imagenet-prep", "tensorflow", "tensorflow-cpu", "keras", "mxnet", "torch"),
     *("horovod", "numpy"),
 )
-# A rank has one of these in its environment.
+# Each rank has one of these in its environment.
 _NUMBERS = (b"HOROVOD_RANK=", b"OMPI_COMM_WORLD_RANK=")
 _POLL_S = 0.2
-# Ranks have so long to end when `launch` is gone without a word: killed, or its machine is.
+# Seconds for ranks to end if `launch` has vanished: it was killed, or its machine failed.
 _ABANDONED_S = 5.0
-# The request for the IPv4 address of an interface, in linux/sockios.h.
+# The ioctl request for the IPv4 address of an interface, from linux/sockios.h.
 _SIOCGIFADDR = 0x8915
-# Stands for a process that is no rank: a server or a scheduler.
+# The number of a process that is not a rank: a server or a scheduler.
 NO_RANK = -1
-# Variables and command lines: more bytes than any system lets a process have.
+# Limit for variables and command lines: more than any system allows a process.
 _MAX_RUN_BYTES = 128 << 20
 
 
@@ -75,13 +75,13 @@ def _code(value: Any) -> int:
 
 @dataclass(frozen=True)
 class Order:
-    """What a host is to run.
+    """The processes that a host must run.
 
     Attributes:
-      mark: of the launch, see `MARK`.
+      mark: identifies the launch, see `MARK`.
       folder: the current folder of the ranks, if it exists.
-      ranks: variables of each rank and each server; none if mpirun starts them.
-      logs: the folder for copies of what they print, or None.
+      ranks: variables of each rank and each server; empty if mpirun starts them.
+      logs: folder for copies of their output, or None.
     """
 
     mark: str
@@ -93,7 +93,7 @@ class Order:
 
 
 _SECONDS = {"seconds": number}
-# "ask": ask the ranks to end, and kill them after that time. "limit": kill those that live then.
+# "ask": ask the ranks to end, and kill those left after this time. "limit": only kill them.
 TO_HOST: Messages = {
     "run": Kind({}, _MAX_RUN_BYTES),
     "ask": Kind(_SECONDS),
@@ -109,19 +109,19 @@ FROM_HOST: Messages = {
 
 @dataclass(frozen=True)
 class Answer:
-    """What a host says of itself.
+    """Facts about a host.
 
     Attributes:
-      versions: by package, "none" where it is not installed.
-      gpus: how many the host has.
-      address: what its own name stands for, "" if nothing.
+      versions: by package, "none" if not installed.
+      gpus: number of GPUs.
+      address: of the host's own name, "" if unknown.
       interfaces: IPv4 addresses by name.
-      reached: its address that ssh came to, "" without ssh.
-      dataset: digest of its manifest, "" without a data set of this host.
-      part: which part of the data set is here: node, nodes, copies.
-      script: sha256 of the user's own script, "" if there is none.
-      ports: two that are free for TCP at this moment.
-      problems: what is missing or wrong: packages, dataset, script.
+      reached: address to which ssh connected, "" without ssh.
+      dataset: digest of the manifest, "" without a dataset.
+      part: part of the dataset on this host: node, nodes, copies.
+      script: sha256 of the user's script, or "".
+      ports: two TCP ports that are free at this moment.
+      problems: missing or wrong packages, dataset or script.
     """
 
     versions: dict[str, str]
@@ -142,7 +142,7 @@ class Answer:
 
 
 def probe(data_dir: str | None, script: str | None = None, *needs: str) -> Answer:
-    """Returns what this host has, and what is wrong with packages, dataset and custom script."""
+    """Returns facts about this host, and problems with packages, dataset and custom script."""
     versions = {"python": ".".join(map(str, sys.version_info[:3]))}
     for package in PACKAGES:
         try:
@@ -170,7 +170,7 @@ def probe(data_dir: str | None, script: str | None = None, *needs: str) -> Answe
         gpus=installed.gpus(),
         address=address,
         interfaces=interfaces(),
-        # The client's address and port, then ours.
+        # The value has the client's address and port, then ours.
         reached=(os.environ.get("SSH_CONNECTION", "").split() + [""] * 3)[2],
         dataset=digest,
         part=dataclasses.astuple(part),
@@ -211,10 +211,10 @@ def _dataset(data_dir: str) -> tuple[str, Placement, str]:
 
 
 def run(launch: Channel) -> None:
-    """Runs this host's ranks until they have ended, or `launch` has.
+    """Runs this host's ranks until they or `launch` have ended.
 
-    Says "left" of each rank that another one left, "failed" of each that fails, and "done" when no
-    rank is left. The first message of `launch` is "run": see `TO_HOST`.
+    Sends "left" for each rank that lost another rank, "failed" for each that fails, and "done"
+    when no rank is left. The first message of `launch` is "run": see `TO_HOST`.
     """
     orders = _orders(launch)
     if (first := next(orders, None)) is None:
@@ -230,14 +230,14 @@ def run(launch: Channel) -> None:
         _say(launch, "left", rank=rank)
 
     if not asked.ranks:
-        # mpirun starts them here. They end when `launch` says so, or is gone.
+        # mpirun starts the ranks here. They end when `launch` asks for it or is gone.
         with Pipes(asked.mark, asked.logs, left):
             last = next(orders, None)
             end(asked.mark, last.fields["seconds"] if last and last.kind == "ask" else _ABANDONED_S)
         return
     ranks = Ranks(left)
     obeying = threading.Thread(target=_obey, args=(orders, ranks), daemon=True)
-    # `launch` says how long they may take to save; where it is gone, its end does.
+    # No time limit here: `launch` sends one, and its end sets one, too.
     with signals.handled(lambda *_: ranks.ask(), signal.SIGINT):
         obeying.start()
         environments = [{**asked.shared, **each} for each in asked.ranks]
@@ -246,7 +246,7 @@ def run(launch: Channel) -> None:
 
 
 def _orders(launch: Channel) -> Iterator[Frame]:
-    """Yields what `launch` says, until it is gone."""
+    """Yields the messages of `launch` until it is gone."""
     while True:
         try:
             order = launch.read()
@@ -254,7 +254,7 @@ def _orders(launch: Channel) -> Iterator[Frame]:
             return
         except BrokenError as error:
             if error.cause is Cause.SILENT:
-                continue  # Somebody has stopped it, as Ctrl-Z does: its ranks go on.
+                continue  # `launch` is stopped, e.g. by Ctrl-Z: its ranks continue.
             return
         if order is None:
             return
@@ -271,23 +271,23 @@ def _obey(orders: Iterator[Frame], ranks: Ranks) -> None:
 
 
 def _say_failed(launch: Channel, rank: Rank) -> None:
-    # The code is asked for first: its last line, which says whether another left it, comes before.
+    # code() must come first: it waits for the rank's last lines, which may report a lost rank.
     code = rank.code()
     if rank.number < 0 or (code > 128 and code != 128 + signal.SIGTERM):
-        # It says nothing itself, and ranks that wait for a server wait for ever.
+        # A killed process says nothing itself, and ranks would wait for a server forever.
         with contextlib.suppress(OSError):
             terminal.say(rank.reason())
     _say(launch, "failed", rank=rank.number, code=code)
 
 
 def _say(launch: Channel, kind: str, **fields: Any) -> None:
-    with contextlib.suppress(OSError):  # It is gone, which `_obey` sees, too.
+    with contextlib.suppress(OSError):  # `launch` is gone, which `_obey` notices, too.
         launch.write(kind, **fields)
 
 
 @contextlib.contextmanager
 def _launch(silence_s: float) -> Iterator[Channel]:
-    """Yields the channel to `launch`; what is printed meanwhile, also by ranks, goes through it."""
+    """Yields the channel to `launch`; stdout, also of ranks, goes through it meanwhile."""
     launch = Channel(0, os.dup(1), TO_HOST, silence_s=silence_s)
     launch.begin()
     reads, writes = os.pipe()
@@ -310,7 +310,7 @@ def _launch(silence_s: float) -> Iterator[Channel]:
 
 
 def end(mark: str, grace_s: float) -> None:
-    """Asks the ranks of a launch to end, and kills those that live `grace_s` seconds later."""
+    """Asks the ranks of a launch to end, and kills those still running after `grace_s`."""
     _signal(_marked(mark), signal.SIGTERM)
     patience = time.monotonic() + grace_s
     while (left := _marked(mark)) and time.monotonic() < patience:
@@ -319,7 +319,7 @@ def end(mark: str, grace_s: float) -> None:
 
 
 def _marked(mark: str) -> list[int]:
-    """Returns this user's processes that are ranks of a launch; its mpirun is none."""
+    """Returns this user's processes that are ranks of a launch, without its mpirun."""
     wanted = f"{MARK}={mark}".encode()
     found = []
     for folder in Path("/proc").iterdir():

@@ -1,4 +1,4 @@
-"""mpirun's command line, where Open MPI starts the ranks in place of `launching.host`."""
+"""The mpirun command line, if Open MPI starts the ranks instead of `launching.host`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from imagenet_prep.hosts.process import ssh
 from imagenet_prep.launching.fit import Network
 from imagenet_prep.launching.pipes import through
 
-# As horovodrun has them: no InfiniBand verbs, and threads may run on all cores.
+# Same as in horovodrun: no InfiniBand verbs, and threads may run on all cores.
 _FLAGS = ("-mca", "pml", "ob1", "-mca", "btl", "^openib", "-bind-to", "none", "-map-by", "slot")
-# Open MPI's tree of ssh from host to host wants keys everywhere; here the first host starts all.
+# Open MPI's tree of ssh connections needs keys on every host; here the first host starts all.
 _FLAT = ("-mca", "plm_rsh_no_tree_spawn", "true")
 
 
@@ -22,16 +22,16 @@ def mpirun(
     command: Sequence[str],
     more: Sequence[str] = (),
 ) -> list[str]:
-    """Returns the command line that starts `command` as all ranks, with `more` options of mpirun.
+    """Returns the command line that starts `command` as all ranks, with `more` mpirun options.
 
-    Ranks get the variables from mpirun's own environment: no command line has a value.
+    Ranks get the variables from mpirun's own environment, so no command line has a value.
     """
     argv = ["mpirun", "--allow-run-as-root"]
     argv += ["-np", str(sum(host.slots for host in used))]
     argv += ["-H", ",".join(f"{host.address}:{host.slots}" for host in used), *_FLAGS]
     if not all(host.is_local for host in used):
         argv += [*_FLAT, "-mca", "plm_rsh_num_concurrent", str(len(used))]
-        # It would ask, or take any host key.
+        # By default, ssh would prompt, or mpirun would accept any host key.
         argv += ["-mca", "plm_rsh_agent", " ".join(ssh())]
         names = set(network.interfaces)
         if len(names) == 1:

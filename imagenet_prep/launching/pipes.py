@@ -1,12 +1,8 @@
-"""Pipes for the ranks that mpirun starts: what they say goes the way of all ranks.
+"""Pipes for the ranks that mpirun starts, so that their output is handled like that of all ranks.
 
-mpirun passes on what ranks print in pieces of 4 KiB, and so mixes long lines of several ranks, or
-their many short ones. So each rank begins as
-
-`python -P -m imagenet_prep.launching.pipes COMMAND...`
-
-which asks `launching.host` on its machine for two pipes, and becomes COMMAND with these as its
-output and its error output.
+mpirun forwards output in pieces of 4 KiB, and so mixes lines of different ranks. So each rank
+starts as `python -P -m imagenet_prep.launching.pipes COMMAND...`, gets two pipes from
+`launching.host` on its machine, and becomes COMMAND with these as stdout and stderr.
 """
 
 from __future__ import annotations
@@ -26,33 +22,33 @@ from imagenet_prep.core.errors import ImagenetPrepError, UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.launching.ranks import MARK, Voice
 
-# The process of the launch on a host starts together with mpirun, perhaps on a slow file system.
+# The launch's process on a host starts together with mpirun, perhaps from a slow file system.
 _PATIENCE_S = 120.0
 _POLL_S = 0.05
 _MAX_DIGITS = 16
 
 
 def through(command: Sequence[str]) -> list[str]:
-    """Returns the command line of a rank that asks for pipes, and then becomes `command`."""
+    """Returns the command line of a rank that gets pipes and then becomes `command`."""
     return children.python("-m", "imagenet_prep.launching.pipes", *command)
 
 
 def _address(mark: str) -> str:
-    """Returns a name in no folder: nothing of it stays, however the launch ends."""
+    """Returns an abstract socket name: no file remains, however the launch ends."""
     return f"\0imagenet-prep-{mark}"
 
 
 class Pipes:
-    """The pipes that ranks of one launch have been given on this machine.
+    """The pipes given to one launch's ranks on this machine.
 
-    `left` is called with the number of a rank that another one left.
+    `left` is called with the number of a rank that lost another rank.
     """
 
     def __init__(self, mark: str, logs: str | None, left: Callable[[int], object]) -> None:
         self._logs, self._left = logs, left
         self._voices: list[Voice] = []
         self._door = socket.socket(socket.AF_UNIX)
-        # Where a launch knows one machine by two names, its first process there serves all ranks.
+        # If the launch knows a machine by two names, its first process there serves all ranks.
         with contextlib.suppress(OSError):
             self._door.bind(_address(mark))
             self._door.listen()
@@ -64,7 +60,7 @@ class Pipes:
     def __exit__(self, *_: object) -> None:
         """Waits for the last lines of ranks that have ended."""
         with contextlib.suppress(OSError):
-            self._door.shutdown(socket.SHUT_RDWR)  # it ends the thread, which close() does not
+            self._door.shutdown(socket.SHUT_RDWR)  # ends the thread, which close() does not
         self._door.close()
         for voice in [*self._voices]:
             voice.wait()
@@ -79,7 +75,7 @@ class Pipes:
                 try:
                     self._give(rank)
                 except (OSError, ValueError, ImagenetPrepError) as error:
-                    # The rank sees that there is nothing for it, and ends.
+                    # The rank gets no pipes, and ends.
                     terminal.say(f"a rank gets no pipes: {error}")
 
     def _give(self, rank: socket.socket) -> None:
@@ -99,7 +95,7 @@ class Pipes:
 
 
 def _ask(mark: str) -> list[int]:
-    """Returns two pipes for this rank: its output and its error output."""
+    """Returns two pipes for this rank: stdout and stderr."""
     end = time.monotonic() + _PATIENCE_S
     while True:
         with socket.socket(socket.AF_UNIX) as asking:
@@ -117,7 +113,7 @@ def _ask(mark: str) -> list[int]:
 
 
 def main(command: list[str]) -> None:
-    """Becomes a command whose output goes through the process of the launch on this machine."""
+    """Becomes a command whose output goes through the launch's process on this machine."""
     for number, pipe in enumerate(_ask(os.environ[MARK]), start=1):
         os.dup2(pipe, number)
         os.close(pipe)

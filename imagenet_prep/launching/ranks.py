@@ -1,7 +1,7 @@
-"""The ranks of one host: started, heard, ended; none of them outlives the process that did.
+"""Starts, follows and ends the ranks of one host; no rank outlives the process that started it.
 
-Beside ranks there may be parameter servers, and the scheduler by which all of them meet. They end
-when the ranks part from them in order, and are killed where the ranks cannot.
+MXNet also has parameter servers, and a scheduler that connects all processes. They end when the
+ranks disconnect from them in order, and are killed if the ranks cannot.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from imagenet_prep.core.world import LEFT
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.os_errors import storage_errors
 
-# This variable is in the environment of every rank of one launch, and of nothing else.
+# Only the ranks of a launch have this environment variable.
 MARK = "IMAGENET_PREP_LAUNCH"
 
 _POLL_S = 0.1
-# Its last lines are there when it has ended; a child of it may hold the pipe open.
+# Seconds to wait for a process's last lines; a child of it may hold the pipe open.
 _LAST_WORDS_S = 5.0
 _OURS = "imagenet-prep: "
 
-# Without it, two threads would take turns within a line of more than 4 KiB.
+# Without a lock, lines of more than 4 KiB from two threads would mix.
 _printing = threading.Lock()
 
 
 def _print(line: str, target: IO[str]) -> None:
-    """Prints a line whole; where nobody reads any more, the rank must not notice."""
+    """Prints a complete line; if nothing reads the output any more, the rank must not notice."""
     with _printing, contextlib.suppress(OSError):
         print(line, end="", file=target, flush=True)
 
 
 class Voice:
-    """What one process says: passed on line by line, so that lines of several ones do not mix.
+    """The output of one process, passed on line by line, so that processes do not mix lines.
 
-    Its error output has its mark before each line. All is also written to a file in `logs`, such as
-    `rank-3.log`, if given.
+    Each line of stderr gets a prefix. If `logs` is given, all output is also written to a file in
+    this folder, such as `rank-3.log`.
 
     Attributes:
-      error: the last line in which the program said why it fails, "" if none.
-      last: the last line of its error output.
-      left: whether it said that another rank left it; the function of this name is called then.
+      error: the last line in which the program reported its error, or "".
+      last: the last line of stderr.
+      left: whether the process reported that it lost another rank; `left` is called then.
     """
 
     def __init__(self, name: str, logs: str | None, left: Callable[[], object]) -> None:
@@ -62,7 +62,7 @@ class Voice:
         self._threads: list[threading.Thread] = []
 
     def listen(self, output: IO[str], errors: IO[str]) -> None:
-        """Begins to pass on what comes from two pipes, which are closed at their ends."""
+        """Starts to pass on two pipes, which are closed at their ends."""
         for hear, pipe in ((self._pass_on, output), (self._pass_errors_on, errors)):
             self._threads.append(threading.Thread(target=hear, args=(pipe,), daemon=True))
             self._threads[-1].start()
@@ -80,7 +80,7 @@ class Voice:
 
     def _keep(self, line: str) -> None:
         if self._log is not None:
-            with contextlib.suppress(OSError):  # a full disk does not end a training
+            with contextlib.suppress(OSError):  # a full disk must not end a training
                 self._log.write(line)
 
     def _pass_errors_on(self, pipe: IO[str]) -> None:
@@ -98,7 +98,7 @@ class Voice:
 
 
 def _opened(folder: Path, name: str) -> IO[str]:
-    """Opens the log of a rank; what lies there may have been planted."""
+    """Opens the log of a rank; an existing file may have been planted."""
     with storage_errors("write", folder / name):
         folder.mkdir(parents=True, exist_ok=True)
         log = LocalStore(folder).open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -106,13 +106,12 @@ def _opened(folder: Path, name: str) -> IO[str]:
 
 
 class Rank:
-    """One running process.
+    """One running process; the thread that starts it must live as long as the process may.
 
     Attributes:
-      number: of the rank, over all hosts; -1: it is no rank.
+      number: of the rank, over all hosts; -1 if it is not a rank.
       name: "rank 3", "server 0" or "scheduler".
-      voice: what it says.
-      asked: whether it was asked to end. To many programs a second time means: at once.
+      asked: whether it was asked to end. Many programs end at once on a second request.
     """
 
     def __init__(
@@ -122,7 +121,6 @@ class Rank:
         logs: str | None = None,
         left: Callable[[int], object] = lambda _: None,
     ) -> None:
-        """Starts it; to be called by a thread that lives as long as the rank may."""
         role = environment.get("DMLC_ROLE", "worker")
         if role == "worker":
             self.number = int(environment.get("HOROVOD_RANK", environment.get("RANK", "0")))
@@ -133,9 +131,9 @@ class Rank:
         self.asked = False
         self.voice = Voice(self.name, logs, lambda: left(self.number))
         self.process = subprocess.Popen(
-            # Whoever ends all processes at once must not take the servers from ranks that save.
+            # A signal to all processes must not end the servers while ranks still save.
             children.bound(command, deaf=self.number < 0),
-            # Its own children must not look into the current folder for modules either.
+            # Its children must not import modules from the current folder either.
             env=os.environ | environment | {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -148,7 +146,7 @@ class Rank:
         self.voice.listen(self.process.stdout, self.process.stderr)
 
     def send(self, signum: signal.Signals) -> None:
-        """Signals it once, and what it has started."""
+        """Signals the process, and the children in its process group."""
         pid = self.process.pid
         with contextlib.suppress(ProcessLookupError):
             if self.process.poll() is None:
@@ -156,13 +154,13 @@ class Rank:
                 (os.killpg if has_group else os.kill)(pid, signum)
 
     def code(self) -> int:
-        """Returns the exit code of the ended process, as a shell has it."""
+        """Returns the exit code of the ended process, as a shell reports it."""
         code = self.process.wait()
         self.voice.wait()
         return 128 - code if code < 0 else code
 
     def reason(self) -> str:
-        """Returns why it failed: its own word, or what can be known."""
+        """Returns the reason of its failure: its own error, else its signal or last line."""
         error, last = self.voice.error, self.voice.last
         if error:
             return f"{self.name}: {error.removeprefix(_OURS)}"
@@ -174,7 +172,7 @@ class Rank:
 
 
 class Ranks:
-    """All ranks of this host; `left` is called with the number of one that another one left."""
+    """All ranks of this host; `left` is called with the number of one that lost another rank."""
 
     def __init__(self, left: Callable[[int], object] = lambda _: None) -> None:
         self._left = left
@@ -188,7 +186,7 @@ class Ranks:
         environments: Sequence[Mapping[str, str]],
         logs: str | None = None,
     ) -> None:
-        """Starts a rank for each environment, unless they have been asked to end."""
+        """Starts a rank for each environment, unless they were already asked to end."""
         for environment in environments:
             if not self._asked:
                 self._ranks.append(Rank(command, environment, logs, self._left))
@@ -196,7 +194,7 @@ class Ranks:
             self.ask()
 
     def ask(self, grace_s: float = float("inf")) -> None:
-        """Asks all ranks to save and end; `wait` kills those that live `grace_s` seconds later.
+        """Asks all ranks to save and end; `wait` kills those still running after `grace_s`.
 
         Servers are not asked: ranks need them to save.
         """
@@ -208,16 +206,16 @@ class Ranks:
                 rank.send(signal.SIGTERM)
 
     def limit(self, seconds: float) -> None:
-        """Lets `wait` kill what lives so many seconds from now."""
+        """Makes `wait` kill all processes that still run after this time."""
         self._deadline = min(self._deadline, time.monotonic() + seconds)
 
     def wait(
         self, failed: Callable[[Rank], object], done: Callable[[], object] = lambda: None
     ) -> None:
-        """Returns when no rank and no server is left.
+        """Waits until no rank and no server is left.
 
         `failed` is called with each rank whose exit code is not 0, unless it was killed here, and
-        `done` when there may be servers left, but no rank.
+        `done` when no rank is left, though servers may be.
         """
         running = list(self._ranks)
         serving = False

@@ -1,4 +1,4 @@
-"""Environment variables: which of this machine's travel to other hosts, and which ranks get."""
+"""Environment variables of ranks: those passed on from this machine, and those set for them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from imagenet_prep.core import terminal
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.hosts.hosts_file import Host
 
-# Python, TensorFlow, MXNet, PyTorch, Horovod, the network and our own program read variables of
-# these names, or with these beginnings. HOME, the shell's own and all others stay here.
+# Python, TensorFlow, MXNet, PyTorch, Horovod, the network and this program read variables with
+# these names or prefixes. HOME, those of the shell and all others are not passed on.
 _NAMES = {
     *("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "LANG", "LANGUAGE", "TZ", "TMPDIR"),
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
@@ -22,11 +22,11 @@ _BEGINNINGS = (
     *("CUDA_", "CUDNN_", "NCCL_", "HOROVOD_", "GLOO_", "UCX_", "FI_"),
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_"),
 )
-# Each host has GPUs of its own, and each launch a key of its own.
+# Each host has its own GPUs, and each launch its own key.
 _STAY = re.compile(r"CUDA_VISIBLE_DEVICES|HOROVOD_SECRET_KEY|IMAGENET_PREP_LAUNCH$")
-# Horovod names the ranks that others wait for after this long.
+# Horovod reports ranks that others wait for after this time.
 STALL_WARNING_S = 30
-# Horovod's own 30 s are too few for a host that reads TensorFlow from a cold or shared disk.
+# Horovod's own 30 s are too short for a host that loads TensorFlow from a cold or shared disk.
 _MEETING_S = 120
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|KEY|AUTH|COOKIE", re.IGNORECASE)
 
@@ -34,9 +34,9 @@ _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|KEY|AUTH|COOKIE", re.IGNORE
 def travelling(
     environment: Mapping[str, str], more: Sequence[str], *, private: bool
 ) -> dict[str, str]:
-    """Returns the variables that go to ranks on other hosts, with those called `more`.
+    """Returns the variables for ranks on other hosts, including those named in `more`.
 
-    What looks like a secret stays here unless the way there is `private`, as ssh is.
+    Probable secrets are excluded, unless the connection is `private`, as ssh is.
     """
     if absent := [name for name in more if name not in environment]:
         raise UsageError(f"--env {absent[0]}: there is no such variable here")
@@ -46,7 +46,7 @@ def travelling(
         if (name in _NAMES or name.startswith(_BEGINNINGS)) and not _STAY.search(name)
     }
     found |= {name: environment[name] for name in more}
-    if terminal.LOG_FORMAT in found:  # The launch reads what ranks print, and logs it as JSON.
+    if terminal.LOG_FORMAT in found:  # The launch reads the ranks' output, and logs it as JSON.
         found[terminal.LOG_FORMAT] = "text"
     secrets = {name for name, value in found.items() if _is_secret(name, value)}
     if private or not secrets:
@@ -60,11 +60,11 @@ def travelling(
 
 
 def of_horovod(stall_s: int = 600) -> dict[str, str]:
-    """Returns how long Horovod's ranks wait for each other, and the job if all wait for one."""
+    """Returns Horovod's timeouts; after `stall_s`, the job ends if all ranks wait for one."""
     return {
         "HOROVOD_STALL_CHECK_TIME_SECONDS": str(STALL_WARNING_S),
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(stall_s),
-        # Also how long Gloo waits for a frozen process.
+        # Also the time that Gloo waits for a frozen process.
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(min(stall_s, _MEETING_S)),
     }
 
@@ -72,9 +72,9 @@ def of_horovod(stall_s: int = 600) -> dict[str, str]:
 def of_torchrun(
     hosts: Sequence[Host], interfaces: Sequence[str], address: str, port: int
 ) -> list[list[dict[str, str]]]:
-    """Returns, for each host, the variables of torchrun for each of its ranks, and their interface.
+    """Returns, for each host, the variables of torchrun for each rank, with its interface.
 
-    Ranks are numbered host by host, as Horovod does. Rank 0 may listen at the address and port.
+    Ranks are numbered host by host, as in Horovod. Rank 0 may listen at `address` and `port`.
     """
     size = sum(host.slots for host in hosts)
     found, first = [], 0
@@ -96,7 +96,7 @@ def of_torchrun(
 def of_mpi(
     hosts: Sequence[Host], interfaces: Sequence[str], address: str, port: int
 ) -> dict[str, str]:
-    """Returns the variables of torchrun that mpirun, which numbers the ranks, gives to all."""
+    """Returns the torchrun variables that are equal for all ranks, which mpirun numbers."""
     every = [rank for each in of_torchrun(hosts, interfaces, address, port) for rank in each]
     return dict(set.intersection(*({*rank.items()} for rank in every)))
 
@@ -104,10 +104,10 @@ def of_mpi(
 def of_servers(
     hosts: Sequence[Host], interfaces: Sequence[str], address: str, port: int, servers: int
 ) -> tuple[list[dict[str, str]], list[list[dict[str, str]]]]:
-    """Returns, for each host, the variables of MXNet for its ranks, and those of each server on it.
+    """Returns, for each host, MXNet's variables for its ranks, and those for each of its servers.
 
-    Hosts get servers in turn. The scheduler, by which all meet, is on the first, at the address and
-    port.
+    Servers are distributed to hosts in turn. The scheduler, which connects all processes, runs on
+    the first host, at `address` and `port`.
     """
     of_ranks, of_others = [], []
     for place, (_, interface) in enumerate(zip(hosts, interfaces, strict=True)):
@@ -128,5 +128,5 @@ def of_servers(
 
 
 def _is_secret(name: str, value: str) -> bool:
-    # A proxy's address may hold user:password@.
+    # A proxy's address may contain user:password@.
     return bool(_SECRET.search(name)) or ("proxy" in name.lower() and "@" in value)

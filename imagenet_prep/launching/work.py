@@ -1,4 +1,4 @@
-"""What every rank of a job runs: the verb `train`, or a training script of the user's own."""
+"""The command that every rank runs: the verb `train`, or the user's own training script."""
 
 from __future__ import annotations
 
@@ -18,23 +18,21 @@ EXPECTED = (
     "-- python SCRIPT.py ..."
 )
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
-# These options of Python have their value in the next word.
+# The value of these Python options is the next word.
 _WITH_VALUE = ("-W", "-X")
 
 
 @dataclass(frozen=True)
 class Work:
-    """A command, and what has to be known of it before it starts.
+    """A command, and facts that are needed before it starts.
 
     Attributes:
-      argv: of every rank, on every host.
-      data_dir: the data set that each host must have; None where there is none, or it is at an
-        address.
-      log_dir: folder of its log; None where it has none.
-      script: the user's own; None for `train` and for a module.
+      data_dir: dataset that each host must have; None without one, or if it has a URL.
+      log_dir: folder of its log, or None.
+      script: the user's script; None for `train` and for a module.
       is_own: whether it is not `train`.
-      comm: how ranks of `train` communicate, as its --comm says; None for a custom script.
-      needs: what each host needs, as `core.installed.lacking` takes it.
+      comm: the value of `train --comm`; None for a custom script.
+      needs: requirements of each host for `core.installed.lacking`.
     """
 
     argv: tuple[str, ...]
@@ -47,11 +45,11 @@ class Work:
 
     @property
     def by_servers(self) -> bool:
-        """Whether ranks communicate by MXNet's parameter servers."""
+        """Whether ranks communicate through MXNet's parameter servers."""
         return self.comm in ("dist_sync", "dist_device_sync")
 
     def variables(self, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """Returns what lets a script import its neighbours, and nothing from the current folder."""
+        """Returns variables that allow imports next to the script, not from the current folder."""
         safe = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
         if self.script is None:
             return safe
@@ -62,7 +60,7 @@ class Work:
 def of_train(
     words: Sequence[str], data_dir: str | None, log_dir: str, comm: str, needs: Sequence[str]
 ) -> Work:
-    """Returns the work of the verb `train` with its flags, of which three are known."""
+    """Returns the work of the verb `train`: `words`, and the values of some of its flags."""
     argv = children.python("-m", "imagenet_prep", *words)
     return Work(tuple(argv), _folder(data_dir), log_dir, comm=comm, needs=tuple(needs))
 
@@ -75,7 +73,7 @@ def own(words: Sequence[str]) -> Work:
     if words[0][-3:] != ".py":
         program = rest.pop(0)
         ours = Path(sys.executable).parent
-        # Not resolved: a virtual environment's Python is a link to the system's.
+        # Not resolved: the Python of a virtual environment is a link to the system's.
         if os.sep in program and Path(program).absolute().parent != ours:
             raise UsageError(
                 f"{program}: every rank runs in the environment of this program, by "
@@ -103,7 +101,7 @@ def _folder(data_dir: str | None) -> str | None:
 
 
 def _value(words: Sequence[str], flag: str) -> str | None:
-    """Returns the last value of a flag, which may be spelled with a dash or an underscore."""
+    """Returns the last value of a flag, which may be spelled with dashes or underscores."""
     spelled = (flag, f"--{flag[2:].replace('-', '_')}")
     found = None
     for place, word in enumerate(words):

@@ -34,7 +34,7 @@ from airflow.sdk import Param, dag, task
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 _FINAL = {1, 2, 3}
-# Another run holds the output. Waiting is not a failure, so it uses none of the retries.
+# A different run holds the output. Waiting is not a failure, so it uses none of the retries.
 _BUSY = 75
 _BUSY_S = float(os.environ.get("IMAGENET_PREP_AIRFLOW_BUSY_S", "60"))
 # Time for a command to save its work, e.g. a checkpoint of every rank.
@@ -51,8 +51,8 @@ _SWITCH = {"type": "boolean"}
 # Environment variables of Airflow's Python, some of which contain keys.
 _PRIVATE = ("AIRFLOW", "PYTHON", "_AIRFLOW")
 _NUMBER, _POSITIVE = ({"type": "integer", "minimum": least} for least in (0, 1))
-# Options of Apache Beam can start programs and send code to hosts, so anyone who can trigger a run
-# could do anything on the worker. "1" allows them.
+# Options of Apache Beam can start programs and send code to hosts. Any user that can trigger a run
+# could do anything on the worker. "1" allows these options.
 _ALLOW_BEAM = "IMAGENET_PREP_AIRFLOW_ALLOW_BEAM"
 # A command reads files with the worker's rights, so parameters may only name files in this folder.
 _FILES = "IMAGENET_PREP_AIRFLOW_FILES"
@@ -82,7 +82,6 @@ _ALLOWED = {
 
 log = logging.getLogger("imagenet_prep")
 
-# One per section of the form.
 _source, _set, _replicas, _training = (
     partial(Param, section=title) for title in ("Source", "Data set", "Replicas", "Training")
 )

@@ -42,7 +42,6 @@ from imagenet_prep.storage.store import Store, open_store
 
 __all__ = ["Archives", "Commit", "Deal", "Index", "Preparation", "Shard"]
 
-# The name of the second output of dealing.
 _FACTS = "facts"
 # Beam passes keys on as such tuples. Its generic coder would pickle the type with each key.
 _Key = tuple[str, int]
@@ -60,13 +59,9 @@ class Preparation:
     def of(cls, flags: Sequence[str]) -> Preparation:
         """Returns the basis of a custom pipeline; an earlier run on this dataset loses its lease.
 
-        Args:
-          flags: of `imagenet-prep prepare`, one word each; Beam's options follow "--". Invalid
-            flags end the process with exit code 2 and a message, as on a command line.
-
-        Raises:
-          ImagenetPrepError: an input is missing, unreadable or damaged, or the output is a
-            different dataset.
+        `flags` are those of `imagenet-prep prepare`, one word each, with Beam's options after "--".
+        Invalid flags end the process with exit code 2 and a message. Raises ImagenetPrepError if an
+        input is missing, unreadable or damaged, or if the output is a different dataset.
         """
         config = parse(Config, flags, verb="prepare")
         job, store = Job.of(config), open_store(config.out)
@@ -262,10 +257,7 @@ def take_census(_: None, ours: Preparation, listed: Iterable[Done], read: Iterab
 
 
 def _demand(tasks: Sequence[Any], finished: Collection[str]) -> None:
-    """Raises JobLostError if a task is unfinished, so that a new job does it.
-
-    A runner that repeats the turn of a lost worker does not do the tasks claimed by that worker.
-    """
+    """Raises JobLostError if a lost worker has left tasks undone, so that a new job does them."""
     if left := sum(task.name not in finished for task in tasks):
         raise errors.JobLostError(f"{left} of {len(tasks)} tasks were left undone")
 
@@ -359,7 +351,7 @@ def _commit(inventory: Inventory, ours: Preparation, names: Iterable[str]) -> st
 def build(pipeline: Any, preparation: Preparation) -> Any:
     """Adds the complete graph to a pipeline; returns the address of the dataset.
 
-    The plan of an earlier job is used again if it is complete.
+    If an earlier job has completed the plan, that plan is used.
     """
     ours = preparation
     if found := ours.plan.found():

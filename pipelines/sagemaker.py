@@ -201,7 +201,6 @@ def hyperparameters(words: Sequence[str], *, has_data: bool) -> dict[str, str]:
 
 
 def _words(own: Work) -> list[str]:
-    """Returns the command that runs a script in the containers."""
     words = ["python", *own.argv[2:]]
     if own.script is not None:
         place = f"{_LOCAL}/input/data/{_CODE}/{own.script.name}"

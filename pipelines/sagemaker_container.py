@@ -73,8 +73,8 @@ class Config(Settings):
 class TrainingJob:
     """SageMaker's description of the job: `host` is this container, and `hosts` are all of them.
 
-    They are connected by `interface` and share the secret `token`, which may be "".
-    `hyperparameters` are flags of `train`.
+    `interface` connects them. `hyperparameters` are flags of `train`. `token` is the secret of the
+    job's containers, or "".
     """
 
     host: str
@@ -278,7 +278,7 @@ def _run(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> i
     failed: list[Rank] = []
 
     def note(rank: Rank) -> None:
-        # Ranks that lost another rank end by themselves, unless they hang.
+        # Ranks that lost a peer end by themselves, unless they hang.
         failed.append(rank)
         ranks.limit(_GRACE_S)
 
@@ -287,7 +287,7 @@ def _run(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> i
         ranks.wait(note)
     if not failed:
         return 0
-    # A rank that lost another rank did not cause the failure.
+    # A rank that lost a peer did not cause the failure.
     first = next((rank for rank in failed if not rank.voice.left), failed[0])
     error = ImagenetPrepError(first.reason())
     error.exit_code = first.code()

@@ -93,11 +93,8 @@ def run(
     """Runs the unfinished tasks and returns the receipts of all tasks, in order.
 
     After the first failure, workers finish their current task and stop. Finished tasks are kept.
-
-    Args:
-      images: number of images in all tasks; 0: the progress counts tasks.
-      watch: called in this process with each receipt, including those of earlier runs. The run
-        stops if it raises ImagenetPrepError.
+    `watch` is called in this process with each receipt, including those of earlier runs; the run
+    stops if it raises ImagenetPrepError. The progress counts tasks if `images` is 0.
     """
     followed = Followed(stage, tasks, title=title, images=images, watch=watch, quiet=quiet)
     with contextlib.closing(followed):
@@ -150,12 +147,7 @@ def _run_elsewhere(
 
 @dataclass
 class Jobs:
-    """Cluster jobs: a new one is submitted after a lost one, as long as they finish tasks.
-
-    Attributes:
-      beam_args: options for Beam, including a --runner.
-      log: output of Beam, the job server and the runner.
-    """
+    """Runs cluster jobs: a new one after each lost one, as long as they finish tasks."""
 
     store: Store
     beam_args: tuple[str, ...]

@@ -1,7 +1,7 @@
 """Submits, follows and cancels a Beam job on a cluster.
 
-Beam alone would print a page of Java for each failure and leave its job server running, as well
-as the Flink job after Ctrl-C.
+Without this, Beam prints a page of Java for each failure, leaves its job server behind, and leaves
+the Flink job running after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -75,11 +75,7 @@ class Job(Started):
 
 
 def submit(args: Sequence[str], build: Callable[[Any], object], *, name: str, log: Path) -> Job:
-    """Starts a job; only in the main thread, because Beam sets a SIGINT handler.
-
-    `build` adds transforms to a pipeline, `name` must be unique, and `log` gets the output of
-    Beam, the job server and the runner.
-    """
+    """Starts a job with a unique name; only in the main thread, as Beam sets a SIGINT handler."""
     logged = _logged_to(log)
     import apache_beam as beam
     from apache_beam.options import pipeline_options
@@ -131,10 +127,7 @@ def _logged_to(log: Path) -> contextlib.ExitStack:
 
 
 def _job_server(runner: Any, options: Any, ending: contextlib.ExitStack) -> None:
-    """Checks that the server answers, and ties a job server that Beam starts to this process.
-
-    Beam and Spark would wait for minutes. Beam relies on `atexit`, which a kill skips.
-    """
+    """Fails at once if no server answers; Beam and Spark would wait for minutes."""
     from apache_beam.options import pipeline_options
 
     if endpoint := options.view_as(pipeline_options.PortableOptions).job_endpoint:
@@ -154,7 +147,7 @@ def _job_server(runner: Any, options: Any, ending: contextlib.ExitStack) -> None
 
     def default_job_server(options: Any) -> Any:
         java = options.view_as(pipeline_options.JobServerOptions)
-        # The kernel kills the server when this process ends for any reason.
+        # The kernel kills the server with this process; Beam's `atexit` is skipped by a kill.
         first, *rest = children.bound([launcher, *java.job_server_jvm_properties])
         java.job_server_java_launcher, java.job_server_jvm_properties = first, rest
         server = make(options)
@@ -206,7 +199,6 @@ class _Flink:
 
     @classmethod
     def of(cls, options: Any, name: str) -> _Flink | None:
-        """Returns the Flink cluster in the options, or None."""
         from apache_beam.options import pipeline_options
 
         master = options.view_as(pipeline_options.FlinkRunnerOptions).flink_master

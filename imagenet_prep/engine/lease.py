@@ -99,10 +99,9 @@ class Lease:
     def claimed(self, stage: Stage[Any, Any], tasks: Sequence[AnyTask]) -> Claimed[AnyTask]:
         """Returns tasks that no other worker of this job has claimed, until none is left.
 
-        Workers start with the first tasks. After a collision, a worker skips a random number of
-        tasks, from a range that doubles each time, so it only rarely lists the claims of others.
-        If closed early, it releases claimed tasks without a receipt. A runner that retries after a
-        failure, as Spark does, then meets the same failure again.
+        After a collision, a worker skips a random number of tasks, so it rarely lists all claims.
+        If closed early, it releases tasks without a receipt. A runner that retries after a failure,
+        as Spark does, then meets the same failure again.
         """
         return Claimed(self, self._claimed(stage, tasks))
 

@@ -2,9 +2,9 @@
 
 A Flink TaskManager asks the pool next to it to start Python workers
 (`--environment_type=EXTERNAL`). A request is a command line, and Beam's own pool listens on all
-addresses, so anyone who can connect runs code as its user. This pool listens on loopback: only
-users of this machine can connect, without a password, as with Flink's own ports. It always starts
-its own Python, regardless of PATH, and workers import no modules from their current folder.
+addresses, so any client can run code as its user. This pool listens on loopback: only users of
+this machine can connect, without a password, as with Flink's own ports. It always starts its own
+Python, regardless of PATH, and workers import no modules from their current folder.
 """
 
 from __future__ import annotations
@@ -25,10 +25,7 @@ _ADDRESS = "127.0.0.1"
 
 
 def serve(port: int, container_executable: str | None) -> None:
-    """Starts workers on request, on a loopback port (0: a free one), until SIGTERM or SIGINT.
-
-    In a container, `container_executable` is Beam's boot program, which starts each worker.
-    """
+    """Starts workers on request, on a loopback port (0: a free one), until SIGTERM or SIGINT."""
     import grpc
     from apache_beam.portability.api import beam_fn_api_pb2_grpc as api
     from apache_beam.runners.worker import worker_pool_main
@@ -76,7 +73,6 @@ def _pool_class() -> Any:
         lock = threading.Lock()
 
         def StartWorker(self, request: Any, context: Any) -> Any:  # noqa: N802
-            """Starts a worker for the connected client."""
             with self.lock:
                 answer = super().StartWorker(request, context)
                 workers, name = self._worker_processes, request.worker_id
@@ -85,7 +81,6 @@ def _pool_class() -> Any:
             return answer
 
         def StopWorker(self, request: Any, context: Any) -> Any:  # noqa: N802
-            """Stops a worker that the same client has started."""
             name = f"{context.peer()} {request.worker_id}"
             return super().StopWorker(messages.StopWorkerRequest(worker_id=name), context)
 

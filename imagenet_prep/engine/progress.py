@@ -14,10 +14,9 @@ _FIRST_LINE_S = 2.0
 
 
 class Progress:
-    """Shows progress, rate and time left: as a bar on a terminal, otherwise as lines.
+    """Shows progress: a bar on a terminal, else lines after 2, 6 and 18 s, then every 30 s.
 
-    Lines are printed after 2, 6 and 18 s, then every 30 s. It counts images if their number is
-    known, otherwise tasks.
+    It counts images if their number is known, otherwise tasks.
     """
 
     def __init__(

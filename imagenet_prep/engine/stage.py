@@ -37,17 +37,14 @@ class Task(Protocol):
 
 
 AnyTask = TypeVar("AnyTask", bound=Task)
-# The type of a task's result, a dataclass.
 AnyContent = TypeVar("AnyContent", covariant=True)
 
 
 class Output(NamedTuple):
-    """A finished, synced temporary file and its name after publication.
+    """A finished, synced temporary file and its final name, relative to the dataset.
 
-    Attributes:
-      name: relative to the dataset.
-      settle: called before the file is renamed, while the next task runs; it syncs other files
-        that the task has written.
+    `settle` runs before the file is renamed, during the next task. It syncs other files that the
+    task has written.
     """
 
     temporary: Path
@@ -73,8 +70,6 @@ class Published:
 
 @dataclass(frozen=True)
 class _Work:
-    """The fields that `Stage.make` adds to each receipt."""
-
     outputs: list[Published]
     start_s: float
     seconds: float
@@ -83,12 +78,7 @@ class _Work:
 
 @dataclass(frozen=True)
 class Receipt(_Work, Generic[AnyContent]):
-    """Shows that a task is finished. The content's fields are stored next to the others.
-
-    Attributes:
-      outputs: the published files; if one is missing, the receipt is ignored.
-      start_s: start of the task, in seconds since the epoch.
-    """
+    """Shows that a task is finished. It is ignored if one of its outputs is missing."""
 
     content: AnyContent
 
@@ -108,14 +98,10 @@ class Failure:
 
 @dataclass(frozen=True)
 class Stage(Generic[AnyTask, AnyContent]):
-    """One kind of work on one dataset.
+    """One kind of work on one dataset, such as "index" or "write".
 
-    Attributes:
-      name: "index", "write", ...
-      digest: identifies everything that affects the results.
-      store: location of receipts and outputs, shared by all workers.
-      function: picklable, without side effects except its temporary files.
-      kind: type of the receipts' contents; receipts with other contents are ignored.
+    `digest` covers everything that affects the results. `function` is picklable and only writes
+    temporary files. Receipts are ignored if their content is not of type `kind`.
     """
 
     name: str
@@ -145,8 +131,7 @@ class Stage(Generic[AnyTask, AnyContent]):
     def receipts(self, tasks: Iterable[str]) -> dict[str, Receipt[AnyContent]]:
         """Returns the receipts of the finished tasks, by task.
 
-        A receipt is ignored if its files are missing, or if no task of this program can have
-        written it. Names in it that lead outside the dataset are never accessed.
+        Receipts are ignored if they are invalid or if their files are not in the dataset.
         """
         there = set(self.store.names(f"{self.folder}/receipts"))
         return self._sound([task for task in tasks if f"{task}.json" in there])
@@ -178,7 +163,6 @@ class Stage(Generic[AnyTask, AnyContent]):
         }
 
     def _parse(self, text: bytes) -> Receipt[AnyContent] | None:
-        """Returns a receipt, or None if `make` cannot have written it."""
         try:
             whole = canonical.loads(text, _MOST_VALUES)
             work = records.parse(_Work, whole, others=True)
@@ -207,8 +191,8 @@ class Stage(Generic[AnyTask, AnyContent]):
     ) -> Receipt[AnyContent]:
         """Publishes the result of `make`; returns the receipt.
 
-        The receipt is published before its files, so every visible file has a receipt, and a
-        receipt without its files is ignored. `check` is called before each of them.
+        The receipt is published before its files, so every visible file has a receipt. `check` is
+        called before each of them.
         """
         receipt, outputs = made
         with _named(task), removed_on_failure(*(output.temporary for output in outputs)):

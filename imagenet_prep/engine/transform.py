@@ -40,9 +40,7 @@ class Receipts(beam.PTransform):
     Metrics, in the namespace `imagenet-prep`: the counters images, bytes_in, bytes_out, resized,
     repaired_REASON and quarantined_REASON, and the distribution STAGE_ms of the time per task.
 
-    Args:
-      stage: a Stage, or AsSingleton of one.
-      lease: of the job, from `Lease.take_over(store)`.
+    `stage` is a Stage or AsSingleton of one, and `lease` comes from `Lease.take_over(store)`.
     """
 
     def __init__(self, stage: Any, lease: Lease) -> None:

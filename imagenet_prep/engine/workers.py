@@ -31,10 +31,7 @@ _PROGRAM = "from imagenet_prep.engine import workers; workers.run_process({})"
 class Workers:
     """The number and kind of workers.
 
-    Attributes:
-      num: tasks at a time; 0: one per core that this process may use.
-      kind: "threads", "processes", or "auto" to choose by their number.
-      beam_args: options for Apache Beam; with a --runner, that runner provides the workers.
+    `num` 0 means one per core that this process may use. `kind` "auto" depends on the number.
     """
 
     num: int = 0
@@ -138,9 +135,9 @@ class Processes(Started):
 
 
 def run_process(shared: tuple[int, int]) -> NoReturn:
-    """Runs in each of `Processes`: standard input is a file with the pickled work.
+    """Runs in each of `Processes`; standard input is a file with the pickled work.
 
-    Stderr is the stage's log. `shared` are the run's stderr, for messages to the user, and the
+    Its stderr is the stage's log. `shared` are the run's stderr, for messages to the user, and the
     image counter.
     """
     terminal.say_on(shared[0])

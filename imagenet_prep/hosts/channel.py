@@ -56,10 +56,9 @@ class Channel:
     """
 
     def __init__(self, reads: int, writes: int, messages: Messages, *, silence_s: float) -> None:
-        """Takes over pipes through which the other end may send `messages` and heartbeats.
+        """Takes over pipes; `messages` are those that the other end may send.
 
-        The channel breaks after `silence_s` without a byte; before the first message, after
-        START_S if that is longer.
+        The channel breaks after `silence_s` without a byte, or START_S before the first message.
         """
         self._reads, self._writes = reads, writes
         self._messages = {"alive": Kind(), **messages}
@@ -112,7 +111,7 @@ class Channel:
     def closing(self) -> Iterator[None]:
         """Refuses further writes. Within it, the reading thread closes the descriptors.
 
-        Closing a descriptor during a write could send the rest to a different file.
+        The lock keeps a writer from using a descriptor number that is already a different file.
         """
         self._ended.set()
         with self._lock:
@@ -186,9 +185,9 @@ class Process:
         ssh_options: Sequence[str] = SSH_OPTIONS,
         hear: Callable[[bytes], object] | None = None,
     ) -> None:
-        """Starts the module in `words`, which ends when its input does, so with this process.
+        """Starts the module in `words`, which ends when this process ends or closes its input.
 
-        Both ends give up after `silence_s`, which becomes its last argument. `hear`: see `Tail`.
+        Both ends give up after `silence_s`, which is passed as the last word. `hear`: see `Tail`.
         """
         self.address = address
         argv = children.python("-m", *words, str(silence_s), program=python)

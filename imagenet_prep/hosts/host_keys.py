@@ -40,15 +40,9 @@ class Key(NamedTuple):
 
 
 class Contact(NamedTuple):
-    """The state of one host.
+    """The state of one host, its key, and the name for it in the user's known_hosts `file`.
 
-    Attributes:
-      state: KNOWN, NEW, CHANGED or SILENT.
-      key: the host's key, None if it is SILENT.
-      reason: why it is SILENT.
-      name: its name in known_hosts.
-      file: the user's known_hosts.
-      hashed: whether names in that file are hashed.
+    `reason` says why the state is SILENT. `hashed` says if names in the file are hashed.
     """
 
     address: str
@@ -123,13 +117,11 @@ def _look(address: str, timeout_s: float) -> Contact:
 
 
 def _settings(address: str) -> dict[str, str]:
-    """Returns ssh's settings for an address."""
     lines = run(["ssh", "-G", "--", address], timeout_s=10).output.splitlines()
     return {word: value for word, _, value in (line.partition(" ") for line in lines)}
 
 
 def _scan(host: str, port: str, timeout_s: float) -> list[Key]:
-    """Returns the public keys that a host offers."""
     argv = ["ssh-keyscan", "-T", f"{max(1, int(timeout_s))}", "-p", port]
     argv += ["-t", "ed25519,ecdsa,rsa", "--", host]
     return _keys(run(argv, timeout_s=timeout_s + 5).output)

@@ -50,7 +50,6 @@ class Kind(NamedTuple):
     max_body_bytes: int = 0
 
 
-# Messages that one end may send, by kind.
 Messages = Mapping[str, Kind]
 
 

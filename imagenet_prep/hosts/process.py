@@ -13,7 +13,6 @@ from typing import IO, NamedTuple
 
 from imagenet_prep.hosts.hosts_file import LOCAL
 
-# Exit code of ssh itself.
 _SSH_FAILED = 255
 
 # Bytes of output that are kept. The result of a run with --json has a few hundred.
@@ -72,12 +71,9 @@ def plain(text: str) -> str:
 
 
 class Ending(NamedTuple):
-    """How a command on a host ended.
+    """How a command on a host ended; `code` is None if it did not start or timed out.
 
-    Attributes:
-      code: exit code of the command or of ssh; None if it did not start or timed out.
-      said: the last lines of standard error, or why there is no code.
-      output: the last 1 MiB of standard output.
+    `said` is the end of stderr, or why there is no code. `output` is the last 1 MiB of stdout.
     """
 
     code: int | None
@@ -173,8 +169,6 @@ class Tail:
 
 
 class _Running:
-    """A running command without input."""
-
     def __init__(
         self, argv: Sequence[str], *, together: bool, hear: Callable[[bytes], object] | None
     ) -> None:

@@ -76,7 +76,7 @@ class Crew:
         starter: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> int:
-        """Runs all ranks to their end, and returns the exit code of the launch.
+        """Runs all ranks to their end; returns the exit code of the launch.
 
         With Open MPI, `starter` is the mpirun command that starts the ranks in `environment`.
         """
@@ -88,7 +88,6 @@ class Crew:
                     self._start_mpirun(starter, environment)
                 self._follow()
             finally:
-                # Only processes that did not answer are still running.
                 for member in self._members:
                     member.kill()
                 if self._mpirun is not None:
@@ -159,7 +158,6 @@ class Crew:
         threading.Thread(target=wait, daemon=True).start()
 
     def _follow(self) -> None:
-        """Waits for all processes; ends all of them on a failure or a request."""
         while self._running:
             try:
                 left_s = max(0.0, self._ends - time.monotonic())
@@ -220,7 +218,7 @@ class Crew:
         self._order("ask", _FAILED_S)
 
     def _name_silent(self) -> None:
-        """Reports the ranks that did not report a lost rank: one of them died or stalled first."""
+        """Reports the ranks that did not report a lost peer: one of them died or stalled first."""
         places = [host.address for host in self._hosts for _ in range(host.slots)]
         silent = [f"{rank} on {at}" for rank, at in enumerate(places) if rank not in self._left]
         if self._left and silent:

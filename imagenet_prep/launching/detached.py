@@ -28,7 +28,6 @@ RECORD, LOG = "launch.json", "launch.log"
 _TAIL_LINES, _TAIL_BYTES = 10, 8192
 # Before it detaches, a launch prints at most one line per host.
 _SAID_BYTES = 1 << 20
-# A record has about two hundred bytes.
 _RECORD_BYTES = 1 << 16
 # Valid process ids (an int of C) and exit codes (a byte).
 _PIDS, _CODES = range(2, 1 << 31), range(256)
@@ -41,10 +40,8 @@ _ORDERLY = (errors.EXIT_DONE, errors.IncompleteError.exit_code, errors.EXIT_INTE
 class Record:
     """The content of LOG_DIR/launch.json.
 
-    Attributes:
-      start: start of the process in ticks since `boot`; a later process with this pid differs.
-      boot: identifies the start of the machine.
-      exit: exit code, None until the launch has ended by itself.
+    `start` is in ticks since `boot`: a later process with the same pid has a different value.
+    `exit` is None until the launch has ended by itself.
     """
 
     host: str

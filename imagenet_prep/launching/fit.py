@@ -18,13 +18,9 @@ from imagenet_prep.launching.work import Work
 
 
 class Network(NamedTuple):
-    """The addresses through which ranks connect.
+    """How ranks connect: this machine's address, and one network interface for each host.
 
-    Attributes:
-      address: of this machine, reachable from all hosts.
-      interfaces: for each host, the network interface through which the others reach it.
-      address_of_first: of the first host.
-      ports: two free ports of that host: for torchrun's ranks, and for MXNet's scheduler.
+    `ports` are free on the first host: for torchrun's ranks, and for MXNet's scheduler.
     """
 
     address: str
@@ -102,7 +98,6 @@ def understood(text: str) -> Answer | None:
 
 
 def _unfit(host: Host, answer: Answer) -> list[str]:
-    """Returns the problems of one host by itself."""
     found = list(answer.problems)
     if answer.gpus and answer.gpus < host.slots:
         what = f"{counted(answer.gpus, 'GPU')} for {counted(host.slots, 'rank')}"
@@ -152,7 +147,6 @@ def _remote_address(host: Host, answer: Answer) -> str | None:
 
 
 def _having(address: str, interfaces: Mapping[str, str]) -> str | None:
-    """Returns the first interface with this address, or None."""
     return next((name for name, each in interfaces.items() if each == address), None)
 
 

@@ -75,13 +75,9 @@ def _code(value: Any) -> int:
 
 @dataclass(frozen=True)
 class Order:
-    """The processes that a host must run.
+    """The processes that a host must run; `logs` is a folder for copies of their output.
 
-    Attributes:
-      mark: identifies the launch, see `MARK`.
-      folder: the current folder of the ranks, if it exists.
-      ranks: variables of each rank and each server; empty if mpirun starts them.
-      logs: folder for copies of their output, or None.
+    `ranks` are the variables of each rank and each server; it is empty if mpirun starts them.
     """
 
     mark: str
@@ -111,17 +107,13 @@ FROM_HOST: Messages = {
 class Answer:
     """Facts about a host.
 
-    Attributes:
-      versions: by package, "none" if not installed.
-      gpus: number of GPUs.
-      address: of the host's own name, "" if unknown.
-      interfaces: IPv4 addresses by name.
-      reached: address to which ssh connected, "" without ssh.
-      dataset: digest of the manifest, "" without a dataset.
-      part: part of the dataset on this host: node, nodes, copies.
-      script: sha256 of the user's script, or "".
-      ports: two TCP ports that are free at this moment.
-      problems: missing or wrong packages, dataset or script.
+    - versions: by package, "none" if not installed.
+    - address: of the host's own name, "" if unknown.
+    - reached: the address to which ssh connected, "" without ssh.
+    - dataset: digest of the manifest, "" without a dataset.
+    - part: part of the dataset on this host: node, nodes, copies.
+    - script: sha256 of the user's script, or "".
+    - ports: two TCP ports that are free at this moment.
     """
 
     versions: dict[str, str]
@@ -170,7 +162,7 @@ def probe(data_dir: str | None, script: str | None = None, *needs: str) -> Answe
         gpus=installed.gpus(),
         address=address,
         interfaces=interfaces(),
-        # The value has the client's address and port, then ours.
+        # SSH_CONNECTION has the client's address and port, then ours.
         reached=(os.environ.get("SSH_CONNECTION", "").split() + [""] * 3)[2],
         dataset=digest,
         part=dataclasses.astuple(part),
@@ -213,8 +205,8 @@ def _dataset(data_dir: str) -> tuple[str, Placement, str]:
 def run(launch: Channel) -> None:
     """Runs this host's ranks until they or `launch` have ended.
 
-    Sends "left" for each rank that lost another rank, "failed" for each that fails, and "done"
-    when no rank is left. The first message of `launch` is "run": see `TO_HOST`.
+    Sends "left" for each rank that lost a peer, "failed" for each that fails, and "done" when no
+    rank is left. The first message of `launch` is "run": see `TO_HOST`.
     """
     orders = _orders(launch)
     if (first := next(orders, None)) is None:
@@ -246,7 +238,6 @@ def run(launch: Channel) -> None:
 
 
 def _orders(launch: Channel) -> Iterator[Frame]:
-    """Yields the messages of `launch` until it is gone."""
     while True:
         try:
             order = launch.read()
@@ -271,7 +262,7 @@ def _obey(orders: Iterator[Frame], ranks: Ranks) -> None:
 
 
 def _say_failed(launch: Channel, rank: Rank) -> None:
-    # code() must come first: it waits for the rank's last lines, which may report a lost rank.
+    # code() must come first: it waits for the rank's last lines, which may report a lost peer.
     code = rank.code()
     if rank.number < 0 or (code > 128 and code != 128 + signal.SIGTERM):
         # A killed process says nothing itself, and ranks would wait for a server forever.

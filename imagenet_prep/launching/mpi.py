@@ -22,9 +22,9 @@ def mpirun(
     command: Sequence[str],
     more: Sequence[str] = (),
 ) -> list[str]:
-    """Returns the command line that starts `command` as all ranks, with `more` mpirun options.
+    """Returns the mpirun command line that starts `command` as all ranks.
 
-    Ranks get the variables from mpirun's own environment, so no command line has a value.
+    Ranks get the variables from mpirun's own environment, so the command line has no values.
     """
     argv = ["mpirun", "--allow-run-as-root"]
     argv += ["-np", str(sum(host.slots for host in used))]

@@ -39,10 +39,7 @@ def _address(mark: str) -> str:
 
 
 class Pipes:
-    """The pipes given to one launch's ranks on this machine.
-
-    `left` is called with the number of a rank that lost another rank.
-    """
+    """The pipes of a launch's ranks here; `left` gets the number of a rank that lost a peer."""
 
     def __init__(self, mark: str, logs: str | None, left: Callable[[int], object]) -> None:
         self._logs, self._left = logs, left
@@ -95,7 +92,6 @@ class Pipes:
 
 
 def _ask(mark: str) -> list[int]:
-    """Returns two pipes for this rank: stdout and stderr."""
     end = time.monotonic() + _PATIENCE_S
     while True:
         with socket.socket(socket.AF_UNIX) as asking:
@@ -113,7 +109,7 @@ def _ask(mark: str) -> list[int]:
 
 
 def main(command: list[str]) -> None:
-    """Becomes a command whose output goes through the launch's process on this machine."""
+    """Becomes a command with output through the launch's process on this machine."""
     for number, pipe in enumerate(_ask(os.environ[MARK]), start=1):
         os.dup2(pipe, number)
         os.close(pipe)

@@ -41,15 +41,11 @@ def _print(line: str, target: IO[str]) -> None:
 
 
 class Voice:
-    """The output of one process, passed on line by line, so that processes do not mix lines.
+    """The output of one process, passed on line by line; lines of stderr get a prefix.
 
-    Each line of stderr gets a prefix. If `logs` is given, all output is also written to a file in
-    this folder, such as `rank-3.log`.
-
-    Attributes:
-      error: the last line in which the program reported its error, or "".
-      last: the last line of stderr.
-      left: whether the process reported that it lost another rank; `left` is called then.
+    With `logs`, all output is also written to a file in this folder, such as `rank-3.log`. `error`
+    is the last error that the program reported, and `last` is the last line of stderr. `left` says
+    that the process lost a peer; the function `left` is called when it reports this.
     """
 
     def __init__(self, name: str, logs: str | None, left: Callable[[], object]) -> None:
@@ -108,10 +104,8 @@ def _opened(folder: Path, name: str) -> IO[str]:
 class Rank:
     """One running process; the thread that starts it must live as long as the process may.
 
-    Attributes:
-      number: of the rank, over all hosts; -1 if it is not a rank.
-      name: "rank 3", "server 0" or "scheduler".
-      asked: whether it was asked to end. Many programs end at once on a second request.
+    `number` is -1 if the process is not a rank. `asked` is set once it was asked to end: many
+    programs end at once on a second request.
     """
 
     def __init__(
@@ -131,7 +125,7 @@ class Rank:
         self.asked = False
         self.voice = Voice(self.name, logs, lambda: left(self.number))
         self.process = subprocess.Popen(
-            # A signal to all processes must not end the servers while ranks still save.
+            # A signal to all processes must not end the servers, because ranks need them to save.
             children.bound(command, deaf=self.number < 0),
             # Its children must not import modules from the current folder either.
             env=os.environ | environment | {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"},
@@ -172,7 +166,7 @@ class Rank:
 
 
 class Ranks:
-    """All ranks of this host; `left` is called with the number of one that lost another rank."""
+    """All ranks of this host; `left` is called with the number of one that lost a peer."""
 
     def __init__(self, left: Callable[[int], object] = lambda _: None) -> None:
         self._left = left

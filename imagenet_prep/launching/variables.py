@@ -72,7 +72,7 @@ def of_horovod(stall_s: int = 600) -> dict[str, str]:
 def of_torchrun(
     hosts: Sequence[Host], interfaces: Sequence[str], address: str, port: int
 ) -> list[list[dict[str, str]]]:
-    """Returns, for each host, the variables of torchrun for each rank, with its interface.
+    """Returns, for each host, torchrun's variables for each of its ranks.
 
     Ranks are numbered host by host, as in Horovod. Rank 0 may listen at `address` and `port`.
     """

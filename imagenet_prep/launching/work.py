@@ -26,13 +26,8 @@ _WITH_VALUE = ("-W", "-X")
 class Work:
     """A command, and facts that are needed before it starts.
 
-    Attributes:
-      data_dir: dataset that each host must have; None without one, or if it has a URL.
-      log_dir: folder of its log, or None.
-      script: the user's script; None for `train` and for a module.
-      is_own: whether it is not `train`.
-      comm: the value of `train --comm`; None for a custom script.
-      needs: requirements of each host for `core.installed.lacking`.
+    `data_dir` is None without a dataset, or if it has a URL. `is_own` means a custom script or
+    module. `comm` is the value of `train --comm`. `needs` are inputs of `core.installed.lacking`.
     """
 
     argv: tuple[str, ...]

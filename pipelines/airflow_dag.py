@@ -365,7 +365,6 @@ def _given(parameter: str, words: Sequence[str]) -> list[str]:
         if not is_switch and not equals:
             value = next(left, "")
         if name in files:
-            # A list of files is one word.
             _demand_allowed(parameter, value, *value.split(","))
         given.append(f"--{name}" if is_switch else f"--{name}={value}")
     return given

@@ -317,8 +317,7 @@ def _begin(inventory: Inventory, ours: Preparation) -> list[Any]:
 class Commit(_Step):
     """Checks that every shard is there, and publishes the manifest.
 
-    PCollection of `Done` -> PCollection of the dataset's address. `plan` is the PCollection of one
-    `Inventory` that lists the shards.
+    PCollection of `Done`, and `plan` with one `Inventory` -> PCollection of the dataset's address.
     """
 
     def __init__(self, preparation: Preparation, plan: Any) -> None:

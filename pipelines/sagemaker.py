@@ -49,7 +49,6 @@ Examples:
       --data train=s3://bucket/set/train,validation=s3://bucket/set/validation \\
       --instance-type ml.g5.12xlarge -- python my_train.py --epochs 30"""
 
-# The channel for the user's own script.
 _CODE, _MOST_FILES = "code", 100
 _LOCAL = "/opt/ml"
 _NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
@@ -209,10 +208,7 @@ def _words(own: Work) -> list[str]:
 
 
 def request(config: Config, name: str, train: Mapping[str, str], own: Work | None = None) -> Json:
-    """Returns the CreateTrainingJob request of a job, with a new random token.
-
-    `train` are hyperparameters; `own` is the user's script, if it runs instead of `train`.
-    """
+    """Returns the CreateTrainingJob request for `train` hyperparameters or for the script `own`."""
     output = config.output.rstrip("/")
     arguments = ["--processes", str(config.processes), *(["--", *_words(own)] if own else [])]
     made: Json = {

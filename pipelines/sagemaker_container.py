@@ -71,10 +71,9 @@ class Config(Settings):
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """SageMaker's description of the job: `host` is this container, and `hosts` are all of them.
+    """SageMaker's description of the job: `host` is this container, which is one of `hosts`.
 
-    `interface` connects them. `hyperparameters` are flags of `train`. `token` is the secret of the
-    job's containers, or "".
+    `interface` connects them, and `token` is the secret that they share, or "".
     """
 
     host: str
@@ -109,10 +108,7 @@ def read_job(root: Path) -> TrainingJob:
 
 
 def train_flags(hyperparameters: Mapping[str, str]) -> list[str]:
-    """Returns hyperparameters such as {"jit": "true", "batch_size": "256"} as flags.
-
-    Values may be JSON, as SageMaker's SDK writes them, or plain, as its console does.
-    """
+    """Returns hyperparameters as flags; values may be plain, or JSON from SageMaker's SDK."""
     switches = {each.name for each in dataclasses.fields(TrainConfig) if each.type == "bool"}
     words = []
     for key, value in _settings(hyperparameters):

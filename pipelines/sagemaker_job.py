@@ -45,7 +45,7 @@ class Service:
             return answer
 
     def insist(self, what: str, operation: str, **arguments: Any) -> Json:
-        """Does the same with retries; messages name the first argument."""
+        """Calls an operation, with retries; messages name the first argument."""
         budget = RetryBudget(what, _RETRIES, remedy="The job goes on.")
         return with_retries(lambda: self.call(operation, **arguments), budget)
 

@@ -1,7 +1,6 @@
 """Submits, follows and cancels a Beam job on a cluster.
 
-Without this, Beam prints a page of Java for each failure, leaves its job server behind, and leaves
-the Flink job running after Ctrl-C.
+Beam itself prints a page of Java per failure, and leaves its job server and Flink's job running.
 """
 
 from __future__ import annotations

@@ -43,8 +43,7 @@ AnyContent = TypeVar("AnyContent", covariant=True)
 class Output(NamedTuple):
     """A finished, synced temporary file and its final name, relative to the dataset.
 
-    `settle` runs before the file is renamed, during the next task. It syncs other files that the
-    task has written.
+    `settle` runs before the rename, during the next task; it syncs other files of this task.
     """
 
     temporary: Path
@@ -129,10 +128,7 @@ class Stage(Generic[AnyTask, AnyContent]):
         local.write(self._reserve, bytes(_RESERVE_BYTES))
 
     def receipts(self, tasks: Iterable[str]) -> dict[str, Receipt[AnyContent]]:
-        """Returns the receipts of the finished tasks, by task.
-
-        Receipts are ignored if they are invalid or if their files are not in the dataset.
-        """
+        """Returns receipts by task, except invalid ones and those with files that are missing."""
         there = set(self.store.names(f"{self.folder}/receipts"))
         return self._sound([task for task in tasks if f"{task}.json" in there])
 
@@ -189,10 +185,9 @@ class Stage(Generic[AnyTask, AnyContent]):
         made: tuple[Receipt[AnyContent], Sequence[Output]],
         check: Check = unchecked,
     ) -> Receipt[AnyContent]:
-        """Publishes the result of `make`; returns the receipt.
+        """Publishes the result of `make`; returns the receipt. Calls `check` before each file.
 
-        The receipt is published before its files, so every visible file has a receipt. `check` is
-        called before each of them.
+        The receipt is published before its files, so every visible file has a receipt.
         """
         receipt, outputs = made
         with _named(task), removed_on_failure(*(output.temporary for output in outputs)):

@@ -135,11 +135,7 @@ class Processes(Started):
 
 
 def run_process(shared: tuple[int, int]) -> NoReturn:
-    """Runs in each of `Processes`; standard input is a file with the pickled work.
-
-    Its stderr is the stage's log. `shared` are the run's stderr, for messages to the user, and the
-    image counter.
-    """
+    """Entry point of `Processes`: stdin has the pickled work, stderr is the stage's log."""
     terminal.say_on(shared[0])
     counter.begin(shared[1])
     # pread, since all workers share the file's position. Only the launching process wrote the file.
@@ -175,7 +171,7 @@ class Done(NamedTuple):
 
 
 def done(stage: Stage[AnyTask, Any], tasks: Iterable[AnyTask]) -> Iterator[Done]:
-    """Runs tasks in order, except finished ones; those of a lease are published under it."""
+    """Runs the unfinished tasks in order; tasks claimed under a lease are published under it."""
 
     def publish(task: AnyTask, made: tuple[Receipt[Any], Sequence[Output]]) -> Done:
         check = (tasks.check,) if isinstance(tasks, Claimed) else ()

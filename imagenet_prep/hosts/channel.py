@@ -50,15 +50,13 @@ class Frame(NamedTuple):
 
 
 class Channel:
-    """A pair of pipes. One thread reads and closes; any thread may write.
-
-    `noise` is the last line before the first message, such as a login shell's greeting.
-    """
+    """A pair of pipes. One thread reads and closes; any thread may write."""
 
     def __init__(self, reads: int, writes: int, messages: Messages, *, silence_s: float) -> None:
         """Takes over pipes; `messages` are those that the other end may send.
 
-        The channel breaks after `silence_s` without a byte, or START_S before the first message.
+        The channel breaks after `silence_s` without a byte; before the first message, after START_S
+        if that is longer.
         """
         self._reads, self._writes = reads, writes
         self._messages = {"alive": Kind(), **messages}
@@ -70,17 +68,14 @@ class Channel:
         self._poll = select.poll()
         self._poll.register(reads, select.POLLIN)
         self._noise_bytes = 0
-        self.noise = ""
+        self.noise = ""  # the last line before the first message, e.g. of a login shell
         for descriptor in (reads, writes):
             # The default is 64 KiB. If the system refuses more, only speed is lost.
             with contextlib.suppress(OSError):
                 fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     def begin(self, kind: str = "alive", body: bytes = b"", **fields: Any) -> None:
-        """Sends a first message and then heartbeats, from a separate thread; returns at once.
-
-        So an end that does not read blocks nothing, and an end that is busy is not taken for dead.
-        """
+        """Sends a message, then heartbeats in a thread, so that a busy process is not silent."""
 
         def talk() -> None:
             # If the other end is gone, the thread that reads from the channel notices, too.
@@ -109,10 +104,7 @@ class Channel:
 
     @contextlib.contextmanager
     def closing(self) -> Iterator[None]:
-        """Refuses further writes. Within it, the reading thread closes the descriptors.
-
-        The lock keeps a writer from using a descriptor number that is already a different file.
-        """
+        """Refuses writers, so that the reading thread can safely close the descriptors."""
         self._ended.set()
         with self._lock:
             yield

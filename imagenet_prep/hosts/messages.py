@@ -1,7 +1,6 @@
 """Validates messages between our processes on different hosts.
 
-The other end may be broken or hostile. So each end only accepts messages that the other may send,
-each with exactly its fields, within their bounds.
+The other end may be hostile, so only expected messages with exactly their fields are accepted.
 """
 
 from __future__ import annotations

@@ -137,7 +137,6 @@ class Crew:
         self._events.put(partial(self._ended, member.address, why, _INCOMPLETE if lost else 1))
 
     def _start_mpirun(self, argv: Sequence[str], environment: Mapping[str, str] | None) -> None:
-        # mpirun ends its ranks on SIGTERM.
         self._mpirun = popen = start(
             children.bound(argv, signal.SIGTERM),
             environment=environment,

@@ -104,8 +104,7 @@ def _opened(folder: Path, name: str) -> IO[str]:
 class Rank:
     """One running process; the thread that starts it must live as long as the process may.
 
-    `number` is -1 if the process is not a rank. `asked` is set once it was asked to end: many
-    programs end at once on a second request.
+    `number` is -1 if it is not a rank. `asked` is set after the first request to end.
     """
 
     def __init__(

@@ -96,7 +96,7 @@ def of_torchrun(
 def of_mpi(
     hosts: Sequence[Host], interfaces: Sequence[str], address: str, port: int
 ) -> dict[str, str]:
-    """Returns the torchrun variables that are equal for all ranks, which mpirun numbers."""
+    """Returns the torchrun variables that are equal for all ranks; mpirun numbers the ranks."""
     every = [rank for each in of_torchrun(hosts, interfaces, address, port) for rank in each]
     return dict(set.intersection(*({*rank.items()} for rank in every)))
 

@@ -163,7 +163,7 @@ class Config(Settings):
 
 
 def launch(config: Config, under_way: Callable[[], None] = lambda: None) -> int:
-    """Checks the hosts, calls `under_way`, and trains; returns the first failed rank's code or 0."""
+    """Checks the hosts, calls `under_way`, trains; returns the first failed rank's code, or 0."""
     assert config.num_processes is not None
     asked = _work(config.command, config.num_processes)
     if not asked.is_own and asked.by_servers != (config.servers > 0):

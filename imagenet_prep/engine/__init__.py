@@ -3,9 +3,9 @@
 A task is finished if its receipt, `.work/<stage>-<digest>/receipts/<task>.json`, and the files
 named in it exist. The next run skips finished tasks. Each configuration has its own digest.
 
-Workers take one task at a time, so none waits for the slowest. They are threads or processes, or
-slots of a Beam cluster (`engine.transform.Receipts`) that gets only tasks and receipts, so memory
-does not grow with the dataset. If the cluster loses a worker, the next job does its tasks.
+Workers take one task at a time, so none waits for the slowest. They are threads or processes or,
+with Beam's options after `--`, slots of a cluster (`engine.transform.Receipts`). Beam never gets
+image bytes, so memory does not grow with the dataset. Tasks of lost workers are done by a new job.
 """
 
 from __future__ import annotations

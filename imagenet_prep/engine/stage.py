@@ -89,7 +89,7 @@ class Receipt(_Work, Generic[AnyContent]):
 
 @dataclass(frozen=True)
 class Failure:
-    """A failed task: the class of our error, or "" and the traceback of a bug."""
+    """A failed task: the class of our error and its message, or "" and the traceback of a bug."""
 
     error: str
     message: str

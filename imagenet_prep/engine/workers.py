@@ -29,7 +29,7 @@ _PROGRAM = "from imagenet_prep.engine import workers; workers.run_process({})"
 
 @dataclass(frozen=True)
 class Workers:
-    """The number and kind of workers.
+    """The number and kind of workers; with a --runner in `beam_args`, that runner provides them.
 
     `num` 0 means one per core that this process may use. `kind` "auto" depends on the number.
     """
@@ -179,7 +179,7 @@ def done(stage: Stage[AnyTask, Any], tasks: Iterable[AnyTask]) -> Iterator[Done]
 
     # The result of one task is published while the next task runs.
     with futures.ThreadPoolExecutor(1, thread_name_prefix="publish") as publisher:
-        # The last two: one is being published, the other is queued or has ended.
+        # The last two tasks: one is being published, and the other is queued or has ended.
         publishing: list[futures.Future[Done]] = []
         try:
             for task in tasks:

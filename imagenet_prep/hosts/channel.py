@@ -75,7 +75,7 @@ class Channel:
                 fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     def begin(self, kind: str = "alive", body: bytes = b"", **fields: Any) -> None:
-        """Sends a message, then heartbeats in a thread, so that a busy process is not silent."""
+        """Sends a message and then heartbeats, in a thread: a busy process must not seem dead."""
 
         def talk() -> None:
             # If the other end is gone, the thread that reads from the channel notices, too.

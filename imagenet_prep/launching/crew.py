@@ -39,12 +39,12 @@ _printing = threading.Lock()
 
 
 def exit_code(failures: Sequence[tuple[int, bool]]) -> int:
-    """Returns the code of the first that failed by itself, else that of the first, else 0."""
+    """Returns the code of the first rank that failed by itself, else of the first failure, or 0."""
     return min(failures, key=lambda failure: failure[1], default=(0, False))[0]
 
 
 def _print(target: IO[str], text: bytes | str) -> None:
-    """Prints; if nothing reads the output any more, ranks continue and are ended as requested."""
+    """Prints; if the reader is gone, ranks continue until they are asked to end."""
     with _printing, contextlib.suppress(OSError, ValueError):
         target.write(text if isinstance(text, str) else text.decode(errors="replace"))
         target.flush()

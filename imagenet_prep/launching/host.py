@@ -278,7 +278,7 @@ def _say(launch: Channel, kind: str, **fields: Any) -> None:
 
 @contextlib.contextmanager
 def _launch(silence_s: float) -> Iterator[Channel]:
-    """Yields the channel to `launch`; stdout, also of ranks, goes through it meanwhile."""
+    """Yields the channel to `launch`; meanwhile, all output goes through it, also that of ranks."""
     launch = Channel(0, os.dup(1), TO_HOST, silence_s=silence_s)
     launch.begin()
     reads, writes = os.pipe()

@@ -35,7 +35,7 @@ _printing = threading.Lock()
 
 
 def _print(line: str, target: IO[str]) -> None:
-    """Prints a complete line; if nothing reads the output any more, the rank must not notice."""
+    """Prints a complete line; if the reader is gone, the rank must not notice."""
     with _printing, contextlib.suppress(OSError):
         print(line, end="", file=target, flush=True)
 

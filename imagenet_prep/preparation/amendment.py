@@ -1,7 +1,7 @@
-"""Another set from one set alone: images leave it, get another class, or come in.
+"""Makes a new dataset from an existing one: excludes, relabels or adds images.
 
-Only the shards that a change touches are written. All others are hard links, or copies that the
-server of the bucket makes. A record that stays as it is passes byte for byte.
+Only changed shards are written. All others are hard links, or copies made by the bucket's server.
+Unchanged records are copied byte for byte.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from imagenet_prep.storage.store import Store, same_place
 
 @dataclass(frozen=True)
 class _Made:
-    """How the images of a split were made, as its settings say it."""
+    """The image settings of a split, from the manifest."""
 
     short_side: int | None = None
     quality: int | None = None
@@ -82,17 +82,17 @@ class Job:
 
     @property
     def there(self) -> Manifest:
-        """The manifest of the set."""
+        """The manifest of the dataset."""
         return self.dataset.manifest
 
     @property
     def classes(self) -> ClassList:
-        """The classes of the set."""
+        """The classes of the dataset."""
         return self.dataset.classes
 
     @cached_property
     def steps(self) -> list[Amendment]:
-        """All changes since the set was made, this one the last."""
+        """All amendments since the dataset was prepared; this one is the last."""
         request = self.request
         exclude, relabel, add = request.exclude, request.relabel, request.add
         step = Amendment(
@@ -105,43 +105,43 @@ class Job:
 
     @cached_property
     def base(self) -> settings.Config:
-        """What the set was made with that the first amendment has changed."""
+        """The config of the dataset before its first amendment."""
         found: settings.Config = _parsed(self, settings.base)
         return found
 
     @cached_property
     def seed(self) -> int:
-        """The seed by which images of the set were dealt; 0 where its manifest says none."""
+        """The seed that assigned images to shards; 0 if the manifest contains none."""
         found = self.base.get("seed")
         return found if type(found) is int else 0
 
     @cached_property
     def changes(self) -> list[ShardChange]:
-        """The shards that change."""
+        """The shards to be changed."""
         return changes_of(self.request, self.dataset, self.seed)
 
     @cached_property
     def columns(self) -> tuple[list[Column], list[str]]:
-        """The complete columns, and the names of the others, which are left behind."""
+        """The complete columns, and the names of incomplete ones, which are not carried over."""
         return columns.complete(self.dataset)
 
     @cached_property
     def wanted(self) -> Wanted:
-        """The data set to make."""
+        """The dataset to make."""
         splits = list(self.there.splits)
         config = {"verb": AMEND, "splits": splits, "amendments": self.steps, "base": self.base}
         return Wanted(
-            # As it is read again.
+            # A JSON round trip, so that it equals the config read back from disk.
             Settings(AMEND, dict.fromkeys(splits, canonical.loads(canonical.dumps(config)))),
             self.there.producer.libraries,
             label_offset=self.there.label_offset,
-            # Its counts or its labels are none that were published.
+            # An amended dataset never matches a published edition's counts and labels.
             subset=True,
             name=tfds.name_of(self.dataset.tfds_info),
         )
 
     def transform_of(self, split: str) -> Callable[[bytes], PreparedImage]:
-        """Returns the transform that makes new images like the others of a split."""
+        """Returns the transform that encodes new images like the existing ones of a split."""
         try:
             made = settings.parse(self.base)
             of_split = records.parse(_Made, made.splits.get(split, {}), others=True)
@@ -168,7 +168,7 @@ class Job:
 
 
 def refuse(dataset: Dataset, out: Store) -> None:
-    """Refuses what cannot be amended into `out`, before anything is written."""
+    """Raises an error if the dataset cannot be amended into `out`, before anything is written."""
     store, where = dataset.store, dataset.where
     folder = store.as_folder
     if (folder is None) != (out.as_folder is None):
@@ -194,7 +194,7 @@ def refuse(dataset: Dataset, out: Store) -> None:
 
 
 def run(job: Job, store: Store) -> Json:
-    """Makes the amended dataset, or the rest of it, and returns the summary."""
+    """Makes the amended dataset, or finishes it, and returns the summary."""
     if job.request.add:
         source = job.request.add.source
         refuse_source_as_output(store.where(), str(source.root), source)
@@ -216,7 +216,7 @@ def run(job: Job, store: Store) -> Json:
 
 
 def preview(job: Job, store: Store) -> Json:
-    """Returns what a run would change."""
+    """Returns the changes that a run would make."""
     Output(store, job.wanted).left()
     return {"amended": {**_changed(job), "emptied": {}, "columns": {}}}
 
@@ -236,7 +236,7 @@ def _changed(job: Job) -> Json:
 
 
 def _write(job: Job, changes: Sequence[ShardChange], output: Output) -> dict[str, Json]:
-    """Writes the shards that change, takes over the rest, and commits; returns the columns."""
+    """Writes changed shards, links or copies the rest, and commits; returns carried columns."""
     store, add = output.store, job.request.add
     parent = job.dataset.store.as_folder
     stats = {}
@@ -281,7 +281,7 @@ def _write(job: Job, changes: Sequence[ShardChange], output: Output) -> dict[str
 
 
 def _demand_parent(job: Job) -> None:
-    """Raises UsageError if the place of the parent holds another set since this run began."""
+    """Raises UsageError if the parent dataset was replaced since this run started."""
     now = open_dataset(job.dataset.store, check=False).manifest.digest
     if now != job.there.digest:
         raise UsageError(
@@ -327,10 +327,10 @@ def _commit(job: Job, output: Output, written: Mapping[str, WrittenShard]) -> di
 
 
 def _splits_of(incident: Incident, splits: Collection[str], taken_out: str) -> Collection[str]:
-    """Returns the splits that the image of a line may belong to, by the folder that it was in.
+    """Returns the splits that may contain the image, judged by its source folder.
 
-    Train and validation may both have an image of the same key, but not if `taken_out`, the split
-    whose images come from the folder of train, is validation.
+    Train and validation may share a key, unless validation itself was taken from the train folder
+    (`taken_out`).
     """
     folder, slash, _ = incident.archive.removeprefix(f"{layout.KAGGLE}/").partition("/")
     split = (slash and layout.split_called(folder)) or split_of(incident.archive)
@@ -342,7 +342,7 @@ def _splits_of(incident: Incident, splits: Collection[str], taken_out: str) -> C
 
 
 def _split(store: Store, shards: list[Shard], num_classes: int) -> Split:
-    """Returns what a manifest says of a split whose tables are in their place."""
+    """Returns the manifest's entry of a split whose tables are in place."""
     per_class: Counter[int] = Counter()
     resized = height = width = 0
 
@@ -350,7 +350,7 @@ def _split(store: Store, shards: list[Shard], num_classes: int) -> Split:
         nonlocal resized, height, width
         for sample in chain.from_iterable(tables.each(samples.parse, store, shards)):
             per_class[sample.class_index] += 1
-            # An image that is turned has the same sides.
+            # A rotated image has the same sides.
             resized += {sample.height, sample.width} != {
                 sample.source_height,
                 sample.source_width,

@@ -1,8 +1,8 @@
-"""Archives brought into a folder by many connections, resumable, and proven by their md5.
+"""Downloads archives over many connections; resumable, and verified by md5.
 
-An archive is fetched by many ranges at once into one file below `.work`. Each range
-leaves a receipt once it is on the disk, so that nothing finished is fetched again. The
-md5 is computed beside the fetching; the archive gets its own name when it is right.
+An archive is fetched in parallel ranges into one file in `.work`. Each range leaves a receipt once
+it is on disk, so it is never fetched again. The md5 is computed during the download; a verified
+archive is renamed to its own name.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from imagenet_prep.storage.remote import Remote, Stat
 from imagenet_prep.storage.retry import RetryBudget, with_retries
 
 _MIB = 1 << 20
-# Before anything was fetched a wrong address is likelier than a passing trouble.
+# Before the first byte, a wrong address is more likely than a temporary failure.
 _MAX_STAT_RETRIES = 3
 
 
@@ -51,7 +51,7 @@ class RangeTask(NamedTuple):
 
 @dataclass(frozen=True)
 class Fetched:
-    """A range of an archive that is on the disk, and how often the server failed on the way."""
+    """A range of an archive that is on disk, and the number of failed requests for it."""
 
     start: int
     num_bytes: int
@@ -60,14 +60,14 @@ class Fetched:
 
 @dataclass(kw_only=True)
 class Archives:
-    """Some archives: where they come from, where they go, and what is left to do about them.
+    """A set of archives to download into a folder.
 
     Attributes:
-      store: the folder that they are brought into.
-      remote: the server; nothing is asked of it before `foresee` or `bring`.
-      archives: as they are published.
-      allow_other: whether other archives of these names are accepted.
-      connections: ranges fetched at a time.
+      store: the destination folder.
+      remote: the server; not contacted before `foresee` or `bring`.
+      archives: as published.
+      allow_other: accept unofficial archives with these names.
+      connections: number of parallel range requests.
       part_size: size of a range in MiB.
       retries: failed attempts allowed per range.
     """
@@ -82,12 +82,12 @@ class Archives:
     quiet: bool
 
     def __post_init__(self) -> None:
-        """Reads which files earlier runs have verified; writes nothing."""
+        """Reads the list of already verified files; writes nothing."""
         self._ledger = Ledger(self.store, NOTES, MOST_ARCHIVES)
         self._fetched_bytes: dict[Archive, int] = {}
 
     def foresee(self) -> list[Json]:
-        """Returns name and size of each archive, and whether it is there; writes nothing."""
+        """Returns the name, size and presence of each archive; writes nothing."""
         sizes = {archive: self.store.size(archive.name) for archive in self.archives}
         return [
             {
@@ -100,8 +100,8 @@ class Archives:
         ]
 
     def bring(self) -> list[Json]:
-        """Does what is left to do; returns what each archive is, and the bytes fetched of it."""
-        # Archives that are there are only read: that needs no server and no right to write.
+        """Downloads and verifies all missing archives; returns one entry per archive."""
+        # Archives that are present are only read, which needs no server and no write access.
         is_whole = all(self._path(archive).exists() for archive in self.archives)
         if is_whole:
             self.store.settle()
@@ -113,7 +113,7 @@ class Archives:
             for archive, stat in stats.items():
                 self._keep_what_is_valid(archive, stat)
             self._check_space(stats)
-            # The smallest first: what is wrong with an address or a login shows at once.
+            # Smallest first: a wrong address or login fails early.
             for archive in sorted(stats, key=lambda archive: stats[archive].size):
                 self._bring(archive, stats[archive])
         return [
@@ -128,11 +128,10 @@ class Archives:
         ]
 
     def _path(self, archive: Archive) -> Path:
-        """Returns where an archive is when it is proven."""
         return self.store.path(archive.name)
 
     def _stat(self, archive: Archive) -> Stat:
-        """Returns what the other end has; raises SourceError for no official archive."""
+        """Returns size and validator on the server; raises SourceError if it is not official."""
         where = self.remote.where(archive.name)
         retries = min(self.retries, _MAX_STAT_RETRIES)
         remedy = "Check --base-url and the network, then run the same command again."
@@ -148,18 +147,18 @@ class Archives:
         return stat
 
     def _md5(self, name: str) -> str | None:
-        """Returns the md5 of a file that was verified and not touched since."""
+        """Returns the md5 of a file that was verified and not changed since."""
         match self._ledger.find(name):
             case {"md5": str(md5)}:
                 return md5
         return None
 
     def _accepts(self, archive: Archive, md5: str | None) -> bool:
-        """Whether an archive may have this md5; None is none yet."""
+        """Whether this md5 is acceptable for an archive; None means not yet computed."""
         return md5 is not None and (self.allow_other or md5 == archive.md5)
 
     def _prove_there(self, archives: Sequence[Archive]) -> None:
-        """Proves archives that are there, once; a wrong one is left for the user to remove."""
+        """Verifies present archives once; a wrong one stays for the user to remove."""
         new = [archive for archive in archives if self._md5(archive.name) is None]
         for archive in new:
             path = self._path(archive)
@@ -170,13 +169,13 @@ class Archives:
                     f"{path}: {size:,} bytes, expected {expected:,}: an unfinished or another "
                     "download. Remove it, then run the same command again."
                 )
-        # The status is from before the file is read. All are read at the same time.
+        # Take the status before the file is read. All files are hashed in parallel.
         self._prove({a.name: (self._path(a).stat(), Hasher(self._path(a))) for a in new})
         for archive in archives:
             self._refuse_other(archive, archive.name, "remove it and run this again")
 
     def _keep_what_is_valid(self, archive: Archive, stat: Stat) -> None:
-        """Drops what earlier runs fetched of another file, or of one that was proven wrong."""
+        """Discards partial downloads that failed verification or whose remote file has changed."""
         self.store.size(_partial(archive))  # no link
         partial = self.store.path(_partial(archive))
         md5 = self._md5(_partial(archive))
@@ -205,7 +204,7 @@ class Archives:
             )
 
     def _bring(self, archive: Archive, stat: Stat) -> None:
-        """Fetches, proves and publishes one archive."""
+        """Downloads, verifies and publishes one archive."""
         partial = self.store.path(_partial(archive))
         if self._md5(_partial(archive)) is None:
             hasher = self._fetch(archive, stat)
@@ -214,7 +213,7 @@ class Archives:
         with open(partial, "rb") as verified:
             md5 = self._md5(_partial(archive))
             self.store.publish(partial, archive.name)
-            # The new name has changed the file's ctime.
+            # The rename has changed the file's ctime.
             self._ledger.add({archive.name: os.fstat(verified.fileno())}, md5=md5)
         self._forget_receipts(archive)
 
@@ -223,8 +222,8 @@ class Archives:
         with storage_errors("create", partial):
             opened = self.store.open(_partial(archive), os.O_WRONLY | os.O_CREAT)
             with os.fdopen(opened, "wb") as file:
-                # Sparse: to reserve 148 GB takes hours where a file system can only write zeros.
-                # A signal would end the file object's own `truncate`; this call goes on.
+                # Sparse: some file systems would need hours to preallocate 148 GB. Unlike the file
+                # object's own `truncate`, this call is retried after a signal.
                 os.ftruncate(file.fileno(), stat.size)
                 os.fsync(file.fileno())
         part = self.part_size * _MIB
@@ -254,20 +253,19 @@ class Archives:
     def _fetch_range(
         self, archive: Archive, stat: Stat, ended: threading.Event, task: RangeTask
     ) -> engine.Result[Fetched]:
-        """Leaves a range on the disk; its place and size are the receipt."""
         where = f"{self.remote.where(archive.name)}, bytes {task.start:,} to {task.stop:,}"
         budget, path = RetryBudget(where, self.retries, ended), self.store.path(_partial(archive))
         try:
             fetch(self.remote, archive.name, stat, *task, path, budget)
         except BaseException:
-            # Others that wait for a server need not wait any longer.
+            # Stop the other ranges' waits between retries.
             ended.set()
             raise
         size = task.stop - task.start
         return engine.Result(Fetched(task.start, size, budget.failures))
 
     def _prove(self, files: dict[str, tuple[os.stat_result, Hasher]]) -> None:
-        """Notes the md5 of complete files, for the status that each had; also for `prepare`."""
+        """Records the md5 of complete files with their status; `prepare` uses it too."""
         with contextlib.closing(engine.Progress("md5", len(files), 0, quiet=self.quiet)) as bar:
             for name, (status, hasher) in files.items():
                 self._ledger.add({name: status}, md5=hasher.hexdigest())
@@ -288,11 +286,10 @@ class Archives:
 
     def _fetch_stage(self, archive: Archive, stat: Stat) -> engine.Stage[RangeTask, Fetched]:
         work = partial(self._fetch_range, archive, stat, threading.Event())
-        # Without the address: it may hold what is nobody's business, and move.
+        # Exclude the URL: it may contain credentials, and it may change.
         identity = canonical.digest([archive.name, *stat, self.part_size])
         return engine.Stage(f"fetch-{archive.name}", identity, self.store, work, Fetched)
 
 
 def _partial(archive: Archive) -> str:
-    """Returns the name of the file in which an archive is put together."""
     return f"{naming.WORK}/{archive.name}.partial"

@@ -1,4 +1,4 @@
-"""Bounding boxes of a class: annotations are read once, into lists below the output."""
+"""Bounding boxes by class: annotations are read once into lists in the output's work folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from imagenet_prep.storage.store import Store
 
 @dataclass(frozen=True)
 class ReadBoxes:
-    """How many annotations and boxes were read, and how many boxes without an area were not."""
+    """Numbers of annotations and boxes read, and of boxes dropped because they have no area."""
 
     images: int
     boxes: int
@@ -28,11 +28,11 @@ class ReadBoxes:
 
 
 class BoxLookup:
-    """Finds the boxes of a class in the lists that were read.
+    """Finds the boxes of a class in the lists.
 
     Attributes:
-      parts: that they come from, by split.
-      num_bytes: of all lists, once `read_boxes` has made them.
+      parts: source of the boxes, by split.
+      num_bytes: total size of all lists, once `read_boxes` has made them.
     """
 
     def __init__(self, store: Store, folder: str, parts: dict[str, source.Part]) -> None:
@@ -43,9 +43,9 @@ class BoxLookup:
         self._last: tuple[str, dict[str, Boxes]] = "", {}
 
     def of(self, split: str, wnid: str) -> dict[str, Boxes]:
-        """Returns the boxes by stem: of a class of train, or of all of validation."""
+        """Returns the boxes by stem, for one class of train or for all of validation."""
         name = _list_name(self._folder, split, wnid if split == schema.TRAIN else split)
-        # Every class of validation asks for the same list.
+        # All classes of validation share one list.
         if self._last[0] != name:
             found = self._store.size(name) is not None
             lines = self._store.read(name, most=MOST_LIST_BYTES) if found else b""
@@ -56,7 +56,7 @@ class BoxLookup:
 def box_stage(
     annotations: boxes.Annotations, store: Store
 ) -> tuple[engine.Stage[boxes.BoxTask, ReadBoxes], BoxLookup]:
-    """Returns the stage that reads annotations into lists, and what finds boxes in them."""
+    """Returns the stage that reads annotations into lists, and the lookup for its boxes."""
     digest = annotations.digest
     folder = f"{naming.WORK}/boxes-{digest[:16]}/lists"
     work = partial(_read, store=store, folder=folder)
@@ -65,7 +65,7 @@ def box_stage(
 
 
 def _read(task: boxes.BoxTask, *, store: Store, folder: str) -> engine.Result[ReadBoxes]:
-    """Reads annotations into files of lines, one a class of train and one for validation."""
+    """Reads annotations into JSON lines: one file per class of train, one for validation."""
     found = boxes.read(task)
     outputs = []
     for group, lines in found.lines.items():
@@ -87,7 +87,7 @@ def read_boxes(
     *,
     quiet: bool,
 ) -> BoxLookup | None:
-    """Reads annotations into lists below the dataset; returns what finds boxes in them."""
+    """Reads annotations into lists in the dataset's work folder; returns the lookup for boxes."""
     if annotations is None:
         return None
     stage, lookup = box_stage(annotations, store)

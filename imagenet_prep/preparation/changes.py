@@ -1,4 +1,4 @@
-"""What `amend` is asked to change, held against the tables of samples: no shard is read for it."""
+"""Resolves the changes requested from `amend` using only sample tables; reads no shard."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class ShardChange(NamedTuple):
 
     Attributes:
       shard: its entry in the manifest.
-      excluded: the keys of the images that leave it.
+      excluded: keys of the images to remove.
       relabelled: the new class index by key.
-      added: images that come into it.
+      added: images to add.
     """
 
     shard: Shard
@@ -57,12 +57,12 @@ class Relabels(NamedTuple):
 
 @dataclass(frozen=True)
 class Additions:
-    """Images that come into a dataset.
+    """Images to add to a dataset.
 
     Attributes:
-      source: the folder that holds them.
+      source: the folder that contains them.
       members: by split.
-      sha256: of their files, by archive, as members call these.
+      sha256: hash of each image file, by `Member.archive`.
     """
 
     source: folder.Folder
@@ -71,7 +71,7 @@ class Additions:
 
     @property
     def summary(self) -> Listed:
-        """What a manifest says of them."""
+        """Their entry in the manifest."""
         rows = sorted(
             [split, member.key, member.class_index, self.sha256[member.archive]]
             for split, of_split in self.members.items()
@@ -82,14 +82,14 @@ class Additions:
 
 @dataclass(frozen=True)
 class Request:
-    """All that is to change: images that leave the dataset, get another class, or come in."""
+    """All requested changes: images to exclude, relabel or add."""
 
     exclude: KeyList | None = None
     relabel: Relabels | None = None
     add: Additions | None = None
 
     def __post_init__(self) -> None:
-        """Refuses keys that are named twice."""
+        """Raises UsageError if a key is named twice."""
         for listed in self.lists:
             _refuse(listed.path, listed.repeated, "a key that an earlier line names")
         left_out = self.exclude.keys if self.exclude else {}
@@ -112,15 +112,15 @@ class Request:
 
     @cached_property
     def new(self) -> dict[str, dict[str, Member]]:
-        """The images that come into the set, by split and key."""
+        """The images to add, by split and key."""
         of_splits = self.add.members.items() if self.add else ()
         return {split: {each.key: each for each in of_split} for split, of_split in of_splits}
 
 
 def read_relabels(path: str, classes: ClassList) -> Relabels:
-    """Returns the new classes that a file of CSV lists: its header is key,class.
+    """Reads new classes from a CSV file with the header key,class.
 
-    A class is called as in labels.txt, or by its index.
+    A class is given by its name in labels.txt or by its index.
     """
     try:
         text = keys.read_bytes(path).decode("utf-8-sig")
@@ -153,7 +153,7 @@ def read_relabels(path: str, classes: ClassList) -> Relabels:
 
 
 def _index_of(name: str, classes: ClassList) -> int | None:
-    # A class may be called by a number, as those of MNIST are; this is its name then.
+    # A class name may itself be a number, as in MNIST; the name takes precedence.
     if (index := classes.index.get(name)) is not None:
         return index
     if not (name.isascii() and name.isdecimal() and len(name) <= len(str(len(classes.wnids)))):
@@ -162,9 +162,9 @@ def _index_of(name: str, classes: ClassList) -> int | None:
 
 
 def read_additions(where: str, classes: ClassList, splits: Collection[str]) -> Additions:
-    """Lists and hashes the images in a folder: train/CLASS/* and val/CLASS/*, or CLASS/* of train.
+    """Lists and hashes images in a folder: train/CLASS/* and val/CLASS/*, or CLASS/* for train.
 
-    Their classes and splits must be those of the dataset.
+    The dataset must have the same classes and splits.
     """
     root = Path(where).expanduser()
     if not root.is_dir():
@@ -200,10 +200,7 @@ def read_additions(where: str, classes: ClassList, splits: Collection[str]) -> A
 
 
 def changes_of(request: Request, dataset: Dataset, seed: int) -> list[ShardChange]:
-    """Returns the shards that change, in the order of their names.
-
-    The seed decides which shards new images come into.
-    """
+    """Returns the shards to be changed, sorted by name; the seed selects shards for new images."""
     changes: list[ShardChange] = []
     split_of: dict[str, str] = {}
     for name, split in dataset.manifest.splits.items():
@@ -220,7 +217,7 @@ def changes_of(request: Request, dataset: Dataset, seed: int) -> list[ShardChang
 
 
 class _Found(NamedTuple):
-    """A change of a shard, and the listed keys of the images in it: one may stay as it is."""
+    """A shard's change and the listed keys in it, including those that change nothing."""
 
     change: ShardChange
     named: frozenset[str]
@@ -274,7 +271,7 @@ def _changes_in(
 
 
 def _refuse(path: str, lines: Collection[int], what: str) -> None:
-    """Raises UsageError for lines: by number, never shown, as `KeyList.refuse_unknown` does."""
+    """Raises UsageError that shows only line numbers, as `KeyList.refuse_unknown` does."""
     if lines:
         count = f"{len(lines):,} line{'s' * (len(lines) > 1)}"
         raise UsageError(f"{path}: {count} with {what}; the first is line {min(lines):,}.")

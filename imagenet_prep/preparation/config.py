@@ -1,4 +1,4 @@
-"""The settings of `prepare`, and those that it shares with `resize`: flags and their bounds."""
+"""Flags of `prepare`, those that it shares with `resize`, and their limits."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from imagenet_prep.core.flags import Place, WorkerFlags, after_dashes, flag, opt
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.orientation import APPLY, KEEP, NEUTRAL, RULES
 
-# Kinds of sources that may lie on a server.
+# Source kinds that can be read from a server.
 _ON_SERVERS = ("auto", "ilsvrc", "imagenet21k", "evaluation")
 _HOLDOUT = re.compile(r"([0-9]{1,12}|[0-9]{1,2}\.[0-9]{1,6}(?=%))(%?)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunFlags(WorkerFlags):
-    """The flags of prepare and resize alike."""
+    """Flags shared by prepare and resize."""
 
     groups = {  # noqa: RUF012
         "Faults and result": "on_bad_image dry_run json",
@@ -40,7 +40,7 @@ class RunFlags(WorkerFlags):
 
     @property
     def allowed_bad_images(self) -> int | None:
-        """How many images may be left out; None for any number."""
+        """The maximum number of unusable images; None for no limit."""
         return 0 if self.on_bad_image == "fail" else self.max_bad
 
 
@@ -163,7 +163,7 @@ class Config(RunFlags):
     )
 
     def __post_init__(self) -> None:
-        """Refuses values that are not allowed, and flags that contradict each other."""
+        """Refuses invalid values and contradictory flags."""
         super().__post_init__()
         if len(self.subset_classes) == 1 and not self.subset_classes[0].strip("0"):
             raise ValueError(f"--subset-classes {self.subset_classes[0]}: expected at least 1")
@@ -194,7 +194,7 @@ class Config(RunFlags):
             )
 
     def byte_settings(self) -> Json:
-        """Returns the settings that decide the data set's bytes."""
+        """Returns the settings that determine the bytes of the dataset."""
         made = (*self.splits, schema.HOLDOUT) if self.holds_out else self.splits
         return {
             "splits": [split for split in schema.SPLITS if split in made],
@@ -207,43 +207,43 @@ class Config(RunFlags):
             "label_offset": self.label_offset,
             "subset_classes": list(self.subset_classes),
             "subset_per_class": self.subset_per_class,
-            # Sets without one stay what they were before there was this flag.
+            # Omitted if unset, so that older datasets keep the same settings.
             **({"holdout": self._holdout_setting} if self.holds_out else {}),
             **({"holdout_per_class": self.holdout_per_class} if self.holdout_per_class else {}),
         }
 
     @property
     def holdout_number(self) -> int:
-        """How many images are taken out of train; 0 where a share of them is, or none."""
+        """The number of images to take out of train; 0 if --holdout is a percentage."""
         return 0 if self.holdout.endswith("%") else int(self.holdout)
 
     @property
     def holdout_percent(self) -> float:
-        """The share of train that is taken out of it; 0 where a number of images is, or none."""
+        """The percentage of train to take out; 0 if --holdout is a number of images."""
         return float(self.holdout[:-1]) if self.holdout.endswith("%") else 0.0
 
     @property
     def holds_out(self) -> bool:
-        """Whether images are taken out of train as a split holdout."""
+        """Whether images are moved from train to the split holdout."""
         return bool(self.holdout_number or self.holdout_percent)
 
     @property
     def _holdout_setting(self) -> str:
-        # A number or share alone was of all images, whatever their classes.
+        # Without "by class", an older setting means images chosen regardless of class.
         return f"{self.holdout_number or f'{self.holdout_percent:g}%'} by class"
 
     def orientation_of(self, *, is_imagenet: bool) -> str:
-        """Returns the rule for EXIF orientation, one of RULES, for a source of this kind."""
+        """Returns the EXIF orientation rule, one of RULES, for a source of this kind."""
         return self.orientation or (
             KEEP if self.keep_original else NEUTRAL if is_imagenet else APPLY
         )
 
     @property
     def source_splits(self) -> tuple[str, ...]:
-        """The splits that are read from the source."""
+        """The splits to read from the source."""
         return (schema.TRAIN,) if self.holdout_per_class else self.splits
 
     @property
     def asks_for_subset(self) -> bool:
-        """Whether other counts than the official ones were asked for."""
+        """Whether counts other than the official ones are accepted."""
         return bool(self.allow_subset or self.subset_classes or self.subset_per_class)

@@ -1,6 +1,6 @@
-"""Deals the images of a source out to shards: a class at a time, then all that was dealt together.
+"""Assigns the images of a source to shards: first class by class, then a check of all classes.
 
-These are the rules of dealing; `planning` puts them together into steps.
+`planning` combines these rules into steps.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _READ_AT_ONCE = 64
 
 
 class ShardKey(NamedTuple):
-    """One shard of a split that is made."""
+    """One shard of an output split."""
 
     split: str
     number: int
@@ -41,13 +41,13 @@ class ShardKey(NamedTuple):
 
 @dataclass(frozen=True)
 class ChosenMembers:
-    """Chooses among the members of one class at a time, and finds their boxes. Picklable."""
+    """Selects members of one class at a time and finds their boxes; picklable."""
 
     selection: Selection
     lookup: BoxLookup | None
 
     def among(self, split: str, members: Sequence[Member]) -> list[Member]:
-        """Returns the chosen ones among all members of a class, with their boxes."""
+        """Returns the selected members of a class, with their boxes."""
         selection, index = self.selection, members[0].class_index
         if index not in selection.classes:
             return []
@@ -63,7 +63,7 @@ class ChosenMembers:
         ]
 
     def taken(self, split: str, members: Sequence[Member]) -> Counter[str]:
-        """Counts members by name of the part that they come from, and boxes by that of theirs."""
+        """Counts members and boxes per source part."""
         part_of = self._part_of[split]
         first_part = next(iter(part_of.values()))
         found = Counter(part_of.get(member.archive, first_part) for member in members)
@@ -73,9 +73,9 @@ class ChosenMembers:
 
     @cached_property
     def _part_of(self) -> dict[str, dict[str, str]]:
-        """By split of the source, the part that the members of an archive come from."""
-        # A file of unpacked images has the name of its task; other members lie in the part itself,
-        # or in one of the archives that are the only part of their split.
+        """The part that contains each archive, per split of the source."""
+        # A file of unpacked images is named after its task. Other members are in the part itself,
+        # or in an archive of the only part of their split.
         found: dict[str, dict[str, str]] = {}
         for task in self.selection.index_tasks():
             found.setdefault(task.split, {}).update({task.name: task.part, task.part: task.part})
@@ -84,11 +84,11 @@ class ChosenMembers:
 
 @dataclass(frozen=True)
 class Division:
-    """How a split of the source is divided among the splits that are made of it.
+    """The division of a source split into output splits: one, or train and the held-out split.
 
     Attributes:
-      counts: members by class index of each split: of one, or of train and the held-out split.
-      num_shards: of each.
+      counts: for each output split, members by class index.
+      num_shards: for each output split.
     """
 
     counts: dict[str, Sequence[int]]
@@ -96,14 +96,14 @@ class Division:
 
     @cached_property
     def before(self) -> dict[str, list[int]]:
-        """Of each split, how many members have a smaller class index, by class index."""
+        """For each split, the number of members with a smaller class index, by class index."""
         return {
             split: list(itertools.accumulate(counts, initial=0))
             for split, counts in self.counts.items()
         }
 
     def of(self, members: list[Member], seed: int) -> dict[str, list[Member]]:
-        """Returns the members of a class that go to each of the splits."""
+        """Returns the members of a class for each of the output splits."""
         if len(self.counts) == 1 or not members:
             return dict.fromkeys(self.counts, members)
         _, held_out = self.counts.values()
@@ -117,7 +117,7 @@ class Division:
 
 
 def divide(selection: Selection, split: str, used: Sequence[int]) -> Division:
-    """Returns how a split of the source is divided, from its images by class index."""
+    """Returns the division of a source split, given its number of images by class index."""
     counts: dict[str, Sequence[int]] = {split: used}
     if split == schema.TRAIN and (selection.holds_out or selection.holdout_per_class):
         out = _held_out(selection, used)
@@ -130,7 +130,7 @@ def divide(selection: Selection, split: str, used: Sequence[int]) -> Division:
 
 
 def _held_out(selection: Selection, used: Sequence[int]) -> list[int]:
-    """Returns the number of images that are taken out of train, by class index."""
+    """Returns the number of images to take out of train, by class index."""
     most, percent = selection.holdout_per_class, selection.holdout_percent
     if most:
         flag, out = f"--holdout-per-class {most}", [min(most, count // 2) for count in used]
@@ -145,10 +145,10 @@ def _held_out(selection: Selection, used: Sequence[int]) -> list[int]:
 
 
 def _apportioned(number: int, used: Sequence[int]) -> list[int]:
-    """Returns shares of a number of images in proportion to the classes (Huntington and Hill).
+    """Distributes a number of images in proportion to class sizes (Huntington-Hill method).
 
-    Each class with two images or more gets one before another gets its second, and one image of
-    each class is left. So a larger number holds all images of a smaller one.
+    Each class with at least two images gives one before any class gives a second, and each class
+    keeps at least one. A larger number therefore includes all images of a smaller one.
     """
     if number > (most := sum(max(0, count - 1) for count in used)):
         raise UsageError(
@@ -156,7 +156,7 @@ def _apportioned(number: int, used: Sequence[int]) -> list[int]:
             f"must be left in it: expected {most:,} at most"
         )
     out = [0] * len(used)
-    # The class that comes first is the largest for its images that are held out already.
+    # The first heap entry is the class with the largest size relative to its held-out images.
     waiting = [(-math.inf, -count, index) for index, count in enumerate(used) if count > 1]
     heapq.heapify(waiting)
     for _ in range(number):
@@ -169,15 +169,14 @@ def _apportioned(number: int, used: Sequence[int]) -> list[int]:
 
 
 class Facts(NamedTuple):
-    """The result of dealing one class, as JSON; the facts of all classes complete the plan.
+    """The result for one class, as JSON; the plan needs the facts of all classes.
 
     Attributes:
       source: the split of the source.
-      kept: by split that is made, the members that are not excluded, and their bytes.
+      kept: for each output split, the number and total bytes of members that are not excluded.
       taken: their counts by `ChosenMembers.taken`.
-      excluded: lines of the excluded members, as `dump_member` writes them.
-      labelled: keys of all images that are named as ILSVRC2012's validation images, and the numbers
-        in them.
+      excluded: excluded members, one per line, as written by `dump_member`.
+      labelled: (key, number) of all images named like ILSVRC2012's validation images.
     """
 
     source: str
@@ -191,9 +190,9 @@ class Facts(NamedTuple):
 def deal_class(
     choice: ChosenMembers, source: str, members: Sequence[Member], division: Division
 ) -> tuple[Facts, dict[str, list[bytes]]]:
-    """Deals all members of a class of a split; excluded ones leave their places empty.
+    """Assigns the members of a class to shards; excluded members leave their positions empty.
 
-    Returns the facts, and the entries of the plan by split that is made.
+    Returns the facts, and the plan entries by output split.
     """
     selection, index = choice.selection, members[0].class_index
     excluded = selection.excluded.keys if selection.excluded else ()
@@ -225,7 +224,7 @@ def deal_class(
 def check_classes(
     selection: Selection, facts: Sequence[Facts]
 ) -> tuple[Counter[str], list[Member]]:
-    """Checks the facts of all classes; returns the counts of `taken`, and the excluded members."""
+    """Checks the facts of all classes; returns the counts of `taken` and the excluded members."""
     where, excluded = selection.where, selection.excluded
     unknown = set(excluded.keys if excluded else ())
     taken, members = Counter[str](), list[Member]()
@@ -258,7 +257,7 @@ def split_plans(
     store: Store,
     folder: str,
 ) -> list[SplitPlan]:
-    """Returns the plan of each split that is made; its files are in a folder of the store.
+    """Returns the plans of all output splits from the plan files in `folder` of the store.
 
     `filled` are the shards that have members.
     """
@@ -274,7 +273,7 @@ def split_plans(
                     num_per_class[each.class_index], num_bytes = each.kept[split]
                     source_bytes += num_bytes
             names = [plan_name(naming.shard_name(split, i, num), folder) for i in range(num)]
-            # A bucket reads all of a call at once.
+            # A bucket fetches all files of one call in parallel.
             files = (
                 data
                 for start in range(0, num, _READ_AT_ONCE)

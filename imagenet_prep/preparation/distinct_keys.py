@@ -1,8 +1,8 @@
-"""Keys of records that other programs wrote: each record of a split gets one of its own.
+"""Makes the keys of other programs' records unique within a split.
 
-The first record with a key keeps it. Each later one gets a number before its ending: dog/3.jpg,
-dog/3~2.jpg, dog/3~3.jpg. If keys of the split hold tildes, the number stands behind more tildes
-than any of them has next to each other, so it never makes the key of another record.
+The first record keeps its key. Later ones get a number before the file extension: dog/3.jpg,
+dog/3~2.jpg, dog/3~3.jpg. If keys of the split contain tildes, the number follows a longer run of
+tildes than any of them, so a new key never equals an existing one.
 """
 
 from __future__ import annotations
@@ -24,10 +24,7 @@ _TILDES = re.compile("~+")
 
 
 def numbered(store: Store, folder: str, tables: Sequence[str]) -> dict[str, dict[int, str]]:
-    """Returns the new keys of a split, by table and record; tables are in the order of its shards.
-
-    Raises DataDamagedError if a new key would be too long.
-    """
+    """Returns a split's new keys by table and record; tables are in shard order."""
     longest, found = 0, defaultdict[str, dict[int, str]](dict)
 
     def entries() -> Iterator[bytes]:
@@ -53,7 +50,7 @@ def numbered(store: Store, folder: str, tables: Sequence[str]) -> dict[str, dict
 
 
 def renamed(store: Store, table: str, new: Mapping[int, str]) -> tuple[bytes, str]:
-    """Returns a table with these keys, by record, and its sha256."""
+    """Returns a table with these keys, given by record, and its sha256."""
     file = io.BytesIO()
     made = Table(file)
     for record, sample in enumerate(samples.parse(_lines(store, table), table)):

@@ -1,4 +1,4 @@
-"""A dataset that is about to be committed: the result of one run, and the manifest of it."""
+"""A dataset about to be committed: the result of a run, and its manifest."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ from imagenet_prep.sources.shard_files import split_of
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """The splits that a run adds to a dataset, or replaces, and the facts about their images.
+    """The splits that a run adds or replaces, and the facts about their images.
 
     Attributes:
-      splits: complete ones; `Manifest` describes them.
-      classes: of the dataset.
+      splits: complete splits, as described in `Manifest`.
       incidents: images of these splits that were quarantined, excluded or repaired.
       sources, lacks, answers: as in `Manifest`.
       plan_digest: None for the digest of the sources.
-      edition: of ImageNet, "" for none that has a name; None to work it out from the sources.
-      parent: the dataset that the images are from. Its edition and answers are theirs.
+      edition: of ImageNet; "" for an unnamed one, None to derive it from the sources.
+      parent: the dataset that the images come from; its edition and answers are used.
     """
 
     splits: dict[str, Split]
@@ -49,7 +48,7 @@ class Draft:
         listed: Iterable[Incident],
         lacks: dict[str, str],
     ) -> Draft:
-        """Returns this draft with the splits that stay, their incidents, and the keys they lack."""
+        """Returns this draft plus the splits that stay, with their incidents and missing keys."""
         before = (source for source in there.sources if split_of(source.name) in kept)
         return dataclasses.replace(
             self,
@@ -60,7 +59,7 @@ class Draft:
         )
 
     def manifest(self, wanted: Wanted, config: Config, libraries: dict[str, str]) -> Manifest:
-        """Returns the manifest of the dataset, for `shards.commit.publish` to complete."""
+        """Returns the dataset's manifest, to be completed by `shards.commit.publish`."""
         plan_digest, classes, parent = self.plan_digest, self.classes, self.parent
         if plan_digest is None:
             plan_digest = canonical.digest([[s.name, s.num_bytes, s.md5] for s in self.sources])
@@ -87,7 +86,7 @@ class Draft:
         )
 
     def _with_wnids(self, name: str) -> Split:
-        """Returns a split; that of an evaluation set has the classes that occur."""
+        """Returns a split; the split of an evaluation set lists only the classes that occur."""
         split = self.splits[name]
         if name != schema.TEST:
             return split
@@ -95,7 +94,7 @@ class Draft:
         return dataclasses.replace(split, wnids=[wnid for wnid, count in counts if count])
 
     def _identified(self, edition: str | None) -> tuple[str, bool]:
-        """Returns the edition, and whether images of ILSVRC2012 were missing from the sources."""
+        """Returns the edition, and whether the sources lack images of ILSVRC2012."""
         members = Counter(dict.fromkeys(self.splits, 0))
         for source in self.sources:
             members[split_of(source.name)] += source.members

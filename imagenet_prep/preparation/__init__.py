@@ -1,1 +1,1 @@
-"""The work of prepare, resize and adopt on a data set: the stages and the engine together."""
+"""The work of prepare, resize, adopt and amend on a dataset: their stages, run by the engine."""

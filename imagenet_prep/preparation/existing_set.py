@@ -1,7 +1,7 @@
-"""The check of an existing set: reads all its shards, lists what is wrong and what is missing.
+"""Checks an existing set of shards: reads all of them and lists errors and missing features.
 
-Nothing is changed. A wrong CRC, label, key or JPEG is a problem. What readers can do without
-(words, boxes, true sizes) is only missing, and a manifest can declare it.
+Changes nothing. A wrong CRC, label, key or JPEG is an error. Features that readers can do without
+(words, boxes, true sizes) are only missing, and a manifest can declare that.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from imagenet_prep.storage.new_file import new_file
 from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
 from imagenet_prep.storage.store import Store
 
-# The manifest states the worst that any record has for a key.
+# Several records may lack a key in different ways; the manifest states the worst.
 _WORST_FIRST = (schema.ABSENT, schema.WRONG, schema.EMPTY)
 
 
 @dataclass(frozen=True)
 class _ListedLabels:
-    """The classes and labels of a shard, and what is wrong with its records."""
+    """The classes and labels of a shard, and its damaged records."""
 
     uses: list[LabelUse]
     damage: list[str]
@@ -50,11 +50,9 @@ class _ListedLabels:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedShard(WrittenShard):
-    """The receipt of a shard that was checked: it describes the shard as if it had been written.
+    """The receipt content of a checked shard, described as if this program had written it.
 
-    Attributes:
-      lacks: how many records lack a key, by key and kind.
-      problems: one sentence each.
+    `lacks` is the number of records that lack a key, by key and kind. `problems` are sentences.
     """
 
     lacks: dict[str, Counter[str]]
@@ -70,7 +68,7 @@ class Counts:
     not_rgb: int = 0
 
     def add(self, member: Member) -> None:
-        """Counts a member by class, and notes the class of a validation image."""
+        """Counts a member by class, and records the class of a validation image."""
         self.num_per_class[member.class_index] += 1
         if match := VALIDATION_NAME.match(member.key):
             self.validation[int(match[1])] = member.class_index
@@ -78,7 +76,7 @@ class Counts:
 
 @dataclass
 class _Found(Counts):
-    """The same, and the facts that only the check counts; see `CheckedShard`."""
+    """Counts plus the facts that only the check collects; see `CheckedShard`."""
 
     examples: int = 0
     max_height: int = 0
@@ -87,7 +85,7 @@ class _Found(Counts):
 
 
 def _list_labels(shard: ShardFile, *, store: Store) -> engine.Result[_ListedLabels]:
-    """Lists the classes and labels of a shard, if only the whole set shows what they mean."""
+    """Lists labels per shard, for sets whose labels only make sense in the complete set."""
     damage = Problems()
     uses = tfrecords.label_uses(store, shard, damage)
     examples = sum(use.examples for use in uses)
@@ -97,7 +95,6 @@ def _list_labels(shard: ShardFile, *, store: Store) -> engine.Result[_ListedLabe
 def _check_shard(
     shard: ShardFile, *, store: Store, out: Store, tables: str, labelling: Labelling
 ) -> engine.Result[CheckedShard]:
-    """Returns the description of a shard, its problems and gaps; its index and its table."""
     found, lines, sha256, problems = _Found(), list[str](), hashlib.sha256(), Problems()
 
     def look(record: tfrecord.Record) -> Sample:
@@ -143,7 +140,7 @@ def _check_shard(
 
 
 def _checked(payload: bytes, entry: Entry, member: Member, found: _Found) -> Sample:
-    """Counts what one record lacks; returns its line of the table, as if it were its own source."""
+    """Counts the keys that a record lacks; returns its table row, as if it were its own source."""
     features = entry.features
     image = keep(entry.encoded)
     found.max_height = max(found.max_height, image.height)
@@ -176,10 +173,7 @@ def settle_labels(
     known: ClassList | None = None,
     quiet: bool = False,
 ) -> Labelling:
-    """Returns the meaning of the labels: from a few shards, or from all if that is not enough.
-
-    A `known` class list is preferred if it fits.
-    """
+    """Returns the meaning of labels, from all shards if a few are not enough; prefers `known`."""
     labelling = tfrecords.known_labelling(found, splits)
     if labelling is not None:
         return labelling
@@ -196,14 +190,14 @@ def settle_labels(
 
 
 def identity(shards: Sequence[ShardFile]) -> str:
-    """Returns a digest that changes when one of the files is replaced."""
+    """Returns a digest that changes if one of the files is replaced."""
     return canonical.digest([[s.name, *s.stat[:2]] for s in shards])
 
 
 def check_validation_labels(
     of_each: Iterable[Mapping[int, int]], classes: ClassList, store: Store
 ) -> None:
-    """Compares the 50,000 validation labels with the known ones, if all are there."""
+    """Compares the 50,000 validation labels with the known ones, if all are present."""
     noted = {number: index for each in of_each for number, index in each.items()}
     check_validation(classes, noted, store.where())
 
@@ -214,9 +208,9 @@ class ExistingSet:
 
     Attributes:
       shards: by split, in order.
-      problems: one sentence each; empty if the dataset can be adopted.
-      tables: the folder of the indexes and tables that were made.
-      renamed: new keys of records whose key an earlier record has, by table and record.
+      problems: one sentence each; empty if the set can be adopted.
+      tables: the folder of the new indexes and tables.
+      renamed: new keys for records that repeat an earlier key, by table and record.
     """
 
     labelling: Labelling
@@ -227,7 +221,7 @@ class ExistingSet:
 
     @property
     def lacks(self) -> dict[str, str]:
-        """Keys that are missing, wrong or empty in some records; the worst of all records."""
+        """Keys that are missing, wrong or empty in any record, with the worst kind found."""
         return {
             key: next(kind for kind in _WORST_FIRST if kind in kinds)
             for key, kinds in sorted(self.lack_counts.items())
@@ -235,7 +229,7 @@ class ExistingSet:
 
     @property
     def lack_counts(self) -> dict[str, Counter[str]]:
-        """How many records lack a key, by key and kind."""
+        """The number of records that lack a key, by key and kind."""
         counts: dict[str, Counter[str]] = {}
         for shard in self.all_shards:
             for key, kinds in shard.lacks.items():
@@ -244,13 +238,13 @@ class ExistingSet:
 
     @property
     def count_problems(self) -> list[str]:
-        """How counts differ from ILSVRC2012's, one sentence each; empty for other editions."""
+        """Differences from ILSVRC2012's counts, one sentence each; empty for other editions."""
         if self.edition:
             return []
         problems = [
             problem
             for split, counts in self.examples_per_class.items()
-            if split != schema.TEST  # nothing says which evaluation set it is
+            if split != schema.TEST  # the evaluation set is unknown
             for problem in editions.ILSVRC2012.problems(split, self.labelling.classes, counts)
         ]
         return list(dict.fromkeys(problems))
@@ -263,7 +257,7 @@ class ExistingSet:
 
     @property
     def examples_per_class(self) -> dict[str, list[int]]:
-        """Records by class index, by split."""
+        """Number of records by split and class index."""
         return {
             split: num_per_class(
                 [shard.num_per_class for shard in shards], len(self.labelling.classes.wnids)
@@ -273,24 +267,24 @@ class ExistingSet:
 
     @property
     def not_rgb(self) -> int:
-        """How many images are grey or CMYK JPEGs."""
+        """Number of grey or CMYK JPEGs."""
         return sum(shard.not_rgb for shard in self.all_shards)
 
     @property
     def examples(self) -> int:
-        """Records over all shards."""
+        """Total number of records."""
         return sum(shard.examples for shard in self.all_shards)
 
     @property
     def all_shards(self) -> list[CheckedShard]:
-        """What was found in each shard, over all splits."""
+        """The results of all shards, over all splits."""
         return [shard for shards in self.shards.values() for shard in shards]
 
 
 def check_existing_set(
     found: TfrecordSet, store: Store, workers: engine.Workers, *, quiet: bool
 ) -> ExistingSet:
-    """Reads all shards of a dataset but those with a receipt in `store`, from an earlier run."""
+    """Reads all shards except those with a receipt in `store` from an earlier run."""
     splits = tuple(found.splits)
     labelling = settle_labels(found, splits, store, workers, quiet=quiet)
     shards = [shard for split in splits for shard in found.splits[split]]
@@ -328,7 +322,7 @@ def check_existing_set(
 
 
 def _copies(shards: Sequence[ShardFile], checked: Sequence[CheckedShard]) -> list[str]:
-    """Names shards with the same bytes: one of them was copied over another, which is lost."""
+    """Reports shards with identical bytes: one was overwritten by a copy of the other."""
     first: dict[str, str] = {}
     problems = []
     for shard, each in zip(shards, checked, strict=True):

@@ -1,9 +1,9 @@
-"""From a source to plans, on this machine: lists the images, checks the counts, deals them out.
+"""Makes plans from a source on this machine: lists images, checks counts, assigns shards.
 
-The steps are those of `planning`. A task takes them for the classes of a range, and sorts what goes
-to each shard into runs on the disk. When all have, another kind of task takes a range of shards out
-of all runs, and writes their plan files. So no process holds more than a run's members, or those of
-one class or shard; and the plan does not depend on how classes and shards were cut into ranges.
+Follows the steps of `planning`. Each task takes a range of classes and writes sorted runs of their
+shard entries to disk. After that, tasks for ranges of shards merge the runs and write the plan
+files. A process therefore holds only the members of one run, class or shard, and the plan does not
+depend on the ranges.
 """
 
 from __future__ import annotations
@@ -36,23 +36,20 @@ from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.storage.store import Store
 
-# Fewer images than this are dealt out before processes have started.
+# Smaller numbers of images are planned before worker processes would have started.
 _WORTH_PROCESSES_IMAGES = 300_000
-# From so many tars or folders on, processes list them: threads would share one core.
+# From this number of tars or folders, processes list them: threads would share one core.
 _WORTH_PROCESSES_TASKS = 4000
-# An entry of a run of lines, sorted by class, begins with the class index.
+# An entry of a run of lines, sorted by class, starts with the class index.
 _INDEX_DIGITS = 8
 
 
 def take_inventory(
     selection: Selection, out: Store, workers: engine.Workers, *, quiet: bool, unpack: bool = True
 ) -> Inventory:
-    """Writes the plan files of all splits of the dataset `out`, on this machine.
-
-    Images are unpacked if necessary, unless `unpack` is False.
-    """
+    """Writes the plan files of dataset `out`; `unpack` stores packed images on disk."""
     store = out.local
-    # It may hold files of an earlier run, which may have filled the disk, or links of a stranger.
+    # Remove files of an earlier run, which may have filled the disk, and untrusted links.
     store.remove_tree(PLAN_FOLDER)
     stage = index_stage(selection, store, unpack=unpack)
     tasks = selection.index_tasks()
@@ -62,7 +59,7 @@ def take_inventory(
     store.make_folder(PLAN_FOLDER)
     steps = _LocalPlan(selection, lookup, store, PLAN_FOLDER, workers, quiet)
     counts = steps.count(tasks, [receipt.content for receipt in receipts])
-    # The list is the last of a task's files.
+    # The list is the last output of each task.
     files = [receipt.outputs[-1] for receipt in receipts]
     num_bytes = sum(file.num_bytes for file in files)
     if lookup is not None:
@@ -74,16 +71,13 @@ def take_inventory(
 
 
 def listing_workers(workers: engine.Workers, num_tasks: int) -> engine.Workers:
-    """Returns who lists: reading headers waits for the disk, so threads do, and start at once."""
+    """Returns the listing workers: threads, because reading headers is I/O-bound; or processes."""
     many = num_tasks >= _WORTH_PROCESSES_TASKS and workers.kind != engine.THREADS
     return engine.Workers(workers.num, engine.PROCESSES if many else engine.THREADS)
 
 
 def remove_unpacked(store: Store, keep: Selection | None = None) -> None:
-    """Removes unpacked images, except those that the selection `keep` reads.
-
-    If none is kept, it also removes plans from a bucket, where they cost money.
-    """
+    """Removes unpacked images, except those of `keep`; without `keep`, also a bucket's plans."""
     if keep is not None:
         for name in {*store.local.list_folder(UNPACKED)} - {keep.index_digest[:16]}:
             store.local.remove_tree(f"{UNPACKED}/{name}")
@@ -95,7 +89,7 @@ def remove_unpacked(store: Store, keep: Selection | None = None) -> None:
 
 
 class _Range(NamedTuple):
-    """A range of lists or classes of a split of the source, or of shards of one that is made."""
+    """A range of lists or classes of a source split, or of shards of an output split."""
 
     name: str
     split: str
@@ -107,9 +101,7 @@ class _Range(NamedTuple):
 class _Found:
     """The result of a task; each kind of task fills some of the fields.
 
-    Attributes:
-      runs: names of the runs that it has written into the plan folder, by split.
-      filled: the shards of its range that have members.
+    `runs` are the names of its runs in the plan folder, by split; `filled` are non-empty shards.
     """
 
     runs: dict[str, list[str]] = field(default_factory=dict)
@@ -120,13 +112,13 @@ class _Found:
 
 @dataclass(frozen=True)
 class _Lists:
-    """The lists of one split of the source: by class index, and the others sorted by class."""
+    """The lists of a source split: those of a single class, and runs sorted by class."""
 
     of_class: Mapping[int | None, Sequence[Path]]
     runs: Sequence[Path]
 
     def lines(self, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
-        """Yields the class index and the lines of each class of [start, stop) that has some."""
+        """Yields class index and lines of each non-empty class in [start, stop)."""
         sorted_entries = runs.read(self.runs, start, stop)
         index_of_entries, entries = next(sorted_entries, (stop, []))
         for index in range(start, stop):
@@ -141,14 +133,14 @@ class _Lists:
 
 @dataclass(frozen=True)
 class _LocalPlan(Planning):
-    """The steps of this machine's workers, with runs on its disk."""
+    """Planning with this machine's workers and runs on its disk."""
 
     store: LocalStore
     workers: engine.Workers
     quiet: bool
 
     def make(self, listed: Sequence[tuple[IndexTask, Path]], counts: Counts) -> Inventory:
-        """Writes the plan files, from all pieces of the source and the paths of their lists."""
+        """Writes the plan files from all source pieces and the paths of their lists."""
         lists = self._lists(listed, counts)
         census = self.census(counts)
         deal = partial(self._deal_range, lists=lists, census=census)
@@ -160,7 +152,7 @@ class _LocalPlan(Planning):
             for division in census.divisions.values()
             for split, numbers in division.counts.items()
         }
-        # Shards differ by one image at most.
+        # Shard sizes differ by at most one image.
         sizes = {split: [examples[split] // n] * n for split, n in census.num_shards.items()}
         entries = {split: self._runs(dealt, split) for split in sizes}
         write = partial(self._write, entries=entries, census=census)
@@ -172,12 +164,12 @@ class _LocalPlan(Planning):
         return self.complete(census, facts, filled)
 
     def _lists(self, listed: Sequence[tuple[IndexTask, Path]], counts: Counts) -> dict[str, _Lists]:
-        """Returns the lists by split, after sorting those of several classes by class."""
+        """Returns the lists by split; those with several classes are sorted by class first."""
         of_class: dict[str, dict[int | None, list[Path]]] = {split: {} for split in counts.used}
         for task, path in listed:
             of_class[task.split].setdefault(task.class_index, []).append(path)
         mixed = {split: lists.pop(None, []) for split, lists in of_class.items()}
-        # As if all of them were of one size, which most are.
+        # Assume equal sizes; most lists have the same size.
         sizes = {
             split: [sum(counts.used[split]) // len(paths)] * len(paths)
             for split, paths in mixed.items()
@@ -187,7 +179,6 @@ class _LocalPlan(Planning):
         return {split: _Lists(of_class[split], self._runs(found, split)) for split in of_class}
 
     def _sort(self, task: _Range, *, mixed: Mapping[str, Sequence[Path]]) -> engine.Result[_Found]:
-        """Sorts a range of lists of several classes by class."""
 
         def entries() -> Iterator[bytes]:
             for path in mixed[task.split][task.start : task.stop]:
@@ -201,7 +192,6 @@ class _LocalPlan(Planning):
     def _deal_range(
         self, task: _Range, *, lists: Mapping[str, _Lists], census: Census
     ) -> engine.Result[_Found]:
-        """Deals a range of classes; returns the facts of each, and the runs, by split made."""
         facts: list[Facts] = []
         entries: dict[str, list[bytes]] = {split: [] for split in census.num_shards}
         for index, lines in lists[task.split].lines(task.start, task.stop):
@@ -215,11 +205,11 @@ class _LocalPlan(Planning):
     def _write(
         self, task: _Range, *, entries: Mapping[str, Sequence[Path]], census: Census
     ) -> engine.Result[_Found]:
-        """Writes the plan files of a range of shards; returns those that have members."""
+        """Writes the plan files of a range of shards; returns the non-empty shards."""
         of_shards = runs.read(entries[task.split], task.start, task.stop)
         filled = []
         for shard, name, data in plan.files(task.split, census.num_shards[task.split], of_shards):
-            # It can be made again at any time, so it is not synced to the disk.
+            # Not synced to disk: the file can be made again at any time.
             with storage_errors("write", self._folder / name):
                 (self._folder / name).write_bytes(data)
             filled.append(ShardKey(task.split, shard))
@@ -228,14 +218,13 @@ class _LocalPlan(Planning):
     def _written(
         self, task: _Range, entries: Mapping[str, Iterable[bytes]]
     ) -> dict[str, list[str]]:
-        """Sorts entries into runs, by split; returns the names of the runs."""
+        """Writes entries as sorted runs, by split; returns the names of the runs."""
         return {
             split: [file.name for file in runs.write(self._folder, f"{task.name}-{split}", each)]
             for split, each in entries.items()
         }
 
     def _runs(self, written: Iterable[_Found], split: str) -> list[Path]:
-        """Returns the runs of a split that the tasks have written."""
         names = (name for each in written for name in each.runs.get(split, ()))
         return [self._folder / name for name in names]
 
@@ -245,7 +234,7 @@ class _LocalPlan(Planning):
         work: Callable[[_Range], engine.Result[_Found]],
         counts: Mapping[str, Sequence[int]],
     ) -> list[_Found]:
-        """Runs `work`, which only writes into the plan folder, on ranges of equally many images."""
+        """Runs `work`, which only writes to the plan folder, on ranges of equal image counts."""
         tasks = [
             _Range(f"{title}-{split}-{start:08d}", split, start, stop)
             for split, of_split in counts.items()
@@ -254,7 +243,7 @@ class _LocalPlan(Planning):
         if sum(map(sum, counts.values())) < _WORTH_PROCESSES_IMAGES:
             return [work(task).content for task in tasks]
         stage = engine.Stage(title, self.selection.index_digest, self.store, work, _Found)
-        # The plan folder of an earlier run is gone, and so its receipts tell nothing.
+        # The plan folder of an earlier run was removed, so its receipts are invalid.
         self.store.remove_tree(stage.folder)
         workers = engine.Workers(self.workers.count, engine.PROCESSES)
         found = engine.run(stage, tasks, workers, title=title, quiet=self.quiet)

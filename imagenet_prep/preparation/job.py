@@ -32,21 +32,18 @@ from imagenet_prep.storage.kept_lists import KeptLists
 from imagenet_prep.storage.origins import Origin
 from imagenet_prep.storage.store import Store
 
-# If images are only copied, a third of the time is Python's. From this size on, processes finish
-# earlier than threads, though they start 1 s later (benchmarks/README.md).
+# If images are only copied, a third of the time is spent in Python. From this size, processes
+# finish earlier than threads although they start 1 s later (benchmarks/README.md).
 _WORTH_PROCESSES_BYTES = 8 << 30
 _TURNED = "; images are turned as their EXIF orientation says (see --orientation)"
 
 
 @dataclass(frozen=True)
 class Job:
-    """One request, resolved.
+    """A prepare command, resolved.
 
-    Attributes:
-      description: of the source, one line for people.
-      policy: for the codec.
-      expected_md5: of official archives, by name.
-      proven_md5: of archives that need not be read for it, by name.
+    `description` is one line for people about the source. `expected_md5` (of official archives)
+    and `proven_md5` (already verified, not read again) are by archive name.
     """
 
     selection: Selection
@@ -61,7 +58,7 @@ class Job:
 
     @classmethod
     def of(cls, config: Config) -> Job:
-        """Returns the job that a command line asks for."""
+        """Returns the job for a command line."""
         config = _splits_there(config)
         policy = Policy(
             None if config.keep_original else config.short_side,
@@ -73,7 +70,7 @@ class Job:
         selection, description = _select(config)
         refuse_source_as_output(config.out, config.source, selection.source)
         rule = config.orientation_of(is_imagenet=selection.source.is_imagenet)
-        # ObjectNet's images have a red border, of one pixel.
+        # ObjectNet's images have a red border one pixel wide.
         border = int(selection.source.edition == OBJECTNET)
         policy = dataclasses.replace(policy, orientation=rule, border=border)
         kind = config.worker_kind
@@ -100,17 +97,17 @@ class Job:
 
     @cached_property
     def transform(self) -> Callable[[bytes], PreparedImage]:
-        """Makes the stored image of the source's bytes; raises BadImageError."""
+        """Encodes a source image for storage; raises BadImageError."""
         return partial(transform, policy=self.policy)
 
     def forecast(self, out: Store, plans: Store, folder: str = PLAN_FOLDER) -> Forecast:
-        """Returns the estimate of the bytes that this job writes to `out`."""
+        """Returns the estimate of the bytes to be written to `out`."""
         shrinks = self.policy.short_side is not None
         return Forecast(self.selection, self.transform, shrinks, self.workers, out, plans, folder)
 
 
 def _splits_there(config: Config) -> Config:
-    """Returns the settings without validation if the source is only a folder of classes."""
+    """Drops the validation split if the source is only a folder of classes."""
     if address.is_remote(config.source) or schema.VALIDATION not in config.source_splits:
         return config
     root, kinds = Path(config.source).expanduser(), [config.source_kind]
@@ -128,7 +125,7 @@ def _splits_there(config: Config) -> Config:
 
 
 def _select(config: Config) -> tuple[Selection, str]:
-    """Returns the requested images, and one line for people about their source."""
+    """Returns the requested images and a one-line description of their source."""
     base, lists = kept_lists.beside(config.out), None
     if base is not None:
         lists = KeptLists(base, writes=not config.dry_run, believed=not config.rehash)
@@ -169,14 +166,14 @@ def _select(config: Config) -> tuple[Selection, str]:
         holdout_percent=config.holdout_percent,
         holdout_per_class=config.holdout_per_class,
         excluded=None if config.exclude is None else keys.read_list(config.exclude),
-        # Lists of an earlier run are in its receipts too.
+        # Earlier lists are also in receipts, so a relisting needs a different digest.
         listed_anew=config.rehash and address.is_remote(config.source),
     )
     return selection, description
 
 
 def _proven_md5(policy: Policy, parts: Sequence[Part]) -> dict[str, str]:
-    """Returns the md5, by name, of files that `download` has proven and nobody touched since."""
+    """Returns the md5, by name, of files verified by `download` and not changed since."""
     if policy.check == CHECK_HEADER:
         return {}
     found = {
@@ -203,7 +200,7 @@ def _wanted(config: Config, selection: Selection, policy: Policy) -> Wanted:
     if not is_remote:
         root = Path(config.source).expanduser()
         if isinstance(selection.source, Folder):
-            # Images of a folder that holds nothing but classes are named from the folder above.
+            # Keys of a folder that contains only classes are relative to its parent.
             root = selection.source.root
         origin = Origin(str(root.absolute()), files)
     return Wanted(
@@ -220,7 +217,7 @@ def _wanted(config: Config, selection: Selection, policy: Policy) -> Wanted:
 
 
 def _chosen(classes: ClassList, asked: Sequence[str]) -> frozenset[int]:
-    """Returns the indices of the requested classes: one number is how many, from the first."""
+    """Returns the indices of the requested classes; a single number N means the first N."""
     if not asked:
         return frozenset(range(len(classes.wnids)))
     if len(asked) == 1 and asked[0].isascii() and asked[0].isdecimal():

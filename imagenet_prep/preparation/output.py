@@ -1,7 +1,7 @@
-"""The folder or bucket that a run fills: whose it is, which splits are left, the commit.
+"""The folder or bucket prefix that a run writes to: ownership, pending splits, commit.
 
-Prepare commits all its splits at once. Resize commits one after the other, so that a second run
-may add another. At any moment, the manifest names the finished splits.
+Prepare commits all splits at once. Resize commits them one by one, so a second run can add more.
+The manifest always lists the finished splits.
 """
 
 from __future__ import annotations
@@ -36,16 +36,15 @@ from imagenet_prep.storage.fetch import as_file, hashed
 from imagenet_prep.storage.opened import Dataset
 from imagenet_prep.storage.store import Readable, Store
 
-# A key and a path have 4,096 bytes at most, and a detail some hundreds.
+# Keys and paths have at most 4,096 bytes, details a few hundred.
 _MOST_LINE_BYTES = 64 << 10
 
 
 class Output:
-    """The folder or prefix that runs fill.
+    """The output folder or prefix of a run.
 
-    Attributes:
-      seen: its content when `left` was last called.
-      changed: splits that --force replaces, since their source has changed.
+    `seen` is its content at the last call of `left`. `changed` are the splits that --force replaces
+    because their source has changed.
     """
 
     seen: Standing
@@ -62,17 +61,17 @@ class Output:
 
     @property
     def is_doubted(self) -> bool:
-        """Whether the dataset may have been made from other sources, as `left` last saw it."""
+        """Whether the sources may have changed since the dataset was made, as of `left`."""
         return self._decision is not None and self._decision.is_doubted
 
     def left(self) -> list[str]:
-        """Looks at the place again; returns the wanted splits that are not complete there."""
+        """Reads the output again; returns the wanted splits that are not complete."""
         return self._decide().left
 
     def begin(self, left: Sequence[str]) -> None:
-        """Marks the place as this run's, which will write the splits `left`.
+        """Claims the output for this run, which will write the splits `left`.
 
-        A refused run has left no such mark. What --force replaces of these splits is removed.
+        Removes the splits that --force replaces. A refused run never claims the output.
         """
         decision = self._decision or self._decide()
         made = dict(decision.made)
@@ -81,7 +80,7 @@ class Output:
             del made[split]
         content = self._mark(made, left)
         if self.store.claim(standing.BEGUN, content) != content:
-            # A bucket keeps what was there: the mark of another run, or of ours for other splits.
+            # A bucket keeps the existing claim: another run's, or ours for other splits.
             self.store.write(standing.BEGUN, self._mark(self._decide().made, left))
 
     def _decide(self) -> Decision:
@@ -92,20 +91,20 @@ class Output:
         return decision
 
     def _mark(self, made: dict[str, settings.Config], left: Sequence[str]) -> bytes:
-        """Returns the content of run.json where `left` is added to what was made."""
+        """Returns the content of run.json for the splits in `made` and `left`."""
         begun = made | {split: self._splits[split] for split in left}
         config = Settings(self.wanted.settings.verb, begun).config
         return canonical.dumps(Begun(config, self.wanted.libraries))
 
     def forget_others(self, stage: Stage[Any, Any]) -> None:
-        """Removes receipts of other runs of a stage: its files may have the sizes of theirs."""
+        """Removes receipts of a stage's other runs, whose files may have the same sizes."""
         for name in self.store.list_folder(naming.WORK):
             others = name.startswith(f"{stage.name}-") and len(name) == len(stage.name) + 17
             if others and f"{naming.WORK}/{name}" != stage.folder:
                 self.store.remove_tree(f"{naming.WORK}/{name}")
 
     def watch(self, receipt: Receipt[Any]) -> None:
-        """Counts bad images, and what this run wrote; for `engine.run`."""
+        """Counts bad images and collects new shards; a callback for `engine.run`."""
         shard = receipt.content
         if isinstance(shard, WrittenShard):
             self._bad += [each for each in shard.incidents if each.action == QUARANTINED]
@@ -115,7 +114,7 @@ class Output:
                 self._new.append(shard)
 
     def commit(self, draft: Draft, *, dropped: str = "") -> None:
-        """Publishes a manifest of a draft's splits and of those that were there; `dropped` goes."""
+        """Publishes a manifest of the draft's splits and the existing ones except `dropped`."""
         wanted, seen = self.wanted, standing.look(self.store, self.wanted)
         there, libraries = seen.committed, wanted.libraries
         made = {split: self._splits[split] for split in draft.splits}
@@ -143,10 +142,9 @@ class Output:
             self._note(manifest.digest, noted)
 
     def _kept(self, there: Manifest, others: set[str]) -> tuple[set[str], list[Incident]]:
-        """Returns the splits that stay, and the lines of quarantine.jsonl.
+        """Returns the splits to keep and the lines of quarantine.jsonl; none if lines are lost.
 
-        None stays if lines are lost. A run that was killed before its manifest may have left lines
-        of its own there.
+        A killed run may have left extra lines in the file.
         """
         kept = set(there.splits) - others
         if not kept:
@@ -164,21 +162,21 @@ class Output:
         return set(), []
 
     def note_source(self) -> None:
-        """Notes that the finished splits are what their source would make."""
+        """Records that the finished splits match their source."""
         noted, wanted = self.seen.noted, self.wanted.identities
         splits = {s: (wanted.get(s, was), lacks) for s, (was, lacks) in noted.splits.items()}
         self._note(noted.dataset, splits)
 
     def _note(self, dataset: str, splits: dict[str, tuple[str, dict[str, str]]]) -> None:
-        # A file may have a time in the future: what changes later must be newer.
+        # File times may be in the future, but later changes must count as newer.
         newest = min(self.wanted.newest, int(self._start * 1e9))
-        # Without the note, the next run compares source and dataset.
+        # If the note cannot be written, the next run compares source and dataset instead.
         with contextlib.suppress(ImagenetPrepError):
             noted = Noted(dataset, newest, splits)
             self.store.write(standing.NOTED, canonical.dumps(noted))
 
     def end(self) -> Json:
-        """Notes for `report` where the source of the finished set is; returns the summary."""
+        """Records the source location for `report`; returns the summary."""
         finished = Dataset.at(self.store)
         monitoring.quarantined(sum(finished.manifest.quarantined.values()))
         if self.wanted.origin is not None:
@@ -187,7 +185,7 @@ class Output:
         return summarise(path, finished, self._new, time.time() - self._start)
 
     def _discard(self, split: str) -> None:
-        """Removes a split, from the manifest first: it never names files that are gone."""
+        """Removes a split from the manifest first, so that it never lists missing files."""
         store, dataset = self.store, self.seen.dataset
         if dataset and split in dataset.manifest.splits:
             self.commit(Draft(splits={}, classes=dataset.classes), dropped=split)
@@ -197,17 +195,14 @@ class Output:
             if (parsed := naming.parse_shard_name(name)) is not None and parsed.split == split
         ]
         store.remove(*shards, *(name for shard in shards for name in naming.beside(shard)))
-        # A new shard of the same size would seem finished by an old receipt.
+        # An old receipt would make a new shard of the same size look finished.
         for name in store.list_folder(naming.WORK):
             if name.startswith(f"{self.wanted.settings.verb}-{split}-"):
                 store.remove_tree(f"{naming.WORK}/{name}")
 
 
 def listed_incidents(store: Readable, there: Manifest | None = None) -> Iterator[Incident]:
-    """Yields the lines of quarantine.jsonl, which grows with the dataset, one at a time.
-
-    The manifest `there` must name this file; without it, any run may have left it.
-    """
+    """Streams the incidents of quarantine.jsonl, verified if a manifest `there` is given."""
     digest, where = hashlib.sha256(), store.where(naming.QUARANTINE)
     try:
         if store.size(naming.QUARANTINE) is None:

@@ -1,7 +1,7 @@
-"""The pictures of sets and of sources, as `duplicates` looks at them: pieces, and their rows.
+"""Images of datasets and sources for `duplicates`: pieces, and the rows of hashes of each piece.
 
-The rows of a piece are kept below `.work`, named by the sha256 of the shard: what was hashed once
-is read again by a later run, for a child of the set, or for another set with the same shard.
+Rows are stored in `.work`, named by the sha256 of the shard. Later runs reuse them, also for an
+amended dataset or for any other dataset that contains the same shard.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from imagenet_prep.storage.os_errors import removed_on_failure
 from imagenet_prep.storage.store import Readable, Store
 
 _STAGE = "hashes"
-# As `Stage.folder` says.
+# Must match `Stage.folder`.
 FOLDER = f"{naming.WORK}/{_STAGE}-{hashes.DEFINITION[:16]}"
 _MAX_LINE_BYTES = 64
 _PART_BYTES = 1 << 20
@@ -42,11 +42,9 @@ _MOST_TABLE_BYTES = 1 << 30
 
 
 class Seen(NamedTuple):
-    """The row of an image, and its line of the table if it is not in one yet.
+    """The row (`hashes.ROW`) of an image, and its table line if no table lists it yet.
 
-    Attributes:
-      number: of the image in its piece; numbers of images that cannot be read are skipped.
-      row: `hashes.ROW`.
+    `number` is its position in the piece; unreadable images leave gaps.
     """
 
     number: int
@@ -56,7 +54,7 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardPiece:
-    """A shard of a set; see `matching.pictures.Piece`."""
+    """A shard of a dataset; see `matching.pictures.Piece`."""
 
     store: Readable
     shard: Shard
@@ -71,7 +69,7 @@ class ShardPiece:
 
     @property
     def where(self) -> str:
-        """The shard's place."""
+        """The location of the shard."""
         return self.store.where(self.shard.name)
 
     def samples(self) -> Iterator[Sample]:
@@ -79,7 +77,7 @@ class ShardPiece:
         return tables.rows(self.store, self.shard)
 
     def seen(self, problems: Problems) -> Iterator[Seen]:
-        """Yields what is kept of each sound record; what is damaged is told to `problems`."""
+        """Yields the row of each sound record; adds damaged records to `problems`."""
         with self.store.opened(self.shard.name) as opened, contextlib.suppress(GivenUpError):
             try:
                 for record in tfrecord.read_records(opened, self.where, problems.add):
@@ -95,7 +93,7 @@ class ShardPiece:
                 problems.add(error)
 
     def read(self, number: int) -> bytes:
-        """Returns the image of a record."""
+        """Returns the image of a record by number."""
         offset, size = _index(self.store, self.shard)[number]  # type: ignore[arg-type]
         data = self.store.read(self.shard.name, offset, size)
         try:
@@ -108,7 +106,7 @@ class ShardPiece:
 
 @functools.lru_cache(maxsize=64)
 def _index(store: Any, shard: Shard) -> list[tuple[int, int]]:
-    """Returns where the records of a shard lie."""
+    """Returns the offset and size of each record of a shard."""
     text = store.read(naming.index_name(shard.name), most=shard.examples * _MAX_LINE_BYTES)
     found = [tfrecord.index_numbers(line) for line in text.decode("ascii", "replace").splitlines()]
     if len(found) != shard.examples:
@@ -121,7 +119,7 @@ def _index(store: Any, shard: Shard) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class SourcePiece:
-    """A piece of a source; its table, in `kept`, lists the images that can be decoded."""
+    """A piece of a source; its table, in `kept`, lists the decodable images."""
 
     source: Stored
     task: IndexTask
@@ -130,7 +128,7 @@ class SourcePiece:
 
     @functools.cached_property
     def name(self) -> str:
-        """A digest of the source as it is now, and of the piece."""
+        """A digest of the source's current state and of the piece."""
         return canonical.digest([*self.source.identity, self.task.name])
 
     @property
@@ -140,7 +138,7 @@ class SourcePiece:
 
     @property
     def where(self) -> str:
-        """How messages call the piece."""
+        """The name of the piece in messages."""
         return f"{self.task.part}: {self.task.name}"
 
     @functools.cached_property
@@ -152,20 +150,20 @@ class SourcePiece:
         return [each.key for each in self.samples()]
 
     def samples(self) -> Iterator[Sample]:
-        """Yields the lines of the table that `seen` has made."""
+        """Yields the lines of the table that `seen` wrote."""
         name = f"{FOLDER}/{self.name}.csv"
         data = self.kept.read(name, most=_MOST_TABLE_BYTES)
         return samples.parse(io.BytesIO(data), self.kept.where(name))
 
     def seen(self, problems: Problems) -> Iterator[Seen]:
-        """Yields what is kept of each image that can be decoded."""
+        """Yields the row and table line of each decodable image."""
         reader, numbers = self.source.images, itertools.count()
         reader.will_need(self._members.values())
         for member in self._members.values():
             data = reader.read(member)
             try:
                 row = hashes.of(data)
-                with opening.opened(data, damaged=True) as opened:  # the hash has seen all of it
+                with opening.opened(data, damaged=True) as opened:  # fully decoded for the hash
                     size = opened.size
             except BadImageError as error:
                 with contextlib.suppress(GivenUpError):
@@ -176,7 +174,7 @@ class SourcePiece:
             yield Seen(next(numbers), row, line)
 
     def read(self, number: int) -> bytes:
-        """Returns an image that the table lists."""
+        """Returns an image by its line number in the table."""
         return self.source.images.read(self._members[self._keys[number]])
 
 
@@ -185,14 +183,14 @@ AnyPiece = ShardPiece | SourcePiece
 
 @dataclass(frozen=True)
 class Hashed:
-    """The content of the receipt of a piece; problems are sentences about images without a row."""
+    """The receipt content of a piece; `problems` describe images without a row."""
 
     examples: int
     problems: list[str]
 
 
 def of_set(dataset: Dataset, splits: Sequence[str], *, other: bool = False) -> list[AnyPiece]:
-    """Returns the pieces of a set."""
+    """Returns the pieces of a dataset."""
     for split in splits:
         if split not in dataset.manifest.splits:
             there = ", ".join(dataset.manifest.splits)
@@ -208,7 +206,7 @@ def of_set(dataset: Dataset, splits: Sequence[str], *, other: bool = False) -> l
 def hash_all(
     kept: Store, pieces: Sequence[AnyPiece], workers: engine.Workers, *, quiet: bool
 ) -> list[str]:
-    """Makes the rows of all pieces that have none yet; returns the problems of their images."""
+    """Computes the missing rows of all pieces; returns the problems of their images."""
     work = functools.partial(_hash, kept)
     stage = engine.Stage(_STAGE, hashes.DEFINITION, kept, work, Hashed)
     tasks = list({piece.name: piece for piece in pieces}.values())
@@ -218,13 +216,13 @@ def hash_all(
         for task, receipt in zip(tasks, receipts, strict=True)
         if receipt.content.problems
     ]
-    # They are looked at again when they may have been mended.
+    # Without a receipt, they are checked again next time, when they may have been fixed.
     kept.remove(*(f"{stage.folder}/receipts/{task.name}.json" for task, _ in damaged))
     return [problem for _, problems in damaged for problem in problems]
 
 
 def rows_of(kept: Store, pieces: Sequence[AnyPiece], scratch: Path) -> list[Path]:
-    """Returns the files of rows, brought to `scratch` where they do not lie in a folder."""
+    """Returns the files of rows; those in a bucket are downloaded to `scratch`."""
     paths = []
     for piece in pieces:
         name = f"{FOLDER}/{piece.name}.rows"
@@ -241,7 +239,6 @@ def rows_of(kept: Store, pieces: Sequence[AnyPiece], scratch: Path) -> list[Path
 
 
 def _hash(kept: Store, piece: AnyPiece) -> engine.Result[Hashed]:
-    """Makes the rows of a piece, on a worker."""
     problems, examples, table = Problems(), 0, io.BytesIO()
     path = kept.temporary()
     with removed_on_failure(path):

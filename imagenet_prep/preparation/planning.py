@@ -1,9 +1,8 @@
-"""The steps from lists of images to plans, wherever they are taken.
+"""The steps from image lists to plans, for one machine or a cluster.
 
-The members of a class are read, chosen and dealt by themselves, in any order; what must be known of
-all classes is counted before and checked after. `inventory` takes these steps with the workers of
-one machine, `shared_plan` with those of a cluster: they differ in how what belongs together comes
-together.
+Each class is read, selected and assigned to shards independently, in any order. Counts over all
+classes are taken before, checks after. `inventory` runs these steps with local workers,
+`shared_plan` on a cluster; they differ in how related entries are brought together.
 """
 
 from __future__ import annotations
@@ -32,27 +31,26 @@ from imagenet_prep.shards.plan import SplitPlan
 from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage.store import Store
 
-# About so many bytes of a list of several classes are parsed at once: the 1.28 million members of a
-# list of all classes would take 730 MB.
+# Parse about this number of bytes of a multi-class list at once: parsing the 1.28 million members
+# of a list of all classes would take 730 MB.
 _PARSED_BYTES = 1 << 20
 
 
 class ClassKey(NamedTuple):
-    """One class of a split of the source."""
+    """One class of a source split."""
 
     split: str
     class_index: int
 
 
 class Inventory(NamedTuple):
-    """What is to be written.
+    """The plan of the shards to be written.
 
     Attributes:
-      plans: of the splits; their files are in the plan folder.
-      taken: images by name of the part they come from; of annotations, images with boxes.
-      edition: of ImageNet, which the source is; see `editions.recognised`.
+      taken: images by name of their part; for annotations, images with boxes.
+      edition: the edition of ImageNet in the source; see `editions.recognised`.
       folder: of the plan files, relative to the dataset.
-      md5: of parts that were completely read while they were listed, by name.
+      md5: of parts that were read completely for listing, by name.
       excluded: the members that a list of keys excludes.
     """
 
@@ -75,11 +73,9 @@ class Inventory(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """How many images the source has.
+    """The number of images in the source.
 
-    Attributes:
-      used: chosen members by class index, for all classes, by split of the source.
-      edition, md5: as in `Inventory`.
+    `used` holds selected members by source split and class index. Otherwise as in `Inventory`.
     """
 
     edition: str
@@ -88,14 +84,14 @@ class Counts(NamedTuple):
 
 
 class Census(NamedTuple):
-    """What every worker must know of all images before it deals those of a class."""
+    """Facts about all images that a worker needs before it assigns those of a class."""
 
     counts: Counts
     divisions: dict[str, Division]
 
     @property
     def num_shards(self) -> dict[str, int]:
-        """By split that is made, how many shards it has."""
+        """The number of shards by output split."""
         of_each = (division.num_shards.items() for division in self.divisions.values())
         return {split: num for items in of_each for split, num in items}
 
@@ -104,16 +100,14 @@ class Census(NamedTuple):
 class Planning(ChosenMembers):
     """The steps of making one plan; picklable.
 
-    Attributes:
-      store: the dataset, where lists, boxes and plans are.
-      folder: of the plan files, relative to the dataset.
+    `store` is the dataset, which contains the lists, boxes and, in `folder`, plan files.
     """
 
     store: Store
     folder: str
 
     def count(self, tasks: Sequence[IndexTask], listed: Sequence[Listed]) -> Counts:
-        """Checks how many images the tasks have listed."""
+        """Counts the listed images; raises SourceError if any are missing."""
         wanted = self.selection
         classes, parts = wanted.source.classes, wanted.source.parts
         lists = list(zip(tasks, listed, strict=True))
@@ -140,7 +134,7 @@ class Planning(ChosenMembers):
             ]
             if not any(used[split]):
                 raise UsageError(f"{split}: no image of the chosen classes")
-        # A part that is no file has no md5.
+        # A part that is not a file has no md5.
         files = {part.name for part in parts if part.path is not None}
         md5 = {task.part: each.md5 for task, each in lists if each.md5 and task.part in files}
         if wanted.source.evaluation is not None:
@@ -155,14 +149,14 @@ class Planning(ChosenMembers):
     def deal(
         self, key: ClassKey, lines: bytes, census: Census
     ) -> tuple[Facts, dict[str, list[bytes]]]:
-        """Deals the members of a class, from the lines of its lists; as `deal_class`."""
+        """Assigns a class to shards from the lines of its lists; returns as `deal_class`."""
         members = _members(key, lines)
         return deal_class(self, key.split, members, census.divisions[key.split])
 
     def complete(
         self, census: Census, facts: Sequence[Facts], filled: Collection[ShardKey]
     ) -> Inventory:
-        """Checks that the parts fit together, once the files of the `filled` shards are written."""
+        """Checks all parts together after the files of the `filled` shards are written."""
         taken, excluded = check_classes(self.selection, facts)
         plans = split_plans(census.divisions, facts, filled, self.store, self.folder)
         counts = census.counts
@@ -177,10 +171,10 @@ def _members(key: ClassKey, lines: bytes) -> list[Member]:
 
 
 def lines_by_class(split: str, file: BinaryIO) -> Iterator[tuple[ClassKey, bytes]]:
-    """Yields the lines of a list of any classes by class, about a megabyte after the other."""
+    """Yields a list's lines grouped by class, for about one megabyte of the list at a time."""
     while lines := file.read(_PARSED_BYTES):
         by_class: dict[int, bytearray] = {}
-        # With the rest of the last line, unless that is longer than any of ours.
+        # Also read the rest of the last line, up to a limit that our lines never reach.
         for member in parse_members(lines + file.readline(_PARSED_BYTES)):
             by_class.setdefault(member.class_index, bytearray()).extend(dump_member(member))
         for index, of_class in by_class.items():

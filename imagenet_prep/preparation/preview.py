@@ -1,4 +1,4 @@
-"""What `prepare --dry-run` says: the plan, what it needs, and whether the run would be refused."""
+"""The result of `prepare --dry-run`: the plan, required space, and whether a run would fail."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ from imagenet_prep.storage.folder import LocalStore
 
 
 def preview(job: Job, output: Output) -> dict[str, Any]:
-    """Returns what a run would make; writes nothing, and makes the checks of the run.
-
-    Too little space is `refusal`, so that the plan is shown all the same.
-    """
+    """Plans and checks a run without writing; lack of space is `refusal`, so the plan is shown."""
     left = output.left()
     images, store = job.selection, output.store
     with scratch.place() as place:

@@ -1,9 +1,8 @@
-"""Whether a finished dataset holds what its source would make now.
+"""Checks whether a finished dataset still matches its source.
 
-If the files of the source are those that the last run noted, nothing is read. Else the images are
-listed and compared with the tables of samples: key, class and size. Then bytes are compared: those
-of an archive by its md5, which the manifest names; those of a file in a folder by the sha256 in the
-table, if the file has changed since the note.
+If the source files are those noted by the last run, nothing is read. Otherwise key, class and size
+of all images are compared with the sample tables, then bytes: archives by their md5 in the
+manifest, files of a folder by the sha256 in the table if they changed since the note.
 """
 
 from __future__ import annotations
@@ -39,18 +38,17 @@ from imagenet_prep.storage.remote import stamp
 from imagenet_prep.storage.remote_archives import open_archives
 from imagenet_prep.storage.store import Store
 
-# Key, class index and bytes of an image in the source.
+# Key, class index and size in bytes of a source image.
 _Facts = tuple[str, int, int]
-# Whether an image, which a member or a sample describes, has other bytes than its row in the table
-# says; or, without a row, than when it was quarantined.
+# Whether the bytes of an image, given as a member or sample, differ from its table row. Without a
+# row, it compares with the state when the image was quarantined.
 _Differs = Callable[[Any, Sample | None], bool]
 
 
 def demand_same_source(job: Job, output: Output, *, note: bool = True) -> None:
-    """Compares the source of `prepare` with the dataset that is there, if one is.
+    """Raises UsageError with the differences if the source of `prepare` has changed.
 
-    If they agree, that is noted, unless `note` is False, so that the next run need not compare
-    them. Raises UsageError, with the images or files, if they differ.
+    If it has not, records this unless `note` is False, so that the next run skips the comparison.
     """
     there, newest = output.seen.committed, output.seen.noted.newest
     if there is None or not output.is_doubted:
@@ -76,8 +74,7 @@ def demand_same_shards(
 ) -> None:
     """As `demand_same_source`, for the finished splits of `resize` and the shards that it read.
 
-    `excluded` holds the keys of excluded images, by shard. With --force, the output replaces the
-    splits that differ.
+    `excluded` holds excluded keys by shard. With --force, changed splits are replaced instead.
     """
     there, found = output.seen.committed, dict[str, list[str]]()
     if there is None or not output.is_doubted:
@@ -112,7 +109,7 @@ def _settle(output: Output, found: Sequence[str], *, note: bool = True) -> None:
 
 
 def _is_listed(store: Store, there: Manifest) -> bool:
-    """Returns whether the files that list the images of a dataset are all there."""
+    """Whether all files that list the images of a dataset are present."""
     shards = (shard for split in there.splits.values() for shard in split.shards)
     files = [*there.files, *filter(None, (shard.samples for shard in shards))]
     return there.has_samples and not lost(store, files)
@@ -121,7 +118,7 @@ def _is_listed(store: Store, there: Manifest) -> bool:
 def _other_images(
     job: Job, store: Store, there: Manifest, plans: LocalStore, newest: int
 ) -> Iterator[str]:
-    """Yields how the images that the source has now differ from those of the dataset."""
+    """Yields the differences between the source's current images and the dataset."""
     selection = job.selection
     reads = job.policy.check != CHECK_HEADER and any(not p.path for p in selection.source.parts)
     inventory = take_inventory(
@@ -153,7 +150,7 @@ def _is_other(found: Sample, row: Sample | None) -> bool:
 def _is_other_file(
     member: Member, row: Sample | None, *, job: Job, images: MemberReader, newest: int
 ) -> bool:
-    """Returns whether a file has other bytes than when its row, or its quarantine, was written."""
+    """Whether a file's bytes changed since its row was written or it was quarantined."""
     source = job.selection.source
     if isinstance(source, Folder):
         with read_errors(path := source.root / member.archive):
@@ -176,7 +173,7 @@ def _differences(
     images: Sequence[Callable[[], Iterable[tuple[_Facts, Any]]]],
     differs: _Differs | None,
 ) -> Iterator[str]:
-    """Yields how a split differs from the images that each shard would be made of now."""
+    """Yields the differences between a split and the images now planned for each of its shards."""
     shards = there.splits[split].shards if split in there.splits else []
     lines = listed_incidents(store, there)
     bad = {(i.key, i.class_index, i.size) for i in lines if i.action == QUARANTINED}
@@ -215,7 +212,7 @@ def _altered(
     bad: set[_Facts],
     differs: _Differs | None,
 ) -> list[str] | None:
-    """Returns the keys of images with other bytes; None if these are not the images of a shard."""
+    """Returns the keys of images with changed bytes; None if the shard has different images."""
     left, altered = iter(rows), []
     row = next(left, None)
     for facts, image in found:
@@ -232,12 +229,12 @@ def _altered(
 def _other_files(
     job: Job, there: Manifest, place: LocalStore, newest: int, *, listed: bool
 ) -> Iterator[str]:
-    """Yields the files of the source, and annotations, that are not those of the manifest."""
+    """Yields source and annotation files that differ from the manifest."""
     before = {source.name: source for source in there.sources}
     names, archives = [], {}
     for part in job.selection.parts:
         if part.path is None and part in job.selection.source.parts and listed:
-            continue  # a folder, whose images were compared
+            continue  # the images of this folder are compared one by one
         if (was := before.get(part.name)) is None or was.num_bytes != part.num_bytes:
             said = f"had {was.num_bytes:,} bytes" if was else "was not there"
             yield f"{part.name} {said}, has {part.num_bytes:,}"
@@ -261,7 +258,7 @@ def _hash_shard(shard: ShardFile, *, store: Store) -> engine.Result[HashedArchiv
 def _other_md5s(
     there: Manifest, stage: engine.Stage[Any, HashedArchive], tasks: Sequence[Any], *, quiet: bool
 ) -> Iterator[str]:
-    """Yields the files whose md5 is not the one in the manifest."""
+    """Yields the files whose md5 differs from the manifest."""
     before = {source.name: source.md5 for source in there.sources}
     receipts = engine.run(stage, tasks, engine.Workers(0), title="md5", quiet=quiet)
     for each in (receipt.content for receipt in receipts):

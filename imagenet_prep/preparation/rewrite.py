@@ -1,4 +1,4 @@
-"""Writes the shards of an existing set anew, split by split: `resize` and `adopt --rewrite`."""
+"""Rewrites the shards of an existing dataset, split by split: `resize` and `adopt --rewrite`."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ _LISTED = "the list of --exclude has its key"
 
 @dataclass(frozen=True)
 class RewriteWork:
-    """Writes a shard from one of another dataset, which is read once; picklable.
+    """Writes a shard from a shard of another dataset, which is read once; picklable.
 
     Attributes:
       count_colorspaces: count images that are kept although they are not RGB.
       excluded: the keys of excluded images, by shard.
-      renamed: by shard and record, the keys that replace those in records.
+      renamed: new keys by shard and record.
     """
 
     write: WriteWork
@@ -68,7 +68,7 @@ class RewriteWork:
     renamed: Mapping[str, Mapping[int, str]]
 
     def __call__(self, shard: ShardFile) -> engine.Result[WrittenShard]:
-        """Returns what is written, and the three files of the shard."""
+        """Writes the shard; returns its receipt content and its three files."""
         md5 = hashlib.md5(usedforsecurity=False)
         counts = Counts()
         excluded = self.excluded.get(shard.name, frozenset())
@@ -80,7 +80,7 @@ class RewriteWork:
             for number, (read, data) in enumerate(found):
                 member = read._replace(key=new.get(number, read.key))
                 if (first := seen.setdefault(member.key, number)) != number:
-                    # Equal keys in different shards are found when the split is committed.
+                    # Keys repeated in different shards are found when the split is committed.
                     places = (f"record {each} of {shard.file}" for each in (first, number))
                     raise same_key(self.store, member.key, *places)
                 if member.key in excluded:
@@ -101,14 +101,13 @@ class RewriteWork:
 
 @dataclass(frozen=True)
 class Job:
-    """One request, resolved.
+    """One resize or rewrite command, resolved.
 
     Attributes:
-      found: the input.
       policy: for the codec; None keeps every image byte for byte.
-      allowed_bad_images: 0 stops at the first, None never.
-      labelling: the meaning of the labels, if that is known already.
-      renamed: by shard and record, the keys that replace those of earlier records.
+      allowed_bad_images: 0 stops at the first bad image, None never.
+      labelling: the meaning of the labels, if already known.
+      renamed: new keys for records that repeat an earlier key, by shard and record.
       wnids_only: refuse classes whose names are not WNIDs.
       force: replace a split that has other settings; None if the verb has no such flag.
     """
@@ -127,7 +126,7 @@ class Job:
 
     @cached_property
     def excluded(self) -> dict[str, frozenset[str]]:
-        """The keys of the images that are left out, by shard."""
+        """The keys of excluded images, by shard."""
         if self.exclude is None:
             return {}
         demand_samples(self.found.manifest, self.found.store.where())
@@ -136,12 +135,12 @@ class Job:
         return {change.name: change.excluded for change in found}
 
     def num_excluded(self, split: str) -> int:
-        """Returns how many images of a split are left out."""
+        """Returns the number of excluded images of a split."""
         return sum(len(self.excluded.get(each.name, ())) for each in self.found.splits[split])
 
     @cached_property
     def wanted(self) -> Wanted:
-        """The data set to make. The source is identified by names and sizes of its files."""
+        """The dataset to make; its source is identified by names and sizes of its files."""
         byte_settings, libraries = KEEP_ORIGINAL, {}
         if self.policy is not None:
             byte_settings = {name: getattr(self.policy, name) for name in KEEP_ORIGINAL}
@@ -152,7 +151,7 @@ class Job:
             split: [[shard.file, shard.num_bytes] for shard in self.found.splits[split]]
             for split in self.splits
         }
-        # For `report`: where the images were before.
+        # For `report`: the previous location of the images.
         origin = None
         if folder := self.found.store.as_folder:
             root = folder.root.absolute()
@@ -181,7 +180,7 @@ class Job:
 
 
 def run(job: Job, store: Store) -> Json:
-    """Writes the splits that are not finished into a store and returns the summary."""
+    """Writes the unfinished splits to a store and returns the summary."""
     source = job.found.store
     folders = {shard.path.rpartition("/")[0] for s in job.splits for shard in job.found.splits[s]}
     if any(same_place(store.where(), source.where(folder)) for folder in {"", *folders}):
@@ -202,8 +201,8 @@ def run(job: Job, store: Store) -> Json:
 
 
 def preview(job: Job, store: Store) -> Json:
-    """Returns what a run would make; reads only the first and last shards, and tables."""
-    _ = job.wanted  # refuses keys that belong to no image, as a run does
+    """Returns the result of a dry run; reads only the first and last shards, and tables."""
+    _ = job.wanted  # fails on keys that match no image, as a run does
     labelling = tfrecords.known_labelling(job.found, job.splits)
     labels = "known only after the whole set is read, so it is read twice"
     if labelling is not None:
@@ -250,7 +249,6 @@ def _labelling(job: Job, store: Store, output: Output, left: Sequence[str]) -> L
 
 
 def _write(job: Job, store: Store, output: Output, split: str, labelling: Labelling) -> None:
-    """Writes one split and commits it."""
     shards, classes = job.found.splits[split], labelling.classes
     write = WriteWork(
         store=store,
@@ -285,7 +283,7 @@ def _write(job: Job, store: Store, output: Output, split: str, labelling: Labell
         shards,
         job.workers,
         title=f"{RESIZE} {split}",
-        # Only a manifest says how many images there are before all of them are read.
+        # Without a manifest, the number of images is unknown until all are read.
         images=there.splits[split].examples - job.num_excluded(split) if there else 0,
         watch=output.watch,
         quiet=job.quiet,
@@ -301,7 +299,7 @@ def _write(job: Job, store: Store, output: Output, split: str, labelling: Labell
         incidents=[incident for each in written for incident in each.incidents],
         sources=[each.source for each in written if each.source],
         lacks={schema.COLORSPACE: schema.WRONG} if not_rgb else {},
-        # A set without an edition is none by its counts: its images may have been chosen.
+        # Do not derive an edition from counts: the images may be a selection.
         parent=there,
     )
     output.commit(draft)
@@ -311,4 +309,4 @@ def _is_kept_without_rgb(data: bytes) -> bool:
     try:
         return not is_rgb(keep(data).encoded)
     except BadImageError:
-        return False  # it is left out
+        return False  # it is quarantined

@@ -1,4 +1,4 @@
-"""The images that are wanted of a source, and the shards that they go to."""
+"""The selected images of a source, and the number of shards for them."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from imagenet_prep.storage.store import Store, same_place
 
 @dataclass(frozen=True)
 class Selection:
-    """The images that are wanted, and into how many shards they go.
+    """The selected images, and the number of shards for them.
 
     Attributes:
       where: the source, for messages.
       annotations: its bounding boxes; None if there are none or they are not wanted.
       splits: of the source, in order.
-      classes: indices of the classes.
-      per_class: the most images of each, chosen by the seed; None for all.
-      any_counts: accept other counts than the published ones.
-      num_shards: by split; None for the official number of examples in each shard.
-      seed: decides which image is in which shard.
-      holdout: the number of images that are taken out of train, as a split of their own.
+      classes: indices of the selected classes.
+      per_class: maximum number of images per class, chosen by the seed; None for all.
+      any_counts: accept counts other than the published ones.
+      num_shards: by split; None for the official number of examples per shard.
+      seed: determines the shard of each image.
+      holdout: the number of images to move from train to the split holdout,
       holdout_percent: or the share of each class.
-      holdout_per_class: how many of each class are taken out of train, as validation.
-      excluded: keys of images that are excluded last: all others stay where they were.
-      listed_anew: list images again, even if an earlier run has kept a list.
+      holdout_per_class: the number of images of each class to move from train to validation.
+      excluded: keys that are excluded last, so that all other images stay in their shards.
+      listed_anew: list images again, even if an earlier run has stored a list.
     """
 
     source: Source
@@ -59,44 +59,44 @@ class Selection:
 
     @property
     def is_subset(self) -> bool:
-        """Whether the splits have other counts than the published ones, or may have."""
+        """Whether the counts of the splits differ from the published ones, or may differ."""
         takes_out = self.holds_out or self.holdout_per_class
         return bool(self.any_counts or takes_out or self.excluded)
 
     @property
     def is_part(self) -> bool:
-        """Whether only some classes, or some images of each, were asked for."""
+        """Whether only some classes, or some images per class, are selected."""
         return bool(self.per_class or len(self.classes) < len(self.source.classes.wnids))
 
     @property
     def holds_out(self) -> bool:
-        """Whether images are taken out of train as a split of their own."""
+        """Whether images are moved from train to the split holdout."""
         return bool(self.holdout or self.holdout_percent)
 
     def source_split(self, split: str) -> str:
-        """Returns the split of the source that the images of a split come from."""
+        """Returns the source split that contains the images of an output split."""
         return split if split in self.splits else schema.TRAIN
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
-        """The parts that the images and boxes come from."""
+        """The parts that contain the images and boxes."""
         return (*self.source.parts, *(self.annotations.parts.values() if self.annotations else ()))
 
     @cached_property
     def identity(self) -> str:
-        """Digest that changes if a file of the source does."""
+        """Digest that changes if a file of the source changes."""
         boxes_of = self.annotations.digest if self.annotations else None
         return canonical.digest([self.source.identity, boxes_of])
 
     @cached_property
     def index_digest(self) -> str:
-        """Digest of all that decides the members."""
-        # Only the chosen classes are unpacked, so they decide what lies there.
+        """Digest of everything that determines the members."""
+        # Only the selected classes are unpacked, so the unpacked files depend on them.
         chosen = sorted(self.classes) if isinstance(self.source, Packed) else None
         return canonical.digest([*self.source.identity, chosen, *["anew"] * self.listed_anew])
 
     def index_tasks(self) -> list[IndexTask]:
-        """Returns the pieces of the source that hold chosen classes."""
+        """Returns the source pieces that contain selected classes."""
         return [
             task
             for split in self.splits
@@ -105,7 +105,7 @@ class Selection:
         ]
 
     def images(self, store: LocalStore) -> MemberReader:
-        """Returns what reads the members, from the source or from what was unpacked in `store`."""
+        """Returns a reader for members in the source, or unpacked in `store`."""
         if isinstance(self.source, Stored):
             return self.source.images
         folder = store.path(f"{UNPACKED}/{self.index_digest[:16]}")
@@ -113,7 +113,7 @@ class Selection:
         return MemberReader(ArchiveReader(files))
 
     def shards_of(self, split: str, examples: int) -> int:
-        """Returns the number of shards of a split."""
+        """Returns the number of shards of an output split."""
         like = {schema.HOLDOUT: schema.TRAIN, schema.TEST: schema.VALIDATION}.get(split, split)
         asked, official = self.num_shards.get(split), schema.DEFAULT_NUM_SHARDS[like]
         if asked is None:
@@ -139,7 +139,7 @@ def index_stage(
 
 
 def refuse_source_as_output(out: str, where: str, source: Source) -> None:
-    """Refuses an output that is the source or among its images; out and where are flags."""
+    """Raises UsageError if the output is the source or one of its image folders."""
     places = [
         text.rstrip("/") if address.is_remote(text) else str(Path(text).expanduser())
         for text in (out, where)

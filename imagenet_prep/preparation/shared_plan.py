@@ -1,9 +1,9 @@
-"""A plan that many workers make together: what each of them does, without Apache Beam.
+"""A plan made jointly by many workers; these are their steps, without Apache Beam.
 
-Whoever deals the members of a class reads them from their lists; the entries of some neighbouring
-shards come together in one place, which writes their plan files. So no process holds all members.
-The files lie beside the data set, and one note, `plan.json`, completes them. `pipelines/graph`
-connects these steps.
+Each worker reads and assigns the members of some classes. The entries of a block of neighbouring
+shards are then collected by one worker, which writes their plan files. No process holds all
+members. The files are next to the dataset; the note `plan.json` is written last and completes them.
+`pipelines/graph` connects these steps.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from imagenet_prep.shards import plan, runs
 from imagenet_prep.storage import notes
 from imagenet_prep.storage.store import Store
 
-# The members that --exclude leaves out, where it leaves any.
+# The members that --exclude removes, if any.
 _EXCLUDED = "excluded.jsonl"
-# Members whose plan files are written by one call: neighbouring shards with so many together.
+# Target number of members in a block: neighbouring shards whose plan files one call writes.
 _BLOCK_MEMBERS = 1 << 14
-# Members that are dealt by one call, of neighbouring classes with so many together: entries of 26
-# MB, which wait in the memory of a worker, and of what runs it, until all are dealt.
+# Target number of members in a share: neighbouring classes that one call assigns. Their entries (26
+# MB) stay in memory of a worker and its runner until all are assigned.
 _SHARE_MEMBERS = 1 << 18
 
 
 @dataclass(frozen=True)
 class _Note:
-    """What plan.json says: as in `Inventory`."""
+    """The content of plan.json, as in `Inventory`."""
 
     plans: list[plan.SplitPlan]
     taken: dict[str, int]
@@ -45,32 +45,32 @@ class _Note:
 
 
 class ShareKey(NamedTuple):
-    """Some neighbouring classes of a split of the source."""
+    """A number of neighbouring classes of a source split."""
 
     split: str
     number: int
 
 
 class BlockKey(NamedTuple):
-    """Some neighbouring shards of a split that is made."""
+    """A number of neighbouring shards of an output split."""
 
     split: str
     number: int
 
 
 def share_of(key: ClassKey, census: Census) -> ShareKey:
-    """Returns the share of the work that a class belongs to."""
+    """Returns the share that a class belongs to."""
     before = census.divisions[key.split].before.values()
     return ShareKey(key.split, sum(each[key.class_index] for each in before) // _SHARE_MEMBERS)
 
 
 @dataclass(frozen=True)
 class SharedPlan(Planning):
-    """The steps of workers that share a plan beside the data set; picklable."""
+    """The steps of workers that share a plan next to the dataset; picklable."""
 
     @classmethod
     def of(cls, wanted: Selection, store: Store, lookup: BoxLookup | None) -> SharedPlan:
-        """Returns the plan of these images; its folder has a name that no other plan has."""
+        """Returns the plan of these images; its folder name is unique to the plan."""
         digest = canonical.digest(
             [
                 wanted.index_digest,
@@ -84,7 +84,7 @@ class SharedPlan(Planning):
         return cls(wanted, lookup, store, f"{naming.WORK}/{SHARED_PLANS}{digest[:16]}")
 
     def gather(self, key: ClassKey, lines: Iterable[bytes]) -> str:
-        """Writes the lines of a class that stood in lists of several; returns the list's name."""
+        """Writes a class's lines collected from multi-class lists; returns the new list's name."""
         name = f"{self.folder}/members/{key.split}-{key.class_index}.jsonl"
         self.store.write(name, b"".join(lines))
         return name
@@ -92,7 +92,7 @@ class SharedPlan(Planning):
     def deal_share(
         self, lists: Iterable[tuple[ClassKey, str]], census: Census
     ) -> tuple[list[Facts], dict[BlockKey, bytes]]:
-        """Deals the members of some classes; returns entries of plans, put together by block."""
+        """Assigns some classes to shards; returns plan entries, grouped by block."""
         lists_of = defaultdict[ClassKey, list[str]](list)
         for key, name in lists:
             lists_of[key].append(name)
@@ -111,7 +111,7 @@ class SharedPlan(Planning):
         return found, {block: bytes(packed) for block, packed in blocks.items()}
 
     def write(self, block: BlockKey, entries: Iterable[bytes], census: Census) -> list[ShardKey]:
-        """Writes the plan files of one block of shards; returns those that have members."""
+        """Writes the plan files of one block of shards; returns the non-empty shards."""
         num_shards = census.num_shards[block.split]
         lines = [line for part in entries for line in part.splitlines(keepends=True)]
         written = []
@@ -123,18 +123,18 @@ class SharedPlan(Planning):
     def complete(
         self, census: Census, facts: Sequence[Facts], filled: Collection[ShardKey]
     ) -> Inventory:
-        """Completes the plan by its note; arguments and errors as for `Planning.complete`."""
+        """Completes the plan by its note; see `Planning.complete`."""
         made = super().complete(census, facts, filled)
         content = _Note(made.plans, made.taken, made.edition, made.md5)
         if made.excluded:
             lines = b"".join(map(dump_member, made.excluded))
             self.store.write(f"{self.folder}/{_EXCLUDED}", lines)
-        # The note comes last: when it can be seen, the plan is complete.
+        # The note is written last: if it exists, the plan is complete.
         self.store.write(f"{self.folder}/plan.json", canonical.dumps(content))
         return made
 
     def found(self) -> Inventory | None:
-        """Returns the plan if it is complete; its files are beside the data set."""
+        """Returns the stored plan if it is complete."""
         there = set(self.store.names(self.folder))
         if "plan.json" not in there:
             return None

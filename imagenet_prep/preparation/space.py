@@ -1,4 +1,4 @@
-"""Whether the disk is large enough: estimates what a run writes, from a sample of images."""
+"""Checks whether disk space suffices: estimates the output size from a sample of images."""
 
 from __future__ import annotations
 
@@ -20,23 +20,20 @@ from imagenet_prep.shards.plan import SplitPlan
 from imagenet_prep.sources.source import IndexTask, Packed
 from imagenet_prep.storage.store import Store
 
-# Images of each split that are sampled; with 64 the error is about 10 %.
+# Images sampled per split; with 64, the error is about 10 %.
 _SAMPLE_IMAGES = 64
 _MARGIN = 1.15
-# If this many times the size of the source is free, no estimate is needed: shrinking makes images
-# smaller, and few images grow because they are repaired.
+# If this multiple of the source size is free, no estimate is needed: resizing makes images
+# smaller, and few images grow by repairs.
 _PLENTY = 2
 # Measured size of a record without its image: 330 to 480 bytes.
 _RECORD_OVERHEAD_BYTES = 480
-# The bytes that an image takes in a sorted run beside its line: its shard, and its place there.
+# Bytes of an image in a sorted run in addition to its line: its shard and its position there.
 _ENTRY_OVERHEAD_BYTES = 24
 
 
 def check_plan(out: Store, images: int, line_bytes: float) -> None:
-    """Checks that the runs and files of a plan of `images` fit on this machine's disk.
-
-    `line_bytes` is the mean size of the line of an image.
-    """
+    """Checks disk space for a plan of `images`; `line_bytes` is the mean size of a list line."""
     needed = images * (2 * line_bytes + _ENTRY_OVERHEAD_BYTES)
     why = f" to deal {counted(images, 'image')} out to shards"
     _refuse(out, needed, out.local.free_bytes(), why, "or use a larger disk")
@@ -46,10 +43,7 @@ def check_plan(out: Store, images: int, line_bytes: float) -> None:
 class Forecast:
     """Estimates the size of shards from some images of each split.
 
-    Attributes:
-      transform: makes the stored image of the source's bytes.
-      shrinks: whether large images are resized.
-      plans, folder: where the plan files are.
+    `shrinks`: large images are resized. `plans` and `folder` are the location of the plan files.
     """
 
     selection: Selection
@@ -61,11 +55,11 @@ class Forecast:
     folder: str = PLAN_FOLDER
 
     def check_unpacking(self) -> None:
-        """Checks that unpacked images and shards fit on the disk together."""
+        """Checks that unpacked images and shards together fit on the disk."""
         source, out = self.selection.source, self.out
         if not isinstance(source, Packed):
             return
-        # Only images of the chosen classes are unpacked.
+        # Only images of the selected classes are unpacked.
         share = len(self.selection.classes) / len(source.classes.wnids)
         tasks = self.selection.index_tasks()
         done = index_stage(self.selection, out.local).receipts(task.name for task in tasks)
@@ -75,8 +69,7 @@ class Forecast:
         if not pending or free > (1 + _PLENTY) * share * sum(map(source.unpacked_bytes, tasks)):
             return
         shards = 0.0
-        # Only a few of the shards that go to a bucket are on this disk at a time; `check_shards`
-        # counts them.
+        # For a bucket, only a few shards are on this disk at a time; `check_shards` counts them.
         if out.as_folder:
             for split in self.selection.splits:
                 of_split = [task for task in tasks if task.split == split]
@@ -88,7 +81,7 @@ class Forecast:
         _refuse(self.out, unpacked + _MARGIN * shards, free, "; images are unpacked first")
 
     def check_shards(self, plans: Sequence[SplitPlan], finished: Container[str]) -> None:
-        """Checks that the shards that are not finished fit on the disk."""
+        """Checks that the unfinished shards fit on the disk."""
         free = self.out.local.free_bytes()
         overhead = _RECORD_OVERHEAD_BYTES * sum(split.examples for split in plans)
         enough = _PLENTY * (sum(split.source_bytes for split in plans) + overhead)
@@ -105,7 +98,7 @@ class Forecast:
         _refuse(self.out, _MARGIN * needed, free)
 
     def content(self, plans: Sequence[SplitPlan]) -> Json:
-        """Returns what a run would write, for --dry-run."""
+        """Returns the output of a run, for --dry-run."""
         out = self.out
         estimated = {split.split: round(self._split_bytes(split)) for split in plans}
         packed = isinstance(self.selection.source, Packed)
@@ -113,7 +106,7 @@ class Forecast:
         shards = sum(estimated.values())
         on_disk = shards if out.as_folder else round(self._passing_bytes(plans))
         names = [plan_name(shard) for split in plans for shard in split.shard_names]
-        # The lists of images stay as long as the plan, and have its size.
+        # The image lists stay as long as the plan and have the same size.
         on_disk += 2 * sum(self.plans.sizes(names).values())
         return {
             "out": out.where(),
@@ -135,8 +128,8 @@ class Forecast:
         }
 
     def _passing_bytes(self, plans: Sequence[SplitPlan]) -> float:
-        """Returns about how many bytes are on this disk while shards go to a bucket."""
-        # A worker sends one shard while it makes the next.
+        """Returns the approximate bytes on this disk while shards are sent to a bucket."""
+        # A worker makes the next shard while it sends one.
         return 2 * self.workers.count * max(map(self._shard_bytes, plans))
 
     def _shard_bytes(self, split: SplitPlan) -> float:
@@ -150,7 +143,7 @@ class Forecast:
         return (mean or split.source_bytes / split.examples) * split.examples + overhead
 
     def _mean_bytes(self, sample: Iterator[bytes]) -> tuple[float, float]:
-        """Returns the mean bytes of images before and after the codec; 0 if none is usable."""
+        """Returns mean image sizes before and after encoding, in bytes; 0 if none is usable."""
         before, after = [], []
         for data in sample:
             with contextlib.suppress(BadImageError):
@@ -173,7 +166,6 @@ class Forecast:
 
 
 def _refuse(out: Store, needed: float, free: int, why: str = "", elsewhere: str = "") -> None:
-    """Raises StoreError if more bytes are needed than are free."""
     if needed <= free:
         return
     if not elsewhere and out.as_folder:

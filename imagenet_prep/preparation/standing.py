@@ -1,6 +1,6 @@
-"""What a run finds at the place that it fills, and what follows from it.
+"""Inspects the output location and decides the next steps of a run.
 
-`look` asks the store, once; everything else is decided from what it returned, without a disk.
+`look` reads the store once; all decisions follow from its result, without further I/O.
 """
 
 from __future__ import annotations
@@ -24,29 +24,27 @@ from imagenet_prep.storage.store import Store
 
 BEGUN = f"{naming.WORK}/run.json"
 NOTED = f"{naming.WORK}/source.json"
-# The key, among the libraries, of the codec that makes the bytes of images.
+# The key of the image codec in the libraries.
 _CODEC = "codec"
-# Folders of a bucket in which other data sets are looked for, and folders in each of these.
+# Limits of the search for datasets in a bucket: top-level folders, and subfolders in each.
 _MOST_LOOKED_AT, _MOST_LOOKED_AT_BELOW = 100, 10
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """The data set to make.
+    """The dataset to make.
 
     Attributes:
-      settings: who makes it, and what decides the bytes of the splits that this run makes.
-      libraries: what makes the bytes of images: {"codec": name}, empty if all are kept.
+      settings: the verb, and the settings that determine the bytes of each split.
+      libraries: {"codec": name} of the image codec; empty if all images are kept.
       label_offset: stored label = class index + this.
-      subset: whether images of ILSVRC2012 are missing; None to work it out from the sources.
+      subset: whether images of ILSVRC2012 are missing; None to derive it from the sources.
       name: of the dataset, for `dataset.tfds`.
-      identities: of the source of each split: a digest that changes if one of its files does;
-        empty if the settings identify the source.
+      identities: digest of each split's source files; empty if the settings identify the source.
       newest: the latest time at which one of these files changed, in ns.
-      allowed_bad_images: 0 stops at the first, None never.
-      origin: where the source lies, for `report`; None where that is no folder of this machine.
-      force: replace splits that have other settings or a changed source; None if the verb has no
-        such flag.
+      allowed_bad_images: 0 stops at the first bad image, None never.
+      origin: location of the source, for `report`; None if it is not a local folder.
+      force: replace splits with other settings or a changed source; None if there is no such flag.
     """
 
     settings: Settings
@@ -63,10 +61,10 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Adoption:
-    """The shards that adopt was about to take over.
+    """The shards of an adoption.
 
     Attributes:
-      renames: (name now, name then), in an order that frees each name.
+      renames: (old name, new name), in a safe order.
       shards: (name, sha256) of each.
     """
 
@@ -76,11 +74,9 @@ class Adoption:
 
 @dataclass(frozen=True)
 class Begun:
-    """The content of run.json: the settings of the run that started this place, as in a manifest.
+    """The content of run.json: the settings of the first run here, as in a manifest.
 
-    Attributes:
-      libraries: as in `Wanted`.
-      adoption: written before the first change of adopt, for a run after a kill to finish.
+    `adoption` is written before adopt changes anything, so that a later run can finish it.
     """
 
     config: settings.Config
@@ -90,12 +86,10 @@ class Begun:
 
 @dataclass(frozen=True)
 class Noted:
-    """The note of the run that finished a dataset, for the next one.
+    """The note that a finished run leaves for the next one.
 
-    Attributes:
-      dataset: digest of the manifest.
-      newest: as in `Wanted`.
-      splits: (identity as in `Wanted`, lacks as in a manifest) of each split.
+    `dataset` is the digest of the manifest. `splits` has (identity as in `Wanted`, lacks as in a
+    manifest) of each split.
     """
 
     dataset: str
@@ -105,15 +99,15 @@ class Noted:
 
 @dataclass(frozen=True)
 class Standing:
-    """The content of a place, at one moment.
+    """The content of the output location at one moment.
 
     Attributes:
-      where: how messages call the place.
+      where: the location, for messages.
       names: its files and folders.
-      dataset: the one that is finished there, if there is one.
-      noted: of that dataset; without a note, its sources are unknown.
-      whole: the splits of the manifest whose files are all there, at their sizes.
-      others: at the root of a bucket, the datasets below it.
+      dataset: the finished dataset there, or None.
+      noted: note about that dataset; without one, its sources are unknown.
+      whole: splits of the manifest whose files are all present with the right sizes.
+      others: datasets below it, if it is the root of a bucket.
     """
 
     where: str
@@ -131,18 +125,18 @@ class Standing:
 
     @property
     def finished(self) -> dict[str, settings.Config]:
-        """The settings of the splits of the dataset; none if this program did not write them."""
+        """The settings of the dataset's splits; empty if this program did not write them."""
         return _parsed(self.committed.config).splits if self.committed else {}
 
 
 class Decision(NamedTuple):
-    """What a run does at a place.
+    """The decision for a run.
 
     Attributes:
-      made: the settings of the splits that this verb has finished or begun there.
+      made: the settings of the splits that this verb has started or finished there.
       replaced: the splits that --force removes.
-      left: the wanted splits that have to be written.
-      is_doubted: whether the dataset may have been made from other sources.
+      left: the wanted splits that must be written.
+      is_doubted: whether the dataset's sources may have changed.
     """
 
     made: dict[str, settings.Config]
@@ -153,7 +147,7 @@ class Decision(NamedTuple):
 
 def look(store: Store, wanted: Wanted) -> Standing:
     """Returns the content of a store."""
-    # A listing fails if there is no such bucket; a request for the manifest would not.
+    # Listing fails if the bucket does not exist; a request for the manifest would not.
     names = tuple(store.list_folder())
     notes_of = store.list_folder(naming.WORK) if naming.WORK in names else ()
     in_work = {f"{naming.WORK}/{name}" for name in notes_of}
@@ -173,7 +167,7 @@ def look(store: Store, wanted: Wanted) -> Standing:
 
 
 def _sets_below(store: Store, names: Iterable[str]) -> tuple[str, ...]:
-    """Returns data sets in the folders of a bucket, and in the folders in these, as far as seen."""
+    """Returns datasets found in the top two levels of folders of a bucket, within limits."""
     _, _, place = store.where().partition("://")
     if store.as_folder is not None or "/" in place.rstrip("/"):
         return ()
@@ -189,7 +183,7 @@ def _sets_below(store: Store, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _whole(store: Store, there: Manifest | None, wanted: Wanted) -> frozenset[str]:
-    """Returns the wanted splits of a manifest whose files are all there, at their sizes."""
+    """Returns the wanted splits whose files are all present with the right sizes."""
     if there is None:
         return frozenset()
     splits = [split for split in wanted.settings.splits if split in there.splits]
@@ -198,7 +192,7 @@ def _whole(store: Store, there: Manifest | None, wanted: Wanted) -> frozenset[st
 
 
 def decide(standing: Standing, wanted: Wanted, changed: Collection[str] = frozenset()) -> Decision:
-    """Returns what a run does that wants this set, whose source has changed for some splits."""
+    """Returns the decision for a run; `changed` are the splits whose source has changed."""
     if standing.others:
         raise UsageError(
             f"{standing.where} is the root of a bucket, and holds other data sets: "
@@ -223,7 +217,7 @@ def decide(standing: Standing, wanted: Wanted, changed: Collection[str] = frozen
     if not left and (there := standing.committed) is not None:
         bad = sum(there.quarantined.values())
         if not wanted.settings.all_at_once:
-            # Sources of a split count its images before bad ones were left out.
+            # The member counts of sources include bad images.
             read = sum(each.members for each in there.sources if split_of(each.name) in splits)
             bad = read - sum(there.splits[split].examples for split in splits)
         check_finished(standing.where, bad, wanted.allowed_bad_images)
@@ -233,7 +227,6 @@ def decide(standing: Standing, wanted: Wanted, changed: Collection[str] = frozen
 
 
 def _parsed(config: settings.Config) -> Settings:
-    """Returns the settings of a config; of no verb if this program did not write it."""
     try:
         return settings.parse(config)
     except ValueError:
@@ -241,7 +234,7 @@ def _parsed(config: settings.Config) -> Settings:
 
 
 def _made(standing: Standing, wanted: Wanted) -> dict[str, settings.Config]:
-    """Returns the settings of the splits that this verb has begun or finished here."""
+    """Returns the settings of the splits that this verb has started or finished here."""
     verb, made = wanted.settings.verb, dict[str, settings.Config]()
     configs = [each.config for each in (standing.begun, standing.committed) if each is not None]
     for config in configs:
@@ -253,7 +246,7 @@ def _made(standing: Standing, wanted: Wanted) -> dict[str, settings.Config]:
             )
         made |= found.splits
         if wanted.settings.all_at_once:
-            # With other splits it is another set.
+            # Different splits would make a different dataset.
             made |= dict.fromkeys(wanted.settings.splits, config)
     return made
 
@@ -261,7 +254,7 @@ def _made(standing: Standing, wanted: Wanted) -> dict[str, settings.Config]:
 def _refuse_differences(
     standing: Standing, wanted: Wanted, made: dict[str, settings.Config]
 ) -> None:
-    """Raises UsageError where what is here has other settings."""
+    """Raises UsageError if the existing dataset or work has other settings."""
     found = [
         f"{name} is {made[split].get(name)!r} there, {asked.get(name)!r} here"
         for split, asked in wanted.settings.splits.items()
@@ -281,7 +274,7 @@ def _refuse_differences(
 
 
 def _refuse_strangers(standing: Standing, verb: str, made: Iterable[str]) -> None:
-    """Raises UsageError for files that readers would take for shards, and no run left here."""
+    """Raises UsageError for files that look like shards but are from no run here."""
     strangers = [
         name
         for name in filter(naming.looks_like_shard, standing.names)
@@ -295,23 +288,23 @@ def _refuse_strangers(standing: Standing, verb: str, made: Iterable[str]) -> Non
 
 
 def _other_libraries(standing: Standing, wanted: Wanted) -> dict[str, str]:
-    """Returns the libraries that were used here, empty if this run may go on with them."""
+    """Returns the libraries used here if they prevent this run from continuing, else {}."""
     used: dict[str, str] = {}
     if standing.begun is not None:
         used = standing.begun.libraries
     elif standing.committed is not None:
         used = standing.committed.producer.libraries
-    # A run without any only keeps images, and goes on with all.
+    # A run that re-encodes nothing can continue with any library version.
     return used if wanted.libraries and used != wanted.libraries else {}
 
 
 def _refuse_other_codec(
     standing: Standing, wanted: Wanted, left: Iterable[str], kept: Iterable[str]
 ) -> None:
-    """Raises UsageError where another codec began what this run would finish, or add to."""
+    """Raises UsageError if a different codec made splits that this run would finish or add to."""
     used, left = _other_libraries(standing, wanted), set(left)
     if standing.begun is None and standing.committed and standing.committed.splits.keys() <= left:
-        return  # nothing stays of what it made
+        return  # all of its splits are replaced
     advice = "Finish it with that, or choose another folder."
     if wanted.force is False and set(kept) <= wanted.settings.splits.keys():
         advice = "Finish it with that, choose another folder, or let --force replace what is there."

@@ -1,4 +1,4 @@
-"""What one task does on a worker: connects sources, codec and shards."""
+"""The tasks of workers: connect sources, codec and shards."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
 from imagenet_prep.storage.remote_archives import RemoteArchives
 from imagenet_prep.storage.store import Store
 
-# A file of members a shard.
+# Contains one file of members per shard.
 PLAN_FOLDER = f"{naming.WORK}/plan"
-# The folders of plans that workers of a cluster share begin so.
+# Name prefix of the folders of plans that cluster workers share.
 SHARED_PLANS = "plan-"
-# Images that had to be unpacked lie here until the data set is committed.
+# Images that must be unpacked are stored here until the dataset is committed.
 UNPACKED = f"{naming.WORK}/unpacked"
 
 
 @dataclass(frozen=True)
 class Listed:
-    """The images of a piece of the source, by class index, and its md5 if all of it was read."""
+    """A source piece's number of images by class index, and its md5 if it was read completely."""
 
     num_per_class: dict[int, int]
     md5: str | None = None
@@ -39,7 +39,7 @@ class Listed:
 
 @dataclass(frozen=True)
 class HashedArchive:
-    """An archive that was read whole for its md5."""
+    """An archive that was read completely for its md5."""
 
     archive: str
     num_bytes: int
@@ -51,9 +51,9 @@ class IndexWork:
     """Lists the images of one piece into a file of JSON lines next to the receipt.
 
     Attributes:
-      folder: of the stage; the lists go below it.
-      unpacked: where unpacked images go; None to count them only.
-      chosen: indices of the classes that are unpacked.
+      folder: of the stage; the lists are stored in it.
+      unpacked: destination of unpacked images; None to only count them.
+      chosen: indices of the classes to unpack.
     """
 
     source: Source
@@ -63,7 +63,7 @@ class IndexWork:
     chosen: frozenset[int]
 
     def __call__(self, task: IndexTask) -> Result[Listed]:
-        """Lists the images of one piece; the files are unpacked images and the list."""
+        """Lists the images of one piece; the files are the unpacked images and the list."""
         outputs = []
         md5 = None
         if isinstance(self.source, Packed):
@@ -84,12 +84,12 @@ class IndexWork:
             new_file(temporary) as file,
         ):
             file.writelines(map(dump_member, members))
-        # The list comes last: when it can be seen, the images that it lists are there.
+        # The list is published last: if it exists, its images exist too.
         outputs.append(Output(temporary, member_list(self.folder, task)))
         return Result(Listed(num_per_class, md5), tuple(outputs))
 
     def _unpack(self, packed: Packed, task: IndexTask, images: Path | None) -> list[Member]:
-        """Writes the images of a piece one after the other into the file `images`; lists them."""
+        """Writes the images of a piece consecutively to the file `images`; lists them."""
         members: list[Member] = []
         offset = 0
         # One image at a time: a Parquet file may be larger than memory.
@@ -109,12 +109,12 @@ class IndexWork:
 
 
 def member_list(folder: str, task: IndexTask) -> str:
-    """Returns the name of the list that a task makes, below the folder of its stage."""
+    """Returns the name of a task's list in the folder of its stage."""
     return f"{folder}/members/{task.name}.jsonl"
 
 
 class HashTask(NamedTuple):
-    """Reads one whole archive for its md5."""
+    """Reads a complete archive for its md5."""
 
     archive: str
 
@@ -131,18 +131,16 @@ class ShardTask(NamedTuple):
 
 
 def plan_name(shard: str, folder: str = PLAN_FOLDER) -> str:
-    """Returns the name of a shard's plan, relative to the data set."""
+    """Returns the name of a shard's plan, relative to the dataset."""
     return f"{folder}/{plan.file_name(shard)}"
 
 
 @dataclass(frozen=True)
 class WriteWork:
-    """Writes a shard from images that come from anywhere.
+    """Writes a shard of images from any origin.
 
-    Attributes:
-      transform: source bytes to the stored image; raises BadImageError.
-      label_offset: added to the class index.
-      fail_on_bad_image: raise instead of quarantining a bad image.
+    `transform` encodes a source image and raises BadImageError. `fail_on_bad_image` raises it
+    instead of quarantining the image.
     """
 
     store: Store
@@ -154,10 +152,7 @@ class WriteWork:
     def __call__(
         self, name: str, images: Iterable[tuple[Member, bytes] | writer.Stored]
     ) -> Result[writer.WrittenShard]:
-        """Returns the receipt's content and the three files of a shard.
-
-        Images are (member, its source bytes) in the order of the records; they are read once.
-        """
+        """Returns the receipt content and three files of a shard; reads `images` once, in order."""
         shard, index, samples = (self.store.temporary() for _ in range(3))
         content = writer.write_shard(
             name,
@@ -170,7 +165,7 @@ class WriteWork:
             index_path=index,
             samples_path=samples,
         )
-        # The shard comes last: when it can be seen, what belongs beside it is there.
+        # The shard is published last: if it exists, its index and table exist too.
         return Result(
             content,
             (
@@ -184,6 +179,6 @@ class WriteWork:
 def hash_archive(
     task: HashTask, *, archives: ArchiveReader | RemoteArchives
 ) -> Result[HashedArchive]:
-    """Reads an archive whole for its md5."""
+    """Reads a complete archive for its md5."""
     md5 = archives.md5(task.archive)
     return Result(HashedArchive(task.archive, archives.size(task.archive), md5))

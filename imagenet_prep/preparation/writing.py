@@ -1,4 +1,4 @@
-"""The writing of prepare: from plans to shards, and to a committed set."""
+"""The write step of prepare: from plans to shards and a committed dataset."""
 
 from __future__ import annotations
 
@@ -48,14 +48,9 @@ WriteStage = Stage[HashTask | ShardTask, WrittenShard | HashedArchive]
 
 @dataclass(frozen=True)
 class PrepareWork:
-    """Writes a shard of the images that its plan lists, or reads an archive for its md5; picklable.
+    """Writes a shard from its plan, or computes the md5 of an archive; picklable.
 
-    Attributes:
-      write: writes the images.
-      images: reads them.
-      plans, folder: where the plan files are.
-      archives: reads archives.
-      expected_md5: of official archives, by name.
+    The plan files are in `folder` of `plans`; `expected_md5` is of official archives, by name.
     """
 
     write: WriteWork
@@ -66,7 +61,7 @@ class PrepareWork:
     expected_md5: Mapping[str, str]
 
     def __call__(self, task: HashTask | ShardTask) -> engine.Result[WrittenShard | HashedArchive]:
-        """Returns the content of the receipt, and the files of a shard."""
+        """Returns the receipt content, and the files of a shard."""
         if isinstance(task, ShardTask):
             return self.write(task.name, self._planned(task.name))
         made = hash_archive(task, archives=self.archives)
@@ -76,15 +71,15 @@ class PrepareWork:
     def _planned(self, shard: str) -> Iterator[tuple[Member, bytes]]:
         name = plan_name(shard, self.folder)
         members = parse_members(self.plans.read(name, most=MOST_BYTES))
-        # Records are in hash order, and a disk is fast in offset order. So all ranges
-        # are announced to the kernel, or to the reader of a server, beforehand; nothing is copied.
+        # Records are in hash order, but disks are fast in offset order. Announce all ranges to the
+        # kernel or the remote reader first; nothing is copied.
         self.images.will_need(members)
         for member in members:
             yield member, self.images.read(member)
 
 
 def _refuse_other(found: Mapping[str, str], expected: Mapping[str, str]) -> None:
-    """Raises SourceError if the md5 of an archive differs from that of the official one."""
+    """Raises SourceError if an archive's md5 differs from the official one."""
     for archive, md5 in found.items():
         if md5 != expected.get(archive, md5):
             raise SourceError(
@@ -95,7 +90,7 @@ def _refuse_other(found: Mapping[str, str], expected: Mapping[str, str]) -> None
 
 
 def write(job: Job, inventory: Inventory, forecast: Forecast, output: Output) -> None:
-    """Writes the shards that are missing, then commits the dataset, on this machine."""
+    """Writes the missing shards on this machine, then commits the dataset."""
     announce_proven(job)
     stage = write_stage(job, inventory, output.store, output.store.local)
     begin(stage, inventory, forecast, output)
@@ -112,17 +107,14 @@ def write(job: Job, inventory: Inventory, forecast: Forecast, output: Output) ->
 
 
 def begin(stage: WriteStage, inventory: Inventory, forecast: Forecast, output: Output) -> None:
-    """Takes the place for this run, if the missing shards fit on the disk."""
+    """Claims the output for this run if the missing shards fit on the disk."""
     forecast.check_shards(inventory.plans, stage.receipts(inventory.shard_names))
     output.begin([split.split for split in inventory.plans])
     output.forget_others(stage)
 
 
 def write_tasks(job: Job, inventory: Inventory) -> list[HashTask | ShardTask]:
-    """Returns all tasks of the stage that writes, those that take longest first.
-
-    With --check header, no archive is hashed.
-    """
+    """Returns all write tasks, longest first; archives are not hashed with --check header."""
     shards = [ShardTask(name) for name in inventory.shard_names]
     if job.policy.check == CHECK_HEADER:
         return [*shards]
@@ -134,7 +126,7 @@ def write_tasks(job: Job, inventory: Inventory) -> list[HashTask | ShardTask]:
 
 
 def announce_proven(job: Job) -> None:
-    """Says which archives are not read for their md5; raises SourceError for another one."""
+    """Prints which archives are not read for their md5; raises SourceError for unofficial ones."""
     _refuse_other(job.proven_md5, job.expected_md5)
     if job.proven_md5 and not job.quiet:
         names = ", ".join(job.proven_md5)
@@ -146,7 +138,7 @@ def announce_proven(job: Job) -> None:
 
 
 def write_stage(job: Job, inventory: Inventory, store: Store, plans: Store) -> WriteStage:
-    """Returns the stage that writes shards, from plan files in `plans`, and hashes archives."""
+    """Returns the stage that writes shards from the plan files in `plans` and hashes archives."""
     selection, wanted = job.selection, job.wanted
     classes = selection.source.classes
     archives = {part.name: part.path for part in selection.parts if part.path is not None}
@@ -164,7 +156,7 @@ def write_stage(job: Job, inventory: Inventory, store: Store, plans: Store) -> W
             wanted.libraries,
             [split.digest for split in inventory.plans],
             classes.render().decode(),
-            # What was made from a file that has changed since is made again.
+            # A changed source file invalidates the shards made from it.
             selection.identity,
         ]
     )
@@ -172,9 +164,9 @@ def write_stage(job: Job, inventory: Inventory, store: Store, plans: Store) -> W
 
 
 def _demand_unchanged(selection: Selection) -> None:
-    """Raises SourceError if an archive was changed while it was read; folders check each file."""
+    """Raises SourceError if an archive changed while it was read; folders check each file."""
     parts, source = {part.path: part.newest for part in selection.parts}, selection.source
-    # Tars in a folder are one part.
+    # All tars in a folder count as one part.
     others = source.archives.values() if isinstance(source, Tars) else ()
     newest = max(parts.values())
     for path in (*parts, *others):
@@ -182,7 +174,7 @@ def _demand_unchanged(selection: Selection) -> None:
             continue
         with read_errors(path):
             status = path.stat()
-        # On some file systems, only the mtime changes, and a copy may set it back.
+        # On some file systems only the mtime changes, and a copy may set it to an earlier time.
         is_older = stamp(status) < parts.get(path, 0)
         if is_newer(status, parts.get(path, newest)) or (is_older and status.st_nlink < 2):
             raise SourceError(
@@ -192,13 +184,13 @@ def _demand_unchanged(selection: Selection) -> None:
 
 
 def _demand_all(job: Job, inventory: Inventory, shards: Collection[WrittenShard]) -> None:
-    """Raises SourceError unless each image is in the dataset, or in quarantine.jsonl."""
+    """Raises SourceError unless each image is in the dataset or in quarantine.jsonl."""
     selection = job.selection
     bad = sum(each.action == QUARANTINED for shard in shards for each in shard.incidents)
     stored = sum(shard.examples for shard in shards)
     there = dealt = inventory.examples
     excluded = len(inventory.excluded)
-    # A folder is listed when the source is found, and again when it is read.
+    # A folder is listed when the source is detected and again when it is read.
     if isinstance(selection.source, Folder) and not selection.is_part:
         there = sum(part.images for part in selection.source.parts) - excluded
     if not stored + bad == dealt == there:
@@ -215,7 +207,7 @@ def commit(
     output: Output,
     made: Sequence[WrittenShard | HashedArchive],
 ) -> None:
-    """Publishes the manifest, from the receipts of all tasks."""
+    """Publishes the manifest from the receipts of all tasks."""
     read = {each.archive: each.md5 for each in made if isinstance(each, HashedArchive)}
     md5 = {**job.proven_md5, **inventory.md5, **read}
     shards = {each.shard: each for each in made if isinstance(each, WrittenShard)}

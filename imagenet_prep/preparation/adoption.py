@@ -60,10 +60,7 @@ def complete(
     in_place: bool,
     quiet: bool,
 ) -> None:
-    """Renames, links or copies the shards, adds the missing files, and commits.
-
-    The caller holds the lock of the store. `in_place`: the shards are already in the store.
-    """
+    """Makes the dataset in the locked store; `in_place`: the shards are already there."""
     shards = [(each.shard, each.sha256) for each in seen.all_shards]
     note, begun = _begun(store)
     if begun is None:
@@ -98,10 +95,7 @@ def complete(
 def restore(
     store: Store, there: Manifest, lost: Sequence[str], workers: engine.Workers, *, quiet: bool
 ) -> None:
-    """Recreates lost files of a finished dataset, and its sample tables if it has none.
-
-    Raises DataDamagedError if a shard is lost or damaged, or if a file cannot be recreated.
-    """
+    """Recreates lost files and missing sample tables; raises DataDamagedError if it cannot."""
     where = store.where()
     shards = {shard.name for split in there.splits.values() for shard in split.shards}
     if gone := [name for name in lost if name in shards]:
@@ -143,7 +137,6 @@ def restore(
 
 
 def _add_tables(store: Store, there: Manifest, seen: ExistingSet) -> None:
-    """Adds sample tables to a finished dataset of ours that has none."""
     _publish(store, seen, with_index=False)
     splits = {}
     for name, split in there.splits.items():
@@ -159,7 +152,6 @@ def _add_tables(store: Store, there: Manifest, seen: ExistingSet) -> None:
 
 
 def _publish(store: Store, seen: ExistingSet, *, with_index: bool) -> None:
-    """Moves the tables, and optionally the indexes, from the check to their final names."""
     for each in seen.all_shards:
         for file in each.entry.files[0 if with_index else 1 : 2]:
             store.write(file.name, _made(store, seen, file))
@@ -191,10 +183,7 @@ def moves(found: TfrecordSet) -> list[tuple[str, str]]:
 
 
 def _begun(store: Store) -> tuple[str, Adoption | None]:
-    """Returns the name of the adoption note and the adoption, or None if none has started.
-
-    The note is untrusted: raises DataDamagedError if adopt never writes such a note.
-    """
+    """Returns the note's name, and the adoption if one was started; the note is untrusted."""
     note, begun = BEGUN, None
     if store.size(BEGUN) is not None:
         begun = notes.read(store, BEGUN, Begun).adoption
@@ -225,7 +214,6 @@ def _rename(store: LocalStore, renames: Sequence[Sequence[str]]) -> None:
 
 
 def _bring(shard: ShardFile, *, source: Store, store: Store) -> engine.Result[_Brought]:
-    """Links a checked shard into the dataset, or copies and verifies it."""
     temporary = store.temporary()
     if (folder := source.as_folder) and store.as_folder:
         with storage_errors("link", temporary):
@@ -257,7 +245,6 @@ def _copy(source: Store, shard: ShardFile, target: Path) -> None:
 def _refuse_obstacles(
     store: Store, found: TfrecordSet, seen: ExistingSet, *, in_place: bool
 ) -> None:
-    """Raises UsageError if existing files are in the way."""
     shards = {shard.path for shards in found.splits.values() for shard in shards}
     folders = {path.rpartition("/")[0] for path in shards} - {""}
     ours = shards | folders if in_place else set()

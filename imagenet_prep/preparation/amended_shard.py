@@ -26,14 +26,10 @@ from imagenet_prep.storage.store import Readable
 
 @dataclass(frozen=True)
 class AmendWork:
-    """Writes one changed shard; picklable.
+    """Writes one changed shard of `parent`; picklable.
 
-    Attributes:
-      parent: the dataset being amended.
-      seed: the seed that assigned its images to shards.
-      writes: per split, writes shards and encodes new images like the existing ones.
-      images: reads new images; None if there are none.
-      sha256: expected hash of each new image, by archive.
+    `seed` assigned the parent's images to shards. `writes` encodes new images like the existing
+    ones of a split. `images` reads new images; `sha256` has their expected hashes by archive.
     """
 
     parent: Readable
@@ -57,11 +53,7 @@ class AmendWork:
     def _in_order(
         self, change: ShardChange, left_out: list[Incident]
     ) -> Iterator[Stored | tuple[Member, bytes]]:
-        """Yields the remaining records and the new images, in the order of `plan`.
-
-        A new image is placed before the first record that sorts after it, even if the records
-        themselves are unsorted.
-        """
+        """Yields the remaining records and the new images, sorted in the order of `plan`."""
         assert self.images or not change.added
         coming = sorted(change.added, key=lambda member: self._place(member.key), reverse=True)
         for stored in self._staying(change, left_out):
@@ -85,7 +77,6 @@ class AmendWork:
         return member, data
 
     def _staying(self, change: ShardChange, left_out: list[Incident]) -> Iterator[Stored]:
-        """Yields the parent's remaining records, with changed class labels rewritten."""
         shard, digest, number = change.shard, hashlib.sha256(), 0
         where = self.parent.where(shard.name)
         samples = list(tables.rows(self.parent, shard))

@@ -281,7 +281,6 @@ def _write(job: Job, changes: Sequence[ShardChange], output: Output) -> dict[str
 
 
 def _demand_parent(job: Job) -> None:
-    """Raises UsageError if the parent dataset was replaced since this run started."""
     now = open_dataset(job.dataset.store, check=False).manifest.digest
     if now != job.there.digest:
         raise UsageError(
@@ -329,8 +328,7 @@ def _commit(job: Job, output: Output, written: Mapping[str, WrittenShard]) -> di
 def _splits_of(incident: Incident, splits: Collection[str], taken_out: str) -> Collection[str]:
     """Returns the splits that may contain the image, judged by its source folder.
 
-    Train and validation may share a key, unless validation itself was taken from the train folder
-    (`taken_out`).
+    Train and validation may share keys, unless validation was `taken_out` of the train folder.
     """
     folder, slash, _ = incident.archive.removeprefix(f"{layout.KAGGLE}/").partition("/")
     split = (slash and layout.split_called(folder)) or split_of(incident.archive)
@@ -342,7 +340,6 @@ def _splits_of(incident: Incident, splits: Collection[str], taken_out: str) -> C
 
 
 def _split(store: Store, shards: list[Shard], num_classes: int) -> Split:
-    """Returns the manifest's entry of a split whose tables are in place."""
     per_class: Counter[int] = Counter()
     resized = height = width = 0
 

@@ -60,16 +60,11 @@ class Fetched:
 
 @dataclass(kw_only=True)
 class Archives:
-    """A set of archives to download into a folder.
+    """Archives to download from `remote` to the folder `store`.
 
-    Attributes:
-      store: the destination folder.
-      remote: the server; not contacted before `foresee` or `bring`.
-      archives: as published.
-      allow_other: accept unofficial archives with these names.
-      connections: number of parallel range requests.
-      part_size: size of a range in MiB.
-      retries: failed attempts allowed per range.
+    `allow_other` accepts unofficial archives with these names. There are `connections` parallel
+    requests for ranges of `part_size` MiB; each may fail `retries` times. The server is not
+    contacted before `foresee` or `bring`.
     """
 
     store: LocalStore
@@ -131,7 +126,6 @@ class Archives:
         return self.store.path(archive.name)
 
     def _stat(self, archive: Archive) -> Stat:
-        """Returns size and validator on the server; raises SourceError if it is not official."""
         where = self.remote.where(archive.name)
         retries = min(self.retries, _MAX_STAT_RETRIES)
         remedy = "Check --base-url and the network, then run the same command again."
@@ -154,7 +148,6 @@ class Archives:
         return None
 
     def _accepts(self, archive: Archive, md5: str | None) -> bool:
-        """Whether this md5 is acceptable for an archive; None means not yet computed."""
         return md5 is not None and (self.allow_other or md5 == archive.md5)
 
     def _prove_there(self, archives: Sequence[Archive]) -> None:
@@ -175,7 +168,7 @@ class Archives:
             self._refuse_other(archive, archive.name, "remove it and run this again")
 
     def _keep_what_is_valid(self, archive: Archive, stat: Stat) -> None:
-        """Discards partial downloads that failed verification or whose remote file has changed."""
+        """Discards a partial download if it failed verification or the remote file has changed."""
         self.store.size(_partial(archive))  # no link
         partial = self.store.path(_partial(archive))
         md5 = self._md5(_partial(archive))
@@ -204,7 +197,6 @@ class Archives:
             )
 
     def _bring(self, archive: Archive, stat: Stat) -> None:
-        """Downloads, verifies and publishes one archive."""
         partial = self.store.path(_partial(archive))
         if self._md5(_partial(archive)) is None:
             hasher = self._fetch(archive, stat)

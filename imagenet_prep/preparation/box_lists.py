@@ -28,12 +28,7 @@ class ReadBoxes:
 
 
 class BoxLookup:
-    """Finds the boxes of a class in the lists.
-
-    Attributes:
-      parts: source of the boxes, by split.
-      num_bytes: total size of all lists, once `read_boxes` has made them.
-    """
+    """Finds the boxes of a class in lists of `num_bytes` in total; `parts` are their sources."""
 
     def __init__(self, store: Store, folder: str, parts: dict[str, source.Part]) -> None:
         self.parts = parts

@@ -28,14 +28,7 @@ _HEADER = ["key", "class"]
 
 
 class ShardChange(NamedTuple):
-    """The change of one shard: a task.
-
-    Attributes:
-      shard: its entry in the manifest.
-      excluded: keys of the images to remove.
-      relabelled: the new class index by key.
-      added: images to add.
-    """
+    """The change of one shard: excluded keys, new class indices by key, and images to add."""
 
     shard: Shard
     excluded: frozenset[str]
@@ -57,13 +50,7 @@ class Relabels(NamedTuple):
 
 @dataclass(frozen=True)
 class Additions:
-    """Images to add to a dataset.
-
-    Attributes:
-      source: the folder that contains them.
-      members: by split.
-      sha256: hash of each image file, by `Member.archive`.
-    """
+    """Images of a folder to add, by split; `sha256` has the hash of each `Member.archive`."""
 
     source: folder.Folder
     members: Mapping[str, tuple[Member, ...]]
@@ -118,10 +105,7 @@ class Request:
 
 
 def read_relabels(path: str, classes: ClassList) -> Relabels:
-    """Reads new classes from a CSV file with the header key,class.
-
-    A class is given by its name in labels.txt or by its index.
-    """
+    """Reads a CSV file with header key,class; a class is its name in labels.txt or its index."""
     try:
         text = keys.read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -162,10 +146,7 @@ def _index_of(name: str, classes: ClassList) -> int | None:
 
 
 def read_additions(where: str, classes: ClassList, splits: Collection[str]) -> Additions:
-    """Lists and hashes images in a folder: train/CLASS/* and val/CLASS/*, or CLASS/* for train.
-
-    The dataset must have the same classes and splits.
-    """
+    """Lists and hashes images: train/CLASS/* and val/CLASS/*, or CLASS/* for train."""
     root = Path(where).expanduser()
     if not root.is_dir():
         raise UsageError(f"--add {where}: no such folder. It takes a folder of class folders.")

@@ -84,12 +84,7 @@ class ChosenMembers:
 
 @dataclass(frozen=True)
 class Division:
-    """The division of a source split into output splits: one, or train and the held-out split.
-
-    Attributes:
-      counts: for each output split, members by class index.
-      num_shards: for each output split.
-    """
+    """Members by class index, and number of shards, of each output split of a source split."""
 
     counts: dict[str, Sequence[int]]
     num_shards: dict[str, int]
@@ -130,7 +125,6 @@ def divide(selection: Selection, split: str, used: Sequence[int]) -> Division:
 
 
 def _held_out(selection: Selection, used: Sequence[int]) -> list[int]:
-    """Returns the number of images to take out of train, by class index."""
     most, percent = selection.holdout_per_class, selection.holdout_percent
     if most:
         flag, out = f"--holdout-per-class {most}", [min(most, count // 2) for count in used]
@@ -190,10 +184,7 @@ class Facts(NamedTuple):
 def deal_class(
     choice: ChosenMembers, source: str, members: Sequence[Member], division: Division
 ) -> tuple[Facts, dict[str, list[bytes]]]:
-    """Assigns the members of a class to shards; excluded members leave their positions empty.
-
-    Returns the facts, and the plan entries by output split.
-    """
+    """Plans a class: returns facts and entries by output split; excluded positions stay empty."""
     selection, index = choice.selection, members[0].class_index
     excluded = selection.excluded.keys if selection.excluded else ()
     seed = selection.seed
@@ -257,10 +248,7 @@ def split_plans(
     store: Store,
     folder: str,
 ) -> list[SplitPlan]:
-    """Returns the plans of all output splits from the plan files in `folder` of the store.
-
-    `filled` are the shards that have members.
-    """
+    """Returns the plans of all output splits; `filled` are the shards that have members."""
     plans = []
     for source, division in divisions.items():
         for split, num in division.num_shards.items():

@@ -41,8 +41,6 @@ _WORST_FIRST = (schema.ABSENT, schema.WRONG, schema.EMPTY)
 
 @dataclass(frozen=True)
 class _ListedLabels:
-    """The classes and labels of a shard, and its damaged records."""
-
     uses: list[LabelUse]
     damage: list[str]
     examples: int
@@ -85,7 +83,7 @@ class _Found(Counts):
 
 
 def _list_labels(shard: ShardFile, *, store: Store) -> engine.Result[_ListedLabels]:
-    """Lists labels per shard, for sets whose labels only make sense in the complete set."""
+    """Lists the labels of a shard; only all shards together show the meaning of the labels."""
     damage = Problems()
     uses = tfrecords.label_uses(store, shard, damage)
     examples = sum(use.examples for use in uses)
@@ -204,13 +202,10 @@ def check_validation_labels(
 
 @dataclass(frozen=True)
 class ExistingSet:
-    """The result of the check.
+    """The result of the check; the set can be adopted if `problems` is empty.
 
-    Attributes:
-      shards: by split, in order.
-      problems: one sentence each; empty if the set can be adopted.
-      tables: the folder of the new indexes and tables.
-      renamed: new keys for records that repeat an earlier key, by table and record.
+    `tables` is the folder of the new indexes and tables. `renamed` has new keys for records that
+    repeat an earlier key, by table and record.
     """
 
     labelling: Labelling

@@ -99,10 +99,7 @@ class _Range(NamedTuple):
 
 @dataclass(frozen=True)
 class _Found:
-    """The result of a task; each kind of task fills some of the fields.
-
-    `runs` are the names of its runs in the plan folder, by split; `filled` are non-empty shards.
-    """
+    """A task's result: names of its runs by split, facts, and shards that have members."""
 
     runs: dict[str, list[str]] = field(default_factory=dict)
     examples: int = 0
@@ -118,7 +115,6 @@ class _Lists:
     runs: Sequence[Path]
 
     def lines(self, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
-        """Yields class index and lines of each non-empty class in [start, stop)."""
         sorted_entries = runs.read(self.runs, start, stop)
         index_of_entries, entries = next(sorted_entries, (stop, []))
         for index in range(start, stop):
@@ -133,14 +129,11 @@ class _Lists:
 
 @dataclass(frozen=True)
 class _LocalPlan(Planning):
-    """Planning with this machine's workers and runs on its disk."""
-
     store: LocalStore
     workers: engine.Workers
     quiet: bool
 
     def make(self, listed: Sequence[tuple[IndexTask, Path]], counts: Counts) -> Inventory:
-        """Writes the plan files from all source pieces and the paths of their lists."""
         lists = self._lists(listed, counts)
         census = self.census(counts)
         deal = partial(self._deal_range, lists=lists, census=census)
@@ -205,7 +198,6 @@ class _LocalPlan(Planning):
     def _write(
         self, task: _Range, *, entries: Mapping[str, Sequence[Path]], census: Census
     ) -> engine.Result[_Found]:
-        """Writes the plan files of a range of shards; returns the non-empty shards."""
         of_shards = runs.read(entries[task.split], task.start, task.stop)
         filled = []
         for shard, name, data in plan.files(task.split, census.num_shards[task.split], of_shards):
@@ -218,7 +210,6 @@ class _LocalPlan(Planning):
     def _written(
         self, task: _Range, entries: Mapping[str, Iterable[bytes]]
     ) -> dict[str, list[str]]:
-        """Writes entries as sorted runs, by split; returns the names of the runs."""
         return {
             split: [file.name for file in runs.write(self._folder, f"{task.name}-{split}", each)]
             for split, each in entries.items()

@@ -125,7 +125,6 @@ def _splits_there(config: Config) -> Config:
 
 
 def _select(config: Config) -> tuple[Selection, str]:
-    """Returns the requested images and a one-line description of their source."""
     base, lists = kept_lists.beside(config.out), None
     if base is not None:
         lists = KeptLists(base, writes=not config.dry_run, believed=not config.rehash)

@@ -41,11 +41,7 @@ _MOST_LINE_BYTES = 64 << 10
 
 
 class Output:
-    """The output folder or prefix of a run.
-
-    `seen` is its content at the last call of `left`. `changed` are the splits that --force replaces
-    because their source has changed.
-    """
+    """A run's output, as last seen by `left`; --force replaces the `changed` splits."""
 
     seen: Standing
 
@@ -69,10 +65,7 @@ class Output:
         return self._decide().left
 
     def begin(self, left: Sequence[str]) -> None:
-        """Claims the output for this run, which will write the splits `left`.
-
-        Removes the splits that --force replaces. A refused run never claims the output.
-        """
+        """Claims the output to write the splits `left`; removes those that --force replaces."""
         decision = self._decision or self._decide()
         made = dict(decision.made)
         for split in decision.replaced:
@@ -80,7 +73,7 @@ class Output:
             del made[split]
         content = self._mark(made, left)
         if self.store.claim(standing.BEGUN, content) != content:
-            # A bucket keeps the existing claim: another run's, or ours for other splits.
+            # A bucket keeps an existing claim: from a different run, or from ours for other splits.
             self.store.write(standing.BEGUN, self._mark(self._decide().made, left))
 
     def _decide(self) -> Decision:
@@ -91,13 +84,12 @@ class Output:
         return decision
 
     def _mark(self, made: dict[str, settings.Config], left: Sequence[str]) -> bytes:
-        """Returns the content of run.json for the splits in `made` and `left`."""
         begun = made | {split: self._splits[split] for split in left}
         config = Settings(self.wanted.settings.verb, begun).config
         return canonical.dumps(Begun(config, self.wanted.libraries))
 
     def forget_others(self, stage: Stage[Any, Any]) -> None:
-        """Removes receipts of a stage's other runs, whose files may have the same sizes."""
+        """Removes receipts of a stage's other runs: their files may have the same sizes."""
         for name in self.store.list_folder(naming.WORK):
             others = name.startswith(f"{stage.name}-") and len(name) == len(stage.name) + 17
             if others and f"{naming.WORK}/{name}" != stage.folder:

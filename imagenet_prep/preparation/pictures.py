@@ -42,10 +42,7 @@ _MOST_TABLE_BYTES = 1 << 30
 
 
 class Seen(NamedTuple):
-    """The row (`hashes.ROW`) of an image, and its table line if no table lists it yet.
-
-    `number` is its position in the piece; unreadable images leave gaps.
-    """
+    """An image's number in its piece (unreadable images leave gaps), its row and table line."""
 
     number: int
     row: bytes
@@ -106,7 +103,6 @@ class ShardPiece:
 
 @functools.lru_cache(maxsize=64)
 def _index(store: Any, shard: Shard) -> list[tuple[int, int]]:
-    """Returns the offset and size of each record of a shard."""
     text = store.read(naming.index_name(shard.name), most=shard.examples * _MAX_LINE_BYTES)
     found = [tfrecord.index_numbers(line) for line in text.decode("ascii", "replace").splitlines()]
     if len(found) != shard.examples:

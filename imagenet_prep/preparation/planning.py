@@ -31,8 +31,7 @@ from imagenet_prep.shards.plan import SplitPlan
 from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage.store import Store
 
-# Parse about this number of bytes of a multi-class list at once: parsing the 1.28 million members
-# of a list of all classes would take 730 MB.
+# Parse a list of several classes in parts: all 1.28 million members at once would take 730 MB.
 _PARSED_BYTES = 1 << 20
 
 
@@ -73,10 +72,7 @@ class Inventory(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """The number of images in the source.
-
-    `used` holds selected members by source split and class index. Otherwise as in `Inventory`.
-    """
+    """The number of selected images by source split and class index; else as in `Inventory`."""
 
     edition: str
     used: dict[str, list[int]]
@@ -98,10 +94,7 @@ class Census(NamedTuple):
 
 @dataclass(frozen=True)
 class Planning(ChosenMembers):
-    """The steps of making one plan; picklable.
-
-    `store` is the dataset, which contains the lists, boxes and, in `folder`, plan files.
-    """
+    """The steps of making one plan in `folder` of the dataset `store`; picklable."""
 
     store: Store
     folder: str

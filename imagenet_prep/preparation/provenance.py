@@ -109,7 +109,6 @@ def _settle(output: Output, found: Sequence[str], *, note: bool = True) -> None:
 
 
 def _is_listed(store: Store, there: Manifest) -> bool:
-    """Whether all files that list the images of a dataset are present."""
     shards = (shard for split in there.splits.values() for shard in split.shards)
     files = [*there.files, *filter(None, (shard.samples for shard in shards))]
     return there.has_samples and not lost(store, files)
@@ -118,7 +117,6 @@ def _is_listed(store: Store, there: Manifest) -> bool:
 def _other_images(
     job: Job, store: Store, there: Manifest, plans: LocalStore, newest: int
 ) -> Iterator[str]:
-    """Yields the differences between the source's current images and the dataset."""
     selection = job.selection
     reads = job.policy.check != CHECK_HEADER and any(not p.path for p in selection.source.parts)
     inventory = take_inventory(
@@ -229,7 +227,6 @@ def _altered(
 def _other_files(
     job: Job, there: Manifest, place: LocalStore, newest: int, *, listed: bool
 ) -> Iterator[str]:
-    """Yields source and annotation files that differ from the manifest."""
     before = {source.name: source for source in there.sources}
     names, archives = [], {}
     for part in job.selection.parts:
@@ -258,7 +255,6 @@ def _hash_shard(shard: ShardFile, *, store: Store) -> engine.Result[HashedArchiv
 def _other_md5s(
     there: Manifest, stage: engine.Stage[Any, HashedArchive], tasks: Sequence[Any], *, quiet: bool
 ) -> Iterator[str]:
-    """Yields the files whose md5 differs from the manifest."""
     before = {source.name: source.md5 for source in there.sources}
     receipts = engine.run(stage, tasks, engine.Workers(0), title="md5", quiet=quiet)
     for each in (receipt.content for receipt in receipts):

@@ -52,12 +52,9 @@ _LISTED = "the list of --exclude has its key"
 
 @dataclass(frozen=True)
 class RewriteWork:
-    """Writes a shard from a shard of another dataset, which is read once; picklable.
+    """Writes a shard from a shard of the input dataset, which is read once; picklable.
 
-    Attributes:
-      count_colorspaces: count images that are kept although they are not RGB.
-      excluded: the keys of excluded images, by shard.
-      renamed: new keys by shard and record.
+    `count_colorspaces` counts images that are kept although they are not RGB.
     """
 
     write: WriteWork

@@ -25,9 +25,8 @@ from imagenet_prep.shards import plan, runs
 from imagenet_prep.storage import notes
 from imagenet_prep.storage.store import Store
 
-# The members that --exclude removes, if any.
 _EXCLUDED = "excluded.jsonl"
-# Target number of members in a block: neighbouring shards whose plan files one call writes.
+# Target number of members in a block: one call writes the plan files of its shards.
 _BLOCK_MEMBERS = 1 << 14
 # Target number of members in a share: neighbouring classes that one call assigns. Their entries (26
 # MB) stay in memory of a worker and its runner until all are assigned.

@@ -23,8 +23,7 @@ from imagenet_prep.storage.store import Store
 # Images sampled per split; with 64, the error is about 10 %.
 _SAMPLE_IMAGES = 64
 _MARGIN = 1.15
-# If this multiple of the source size is free, no estimate is needed: resizing makes images
-# smaller, and few images grow by repairs.
+# If this multiple of the source size is free, no estimate is needed: images rarely grow.
 _PLENTY = 2
 # Measured size of a record without its image: 330 to 480 bytes.
 _RECORD_OVERHEAD_BYTES = 480
@@ -41,10 +40,7 @@ def check_plan(out: Store, images: int, line_bytes: float) -> None:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Estimates the size of shards from some images of each split.
-
-    `shrinks`: large images are resized. `plans` and `folder` are the location of the plan files.
-    """
+    """Estimates the size of shards from some images of each split; plans are in `folder`."""
 
     selection: Selection
     transform: Callable[[bytes], PreparedImage]
@@ -128,7 +124,6 @@ class Forecast:
         }
 
     def _passing_bytes(self, plans: Sequence[SplitPlan]) -> float:
-        """Returns the approximate bytes on this disk while shards are sent to a bucket."""
         # A worker makes the next shard while it sends one.
         return 2 * self.workers.count * max(map(self._shard_bytes, plans))
 

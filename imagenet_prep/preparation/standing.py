@@ -61,12 +61,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Adoption:
-    """The shards of an adoption.
-
-    Attributes:
-      renames: (old name, new name), in a safe order.
-      shards: (name, sha256) of each.
-    """
+    """Shards to adopt: (name, sha256) of each, and renames (old, new) in a safe order."""
 
     renames: list[tuple[str, str]]
     shards: list[tuple[str, str]]
@@ -86,10 +81,9 @@ class Begun:
 
 @dataclass(frozen=True)
 class Noted:
-    """The note that a finished run leaves for the next one.
+    """A finished run's note: manifest digest, newest file time, and each split's (identity, lacks).
 
-    `dataset` is the digest of the manifest. `splits` has (identity as in `Wanted`, lacks as in a
-    manifest) of each split.
+    Identity as in `Wanted`, lacks as in a manifest.
     """
 
     dataset: str
@@ -103,10 +97,8 @@ class Standing:
 
     Attributes:
       where: the location, for messages.
-      names: its files and folders.
-      dataset: the finished dataset there, or None.
-      noted: note about that dataset; without one, its sources are unknown.
-      whole: splits of the manifest whose files are all present with the right sizes.
+      noted: note about the finished dataset; without one, its sources are unknown.
+      whole: splits of the manifest with all files present and of the right sizes.
       others: datasets below it, if it is the root of a bucket.
     """
 
@@ -183,7 +175,6 @@ def _sets_below(store: Store, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _whole(store: Store, there: Manifest | None, wanted: Wanted) -> frozenset[str]:
-    """Returns the wanted splits whose files are all present with the right sizes."""
     if there is None:
         return frozenset()
     splits = [split for split in wanted.settings.splits if split in there.splits]
@@ -234,7 +225,6 @@ def _parsed(config: settings.Config) -> Settings:
 
 
 def _made(standing: Standing, wanted: Wanted) -> dict[str, settings.Config]:
-    """Returns the settings of the splits that this verb has started or finished here."""
     verb, made = wanted.settings.verb, dict[str, settings.Config]()
     configs = [each.config for each in (standing.begun, standing.committed) if each is not None]
     for config in configs:
@@ -254,7 +244,6 @@ def _made(standing: Standing, wanted: Wanted) -> dict[str, settings.Config]:
 def _refuse_differences(
     standing: Standing, wanted: Wanted, made: dict[str, settings.Config]
 ) -> None:
-    """Raises UsageError if the existing dataset or work has other settings."""
     found = [
         f"{name} is {made[split].get(name)!r} there, {asked.get(name)!r} here"
         for split, asked in wanted.settings.splits.items()
@@ -274,7 +263,6 @@ def _refuse_differences(
 
 
 def _refuse_strangers(standing: Standing, verb: str, made: Iterable[str]) -> None:
-    """Raises UsageError for files that look like shards but are from no run here."""
     strangers = [
         name
         for name in filter(naming.looks_like_shard, standing.names)

@@ -48,13 +48,7 @@ class HashedArchive:
 
 @dataclass(frozen=True)
 class IndexWork:
-    """Lists the images of one piece into a file of JSON lines next to the receipt.
-
-    Attributes:
-      folder: of the stage; the lists are stored in it.
-      unpacked: destination of unpacked images; None to only count them.
-      chosen: indices of the classes to unpack.
-    """
+    """Lists a piece's images; unpacks those of the `chosen` classes if `unpacked` is a folder."""
 
     source: Source
     store: Store
@@ -89,7 +83,6 @@ class IndexWork:
         return Result(Listed(num_per_class, md5), tuple(outputs))
 
     def _unpack(self, packed: Packed, task: IndexTask, images: Path | None) -> list[Member]:
-        """Writes the images of a piece consecutively to the file `images`; lists them."""
         members: list[Member] = []
         offset = 0
         # One image at a time: a Parquet file may be larger than memory.
@@ -137,11 +130,7 @@ def plan_name(shard: str, folder: str = PLAN_FOLDER) -> str:
 
 @dataclass(frozen=True)
 class WriteWork:
-    """Writes a shard of images from any origin.
-
-    `transform` encodes a source image and raises BadImageError. `fail_on_bad_image` raises it
-    instead of quarantining the image.
-    """
+    """Writes a shard of images; `transform` encodes them and raises BadImageError."""
 
     store: Store
     transform: Callable[[bytes], PreparedImage]

@@ -48,10 +48,7 @@ WriteStage = Stage[HashTask | ShardTask, WrittenShard | HashedArchive]
 
 @dataclass(frozen=True)
 class PrepareWork:
-    """Writes a shard from its plan, or computes the md5 of an archive; picklable.
-
-    The plan files are in `folder` of `plans`; `expected_md5` is of official archives, by name.
-    """
+    """Writes a shard from its plan file, or computes the md5 of an archive; picklable."""
 
     write: WriteWork
     images: MemberReader
@@ -79,7 +76,6 @@ class PrepareWork:
 
 
 def _refuse_other(found: Mapping[str, str], expected: Mapping[str, str]) -> None:
-    """Raises SourceError if an archive's md5 differs from the official one."""
     for archive, md5 in found.items():
         if md5 != expected.get(archive, md5):
             raise SourceError(
@@ -184,7 +180,6 @@ def _demand_unchanged(selection: Selection) -> None:
 
 
 def _demand_all(job: Job, inventory: Inventory, shards: Collection[WrittenShard]) -> None:
-    """Raises SourceError unless each image is in the dataset or in quarantine.jsonl."""
     selection = job.selection
     bad = sum(each.action == QUARANTINED for shard in shards for each in shard.incidents)
     stored = sum(shard.examples for shard in shards)

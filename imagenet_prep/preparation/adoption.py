@@ -41,7 +41,7 @@ _SMALL_FILES = (naming.LABELS, naming.QUARANTINE, *naming.TFDS_FILES)
 
 @dataclass(frozen=True)
 class _Brought:
-    """An empty receipt content: the file's name is enough."""
+    """An empty receipt: the name of the file is enough."""
 
 
 def finish_renames(store: LocalStore) -> None:
@@ -60,7 +60,10 @@ def complete(
     in_place: bool,
     quiet: bool,
 ) -> None:
-    """Makes the dataset in the locked store; `in_place`: the shards are already there."""
+    """Renames, links or copies the shards, adds the missing files, and commits.
+
+    The caller has locked the store. If `in_place`, the shards are already in the store.
+    """
     shards = [(each.shard, each.sha256) for each in seen.all_shards]
     note, begun = _begun(store)
     if begun is None:
@@ -95,7 +98,7 @@ def complete(
 def restore(
     store: Store, there: Manifest, lost: Sequence[str], workers: engine.Workers, *, quiet: bool
 ) -> None:
-    """Recreates lost files and missing sample tables; raises DataDamagedError if it cannot."""
+    """Recreates lost files and missing sample tables, or raises DataDamagedError."""
     where = store.where()
     shards = {shard.name for split in there.splits.values() for shard in split.shards}
     if gone := [name for name in lost if name in shards]:
@@ -173,7 +176,7 @@ def _made(store: Store, seen: ExistingSet, file: File) -> bytes:
 
 
 def moves(found: TfrecordSet) -> list[tuple[str, str]]:
-    """Returns (old path, new name) pairs relative to the folder, in a safe order of renaming."""
+    """Returns (old path, new name) pairs, ordered so that each new name is free when it is used."""
     return [
         (shard.path, shard.name)
         for shards in found.splits.values()

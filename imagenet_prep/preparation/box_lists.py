@@ -28,7 +28,10 @@ class ReadBoxes:
 
 
 class BoxLookup:
-    """Finds the boxes of a class in lists of `num_bytes` in total; `parts` are their sources."""
+    """Finds the boxes of a class in the lists.
+
+    `parts` are the sources of the boxes, by split. `num_bytes` is the total size of all lists.
+    """
 
     def __init__(self, store: Store, folder: str, parts: dict[str, source.Part]) -> None:
         self.parts = parts

@@ -50,7 +50,7 @@ class Relabels(NamedTuple):
 
 @dataclass(frozen=True)
 class Additions:
-    """Images of a folder to add, by split; `sha256` has the hash of each `Member.archive`."""
+    """Images of a folder to add; `sha256` has the hash of each image file by `Member.archive`."""
 
     source: folder.Folder
     members: Mapping[str, tuple[Member, ...]]
@@ -58,7 +58,7 @@ class Additions:
 
     @property
     def summary(self) -> Listed:
-        """Their entry in the manifest."""
+        """The entry of these images in the manifest."""
         rows = sorted(
             [split, member.key, member.class_index, self.sha256[member.archive]]
             for split, of_split in self.members.items()

@@ -73,7 +73,7 @@ class ChosenMembers:
 
     @cached_property
     def _part_of(self) -> dict[str, dict[str, str]]:
-        """The part that contains each archive, per split of the source."""
+        """The source part of each archive, by source split."""
         # A file of unpacked images is named after its task. Other members are in the part itself,
         # or in an archive of the only part of their split.
         found: dict[str, dict[str, str]] = {}
@@ -84,7 +84,10 @@ class ChosenMembers:
 
 @dataclass(frozen=True)
 class Division:
-    """Members by class index, and number of shards, of each output split of a source split."""
+    """The division of a source split into output splits.
+
+    For each output split, `counts` has its members by class index.
+    """
 
     counts: dict[str, Sequence[int]]
     num_shards: dict[str, int]
@@ -168,7 +171,7 @@ class Facts(NamedTuple):
     Attributes:
       source: the split of the source.
       kept: for each output split, the number and total bytes of members that are not excluded.
-      taken: their counts by `ChosenMembers.taken`.
+      taken: counts of these members by `ChosenMembers.taken`.
       excluded: excluded members, one per line, as written by `dump_member`.
       labelled: (key, number) of all images named like ILSVRC2012's validation images.
     """

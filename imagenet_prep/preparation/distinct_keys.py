@@ -50,7 +50,7 @@ def numbered(store: Store, folder: str, tables: Sequence[str]) -> dict[str, dict
 
 
 def renamed(store: Store, table: str, new: Mapping[int, str]) -> tuple[bytes, str]:
-    """Returns a table with these keys, given by record, and its sha256."""
+    """Returns a copy of a table with some keys replaced (by record), and its sha256."""
     file = io.BytesIO()
     made = Table(file)
     for record, sample in enumerate(samples.parse(_lines(store, table), table)):

@@ -36,11 +36,11 @@ from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.storage.store import Store
 
-# Smaller numbers of images are planned before worker processes would have started.
+# With fewer images, planning ends before worker processes would have started.
 _WORTH_PROCESSES_IMAGES = 300_000
 # From this number of tars or folders, processes list them: threads would share one core.
 _WORTH_PROCESSES_TASKS = 4000
-# An entry of a run of lines, sorted by class, starts with the class index.
+# Number of digits of the class index at the start of each sorted entry.
 _INDEX_DIGITS = 8
 
 
@@ -71,13 +71,13 @@ def take_inventory(
 
 
 def listing_workers(workers: engine.Workers, num_tasks: int) -> engine.Workers:
-    """Returns the listing workers: threads, because reading headers is I/O-bound; or processes."""
+    """Returns threads, since listing is I/O-bound, or processes if there are many tasks."""
     many = num_tasks >= _WORTH_PROCESSES_TASKS and workers.kind != engine.THREADS
     return engine.Workers(workers.num, engine.PROCESSES if many else engine.THREADS)
 
 
 def remove_unpacked(store: Store, keep: Selection | None = None) -> None:
-    """Removes unpacked images, except those of `keep`; without `keep`, also a bucket's plans."""
+    """Removes unpacked images except those of `keep`; without `keep`, also plans in a bucket."""
     if keep is not None:
         for name in {*store.local.list_folder(UNPACKED)} - {keep.index_digest[:16]}:
             store.local.remove_tree(f"{UNPACKED}/{name}")
@@ -225,7 +225,7 @@ class _LocalPlan(Planning):
         work: Callable[[_Range], engine.Result[_Found]],
         counts: Mapping[str, Sequence[int]],
     ) -> list[_Found]:
-        """Runs `work`, which only writes to the plan folder, on ranges of equal image counts."""
+        """Runs `work`, which only writes to the plan folder, on ranges of about equal size."""
         tasks = [
             _Range(f"{title}-{split}-{start:08d}", split, start, stop)
             for split, of_split in counts.items()

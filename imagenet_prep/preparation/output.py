@@ -41,7 +41,11 @@ _MOST_LINE_BYTES = 64 << 10
 
 
 class Output:
-    """A run's output, as last seen by `left`; --force replaces the `changed` splits."""
+    """The output folder or prefix of a run.
+
+    `seen` is its content at the last call of `left`. `changed` are the splits that --force replaces
+    because their source has changed.
+    """
 
     seen: Standing
 
@@ -160,7 +164,7 @@ class Output:
         self._note(noted.dataset, splits)
 
     def _note(self, dataset: str, splits: dict[str, tuple[str, dict[str, str]]]) -> None:
-        # File times may be in the future, but later changes must count as newer.
+        # Never later than the start: with a file time in the future, later changes would look older.
         newest = min(self.wanted.newest, int(self._start * 1e9))
         # If the note cannot be written, the next run compares source and dataset instead.
         with contextlib.suppress(ImagenetPrepError):

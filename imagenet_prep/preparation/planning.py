@@ -72,7 +72,7 @@ class Inventory(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """The number of selected images by source split and class index; else as in `Inventory`."""
+    """Image counts of the source; `used` has the selected images by split and class index."""
 
     edition: str
     used: dict[str, list[int]]
@@ -149,7 +149,7 @@ class Planning(ChosenMembers):
     def complete(
         self, census: Census, facts: Sequence[Facts], filled: Collection[ShardKey]
     ) -> Inventory:
-        """Checks all parts together after the files of the `filled` shards are written."""
+        """Checks and completes the plan once the files of the `filled` shards are written."""
         taken, excluded = check_classes(self.selection, facts)
         plans = split_plans(census.divisions, facts, filled, self.store, self.folder)
         counts = census.counts
@@ -167,7 +167,7 @@ def lines_by_class(split: str, file: BinaryIO) -> Iterator[tuple[ClassKey, bytes
     """Yields a list's lines grouped by class, for about one megabyte of the list at a time."""
     while lines := file.read(_PARSED_BYTES):
         by_class: dict[int, bytearray] = {}
-        # Also read the rest of the last line, up to a limit that our lines never reach.
+        # Also read the rest of the last line, which is far shorter than this limit.
         for member in parse_members(lines + file.readline(_PARSED_BYTES)):
             by_class.setdefault(member.class_index, bytearray()).extend(dump_member(member))
         for index, of_class in by_class.items():

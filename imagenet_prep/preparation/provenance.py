@@ -40,8 +40,8 @@ from imagenet_prep.storage.store import Store
 
 # Key, class index and size in bytes of a source image.
 _Facts = tuple[str, int, int]
-# Whether the bytes of an image, given as a member or sample, differ from its table row. Without a
-# row, it compares with the state when the image was quarantined.
+# Whether the bytes of an image (a member or sample) differ from its table row. Without a row,
+# whether they have changed since the image was quarantined.
 _Differs = Callable[[Any, Sample | None], bool]
 
 

@@ -35,8 +35,8 @@ class Selection:
       any_counts: accept counts other than the published ones.
       num_shards: by split; None for the official number of examples per shard.
       seed: determines the shard of each image.
-      holdout: the number of images to move from train to the split holdout,
-      holdout_percent: or the share of each class.
+      holdout: the number of images to move from train to the split holdout.
+      holdout_percent: the same as a percentage of each class.
       holdout_per_class: the number of images of each class to move from train to validation.
       excluded: keys that are excluded last, so that all other images stay in their shards.
       listed_anew: list images again, even if an earlier run has stored a list.

@@ -28,8 +28,8 @@ from imagenet_prep.storage.store import Store
 _EXCLUDED = "excluded.jsonl"
 # Target number of members in a block: one call writes the plan files of its shards.
 _BLOCK_MEMBERS = 1 << 14
-# Target number of members in a share: neighbouring classes that one call assigns. Their entries (26
-# MB) stay in memory of a worker and its runner until all are assigned.
+# Target number of members in a share: neighbouring classes that one call assigns. Their
+# entries take 26 MB of memory in a worker and its runner until all are assigned.
 _SHARE_MEMBERS = 1 << 18
 
 
@@ -44,14 +44,14 @@ class _Note:
 
 
 class ShareKey(NamedTuple):
-    """A number of neighbouring classes of a source split."""
+    """A group of neighbouring classes of a source split."""
 
     split: str
     number: int
 
 
 class BlockKey(NamedTuple):
-    """A number of neighbouring shards of an output split."""
+    """A group of neighbouring shards of an output split."""
 
     split: str
     number: int

@@ -40,7 +40,7 @@ def check_plan(out: Store, images: int, line_bytes: float) -> None:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Estimates the size of shards from some images of each split; plans are in `folder`."""
+    """Estimates the size of shards from some images of each split; plan files are in `folder`."""
 
     selection: Selection
     transform: Callable[[bytes], PreparedImage]

@@ -44,7 +44,7 @@ class Wanted:
       newest: the latest time at which one of these files changed, in ns.
       allowed_bad_images: 0 stops at the first bad image, None never.
       origin: location of the source, for `report`; None if it is not a local folder.
-      force: replace splits with other settings or a changed source; None if there is no such flag.
+      force: replace splits with other settings or a changed source; None without that flag.
     """
 
     settings: Settings
@@ -61,7 +61,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Adoption:
-    """Shards to adopt: (name, sha256) of each, and renames (old, new) in a safe order."""
+    """Shards to adopt as (name, sha256), and renames (old, new) in order of execution."""
 
     renames: list[tuple[str, str]]
     shards: list[tuple[str, str]]
@@ -81,9 +81,10 @@ class Begun:
 
 @dataclass(frozen=True)
 class Noted:
-    """A finished run's note: manifest digest, newest file time, and each split's (identity, lacks).
+    """The note that a finished run leaves for the next one.
 
-    Identity as in `Wanted`, lacks as in a manifest.
+    `dataset` is the digest of the manifest. For each split, `splits` has the source's identity (as
+    in `Wanted`) and the missing keys (as `lacks` of a manifest).
     """
 
     dataset: str

@@ -48,7 +48,10 @@ class HashedArchive:
 
 @dataclass(frozen=True)
 class IndexWork:
-    """Lists a piece's images; unpacks those of the `chosen` classes if `unpacked` is a folder."""
+    """Lists the images of one piece into a file of JSON lines in `folder`.
+
+    Packed images of the `chosen` classes are stored in `unpacked`; None only counts them.
+    """
 
     source: Source
     store: Store
@@ -130,7 +133,10 @@ def plan_name(shard: str, folder: str = PLAN_FOLDER) -> str:
 
 @dataclass(frozen=True)
 class WriteWork:
-    """Writes a shard of images; `transform` encodes them and raises BadImageError."""
+    """Writes a shard of images.
+
+    If `transform` raises BadImageError, the image is quarantined, unless `fail_on_bad_image`.
+    """
 
     store: Store
     transform: Callable[[bytes], PreparedImage]
@@ -141,7 +147,7 @@ class WriteWork:
     def __call__(
         self, name: str, images: Iterable[tuple[Member, bytes] | writer.Stored]
     ) -> Result[writer.WrittenShard]:
-        """Returns the receipt content and three files of a shard; reads `images` once, in order."""
+        """Returns the receipt content and three files of a shard; reads `images` once."""
         shard, index, samples = (self.store.temporary() for _ in range(3))
         content = writer.write_shard(
             name,

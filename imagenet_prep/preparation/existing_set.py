@@ -1,4 +1,4 @@
-"""Checks an existing set of shards: reads all of them and lists errors and missing features.
+"""Checks an existing set of shards: reads them completely, lists errors and missing features.
 
 Changes nothing. A wrong CRC, label, key or JPEG is an error. Features that readers can do without
 (words, boxes, true sizes) are only missing, and a manifest can declare that.
@@ -171,7 +171,10 @@ def settle_labels(
     known: ClassList | None = None,
     quiet: bool = False,
 ) -> Labelling:
-    """Returns the meaning of labels, from all shards if a few are not enough; prefers `known`."""
+    """Returns the meaning of labels, from a few shards if possible, else from all.
+
+    A `known` class list is preferred if it fits.
+    """
     labelling = tfrecords.known_labelling(found, splits)
     if labelling is not None:
         return labelling

@@ -164,7 +164,7 @@ class Output:
         self._note(noted.dataset, splits)
 
     def _note(self, dataset: str, splits: dict[str, tuple[str, dict[str, str]]]) -> None:
-        # Never later than the start: with a file time in the future, later changes would look older.
+        # At most the start time: with a file time in the future, later changes would look older.
         newest = min(self.wanted.newest, int(self._start * 1e9))
         # If the note cannot be written, the next run compares source and dataset instead.
         with contextlib.suppress(ImagenetPrepError):

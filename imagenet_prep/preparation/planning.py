@@ -1,8 +1,8 @@
 """The steps from image lists to plans, for one machine or a cluster.
 
-Each class is read, selected and assigned to shards independently, in any order. Counts over all
-classes are taken before, checks after. `inventory` runs these steps with local workers,
-`shared_plan` on a cluster; they differ in how related entries are brought together.
+Each class is read, selected and assigned to shards independently, in any order. Images are
+counted before this, and the combined result is checked after it. `inventory` runs these steps with
+local workers, `shared_plan` on a cluster; they only differ in the way they group entries.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Each worker reads and assigns the members of some classes. The entries of a block of neighbouring
 shards are then collected by one worker, which writes their plan files. No process holds all
-members. The files are next to the dataset; the note `plan.json` is written last and completes them.
-`pipelines/graph` connects these steps.
+members. The files are in the dataset's `.work` folder; the note `plan.json` is written last and
+marks the plan as complete. `pipelines/graph` connects these steps.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def share_of(key: ClassKey, census: Census) -> ShareKey:
 
 @dataclass(frozen=True)
 class SharedPlan(Planning):
-    """The steps of workers that share a plan next to the dataset; picklable."""
+    """The steps of workers that share a plan in the dataset's `.work` folder; picklable."""
 
     @classmethod
     def of(cls, wanted: Selection, store: Store, lookup: BoxLookup | None) -> SharedPlan:
@@ -122,7 +122,7 @@ class SharedPlan(Planning):
     def complete(
         self, census: Census, facts: Sequence[Facts], filled: Collection[ShardKey]
     ) -> Inventory:
-        """Completes the plan by its note; see `Planning.complete`."""
+        """Completes the plan and writes its note; see `Planning.complete`."""
         made = super().complete(census, facts, filled)
         content = _Note(made.plans, made.taken, made.edition, made.md5)
         if made.excluded:

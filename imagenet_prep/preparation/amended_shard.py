@@ -53,7 +53,7 @@ class AmendWork:
     def _in_order(
         self, change: ShardChange, left_out: list[Incident]
     ) -> Iterator[Stored | tuple[Member, bytes]]:
-        """Yields remaining records; inserts each new image before the first one that sorts later."""
+        """Yields kept records; inserts each new image before the first one that sorts later."""
         assert self.images or not change.added
         coming = sorted(change.added, key=lambda member: self._place(member.key), reverse=True)
         for stored in self._staying(change, left_out):

@@ -1,1 +1,1 @@
-"""What every room shares: errors, canonical JSON, addresses, command lines, ranks."""
+"""Code shared by all packages: errors, canonical JSON, addresses, command lines, ranks."""

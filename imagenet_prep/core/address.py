@@ -1,4 +1,4 @@
-"""Addresses that a user gives: which are supported, and that none holds a secret."""
+"""Checks paths and addresses given by a user: their kind, and that they contain no secret."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from imagenet_prep.core.errors import UsageError
 
 AnyConfig = TypeVar("AnyConfig")
 
-# An address with a login in it, wherever it stands: before the path comes an @, or a port that is
-# no number, which is the beginning of a password with a slash in it.
+# A login in an address: an @ before the path, or a port that is not a number, which is the start
+# of a password that contains a slash.
 LOGIN = re.compile(r"""://[^/?#\s"',;<>\[]*(?:@|:[0-9]*[^0-9/?#\s"',;<>}])""")
 
 
 class Place(enum.Enum):
-    """What a text of the user must name; each value says it to the user."""
+    """The kind of path or address that a flag accepts; each value is the text of its message."""
 
     FOLDER = "a folder of this machine; imagenet-prep replicate brings data sets from and to s3://"
     FILE = "a file of this machine"
@@ -31,7 +31,7 @@ class Place(enum.Enum):
     ANYWHERE = "a folder, http(s)://... or s3://bucket/prefix"
 
     def check(self, name: str, text: str) -> None:
-        """Raises ValueError unless `text`, the value of the flag `name`, names such a place."""
+        """Raises ValueError unless `text`, the value of the flag `name`, is of this kind."""
         is_bucket, is_address = text.startswith("s3://"), "://" in text
         allowed = not is_address and self is not Place.BUCKET
         allowed |= is_bucket and self in (Place.BUCKET, Place.FOLDER_OR_BUCKET)
@@ -48,7 +48,7 @@ class Place(enum.Enum):
 
 
 def check_base(base: str) -> None:
-    """Refuses addresses that are unsupported, or hold what must not be printed."""
+    """Raises ValueError for an address that is unsupported or contains a login, ? or #."""
     refuse_login(base)
     parts = urlsplit(base)
     if "://" in base and parts.scheme not in ("http", "https", "s3"):
@@ -62,7 +62,7 @@ def check_base(base: str) -> None:
 
 
 def refuse_login(text: str) -> None:
-    """Raises ValueError for a word that holds an address with a user name or password."""
+    """Raises ValueError if a word contains an address with a user name or password."""
     if LOGIN.search(text):
         raise ValueError(
             "the address holds a user name or password, which would end up in logs, process "
@@ -72,7 +72,7 @@ def refuse_login(text: str) -> None:
 
 
 def is_remote(base: str) -> bool:
-    """Returns whether `base` is an address rather than a folder of this machine."""
+    """Returns whether `base` is an address instead of a local folder."""
     return base.startswith(("http://", "https://", "s3://"))
 
 
@@ -83,7 +83,7 @@ def public(url: str) -> str:
 
 
 def refuse_logins(words: Sequence[str]) -> None:
-    """Refuses passwords in addresses before any word is shown, passed on or stored."""
+    """Raises UsageError for a login in any word, before words are printed, passed on or stored."""
     for number, word in enumerate(words, start=1):
         try:
             refuse_login(word)
@@ -92,11 +92,11 @@ def refuse_logins(words: Sequence[str]) -> None:
 
 
 def absolute(place: str) -> str:
-    """Returns a folder by its absolute path, for other processes; addresses stay as they are."""
+    """Returns the absolute path of a folder; addresses are returned unchanged."""
     return place if "://" in place else str(Path(place).expanduser().absolute())
 
 
 def with_absolute(config: AnyConfig, *names: str) -> AnyConfig:
-    """Returns a config whose flags of these names are `absolute`."""
+    """Returns a copy of a config with these fields made `absolute`."""
     places = {name: absolute(getattr(config, name)) for name in names}
     return dataclasses.replace(config, **places)  # type: ignore[type-var]

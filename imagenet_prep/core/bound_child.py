@@ -1,7 +1,7 @@
-"""A program that becomes another one, which ends when its parent ends: see `children.bound`.
+"""Runs a command that ends when its parent process ends: see `children.bound`.
 
-Its words are the parent's process number, the number of the signal that the parent's end sends,
-"deaf" or "", and the other program's command line. Python runs this file without site-packages.
+The arguments are the parent's process ID, the signal to send when the parent ends, "deaf" or "",
+and the command line. Python runs this file without site-packages.
 """
 
 import ctypes
@@ -13,16 +13,16 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(parent: int, signum: int, hearing: str, argv: list[str]) -> None:
-    """Replaces this process by another program, unless the parent has ended already."""
+    """Replaces this process with the command, unless the parent has already ended."""
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
     if hearing == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    # This outlives exec. The kernel sends the signal when the thread ends that started the process,
-    # so that thread has to live as long as the child may.
+    # This setting survives exec. The kernel sends the signal when the thread that started this
+    # process ends, so that thread must live as long as the child.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signum)
     if os.getppid() == parent:
-        os.execvp(argv[0], argv)  # noqa: S606 - the parent has chosen the words
+        os.execvp(argv[0], argv)  # noqa: S606 - the parent chose the arguments
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""One way to write a value as JSON, so that equal values have equal bytes and digests.
+"""Canonical JSON: equal values have equal bytes and digests.
 
-`loads` reads JSON that somebody else wrote: whatever is wrong with the text is a ValueError. What
-such JSON says is for `records` to parse.
+`loads` reads JSON from outside and raises ValueError for any malformed text. Use `records` to
+parse its contents.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ import json
 import math
 from typing import Any, NoReturn
 
-# An object of JSON that a command prints, or whose fields another program decides.
+# A JSON object that a command prints, or whose fields are defined by another program.
 Json = dict[str, Any]
 
-# A list of three bytes has 64 in memory, so the length of a text does not bound what its value has.
-# The manifest of 300,000 shards, which is all that names can number, has 1.9 million values.
+# A 3-byte list takes 64 bytes of memory, so the length of a text does not limit its memory use.
+# The largest manifest (300,000 shards, the maximum that names can number) has 1.9 million values.
 MOST_VALUES = 4_000_000
-# No JSON that this program reads is nested so deeply, and later recursion over it may fail. From
-# version 3.14 on, Python's own parser goes as deep as its stack allows.
+# No JSON that this program reads is nested this deeply, and recursive code may fail on deeper
+# values. Since Python 3.14, its own parser is only limited by the stack.
 _MAX_DEPTH = 100
 
 
 def fields(record: Any) -> dict[str, Any]:
-    """Returns a dataclass as the object of JSON that `dumps` writes for it.
+    """Returns a dataclass as the JSON object that `dumps` writes.
 
-    A field that has its default is left out. Keys of mappings become texts, since an object of JSON
-    is sorted by texts.
+    Fields with their default value are omitted. Mapping keys become strings, because `dumps` sorts
+    them as strings.
     """
     made = {}
     for field in dataclasses.fields(record):
@@ -40,14 +40,14 @@ def fields(record: Any) -> dict[str, Any]:
     return made
 
 
-# json.dumps would make an encoder for every call: a plan has 1.28 million.
+# Shared, because json.dumps would create an encoder for each of the 1.28 million calls of a plan.
 _ENCODER = json.JSONEncoder(
     sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=fields
 )
 
 
 def dumps(value: Any) -> bytes:
-    """Returns compact JSON with sorted keys, UTF-8; a dataclass is an object of its fields."""
+    """Returns compact UTF-8 JSON with sorted keys; dataclasses become objects."""
     return _ENCODER.encode(value).encode()
 
 
@@ -57,12 +57,9 @@ def digest(value: Any) -> str:
 
 
 def loads(data: bytes | bytearray | str, most_values: int | None = MOST_VALUES) -> Any:
-    """Returns the value of JSON text from outside.
-
-    It may hold `most_values`, of which an eighth are lists and objects; None allows any number.
-    """
+    """Returns the value of JSON text; raises ValueError for more than `most_values` values."""
     text = data if isinstance(data, str) else data.decode()
-    # Commas and brackets inside texts are counted, too; for a bound that does not matter.
+    # Commas and brackets inside strings are also counted, which is acceptable for an upper bound.
     containers = text.count("[") + text.count("{") if len(text) > 2 * _MAX_DEPTH else 0
     if (
         most_values is not None
@@ -99,5 +96,5 @@ def _finite(text: str) -> float:
     return number
 
 
-# json.loads would make a decoder for every call, as above.
+# Shared for the same reason as the encoder.
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)

@@ -1,4 +1,4 @@
-"""Processes that this one starts: what their Python imports, and that they do not outlive it."""
+"""Starts child processes with safe imports that do not outlive this process."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _BOUND_CHILD = str(Path(__file__).with_name("bound_child.py"))
 
 
 def python(*words: str, program: str = sys.executable) -> list[str]:
-    """Returns the command line of a Python that imports nothing from the current folder.
+    """Returns a Python command line that imports nothing from the current folder.
 
-    Without -P, -m and -c look there first: somebody else's file select.py would run.
+    Without -P, -m and -c search there first and would run an unrelated file such as select.py.
     """
     return [program, "-P", *words]
 
@@ -22,10 +22,10 @@ def python(*words: str, program: str = sys.executable) -> list[str]:
 def bound(
     argv: Sequence[str], signum: signal.Signals = signal.SIGKILL, *, deaf: bool = False
 ) -> list[str]:
-    """Returns the command line of a process that gets `signum` when this one ends, however.
+    """Returns the command line of a process that gets `signum` when this process ends in any way.
 
-    It has a process group of its own: Ctrl-C at a terminal reaches only this process, which
-    ends its children in order. A `deaf` one ignores SIGTERM, unless it asks for it itself.
+    The child has its own process group, so Ctrl-C only reaches this process, which then stops its
+    children in order. A `deaf` child ignores SIGTERM unless it installs its own handler.
     """
     how = (str(os.getpid()), str(int(signum)), "deaf" if deaf else "")
     return [sys.executable, "-I", "-S", _BOUND_CHILD, *how, *argv]

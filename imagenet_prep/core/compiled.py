@@ -1,7 +1,4 @@
-"""Loads the C of this package, which is compiled when it is installed: see setup.py.
-
-ctypes releases the GIL for as long as a function works.
-"""
+"""Loads C libraries compiled by setup.py; ctypes releases the GIL while a C function runs."""
 
 from __future__ import annotations
 
@@ -14,12 +11,12 @@ from imagenet_prep.core.errors import UsageError
 
 
 class NotCompiledError(UsageError):
-    """A library is not there, or this machine cannot load it."""
+    """A C library is missing or cannot be loaded on this machine."""
 
 
 @functools.cache
 def load(path: Path, **functions: tuple[Any, ...]) -> ctypes.CDLL:
-    """Returns a library; `functions` say what each returns and takes, as C declares it."""
+    """Returns a library; `functions` maps names to C result and argument types."""
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
@@ -35,7 +32,7 @@ def load(path: Path, **functions: tuple[Any, ...]) -> ctypes.CDLL:
 
 
 def find(path: Path, **functions: tuple[Any, ...]) -> ctypes.CDLL | None:
-    """Returns a library as `load` does; None where it cannot be loaded."""
+    """Returns a library as `load` does, or None if it cannot be loaded."""
     try:
         return load(path, **functions)
     except NotCompiledError:

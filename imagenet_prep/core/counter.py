@@ -1,21 +1,21 @@
-"""The images that the workers of a run have written, and how often they repeated a transfer.
+"""Counts the images that all workers of a run have written, and their retried transfers.
 
-Both are in one number, the position in an empty file that the threads and processes of a run share.
-The kernel adds to it, so there is no lock. An image costs 1 µs.
+Both counts are stored in the file position of an empty file that the threads and processes of a
+run share. The kernel updates it atomically, so no lock is needed. Counting an image takes 1 µs.
 """
 
 from __future__ import annotations
 
 import os
 
-# A retry adds this to the position; the images are the remainder.
+# A retry adds this to the position; the remainder is the number of images.
 _RETRY = 1 << 40
 
 _descriptor = -1
 
 
 def begin(shared: int = -1) -> int:
-    """Counts images from 0, or with the process that passed on what `begin` returned there."""
+    """Starts counting from 0, or joins the counter with the descriptor of an earlier `begin`."""
     global _descriptor
     if shared >= 0 or _descriptor < 0:
         _descriptor = shared if shared >= 0 else os.memfd_create("counter")
@@ -25,12 +25,12 @@ def begin(shared: int = -1) -> int:
 
 
 def add(images: int = 1, *, retries: int = 0) -> int:
-    """Counts, if the run has called `begin`; returns the number of images so far."""
+    """Counts if `begin` was called; returns the number of images so far."""
     return _moved(images + retries * _RETRY) % _RETRY
 
 
 def retries() -> int:
-    """Returns the number of repeated transfers of this run."""
+    """Returns the number of retried transfers of this run."""
     return _moved(0) // _RETRY
 
 

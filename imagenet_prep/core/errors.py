@@ -1,18 +1,18 @@
-"""Errors a user can act on, and the exit codes they end a command with.
+"""Errors that a user can act on, and their exit codes.
 
-    ImagenetPrepError        1   failed; the message says what to do
+    ImagenetPrepError        1   failed; the message says how to fix it
     ├── UsageError           2   the command line or the combination of settings is wrong
-    ├── DataDamagedError     3   bytes are not what they should be
+    ├── DataDamagedError     3   bytes differ from the expected ones
     │   ├── SourceError          an archive, the devkit or a member
     │   └── ManifestError        dataset.json itself
     ├── IncompleteError      4   work is left; run the same command again to resume
-    │   └── JobLostError         a cluster gave up on a job, or lost what it had in hand
-    ├── BusyError            75  another run holds the output: wait for its end
+    │   └── JobLostError         a cluster gave up on a job, or lost part of its work
+    ├── BusyError            75  another run is writing to the output: wait for its end
     └── StoreError           1   reading or writing storage failed
-    BadImageError                one image; the codec's caller decides what becomes of it
+    BadImageError                one image; the caller of the codec decides how to handle it
 
-130 is an interrupt (Ctrl-C). 141 says that the reader of our output left before the end (head).
-Anything else that escapes is a bug: traceback, exit 70.
+130 is an interrupt (Ctrl-C). 141 means that the reader of our output (such as head) closed early.
+Any other exception is a bug: traceback, exit 70.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from collections.abc import Sequence
 EXIT_DONE = 0
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
-# A shell reports this code for programs that SIGPIPE has ended.
+# The code that a shell reports for programs ended by SIGPIPE.
 EXIT_UNREAD = 141
 
-# TensorFlow 2.21, the newest, has no package for this Python; must match pyproject.toml.
+# TensorFlow 2.21, the latest, has no package for this Python version. Must match pyproject.toml.
 _TENSORFLOW_ENDS = (3, 14)
 _NO_MEMORY = re.compile("can't start new thread|failed to map segment from shared object")
 
 
 class ImagenetPrepError(Exception):
-    """A failure explained in one message: what, on which object, what to do.
+    """A failure with one message: the problem, the object and the remedy.
 
     Attributes:
-      exit_code: of a command that fails in this way.
-      remedy: what to do, if that is known apart from the message.
+      exit_code: exit code of a command that fails with this error.
+      remedy: the remedy, if it is known apart from the message.
     """
 
     exit_code = 1
@@ -49,13 +49,13 @@ class ImagenetPrepError(Exception):
 
 
 class UsageError(ImagenetPrepError):
-    """The request itself cannot be carried out as given."""
+    """The request cannot be carried out as given."""
 
     exit_code = 2
 
 
 class DataDamagedError(ImagenetPrepError):
-    """Bytes differ from what they were proven to be, or cannot be what they claim."""
+    """Bytes differ from the verified ones, or are not in the expected format."""
 
     exit_code = 3
 
@@ -65,24 +65,24 @@ class SourceError(DataDamagedError):
 
 
 class ManifestError(DataDamagedError):
-    """dataset.json is missing, damaged, or newer than this program."""
+    """dataset.json is missing, damaged, or written by a newer version."""
 
 
 class IncompleteError(ImagenetPrepError):
-    """Finished work is kept; running the same command again does the rest."""
+    """Work is left; running the same command again keeps finished work and does the rest."""
 
     exit_code = 4
     remedy = "Run the same command again: finished work is kept."
 
 
 class JobLostError(IncompleteError):
-    """A cluster has lost a job, or a part of its work; finished tasks are kept."""
+    """A cluster lost a job or part of its work; finished tasks are kept."""
 
 
 class BusyError(ImagenetPrepError):
-    """Another run is writing to the same output; once it has ended, this one may begin."""
+    """Another run is writing to the same output; run again after it has ended."""
 
-    # sysexits.h has this number, as it has 70: a failure that passes.
+    # EX_TEMPFAIL of sysexits.h, which also defines 70: a temporary failure.
     exit_code = 75
     remedy = "Run the same command again after the other run has ended."
 
@@ -96,7 +96,7 @@ class BadImageError(Exception):
 
     Attributes:
       reason: short, stable word for counting, e.g. "truncated".
-      detail: what the decoder said.
+      detail: message of the decoder.
     """
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -106,10 +106,10 @@ class BadImageError(Exception):
 
 
 def of_memory(error: BaseException) -> IncompleteError | None:
-    """Returns the error that says so if the system had too little memory or threads; else None."""
+    """Returns an IncompleteError if the system ran out of memory or threads; else None."""
     if isinstance(error, BaseExceptionGroup):
         return next((lack for each in error.exceptions if (lack := of_memory(each))), None)
-    # Python and the loader of libraries have no classes for these errors.
+    # Python and the dynamic loader have no specific classes for these errors.
     told = isinstance(error, RuntimeError | ImportError) and _NO_MEMORY.search(str(error))
     if not told and not isinstance(error, MemoryError):
         return None
@@ -121,7 +121,7 @@ def of_memory(error: BaseException) -> IncompleteError | None:
 
 
 def by_name(name: str) -> type[ImagenetPrepError]:
-    """Returns the error class called `name`, so that a remote failure keeps its exit code."""
+    """Returns the error class of this name, so that a remote failure keeps its exit code."""
     known: list[type[ImagenetPrepError]] = [ImagenetPrepError]
     for cls in known:
         if cls.__name__ == name:
@@ -133,19 +133,19 @@ def by_name(name: str) -> type[ImagenetPrepError]:
 def by_exit_code(
     code: int | None, other: type[ImagenetPrepError] = ImagenetPrepError
 ) -> type[ImagenetPrepError]:
-    """Returns the error that has the exit code of a process; `other` where none has it."""
+    """Returns the error class for the exit code of a process, or `other` if there is none."""
     kinds = (UsageError, DataDamagedError, IncompleteError, BusyError)
     return next((kind for kind in kinds if kind.exit_code == code), other)
 
 
 def some(items: Sequence[object]) -> str:
-    """Returns the first few items, separated by commas, and how many more there are."""
+    """Returns the first 5 items, separated by commas, and the number of further ones."""
     shown = ", ".join(map(str, items[:5]))
     return shown if len(items) <= 5 else f"{shown} and {len(items) - 5} more"
 
 
 def install_line(extra: str) -> str:
-    """Returns the line that installs an extra, or why this Python cannot have its TensorFlow."""
+    """Returns the command that installs an extra, or why TensorFlow needs an older Python."""
     if extra in ("tf", "gpu") and sys.version_info >= _TENSORFLOW_ENDS:
         here, last = sys.version_info[:2], (_TENSORFLOW_ENDS[0], _TENSORFLOW_ENDS[1] - 1)
         return "there is no TensorFlow for Python {}.{}. Use Python {}.{} or older".format(

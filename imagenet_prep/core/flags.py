@@ -1,8 +1,8 @@
-"""Command lines: flags made from a frozen dataclass.
+"""Command lines: flags defined by a frozen dataclass.
 
-A verb is a module with a config, which is a dataclass on `Settings` whose fields are made by
-`flag`, and a function `run`: command line -> exit code, usually made by `program.verb`. Flag names
-equal field names: --short-side is short_side, and may be typed as --short_side too.
+A verb is a module with a config, a `Settings` dataclass whose fields are made by `flag`, and a
+function `run` from command line to exit code, usually made by `program.verb`. Flag names equal
+field names: --short-side is short_side, and can also be typed as --short_side.
 """
 
 from __future__ import annotations
@@ -34,37 +34,28 @@ _METAVARS: dict[Any, str] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flag:
-    """How a field of a config appears on the command line, and which values it may have.
+    """The command-line form of a config field, and its allowed values.
 
-    Attributes:
-      help: one sentence; the default is added to it.
-      choices: the only values allowed; of a tuple, the only words, at least one of them.
-      metavar: how the help calls the value; the default depends on type and place.
-      positional: given by place; and, if it has aliases, by each of these names as well.
-      aliases: other spellings, e.g. ("-r", "--size").
-      read: makes of what was typed what is meant.
-      least, above, most, below: bounds of a number; `above` and `below` are not allowed themselves.
-      place: what the text must name; every flag whose text is a path or an address has one.
-      only: the values that other fields must have where this flag is given, by field.
-      without: the fields whose flags must not be given together with this one.
+    For a tuple, `choices` are the allowed items, at least one of which is required. `only` maps
+    fields to the values that they must have if this flag is given.
     """
 
-    help: str
-    choices: Sequence[str] | None = None
-    metavar: str | None = None
-    positional: bool = False
-    aliases: Sequence[str] = ()
-    read: Callable[[str], str] | None = None
-    least: int | None = None
+    help: str  # one sentence, to which the default is added
+    choices: Sequence[str] | None = None  # allowed values
+    metavar: str | None = None  # name of the value in the help; the default depends on type and place
+    positional: bool = False  # given by position, or by one of the aliases
+    aliases: Sequence[str] = ()  # other spellings, e.g. ("-r", "--size")
+    read: Callable[[str], str] | None = None  # converts the typed text to the value
+    least: int | None = None  # least and most are inclusive, above and below exclusive
     above: int | None = None
     most: int | None = None
     below: int | None = None
-    place: Place | None = None
+    place: Place | None = None  # required kind; every flag for a path or address has one
     only: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
-    without: Sequence[str] = ()
+    without: Sequence[str] = ()  # fields whose flags cannot be combined with this one
 
     def check(self, name: str, value: Any) -> None:
-        """Raises ValueError where a value is not what was asked for; None is always right."""
+        """Raises ValueError if a value is not allowed; None always is."""
         if self.place is not None:
             for text in value if isinstance(value, tuple | list) else filter(None, [value]):
                 self.place.check(name, text)
@@ -92,7 +83,7 @@ class Flag:
 
 
 def flag(default: Any = dataclasses.MISSING, **how: Any) -> Any:
-    """Returns a dataclass field that becomes a flag, which is required without a default."""
+    """Returns a dataclass field for a flag; a flag without a default is required."""
     return dataclasses.field(default=default, metadata={"flag": Flag(**how)})
 
 
@@ -114,13 +105,13 @@ def after_dashes(what: str, *, are_flags: bool = False, line: bool = False) -> A
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The base of every config: however one is made, its values keep within their flags' bounds.
+    """Base class of every config: it checks all values against the bounds of their flags.
 
-    A config that has more to check extends `__post_init__` and raises ValueError. Flags that
-    several verbs share are fields of a base class with kw_only=True; the help shows them last.
+    For further checks, extend `__post_init__` and raise ValueError. Flags shared by several verbs
+    are kw_only=True fields of a base class, and are last in the help.
 
-    `groups` has the headings of --help, each with its fields in their order. --help-all shows
-    further flags: shared ones, and those of a config that has a table of its own.
+    `groups` maps each heading of --help to its fields, in their order. Other flags are only in
+    --help-all: shared ones, and those omitted from a config's own `groups`.
     """
 
     groups: ClassVar[Mapping[str, str]] = {}
@@ -132,7 +123,7 @@ class Settings:
         self._check_together()
 
     def _check_together(self) -> None:
-        """Raises ValueError where flags are given that have no effect together."""
+        """Raises ValueError if flags are given that cannot be combined."""
         fields = {each.name: each for each in dataclasses.fields(self) if "flag" in each.metadata}
         words = {name: _spelled(name, each.metadata["flag"]) for name, each in fields.items()}
         values = {name: getattr(self, name) for name in fields}
@@ -153,7 +144,7 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WorkerFlags(Settings):
-    """The flags of verbs that work on many shards at a time."""
+    """The flags of verbs that process many shards in parallel."""
 
     groups: ClassVar[Mapping[str, str]] = {"Where to run": "workers"}
     workers: int = flag(0, least=0, help="shards in work at a time; 0 is one for each core")
@@ -166,7 +157,7 @@ class WorkerFlags(Settings):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EveryVerb(Settings):
-    """The flags that every verb has; `monitoring` takes them from the command line first."""
+    """The flags that every verb has; `monitoring` removes them from the command line first."""
 
     log_format: str | None = optional(
         choices=("text", "json"), help="form of the lines on stderr (default: text)"
@@ -184,11 +175,11 @@ def parse(
     text: str = "",
     fallback: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> Config:
-    """Returns the config that `argv` requests; --help prints the help and ends the process.
+    """Returns the config for `argv`; --help prints the help and ends the process.
 
-    Types come from the annotations: bool fields are switches, tuples are comma-separated, or given
-    several times. `text` has the description and, after an empty line, examples.
-    `fallback` has the values of fields that `argv` does not give, e.g. from the environment.
+    Types come from the annotations: bool fields are switches, tuples are comma-separated or given
+    several times. `text` is the description and, after an empty line, examples. `fallback` has
+    values for fields that are not in `argv`, e.g. from the environment.
     """
     address.refuse_logins(argv)
     words = list(argv)
@@ -203,7 +194,7 @@ def parse(
     asks = next((place for place, word in enumerate(words) if word in _HELP), None)
     line = _CommandLine(config, fields, verb)
     values, unknown = line.values(words[:asks])
-    # The -h of `df -h` does not ask for our help.
+    # The -h of `df -h` is not a request for our help.
     forgot = after is not None and not after.are_flags and after.expected(*unknown[:1])
     if asks is not None and not forgot:
         all_flags = words[asks] == "--help-all"
@@ -223,12 +214,12 @@ def parse(
 
 
 def entries(config: type[Any]) -> list[Entry]:
-    """Returns the flags of a config as the help and the completion of shells show them."""
+    """Returns the flags of a config as shown by the help and by shell completion."""
     return _CommandLine(config, _in_order(config), "").entries
 
 
 def _in_order(config: type[Any]) -> list[dataclasses.Field[Any]]:
-    """Returns the fields of a config: a verb's own flags, then those that it shares."""
+    """Returns the fields of a config: the verb's own flags first, then shared ones."""
     return sorted(dataclasses.fields(config), key=lambda each: each.kw_only is True)
 
 
@@ -243,7 +234,7 @@ def _groups(config: type[Any]) -> dict[str, str]:
 
 
 class _CommandLine:
-    """The flags of a config, as argparse knows them."""
+    """The argparse form of the flags of a config."""
 
     def __init__(
         self, config: type[Any], fields: Sequence[dataclasses.Field[Any]], verb: str
@@ -273,11 +264,11 @@ class _CommandLine:
         read = _comma_separated if is_tuple else spec.read or _READERS.get(base, base)
         options: dict[str, Any] = {"action": "store_true"} if base is bool else {"type": read}
         if is_tuple:
-            options["action"] = "extend"  # a list given several times has all its values
+            options["action"] = "extend"  # repeated flags extend the list
         main = [] if spec.positional and not spec.aliases else [_spelled(field.name, spec)]
         names = list(dict.fromkeys([*main, *spec.aliases]))
         if spec.positional:
-            # Read later: argparse would read its mark for "not given" as well.
+            # Converted later, because argparse would also convert its marker for a missing value.
             place = f"place of {field.name}"
             self._readers[place] = read
             self.parser.add_argument(place, nargs="?", default=argparse.SUPPRESS)
@@ -303,7 +294,7 @@ class _CommandLine:
         )
 
     def values(self, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-        """Returns the value of each field that is given, and the words that nothing knows."""
+        """Returns the values of the given fields, and the unknown words."""
         underscored = {
             each.replace("-", "_").replace("__", "--", 1): each for each in self.spellings
         }
@@ -322,13 +313,13 @@ class _CommandLine:
             name: tuple(value) if isinstance(value, list) else value
             for name, value in vars(found).items()
         }
-        # Words go to the places in their order, but not to those that were given by name.
+        # Positional words fill the fields in order, except those already given by name.
         places = [field for field in self._fields if field.metadata["flag"].positional]
         given = [
             read(values.pop(place)) for place, read in self._readers.items() if place in values
         ]
         free = [field.name for field in places if field.name not in values]
-        # The word behind a mistyped flag is its value, so the flag must be named.
+        # The word after a mistyped flag is the flag's value, so report the flag instead.
         if len(given) > len(free) and not unknown:
             named = next(field for field in places if field.name in values)
             by = _spelled(named.name, named.metadata["flag"])
@@ -336,7 +327,7 @@ class _CommandLine:
         return values | dict(zip(free, given, strict=False)), unknown
 
     def check_all_given(self, values: Mapping[str, Any]) -> None:
-        """Raises UsageError where a flag without a default is not among the values."""
+        """Raises UsageError if a required flag is missing."""
         missing = []
         for field in self._fields:
             if field.default is dataclasses.MISSING and field.name not in values:
@@ -349,14 +340,14 @@ class _CommandLine:
 
 
 def _spelled(name: str, spec: Flag) -> str:
-    """Returns how a message names a flag: --short-side, or HOSTS for one given only by place."""
+    """Returns the name of a flag in messages: --short-side, or HOSTS for a positional one."""
     if spec.positional:
         return spec.aliases[-1] if spec.aliases else name.upper()
     return _option(name)
 
 
 def _option(name: str) -> str:
-    """Returns the flag of a field; a keyword of Python, such as class, ends with _ as a field."""
+    """Returns the flag of a field; fields named like Python keywords, as class_, end with _."""
     return f"--{name.rstrip('_').replace('_', '-')}"
 
 
@@ -378,14 +369,14 @@ def _comma_separated(text: str) -> tuple[str, ...]:
 
 
 def text_of(value: Any) -> str:
-    """Returns the text that a flag, or a hyperparameter, reads as this value."""
+    """Returns the text that a flag or hyperparameter parses to this value."""
     if value is True:
         return "true"
     return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
 def words_of(values: Mapping[str, Any]) -> list[str]:
-    """Returns the words that `parse` reads as these values of fields."""
+    """Returns the words that `parse` reads as these field values."""
     return [
         _option(name) if value is True else f"{_option(name)}={text_of(value)}"
         for name, value in values.items()

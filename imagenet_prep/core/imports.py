@@ -1,13 +1,13 @@
-"""Imports of libraries that would obey files of the current folder, which may be anybody's.
+"""Protects imports of libraries that would read untrusted files from the current folder.
 
-- matplotlib reads `./matplotlibrc` before all its other settings. Before its version 3.11, such a
-  file could run code.
-- TensorFlow, in a process that was started by `python -m NAME`, loads whatever fits
+- matplotlib reads `./matplotlibrc` before all other settings. Before version 3.11, such a file
+  could run code.
+- TensorFlow, in a process started by `python -m NAME`, loads every file that matches
   `./NAME/tensorflow/core/kernels/libtfkernel*.so`.
-- XLA looks for CUDA's compilers in `./cuda_sdk_lib` first.
+- XLA searches `./cuda_sdk_lib` for CUDA's compilers first.
 
-The first two look just once. So they are imported, and made to look, while the root of the file
-system is the current folder. No other library that we import looks there: `strace` of all verbs.
+matplotlib and TensorFlow search only once, so they are imported, and search, while the current
+folder is /. `strace` of all verbs showed no other imported library that reads the folder.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
-# Where CUDA lies, if not in NVIDIA's own package.
+# The location of CUDA if NVIDIA's Python package is not installed.
 _CUDA = "/usr/local/cuda"
 _CUDA_PACKAGE = "nvidia.cuda_nvcc"
 _XLA_FLAG = "--xla_gpu_cuda_data_dir"
-# The least level of messages that TensorFlow prints; see `connect` of the trainer.
+# The minimum level of TensorFlow's messages; see `connect` of the trainer.
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _FILTER = str(Path(__file__).with_name("without_chatter.py"))
 
 
 def guard() -> None:
-    """Lets this process import these libraries so that they see nothing of the current folder."""
+    """Makes later imports of these libraries ignore the current folder."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
 class _Finder(MetaPathFinder):
-    """Finds these libraries where they lie, with another loader."""
+    """Finds these libraries at their usual location, but uses a different loader."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -55,7 +55,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(SourceFileLoader):
-    """Runs a library's module, and lets it look for its files, elsewhere."""
+    """Runs a library's module, and its file search, outside the current folder."""
 
     def exec_module(self, module: ModuleType) -> None:
         talks = module.__name__ == "tensorflow"
@@ -67,8 +67,8 @@ class _Loader(SourceFileLoader):
 
 @contextlib.contextmanager
 def _elsewhere() -> Iterator[None]:
-    """Makes the root of the file system the current folder meanwhile."""
-    # The folder is kept by its descriptor: it may have another name later, or none.
+    """Changes the current folder to / inside the block."""
+    # Keep a descriptor, because the folder may be renamed or removed meanwhile.
     here = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.chdir("/")
@@ -80,7 +80,7 @@ def _elsewhere() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Pauses garbage collection, which finds nothing in an import and is a quarter of its time."""
+    """Pauses garbage collection, which takes a quarter of an import's time and frees nothing."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -92,13 +92,13 @@ def _uncollected() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_chatter() -> Iterator[None]:
-    """Filters meanwhile what libraries write to standard error, also before they know a level."""
-    if os.environ.get(_LOG_LEVEL, "2") < "2":  # somebody wants to see it
+    """Filters messages that libraries print to standard error, even before they set a log level."""
+    if os.environ.get(_LOG_LEVEL, "2") < "2":  # the user wants these messages
         yield
         return
     sys.stderr.flush()
     own = os.dup(2)
-    # In a session of its own: Ctrl-C is for this process, which then closes its input.
+    # A separate session, so that Ctrl-C only reaches this process, which then closes the pipe.
     words = [sys.executable, "-I", "-S", _FILTER]
     with subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True) as program:
         assert program.stdin is not None
@@ -108,18 +108,18 @@ def _without_chatter() -> Iterator[None]:
         finally:
             os.dup2(own, 2)
             os.close(own)
-            # It ends when nothing can write to it any more.
+            # The filter ends when no process has its input open any more.
 
 
 def _load_kernels() -> None:
-    """Makes TensorFlow look for kernels now, which takes no GPU, and tells XLA where CUDA is."""
+    """Makes TensorFlow search for kernels now, which needs no GPU, and sets CUDA's path for XLA."""
     os.environ["XLA_FLAGS"] = xla_flags(os.environ.get("XLA_FLAGS", ""))
     kernels = importlib.import_module("tensorflow.python.framework.kernels")
     kernels.get_registered_kernels_for_op("NoOp")
 
 
 def xla_flags(given: str) -> str:
-    """Returns flags of XLA that name the folder of CUDA, as the user has named it or as it is."""
+    """Returns XLA flags with the user's CUDA folder, or else the one found here."""
     return given if _XLA_FLAG in given else f"{given} {_XLA_FLAG}={_cuda()}".lstrip()
 
 

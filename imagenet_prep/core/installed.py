@@ -1,4 +1,4 @@
-"""What is installed on this machine and what a run lacks, found without importing it."""
+"""Finds installed frameworks and missing requirements of a run without importing them."""
 
 from __future__ import annotations
 
@@ -13,23 +13,16 @@ from imagenet_prep.core.errors import install_line
 
 
 class Framework(NamedTuple):
-    """A framework that trains.
+    """A training framework."""
 
-    Attributes:
-      title: its name for people.
-      module: its name in Python, also below `horovod`.
-      packages: that install it; the first installed one counts.
-      extra: of this program; "" if none has it.
-    """
-
-    title: str
-    module: str
-    packages: tuple[str, ...]
-    extra: str
+    title: str  # display name
+    module: str  # Python module, also below `horovod`
+    packages: tuple[str, ...]  # the first installed one is used
+    extra: str  # of this program; "" if there is none
 
     @property
     def remedy(self) -> str:
-        """How to install it."""
+        """The instruction to install it."""
         made = "docs/mxnet.md says how to make its environment"
         return install_line(self.extra) if self.extra else made
 
@@ -53,19 +46,15 @@ def version(*packages: str) -> str | None:
 
 
 def is_there(module: str) -> bool:
-    """Returns whether a module can be found; nothing but packages around it is imported."""
+    """Returns whether a module can be found; only its parent packages are imported."""
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:
-        return False  # The package around it is missing.
+        return False  # The parent package is missing.
 
 
 def lacking(needs: Sequence[str]) -> list[str]:
-    """Returns what is missing or wrong for a run, each with its remedy.
-
-    Args:
-      needs: the one of `FRAMEWORKS` that trains comes first; `HOROVOD` is for it; and backends.
-    """
+    """Returns the problems that prevent a run; `needs` starts with the training framework."""
     found = []
     for need in dict.fromkeys("tensorflow" if need == "tfdata" else need for need in needs):
         if need in FRAMEWORKS and not is_there(FRAMEWORKS[need].module):

@@ -1,4 +1,4 @@
-"""A run as operators see it: flags of every verb, the error as JSON, metrics for Prometheus."""
+"""Monitoring of a run: flags of every verb, errors as JSON, metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -80,20 +80,20 @@ def begin(verb: str, words: Sequence[str]) -> list[str]:
 
 
 def count(stage: str, *, images: int = 0, num_bytes: int = 0) -> None:
-    """Counts what a stage of the run has finished."""
+    """Adds to the finished images and bytes of a stage."""
     _run.images[stage] += images
     _run.bytes[stage] += num_bytes
 
 
 def quarantined(images: int) -> None:
-    """Notes how many images are in the quarantine of the dataset."""
+    """Sets the number of quarantined images of the dataset."""
     _run.quarantined = images
 
 
 def failed(error: BaseException, code: int, text: str) -> Json:
     """Returns the fields of an error for the log.
 
-    With --json, it also prints the error on stdout, if no result has been printed there.
+    With --json, also prints the error to stdout unless a result was printed there.
     """
     found: Json = {"code": code, "kind": type(error).__name__}
     if remedy := error.remedy if isinstance(error, ImagenetPrepError) else "":
@@ -105,12 +105,12 @@ def failed(error: BaseException, code: int, text: str) -> Json:
 
 
 def leave_to_child() -> None:
-    """Lets only a forked child, which goes on, write the metrics at its end."""
+    """Makes only the forked child, which continues the run, write the metrics."""
     _run.metrics_file = None
 
 
 def end(code: int) -> int:
-    """Writes the metrics file; returns the exit code, or another one if that failed."""
+    """Writes the metrics file; returns `code`, or 1 if only writing the file failed."""
     path = _run.metrics_file
     if path is None:
         return code
@@ -127,7 +127,6 @@ def end(code: int) -> int:
 
 
 def _metrics(code: int) -> str:
-    """Returns the metrics of the run in Prometheus' text format."""
     values: dict[str, Counter[str] | dict[str, float]] = {
         "images": _run.images,
         "bytes": _run.bytes,
@@ -141,7 +140,7 @@ def _metrics(code: int) -> str:
     for name, text in _METRICS.items():
         lines += [f"# HELP imagenet_prep_{name} {text}", f"# TYPE imagenet_prep_{name} gauge"]
         for stage, value in (values[name] or {"": 0}).items():
-            # The collector refuses two files with the same series, so each has the file's name.
+            # The collector rejects files that contain the same series, so add the file's name.
             labels = {"run": _run.metrics_file.stem if _run.metrics_file else "", "verb": _run.verb}
             labels |= {"stage": stage} if stage else {}
             listed = ",".join(

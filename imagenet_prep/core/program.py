@@ -1,4 +1,4 @@
-"""A verb as a program: what ends it, which exit code it has, and what it prints last."""
+"""Runs a verb as a program: its end, its exit code and its last message."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _LAST_ACTS: list[Callable[[], None]] = []
 
 
 def before_ending(act: Callable[[], None]) -> None:
-    """Lets `finish` call `act` last: it ends the process without Python's exit handlers."""
+    """Registers `act` for `finish`, which ends the process without Python's exit handlers."""
     _LAST_ACTS.append(act)
 
 
 def main(module: str, argv: Sequence[str] | None = None) -> NoReturn:
-    """Runs the verb of a module, which is its function `run`, and ends the process.
+    """Runs the function `run` of a module and ends the process; `argv` follows the verb.
 
-    The module is imported by its own name even if it is the program itself: worker processes import
-    by this name what they are sent. `argv` is what follows the verb.
+    The module is imported by its own name even if it is the main program, because worker processes
+    import objects by this name.
     """
     words = sys.argv[1:] if argv is None else argv
     name = _name(module)
@@ -35,21 +35,20 @@ def main(module: str, argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _name(module: str) -> str:
-    """Returns the verb of a module, as it is typed."""
     return module.rpartition(".")[2].replace("_", "-")
 
 
 def verb(
     module: str, config: type[Config], text: str
 ) -> Callable[[Callable[[Config], int | None]], Callable[[Sequence[str]], int]]:
-    """Makes a function of a config the function `run` of a verb: command line -> exit code.
+    """Turns a function of a config into the function `run` of a verb: command line -> exit code.
 
-    If the module is the program, as in `python -m imagenet_prep.verify`, it runs now, by `main`.
+    If the module is the main program, as in `python -m imagenet_prep.verify`, it runs immediately.
 
     Args:
-      module: e.g. "imagenet_prep.verify", whose verb is verify.
-      config: the flags.
-      text: what --help says: a paragraph, then examples.
+      module: e.g. "imagenet_prep.verify" for the verb verify.
+      config: the class that defines the flags.
+      text: text of --help: a paragraph, then examples.
     """
 
     def made(act: Callable[[Config], int | None]) -> Callable[[Sequence[str]], int]:
@@ -62,18 +61,18 @@ def verb(
 
 
 def finish(main: Callable[[], int]) -> NoReturn:
-    """Runs a command and ends the process with its exit code; the one place errors surface.
+    """Runs a command, reports its error and ends the process with its exit code.
 
-    Ends by os._exit after flushing: Beam's threads are not daemons and would hold an
-    interrupted process until their shard is done. Nothing is lost, since a shard is
-    published whole or not at all. SIGTERM and a lost terminal interrupt it as Ctrl-C does.
+    It ends with os._exit after flushing: Beam's threads are not daemons and would delay an
+    interrupted process until their shard is finished. Nothing is lost, since shards are published
+    atomically. SIGTERM and a lost terminal interrupt the command like Ctrl-C.
     """
     signals.handle(_interrupt, signal.SIGALRM)
     sys.unraisablehook = _unraisable
     imports.guard()
     terminal.open_closed_streams()
     terminal.escape_output()
-    # The exit code where the error itself cannot be printed: stderr is closed.
+    # The exit code if the error cannot be printed because stderr is closed.
     code = errors.ImagenetPrepError.exit_code
     try:
         code = outcome(main)
@@ -82,7 +81,7 @@ def finish(main: Callable[[], int]) -> NoReturn:
         code = errors.EXIT_INTERRUPTED
     finally:
         try:
-            # Not SIG_IGN: Python would complain of a signal that is on its way.
+            # Not SIG_IGN, because Python would report an error for a pending signal.
             signals.handle(lambda *_: None, signal.SIGINT, signal.SIGALRM)
             code = monitoring.end(_flushed(code))
             for act in _LAST_ACTS:
@@ -92,7 +91,7 @@ def finish(main: Callable[[], int]) -> NoReturn:
 
 
 def outcome(main: Callable[[], int]) -> int:
-    """Returns the exit code of a command; its error, if it has one, is printed first."""
+    """Returns the exit code of a command after printing its error, if any."""
     try:
         return main()
     except errors.ImagenetPrepError as error:
@@ -101,15 +100,15 @@ def outcome(main: Callable[[], int]) -> int:
         text = "interrupted. Finished work is kept; run the same command to resume."
         return _explain(error, errors.EXIT_INTERRUPTED, text)
     except BrokenPipeError:
-        # The reader of our output (head, less) has seen enough; what was left to do is not done.
+        # The reader of our output (head, less) has closed the pipe, so stop.
         os._exit(monitoring.end(errors.EXIT_UNREAD))
     except SystemExit as ending:
         return ending.code if isinstance(ending.code, int) else errors.EXIT_DONE
     except OSError as error:
-        # Storage has errors of its own; this is anything else, e.g. a full stdout or /tmp.
+        # Storage errors have their own class. This is any other, e.g. a full stdout or /tmp.
         text = f"{error}. Fix this and run the same command again."
         return _explain(error, errors.ImagenetPrepError.exit_code, text)
-    except Exception as error:  # noqa: BLE001 - the last stop: what nobody foresaw is a bug
+    except Exception as error:  # noqa: BLE001 - last handler: an unforeseen exception is a bug
         if (lack := errors.of_memory(error)) is not None:
             return _explain(lack, lack.exit_code, str(lack))
         *lines, last = "".join(traceback.format_exception(error)).splitlines()
@@ -118,16 +117,13 @@ def outcome(main: Callable[[], int]) -> int:
 
 
 def _explain(error: BaseException, code: int, text: str) -> int:
-    """Prints an error and returns its exit code.
-
-    The reason is last, since cron's mail and the end of a log show that line.
-    """
+    """Prints an error, its reason last as for cron's mail, and returns its exit code."""
     found = monitoring.failed(error, code, text)
     if terminal.logs_json():
         terminal.say(text, "error", **found)
         return code
     *details, reason = text.split("\n")
-    if reason.startswith(" "):  # the last of a list, under its heading
+    if reason.startswith(" "):  # the last item of a list, under its heading
         reason, *details = *details, reason
     if details:
         print(*details, sep="\n", file=sys.stderr)
@@ -137,10 +133,10 @@ def _explain(error: BaseException, code: int, text: str) -> int:
 
 
 def _flushed(code: int) -> int:
-    """Writes out what was printed; returns the exit code, or another one where that failed."""
+    """Flushes the output; returns `code`, or 1 if that failed."""
     try:
         sys.stdout.flush()
-        sys.stderr.write("\n" * terminal.logs_json())  # ends a last line that has no end
+        sys.stderr.write("\n" * terminal.logs_json())  # ends an unfinished last line
         sys.stderr.flush()
     except BrokenPipeError:
         pass
@@ -155,7 +151,7 @@ def _interrupt(_signum: int, _frame: types.FrameType | None) -> NoReturn:
 
 
 def _unraisable(lost: sys.UnraisableHookArgs) -> None:
-    """Interrupts again, soon, where Python drops what was raised: an object was being deleted."""
+    """Interrupts again soon if Python dropped an interrupt that was raised in a destructor."""
     if issubclass(lost.exc_type, KeyboardInterrupt):
         signal.setitimer(signal.ITIMER_REAL, 0.01)
     else:

@@ -1,9 +1,9 @@
-"""The one parser of JSON that somebody else may have written: it makes frozen dataclasses of it.
+"""Parses untrusted JSON into frozen dataclasses; the only module that does.
 
-A class says by its annotations what its fields hold: int, float, str, bool, None, Any, a list, a
-tuple, a dict, a Counter, another dataclass, a NamedTuple (a list in JSON), or a union of these.
-Whatever else the JSON holds is refused with the path of the field. No message repeats a value or a
-name from the JSON, since a user may have named another file than was meant, such as a password's.
+Annotations of a class define its fields: int, float, str, bool, None, Any, a list, a tuple, a
+dict, a Counter, another dataclass, a NamedTuple (a list in JSON), or a union of these. Anything
+else is refused with the path of the field. Messages never repeat a value or name of the JSON,
+since the user may have given the wrong file, such as one with passwords.
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ from imagenet_prep.core.terminal import counted
 T = TypeVar("T")
 _Parser = Callable[[Any], Any]
 
-# Other programs count with 64 bits, and so do numpy and protobuf.
+# Other programs count with 64 bits, as do numpy and protobuf.
 _END = 1 << 63
-# No record of ours nests what is under Any more deeply, and recursion that copies it has a limit.
+# Our records nest values of type Any less deeply, and recursion that copies them has a limit.
 _MAX_DEPTH = 20
-# An index of a class, as text, fits into 64 bits with so many digits.
+# Class indices with up to this number of digits fit into 64 bits.
 _MAX_DIGITS = 18
 
 
 class _MisfitError(ValueError):
-    """A value is not what the annotation says; the path to it grows on the way out."""
+    """A value does not match its annotation; callers prepend steps to its path."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
         self.path = ""
 
     def below(self, step: str) -> _MisfitError:
-        """Puts one step before the path."""
+        """Prepends one step to the path."""
         separator = ": " if self.path and not self.path.startswith("[") else ""
         self.path = step + separator + self.path
         return self
 
 
 def loads(kind: type[T], data: bytes) -> T:
-    """Returns the record in a text of JSON; ValueError for anything else."""
+    """Returns the record in a JSON text; raises ValueError if it is invalid."""
     return parse(kind, canonical.loads(data))
 
 
 def parse(kind: type[T], content: object, where: str = "", *, others: bool = False) -> T:
-    """Returns a record of `kind`, a dataclass or another annotation as above, from a value of JSON.
+    """Returns a record of `kind`, a dataclass or one of the other annotations, from a JSON value.
 
-    A field that has a default may be missing. Messages call the record `where`. With `others`,
-    fields that `kind` has not are ignored.
+    Fields with a default may be missing. `where` is the record's name in messages. With `others`,
+    fields that `kind` does not have are ignored.
     """
     if others and isinstance(content, dict):
         names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
@@ -71,7 +71,7 @@ def parse(kind: type[T], content: object, where: str = "", *, others: bool = Fal
 
 @functools.cache
 def _parser(kind: Any) -> _Parser:
-    """Returns the function that parses values of one annotation."""
+    """Returns the parser of an annotation."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind in _SCALARS:
         return functools.partial(_scalar, *_SCALARS[kind])
@@ -95,7 +95,7 @@ def _parser(kind: Any) -> _Parser:
 def _each(
     parsers: Iterable[_Parser], values: Iterable[Any], place: Callable[[int], str]
 ) -> list[Any]:
-    """Returns what the parsers make of the values; `place` names the one that is refused."""
+    """Returns the parsed values; `place` names an invalid value in its message."""
     made: list[Any] = []
     try:
         made.extend(map(operator.call, parsers, values))
@@ -127,7 +127,7 @@ def _of_dataclass(kind: Any) -> _Parser:
         made = _each([parsers[name] for name in names], content.values(), names.__getitem__)
         try:
             return kind(**dict(zip(names, made, strict=True)))
-        except ValueError as error:  # of a __post_init__
+        except ValueError as error:  # raised by a __post_init__
             raise _MisfitError(str(error)) from None
 
     return parse_fields
@@ -168,7 +168,7 @@ def _one_of(parsers: list[_Parser], content: Any) -> Any:
             return parser(content)
         except _MisfitError as misfit:
             misfits.append(misfit)
-    # The parser that came furthest into the value says most about it.
+    # Report the misfit with the longest path: that parser came closest.
     raise max(misfits, key=lambda misfit: len(misfit.path))
 
 
@@ -187,22 +187,22 @@ def _is_int(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    # A whole number stays one, so that a record is written as it was read.
+    # Integers stay integers, so that a record is written as it was read.
     return _is_int(value) or (type(value) is float and math.isfinite(value))
 
 
 def _is_flat(value: Any, levels: int = _MAX_DEPTH) -> bool:
-    """Returns whether lists and objects are nested in a value no more deeply than this."""
+    """Returns whether lists and objects are nested at most `levels` deep."""
     inside = value.values() if isinstance(value, dict) else value
     if not inside or not isinstance(value, dict | list):
         return True
     return levels > 0 and all(_is_flat(each, levels - 1) for each in inside)
 
 
-# How messages call a value of JSON.
+# Names of JSON types in messages.
 _KINDS: dict[type, str] = {bool: "true or false", list: "a list", dict: "an object", str: "a text"}
 _KINDS |= {int: "a number", float: "a number", types.NoneType: "null"}
-# For each annotation, how messages call its values, and the function that knows them.
+# For each annotation, the name of its values in messages, and the function that checks them.
 _SCALARS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
     int: ("a whole number of 64 bits", _is_int),
     float: ("a number", _is_number),

@@ -1,8 +1,7 @@
-"""Opens regular files alone, and reads small ones whole: whatever lies at a path may be planted.
+"""Opens only regular files, and reads small ones completely, since a path may be malicious.
 
-A named pipe would be waited for without end, a device never ends, and a sparse file of some
-kilobytes can claim to hold terabytes. So whoever reads a file that came from elsewhere opens it
-here, and names the most bytes that it may have.
+Reading a named pipe can block forever, a device has no end, and a sparse file of some kilobytes
+can claim terabytes. Use these functions, with a size limit, for files from other sources.
 """
 
 from __future__ import annotations
@@ -14,19 +13,16 @@ from typing import BinaryIO
 
 from imagenet_prep.core.errors import DataDamagedError, UsageError
 
-# Room for the manifest of 14 million images in 65,536 shards, which has 30 MB.
+# Enough for the manifest of 14 million images in 65,536 shards, which has 30 MB.
 MOST_BYTES = 64 << 20
-# Room for a list with a line per image of a class, a shard or a part: 1 kB for a million of them.
+# Enough for a list with a million lines of 1 kB: one line per image of a class, shard or part.
 MOST_LIST_BYTES = 1 << 30
 _PIECE_BYTES = 1 << 16
 _KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
 
 
 def open_to_read(path: Path) -> int:
-    """Opens a regular file; returns its descriptor, which the caller closes.
-
-    Links are followed: where they must not be, `storage/inside` opens.
-    """
+    """Returns a descriptor of a regular file; `storage/inside` is for files without links."""
     # Without O_NONBLOCK, opening a pipe waits for its writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -38,17 +34,14 @@ def open_to_read(path: Path) -> int:
 
 
 def demand_regular(descriptor: int, path: Path) -> None:
-    """Raises DataDamagedError unless an open file is a regular one or a folder.
-
-    A folder is left to the read, for which the system has a better error.
-    """
+    """Raises DataDamagedError unless an open file is regular, or a folder that fails when read."""
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise _no_file(path, mode)
 
 
 def refuse_other_kinds(path: Path) -> None:
-    """Raises DataDamagedError if a path leads to something that is not a regular file."""
+    """Raises DataDamagedError if a path leads to anything other than a regular file."""
     try:
         mode = path.stat().st_mode
     except PermissionError:
@@ -76,9 +69,9 @@ def read(path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def read_whole(file: BinaryIO, path: Path, most: int = MOST_BYTES) -> bytes:
-    """Returns the rest of an open file; raises as `read`, for `path`."""
-    # The size is asked first, so that what is too large is never read. What grows meanwhile, or
-    # has no size (/proc), is bounded too. A read makes room for all that it is asked for.
+    """Returns the rest of an open file; `path` is for messages."""
+    # Check the size first, so that an oversized file is never read. The loop also limits files that
+    # grow meanwhile or have no size (/proc). A read allocates the requested size.
     size = os.fstat(file.fileno()).st_size
     data = bytearray()
     while size <= most >= len(data):
@@ -95,9 +88,9 @@ def read_whole(file: BinaryIO, path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def demand_own(path: Path, kind: str, beginning: bytes, at: int = 0) -> None:
-    """Raises UsageError if a file was not written by the running command, or is not empty.
+    """Raises UsageError if a file is neither empty nor written by the running command.
 
-    Files of the command, which the message calls `kind`, have the bytes `beginning` at an offset.
+    The command's files, called `kind` in the message, have the bytes `beginning` at offset `at`.
     """
     try:
         if not path.is_file():

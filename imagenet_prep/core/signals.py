@@ -1,4 +1,4 @@
-"""Signals that ask this process to end in order: SIGTERM, and SIGHUP from a lost terminal."""
+"""Signals for a graceful shutdown: SIGTERM, and SIGHUP from a lost terminal."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ Handler = Callable[[int, FrameType | None], Any]
 
 
 def handle(handler: Handler, *more: signal.Signals) -> dict[signal.Signals, Any]:
-    """Lets `handler` answer SIGTERM, SIGHUP and `more`; returns what answered them before.
-
-    A process that was started with one of them ignored, as nohup does, goes on ignoring it.
-    """
+    """Installs `handler`, except for signals ignored as by nohup; returns the previous handlers."""
 
     def hung_up(signum: int, frame: FrameType | None) -> None:
         _leave_terminal()
@@ -31,7 +28,7 @@ def handle(handler: Handler, *more: signal.Signals) -> dict[signal.Signals, Any]
 
 @contextlib.contextmanager
 def handled(handler: Handler, *more: signal.Signals) -> Iterator[dict[signal.Signals, Any]]:
-    """Does as `handle`, and gives the signals back to who answered them before, its value."""
+    """Installs `handler` as `handle` does inside the block, and yields the previous handlers."""
     before = handle(handler, *more)
     try:
         yield before
@@ -41,7 +38,7 @@ def handled(handler: Handler, *more: signal.Signals) -> Iterator[dict[signal.Sig
 
 
 def _leave_terminal() -> None:
-    """Sends to /dev/null what would go to a terminal that is gone, where writing fails."""
+    """Redirects output for a lost terminal to /dev/null, because writing to it fails."""
     with contextlib.suppress(OSError):
         null = os.open(os.devnull, os.O_WRONLY)
         for number in (1, 2):

@@ -1,4 +1,4 @@
-"""What a command prints: messages, sizes, and text that no terminal obeys."""
+"""Output of a command: messages, sizes, and text without terminal control characters."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-# "json" makes each line on stderr a JSON object, also those of child processes.
+# With "json", each line on stderr is a JSON object, including lines of child processes.
 LOG_FORMAT = "IMAGENET_PREP_LOG_FORMAT"
-# The verb that these objects name; a verb sets it for its child processes.
+# The verb named in these objects, also by child processes.
 VERB = "IMAGENET_PREP_VERB"
 
-# Characters that a terminal obeys, or that change the order in which others are shown.
+# Control characters of terminals, and characters that change the text direction.
 _OBEYED = [*range(0x20), *range(0x7F, 0xA0), 0x061C, 0x200E, 0x200F]
 _OBEYED += [*range(0x2028, 0x202F), *range(0x2066, 0x206A)]
-# Characters beyond ASCII are escaped as in JSON, so that JSON that is printed stays JSON.
+# Characters beyond ASCII are escaped as in JSON, so that printed JSON stays valid.
 _ESCAPES = {code: f"\\x{code:02x}" if code < 0x20 else f"\\u{code:04x}" for code in _OBEYED}
 _ESCAPES_BUT_LINES = {code: text for code, text in _ESCAPES.items() if chr(code) not in "\t\n"}
 
@@ -29,20 +29,20 @@ _said: _Printed | None = None
 
 
 def printable(text: str) -> str:
-    r"""Returns text from data as one line that no terminal obeys: "\x1b" for an escape.
+    r"""Returns text from data as one line without control characters: "\x1b" for an escape.
 
-    `escape_output` escapes all that is printed, but it must keep the ends of lines. Only the code
-    that puts a name into a line can tell the name's ends of lines from its own.
+    `escape_output` escapes all output but must keep line breaks. Only the code that inserts a name
+    into a line can distinguish line breaks of the name from its own.
     """
     return text.translate(_ESCAPES)
 
 
 class _Record(str):
-    """A line of the log that is a JSON object already."""
+    """A log line that is already a JSON object."""
 
 
 class _Printed(io.TextIOWrapper):
-    """stdout or stderr, on which names and messages from elsewhere cannot play tricks."""
+    """stdout or stderr that escapes control characters in names and messages from outside."""
 
     is_log = False
     used = False
@@ -62,7 +62,7 @@ class _Printed(io.TextIOWrapper):
                     lines = [_as_record(line.strip("\r")) for line in ended if line.strip()]
                 super().write("".join(lines))
             return len(text)
-        # A progress bar begins with a return to the start of its line.
+        # A progress bar starts with a carriage return, which must be kept.
         start = "\r" if text.startswith("\r") else ""
         super().write(start + text[len(start) :].translate(_ESCAPES_BUT_LINES))
         return len(text)
@@ -71,7 +71,7 @@ class _Printed(io.TextIOWrapper):
 def open_closed_streams() -> None:
     """Opens the streams that the caller has closed (`2>&-`) on the null device.
 
-    Otherwise the first files that are opened get their numbers, and messages of libraries go there.
+    Otherwise the next opened files get their numbers, and library messages go into them.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -83,7 +83,7 @@ def open_closed_streams() -> None:
 
 
 def print_data(line: str) -> None:
-    """Prints a line that other commands read: as it is, unless a terminal shows it."""
+    """Prints a line for other commands: unchanged, unless stdout is a terminal."""
     if sys.stdout.isatty():
         print(printable(line))
     else:
@@ -92,11 +92,11 @@ def print_data(line: str) -> None:
 
 
 def escape_output() -> None:
-    """Escapes from now on what this process prints, as `printable` does, but keeps lines."""
+    """Escapes all further output of this process as `printable` does, but keeps line breaks."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if not isinstance(stream, io.TextIOWrapper) or isinstance(stream, _Printed):
-            continue  # It is closed, or a test has replaced it.
+            continue  # The stream is closed, or replaced by a test.
         stream.flush()
         printed = _Printed(
             stream.buffer,
@@ -132,7 +132,7 @@ def _record(message: str, level: str = "info", **fields: object) -> _Record:
 
 
 def _as_record(line: str) -> str:
-    """Returns a line as a record, also if a child process has made one of it already."""
+    """Returns a line as a record, unless a child process has already made it one."""
     with contextlib.suppress(ValueError):
         if line.startswith('{"time": ') and json.loads(line):
             return f"{line}\n"
@@ -140,7 +140,7 @@ def _as_record(line: str) -> str:
 
 
 def say_on(descriptor: int) -> None:
-    """Lets `say` print there, instead of on this process's stderr."""
+    """Makes `say` print to this descriptor instead of stderr."""
     global _said
     binary = os.fdopen(descriptor, "wb")
     _said = _Printed(binary, "utf-8", "backslashreplace", line_buffering=True)
@@ -150,10 +150,10 @@ def say_on(descriptor: int) -> None:
 def say(
     text: object, level: str = "info", *, prefix: str = "imagenet-prep: ", **fields: object
 ) -> None:
-    """Prints a message to the user on stderr, under the name of this program.
+    """Prints a message to the user on stderr, prefixed with the name of this program.
 
-    It comes after all that was printed before, also if both streams are one file, and not into a
-    progress bar. `level` and `fields` are only in a log of JSON objects.
+    It flushes stdout first, to keep the order if both streams are one file, and does not break a
+    progress bar. `level` and `fields` are only written to a JSON log.
     """
     with contextlib.suppress(OSError, ValueError):  # `program.finish` reports why
         sys.stdout.flush()
@@ -163,18 +163,18 @@ def say(
     elif "tqdm" in sys.modules:
         sys.modules["tqdm"].tqdm.write(line, stream)
     else:
-        stream.write(f"{line}\n")  # in one piece, also where several threads do so
+        stream.write(f"{line}\n")  # a single write, so that lines of several threads do not mix
     stream.flush()
 
 
 def counted(count: int, noun: str) -> str:
-    """Returns how many of something there are: "1 shard", "1,024 shards", "2 classes"."""
+    """Returns a number with its noun: "1 shard", "1,024 shards", "2 classes"."""
     several = "es" if noun.endswith("s") else "s"
     return f"{count:,} {noun}{'' if count == 1 else several}"
 
 
 def in_columns(lines: Sequence[Sequence[str]], left: int) -> str:
-    """Returns lines of cells as a table, whose first `left` columns are aligned to the left."""
+    """Returns rows of cells as a table; the first `left` columns are left-aligned."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     table = []
     for line in lines:

@@ -1,7 +1,7 @@
-"""Turns at what takes much memory: half of the workers of a command may have one at a time.
+"""Limits memory-intensive work: at most half of a command's workers do it at the same time.
 
-Threads share a semaphore. Worker processes share a file, and lock a byte of it for a turn; the
-kernel gives the byte back when a process dies. On a cluster, each process has one turn.
+Threads share a semaphore. Worker processes lock a byte of a shared file, which the kernel
+releases when a process dies. On a cluster, one thread of each process has a turn.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ _place: tuple[int, int] | None = None
 
 
 def among_threads(workers: int) -> None:
-    """Says how many threads of this process work; call it before they begin."""
+    """Sets the number of worker threads; call it before they start."""
     global _semaphore
     _semaphore = threading.Semaphore(_turns(workers))
 
 
 def among_processes(workers: int, descriptor: int) -> None:
-    """Sets how many processes work, of one thread each, and the file that all of them have open.
+    """Sets the number of single-threaded processes, and the file that all of them have open.
 
-    To close another descriptor of that file would release its locks.
+    Do not close any other descriptor of that file: this would release its locks.
     """
     global _place
     _place = descriptor, os.getpid() % _turns(workers)

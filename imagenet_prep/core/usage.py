@@ -1,4 +1,4 @@
-"""The help of a verb; and wrong usage in one line: what is wrong, and what was probably meant."""
+"""The help of a verb, and one-line usage errors with a suggestion."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from imagenet_prep.core.errors import UsageError
 
-# Where the explanations of the help begin, and the pages of verbs that have none of their own.
+# The column at which explanations start, and manual pages shared by several verbs.
 _COLUMN = 30
 _PAGES = {
     "start": ("completion", "demo"),
@@ -32,30 +32,24 @@ _PAGES = {
 
 @dataclass(frozen=True)
 class AfterDashes:
-    """What may follow -- on the command line of a verb.
+    """The words that may follow -- on the command line of a verb."""
 
-    Attributes:
-      what: as a message says it, e.g. "the command goes".
-      are_flags: it begins with a flag, as options of Apache Beam do, not with a word.
-      line: one word with spaces in it, a line for a shell, is taken without -- too.
-    """
-
-    what: str
-    are_flags: bool
-    line: bool = False
+    what: str  # text for messages, e.g. "the command goes"
+    are_flags: bool  # they start with a flag, as options of Apache Beam do, instead of a word
+    line: bool = False  # a single word with spaces, a shell command line, is also accepted without --
 
     def is_line(self, words: Sequence[str]) -> bool:
         """Returns whether unknown words are one line for a shell."""
         return self.line and len(words) == 1 and len(words[0].split()) > 1
 
     def expected(self, word: str = "") -> bool:
-        """Returns whether a word that the verb does not know begins what belongs after --."""
+        """Returns whether an unknown word starts the words that belong after --."""
         return bool(word) and word.startswith("-") == self.are_flags
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A flag as the help shows it; the attributes without a comment are those of `flags.Flag`."""
+    """A flag as shown in the help; attributes without a comment are as in `flags.Flag`."""
 
     field: str
     names: tuple[str, ...]  # the documented one first
@@ -65,10 +59,10 @@ class Entry:
     default: str  # "" for none
     positional: bool
     required: bool
-    group: str = ""  # its heading; "" if only --help-all shows it
+    group: str = ""  # heading; "" if only --help-all shows it
 
     def spelled(self, *, all_names: bool) -> str:
-        """Returns names and value; a short name first, other aliases only on request."""
+        """Returns names and value; short names first, other aliases only on request."""
         short = [each for each in self.names if each[1] != "-"]
         names = dict.fromkeys([*short, *(self.names if all_names else self.names[:1])])
         value = f"{{{','.join(self.choices)}}}" if self._in_braces else self.value
@@ -77,7 +71,7 @@ class Entry:
         return f"{', '.join(names)} {value}".rstrip()
 
     def text(self, *, brief: bool) -> str:
-        """Returns the help with the default; or only its first clause."""
+        """Returns the help with the default, or only its first clause if `brief`."""
         text = re.split(r",? e\.g\. |[;:.] | \(", self.help)[0] if brief else self.help
         if self.choices and not self._in_braces:
             text += f" [{', '.join(self.choices)}]"
@@ -93,10 +87,10 @@ class Entry:
 def help_text(
     verb: str, text: str, entries: Iterable[Entry], has_more: bool, *, all_flags: bool
 ) -> str:
-    """Returns what --help prints: usage, description, three examples, and the common flags.
+    """Returns the text of --help: usage, description, three examples and the common flags.
 
-    `text` is the description and the examples; `has_more` tells of words after --. With
-    `all_flags`, the help has everything, as --help-all prints it.
+    `text` contains the description and the examples. `has_more` means that words may follow --.
+    With `all_flags`, the help is complete, as for --help-all.
     """
     wrap = functools.partial(textwrap.wrap, break_on_hyphens=False)
     width = max(60, min(shutil.get_terminal_size().columns, 100) - 1)
@@ -132,24 +126,21 @@ def help_text(
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, which raises where it would print all flags and end the process."""
+    """An argparse parser that raises UsageError instead of printing all flags and exiting."""
 
     def error(self, message: str) -> NoReturn:
         """Raises UsageError; argparse calls this."""
         raise UsageError(self.with_help(message))
 
     def with_help(self, message: str) -> str:
-        """Returns a message that says how to get help."""
+        """Adds the command that shows the help to a message."""
         end = "" if message.endswith((".", "?")) else "."
         return f"{message}{end} Help: {self.prog} --help"
 
     def unknown(
         self, words: Sequence[str], stray: str, flags: Iterable[str], after: AfterDashes | None
     ) -> UsageError:
-        """Returns the error for a word that is no flag and no value of this verb.
-
-        `after` is None if nothing may follow --, or if -- is there.
-        """
+        """Returns the error for an unknown word; `after` is None if -- was given or is not allowed."""
         name = stray.partition("=")[0]
         verb = self.prog.partition(" ")[2]
         meant = meant_by(name, flags) if stray.startswith("-") else ""
@@ -158,7 +149,7 @@ class Parser(argparse.ArgumentParser):
             place = words.index(stray)
             line = list(words[place:])
             if len(line) == 1:  # a quoted command
-                with contextlib.suppress(ValueError):  # its quotes do not close
+                with contextlib.suppress(ValueError):  # unbalanced quotes
                     line = shlex.split(stray)
             typed = shlex.join([*words[:place], "--", *line])
             return UsageError(f"{name}: {after.what} after --. Type: {self.prog} {typed}")
@@ -169,10 +160,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def meant_by(word: str, known: Iterable[str]) -> str:
-    """Returns " Did you mean --short-side?" for --shortside; "" where nothing is like the word."""
-    import difflib  # only here: it costs more than all else on the way to --help
+    """Returns " Did you mean --short-side?" for --shortside; "" if no known word is similar."""
+    import difflib  # imported here: it takes longer than everything else for --help
 
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.7)
-    # A word means the known one that it begins, however long the rest of that is.
+    # A word is also treated as a prefix, however long the rest of the known word is.
     near = near or [each for each in known if len(word) > 3 and each.startswith(word)][:1]
     return f" Did you mean {near[0]}?" if near else ""

@@ -1,8 +1,8 @@
-"""A program that passes its input on to its standard error, without what a library always says.
+"""Copies stdin to stderr, except for routine log messages of a library.
 
-These are the lines of Google's logging library of the levels I (information) and W (warning), and
-its own remark that it writes them. Errors pass. As a process of its own, it has passed on what the
-library said last also where the library ends the process that loads it.
+It drops lines of Google's logging library with levels I (information) and W (warning), and the
+notice about that log. Errors pass. As a separate process, it also prints the library's last
+message if the library ends the process that loads it.
 """
 
 import re
@@ -14,7 +14,7 @@ _CHATTER = re.compile(
 
 
 def main() -> None:
-    """Filters until the input ends."""
+    """Filters lines until the input ends."""
     for line in sys.stdin.buffer:
         if not _CHATTER.match(line):
             sys.stderr.buffer.write(line)

@@ -1,4 +1,4 @@
-"""Which process of a training run this is."""
+"""The rank of this process in a training run."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# A batch script has SLURM_PROCID, too. Only what srun has started knows the tasks of its step.
+# SLURM_PROCID is also set in a batch script; the tasks of the step are only set by srun.
 _SRUN = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
-# Launchers, most specific first: what horovodrun, Open MPI, torchrun and Slurm's srun export.
+# Variables of launchers, most specific first: horovodrun, Open MPI, torchrun and Slurm's srun.
 _RANK_AND_SIZE = (
     ("HOROVOD_RANK", "HOROVOD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -22,26 +22,26 @@ _LOCAL = (
     ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
 )
 
-# The tasks of each node: "8(x3),4".
+# The number of tasks per node: "8(x3),4".
 _TASKS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 
-# A rank that ends because it has lost another one writes this line to its standard error. It is for
-# the launcher, which then looks for the cause elsewhere, and does not show it.
+# A rank that ends because a different rank was lost writes this line to its standard error. The
+# launcher hides the line and looks for the cause elsewhere.
 LEFT = "@imagenet-prep left-by-another-rank"
 
 
 @dataclass(frozen=True)
 class World:
-    """One process among those that train together.
+    """One of the processes that train together.
 
     Attributes:
       rank: 0-based number of this process.
       size: number of processes.
-      local_rank, local_size: the same among the processes of this host; by default all
-        processes are on one host.
+      local_rank, local_size: the same for the processes of this host; by default, all processes are
+        on one host.
 
     Raises:
-      ValueError: no process can have these numbers.
+      ValueError: rank or size is invalid.
 
     Example:
       >>> from imagenet_prep.read import World
@@ -70,19 +70,19 @@ class World:
 
     @property
     def cross_rank(self) -> int:
-        """Number of this host, where ranks are dealt host by host."""
+        """Number of this host, if ranks are assigned host by host."""
         return self.rank // self.local_size
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> World:
-        """Returns what the launcher says; one process where there was none.
+        """Returns the world set by the launcher, or a single process if there is none.
 
         Args:
-          environment: has the variables of `imagenet-prep launch`, Horovod, Open MPI, torchrun or
+          environment: variables of `imagenet-prep launch`, Horovod, Open MPI, torchrun or
             Slurm's srun.
 
         Raises:
-          ValueError: the variables hold no numbers, or numbers of no process.
+          ValueError: the variables are not numbers, or are out of range.
         """
         rank, size = _first(environment, _RANK_AND_SIZE) or (0, 1)
         local = _first(environment, _LOCAL)
@@ -93,7 +93,7 @@ class World:
 
 
 def _of_srun(environment: Mapping[str, str]) -> tuple[int, int] | None:
-    """Returns local rank and local size of a task of Slurm's; None where srun has started none."""
+    """Returns local rank and local size of a Slurm task; None if srun did not start it."""
     names = ("SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_TASKS_PER_NODE", *_SRUN)
     if not all(name in environment for name in names):
         return None

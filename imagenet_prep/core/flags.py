@@ -42,7 +42,7 @@ class Flag:
 
     help: str  # one sentence, to which the default is added
     choices: Sequence[str] | None = None  # allowed values
-    metavar: str | None = None  # name of the value in the help; the default depends on type and place
+    metavar: str | None = None  # name in the help; the default depends on type and place
     positional: bool = False  # given by position, or by one of the aliases
     aliases: Sequence[str] = ()  # other spellings, e.g. ("-r", "--size")
     read: Callable[[str], str] | None = None  # converts the typed text to the value
@@ -52,7 +52,7 @@ class Flag:
     below: int | None = None
     place: Place | None = None  # required kind; every flag for a path or address has one
     only: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
-    without: Sequence[str] = ()  # fields whose flags cannot be combined with this one
+    without: Sequence[str] = ()  # fields that cannot be combined with this one
 
     def check(self, name: str, value: Any) -> None:
         """Raises ValueError if a value is not allowed; None always is."""

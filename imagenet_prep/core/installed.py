@@ -73,7 +73,7 @@ def lacking(needs: Sequence[str]) -> list[str]:
 
 
 def problem_of_horovod(framework: str) -> str | None:
-    """Returns what keeps Horovod from working with a framework; None if nothing does."""
+    """Returns why Horovod cannot work with a framework; None if it can."""
     try:
         horovod = metadata.distribution("horovod")
         text = horovod.read_text("../horovod/metadata.json") or "{}"

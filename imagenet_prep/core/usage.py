@@ -36,7 +36,7 @@ class AfterDashes:
 
     what: str  # text for messages, e.g. "the command goes"
     are_flags: bool  # they start with a flag, as options of Apache Beam do, instead of a word
-    line: bool = False  # a single word with spaces, a shell command line, is also accepted without --
+    line: bool = False  # a quoted shell command line is also accepted without --
 
     def is_line(self, words: Sequence[str]) -> bool:
         """Returns whether unknown words are one line for a shell."""
@@ -140,7 +140,7 @@ class Parser(argparse.ArgumentParser):
     def unknown(
         self, words: Sequence[str], stray: str, flags: Iterable[str], after: AfterDashes | None
     ) -> UsageError:
-        """Returns the error for an unknown word; `after` is None if -- was given or is not allowed."""
+        """Returns the error for an unknown word; `after` is None unless -- may follow."""
         name = stray.partition("=")[0]
         verb = self.prog.partition(" ")[2]
         meant = meant_by(name, flags) if stray.startswith("-") else ""

@@ -1,1 +1,1 @@
-"""What a person wants to see of a data set: facts, pictures and plots on one page."""
+"""HTML reports of datasets: facts, pictures and plots."""

@@ -1,4 +1,4 @@
-"""The differences of two datasets as pictures, as their tables of samples report them."""
+"""Compares two datasets by pictures; the differences come from their tables of samples."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from imagenet_prep.reporting import pictures, sample
 from imagenet_prep.reporting.facts import Facts, index_of
 from imagenet_prep.storage.ahead import ahead
 
-# The median PSNR is exact to a tenth of a dB, in half a minute.
+# Determines the median PSNR to a tenth of a dB, in half a minute.
 _PAIRS = 200
 _WORST = 20
-# Pictures of each kind of other difference.
+# Pictures shown for each other kind of difference.
 _SHOWN = 12
-# Width and height in pixels, and WebP quality, of the pictures of the worst, and of the others.
+# Width and height in pixels, and WebP quality, of the worst pictures; then the size of the others.
 _SIDE, _QUALITY = 256, 80
 _SMALL_SIDE = 104
-# SSIM takes 300 bytes of memory per pixel, so it sees the middle, at most this wide and high.
+# SSIM takes 300 bytes per pixel, so only the centre, up to this width and height, is measured.
 _SSIM = 1024
 
 Item = TypeVar("Item")
@@ -42,26 +42,18 @@ Item = TypeVar("Item")
 
 @dataclass
 class Match:
-    """One image in both datasets.
-
-    Attributes:
-      sizes: (width, height) in both.
-      num_bytes: of both JPEGs.
-      psnr: dB at the smaller size, the larger one shrunk by Lanczos; None if equal.
-      ssim: mean structural similarity there, at most 1; for large images, of the middle.
-      pictures: data URIs of both, for the worst only.
-    """
+    """One image in both datasets."""
 
     key: str
-    sizes: tuple[tuple[int, int], tuple[int, int]]
-    num_bytes: tuple[int, int]
-    psnr: float | None
-    ssim: float
-    pictures: tuple[str, str] | None = None
+    sizes: tuple[tuple[int, int], tuple[int, int]]  # (width, height) in both
+    num_bytes: tuple[int, int]  # size of both JPEGs
+    psnr: float | None  # dB at the smaller of the two sizes (Lanczos); None if equal
+    ssim: float  # mean structural similarity at that size, of the centre of large images
+    pictures: tuple[str, str] | None = None  # data URIs, only for the worst matches
 
 
 class Shown(NamedTuple):
-    """An image that is missing from one dataset, or has another class there; data URI or None."""
+    """An image missing from one dataset, or with different classes, and its picture (data URI)."""
 
     difference: Difference
     picture: str | None
@@ -69,25 +61,17 @@ class Shown(NamedTuple):
 
 @dataclass
 class Comparison:
-    """The differences of two datasets.
-
-    Attributes:
-      counts: of images, by the words of `dataset.difference`.
-      same: the number of images that are in both with the same label and bytes.
-      matches: of images whose bytes differ, worst first.
-      missing: some images that the second, and some that the first dataset lacks.
-      relabelled: some whose class differs.
-    """
+    """The differences of two datasets."""
 
     facts: tuple[Facts, Facts]
-    counts: Counter[str] = field(default_factory=Counter)
-    same: int = 0
-    matches: list[Match] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)  # images by kind
+    same: int = 0  # images with the same label and bytes in both
+    matches: list[Match] = field(default_factory=list)  # images with different bytes, worst first
     missing: tuple[Sequence[Shown], Sequence[Shown]] = ((), ())
-    relabelled: Sequence[Shown] = ()
+    relabelled: Sequence[Shown] = ()  # examples of images with different classes
 
     def psnr_at(self, percent: float) -> float | None:
-        """Returns a percentile of PSNR in dB; None if no match has one."""
+        """Returns a percentile of PSNR in dB; None if no match has a PSNR."""
         values = [match.psnr for match in self.matches if match.psnr is not None]
         return float(np.percentile(values, percent)) if values else None
 
@@ -97,7 +81,7 @@ class Comparison:
 
 
 class _Some(Generic[Item]):
-    """A fair sample of a stream of unknown length."""
+    """A uniform sample of a stream of unknown length."""
 
     def __init__(self, most: int, chance: random.Random) -> None:
         self.items: list[Item] = []
@@ -112,7 +96,7 @@ class _Some(Generic[Item]):
 
 
 def compare(one: Facts, other: Facts, differences: Iterable[Difference], seed: int) -> Comparison:
-    """Returns the differences of datasets A and B; damage is added to the problems of its facts."""
+    """Returns the differences of datasets A and B; damage is added to their facts' problems."""
     chance = random.Random(seed)
     comparison = Comparison((one, other), same=one.examples)
     kinds = {OTHER_BYTES: _PAIRS, ONLY_IN_A: _SHOWN, ONLY_IN_B: _SHOWN, OTHER_LABEL: _SHOWN}
@@ -164,7 +148,7 @@ def _shown(facts: Facts, differences: Sequence[Difference]) -> list[Shown]:
 
 
 def _images(facts: Facts, places: Sequence[Stored]) -> dict[Stored | None, ImageExample]:
-    """Returns the images at some places that can be read."""
+    """Returns the readable images among these."""
     by_shard: dict[str, list[Stored]] = {}
     for place in places:
         by_shard.setdefault(place.shard, []).append(place)
@@ -200,7 +184,7 @@ def _match(key: str, one: ImageExample, other: ImageExample) -> Match | None:
         return None
     first, second = (np.asarray(pictures.middle(picture, _SSIM, _SSIM)) for picture in decoded)
     smallest = min(first.shape[:2])
-    # SSIM's window of 7 pixels has to fit.
+    # SSIM needs at least its window of 7 pixels.
     ssim = 1.0
     if smallest >= 7:
         ssim = float(structural_similarity(first, second, channel_axis=2))  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Images for which lists of labels, or the dataset, disagree, as pictures."""
+"""Finds images with different labels in label lists or the dataset, and their pictures."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.reporting import pictures
 
 _MOST_PICTURES = 48
-# The columns of the table of pairs.
+# Columns of the table of pairs.
 EQUAL, SHARED, APART, NONE = "the same", "some in common", "none in common", "one has none"
 
 
 class Shown(NamedTuple):
-    """An image whose labels differ; `said` has the classes in words by list; data URI or None."""
+    """An image with different labels: the class names by list, and a picture as data URI."""
 
     key: str
     said: Mapping[str, Sequence[str]]
@@ -28,21 +28,16 @@ class Shown(NamedTuple):
 
 @dataclass
 class Disagreements:
-    """The disagreements of lists of labels.
+    """The disagreements of `lists`, as `evaluation.Table.lists`.
 
-    Attributes:
-      images: the number that two lists or more have.
-      differ: the number of these for which the lists disagree.
-      lists: as `evaluation.Table.lists`.
-      pairs: for each pair of lists, the number of images in each of the four columns.
-      shown: some of the images that differ, those with nothing in common first.
+    `pairs` counts the images in each column for each pair of lists.
     """
 
     lists: Sequence[Json]
-    images: int = 0
-    differ: int = 0
+    images: int = 0  # images that are in two or more lists
+    differ: int = 0  # images for which the lists disagree
     pairs: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
-    shown: list[Shown] = field(default_factory=list)
+    shown: list[Shown] = field(default_factory=list)  # examples, those with no common label first
 
 
 def find(
@@ -52,14 +47,14 @@ def find(
     words: Callable[[int], str],
     images_of: Callable[[Sequence[str]], Iterable[ImageExample | None]],
 ) -> Disagreements:
-    """Returns the disagreements of lists.
+    """Returns the disagreements of label lists.
 
     Args:
-      keys: of the images.
-      said: by list, class indices by number of the image.
+      keys: image keys.
+      said: for each list, the class indices by position in `keys`.
       lists: as `evaluation.Table.lists`.
-      words: names a class index.
-      images_of: yields the image with each of some keys, or None.
+      words: returns the name of a class index.
+      images_of: yields the image for each key, or None.
     """
     found = Disagreements(lists)
     found.pairs = {pair: Counter() for pair in itertools.combinations(said, 2)}

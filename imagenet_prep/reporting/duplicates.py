@@ -1,4 +1,4 @@
-"""The page of `duplicates`: groups in rows, those with different labels first."""
+"""The page of `duplicates`: one group per row, groups with different labels first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from imagenet_prep.core.canonical import Json
 from imagenet_prep.reporting import pictures
 from imagenet_prep.reporting.render import render
 
-# A page has 20 MB at most.
+# These limits keep the page below 20 MB.
 _MOST_GROUPS, _MOST_PICTURES = 300, 6
 _SIDE, _QUALITY = 224, 70
 
@@ -24,11 +24,8 @@ def page(
 ) -> str:
     """Returns the page as HTML.
 
-    Args:
-      groups: of `matching.groups.Member`, the kept one first.
-      read: returns the image of a number.
-      counts: as `duplicates --json` prints them.
-      made_at: now, in UTC.
+    In each group of `matching.groups.Member`, the kept image is first. `read` returns an image by
+    number, and `counts` is as printed by `duplicates --json`.
     """
     ordered = sorted(groups, key=lambda group: len({each.wnid for each in group}) < 2)
     shown = [

@@ -1,7 +1,7 @@
-"""The facts in the files of a dataset. None of them is trusted.
+"""Reads the facts in the files of a dataset, none of which is trusted.
 
-People also want a report if something looks wrong. So a file that cannot be read is no error:
-the page shows it as a problem. Only receipts that name a shard of this dataset count.
+A report must also work for damaged datasets, so an unreadable file is shown as a problem instead
+of raising an error. Only receipts that name a shard of this dataset are used.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.opened import Dataset
 from imagenet_prep.storage.store import Readable
 
-# A receipt has some hundred kB. In memory, JSON takes up to twenty times its size.
+# A receipt has some hundred kB. JSON takes up to twenty times its size in memory.
 _MAX_JSON_BYTES = 16 << 20
-# A list of quarantined images has 300 bytes a line.
+# The list of quarantined images has 300 bytes per line.
 _MAX_LIST_BYTES, _MAX_LINES = 64 << 20, 1 << 18
-# The largest record or image that the page shows: several are in memory at once.
-# ImageNet's largest image has 16 MB.
+# The largest record or image shown, because several are in memory at once. ImageNet's largest
+# image has 16 MB.
 MAX_SHOWN_BYTES = 24 << 20
-# Larger values in a receipt would make an endless plot: no task takes a year or starts after 2099.
-# Shorter times would be lost in the time of the start, and are divided by.
+# Limits for receipts: no task takes a year or starts after 2099, and larger values would make an
+# endless plot. Shorter times are lost in the precision of the start time, and are divisors.
 _LEAST_SECONDS, _MAX_SECONDS, _LAST_S = 1e-6, 366 * 86_400.0, 4_102_444_800.0
-# Added up over all shards, counts still fit into 64 bits. No archive has 17 TB.
+# The sum of such counts over all shards fits into 64 bits. No archive has 17 TB.
 _MAX_COUNT = 1 << 44
 _STAGE = re.compile(r"([a-z]+)-[0-9a-z-]+")
 
@@ -49,14 +49,14 @@ _READ, _CODEC, _PROOF = "read and write", "decode, shrink, encode", "md5 of the 
 
 
 class ClassName(NamedTuple):
-    """A class: its WNID, or another id, and its words."""
+    """The WNID or other id of a class, and its name in words."""
 
     wnid: str
     words: str
 
 
 class Task(NamedTuple):
-    """One finished task of the run: from `start_s` since the epoch for `seconds`."""
+    """A finished task of the run; `start_s` is in seconds since the epoch."""
 
     start_s: float
     seconds: float
@@ -75,7 +75,7 @@ class Replica:
 
 @dataclass(frozen=True)
 class _Receipt:
-    """The part of the receipt of any stage that a page shows."""
+    """The parts of a receipt, of any stage, that a page shows."""
 
     start_s: float
     seconds: float
@@ -90,53 +90,41 @@ class _Receipt:
 
 @dataclass
 class Facts:
-    """The facts of one dataset.
-
-    Attributes:
-      dataset: nothing of it is verified.
-      classes: by class index.
-      incidents: lines of quarantine.jsonl.
-      problems: one sentence each.
-      origins: (shard, origin) of some records, as receipts name them.
-      measured: of all images, by the tables of samples.
-      num_classes: of each shard that has a table, by its name.
-      tasks: that wrote its shards.
-      seconds_of: working time of all workers together, by stage.
-      source: the place of the source, if known; its files elsewhere are in `source_files`, by name.
-      replicas: the last line of naming.REPLICAS about each place.
-    """
+    """The facts of one dataset, none of them verified."""
 
     dataset: Dataset
-    classes: list[ClassName]
-    incidents: list[Incident]
-    problems: list[str]
-    origins: list[tuple[str, Origin]] = field(default_factory=list)
-    measured: Measured = field(default_factory=Measured)
-    num_classes: dict[str, int] = field(default_factory=dict)
-    tasks: list[Task] = field(default_factory=list)
-    seconds_of: dict[str, float] = field(default_factory=dict)
-    source: Readable | None = None
-    source_files: dict[str, str] = field(default_factory=dict)
-    replicas: list[Replica] = field(default_factory=list)
+    classes: list[ClassName]  # by class index
+    incidents: list[Incident]  # lines of quarantine.jsonl
+    problems: list[str]  # one sentence each
+    origins: list[tuple[str, Origin]] = field(
+        default_factory=list
+    )  # shard and origin of some records
+    measured: Measured = field(default_factory=Measured)  # all images, from the tables of samples
+    num_classes: dict[str, int] = field(default_factory=dict)  # by shard, if it has a table
+    tasks: list[Task] = field(default_factory=list)  # tasks that wrote the shards
+    seconds_of: dict[str, float] = field(default_factory=dict)  # of all workers, by stage
+    source: Readable | None = None  # store of the source, if known
+    source_files: dict[str, str] = field(default_factory=dict)  # files that are elsewhere
+    replicas: list[Replica] = field(default_factory=list)  # the last entry about each location
 
     @property
     def store(self) -> Readable:
-        """Its place."""
+        """The store of the dataset."""
         return self.dataset.store
 
     @property
     def manifest(self) -> Manifest:
-        """Its manifest."""
+        """The manifest of the dataset."""
         return self.dataset.manifest
 
     @property
     def part(self) -> Placement:
-        """The part of its shards that is here."""
+        """The part of the shards that is in this store."""
         return self.dataset.placement
 
     @property
     def name(self) -> str:
-        """The last part of its address."""
+        """The last part of the dataset's path."""
         return self.store.where().rpartition("/")[2]
 
     @cached_property
@@ -146,12 +134,12 @@ class Facts:
 
     @property
     def examples(self) -> int:
-        """Records over all splits."""
+        """Number of records in all splits."""
         return sum(split.examples for split in self.manifest.splits.values())
 
     @cached_property
     def examples_per_class(self) -> dict[int, int]:
-        """Records over all splits, by index of those classes that have any."""
+        """Number of records in all splits by class index, without empty classes."""
         found: Counter[int] = Counter()
         for split in self.manifest.splits.values():
             found.update({index: n for index, n in enumerate(split.examples_per_class) if n})
@@ -159,29 +147,29 @@ class Facts:
 
     @property
     def shards(self) -> list[Shard]:
-        """The shards that are here, of all splits."""
+        """The shards in this store, of all splits."""
         return [shard for split in self.manifest.splits for shard in self.dataset.shards(split)]
 
     @property
     def num_shards(self) -> int:
-        """Shards over all splits."""
+        """Number of shards in all splits."""
         return sum(len(split.shards) for split in self.manifest.splits.values())
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all shards."""
+        """Size of all shards in bytes."""
         return sum(split.num_bytes for split in self.manifest.splits.values())
 
     def class_name(self, class_index: int) -> ClassName:
-        """Returns a class; a substitute if labels.txt is damaged."""
+        """Returns a class, or a substitute if labels.txt is damaged."""
         if 0 <= class_index < len(self.classes):
             return self.classes[class_index]
         return ClassName(f"class {class_index}", "")
 
     def source_bytes(self, archive: str, offset: int, size: int) -> bytes | None:
-        """Returns bytes of the source, or None if it is gone.
+        """Returns bytes of the source, or None if it is missing.
 
-        Only of files that the manifest names as sources: a forged receipt could name any other.
+        Only files that the manifest names as sources are read, because a receipt may be forged.
         """
         named = {source.name for source in self.manifest.sources}
         if offset < 0 or not 0 <= size <= MAX_SHOWN_BYTES or not named & {*archive.split("/")}:
@@ -202,7 +190,7 @@ class Facts:
 def gather(dataset: Dataset, problems: list[str], source: Readable | None = None) -> Facts:
     """Returns the facts of a dataset with a valid manifest, and the `problems` of a check.
 
-    Without a `source`, the archives are looked for where runs of this user have read them.
+    Without a `source`, the archives are looked up at the locations used by this user's runs.
     """
     store = dataset.store
     facts = Facts(
@@ -210,7 +198,7 @@ def gather(dataset: Dataset, problems: list[str], source: Readable | None = None
         classes=_classes(dataset),
         incidents=list(filter(_is_shown, _lines(store, naming.QUARANTINE, Incident))),
         problems=list(problems),
-        # The last line about each place counts.
+        # Keep the last line about each location.
         replicas=list({one.where: one for one in _lines(store, naming.REPLICAS, Replica)}.values()),
     )
     if source is not None:
@@ -224,7 +212,7 @@ def gather(dataset: Dataset, problems: list[str], source: Readable | None = None
 
 
 def index_of(facts: Facts, shard: str, numbers: Container[int]) -> dict[int, str]:
-    """Returns those lines of a shard's index that have these numbers and exist."""
+    """Returns the lines of a shard's index with these numbers, if they exist."""
     name = naming.index_name(shard)
     try:
         lines = io.BytesIO(facts.store.read(name, 0, _MAX_LIST_BYTES))
@@ -236,7 +224,7 @@ def index_of(facts: Facts, shard: str, numbers: Container[int]) -> dict[int, str
 def _read_receipts(facts: Facts) -> None:
     archives = {source.name for source in facts.manifest.sources}
     stages: defaultdict[str, float] = defaultdict(float)
-    # One receipt per shard, even if a shard was made twice, e.g. repaired.
+    # One receipt per shard, even if a shard was written twice, e.g. repaired.
     left = {s.name: s.sha256 for split in facts.manifest.splits.values() for s in split.shards}
     for folder, receipt in _receipts(facts.store):
         shard, seconds = receipt.shard, receipt.seconds
@@ -256,7 +244,7 @@ def _read_receipts(facts: Facts) -> None:
 
 
 def _read_tables(facts: Facts) -> None:
-    """Measures all images by the tables of samples; a damaged table is a problem."""
+    """Measures all images by the tables of samples; a damaged table is reported as a problem."""
     shards = [shard for shard in facts.shards if shard.samples]
     for shard, rows in zip(shards, facts.dataset.rows(shards), strict=True):
         try:
@@ -286,10 +274,7 @@ def _makes_sense(receipt: _Receipt) -> bool:
 
 
 def _receipts(store: Readable) -> Iterator[tuple[str, _Receipt]]:
-    """Yields (name of its stage's folder, receipt) in the order of their paths.
-
-    A receipt that makes no sense is skipped; then a plot lacks its figures.
-    """
+    """Yields valid receipts with the folder name of their stage, ordered by path."""
 
     def read(name: str) -> bytes:
         return _bytes(store, name, _MAX_JSON_BYTES)
@@ -297,7 +282,7 @@ def _receipts(store: Readable) -> Iterator[tuple[str, _Receipt]]:
     for folder in _unless_refused(store.list_folder, naming.WORK):
         place = f"{naming.WORK}/{folder}/receipts"
         names = [name for name in _unless_refused(store.names, place) if name.endswith(".json")]
-        # Parsed one at a time: JSON takes memory.
+        # Parse one receipt at a time, because JSON takes much memory.
         for _, reading in ahead(read, (f"{place}/{name}" for name in names)):
             receipt = _parsed(_Receipt, reading.result())
             if receipt is not None and _makes_sense(receipt):
@@ -305,7 +290,7 @@ def _receipts(store: Readable) -> Iterator[tuple[str, _Receipt]]:
 
 
 def _unless_refused(listing: Callable[[str], list[str]], folder: str) -> list[str]:
-    """Returns the names in a folder; none if it is a link, or may not be listed."""
+    """Returns the names in a folder; none if it is a link or cannot be listed."""
     try:
         return listing(folder)
     except (StoreError, DataDamagedError):

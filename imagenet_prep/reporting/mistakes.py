@@ -1,6 +1,6 @@
-"""The mistakes of a network: the surest as pictures, and the classes that it confuses.
+"""Finds the most confident mistakes of a model, and the classes that it confuses.
 
-The predictions are those of `imagenet-prep train --evaluate --predictions FILE`.
+The predictions come from `imagenet-prep train --evaluate --predictions FILE`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MOST_PICTURES = 48
 
 
 class Mistake(NamedTuple):
-    """An image that a network takes for another class; `share` is its certainty in [0, 1]."""
+    """A wrong prediction; `share` is its confidence in [0, 1]."""
 
     key: str
     label: str
@@ -30,7 +30,7 @@ class Mistake(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Two classes, in words; `images` of the first, a `share` of it, are taken for the second."""
+    """Two classes; `images`, a `share` of the first class, are predicted as the second."""
 
     label: str
     taken_for: str
@@ -40,18 +40,12 @@ class Pair(NamedTuple):
 
 @dataclass
 class Mistakes:
-    """The mistakes of a network.
+    """The mistakes of a model."""
 
-    Attributes:
-      images, wrong: numbers of predictions, and of wrong ones.
-      surest: the surest mistakes, the surest first.
-      pairs: the pairs of classes with the most mistakes, the most first.
-    """
-
-    images: int = 0
-    wrong: int = 0
-    surest: list[Mistake] = field(default_factory=list)
-    pairs: list[Pair] = field(default_factory=list)
+    images: int = 0  # number of predictions
+    wrong: int = 0  # number of wrong predictions
+    surest: list[Mistake] = field(default_factory=list)  # the most confident mistakes first
+    pairs: list[Pair] = field(default_factory=list)  # the pairs with the most mistakes first
 
 
 def find(
@@ -61,7 +55,7 @@ def find(
 ) -> Mistakes:
     """Returns the mistakes; predictions are not kept in memory.
 
-    `words` names a class index, and `images_of` yields the image with each of some keys, or None.
+    `words` returns the name of a class index. `images_of` yields the image for each key, or None.
     """
     found = Mistakes()
     examples: Counter[int] = Counter()
@@ -74,9 +68,9 @@ def find(
             if each.is_wrong:
                 found.wrong += 1
                 if not each.classes:
-                    continue  # It is taken for no class.
+                    continue  # There is no predicted class.
                 taken[each.class_index, each.classes[0]] += 1
-                # Equally sure mistakes come in the order of their images.
+                # Mistakes of equal confidence are in the order of their images.
                 yield each.shares[0], -found.images, each
 
     surest = heapq.nlargest(_MOST_PICTURES, wrong(), key=lambda one: one[:2])

@@ -1,4 +1,4 @@
-"""The contents of `report`: of one dataset, of two, or of a damaged one."""
+"""The pages of `report`: one dataset, two datasets, or a damaged dataset."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from imagenet_prep.reporting.render import render, time_of
 from imagenet_prep.reporting.sample import ShownIncident, Tile
 
 if TYPE_CHECKING:
-    # Its SSIM comes from a package that a report of one data set does not need.
+    # It needs a package for SSIM that the report of a single dataset does not use.
     from imagenet_prep.reporting.compare import Comparison
 
 _MOST_PROBLEMS = 200
@@ -41,7 +41,7 @@ def report(
 ) -> str:
     """Returns the report of a dataset as HTML.
 
-    `tiles` were drawn by `seed`; `trained` has rows of `training.load`, or none.
+    `tiles` were drawn with `seed`; `trained` are the rows of `training.load`, if any.
     """
     manifest = facts.manifest
     classes = [
@@ -64,7 +64,7 @@ def report(
         },
         facts=facts,
         manifest=manifest,
-        # Custom photographs have no official counts.
+        # Custom images have no official counts.
         is_subset=manifest.subset and manifest.claims_ilsvrc2012,
         is_read=level != schema.LEVEL_MANIFEST,
         fewer_classes=[each for each in counts.items() if each[1] < manifest.classes.count],
@@ -128,7 +128,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds:,.1f} s" if seconds < 120 else f"{seconds / 60:,.1f} min"
 
 
-# The rows of the table. 1.25 GB/s is a network of 10 Gbit/s, 0.2 GB/s a hard disk.
+# Rows of the table. 1.25 GB/s is a 10 Gbit/s network, 0.2 GB/s is a hard disk.
 _COMPARED: dict[str, Callable[[Facts], str]] = {
     "examples": lambda facts: f"{facts.examples:,}",
     "disk": lambda facts: human_bytes(facts.num_bytes),
@@ -183,7 +183,7 @@ def _facts_of(tile: Tile) -> Json:
 
 
 def _settings(facts: Facts) -> list[tuple[str, str]]:
-    """Returns the settings of the dataset, without those that have their default."""
+    """Returns the settings of the dataset that differ from their defaults."""
     manifest = facts.manifest
     rows = []
     for name, value in manifest.config.items():
@@ -226,7 +226,7 @@ def _loading(facts: Facts) -> dict[str, str]:
         "    labels = torch.from_dlpack(batch['class_index']).long()  # count from 0"
     )
     if facts.store.as_folder is None:
-        return ways  # the others read folders
+        return ways  # the other readers only read folders
     ways["TensorFlow Datasets"] = (
         "import tensorflow_datasets as tfds\n"
         f"builder = tfds.builder_from_directory({folder!r})\n"

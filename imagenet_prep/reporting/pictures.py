@@ -1,4 +1,4 @@
-"""Small pictures as data URIs, and the difference of two pictures."""
+"""Small pictures as data URIs, and the PSNR of two pictures."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     Pixels = npt.NDArray[np.uint8]
 
 _LANCZOS = Image.Resampling.LANCZOS
-# Side in pixels and quality of WebP of pictures in lists.
+# Side in pixels and WebP quality of pictures in lists.
 _SIDE, _QUALITY = 176, 72
-# Pixels that are compared at a time.
+# The number of pixels compared at a time.
 _BAND_PIXELS = 1 << 20
 
 
 def decode(data: bytes, smallest: int | None = None) -> Image.Image | None:
-    """Returns the image in RGB, as much of it as is there, or None.
+    """Returns the RGB image, possibly incomplete, or None if it cannot be decoded.
 
-    A JPEG may be decoded at a fraction of its size, with sides of at least `smallest` pixels.
+    A JPEG may be downscaled while decoding, with sides of at least `smallest` pixels.
     """
     try:
         with _truncated_allowed(), opening.opened(data, smallest=smallest, damaged=True) as opened:
@@ -40,30 +40,30 @@ def decode(data: bytes, smallest: int | None = None) -> Image.Image | None:
 
 
 def thumbnail(image: Image.Image, side: int, quality: int) -> str:
-    """Returns the middle of an image as a square WebP, as a data URI."""
+    """Returns the centre of an image as a square WebP data URI."""
     return data_uri(ImageOps.fit(image, (side, side), _LANCZOS), quality)
 
 
 def of_example(image: ImageExample) -> str | None:
-    """Returns a small square of an image for lists; None if it does not decode."""
+    """Returns a small square picture of an image for lists; None if it cannot be decoded."""
     decoded = decode(image.encoded, 2 * _SIDE)
     return thumbnail(decoded, _SIDE, _QUALITY) if decoded else None
 
 
 def data_uri(image: Image.Image, quality: int) -> str:
-    """Returns an image as the data URI of a WebP."""
+    """Returns an image as a WebP data URI."""
     buffer = io.BytesIO()
     image.save(buffer, "WEBP", quality=quality, method=4)
     return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def shrunk(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """Returns an image at (width, height), by Lanczos, the reference of resampling."""
+    """Returns an image resized to (width, height) with Lanczos, the reference method."""
     return image if image.size == size else image.resize(size, _LANCZOS)
 
 
 def middle(image: Image.Image, width: int, height: int) -> Image.Image:
-    """Returns the middle of an image, at most `width` x `height` pixels of it."""
+    """Returns the centre of an image, at most `width` x `height` pixels."""
     width, height = min(width, image.width), min(height, image.height)
     left, top = (image.width - width) // 2, (image.height - height) // 2
     return image.crop((left, top, left + width, top + height))
@@ -83,7 +83,7 @@ def psnr(one: Image.Image, other: Image.Image) -> float | None:
 
 @contextlib.contextmanager
 def _truncated_allowed() -> Iterator[None]:
-    # Part of a bad image is better than none.
+    # An incomplete image is better than none.
     before = ImageFile.LOAD_TRUNCATED_IMAGES
     ImageFile.LOAD_TRUNCATED_IMAGES = True
     try:

@@ -1,4 +1,4 @@
-"""Plots as SVG. Their colours are the page's, so that they fit light and dark pages."""
+"""Plots as SVG, in the colours of the page, for light and dark themes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from imagenet_prep.dataset.manifest import Split
 from imagenet_prep.reporting.facts import Facts, Task
 from imagenet_prep.reporting.training import Row
 
-# Placeholders; each is replaced by a colour of the page.
+# Placeholders for colours of the page.
 _BEFORE, _AFTER, _INK, _FAINT = "#010203", "#040506", "#070809", "#0a0b0c"
 _VARIABLES = {
     _BEFORE: "var(--before)",
@@ -31,7 +31,7 @@ _VARIABLES = {
     _FAINT: "var(--faint)",
 }
 _STYLE: Any = {
-    "svg.fonttype": "none",  # text stays text: to be read aloud, and in the page's font
+    "svg.fonttype": "none",  # text stays text, for screen readers and the page's font
     "svg.hashsalt": "imagenet-prep",  # equal figures have equal ids
     "font.family": "sans-serif",
     "font.size": 9,
@@ -39,7 +39,7 @@ _STYLE: Any = {
     "axes.axisbelow": True,
     "grid.linewidth": 0.6,
     "legend.frameon": False,
-    "text.parse_math": False,  # a dollar in a name is a dollar
+    "text.parse_math": False,  # dollar signs in names are not math
     **dict.fromkeys(("axes.edgecolor", "grid.color"), _FAINT),
     **dict.fromkeys(("axes.labelcolor", "legend.labelcolor", "text.color"), _INK),
     **dict.fromkeys(("xtick.color", "ytick.color"), _INK),
@@ -53,7 +53,7 @@ _TIME_BINS = 60
 
 @dataclass(frozen=True)
 class Plot:
-    """A plot as an <svg> element, with a title, and a sentence that says the same."""
+    """A plot as an <svg> element, with a title and a sentence with the same information."""
 
     title: str
     says: str
@@ -96,7 +96,7 @@ def of(facts: Facts) -> list[Plot]:
 
 
 def training(rows: Sequence[Row]) -> Plot:
-    """Returns the plot of `bench-train`: speed, time, shares and cost over ranks."""
+    """Returns the plot of `bench-train`: speed, time, shares and cost by number of ranks."""
     with _style():
         figure = Figure(figsize=(7.4, 4.8), layout="constrained")
         _draw_training(rows, figure, (_AFTER, _BEFORE, _INK))
@@ -111,7 +111,7 @@ def training(rows: Sequence[Row]) -> Plot:
 
 
 def save_training(rows: Sequence[Row], file: BinaryIO) -> None:
-    """Writes the same plot as a PNG."""
+    """Writes the plot of `training` as a PNG."""
     with _defaults():
         figure = Figure(figsize=(9, 6), layout="constrained")
         _draw_training(rows, figure, ("C0", "C1", "0.5"))
@@ -120,7 +120,7 @@ def save_training(rows: Sequence[Row], file: BinaryIO) -> None:
 
 @contextlib.contextmanager
 def _defaults() -> Iterator[None]:
-    """Draws with matplotlib's own settings; a user's file could start LaTeX."""
+    """Uses matplotlib's defaults, because a user's settings file could start LaTeX."""
     with mpl.rc_context():
         mpl.rcdefaults()
         yield
@@ -134,7 +134,7 @@ def _style() -> Iterator[None]:
 
 
 def _draw_training(rows: Sequence[Row], figure: Figure, colours: tuple[str, str, str]) -> None:
-    """Draws a panel each for speed, time, shares of the time and, if there is a price, cost."""
+    """Draws panels for speed, time, shares of time and, if there is a price, cost."""
     ranks = [row.ranks for row in rows]
     first = rows[0].images_per_s / ranks[0]
     shares: dict[str, list[Any]] = {
@@ -181,7 +181,7 @@ def _examples_per_class(facts: Facts) -> Plot:
     says: list[str] = []
     for name, split, colour in _splits(facts):
         counts = sorted((count for count in split.examples_per_class if count), reverse=True)
-        # The first split is an area and the others are lines, so that no two colours mix.
+        # The first split is an area and the others are lines, to avoid mixed colours.
         axes.stairs(counts, fill=not says, color=colour, linewidth=1.6, label=name)
         if counts:
             says.append(f"{name}: {_range(counts, str)} in {counted(len(counts), 'class')}")
@@ -234,7 +234,7 @@ def _bytes_per_shard(facts: Facts) -> Plot:
     figure, axes = _axes(y="shards")
     sizes = {name: [shard.num_bytes for shard in split.shards] for name, split, _ in _splits(facts)}
     every = [size for of_split in sizes.values() for size in of_split]
-    # One split has far fewer bytes than another, so all share the bins; one shard has a bar, too.
+    # All splits share the bins, although their sizes differ. A margin shows even a single shard.
     bins = np.linspace(0.95 * min(every), 1.05 * max(every), min(40, max(8, len(every))) + 1)
     _bars(facts, axes, sizes, bins.tolist())
     says = [f"{name}: {_range(of_split, human_bytes)}" for name, of_split in sizes.items()]
@@ -250,7 +250,7 @@ def _classes_per_shard(facts: Facts) -> Plot | None:
         return None
     figure, axes = _axes("different classes in a shard", "shards")
     says = []
-    # The axis goes from 0 to all classes: it shows how fair a sample each shard is.
+    # The axis extends from 0 to all classes, to show how representative each shard is.
     whole = max(map(num_classes, facts.manifest.splits.values()))
     bins = np.linspace(-0.5, whole + 0.5, min(whole + 1, 40) + 1).tolist()
     counts = {}
@@ -276,7 +276,7 @@ def _throughput(facts: Facts) -> Plot | None:
     start = min(task.start_s for task in tasks)
     end = max(task.start_s + task.seconds for task in tasks)
     edges = np.linspace(0, end - start, _TIME_BINS + 1)
-    # As if a task wrote its images at a constant rate.
+    # Assume that each task wrote its images at a constant rate.
     done = np.zeros(len(edges))
     for task in tasks:
         done += task.examples * np.clip((edges - (task.start_s - start)) / task.seconds, 0, 1)
@@ -346,7 +346,7 @@ def _splits(facts: Facts) -> Iterator[tuple[str, Split, str]]:
 
 
 def _range(values: Sequence[int], shown: Callable[[int], str]) -> str:
-    """Returns "least to most", or the one value."""
+    """Returns "least to most", or a single value if both are equal."""
     low, high = shown(min(values)), shown(max(values))
     return low if low == high else f"{low} to {high}"
 
@@ -354,18 +354,18 @@ def _range(values: Sequence[int], shown: Callable[[int], str]) -> str:
 def _bars(
     facts: Facts, axes: Any, values: Mapping[str, Sequence[int]], bins: Sequence[float]
 ) -> None:
-    """Draws the histograms of splits next to each other, so that none hides another."""
+    """Draws the histograms of splits next to each other, so that they do not overlap."""
     colours = [colour for name, _, colour in _splits(facts) if name in values]
     axes.hist([*values.values()], bins=bins, color=colours, label=[*values])
 
 
 def num_classes(split: Split) -> int:
-    """Returns the number of classes of which a split has examples."""
+    """Returns the number of classes with examples in a split."""
     return sum(1 for count in split.examples_per_class if count)
 
 
 def _legend(axes: Any) -> None:
-    """Adds a legend above the axes, where it covers nothing."""
+    """Adds a legend above the axes, so that it covers no data."""
     axes.legend(loc="lower right", bbox_to_anchor=(1, 0.98), ncols=2, borderpad=0)
 
 
@@ -385,7 +385,7 @@ def _plot(title: str, says: str, figure: Figure) -> Plot:
     svg = tag + rest
     for colour, variable in _VARIABLES.items():
         svg = svg.replace(colour, variable)
-    # Sized by the page, and hidden from screen readers: the sentence below it says the same.
+    # The page sets the size. Screen readers read the sentence below the plot instead.
     svg = re.sub(
         r'<svg [^>]*?viewBox="([^"]*)"[^>]*>',
         r'<svg viewBox="\1" aria-hidden="true">',
@@ -393,7 +393,7 @@ def _plot(title: str, says: str, figure: Figure) -> Plot:
         count=1,
     )
     svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    # One page holds many plots, so their ids must differ.
+    # A page has several plots, so their ids need a prefix.
     prefix = re.sub(r"\W+", "-", title.lower())
     svg = re.sub(r'\bid="', f'id="{prefix}-', svg)
     svg = re.sub(r'(href="#|url\(#)', rf"\g<1>{prefix}-", svg)

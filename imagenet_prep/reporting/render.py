@@ -1,7 +1,7 @@
-"""Self-contained pages: nothing is fetched, and no text of a dataset becomes markup.
+"""Renders self-contained pages: no requests, and no dataset text becomes markup.
 
-Jinja2 escapes all that it is given; facts reach the script as JSON and the page as text
-nodes. A content security policy allows only the script, by its hash, and no request.
+Jinja2 escapes all values; facts reach the script as JSON and the page as text nodes. A content
+security policy only allows the script, by its hash, and no requests.
 """
 
 from __future__ import annotations
@@ -33,16 +33,7 @@ def render(
     filters: Mapping[str, Callable[[Any], str]] = _NONE,
     **values: Any,
 ) -> str:
-    """Returns a page as HTML.
-
-    Args:
-      template: name of a file in templates/.
-      title: of the page.
-      made_at: now, in UTC.
-      data: for the script.
-      filters: of this template only.
-      **values: of the template.
-    """
+    """Returns a page as HTML; `data` is for the script, `values` are for the template."""
     environment = Environment(
         loader=PackageLoader("imagenet_prep.reporting"),
         autoescape=True,
@@ -76,5 +67,5 @@ def _ours(name: str) -> str:
 
 
 def time_of(moment: datetime) -> str:
-    """Returns a moment as pages show it."""
+    """Returns a time in the format of the pages."""
     return moment.strftime("%Y-%m-%d %H:%M UTC")

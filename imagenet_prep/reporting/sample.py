@@ -1,4 +1,4 @@
-"""The images of a report: some of every class, and those that were excluded or changed."""
+"""The images of a report: examples of every class, and excluded or changed images."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from imagenet_prep.reporting import pictures
 from imagenet_prep.reporting.facts import MAX_SHOWN_BYTES, Facts, index_of
 from imagenet_prep.storage.ahead import ahead
 
-# One image of each class of ImageNet, 1.7 kB each, fills half of the 5 MB that a report may have.
+# One image per class of ImageNet, 1.7 kB each, fills half of the 5 MB allowed for a report.
 _MAX_TILES = 1000
 _MAX_PER_CLASS = 24
-# Records that cannot be shown; each may take a while.
+# Limit for records that cannot be shown, since each may take a while.
 _MAX_DAMAGED = 100
-# This many draws leave 0.3 of 1000 equally likely classes without an image.
+# With this number of draws, 0.3 of 1000 equally likely classes are left without an image.
 _DRAWS = 8000
-# Side in pixels and WebP quality of thumbnails, large for at most _MAX_LARGE.
+# Side in pixels and WebP quality of thumbnails; large ones for at most _MAX_LARGE images.
 _LARGE, _SMALL, _MAX_LARGE = (176, 72), (88, 48), 240
-# Bytes of data URIs that all tiles, and all pairs, may take.
+# Limits for the data URIs of all tiles, and of all pairs, in bytes.
 _TILE_BYTES, _PAIR_BYTES = 2_600_000, 650_000
 _PAIRS = 16
 # Width and height in pixels of the part of the stored image that a pair shows.
@@ -38,7 +38,7 @@ _INCIDENT = (104, 52)
 
 
 class Record(NamedTuple):
-    """One record; `line` is that of the index, or "", and receipts tell the origin of some."""
+    """A record with its index line, or "", and its origin if a receipt contains it."""
 
     shard: str
     number: int
@@ -47,29 +47,22 @@ class Record(NamedTuple):
 
     @property
     def where(self) -> str:
-        """Its name in messages."""
+        """The name of the record in messages."""
         return f"{self.shard}: record {self.number}"
 
 
 @dataclass
 class Tile:
-    """One image of the sample.
-
-    Attributes:
-      image: the record without the image's bytes, of which there are `num_bytes`.
-      picture: data URI.
-      psnr: dB against the source shrunk by Lanczos, if it was resized and the source is there.
-      before, after: data URIs of the middle of the image, for the first pairs.
-    """
+    """One image of the sample."""
 
     record: Record
     class_index: int
-    image: ImageExample
-    num_bytes: int
-    picture: str
-    psnr: float | None = None
-    before: str | None = None
-    after: str | None = None
+    image: ImageExample  # without the encoded bytes
+    num_bytes: int  # size of the encoded bytes
+    picture: str  # data URI
+    psnr: float | None = None  # dB, if it was resized and the source is available
+    before: str | None = None  # data URI of the source's centre, for the first pairs
+    after: str | None = None  # the same part of the stored image
 
 
 # A shard, and some of its records with their origins.
@@ -78,7 +71,7 @@ _Group = tuple[str, list[tuple[int, Origin | None]]]
 
 @dataclass
 class ShownIncident:
-    """An image that was excluded or changed, its class, and a data URI if its source decodes."""
+    """An excluded or changed image, its class, and a data URI if its source can be decoded."""
 
     line: Incident
     wnid: str
@@ -87,11 +80,10 @@ class ShownIncident:
 
 
 def draw(facts: Facts, seed: int) -> list[Tile]:
-    """Returns images of as many classes as possible; the same for the same seed.
+    """Returns images of as many classes as possible; the result only depends on the seed.
 
-    The first image of each class comes before the second of any.
-
-    Damage on the way is added to the problems of `facts`.
+    The first image of each class comes before the second of any. Damage is added to the problems of
+    `facts`.
     """
     left = _quota(facts)
     num = min(sum(left.values()), _MAX_TILES)
@@ -138,7 +130,7 @@ def _quota(facts: Facts) -> dict[int, int]:
 
 
 def _has_room(facts: Facts, record: Record, left: dict[int, int]) -> bool:
-    """Returns whether the class of a record may lack images, as far as its origin tells."""
+    """Returns whether a record's class may need more images; True if its class is unknown."""
     if record.origin is None:
         return True
     known = facts.index_of_wnid.get(record.origin.key.partition("/")[0])
@@ -146,7 +138,7 @@ def _has_room(facts: Facts, record: Record, left: dict[int, int]) -> bool:
 
 
 def incidents(facts: Facts) -> list[ShownIncident]:
-    """Returns some images of each reason, the excluded ones first."""
+    """Returns some images for each reason, excluded ones first."""
     shown: Counter[tuple[str, str]] = Counter()
     found = []
     lines = sorted(facts.incidents, key=lambda line: line.action != QUARANTINED)
@@ -163,7 +155,7 @@ def incidents(facts: Facts) -> list[ShownIncident]:
 
 
 def _records(facts: Facts, seed: int) -> Iterator[Record]:
-    """Yields the records of `_groups`, each with its line of the index."""
+    """Yields the records of `_groups` with their index lines."""
     groups = _groups(facts, seed)
 
     def lines_of(group: _Group) -> dict[int, str]:
@@ -181,9 +173,9 @@ def _records(facts: Facts, seed: int) -> Iterator[Record]:
 
 
 def _groups(facts: Facts, seed: int) -> Iterator[_Group]:
-    """Yields shards with records of theirs, both in a random order that the seed decides.
+    """Yields shards with some of their records, both in random order by seed.
 
-    Records whose origin is in a receipt come first; they are few in each shard.
+    Records with an origin in a receipt come first; each shard has few of them.
     """
     chance = random.Random(seed)
     known: dict[str, dict[int, Origin | None]] = {}
@@ -207,7 +199,7 @@ def _groups(facts: Facts, seed: int) -> Iterator[_Group]:
 
 
 def read(facts: Facts, record: Record) -> ImageExample:
-    """Returns the content of a record."""
+    """Returns the contents of a record."""
     try:
         offset, size = tfrecord.index_numbers(record.line)
         if size < tfrecord.FRAMING_BYTES:
@@ -250,7 +242,7 @@ def _compare_with_source(facts: Facts, tiles: list[Tile]) -> None:
         tile.psnr = pictures.psnr(pictures.shrunk(source, stored.size), stored)
         if pairs < _PAIRS and used < _PAIR_BYTES:
             after = pictures.middle(stored, _PAIR_SIDE, _PAIR_SIDE)
-            # The same part of the source in its own resolution, at most twice that of the stored.
+            # The same part of the source at its own resolution, at most twice the stored one.
             factor = source.width / stored.width
             part = pictures.middle(
                 source, round(after.width * factor), round(after.height * factor)

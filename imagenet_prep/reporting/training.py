@@ -1,4 +1,4 @@
-"""The figures of `bench-train`: read from their file, and as cells of a table."""
+"""Reads the figures of `bench-train`, and formats them as table cells."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from imagenet_prep.storage.os_errors import storage_errors
 
 @dataclass(frozen=True)
 class Row:
-    """The measurements of one number of ranks, and a forecast of 90 epochs.
+    """The measurements for one number of ranks, and a forecast for 90 epochs.
 
-    Shares are of the time. Without a dataset there is no share of input, without a price no cost.
+    Shares are fractions of time. `input_share` needs a dataset, `dollars` a price.
     """
 
     ranks: int
@@ -32,7 +32,7 @@ class Row:
 
 @dataclass(frozen=True)
 class _Figures:
-    """The part of the file of figures that is read."""
+    """The rows of a figures file; other fields are ignored."""
 
     rows: list[Row]
 
@@ -76,5 +76,5 @@ def load(path: Path) -> list[Row]:
 
 
 def cells(rows: Sequence[Row]) -> list[list[str]]:
-    """Returns a line below `HEADER` for each row."""
+    """Returns the table cells of each row, in the order of `HEADER`."""
     return [[shown(row) for shown in _COLUMNS.values()] for row in rows]

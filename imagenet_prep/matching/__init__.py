@@ -1,1 +1,1 @@
-"""Duplicate images: exact search in hashes, proof by pixels, and the groups that they form."""
+"""Finds duplicate images: exact hash search, verification by pixels, and groups."""

@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 _KEPT_MEANS = 4096  # 32 MB
 _LOOKS_AT_ONCE, _PROOFS_AT_ONCE = 1 << 14, 1 << 8
-# The budget of an image for comparisons: a first look at a pair that is no duplicate costs 1, a
-# proof 10. Without it, a hostile dataset could have all pairs compared.
+# The cost limit per image: comparing two small pictures that are no duplicates costs 1, comparing
+# the images costs 10. Without it, a malicious dataset could force comparisons of all pairs.
 _MOST_COST, _PROOF_COST = 500, 10
 
 
 class Found:
-    """The duplicates; `problems` are sentences about images that were damaged after hashing."""
+    """The duplicates; `problems` are sentences about images damaged after hashing."""
 
     def __init__(self, pictures: Pictures, *, across: bool, workers: int) -> None:
-        """Takes all images; `across` finds only duplicates between the two datasets."""
+        """Takes all images; with `across`, only finds duplicates between the two datasets."""
         self._pictures, self._across, self._workers = pictures, across, workers
         self._other = pictures.of(lambda piece: piece.other)
         self._means = functools.lru_cache(_KEPT_MEANS)(
@@ -46,7 +46,7 @@ class Found:
         self.by_bytes, self.by_pixels, self.by_sight = Union(num), Union(num), Union(num)
 
     def find(self, tick: Callable[[str], None]) -> None:
-        """Finds all; from time to time, calls `tick` with the current step."""
+        """Finds all duplicates; regularly calls `tick` with the name of the current step."""
         tick("same bytes")
         for run in filter(self._is_wanted, equal_bytes(self._pictures.known.sha256)):
             self._join(run, self.by_bytes, self.by_pixels, self.by_sight)
@@ -69,7 +69,7 @@ class Found:
         return NEARLY
 
     def distance(self, one: int, other: int) -> int:
-        """Returns the number of bits in which two images differ, in their nearest forms."""
+        """Returns the number of differing bits between the nearest forms of two images."""
         if self.kind(one, other) != NEARLY:
             return 0
         mirror, seen = likeness.mirror(), self._pictures
@@ -81,7 +81,7 @@ class Found:
         )
 
     def _is_wanted(self, run: npt.NDArray[np.uint32]) -> bool:
-        """Returns whether equal images are reported: across datasets, only those of both."""
+        """Returns whether equal images are reported; with `across`, both datasets must have one."""
         return not self._across or len({*self._other[run].tolist()}) == 2
 
     def _join(self, run: npt.NDArray[np.uint32], *unions: Union) -> None:
@@ -90,7 +90,7 @@ class Found:
                 union.join(int(run[0]), number)
 
     def _equal_pixels(self) -> Iterator[npt.NDArray[np.uint32]]:
-        """Yields images of different bytes and equal pixels; each candidate is decoded once."""
+        """Yields images of different bytes and equal pixels; decodes each candidate once."""
         wanted = self._first_of(self.by_bytes) & self._pictures.sound
         numbers = np.flatnonzero(wanted).astype(np.uint32)
         for run in _runs(self._pictures.means[numbers, None]):
@@ -98,20 +98,20 @@ class Found:
                 yield from _split(same, [self._pixels(number) for number in same.tolist()])
 
     def _first_of(self, union: Union) -> npt.NDArray[np.bool_]:
-        """Returns the image that stands for each known group; across datasets, all images."""
+        """Returns the first image of each known group; with `across`, all images."""
         first = union.joined()
         return np.asarray((first == np.arange(len(first))) | self._across)
 
     def _pixels(self, number: int) -> object:
-        """Returns the size of an image and a digest of its pixels, as libjpeg makes them."""
+        """Returns the size of an image and a digest of its pixels as decoded by libjpeg."""
         try:
             return self._read(number, pixel_digest)
         except DataDamagedError as error:
             self._note(error)
-            return number  # equal to no other
+            return number  # a unique value
 
     def _read(self, number: int, look: Callable[[bytes], Any]) -> Any:
-        """Returns `look` of an image; DataDamagedError if it does not decode."""
+        """Returns `look` of an image; raises DataDamagedError if the image cannot be decoded."""
         data = self._pictures.read(number)
         try:
             return look(data)
@@ -139,7 +139,7 @@ class Found:
         right: npt.NDArray[np.uint32],
         mirrored: bool,
     ) -> None:
-        """Verifies candidates that are not known to be duplicates yet."""
+        """Verifies candidates that are not yet known to be duplicates."""
         for at in range(0, len(left), _LOOKS_AT_ONCE):
             looks = left[at : at + _LOOKS_AT_ONCE], right[at : at + _LOOKS_AT_ONCE]
             likely = self._tried(pool, looks, functools.partial(self._likely, mirrored=mirrored), 1)
@@ -161,7 +161,7 @@ class Found:
 
     @property
     def crowded(self) -> npt.NDArray[np.bool_]:
-        """The images that resemble too many others for a comparison with all of them."""
+        """The images that are similar to too many others to be compared with all of them."""
         return self._cost >= _MOST_COST
 
     def _tried(
@@ -171,7 +171,7 @@ class Found:
         attempt: Callable[[npt.NDArray[np.uint32], npt.NDArray[np.uint32]], npt.NDArray[np.bool_]],
         cost: int,
     ) -> Pairs:
-        """Returns the open pairs for which an attempt succeeds; the others are charged its cost."""
+        """Returns the open pairs for which an attempt succeeds; charges the cost to the others."""
         is_open = self._is_open(*pairs)
         parts = np.array_split(np.flatnonzero(is_open), self._workers)
         jobs = [pool.submit(attempt, pairs[0][part], pairs[1][part]) for part in parts]
@@ -184,7 +184,7 @@ class Found:
     def _likely(
         self, left: npt.NDArray[np.uint32], right: npt.NDArray[np.uint32], *, mirrored: bool
     ) -> npt.NDArray[np.bool_]:
-        """Returns the candidates that may be duplicates, by their small pictures."""
+        """Returns whether the candidates may be duplicates, based on their small pictures."""
         with self._lock:
             small = self._pictures.small(left), self._pictures.small(right)
         return proof.likely(*small, mirrored)
@@ -192,7 +192,7 @@ class Found:
     def _proven(
         self, left: npt.NDArray[np.uint32], right: npt.NDArray[np.uint32], *, mirrored: bool
     ) -> npt.NDArray[np.bool_]:
-        """Returns the candidates that are duplicates, by their images."""
+        """Returns whether the candidates are duplicates, based on their images."""
         known, proven = self._pictures.known, np.zeros(len(left), bool)
         for number, pair in enumerate(zip(left.tolist(), right.tolist(), strict=True)):
             least = int(min(known.width[[*pair]].min(), known.height[[*pair]].min()))
@@ -216,15 +216,15 @@ def pixel_digest(data: bytes) -> tuple[tuple[int, int], bytes]:
 
 
 def equal_bytes(digests: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.uint32]]:
-    """Yields the images of equal sha256, of [n, 32]."""
+    """Yields groups of images with equal digests, given as [n, 32]."""
     words = digests.view(np.uint64)
     for run in _runs(words[:, :1]):
-        # Forged digests may begin alike.
+        # Forged digests may have equal first words.
         yield from (run[same] for same in _runs(words[run]))
 
 
 def _runs(values: npt.NDArray[np.uint64]) -> Iterator[npt.NDArray[np.uint32]]:
-    """Yields the places of each row, of [n, words], that occurs more than once."""
+    """Yields the positions of each row, of [n, words], that occurs more than once."""
     order = np.lexsort(values.T)
     same = (values[order[1:]] == values[order[:-1]]).all(axis=1)
     edges = np.flatnonzero(np.diff(np.concatenate([[0], same.view(np.int8), [0]])))

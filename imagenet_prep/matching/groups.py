@@ -1,4 +1,4 @@
-"""The groups of equal images, and the image of each that is kept."""
+"""Groups of duplicate images, and the image that is kept in each group."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
 SAME_BYTES, SAME_PIXELS, NEARLY = "same bytes", "same pixels", "nearly the same"
 KINDS = (SAME_BYTES, SAME_PIXELS, NEARLY)
-# Prefix of the splits of the other dataset.
+# Prefix for splits of the dataset given by --against.
 AGAINST = "against:"
-# Evaluation first: a network must not be trained on an image that tests it.
+# Evaluation splits first: a model must not be trained on an image that tests it.
 _FIRST = (schema.TEST, schema.VALIDATION, schema.HOLDOUT, schema.TRAIN)
 
 
 class Union:
-    """Disjoint sets of images: each image points to the first of its group."""
+    """Disjoint sets of images (union-find): each image points to the first of its group."""
 
     def __init__(self, num: int) -> None:
         self._first = np.arange(num, dtype=np.uint32)
 
     def first(self, numbers: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-        """Returns the first picture of the group of each."""
+        """Returns the first image of the group of each of these images."""
         found = self._first[numbers]
         while not np.array_equal(further := self._first[found], found):
             found = further
@@ -35,16 +35,16 @@ class Union:
         return found
 
     def joined(self) -> npt.NDArray[np.uint32]:
-        """Returns the first of its group for every picture."""
+        """Returns the first image of the group of every image."""
         return self.first(np.arange(len(self._first), dtype=np.uint32))
 
     def join(self, left: int, right: int) -> None:
-        """Makes one group of two."""
+        """Merges the groups of two images."""
         one, other = self.first(np.array([left, right], np.uint32)).tolist()
         self._first[max(one, other)] = min(one, other)
 
     def groups(self) -> list[npt.NDArray[np.uint32]]:
-        """Returns the groups of more than one, each sorted, in the order of their first."""
+        """Returns the groups of two or more images, each sorted, ordered by their first image."""
         every = self.joined()
         order = np.argsort(every, kind="stable").astype(np.uint32)
         parts = np.split(order, np.flatnonzero(np.diff(every[order])) + 1)
@@ -54,20 +54,17 @@ class Union:
 class Member(NamedTuple):
     """An image of a group, as in `pairs.csv`.
 
-    Attributes:
-      split: that of another dataset is called against:NAME.
-      wnid: compares classes of two datasets.
-      kind: how it equals the kept image; for the kept image, how its nearest duplicate does.
-      distance: bits of 256 in which it differs from the kept image.
+    `kind` and `distance` compare it with the kept image. For the kept image, `kind` is that of its
+    nearest duplicate.
     """
 
     number: int
-    split: str
+    split: str  # against:NAME for splits of the second dataset
     key: str
     class_index: int
-    wnid: str
+    wnid: str  # class ID, comparable between two datasets
     kind: str = NEARLY
-    distance: int = 0
+    distance: int = 0  # differing bits of 256
     kept: bool = True
 
 
@@ -76,7 +73,7 @@ Group = Sequence[Member]
 
 
 def rank(member: Member) -> tuple[bool, int, bytes]:
-    """Returns the sort key of a group: the smallest member is kept."""
+    """Returns the sort key of a group's members; the smallest member is kept."""
     split = member.split.removeprefix(AGAINST)
     return split == member.split, _FIRST.index(split), member.key.encode()
 
@@ -87,12 +84,15 @@ def contradicts(group: Group) -> bool:
 
 
 def crosses(group: Group) -> bool:
-    """Returns whether its images are of different splits or datasets."""
+    """Returns whether its images come from different splits or datasets."""
     return len({each.split for each in group}) > 1
 
 
 def counts(groups: Sequence[Group]) -> dict[tuple[str, str, str], list[int]]:
-    """Returns pairs with the kept image, and those of other labels, by both splits and kind."""
+    """Returns the number of pairs with the kept image, and of those with different labels.
+
+    The keys are both splits and the kind.
+    """
     found: dict[tuple[str, str, str], list[int]] = {}
     for kept, *others in groups:
         for each in others:

@@ -1,6 +1,6 @@
-"""The row of an image: its hashes, and a small picture for a first look.
+"""The row of an image: its hashes, and a small picture for a first comparison.
 
-The rows of a shard, or of a piece of a source, are one file, in the order of its records.
+A file has the rows of a shard, or of a piece of a source, in the order of its records.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ from imagenet_prep.codec import likeness
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-# Rows of another definition are not read.
+# Rows with a different definition are not read.
 DEFINITION = "likeness-1"
-SMALL = 32  # samples along each side of the small picture
+SMALL = 32  # samples per side of the small picture
 ROW = np.dtype(
     [
         ("whole", "<u8", 4),
         ("window", "<u8", 4),
-        ("means", "<u8"),  # of a digest: pictures of equal pixels have equal means
+        ("means", "<u8"),  # a digest: images of equal pixels have equal means
         ("strong", "<u2"),
         ("rough", "<u2"),
         ("sound", "u1"),
         ("small", "u1", (SMALL, SMALL)),
     ]
 )
-# An image is judged if this number of its frequencies has an amplitude of a quarter of a grey
-# level, and this number of its cells differs from its surroundings by a grey level. A re-encoded
-# image shows less: one of a pair must reach these numbers, the other _LESS of them.
+# An image is comparable by appearance if this number of its frequencies has an amplitude of a
+# quarter of a grey level, and this number of its cells differs from the surroundings by a grey
+# level. Re-encoding removes detail: one image of a pair must reach these numbers, the other a
+# _LESS share of them.
 LEAST_STRONG, LEAST_ROUGH = 128, 820
 _LESS = 0.75
 
@@ -52,13 +53,13 @@ def row(means: npt.NDArray[np.uint16]) -> npt.NDArray[Any]:
 
 
 def judged(rows: npt.NDArray[Any], share: float = 1) -> npt.NDArray[np.bool_]:
-    """Returns the images that show enough to be judged by their appearance."""
+    """Returns whether each image has enough detail to be compared by appearance."""
     enough = rows["strong"] >= share * LEAST_STRONG
     return np.asarray(enough & (rows["rough"] >= share * LEAST_ROUGH))
 
 
 def may_be_judged(rows: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Returns the images that show enough to be compared with a judged one."""
+    """Returns whether each image has enough detail to be compared with a `judged` one."""
     return judged(rows, _LESS)
 
 
@@ -68,16 +69,16 @@ def of(data: bytes) -> bytes:
 
 
 def forget(array: npt.NDArray[Any]) -> None:
-    """Lets the kernel reclaim the pages of an array in a file."""
+    """Lets the kernel reclaim the pages of a memory-mapped array."""
     pages = getattr(array, "_mmap", None)
     if pages is not None:
         pages.madvise(mmap.MADV_DONTNEED)
 
 
 def rows_of(array: npt.NDArray[np.uint64], ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
-    """Returns rows of an array; those of a mapped file are read one by one.
+    """Returns rows of an array; rows of a mapped file are read one by one.
 
-    Through the mapping, a kernel with large folios adds 2 MB to this process for each row.
+    Reading them through the mapping would add 2 MB per row on kernels with large folios.
     """
     if not isinstance(array, np.memmap) or array.filename is None:
         return array[ids]

@@ -1,4 +1,4 @@
-"""What matching.c takes and returns."""
+"""Python signatures of matching.c."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from imagenet_prep.core import compiled
 
-PLAIN, AVX2, AVX512 = 0, 2, 4  # of simd.h
+PLAIN, AVX2, AVX512 = 0, 2, 4  # as in simd.h
 BUCKETS = 1 << 16
 _LIBRARY = Path(__file__).with_name("_matching.so")
 _POINTER, _NUMBER, _SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
@@ -20,11 +20,11 @@ _FUNCTIONS = {
 
 
 def library() -> ctypes.CDLL:
-    """Returns matching.c."""
+    """Returns the compiled library of matching.c."""
     return compiled.load(_LIBRARY, **_FUNCTIONS)
 
 
 @functools.lru_cache(maxsize=1)
 def best() -> int:
-    """Returns the best vector code of this processor."""
+    """Returns the best SIMD level of this processor."""
     return int(library().matching_best())

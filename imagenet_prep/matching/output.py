@@ -1,4 +1,4 @@
-"""The files of a result: `pairs.csv`, and a list of keys for each split."""
+"""Writes the result files: `pairs.csv`, and a list of keys for each split."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def publish(
 ) -> None:
     """Publishes the files of one run, with the `excluded` keys by split, and the page.
 
-    No file of another run stays. If the disk is full, or another run holds the folder, all do.
+    Files of earlier runs are removed, unless the disk is full or a different run holds the lock.
     """
     content = {f"exclude-{split}.txt": _lines(keys) for split, keys in excluded.items()}
     if page is not None:

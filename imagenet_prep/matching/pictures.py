@@ -1,4 +1,4 @@
-"""All images of a search, by number: their columns, their rows, and how to read them."""
+"""All images of a search, by number: columns, hash rows, and access to their bytes."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ class Piece(Protocol):
 
     @property
     def split(self) -> str:
-        """Its split."""
+        """The split of the images."""
 
     @property
     def other(self) -> bool:
-        """Whether it is of the dataset that --against names."""
+        """Whether it belongs to the dataset given by --against."""
 
     @property
     def where(self) -> str:
-        """Its name in messages."""
+        """The name in messages."""
 
     def samples(self) -> Iterator[Sample]:
-        """Yields the line of each picture, in order."""
+        """Yields the table entry of each image, in order."""
 
     def read(self, number: int) -> bytes:
-        """Returns the image of a picture."""
+        """Returns the bytes of an image."""
 
 
 class Columns(NamedTuple):
-    """Columns of the table of a piece; sha256 is [n, 32] bytes."""
+    """Columns of a piece's table; sha256 is [n, 32] bytes."""
 
     class_index: npt.NDArray[np.int64]
     width: npt.NDArray[np.int64]
@@ -67,7 +67,7 @@ def columns(samples: Iterable[Sample]) -> Columns:
 def _read(path: Path, num: int) -> Iterator[npt.NDArray[Any]]:
     """Yields the rows of `num` images in blocks.
 
-    An image that could not be read has a row of zeros; the last rows may be missing.
+    Rows of unreadable images are zeros, and the last rows may be missing.
     """
     with open(regular_file.open_to_read(path), "rb") as file:
         if (size := os.fstat(file.fileno()).st_size) > num * hashes.ROW.itemsize:
@@ -85,11 +85,11 @@ class Pictures:
     """The images of some pieces, numbered from 0.
 
     Attributes:
-      starts: the number of the first image of each piece, and of all images.
-      sound: whether it was decoded.
+      starts: number of the first image of each piece, and the total.
+      sound: whether each image was decoded.
       judged, may_be_judged: see `hashes`.
       means: digests; equal for equal pixels.
-      whole, window: [n, 4], their hashes, in files.
+      whole, window: [n, 4] hashes, in files.
     """
 
     def __init__(
@@ -99,13 +99,9 @@ class Pictures:
         rows: Sequence[Path],
         scratch: Path,
     ) -> None:
-        """Reads all tables and rows.
+        """Reads all tables and rows; each row file in `rows` belongs to a piece.
 
-        Args:
-          pieces: in the order of `tables` and `rows`.
-          tables: of each piece.
-          rows: one file of `hashes.ROW` per piece.
-          scratch: an empty folder for arrays that do not stay in memory.
+        `scratch` is an empty folder for arrays that are not kept in memory.
         """
         self.pieces, self._rows = pieces, rows
         found, others, counts = [], [], [0]
@@ -136,21 +132,21 @@ class Pictures:
         return int(self.starts[-1])
 
     def place(self, number: int) -> tuple[Piece, int]:
-        """Returns the piece of an image, and its number there."""
+        """Returns the piece of an image, and its number in that piece."""
         piece = int(np.searchsorted(self.starts, number, side="right")) - 1
         return self.pieces[piece], number - int(self.starts[piece])
 
     def of(self, wanted: Callable[[Piece], bool]) -> npt.NDArray[np.bool_]:
-        """Returns the images in the wanted pieces."""
+        """Returns for each image whether its piece is wanted."""
         return np.repeat([wanted(each) for each in self.pieces], np.diff(self.starts))
 
     def read(self, number: int) -> bytes:
-        """Returns the image of a picture."""
+        """Returns the bytes of an image."""
         piece, at = self.place(number)
         return piece.read(at)
 
     def small(self, numbers: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
-        """Returns [n, 32, 32], the small pictures."""
+        """Returns the small pictures, [n, 32, 32]."""
         found = np.empty((len(numbers), hashes.SMALL, hashes.SMALL), np.uint8)
         pieces = np.searchsorted(self.starts, numbers, side="right") - 1
         order = np.argsort(pieces, kind="stable")

@@ -1,8 +1,8 @@
-"""The proof of a candidate: one image is fitted to the other, and the residue is compared.
+"""Verifies duplicate candidates: aligns one image with the other and compares the residual.
 
-Scale and shift of each axis, gain and offset of grey levels are fitted from coarse to fine, in
-matching.c. Two images are duplicates if their common part is nearly equal, also in its finest
-details, and the frame of one is within that of the other.
+matching.c fits scale and shift of each axis, and gain and offset of grey levels, from coarse to
+fine. Two images are duplicates if their common part is nearly equal, even in the finest details,
+and the frame of one is within the frame of the other.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from imagenet_prep.matching import kernels
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-# Correlations of two images: of their common part, and of its finest details.
+# Minimum correlations of two images: for the common part, and for its finest details.
 LEAST_WHOLE, LEAST_FINE = 0.9, 0.6
-# An image with fewer pixels than cells has no such details: half the cells are compared, and must
-# agree more.
+# An image with fewer pixels than cells has no such details, so half of the cells are compared with
+# a higher threshold.
 _LEAST_PIXELS, LEAST_FINE_OF_TINY = 64, 0.8
-# The first look, at small pictures, lets through more than the proof.
+# Looser thresholds for the first comparison, of small pictures.
 LIKELY_WHOLE, LIKELY_FINE, LIKELY_OUTSIDE = 0.85, 0.45, 0.04
 # Contrast of one image relative to the other.
 LEAST_GAIN, MOST_GAIN = 0.5, 1.8
-# The smaller frame has at least this share of the larger one's sides, and may stick out this far.
+# Minimum side ratio of the smaller frame to the larger one, and how far it may extend beyond.
 LEAST_SCALE, MOST_OUTSIDE = 0.87, 0.03
 
 
@@ -41,9 +41,9 @@ def scores(
 
     Args:
       left, right: [n, side, side] images, of 16, 32 or 64 samples per side.
-      mirrored: whether the left ones are mirrored first.
-      divisor: parts of a sample per grey level.
-      simd: vector code, as simd.h numbers it; the result does not depend on it.
+      mirrored: mirrors the left images first.
+      divisor: units per grey level in the samples.
+      simd: SIMD level as in simd.h; the result does not depend on it.
     """
     one, other = (np.ascontiguousarray(each, np.uint16) for each in (left, right))
     found = np.empty((len(one), 8), np.float32)
@@ -57,12 +57,9 @@ def scores(
 def proven(
     left: npt.NDArray[np.uint16], right: npt.NDArray[np.uint16], mirrored: bool, least_side: int
 ) -> bool:
-    """Returns whether two images are duplicates.
+    """Returns whether two images, given by their [64, 64] means in sixteenths, are duplicates.
 
-    Args:
-      left, right: [64, 64], their means in sixteenths.
-      mirrored: whether the left one is mirrored first.
-      least_side: pixels of the shortest side of both.
+    `least_side` is the shortest side of both in pixels.
     """
     divisor, fine = likeness.SIXTEENTHS, LEAST_FINE
     if least_side < _LEAST_PIXELS:
@@ -74,7 +71,7 @@ def proven(
 def likely(
     left: npt.NDArray[np.uint8], right: npt.NDArray[np.uint8], mirrored: bool
 ) -> npt.NDArray[np.bool_]:
-    """Returns the pairs of small pictures that are worth a proof."""
+    """Returns the pairs of small pictures that need a full comparison."""
     return _are_one(scores(left, right, mirrored, 1), LIKELY_WHOLE, LIKELY_FINE, LIKELY_OUTSIDE)
 
 
@@ -87,7 +84,7 @@ def _halved(means: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint16]:
 def _are_one(
     found: npt.NDArray[np.float32], whole: float, fine: float, outside: float
 ) -> npt.NDArray[np.bool_]:
-    # The C code leaves correlations squared, with their sign.
+    # The C code returns squared correlations with their sign.
     alike = (found[:, 6] >= whole**2) & (found[:, 7] >= fine**2)
     alike &= (found[:, 4] >= LEAST_GAIN) & (found[:, 4] <= MOST_GAIN)
     scales, shifts = found[:, (0, 2)], found[:, (1, 3)]

@@ -1,9 +1,9 @@
-"""The exact search: all pairs of hashes that differ in few bits, without comparing all pairs.
+"""Exact search for all pairs of hashes that differ in few bits, without comparing all pairs.
 
-Each image has two hashes: of all of it, and of the window inside its frame. Two images are
-candidates if the whole of one is near the whole of the other or its window, which a crop is; each
-also mirrored. The first 64 bits, the lowest frequencies, find pairs; all 256 bits confirm them.
-Memory holds the keys twice, and a buffer of pairs.
+Each image has two hashes: for the full image, and for the window inside its frame. Two images are
+candidates if the full hash of one is near the full or the window hash of the other (a crop), also
+for mirrored images. The first 64 bits, the lowest frequencies, find pairs; all 256 bits confirm
+them. Memory usage is twice the keys, plus a buffer of pairs.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _BANDS = 4
-_ROOM = 1 << 18  # pairs that a worker holds
-_RANGES = 256  # parts of a band, dealt out to the workers; fewer for few images
-_MEMBERS, _END = 14, 11  # of `join` in matching.c, and which one says where to stop
+_ROOM = 1 << 18  # pairs per worker
+_RANGES = 256  # parts of a band, assigned to the workers; fewer for few images
+_MEMBERS, _END = 14, 11  # members of `join` in matching.c, and the index of its end
 _NONE = (np.empty((0, 2), np.uint32), True)
 Pairs = tuple["npt.NDArray[np.uint32]", "npt.NDArray[np.uint32]"]
 
 
 class Radii(NamedTuple):
-    """The numbers of bits that may differ: of the first 64, and of all 256."""
+    """Maximum differing bits: of the first 64, and of all 256."""
 
     key: int
     all: int
 
 
-# A crop moves every edge in the picture.
+# Cropping moves every edge of an image.
 WHOLE_RADII, WINDOW_RADII = Radii(7, 50), Radii(11, 75)
 
 
 class Side:
-    """The hashes of one form of some images; `bits`, [n, 4] of all by id, may be in a file."""
+    """Hashes of one form (full image or window); `bits`, [n, 4] by id, may be in a file."""
 
     def __init__(self, ids: npt.NDArray[np.uint32], bits: npt.NDArray[np.uint64]) -> None:
         self.ids, self.bits = ids, bits
@@ -56,7 +56,7 @@ class Side:
 
 
 class Sorted(NamedTuple):
-    """Hashes sorted by a band: those of bucket i are start[i] ... start[i + 1]."""
+    """Hashes sorted by a band; bucket i is start[i] to start[i + 1]."""
 
     keys: npt.NDArray[np.uint64]
     ids: npt.NDArray[np.uint32]
@@ -64,17 +64,12 @@ class Sorted(NamedTuple):
 
 
 class Search(NamedTuple):
-    """One join: pairs of a left and a right image.
+    """One join of left and right images."""
 
-    Attributes:
-      left, right: the hashes; the same object for pairs within one list.
-      mirror: the bits that differ in a mirrored image, as four numbers; None: not mirrored.
-    """
-
-    left: Side
+    left: Side  # the same object as `right` for pairs within a list
     right: Side
     radii: Radii
-    mirror: npt.NDArray[np.uint64] | None
+    mirror: npt.NDArray[np.uint64] | None  # bits flipped in a mirrored image
 
     def candidates(
         self,
@@ -83,13 +78,10 @@ class Search(NamedTuple):
         tick: Callable[[], None] = lambda: None,
         wanted: Callable[[npt.NDArray[np.uint32], npt.NDArray[np.uint32]], Any] | None = None,
     ) -> Iterator[Pairs]:
-        """Yields all pairs, each once, in an order that does not depend on the workers.
+        """Yields each pair once, in an order independent of the number of workers.
 
-        Args:
-          pool: whose threads join.
-          workers: their number.
-          tick: is called from time to time.
-          wanted: returns the wanted pairs of left and right images.
+        `pool` has `workers` threads. `tick` is called regularly, and `wanted` filters pairs of left and
+        right images.
         """
         for band in range(_BANDS):
             for found in self._of_band(band, pool, workers):
@@ -106,7 +98,7 @@ class Search(NamedTuple):
     def _of_band(
         self, band: int, pool: futures.Executor, workers: int
     ) -> Iterator[npt.NDArray[np.uint32]]:
-        """Yields the pairs that a band finds first, and then frees its sorted hashes."""
+        """Yields the pairs found in a band, and then frees its sorted hashes."""
         left = self.left.sorted_by(band)
         right = left if self.left is self.right else self.right.sorted_by(band)
         joins = [self._join(left, right, band, each, workers) for each in range(workers)]
@@ -125,12 +117,12 @@ class Search(NamedTuple):
     def _join(
         self, left: Sorted, right: Sorted, band: int, worker: int, workers: int
     ) -> Iterator[tuple[npt.NDArray[np.uint32], bool]]:
-        """Yields the pairs of a worker's ranges, and whether these are the last of a range.
+        """Yields the pairs of a worker's ranges, and whether a range is finished.
 
-        An array is valid until the next one.
+        Each array is only valid until the next one is requested.
         """
         pairs = np.empty((max(_ROOM, int(np.diff(right.start).max())), 2), np.uint32)
-        # `join` and `place` of matching.c.
+        # Fill the structs `join` and `place` of matching.c.
         job = np.zeros(_MEMBERS, np.uint64)
         job[:6] = [each.ctypes.data for side in (left, right) for each in side]
         job[6:10] = left is right, band, self.radii.key, self.radii.key // _BANDS

@@ -1,4 +1,4 @@
-"""Croissant 1.1 with RAI fields: what a dataset is, with the sha256 of each file and no image."""
+"""Croissant 1.1 metadata with RAI fields: a description of a dataset and the sha256 of each file."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _CONTEXT = {
     },
 }
 _CONFORMS = ["http://mlcommons.org/croissant/1.1", "http://mlcommons.org/croissant/RAI/1.0"]
-# The fields that the program writes from the manifest: the user's file has none of them.
+# Fields that are generated from the manifest, so the user's file must not contain them.
 _OURS = {"@context", "@type", "conformsTo", "distribution", "recordSet", "version"}
-# The fields that Croissant and a conference need, and only the authors of a dataset know.
+# Fields required by Croissant and conferences that only the authors of a dataset know.
 OF_AUTHORS = (
     *("creator", "license", "url", "datePublished", "citeAs"),
     *("rai:dataLimitations", "rai:dataBiases", "rai:personalSensitiveInformation"),
@@ -48,11 +48,9 @@ OF_AUTHORS = (
 
 
 def document(dataset: Dataset, name: str, about: Json) -> Json:
-    """Returns the Croissant file of a dataset.
+    """Returns the Croissant metadata of a dataset; `about` has the fields known to the authors.
 
-    Args:
-      name: of the dataset, unless `about` has one.
-      about: fields that the authors know; UsageError for fields that the manifest has.
+    Raises UsageError if `about` contains generated fields. `name` is the default for its name.
     """
     if given := sorted(_OURS & about.keys()):
         raise UsageError(f"--about: {', '.join(given)}: the manifest says this. Leave it out.")
@@ -118,7 +116,7 @@ def _object(file: File) -> Json:
 
 
 def _records(name: str, fields: dict[str, str], rows: list[Json]) -> Json:
-    """Returns a record set whose records are in the file itself."""
+    """Returns a record set that contains its records as inline data."""
     return {
         "@type": "cr:RecordSet",
         "@id": name,

@@ -1,4 +1,4 @@
-"""The examples that are exported, part by part, each verified before it is handed out."""
+"""Reads the exported examples part by part, and verifies each before it is yielded."""
 
 from __future__ import annotations
 
@@ -18,30 +18,23 @@ from imagenet_prep.read.records import Records
 from imagenet_prep.shards.digests import sha256
 from imagenet_prep.storage.opened import Dataset, open_dataset
 
-# Numbers of examples, sorted.
+# Sorted numbers of examples.
 Numbers = range | npt.NDArray[np.int64]
 
-# Records that are read and hashed at once. Images of cameras have 10 MB each.
+# Records that are read and hashed together. Camera images have 10 MB each.
 _TOGETHER = 8
 
 
 class Example(NamedTuple):
-    """One image as it is exported.
+    """One exported image; `sha256` is the digest of `encoded`, the stored bytes."""
 
-    Attributes:
-      number: of its record in the split.
-      class_index: from 0.
-      encoded: the stored bytes; `sha256` is of these.
-      rows: of the exported columns, by name.
-    """
-
-    number: int
+    number: int  # record number in the split
     key: str
-    class_index: int
+    class_index: int  # starts at 0
     wnid: str
     encoded: bytes
     sha256: str
-    rows: Mapping[str, npt.NDArray[Any]]
+    rows: Mapping[str, npt.NDArray[Any]]  # exported columns, by name
 
     @property
     def name(self) -> str:
@@ -50,17 +43,12 @@ class Example(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The records of one task.
-
-    Attributes:
-      number, total: the number of this part of the split, from 0, and of all its parts.
-      numbers: of its records, sorted.
-    """
+    """The records of one task."""
 
     split: str
-    number: int
-    total: int
-    numbers: Numbers
+    number: int  # number of this part in the split, from 0
+    total: int  # parts of the split
+    numbers: Numbers  # record numbers, sorted
 
     @property
     def name(self) -> str:
@@ -69,7 +57,7 @@ class Part(NamedTuple):
 
 
 class Source:
-    """The exported dataset at `root`; picklable, so that each worker process opens it itself."""
+    """The exported dataset at `root`; picklable, and opened separately by each worker process."""
 
     def __init__(self, root: str, columns: tuple[str, ...] = ()) -> None:
         self.root, self.columns = root, columns
@@ -80,7 +68,7 @@ class Source:
 
     @cached_property
     def dataset(self) -> Dataset:
-        """The dataset."""
+        """The dataset, opened on first use."""
         return open_dataset(self.root)
 
     def split(self, name: str) -> Records:
@@ -94,15 +82,15 @@ class Source:
         return {name: ColumnRows(self.split(split), name) for name in self.columns}
 
     def close(self) -> None:
-        """Closes its shards."""
+        """Closes the shards."""
         for records in self._opened.values():
             records.close()
 
     def read(self, part: Part) -> Iterator[Example]:
         """Yields the examples of a part, in the order of their records.
 
-        Each record is verified by both of its CRCs, its label by the name of its class, its image
-        by the sides in the record and, if the dataset has tables, by its sha256 there.
+        For each record, this verifies both CRCs, the label by its class name, the image by its
+        sides in the record and, if the dataset has tables, its sha256 in the table.
         """
         records, columns = self.split(part.split), self.rows_of(part.split)
         named = _named(records, part.numbers) if records.manifest.has_samples else None
@@ -134,7 +122,7 @@ class Source:
 def _named(records: Records, numbers: Numbers) -> Iterator[tuple[str, int, str]]:
     """Yields key, class index and sha256 of some examples, from verified tables."""
     for shard, group in itertools.groupby(map(int, numbers), lambda n: records.place(n)[0]):
-        # A table is verified at its end.
+        # Read the complete table, because it is only verified at its end.
         (heads,) = records.dataset.heads([records.shards[shard]], images=True)
         table = list(heads)
         first = records.numbers_of(shard).start

@@ -1,4 +1,4 @@
-"""Writes the files of a part: a few large ones, or one for each image."""
+"""Writes the files of a part: a few large files, or one file per image."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SUMS = "SHA256SUMS"
 
 
 class Piece(NamedTuple):
-    """Bytes that are appended to a file; they have a sha256 if they are the complete file."""
+    """Bytes to append to a file; `sha256` is set if they are the complete file."""
 
     name: str
     data: bytes
@@ -30,24 +30,17 @@ class Piece(NamedTuple):
 
 
 class Made(NamedTuple):
-    """The files of a part.
-
-    Attributes:
-      sums: one line per file, as sha256sum writes it.
-      outputs: those that are still to be published.
-      sizes: as for `Written`.
-      settle: as for `engine.Output`, of these files.
-    """
+    """The files of a part; `sizes` is as for `Written`, `settle` as for `engine.Output`."""
 
     num_bytes: int
-    sums: list[str]
-    outputs: tuple[Output, ...]
+    sums: list[str]  # one line per file, in the format of sha256sum
+    outputs: tuple[Output, ...]  # files that still have to be published
     sizes: list[int]
     settle: FolderSync | None = None
 
 
 def sum_line(name: str, sha256: str) -> str:
-    """Returns the line of a file, as sha256sum writes it."""
+    """Returns the line of a file in the format of sha256sum."""
     return f"{sha256}  {name}\n"
 
 
@@ -57,7 +50,7 @@ def name_in(line: bytes) -> str:
 
 
 def write_few(store: Store, pieces: Iterable[Piece]) -> Made:
-    """Writes large files side by side; they are published in the order of their first pieces."""
+    """Writes large files in parallel; they are published in the order of their first pieces."""
     files: dict[str, LargeFile] = {}
     paths = {}
     with contextlib.ExitStack() as failing, contextlib.ExitStack() as opened:
@@ -78,15 +71,15 @@ def write_few(store: Store, pieces: Iterable[Piece]) -> Made:
 
 
 class Tree:
-    """Images as files in a folder, invisible until all of their split are there.
+    """Images as files in a folder, hidden until all images of their split exist.
 
     Safe for threads; picklable.
     """
 
     def __init__(self, folder: LocalStore, unseen: str) -> None:
-        """Takes the folder of the export, and the hidden one below `.work`."""
+        """Takes the folder of the export, and the hidden folder below `.work`."""
         self._folder, self._unseen = folder, unseen
-        self._made: set[str] = set()  # folders that are no links
+        self._made: set[str] = set()  # folders that are not links
 
     def write(self, pieces: Iterable[Piece]) -> Made:
         """Writes a file per piece, or a folder if its name ends with a slash; `settle` syncs."""
@@ -103,9 +96,9 @@ class Tree:
             self._made.add(folder)
         if not file:
             return
-        # A file that a killed run has left is written again.
+        # Overwrite files of a killed run.
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        # Buffered: on a nearly full disk, the system writes a part and reports no error.
+        # Buffered: on a nearly full disk, an unbuffered write may write only a part without an error.
         with open(os.open(f"{self._folder.root}/{folder}/{file}", flags, 0o644), "wb") as opened:
             opened.write(data)
 
@@ -116,7 +109,7 @@ class Tree:
         return name if Path(top).is_dir() else f"{self._unseen}/{name}"
 
     def sizes(self, names: Iterable[str]) -> dict[str, int]:
-        """Returns the bytes of those files that are there."""
+        """Returns the sizes of the files that exist."""
         found = {}
         for name in names:
             path = Path(self._folder.root, self._place(name))
@@ -125,15 +118,15 @@ class Tree:
         return found
 
     def show(self) -> None:
-        """Moves the folders of the splits to their names, once all is there."""
+        """Moves the folders of complete splits to their final names."""
         for name in self._folder.list_folder(self._unseen):
             self._folder.rename(f"{self._unseen}/{name}", name)
 
 
 def forget_lost(store: Store, tree: Tree | None, sizes: Mapping[str, Sequence[int]]) -> None:
-    """Removes the sums of parts with lost or cut images, so that these parts are made again.
+    """Removes the sums of parts with lost or truncated images, so that these parts are written again.
 
-    `sizes` are those of the images of each finished part, by the name of its file of sums.
+    `sizes` are the image sizes of each finished part, by the name of its file of sums.
     """
     names = {}
     for sums in sizes:
@@ -144,7 +137,7 @@ def forget_lost(store: Store, tree: Tree | None, sizes: Mapping[str, Sequence[in
 
 
 def write_each(write: Callable[[str, bytes], None], pieces: Iterable[Piece]) -> Made:
-    """Writes each piece as a file; one whose name ends with a slash is a folder."""
+    """Writes each piece as a file, or creates a folder if its name ends with a slash."""
     sizes, sums = [], []
     for name, data, sha256 in pieces:
         write(name, data)

@@ -1,4 +1,4 @@
-"""One folder per class, as torchvision's ImageFolder and its replacements read them."""
+"""One folder per class, as read by torchvision's ImageFolder and compatible readers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from imagenet_prep.read.records import Records
 
-# Splits whose folders have another name for `prepare` and most programs.
+# Splits with a different folder name in `prepare` and most programs.
 FOLDERS = {schema.VALIDATION: "val"}
 # torchvision/datasets/folder.py, IMG_EXTENSIONS: other files are ignored.
 _ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -33,11 +33,10 @@ _ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".
 
 @dataclass(frozen=True)
 class Folder(Format):
-    """See `Format`.
+    """The ImageFolder format, see `Format`; `labels` is the content of labels.txt.
 
-    Attributes:
-      labels: the content of labels.txt.
-      numbered: the files of examples whose names are taken, by split, class and name.
+    `numbered` has the replacement file names of examples with colliding names, by split, class and
+    name.
     """
 
     wnids: tuple[str, ...]
@@ -47,7 +46,7 @@ class Folder(Format):
     file_an_image = True
 
     def settled(self, source: Source, parts: Sequence[Part]) -> Folder:
-        """As for `Format`: ImageFolder numbers folders in the order of their names."""
+        """Raises UsageError if ImageFolder, which sorts folders by name, would change the labels."""
         ordered = sorted(self.wnids)
         if moved := [w for w, other in zip(self.wnids, ordered, strict=True) if w != other]:
             first = moved[0]
@@ -70,9 +69,9 @@ class Folder(Format):
         return replace(self, numbered=numbered)
 
     def _numbered(self, records: Records, chosen: npt.NDArray[np.int64]) -> dict[str, str]:
-        """Returns the files of the examples of a split whose names are taken, see `_file`.
+        """Returns replacement names for colliding file names of a split, see `_file`.
 
-        Refuses a split with absent classes, and names that no file can have.
+        Raises UsageError for splits with missing classes, and for invalid file names.
         """
         where, wanted = f"{records.split} of {records.dataset.where}", np.zeros(len(records), bool)
         wanted[chosen] = True
@@ -107,7 +106,7 @@ class Folder(Format):
                 if (group := groups.get(hash(_folded(_file(path))))) is not None:
                     group.append((_file(path) != path, path, key))
             for group in groups.values():
-                # A name that stays comes before those that get an ending.
+                # A name without an added extension comes first and stays unchanged.
                 for gets_ending, path, key in sorted(group)[1:]:
                     names = (f"{path}~{number}.jpg" for number in itertools.count(1))
                     file = next(name for name in names if hash(_folded(name)) not in taken)
@@ -134,7 +133,7 @@ class Folder(Format):
         return numbered
 
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
-        """Yields each image; with `allow_empty_class`, first folders, which end with a slash."""
+        """Yields each image; with `allow_empty_class`, first yields folders, with a slash at the end."""
         top = FOLDERS.get(part.split, part.split)
         if self.allow_empty_class and not part.number:
             yield from (Piece(f"{top}/{wnid}/", b"") for wnid in self.wnids)
@@ -144,24 +143,24 @@ class Folder(Format):
             yield Piece(f"{top}/{file}", each.encoded, each.sha256)
 
     def beside(self, parts: Mapping[str, Sequence[Written]]) -> dict[str, bytes]:  # noqa: ARG002
-        """Returns the class list as Kaggle has it, by which `prepare` numbers the same classes."""
+        """Returns Kaggle's class list, with which `prepare` gives the classes the same numbers."""
         if not all(map(keys.WNID.fullmatch, self.wnids)):
             return {}
         return {SYNSET_MAPPING: self.labels.encode()}
 
 
 def _folded(name: str) -> str:
-    """Returns a name as a file system without case and Unicode form has it."""
+    """Returns a name as seen by a file system that ignores case and Unicode form."""
     return unicodedata.normalize("NFD", unicodedata.normalize("NFD", name).casefold())
 
 
 def _file(path: str) -> str:
-    """Returns the path of an image, with the ending of a JPEG unless it has one that is found."""
+    """Returns the path of an image, adding .jpg unless it has a supported extension."""
     return path if path.lower().endswith(_ENDINGS) else f"{path}.jpg"
 
 
 def _is_found(path: str) -> bool:
-    """Returns whether ImageFolder and `prepare` find a file of this name."""
+    """Returns whether ImageFolder and `prepare` find a file with this name."""
     try:
         naming.check_inside(path)
     except ValueError:

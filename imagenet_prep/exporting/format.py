@@ -1,4 +1,4 @@
-"""A format: the bytes of each file, and the names that its readers would not find."""
+"""Base class of export formats, which define the bytes and the name of each file."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Written:
     """
 
     examples: int
-    num_bytes: int
-    files: int
+    num_bytes: int  # number of files
+    files: int  # sizes of the images in the order of their sums, if each file is an image
     sizes: list[int] = field(default_factory=list)
 
 
@@ -33,21 +33,21 @@ class Format:
       file_an_image: each piece is a complete file.
     """
 
-    whole_splits = False
+    whole_splits = False  # each piece is a complete file
     file_an_image = False
 
     def place(self, out: str) -> tuple[str, str]:
-        """Returns the folder of an export to `out`, and how the names of its files begin there."""
+        """Returns the folder of an export to `out`, and the prefix of its file names."""
         return out, ""
 
     def settled(self, source: Source, parts: Sequence[Part]) -> Format:  # noqa: ARG002
-        """Returns the format for these examples; UsageError if readers would not find them."""
+        """Returns the format for these examples; raises UsageError if readers would not find them."""
         return self
 
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
-        """Yields the bytes of the files of a part, in order, each with the name of its file."""
+        """Yields the bytes of the files of a part, in order, with their file names."""
         raise NotImplementedError
 
     def beside(self, parts: Mapping[str, Sequence[Written]]) -> dict[str, bytes]:  # noqa: ARG002
-        """Returns the small files that belong to the parts of each split, by name."""
+        """Returns the small files for the parts of each split, by name."""
         return {}

@@ -1,4 +1,4 @@
-"""One export: the chosen examples in parts, the run, and the receipt that ends it."""
+"""Runs an export: splits the chosen examples into parts, and ends with a receipt."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Work:
     source: Source
     format: Format
     store: Store
-    folder: str
-    tree: files.Tree | None
+    folder: str  # below `.work`, for the sums of finished parts
+    tree: files.Tree | None  # only for single images in a folder
 
     def sums(self, part: Part) -> str:
         """Returns the name of the file with the sums of a part."""
@@ -62,20 +62,15 @@ class Work:
 
 @dataclass(frozen=True)
 class Job:
-    """One request, resolved.
-
-    Attributes:
-      to: the name of the format.
-      called: the prefix of file names in a folder that others share; "" for a folder of its own.
-    """
+    """One request, with defaults resolved."""
 
     source: Source
     splits: Sequence[str]
     choice: Choice
-    to: str
+    to: str  # format name
     format: Format
     store: Store
-    called: str
+    called: str  # file name prefix if `store` is shared with other files, else ""
     workers: engine.Workers
     quiet: bool
 
@@ -96,7 +91,7 @@ class Job:
         return parts
 
     def digest(self) -> str:
-        """Returns the digest that tells this export from others."""
+        """Returns a digest that identifies this export."""
         dataset = self.source.dataset.manifest.digest
         wanted = [self.to, dataset, self.splits, self.choice.asked(), self.called]
         rows = self.source.rows_of(self.splits[0]) if self.splits else {}
@@ -108,7 +103,7 @@ class Job:
     ) -> Json:
         """Returns the content of export.json.
 
-        The list `sums` of all files has this `sha256`; `beside` is the size of the small files.
+        The list `sums` of all files has this `sha256`; `beside` is the total size of the small files.
         """
         splits = {
             split: {
@@ -125,7 +120,7 @@ class Job:
         return {"request": self.digest(), **asked, "splits": splits, **totals, **listed}
 
     def finished(self) -> Json:
-        """Returns the content of export.json; {} if there is none, or it is not an export's."""
+        """Returns the content of export.json; {} if it is missing or invalid."""
         name = self.called + naming.EXPORT
         with contextlib.suppress(ValueError, DataDamagedError):
             if self.store.size(name) is not None:
@@ -134,7 +129,7 @@ class Job:
         return {}
 
     def is_complete(self, done: Json) -> bool:
-        """Returns whether all files of a finished export have their sizes."""
+        """Returns whether all files of a finished export exist with their sizes."""
         sums = self.called + files.SUMS
         if done.get("request") != self.digest() or self.store.size(sums) is None:
             return False
@@ -152,7 +147,8 @@ class Job:
 def run(job: Job) -> Json:
     """Exports the remaining parts; returns the content of export.json.
 
-    A finished export keeps nothing in `.work`. If files of it are gone, all are written again.
+    A finished export keeps nothing in `.work`. If some of its files are missing, all are written
+    again.
     """
     parts, store, digest = job.parts(), job.store, job.digest()
     settled = job.format.settled(job.source, parts)
@@ -201,7 +197,7 @@ def run(job: Job) -> Json:
 
 
 def _remove_work(store: Store, mark: str, *folders: str) -> None:
-    """Removes the work files of a finished export, the mark last: until then a run resumes."""
+    """Removes the work files of a finished export. The mark is last, so that a run can resume."""
     for folder in folders:
         store.remove_tree(folder)
     store.remove(mark)
@@ -210,7 +206,7 @@ def _remove_work(store: Store, mark: str, *folders: str) -> None:
 
 
 def _refuse_others(job: Job, mark: str, digest: str) -> None:
-    """Raises UsageError if there is something that is not part of this export."""
+    """Raises UsageError if the folder contains anything that is not part of this export."""
     names = job.store.list_folder()
     if naming.WORK in names and job.store.size(mark) is not None:
         if job.store.read(mark) != digest.encode():

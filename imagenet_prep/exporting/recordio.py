@@ -1,4 +1,4 @@
-"""MXNet's RecordIO: a file of records for each split and its two lists, as im2rec.py writes it."""
+"""MXNet's RecordIO: a file of records per split and its two lists, as written by im2rec.py."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from imagenet_prep.exporting.format import Format
 
 @dataclass(frozen=True)
 class RecordIO(Format):
-    """See `Format`; `prefix` is the name of a single split's files, "" for those of the splits."""
+    """See `Format`; `prefix` names the files if there is a single split, else it is ""."""
 
     prefix: str = ""
     whole_splits = True
 
     def place(self, out: str) -> tuple[str, str]:
-        """Returns the folder and the prefix: that of a single split is the last part of `out`."""
+        """Returns the folder and the prefix, which is the last part of `out` for a single split."""
         if not self.prefix:
             return out, ""
         folder, slash, _ = out.rstrip("/").rpartition("/")

@@ -1,4 +1,4 @@
-"""What `tfds build` makes: imagenet2012 at its last version, others under their own names."""
+"""Writes the files of `tfds build`: the latest imagenet2012, or a dataset under its own name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _VERSION = "5.1.0"
 
 @dataclass(frozen=True)
 class Tfds(Format):
-    """See `Format`; `name` and `version` are those of the dataset in TFDS."""
+    """See `Format`; `name` and `version` identify the dataset in TFDS."""
 
     name: str
     version: str
@@ -48,7 +48,7 @@ class Tfds(Format):
             yield from (Piece(name, data) for data in tfrecord.frame_parts(parts))
 
     def beside(self, parts: Mapping[str, Sequence[Written]]) -> dict[str, bytes]:
-        """Returns the names of the labels, the features, and the content of each file."""
+        """Returns the label names, the features, and the metadata of the splits."""
         features = {
             tfds_record.NAME: tfds.text(),
             tfds_record.IMAGE: tfds.image(),
@@ -65,7 +65,7 @@ class Tfds(Format):
                 {
                     "name": split,
                     "filepathTemplate": "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
-                    # TFDS counts what is in the frames.
+                    # TFDS counts the bytes inside the frames.
                     "numBytes": str(
                         sum(p.num_bytes - tfrecord.FRAMING_BYTES * p.examples for p in of_split)
                     ),

@@ -1,4 +1,4 @@
-"""WebDataset: tars in which the files of an image are neighbours, and a list of their sizes."""
+"""WebDataset: tar files with the files of each image in sequence, and a list of their sizes."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from imagenet_prep.exporting.examples import Example, Part
 from imagenet_prep.exporting.files import Piece
 from imagenet_prep.exporting.format import Format, Written
 
-# The list that timm reads: by split, the names of tars and their numbers of images.
+# The list for timm: by split, the names of tar files and their numbers of images.
 INDEX = "_info.json"
-_ENDING = ".JPEG"  # of ImageNet's names
+_ENDING = ".JPEG"  # extension in ImageNet's file names
 _MODE = 0o644
 
 
 @dataclass(frozen=True)
 class WebDataset(Format):
-    """See `Format`."""
+    """The WebDataset format, see `Format`."""
 
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
-        """Yields KEY.cls, .jpg, .json and .COLUMN.npy of each image with headers, and the end."""
+        """Yields headers and bytes of each KEY.cls, .jpg, .json and .COLUMN.npy, then the end."""
         tar, size = _tar(part.split, part.number), 0
         for each in examples:
             said = {
@@ -50,12 +50,12 @@ class WebDataset(Format):
                 filling = bytes(-len(data) % tarfile.BLOCKSIZE)
                 yield from (Piece(tar, piece) for piece in (head, data, filling))
                 size += len(head) + len(data) + len(filling)
-        # Two empty blocks, and more to fill a record of tar.
+        # Two empty blocks, and padding to a complete tar record.
         size += 2 * tarfile.BLOCKSIZE
         yield Piece(tar, bytes(2 * tarfile.BLOCKSIZE + -size % tarfile.RECORDSIZE))
 
     def beside(self, parts: Mapping[str, Sequence[Written]]) -> dict[str, bytes]:
-        """Returns the list of sizes."""
+        """Returns the list of tar files and their sizes."""
         splits = {
             split: {
                 "name": split,
@@ -72,8 +72,8 @@ def sample_key(key: str) -> str:
     """Returns the name of an image in a tar; different keys have different names.
 
     Readers group files by the text before the first dot of the file name, and ignore folders like
-    __this__. So such dots, and two leading underscores, are written as in URLs. The ending of
-    ImageNet's names is dropped.
+    __this__. So dots and two leading underscores are percent-encoded. The extension of ImageNet's
+    names is removed.
     """
     key = key.replace("%", "%25")
     if key.startswith("__"):

@@ -96,9 +96,7 @@ class Facts:
     classes: list[ClassName]  # by class index
     incidents: list[Incident]  # lines of quarantine.jsonl
     problems: list[str]  # one sentence each
-    origins: list[tuple[str, Origin]] = field(
-        default_factory=list
-    )  # shard and origin of some records
+    origins: list[tuple[str, Origin]] = field(default_factory=list)  # by shard, for some records
     measured: Measured = field(default_factory=Measured)  # all images, from the tables of samples
     num_classes: dict[str, int] = field(default_factory=dict)  # by shard, if it has a table
     tasks: list[Task] = field(default_factory=list)  # tasks that wrote the shards

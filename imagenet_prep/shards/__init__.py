@@ -1,1 +1,1 @@
-"""Which image goes into which shard, writing a shard, and checking one."""
+"""Plans, writes and checks shards."""

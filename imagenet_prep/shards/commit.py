@@ -1,6 +1,6 @@
-"""From receipts to a committed data set: the small files, then the manifest, in that order.
+"""Commits a dataset from receipts: first the small files, then the manifest.
 
-And how many images may be left out of it.
+It also enforces limits on the number of quarantined images.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def publish(
     """Publishes the small files and then dataset.json; returns the manifest.
 
     Args:
-      store: the dataset; all shards and indexes are there.
-      draft: the manifest, without quarantined, repaired, files and the roots of splits.
-      incidents: lines of quarantine.jsonl, of all splits, in any order.
-      name: of the dataset, for `dataset.tfds`.
-      replaced: the manifest that is there now.
+      store: the dataset, which already contains all shards and indexes.
+      draft: the manifest without quarantined, repaired, files and the roots of splits.
+      incidents: entries of quarantine.jsonl for all splits, in any order.
+      name: dataset name for `dataset.tfds`.
+      replaced: the current manifest, if there is one.
     """
     splits = {name: with_root(store, split) for name, split in draft.splits.items()}
     incidents = sorted(incidents, key=lambda incident: incident.key)
@@ -55,12 +55,12 @@ def publish(
     )
     store.verify_published(manifest.files_of(splits)[len(manifest.files) :])
     if replaced:
-        # It must not be seen next to small files that are not its own.
+        # The old manifest must not be visible together with the new small files.
         store.write(naming.REPLACED, replaced.dumps())
         store.remove(naming.MANIFEST)
     for name, data in contents.items():
         store.write(name, data)
-    # The manifest comes last: when it can be seen, all files that it names are there.
+    # Write the manifest last: once it is visible, all files that it names exist.
     store.verify_published(manifest.files)
     store.write(naming.MANIFEST, manifest.dumps())
     if replaced:
@@ -71,7 +71,7 @@ def publish(
 def small_files(
     draft: Manifest, *, incidents: Iterable[Incident], classes: ClassList, name: str
 ) -> dict[str, bytes]:
-    """Returns the content of each small file of a dataset, by its name; arguments as `publish`."""
+    """Returns the contents of each small file of a dataset, by name; arguments as for `publish`."""
     return {
         naming.LABELS: classes.render(),
         **tfds_files(draft, classes),
@@ -83,22 +83,22 @@ def small_files(
 
 
 def with_root(store: Store, split: Split) -> Split:
-    """Returns a split with the root of its samples; one without tables as it is."""
+    """Returns a split with the root of its samples; without tables, it is unchanged."""
     if split.samples_root or split.shards[0].samples is None:
         return split
     return dataclasses.replace(split, samples_root=root_of(store, split))
 
 
 def emptied(before: Sequence[int], after: Sequence[int]) -> list[int]:
-    """Returns the indices of the classes that had images and have none any more."""
+    """Returns the indices of classes that had images before and have none now."""
     counts = zip(before, after, strict=True)
     return [index for index, (had, has) in enumerate(counts) if had and not has]
 
 
 def split_of(receipts: Sequence[WrittenShard], num_per_class: Sequence[int]) -> Split:
-    """Returns the split of the shards that these receipts describe, in the order of their names.
+    """Returns the split for the receipts of its shards, in the order of their names.
 
-    `num_per_class` are members by class index, including those that were quarantined.
+    `num_per_class` is the number of members by class index, including quarantined ones.
     """
     examples_per_class = list(num_per_class)
     for receipt in receipts:
@@ -123,7 +123,7 @@ def split_of(receipts: Sequence[WrittenShard], num_per_class: Sequence[int]) -> 
 
 
 def num_per_class(of_each: Iterable[Mapping[int, int]], num_classes: int) -> list[int]:
-    """Returns members by class index from the counts by index that several receipts hold."""
+    """Returns the number of members by class index, from the counts of several receipts."""
     counts = [0] * num_classes
     for each in of_each:
         for index, count in each.items():
@@ -137,7 +137,7 @@ def _count(incidents: Iterable[Incident], action: str) -> dict[str, int]:
 
 
 def refuse_too_many(bad: Sequence[Incident], limit: int | None) -> None:
-    """Compares the bad images that a run has met so far with how many it may leave out."""
+    """Raises DataDamagedError if a run has found more bad images than `limit` allows."""
     if limit is not None and len(bad) > limit:
         last = bad[-1]
         raise DataDamagedError(
@@ -149,7 +149,7 @@ def refuse_too_many(bad: Sequence[Incident], limit: int | None) -> None:
 
 
 def check_finished(where: str, bad: int, allowed: int | None) -> None:
-    """Compares the bad images of a finished dataset with the limit of a run that finds it."""
+    """Raises DataDamagedError if a finished dataset has more bad images than the run allows."""
     if allowed is not None and bad > allowed:
         raise DataDamagedError(
             f"{where} is finished, but {bad} bad images were left out and {allowed} "

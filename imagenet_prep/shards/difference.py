@@ -1,9 +1,8 @@
-"""What differs between two data sets, image by image, from their tables of samples alone.
+"""Compares two datasets image by image, using only their tables of samples.
 
-If the roots and sizes that both manifests state are equal, no table is read. Of other sets, tables
-that both have are passed over; so a set is compared with one that was made of it in no time. The
-samples of all other tables are sorted on the disk, a side each, and held against each other a range
-of keys at a time.
+If the roots and sizes in both manifests are equal, no table is read. Otherwise, tables that both
+datasets have are skipped, so comparing a dataset with one derived from it takes almost no time.
+All other samples are sorted on disk per dataset and compared in ranges of keys.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ from imagenet_prep.shards import runs
 from imagenet_prep.storage import scratch
 from imagenet_prep.storage.opened import Dataset
 
-# An entry of a run is a key, a byte of 0, what is compared (class, bytes, width, height, sha256), a
-# byte of 0, the number of the shard and that of the record, and the end of the line.
+# An entry of a run is the key, a zero byte, the compared values (class, bytes, width, height,
+# sha256), a zero byte, the shard number, the record number, and the end of the line.
 _SHARD_DIGITS, _RECORD_DIGITS = 5, 9
 _PLACE = _SHARD_DIGITS + _RECORD_DIGITS + 1
 
 
-# The keys of one set only that are looked for in the tables that both have, at a time.
+# The number of keys that are searched in the common tables at a time.
 _MOST_KEYS = 1 << 20
 
 
 def splits_that_differ(a: Dataset, b: Dataset) -> list[str]:
-    """Returns the splits whose images or labels are not the same, by both manifests alone."""
+    """Returns the splits with different images or labels, using only both manifests."""
     for side in (a, b):
         side.demand_samples()
     stated = [
@@ -45,7 +44,7 @@ def splits_that_differ(a: Dataset, b: Dataset) -> list[str]:
 
 
 def common_tables(a: Dataset, b: Dataset, split: str) -> frozenset[str]:
-    """Returns the sha256 of the tables of a split that both sets have, and that mean the same."""
+    """Returns the sha256 of a split's common tables, if both datasets have the same classes."""
     if a.classes.wnids != b.classes.wnids:
         return frozenset()
     of_a, of_b = ({each.samples_sha256 for each in side.shards(split)} for side in (a, b))
@@ -53,7 +52,7 @@ def common_tables(a: Dataset, b: Dataset, split: str) -> frozenset[str]:
 
 
 def differences(a: Dataset, b: Dataset, splits: Sequence[str]) -> Iterator[Difference]:
-    """Yields the images that differ, in the order of their keys; splits as `splits_that_differ`."""
+    """Yields the differing images, ordered by key; `splits` come from `splits_that_differ`."""
     sides, same_classes = (a, b), a.classes.wnids == b.classes.wnids
     classes = sorted({*a.classes.wnids, *b.classes.wnids})
     number_of = {wnid: number for number, wnid in enumerate(classes)}
@@ -66,7 +65,7 @@ def differences(a: Dataset, b: Dataset, splits: Sequence[str]) -> Iterator[Diffe
                 for name, side, of_side in zip("ab", sides, labels, strict=True)
             ]
             found = False
-            # A key of one set only may yet be in a table that both have, and so twice in this set.
+            # A key that only one dataset has may also be in a common table, as a duplicate.
             alone: tuple[set[str], set[str]] = (set(), set())
             for entries in runs.side_by_side(files):
                 for difference in _between(split, sides, classes, entries):
@@ -88,7 +87,7 @@ def differences(a: Dataset, b: Dataset, splits: Sequence[str]) -> Iterator[Diffe
 
 
 def _refuse_twice(side: Dataset, split: str, keys: set[str], common: Collection[str]) -> None:
-    """Raises DataDamagedError if one of some keys is also in a table that both sets have."""
+    """Raises DataDamagedError if any of these keys is also in a common table."""
     shards = [shard for shard in side.shards(split) if keys and shard.samples_sha256 in common]
     for shard, heads in zip(shards, side.heads(shards), strict=True):
         for record, (_, key, _) in enumerate(heads):
@@ -106,11 +105,10 @@ def _twice(side: Dataset, split: str, shard: str, record: int) -> DataDamagedErr
 def _entries(
     side: Dataset, split: str, labels: Sequence[int], common: Collection[str]
 ) -> Iterator[bytes]:
-    """Yields a line for each sample: key, what is compared, and where it is.
+    """Yields a line for each sample: key, compared values, and location.
 
-    Args:
-      labels: numbers that mean the same class on both sides, by class index.
-      common: tables that need not be read, by their sha256.
+    `labels` are class numbers common to both datasets, by class index. `common` are the sha256 of
+    tables to skip.
     """
     shards = [
         (number, shard)
@@ -130,7 +128,7 @@ def _between(
     classes: Sequence[str],
     entries: Sequence[list[bytes]],
 ) -> Iterator[Difference]:
-    """Yields the differences between the sorted entries of some keys."""
+    """Yields the differences between the sorted entries of a range of keys."""
 
     def place(at: int, entry: bytes) -> tuple[str, int]:
         where = entry[-_PLACE:]

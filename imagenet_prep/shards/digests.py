@@ -1,4 +1,4 @@
-"""SHA-256 of several images at once, which takes little longer than of one: see digests.c."""
+"""Computes SHA-256 of several images in about the time for one: see digests.c."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TYPES = (ctypes.c_int, ctypes.c_int, *[ctypes.c_void_p] * 3)
 
 
 def sha256(pieces: Sequence[bytes]) -> list[str]:
-    """Returns the sha256 of each piece in hex; by hashlib where this processor cannot do two."""
+    """Returns the sha256 of each piece in hex; uses hashlib if the processor is not supported."""
     library, count = compiled.find(_LIBRARY, sha256=_TYPES), len(pieces)
     if library is not None:
         digests = ctypes.create_string_buffer(_BYTES * count)

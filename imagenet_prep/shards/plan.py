@@ -1,8 +1,8 @@
-"""The plan: which image goes into which shard, and in which order.
+"""The plan: the shard and the position of each image.
 
 Images are sorted by class, and within a class by a keyed hash. The n-th image of this order goes
-to shard n mod num_shards. So shard sizes differ by at most one, every shard is a fair sample of
-all classes, and nothing depends on archives, hosts or time.
+to shard n mod num_shards. So shard sizes differ by at most one, every shard is a representative
+sample of all classes, and the plan does not depend on archives, hosts or time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from imagenet_prep.core.errors import UsageError, some
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.member import Member, dump_member
 
-# Room for a shard of ten million images. Every run makes its plans itself.
+# Enough for a shard of ten million images. Every run creates its own plans.
 MOST_BYTES = 1 << 30
 
 
@@ -32,7 +32,7 @@ class SplitPlan:
 
     @property
     def examples(self) -> int:
-        """Members over all shards."""
+        """Number of members in all shards."""
         return sum(self.num_per_class)
 
     @property
@@ -42,52 +42,49 @@ class SplitPlan:
 
 
 def keyed_hash(seed: int, *parts: str) -> int:
-    """Returns 64 bits that depend on the seed and the parts alone (keyed BLAKE2b)."""
+    """Returns a 64-bit hash that only depends on the seed and the parts (keyed BLAKE2b)."""
     hasher = _keyed(seed).copy()
     hasher.update("\0".join(parts).encode())
     return int.from_bytes(hasher.digest(), "big")
 
 
-# A third of the time of a hash, and each image has two.
+# Cached, because it takes a third of the time of a hash, and each image needs two.
 @functools.cache
 def _keyed(seed: int) -> hashlib.blake2b:
     return hashlib.blake2b(digest_size=8, key=seed.to_bytes(8, "big", signed=True))
 
 
 def permute(members: Iterable[Member], seed: int) -> list[Member]:
-    """Returns the members of one class in the order in which shards are dealt."""
+    """Returns the members of a class in the order in which they are assigned to shards."""
     return sorted(members, key=lambda member: (keyed_hash(seed, member.key), member.key))
 
 
 def rank(member: Member, seed: int) -> tuple[int, str]:
-    """Returns the key by which the first members of a class are held out."""
+    """Returns the sort key that selects the first members of a class for the holdout split."""
     return keyed_hash(seed, "holdout", member.key), member.key
 
 
 def deal_class(
     members: Iterable[Member], first: int, num_shards: int, seed: int
 ) -> Iterator[tuple[int, Member]]:
-    """Yields (shard index, member) for the members of one class, permuted by the seed.
-
-    `first` is the number of members of the split with a smaller class index.
-    """
+    """Yields (shard index, member) of a class; `first` members have a smaller class index."""
     for position, member in enumerate(permute(members, seed), first):
         yield position % num_shards, member
 
 
-# An entry begins with the number of its shard, and then its place in the shard, in hex digits.
+# An entry starts with its shard number, followed by its position in the shard in hex digits.
 _SHARD_DIGITS = 8
 _PLACE_DIGITS = 16
 
 
 def entry(shard: int, member: Member, seed: int) -> bytes:
-    """Returns a member as a line that sorts, as bytes, by shard and by place in the shard."""
+    """Returns a member as a line that sorts, as bytes, by shard and by position in the shard."""
     place = keyed_hash(seed, "order", member.key)
     return b"%08d%016x%b" % (shard, place, dump_member(member))
 
 
 def content(entries: Iterable[bytes]) -> bytes:
-    """Returns the plan file of one shard from its sorted entries: its members in their order."""
+    """Returns the plan file of one shard from its sorted entries."""
     prefix = _SHARD_DIGITS + _PLACE_DIGITS
     return b"".join(line[prefix:] for line in entries)
 
@@ -95,13 +92,13 @@ def content(entries: Iterable[bytes]) -> bytes:
 def files(
     split: str, num_shards: int, entries: Iterable[tuple[int, list[bytes]]]
 ) -> Iterator[tuple[int, str, bytes]]:
-    """Yields number, name and content of the plan files of some shards, from `runs.grouped`."""
+    """Yields number, name and contents of the plan files of some shards, from `runs.grouped`."""
     for shard, of_shard in entries:
         yield shard, file_name(naming.shard_name(split, shard, num_shards)), content(of_shard)
 
 
 def digest(contents: Iterable[bytes]) -> str:
-    """Returns sha256 over the plan files of all shards, in order."""
+    """Returns the sha256 over the plan files of all shards, in order."""
     whole = hashlib.sha256()
     for data in contents:
         whole.update(data)
@@ -109,12 +106,12 @@ def digest(contents: Iterable[bytes]) -> str:
 
 
 def shard_of(line: bytes) -> int:
-    """Returns the shard index of what `entry` returned."""
+    """Returns the shard index of a line from `entry`."""
     return int(line[:_SHARD_DIGITS])
 
 
 def refuse_empty(split: str, num_shards: int, filled: Collection[int]) -> None:
-    """Raises UsageError where a shard of a split is left without a member."""
+    """Raises UsageError if a shard of a split has no members."""
     if empty := [i for i in range(num_shards) if i not in filled]:
         names = [naming.shard_name(split, i, num_shards) for i in empty]
         raise UsageError(f"--exclude leaves no image in {some(names)}. Ask for fewer shards.")

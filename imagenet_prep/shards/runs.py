@@ -1,8 +1,8 @@
-"""Sorts more lines than memory holds: sorted runs on the disk, read a range at a time.
+"""External sorting: sorted runs on disk, which are read in ranges.
 
-An entry is a line of bytes that begins with a number of eight digits. Entries are sorted as
-bytes, so by this number first. Processes write runs beside each other; then each reads the entries
-of some numbers from all runs, so that none waits for another.
+An entry is a line of bytes that starts with an eight-digit number, so sorting as bytes sorts by
+this number first. Processes write runs in parallel. Each then reads the entries of its own range
+of numbers from all runs, without waiting for the others.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.storage.os_errors import storage_errors
 
 _NUMBER_BYTES = 8
-# Entries that are sorted at once, as far as they have no more bytes: those of a plan have 50 MB.
+# Maximum entries and bytes per sorted run; 250,000 entries of a plan have 50 MB.
 RUN_ENTRIES, RUN_BYTES = 250_000, 64 << 20
-# Fewer entries are sorted before another worker has begun.
+# Sorting fewer entries takes less time than starting a worker.
 _WORTH_A_RANGE = 25_000
-# Entries whose bytes are counted at once, which takes less time than one by one.
+# The bytes of this number of entries are counted together, which is faster.
 _FEW = 100
-# So many keys of a run say where the entries of all runs are cut into ranges.
+# The number of keys per run that determine how all runs are divided into ranges.
 _KEYS_OF_A_RUN = 64
-# No text in UTF-8 has this byte.
+# UTF-8 text never contains this byte.
 _BEHIND_ALL = b"\xff"
 _TOO_MANY = (
     "the tables of samples have a key that belongs to one image in thousands of lines: they are "
@@ -35,9 +35,9 @@ _TOO_MANY = (
 
 
 def write(folder: Path, name: str, entries: Iterable[bytes]) -> list[Path]:
-    """Sorts entries as far as memory holds them; returns the files, `folder/name.run-NNNN`.
+    """Sorts entries in chunks that fit in memory; returns the files, `folder/name.run-NNNN`.
 
-    They can be made again at any time, so they are not synced to the disk.
+    They are not synced to disk, because they can be created again.
     """
     runs: list[Path] = []
     left = iter(entries)
@@ -61,7 +61,7 @@ def _run(left: Iterator[bytes]) -> list[bytes]:
 
 
 def read(runs: Iterable[Path], start: int, stop: int) -> Iterator[tuple[int, list[bytes]]]:
-    """As `grouped`, for the numbers of [start, stop): all their entries are in memory."""
+    """Returns `grouped` entries for numbers in [start, stop); they must fit in memory."""
     entries: list[bytes] = []
     for run in runs:
         with _mapped(run) as data:
@@ -71,15 +71,15 @@ def read(runs: Iterable[Path], start: int, stop: int) -> Iterator[tuple[int, lis
 
 
 def side_by_side(sides: Sequence[Sequence[Path]]) -> Iterator[list[list[bytes]]]:
-    """Yields all entries of several sides, a range of keys at a time: of each side a sorted list.
+    """Yields all entries of several sides in ranges of keys, as one sorted list per side.
 
-    Here, an entry is a line that begins with its key and a byte of 0. All entries of a key are in
-    one range; a range has about as many entries as a run. One file is open at a time.
+    Here, an entry is a line that starts with its key and a zero byte. All entries of a key are in
+    the same range, which has about as many entries as a run. Only one file is open at a time.
     """
     everything = [run for side in sides for run in side]
     keys = sorted(itertools.chain.from_iterable(map(_some_keys, everything)))
     starts = dict.fromkeys(everything, 0)
-    # A range has a piece of a run for each of its keys, and at most one more of every run.
+    # A range has one piece of a run for each of its keys, and at most one more piece of every run.
     most = (_KEYS_OF_A_RUN + len(everything)) * (RUN_BYTES // _KEYS_OF_A_RUN) * 9 // 8
     for stop in [*keys[_KEYS_OF_A_RUN::_KEYS_OF_A_RUN], _BEHIND_ALL]:
         found: list[list[bytes]] = []
@@ -99,7 +99,7 @@ def side_by_side(sides: Sequence[Sequence[Path]]) -> Iterator[list[list[bytes]]]
 
 
 def _some_keys(run: Path) -> list[bytes]:
-    """Returns keys that cut a run into about equal pieces, each with its byte of 0."""
+    """Returns keys that divide a run into roughly equal pieces, including their zero bytes."""
     with _mapped(run) as data:
         places = range(0, len(data), -(-len(data) // _KEYS_OF_A_RUN))
         begins = (data.rfind(b"\n", 0, place) + 1 for place in places)
@@ -108,20 +108,20 @@ def _some_keys(run: Path) -> list[bytes]:
 
 @contextlib.contextmanager
 def _mapped(run: Path) -> Iterator[mmap.mmap]:
-    # Mapped for one range alone: what was read of a file stays in memory as long as its map.
+    # Mapped for a single range, because read pages stay in memory as long as the mapping.
     with open(run, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         yield data
 
 
 def grouped(entries: list[bytes]) -> Iterator[tuple[int, list[bytes]]]:
-    """Yields (number, its entries, sorted) for each number that has entries, which get sorted."""
+    """Yields (number, its sorted entries) for each number; sorts `entries` in place."""
     entries.sort()
     for number, group in itertools.groupby(entries, lambda entry: entry[:_NUMBER_BYTES]):
         yield int(number), list(group)
 
 
 def _first(run: mmap.mmap, least: bytes, start: int = 0) -> int:
-    """Returns the byte at which the first entry begins that is not less, by bisection."""
+    """Returns the offset of the first entry that is at least `least`, by bisection."""
 
     def entry_at(place: int) -> bytes:
         begin = run.rfind(b"\n", 0, place) + 1
@@ -131,10 +131,10 @@ def _first(run: mmap.mmap, least: bytes, start: int = 0) -> int:
 
 
 def ranges(counts: Sequence[int], workers: int) -> list[tuple[int, int]]:
-    """Cuts numbers into ranges [start, stop) of about equally many entries, at most a run's.
+    """Divides numbers into ranges [start, stop) of roughly equal entries, at most a run's.
 
-    `counts` are the entries of each number; a range may exceed a run by those of one number. If
-    there are enough entries, there are at least as many ranges as workers.
+    `counts` are the entries of each number; a range may exceed a run by the entries of one number.
+    If there are enough entries, there are at least as many ranges as workers.
     """
     total = sum(counts)
     pieces = max(-(-total // RUN_ENTRIES), min(workers, total // _WORTH_A_RANGE), 1)

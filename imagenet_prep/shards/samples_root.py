@@ -1,7 +1,7 @@
-"""The root of a split: one digest of its images and labels, whatever shards they lie in.
+"""The root of a split: one digest of its images and labels, independent of their shards.
 
-RFC 6962's tree (`merkle`) over the samples in the order of their keys, as bytes of UTF-8. They are
-sorted on the disk, since 14 million of them do not fit into memory.
+It is the Merkle tree hash of RFC 6962 (`merkle`) over the samples, ordered by key as UTF-8 bytes.
+They are sorted on disk, because 14 million samples do not fit in memory.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from imagenet_prep.storage.store import Readable
 
 
 def wrong_roots(dataset: Dataset) -> list[str]:
-    """Returns what is wrong with the samples of each split that are here, though tables fit.
+    """Returns the problems with the samples of each split, beyond those of individual tables.
 
-    Of one node's part of a partitioned set, only keys can be compared.
+    For a node's part of a partitioned dataset, only duplicate keys can be detected.
     """
     problems = []
     for name, split in dataset.manifest.splits.items():
@@ -42,14 +42,14 @@ def wrong_roots(dataset: Dataset) -> list[str]:
 
 
 def root_of(store: Readable, split: Split) -> str:
-    """Returns the root of a split whose tables are in a store, each verified."""
+    """Returns the root of a split from its tables in a store; each table is verified."""
     parse = partial(samples.heads, images=True)
     heads = itertools.chain.from_iterable(tables.each(parse, store, split.shards))
     return samples_root(heads, store, split.shards)
 
 
 def samples_root(heads: Iterable[Head], store: Readable, shards: Sequence[Shard]) -> str:
-    """Returns the root of a split in hex, from its samples in any order; the rest is for errors."""
+    """Returns the root of a split in hex, from samples in any order; `store` is for errors."""
     with scratch.place() as folder:
         files = runs.write(folder, "samples", map(samples.entry, heads))
         try:
@@ -59,7 +59,7 @@ def samples_root(heads: Iterable[Head], store: Readable, shards: Sequence[Shard]
 
 
 def equal_keys(store: Readable, shards: Sequence[Shard], key: str) -> DataDamagedError:
-    """Returns the error that a split has two records with this key, and where these are."""
+    """Returns the error for two records with this key in a split, including their locations."""
     found = zip(shards, tables.each(samples.heads, store, shards), strict=True)
     places = [
         f"record {number} of {shard.name}"
@@ -71,7 +71,7 @@ def equal_keys(store: Readable, shards: Sequence[Shard], key: str) -> DataDamage
 
 
 def same_key(store: Readable, key: str, *places: str) -> DataDamagedError:
-    """Returns the error that the records at these places have the same key."""
+    """Returns the error for records at these locations with the same key."""
     return DataDamagedError(
         f"{store.where()}: two records have the key {key!r}: {' and '.join(places)}. An image "
         "has a key of its own. imagenet-prep adopt gives the shards of another program such keys: "
@@ -80,7 +80,7 @@ def same_key(store: Readable, key: str, *places: str) -> DataDamagedError:
 
 
 class _EqualKeysError(Exception):
-    """The key that two samples have."""
+    """Two samples have this key."""
 
 
 def _leaves(ranges: Iterable[Sequence[Iterable[bytes]]]) -> Iterator[bytes]:

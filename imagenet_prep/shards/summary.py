@@ -1,4 +1,4 @@
-"""What a data set is, in some lines, and what a run has done; as JSON and as text."""
+"""Summaries of a dataset and of a run, as JSON and as text."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.storage.opened import Dataset
 
-# So many archives are named by `show`.
+# The number of archives that `show` names.
 _MOST_SOURCES = 8
 
 
 def of_set(path: str, dataset: Dataset) -> Json:
-    """Returns the content of a manifest at a path, without its lists."""
+    """Returns the contents of a manifest at a path, without its lists."""
     committed = dataset.manifest
     excluded, steps = settings.changes(committed.config)
     return {
@@ -48,17 +48,17 @@ def of_set(path: str, dataset: Dataset) -> Json:
 
 
 def _missing(dataset: Dataset, split: str) -> list[str]:
-    """Returns the classes of which train has images and this split has none."""
+    """Returns the classes that have images in train but not in this split."""
     splits = dataset.manifest.splits
     train = splits[schema.TRAIN].examples_per_class if schema.TRAIN in splits else []
     counts = enumerate(zip(train, splits[split].examples_per_class, strict=False))
-    # The class list is another file to read.
+    # Only read the class list if needed, because it is a separate file.
     missing = [index for index, (in_train, here) in counts if in_train and not here]
     return [dataset.classes.wnids[index] for index in missing]
 
 
 def summarise(path: str, dataset: Dataset, new: Sequence[WrittenShard], seconds: float) -> Json:
-    """Returns the result of a run as JSON, with the receipts of the shards that it wrote."""
+    """Returns the result of a run as JSON, from the receipts of the shards that it wrote."""
     written = sum(receipt.examples for receipt in new)
     return {
         **of_set(path, dataset),
@@ -71,7 +71,7 @@ def summarise(path: str, dataset: Dataset, new: Sequence[WrittenShard], seconds:
 
 
 def render(summary: Json, notes: Sequence[str] = ()) -> str:
-    """Returns a result for a person; `notes` are more lines of the verb."""
+    """Returns a result as text; `notes` are additional lines of the verb."""
     lines = _lines_of_set(summary)
     if summary["written_examples"]:
         lines.append(
@@ -90,7 +90,7 @@ def render(summary: Json, notes: Sequence[str] = ()) -> str:
 
 
 def render_set(committed: Manifest, summary: Json, first_class: str) -> str:
-    """Returns what a data set is for a person who looks at it for the first time."""
+    """Returns a description of a dataset for a first look."""
     lines = _lines_of_set(summary)
     whose = "ILSVRC2012's" if committed.classes.official else "of its own"
     lines.append(f"classes: {committed.classes.count:,}, {whose}")
@@ -116,12 +116,12 @@ def render_set(committed: Manifest, summary: Json, first_class: str) -> str:
 
 
 def _chosen(config: settings.Config) -> list[tuple[str, object]]:
-    """Returns the settings of a manifest that were chosen, one after the other."""
+    """Returns the settings of a manifest that differ from their defaults, as a flat list."""
     of_splits = config.get("splits")
     nested = [*of_splits.items()] if isinstance(of_splits, dict) else []
     flat = [(name, value) for name, value in config.items() if name != "splits"]
     flat += [(f"{split} {name}", value) for split, each in nested for name, value in each.items()]
-    # A seed of 0 is a choice; 0 == False.
+    # A seed of 0 is a choice, although 0 == False.
     return [
         (name, value) for name, value in flat if value is not False and value not in (None, [], "")
     ]
@@ -157,7 +157,7 @@ def _last_lines(summary: Json) -> list[str]:
             if name in step
         )
         lines.append(printable(f"amended: {step['parent'][:16]}, {', '.join(lists)}"))
-    # Photographs of one's own have no official counts.
+    # Custom images have no official counts.
     if summary["subset"] and summary["claims_ilsvrc2012"]:
         lines.append("subset: counts are not ILSVRC2012's official ones; the manifest says so")
     return [*lines, f"manifest: {summary['manifest']} ({summary['digest'][:16]})"]

@@ -1,4 +1,4 @@
-"""Writes one shard, its index and its table from images. Archives and codecs are others' work."""
+"""Writes a shard, its index and its table; reading archives and encoding are done elsewhere."""
 
 from __future__ import annotations
 
@@ -30,26 +30,17 @@ from imagenet_prep.storage.large_file import LargeFile
 from imagenet_prep.storage.new_file import new_file
 from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
 
-# The sources of images that are hashed at once have about so many bytes together.
+# Images are hashed together until their sources have about this number of bytes.
 _HASHED_TOGETHER_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenShard:
-    """The content of the receipt of a shard.
+    """The receipt of a shard; fields up to samples_sha256 are as in a manifest.
 
     Attributes:
-      examples, num_bytes, ..., samples_sha256: as in a manifest.
-      source_bytes: bytes of all images that were read.
-      resized: images whose pixels were resampled.
-      max_height, max_width: the largest sides, in pixels.
-      transform_s: seconds that the codec took.
-      incidents: images that were quarantined or changed.
-      origins: of some images.
-      num_per_class, validation: of a shard that existed before: its images by class index; the
+      num_per_class, validation: for a shard that existed before: its images by class index, and the
         class index by the number in the name of a validation image.
-      not_rgb: images of it that are kept although they are not RGB.
-      source: the file that it was made from.
     """
 
     shard: str
@@ -60,26 +51,26 @@ class WrittenShard:
     index_sha256: str
     samples_bytes: int
     samples_sha256: str
-    source_bytes: int
-    resized: int
-    max_height: int
+    source_bytes: int  # all images that were read
+    resized: int  # resampled images
+    max_height: int  # in pixels
     max_width: int
-    transform_s: float
-    incidents: list[Incident]
-    origins: list[Origin]
+    transform_s: float  # time of the codec in seconds
+    incidents: list[Incident]  # quarantined or changed images
+    origins: list[Origin]  # of some images
     num_per_class: Counter[int] = field(default_factory=Counter)
     validation: dict[int, int] = field(default_factory=dict)
-    not_rgb: int = 0
-    source: Source | None = None
+    not_rgb: int = 0  # images that were kept although they are not RGB
+    source: Source | None = None  # the file that it was made from
 
     @property
     def entry(self) -> Shard:
-        """What a manifest says of the shard."""
+        """The manifest entry of the shard."""
         return records.parse(Shard, vars(self) | {"name": self.shard}, others=True)
 
 
 class Stored(NamedTuple):
-    """A record as it lies in a shard: its bytes, framed, and its line of the table."""
+    """A record of an existing shard: its framed bytes, and its line of the table."""
 
     parts: tuple[bytes, bytes, bytes]
     sample: Sample
@@ -87,7 +78,7 @@ class Stored(NamedTuple):
 
 @dataclass
 class _Tally:
-    """What is counted while images are read."""
+    """Counts while images are read."""
 
     source_bytes: int = 0
     resized: int = 0
@@ -112,9 +103,8 @@ def write_shard(
     """Writes the three files, and returns the content of the receipt.
 
     Args:
-      images: (member, its source bytes), or a record of another shard, in the order of the records;
-        read once.
-      transform: source bytes to the stored image; raises BadImageError.
+      images: members with source bytes, or records of an existing shard, in the order to write.
+      transform: converts source bytes to the stored image; raises BadImageError.
       classes: (WNID, words) by class index.
       label_offset: added to the class index.
       fail_on_bad_image: raise instead of quarantining a bad image.
@@ -170,7 +160,7 @@ def _stored(
     fail_on_bad_image: bool,
     tally: _Tally,
 ) -> Iterator[tuple[Member, PreparedImage, bytes] | Stored]:
-    """Yields the images to store, with their source bytes; counts what happens on the way."""
+    """Yields the images to store, with their source bytes, and updates the tally."""
     for each in images:
         if isinstance(each, Stored):
             yield each
@@ -198,19 +188,19 @@ def _stored(
 
 
 class _Waiting:
-    """Stored images whose lines are not yet in the table: several are hashed at once."""
+    """Stored images that are not yet in the table, so that several can be hashed at once."""
 
     def __init__(self) -> None:
         self._images: list[tuple[Member, PreparedImage, bytes]] = []
         self.num_bytes = 0
 
     def add(self, member: Member, image: PreparedImage, data: bytes) -> None:
-        """Takes the image of the next record, which was made from `data`."""
+        """Adds the image of the next record, which was made from `data`."""
         self._images.append((member, image, data))
         self.num_bytes += len(data)
 
     def samples(self) -> Iterator[Sample]:
-        """Yields what the table says of them; then none waits."""
+        """Yields the table entries of the waiting images, and removes them."""
         images, self._images, self.num_bytes = self._images, [], 0
         changed = [image.encoded for _, image, data in images if image.encoded is not data]
         digests = sha256([*(data for *_, data in images), *changed])
@@ -223,7 +213,7 @@ class _Waiting:
 def _sample(
     member: Member, image: PreparedImage, data: bytes, sha256: str, source_sha256: str
 ) -> Sample:
-    """Returns what the table says of a stored image that was made from `data`."""
+    """Returns the table entry of a stored image that was made from `data`."""
     action = samples.KEPT
     if image.encoded is not data:
         action = samples.REPAIRED if image.repair else samples.SHRUNK
@@ -262,13 +252,13 @@ def _no_good_image(shard: str, incidents: Sequence[Incident]) -> DataDamagedErro
 def _record(
     member: Member, image: PreparedImage, class_names: tuple[str, str], label_offset: int
 ) -> tuple[bytes, bytes, bytes]:
-    """Returns the framed record of one image in three parts, the second being its bytes."""
+    """Returns the framed record of one image in three parts; the second is the image's bytes."""
     wnid, text = class_names
     stored = example.ImageExample(
         encoded=image.encoded,
         height=image.height,
         width=image.width,
-        # For your own photographs, with the folders below that of the class.
+        # For custom images, it includes the folders below the class folder.
         filename=keys.name_of(member.key),
         stored_label=member.class_index + label_offset,
         wnid=wnid,

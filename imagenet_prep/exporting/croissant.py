@@ -1,4 +1,4 @@
-"""Croissant 1.1 metadata with RAI fields: a description of a dataset and the sha256 of each file."""
+"""Croissant 1.1 metadata with RAI fields: describes a dataset and has the sha256 of each file."""
 
 from __future__ import annotations
 

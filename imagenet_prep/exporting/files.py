@@ -98,7 +98,7 @@ class Tree:
             return
         # Overwrite files of a killed run.
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        # Buffered: on a nearly full disk, an unbuffered write may write only a part without an error.
+        # Buffered, because a raw write on a nearly full disk may be partial without an error.
         with open(os.open(f"{self._folder.root}/{folder}/{file}", flags, 0o644), "wb") as opened:
             opened.write(data)
 
@@ -124,7 +124,7 @@ class Tree:
 
 
 def forget_lost(store: Store, tree: Tree | None, sizes: Mapping[str, Sequence[int]]) -> None:
-    """Removes the sums of parts with lost or truncated images, so that these parts are written again.
+    """Removes the sums of parts with lost or truncated images, so that they are written again.
 
     `sizes` are the image sizes of each finished part, by the name of its file of sums.
     """

@@ -46,7 +46,7 @@ class Folder(Format):
     file_an_image = True
 
     def settled(self, source: Source, parts: Sequence[Part]) -> Folder:
-        """Raises UsageError if ImageFolder, which sorts folders by name, would change the labels."""
+        """Raises UsageError if ImageFolder's order, by folder name, would change the labels."""
         ordered = sorted(self.wnids)
         if moved := [w for w, other in zip(self.wnids, ordered, strict=True) if w != other]:
             first = moved[0]
@@ -133,7 +133,7 @@ class Folder(Format):
         return numbered
 
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
-        """Yields each image; with `allow_empty_class`, first yields folders, with a slash at the end."""
+        """Yields each image; with `allow_empty_class`, first the folders, as names with a slash."""
         top = FOLDERS.get(part.split, part.split)
         if self.allow_empty_class and not part.number:
             yield from (Piece(f"{top}/{wnid}/", b"") for wnid in self.wnids)

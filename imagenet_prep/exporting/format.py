@@ -11,37 +11,27 @@ from imagenet_prep.exporting.files import Piece
 
 @dataclass(frozen=True)
 class Written:
-    """The receipt of a part.
-
-    Attributes:
-      files: their number.
-      sizes: of its files, if each is an image, in the order of their sums.
-    """
+    """The receipt of a part."""
 
     examples: int
     num_bytes: int  # number of files
-    files: int  # sizes of the images in the order of their sums, if each file is an image
+    files: int  # of each file, if it is an image, in the order of `sums`
     sizes: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Format:
-    """A format; picklable, and equal formats write equal bytes.
+    """A format; picklable, and equal formats write equal bytes."""
 
-    Attributes:
-      whole_splits: a split is one part; else each of its shards is one.
-      file_an_image: each piece is a complete file.
-    """
-
-    whole_splits = False  # each piece is a complete file
-    file_an_image = False
+    whole_splits = False  # a split is a single part, instead of one part per shard
+    file_an_image = False  # each piece is a complete file
 
     def place(self, out: str) -> tuple[str, str]:
         """Returns the folder of an export to `out`, and the prefix of its file names."""
         return out, ""
 
     def settled(self, source: Source, parts: Sequence[Part]) -> Format:  # noqa: ARG002
-        """Returns the format for these examples; raises UsageError if readers would not find them."""
+        """Returns the format for these examples; UsageError if readers would not find them."""
         return self
 
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:

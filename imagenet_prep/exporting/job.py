@@ -27,12 +27,7 @@ from imagenet_prep.storage.store import Store
 
 @dataclass(frozen=True)
 class Work:
-    """Exports a part; picklable.
-
-    Attributes:
-      folder: below `.work`, of the sums of finished parts.
-      tree: for single images in a folder.
-    """
+    """Exports a part; picklable."""
 
     source: Source
     format: Format
@@ -103,7 +98,7 @@ class Job:
     ) -> Json:
         """Returns the content of export.json.
 
-        The list `sums` of all files has this `sha256`; `beside` is the total size of the small files.
+        The list `sums` of all files has this `sha256`; `beside` is the size of the small files.
         """
         splits = {
             split: {

@@ -26,7 +26,7 @@ _GROUP_ROWS = 100
 
 @dataclass(frozen=True)
 class Parquet(Format):
-    """See `Format`."""
+    """The Parquet format, see `Format`."""
 
     wnids: tuple[str, ...]
 

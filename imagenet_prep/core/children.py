@@ -12,10 +12,7 @@ _BOUND_CHILD = str(Path(__file__).with_name("bound_child.py"))
 
 
 def python(*words: str, program: str = sys.executable) -> list[str]:
-    """Returns a Python command line that imports nothing from the current folder.
-
-    Without -P, -m and -c search there first and would run an unrelated file such as select.py.
-    """
+    """Returns a Python command line with -P, which ignores modules of the current folder."""
     return [program, "-P", *words]
 
 

@@ -234,8 +234,6 @@ def _groups(config: type[Any]) -> dict[str, str]:
 
 
 class _CommandLine:
-    """The argparse form of the flags of a config."""
-
     def __init__(
         self, config: type[Any], fields: Sequence[dataclasses.Field[Any]], verb: str
     ) -> None:

@@ -29,8 +29,6 @@ _METRICS = {
 
 @dataclass
 class _Run:
-    """The run of this process."""
-
     verb: str = ""
     metrics_file: Path | None = None
     wants_json: bool = False
@@ -91,10 +89,7 @@ def quarantined(images: int) -> None:
 
 
 def failed(error: BaseException, code: int, text: str) -> Json:
-    """Returns the fields of an error for the log.
-
-    With --json, also prints the error to stdout unless a result was printed there.
-    """
+    """Returns an error's log fields; with --json, also prints it if stdout is still empty."""
     found: Json = {"code": code, "kind": type(error).__name__}
     if remedy := error.remedy if isinstance(error, ImagenetPrepError) else "":
         found["remedy"] = remedy

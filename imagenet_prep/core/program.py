@@ -14,7 +14,6 @@ from typing import NoReturn
 from imagenet_prep.core import errors, flags, imports, monitoring, signals, terminal
 from imagenet_prep.core.flags import Config
 
-# Functions that `finish` calls last.
 _LAST_ACTS: list[Callable[[], None]] = []
 
 
@@ -43,12 +42,8 @@ def verb(
 ) -> Callable[[Callable[[Config], int | None]], Callable[[Sequence[str]], int]]:
     """Turns a function of a config into the function `run` of a verb: command line -> exit code.
 
-    If the module is the main program, as in `python -m imagenet_prep.verify`, it runs immediately.
-
-    Args:
-      module: e.g. "imagenet_prep.verify" for the verb verify.
-      config: the class that defines the flags.
-      text: text of --help: a paragraph, then examples.
+    If `module` is the main program, as in `python -m imagenet_prep.verify`, it runs immediately.
+    `text` is the text of --help: a paragraph, then examples.
     """
 
     def made(act: Callable[[Config], int | None]) -> Callable[[Sequence[str]], int]:

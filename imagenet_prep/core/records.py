@@ -71,7 +71,6 @@ def parse(kind: type[T], content: object, where: str = "", *, others: bool = Fal
 
 @functools.cache
 def _parser(kind: Any) -> _Parser:
-    """Returns the parser of an annotation."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind in _SCALARS:
         return functools.partial(_scalar, *_SCALARS[kind])

@@ -69,10 +69,7 @@ class _Printed(io.TextIOWrapper):
 
 
 def open_closed_streams() -> None:
-    """Opens the streams that the caller has closed (`2>&-`) on the null device.
-
-    Otherwise the next opened files get their numbers, and library messages go into them.
-    """
+    """Opens closed streams (`2>&-`) on the null device, so that files do not get their numbers."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             descriptor = os.open(os.devnull, os.O_RDWR)

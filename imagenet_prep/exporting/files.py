@@ -71,10 +71,7 @@ def write_few(store: Store, pieces: Iterable[Piece]) -> Made:
 
 
 class Tree:
-    """Images as files in a folder, hidden until all images of their split exist.
-
-    Safe for threads; picklable.
-    """
+    """Images as files in a folder, hidden until their split is complete; thread-safe, picklable."""
 
     def __init__(self, folder: LocalStore, unseen: str) -> None:
         """Takes the folder of the export, and the hidden folder below `.work`."""
@@ -103,7 +100,6 @@ class Tree:
             opened.write(data)
 
     def _place(self, name: str) -> str:
-        """Returns the location of a file, relative to the export."""
         demand_inside(name.rstrip("/"))
         top = f"{self._folder.root}/{name.partition('/')[0]}"
         return name if Path(top).is_dir() else f"{self._unseen}/{name}"

@@ -33,20 +33,16 @@ _ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".
 
 @dataclass(frozen=True)
 class Folder(Format):
-    """The ImageFolder format, see `Format`; `labels` is the content of labels.txt.
-
-    `numbered` has the replacement file names of examples with colliding names, by split, class and
-    name.
-    """
+    """The ImageFolder format, see `Format`."""
 
     wnids: tuple[str, ...]
-    labels: str
+    labels: str  # content of labels.txt
     allow_empty_class: bool = False
-    numbered: dict[str, str] = field(default_factory=dict)
+    numbered: dict[str, str] = field(default_factory=dict)  # new names for colliding files
     file_an_image = True
 
     def settled(self, source: Source, parts: Sequence[Part]) -> Folder:
-        """Raises UsageError if ImageFolder's order, by folder name, would change the labels."""
+        """Returns the format for these examples; UsageError if folder names would change labels."""
         ordered = sorted(self.wnids)
         if moved := [w for w, other in zip(self.wnids, ordered, strict=True) if w != other]:
             first = moved[0]
@@ -69,10 +65,7 @@ class Folder(Format):
         return replace(self, numbered=numbered)
 
     def _numbered(self, records: Records, chosen: npt.NDArray[np.int64]) -> dict[str, str]:
-        """Returns replacement names for colliding file names of a split, see `_file`.
-
-        Raises UsageError for splits with missing classes, and for invalid file names.
-        """
+        """Returns new names for colliding files; refuses missing classes and invalid names."""
         where, wanted = f"{records.split} of {records.dataset.where}", np.zeros(len(records), bool)
         wanted[chosen] = True
         there, hashed = np.zeros(len(self.wnids), bool), np.empty(len(chosen), np.int64)

@@ -96,10 +96,7 @@ class Job:
     def receipt(
         self, written: Mapping[str, Sequence[Written]], beside: int, sums: str, sha256: str
     ) -> Json:
-        """Returns the content of export.json.
-
-        The list `sums` of all files has this `sha256`; `beside` is the size of the small files.
-        """
+        """Returns the content of export.json; `beside` is the size of the small files."""
         splits = {
             split: {
                 "examples": sum(part.examples for part in parts),
@@ -142,8 +139,7 @@ class Job:
 def run(job: Job) -> Json:
     """Exports the remaining parts; returns the content of export.json.
 
-    A finished export keeps nothing in `.work`. If some of its files are missing, all are written
-    again.
+    A finished export keeps nothing in `.work`. If files are missing, all are written again.
     """
     parts, store, digest = job.parts(), job.store, job.digest()
     settled = job.format.settled(job.source, parts)

@@ -139,7 +139,6 @@ class Found:
         right: npt.NDArray[np.uint32],
         mirrored: bool,
     ) -> None:
-        """Verifies candidates that are not yet known to be duplicates."""
         for at in range(0, len(left), _LOOKS_AT_ONCE):
             looks = left[at : at + _LOOKS_AT_ONCE], right[at : at + _LOOKS_AT_ONCE]
             likely = self._tried(pool, looks, functools.partial(self._likely, mirrored=mirrored), 1)
@@ -184,7 +183,6 @@ class Found:
     def _likely(
         self, left: npt.NDArray[np.uint32], right: npt.NDArray[np.uint32], *, mirrored: bool
     ) -> npt.NDArray[np.bool_]:
-        """Returns whether the candidates may be duplicates, based on their small pictures."""
         with self._lock:
             small = self._pictures.small(left), self._pictures.small(right)
         return proof.likely(*small, mirrored)
@@ -192,7 +190,6 @@ class Found:
     def _proven(
         self, left: npt.NDArray[np.uint32], right: npt.NDArray[np.uint32], *, mirrored: bool
     ) -> npt.NDArray[np.bool_]:
-        """Returns whether the candidates are duplicates, based on their images."""
         known, proven = self._pictures.known, np.zeros(len(left), bool)
         for number, pair in enumerate(zip(left.tolist(), right.tolist(), strict=True)):
             least = int(min(known.width[[*pair]].min(), known.height[[*pair]].min()))

@@ -52,18 +52,14 @@ class Union:
 
 
 class Member(NamedTuple):
-    """An image of a group, as in `pairs.csv`.
-
-    `kind` and `distance` compare it with the kept image. For the kept image, `kind` is that of its
-    nearest duplicate.
-    """
+    """An image of a group, as in `pairs.csv`."""
 
     number: int
     split: str  # against:NAME for splits of the second dataset
     key: str
     class_index: int
     wnid: str  # class ID, comparable between two datasets
-    kind: str = NEARLY
+    kind: str = NEARLY  # compared with the kept image; for the kept image, its nearest duplicate
     distance: int = 0  # differing bits of 256
     kept: bool = True
 
@@ -89,10 +85,7 @@ def crosses(group: Group) -> bool:
 
 
 def counts(groups: Sequence[Group]) -> dict[tuple[str, str, str], list[int]]:
-    """Returns the number of pairs with the kept image, and of those with different labels.
-
-    The keys are both splits and the kind.
-    """
+    """Returns the number of pairs, and of those with different labels, by splits and kind."""
     found: dict[tuple[str, str, str], list[int]] = {}
     for kept, *others in groups:
         for each in others:

@@ -31,10 +31,9 @@ ROW = np.dtype(
         ("small", "u1", (SMALL, SMALL)),
     ]
 )
-# An image is comparable by appearance if this number of its frequencies has an amplitude of a
-# quarter of a grey level, and this number of its cells differs from the surroundings by a grey
-# level. Re-encoding removes detail: one image of a pair must reach these numbers, the other a
-# _LESS share of them.
+# An image has enough detail if LEAST_STRONG of its frequencies have an amplitude of a quarter of a
+# grey level, and LEAST_ROUGH of its cells differ from their surroundings by a grey level. Since
+# re-encoding removes detail, one image of a pair must reach these numbers, the other _LESS of them.
 LEAST_STRONG, LEAST_ROUGH = 128, 820
 _LESS = 0.75
 

@@ -65,10 +65,7 @@ def columns(samples: Iterable[Sample]) -> Columns:
 
 
 def _read(path: Path, num: int) -> Iterator[npt.NDArray[Any]]:
-    """Yields the rows of `num` images in blocks.
-
-    Rows of unreadable images are zeros, and the last rows may be missing.
-    """
+    """Yields the rows of `num` images in blocks; rows of unreadable images are zeros."""
     with open(regular_file.open_to_read(path), "rb") as file:
         if (size := os.fstat(file.fileno()).st_size) > num * hashes.ROW.itemsize:
             raise DataDamagedError(
@@ -82,14 +79,10 @@ def _read(path: Path, num: int) -> Iterator[npt.NDArray[Any]]:
 
 
 class Pictures:
-    """The images of some pieces, numbered from 0.
+    """The images of some pieces, numbered from 0; for judged and may_be_judged, see `hashes`.
 
-    Attributes:
-      starts: number of the first image of each piece, and the total.
-      sound: whether each image was decoded.
-      judged, may_be_judged: see `hashes`.
-      means: digests; equal for equal pixels.
-      whole, window: [n, 4] hashes, in files.
+    `starts` are the first numbers of the pieces, and the total. `sound` images were decoded.
+    `means` are digests, equal for equal pixels. `whole` and `window` are [n, 4] hashes in files.
     """
 
     def __init__(
@@ -99,10 +92,7 @@ class Pictures:
         rows: Sequence[Path],
         scratch: Path,
     ) -> None:
-        """Reads all tables and rows; each row file in `rows` belongs to a piece.
-
-        `scratch` is an empty folder for arrays that are not kept in memory.
-        """
+        """Reads all tables and rows; `scratch` is an empty folder for arrays not kept in memory."""
         self.pieces, self._rows = pieces, rows
         found, others, counts = [], [], [0]
         with open(scratch / "whole", "wb") as whole, open(scratch / "window", "wb") as window:

@@ -39,11 +39,8 @@ def scores(
 ) -> npt.NDArray[np.float32]:
     """Returns [n, 8]: scale and shift across, and down; gain, offset; both correlations.
 
-    Args:
-      left, right: [n, side, side] images, of 16, 32 or 64 samples per side.
-      mirrored: mirrors the left images first.
-      divisor: units per grey level in the samples.
-      simd: SIMD level as in simd.h; the result does not depend on it.
+    The images are [n, side, side], with 16, 32 or 64 samples per side and `divisor` units per grey
+    level. `simd` is numbered as in simd.h, and does not change the result.
     """
     one, other = (np.ascontiguousarray(each, np.uint16) for each in (left, right))
     found = np.empty((len(one), 8), np.float32)
@@ -57,10 +54,7 @@ def scores(
 def proven(
     left: npt.NDArray[np.uint16], right: npt.NDArray[np.uint16], mirrored: bool, least_side: int
 ) -> bool:
-    """Returns whether two images, given by their [64, 64] means in sixteenths, are duplicates.
-
-    `least_side` is the shortest side of both in pixels.
-    """
+    """Returns whether two images with these [64, 64] means, in sixteenths, are duplicates."""
     divisor, fine = likeness.SIXTEENTHS, LEAST_FINE
     if least_side < _LEAST_PIXELS:
         left, right, divisor, fine = _halved(left), _halved(right), 4 * divisor, LEAST_FINE_OF_TINY
@@ -76,7 +70,6 @@ def likely(
 
 
 def _halved(means: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint16]:
-    """Returns the sums of four cells each."""
     side = len(means) // 2
     return np.asarray(means.reshape(side, 2, side, 2).sum(axis=(1, 3), dtype=np.uint16))
 

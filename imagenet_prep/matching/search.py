@@ -78,11 +78,7 @@ class Search(NamedTuple):
         tick: Callable[[], None] = lambda: None,
         wanted: Callable[[npt.NDArray[np.uint32], npt.NDArray[np.uint32]], Any] | None = None,
     ) -> Iterator[Pairs]:
-        """Yields each pair once, in an order independent of the number of workers.
-
-        `pool` has `workers` threads. `tick` is called regularly, and `wanted` filters pairs of left and
-        right images.
-        """
+        """Yields each pair once, in an order independent of `workers`; `wanted` filters pairs."""
         for band in range(_BANDS):
             for found in self._of_band(band, pool, workers):
                 tick()
@@ -117,7 +113,7 @@ class Search(NamedTuple):
     def _join(
         self, left: Sorted, right: Sorted, band: int, worker: int, workers: int
     ) -> Iterator[tuple[npt.NDArray[np.uint32], bool]]:
-        """Yields the pairs of a worker's ranges, and whether a range is finished.
+        """Yields the pairs of a worker's ranges, and whether they are the last of a range.
 
         Each array is only valid until the next one is requested.
         """
@@ -139,7 +135,6 @@ class Search(NamedTuple):
                 yield pairs[:found], place[0] >= bounds[at + 1]
 
     def _confirmed(self, left: npt.NDArray[np.uint32], right: npt.NDArray[np.uint32]) -> Pairs:
-        """Returns the pairs that are near in all bits, the nearest first."""
         differing = hashes.rows_of(self.left.bits, left) ^ hashes.rows_of(self.right.bits, right)
         if self.mirror is not None:
             differing ^= self.mirror

@@ -148,7 +148,6 @@ def _shown(facts: Facts, differences: Sequence[Difference]) -> list[Shown]:
 
 
 def _images(facts: Facts, places: Sequence[Stored]) -> dict[Stored | None, ImageExample]:
-    """Returns the readable images among these."""
     by_shard: dict[str, list[Stored]] = {}
     for place in places:
         by_shard.setdefault(place.shard, []).append(place)
@@ -178,7 +177,6 @@ def _pictures(one: ImageExample, other: ImageExample) -> tuple[str, str]:
 
 
 def _match(key: str, one: ImageExample, other: ImageExample) -> Match | None:
-    """Returns the comparison of two images; None if one cannot be decoded."""
     decoded = _at_one_size(one, other)
     if decoded is None:
         return None

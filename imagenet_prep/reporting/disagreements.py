@@ -14,7 +14,6 @@ from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.reporting import pictures
 
 _MOST_PICTURES = 48
-# Columns of the table of pairs.
 EQUAL, SHARED, APART, NONE = "the same", "some in common", "none in common", "one has none"
 
 
@@ -28,10 +27,7 @@ class Shown(NamedTuple):
 
 @dataclass
 class Disagreements:
-    """The disagreements of `lists`, as `evaluation.Table.lists`.
-
-    `pairs` counts the images in each column for each pair of lists.
-    """
+    """The disagreements of label lists; `pairs` has the number of images in each column by pair."""
 
     lists: Sequence[Json]
     images: int = 0  # images that are in two or more lists
@@ -49,12 +45,8 @@ def find(
 ) -> Disagreements:
     """Returns the disagreements of label lists.
 
-    Args:
-      keys: image keys.
-      said: for each list, the class indices by position in `keys`.
-      lists: as `evaluation.Table.lists`.
-      words: returns the name of a class index.
-      images_of: yields the image for each key, or None.
+    `said` has the class indices of each list by position in `keys`. `words` returns the name of a
+    class index, and `images_of` yields the image for each key, or None.
     """
     found = Disagreements(lists)
     found.pairs = {pair: Counter() for pair in itertools.combinations(said, 2)}

@@ -22,11 +22,7 @@ def page(
     *,
     made_at: datetime,
 ) -> str:
-    """Returns the page as HTML.
-
-    In each group of `matching.groups.Member`, the kept image is first. `read` returns an image by
-    number, and `counts` is as printed by `duplicates --json`.
-    """
+    """Returns the page as HTML; `counts` is as printed by `duplicates --json`."""
     ordered = sorted(groups, key=lambda group: len({each.wnid for each in group}) < 2)
     shown = [
         [(each, _picture(read(each.number))) for each in group[:_MOST_PICTURES]]

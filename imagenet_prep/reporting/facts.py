@@ -33,8 +33,7 @@ from imagenet_prep.storage.store import Readable
 _MAX_JSON_BYTES = 16 << 20
 # The list of quarantined images has 300 bytes per line.
 _MAX_LIST_BYTES, _MAX_LINES = 64 << 20, 1 << 18
-# The largest record or image shown, because several are in memory at once. ImageNet's largest
-# image has 16 MB.
+# The largest record shown. Several are in memory at once; ImageNet's largest image has 16 MB.
 MAX_SHOWN_BYTES = 24 << 20
 # Limits for receipts: no task takes a year or starts after 2099, and larger values would make an
 # endless plot. Shorter times are lost in the precision of the start time, and are divisors.
@@ -102,7 +101,7 @@ class Facts:
     tasks: list[Task] = field(default_factory=list)  # tasks that wrote the shards
     seconds_of: dict[str, float] = field(default_factory=dict)  # of all workers, by stage
     source: Readable | None = None  # store of the source, if known
-    source_files: dict[str, str] = field(default_factory=dict)  # files that are elsewhere
+    source_files: dict[str, str] = field(default_factory=dict)  # paths of its other files, by name
     replicas: list[Replica] = field(default_factory=list)  # the last entry about each location
 
     @property
@@ -167,7 +166,7 @@ class Facts:
     def source_bytes(self, archive: str, offset: int, size: int) -> bytes | None:
         """Returns bytes of the source, or None if it is missing.
 
-        Only files that the manifest names as sources are read, because a receipt may be forged.
+        Only files named in the manifest are read, because a receipt may be forged.
         """
         named = {source.name for source in self.manifest.sources}
         if offset < 0 or not 0 <= size <= MAX_SHOWN_BYTES or not named & {*archive.split("/")}:
@@ -196,7 +195,6 @@ def gather(dataset: Dataset, problems: list[str], source: Readable | None = None
         classes=_classes(dataset),
         incidents=list(filter(_is_shown, _lines(store, naming.QUARANTINE, Incident))),
         problems=list(problems),
-        # Keep the last line about each location.
         replicas=list({one.where: one for one in _lines(store, naming.REPLICAS, Replica)}.values()),
     )
     if source is not None:
@@ -255,7 +253,6 @@ def _read_tables(facts: Facts) -> None:
 
 
 def _makes_sense(receipt: _Receipt) -> bool:
-    """Returns whether all figures of a receipt are within their bounds."""
     counts = [receipt.examples]
     counts += [
         number for record, _, _, *numbers in receipt.origins for number in (record, *numbers)

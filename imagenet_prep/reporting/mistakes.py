@@ -53,10 +53,7 @@ def find(
     words: Callable[[int], str],
     images_of: Callable[[Sequence[str]], Iterable[ImageExample | None]],
 ) -> Mistakes:
-    """Returns the mistakes; predictions are not kept in memory.
-
-    `words` returns the name of a class index. `images_of` yields the image for each key, or None.
-    """
+    """Returns the mistakes, without keeping predictions in memory."""
     found = Mistakes()
     examples: Counter[int] = Counter()
     taken: Counter[tuple[int, int]] = Counter()

@@ -39,10 +39,7 @@ def report(
     mistakes: Mistakes | None = None,
     disagreements: Disagreements | None = None,
 ) -> str:
-    """Returns the report of a dataset as HTML.
-
-    `tiles` were drawn with `seed`; `trained` are the rows of `training.load`, if any.
-    """
+    """Returns the report of a dataset as HTML; `tiles` were drawn with `seed`."""
     manifest = facts.manifest
     classes = [
         {"text": " ".join(facts.class_name(index)).lower(), "examples": count}

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 _LANCZOS = Image.Resampling.LANCZOS
 # Side in pixels and WebP quality of pictures in lists.
 _SIDE, _QUALITY = 176, 72
-# The number of pixels compared at a time.
 _BAND_PIXELS = 1 << 20
 
 

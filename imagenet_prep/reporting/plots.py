@@ -323,7 +323,6 @@ def _per_worker(facts: Facts) -> Plot | None:
 
 
 def _rates(tasks: Sequence[Task]) -> list[float]:
-    """Returns the images/s of each worker during its tasks, fastest first."""
     examples: Counter[str] = Counter()
     seconds: Counter[str] = Counter()
     for task in tasks:
@@ -346,7 +345,6 @@ def _splits(facts: Facts) -> Iterator[tuple[str, Split, str]]:
 
 
 def _range(values: Sequence[int], shown: Callable[[int], str]) -> str:
-    """Returns "least to most", or a single value if both are equal."""
     low, high = shown(min(values)), shown(max(values))
     return low if low == high else f"{low} to {high}"
 

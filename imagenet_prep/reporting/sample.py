@@ -82,8 +82,7 @@ class ShownIncident:
 def draw(facts: Facts, seed: int) -> list[Tile]:
     """Returns images of as many classes as possible; the result only depends on the seed.
 
-    The first image of each class comes before the second of any. Damage is added to the problems of
-    `facts`.
+    The first image of each class comes before any second one. Damage is added to the problems.
     """
     left = _quota(facts)
     num = min(sum(left.values()), _MAX_TILES)
@@ -155,7 +154,6 @@ def incidents(facts: Facts) -> list[ShownIncident]:
 
 
 def _records(facts: Facts, seed: int) -> Iterator[Record]:
-    """Yields the records of `_groups` with their index lines."""
     groups = _groups(facts, seed)
 
     def lines_of(group: _Group) -> dict[int, str]:
@@ -173,10 +171,7 @@ def _records(facts: Facts, seed: int) -> Iterator[Record]:
 
 
 def _groups(facts: Facts, seed: int) -> Iterator[_Group]:
-    """Yields shards with some of their records, both in random order by seed.
-
-    Records with an origin in a receipt come first; each shard has few of them.
-    """
+    """Yields shards with some records in random order, first those with an origin in a receipt."""
     chance = random.Random(seed)
     known: dict[str, dict[int, Origin | None]] = {}
     for name, origin in facts.origins:

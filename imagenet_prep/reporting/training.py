@@ -13,31 +13,25 @@ from imagenet_prep.storage.os_errors import storage_errors
 
 @dataclass(frozen=True)
 class Row:
-    """The measurements for one number of ranks, and a forecast for 90 epochs.
-
-    Shares are fractions of time. `input_share` needs a dataset, `dollars` a price.
-    """
+    """Measurements for one number of ranks, with shares of time, and a forecast of 90 epochs."""
 
     ranks: int
     hosts: int
     images_per_s: float
     images_per_s_without_input: float
     efficiency: float
-    input_share: float | None
+    input_share: float | None  # None without a dataset
     communication_share: float
     start_up_s: float
     hours: float
-    dollars: float | None
+    dollars: float | None  # None without a price
 
 
 @dataclass(frozen=True)
 class _Figures:
-    """The rows of a figures file; other fields are ignored."""
-
     rows: list[Row]
 
 
-# The columns of the table.
 _COLUMNS: dict[str, Callable[[Row], str]] = {
     "ranks": lambda row: f"{row.ranks:,}",
     "hosts": lambda row: f"{row.hosts:,}",

@@ -33,12 +33,8 @@ def publish(
 ) -> Manifest:
     """Publishes the small files and then dataset.json; returns the manifest.
 
-    Args:
-      store: the dataset, which already contains all shards and indexes.
-      draft: the manifest without quarantined, repaired, files and the roots of splits.
-      incidents: entries of quarantine.jsonl for all splits, in any order.
-      name: dataset name for `dataset.tfds`.
-      replaced: the current manifest, if there is one.
+    The store already contains all shards and indexes. `draft` is the manifest without quarantined,
+    repaired, files and the roots of splits; `replaced` is the current manifest, if any.
     """
     splits = {name: with_root(store, split) for name, split in draft.splits.items()}
     incidents = sorted(incidents, key=lambda incident: incident.key)

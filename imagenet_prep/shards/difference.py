@@ -105,11 +105,7 @@ def _twice(side: Dataset, split: str, shard: str, record: int) -> DataDamagedErr
 def _entries(
     side: Dataset, split: str, labels: Sequence[int], common: Collection[str]
 ) -> Iterator[bytes]:
-    """Yields a line for each sample: key, compared values, and location.
-
-    `labels` are class numbers common to both datasets, by class index. `common` are the sha256 of
-    tables to skip.
-    """
+    """Yields a line per sample: key, compared values, and location; `common` tables are skipped."""
     shards = [
         (number, shard)
         for number, shard in enumerate(side.shards(split))
@@ -128,8 +124,6 @@ def _between(
     classes: Sequence[str],
     entries: Sequence[list[bytes]],
 ) -> Iterator[Difference]:
-    """Yields the differences between the sorted entries of a range of keys."""
-
     def place(at: int, entry: bytes) -> tuple[str, int]:
         where = entry[-_PLACE:]
         shard = sides[at].manifest.splits[split].shards[int(where[:_SHARD_DIGITS])]

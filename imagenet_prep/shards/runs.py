@@ -35,10 +35,7 @@ _TOO_MANY = (
 
 
 def write(folder: Path, name: str, entries: Iterable[bytes]) -> list[Path]:
-    """Sorts entries in chunks that fit in memory; returns the files, `folder/name.run-NNNN`.
-
-    They are not synced to disk, because they can be created again.
-    """
+    """Sorts entries in chunks that fit in memory; returns the files, which are not synced."""
     runs: list[Path] = []
     left = iter(entries)
     while run := _run(left):
@@ -51,7 +48,6 @@ def write(folder: Path, name: str, entries: Iterable[bytes]) -> list[Path]:
 
 
 def _run(left: Iterator[bytes]) -> list[bytes]:
-    """Returns the entries of the next run."""
     run: list[bytes] = []
     room = RUN_BYTES
     while room > 0 and (few := [*itertools.islice(left, min(_FEW, RUN_ENTRIES - len(run)))]):

@@ -49,7 +49,7 @@ def root_of(store: Readable, split: Split) -> str:
 
 
 def samples_root(heads: Iterable[Head], store: Readable, shards: Sequence[Shard]) -> str:
-    """Returns the root of a split in hex, from samples in any order; `store` is for errors."""
+    """Returns the root of a split in hex, from samples in any order; the rest is for errors."""
     with scratch.place() as folder:
         files = runs.write(folder, "samples", map(samples.entry, heads))
         try:
@@ -84,7 +84,6 @@ class _EqualKeysError(Exception):
 
 
 def _leaves(ranges: Iterable[Sequence[Iterable[bytes]]]) -> Iterator[bytes]:
-    """Yields the leaves of the tree, from sorted entries."""
     before = None
     for line in itertools.chain.from_iterable(lines for (lines,) in ranges):
         key, _, leaf = line.partition(b"\0")

@@ -13,7 +13,6 @@ from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.storage.opened import Dataset
 
-# The number of archives that `show` names.
 _MOST_SOURCES = 8
 
 
@@ -48,7 +47,6 @@ def of_set(path: str, dataset: Dataset) -> Json:
 
 
 def _missing(dataset: Dataset, split: str) -> list[str]:
-    """Returns the classes that have images in train but not in this split."""
     splits = dataset.manifest.splits
     train = splits[schema.TRAIN].examples_per_class if schema.TRAIN in splits else []
     counts = enumerate(zip(train, splits[split].examples_per_class, strict=False))

@@ -38,9 +38,8 @@ _HASHED_TOGETHER_BYTES = 1 << 20
 class WrittenShard:
     """The receipt of a shard; fields up to samples_sha256 are as in a manifest.
 
-    Attributes:
-      num_per_class, validation: for a shard that existed before: its images by class index, and the
-        class index by the number in the name of a validation image.
+    If the shard existed before, `num_per_class` has its images by class index, and `validation` has
+    the class index by the number in the name of each validation image.
     """
 
     shard: str
@@ -78,8 +77,6 @@ class Stored(NamedTuple):
 
 @dataclass
 class _Tally:
-    """Counts while images are read."""
-
     source_bytes: int = 0
     resized: int = 0
     max_height: int = 0
@@ -102,13 +99,8 @@ def write_shard(
 ) -> WrittenShard:
     """Writes the three files, and returns the content of the receipt.
 
-    Args:
-      images: members with source bytes, or records of an existing shard, in the order to write.
-      transform: converts source bytes to the stored image; raises BadImageError.
-      classes: (WNID, words) by class index.
-      label_offset: added to the class index.
-      fail_on_bad_image: raise instead of quarantining a bad image.
-      shard_path, index_path, samples_path: temporary files to create; removed on failure.
+    `images` are members with source bytes, or records of an existing shard, in the order to write.
+    `transform` converts source bytes to the stored image. The three files are removed on failure.
     """
     paths = shard_path, index_path, samples_path
     with removed_on_failure(*paths), storage_errors("write", shard_path):
@@ -213,7 +205,6 @@ class _Waiting:
 def _sample(
     member: Member, image: PreparedImage, data: bytes, sha256: str, source_sha256: str
 ) -> Sample:
-    """Returns the table entry of a stored image that was made from `data`."""
     action = samples.KEPT
     if image.encoded is not data:
         action = samples.REPAIRED if image.repair else samples.SHRUNK

@@ -57,7 +57,11 @@ def digest(value: Any) -> str:
 
 
 def loads(data: bytes | bytearray | str, most_values: int | None = MOST_VALUES) -> Any:
-    """Returns the value of JSON text; raises ValueError for more than `most_values` values."""
+    """Returns the value of JSON text.
+
+    At most `most_values` values are allowed, and an eighth as many lists and objects; None allows
+    any number.
+    """
     text = data if isinstance(data, str) else data.decode()
     # Commas and brackets inside strings are also counted, which is acceptable for an upper bound.
     containers = text.count("[") + text.count("{") if len(text) > 2 * _MAX_DEPTH else 0

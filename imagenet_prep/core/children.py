@@ -1,4 +1,4 @@
-"""Starts child processes with safe imports that do not outlive this process."""
+"""Command lines for child processes: safe imports, and an end together with this process."""
 
 from __future__ import annotations
 

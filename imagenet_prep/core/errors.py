@@ -69,7 +69,7 @@ class ManifestError(DataDamagedError):
 
 
 class IncompleteError(ImagenetPrepError):
-    """Work is left; running the same command again keeps finished work and does the rest."""
+    """Work is left: run the same command again, which keeps finished work."""
 
     exit_code = 4
     remedy = "Run the same command again: finished work is kept."

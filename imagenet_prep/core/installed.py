@@ -54,7 +54,10 @@ def is_there(module: str) -> bool:
 
 
 def lacking(needs: Sequence[str]) -> list[str]:
-    """Returns the problems that prevent a run; `needs` starts with the training framework."""
+    """Returns the problems that prevent a run, each with its remedy.
+
+    `needs` starts with the training framework. `HOROVOD` and reading backends may follow.
+    """
     found = []
     for need in dict.fromkeys("tensorflow" if need == "tfdata" else need for need in needs):
         if need in FRAMEWORKS and not is_there(FRAMEWORKS[need].module):

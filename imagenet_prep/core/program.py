@@ -1,4 +1,4 @@
-"""Runs a verb as a program: its end, its exit code and its last message."""
+"""Runs a verb as a program, with its exit code and its last message."""
 
 from __future__ import annotations
 
@@ -112,7 +112,10 @@ def outcome(main: Callable[[], int]) -> int:
 
 
 def _explain(error: BaseException, code: int, text: str) -> int:
-    """Prints an error, its reason last as for cron's mail, and returns its exit code."""
+    """Prints an error and returns its exit code.
+
+    The reason is the last line, because cron's mail and the end of a log show that line.
+    """
     found = monitoring.failed(error, code, text)
     if terminal.logs_json():
         terminal.say(text, "error", **found)

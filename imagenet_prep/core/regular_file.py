@@ -22,7 +22,7 @@ _KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR:
 
 
 def open_to_read(path: Path) -> int:
-    """Returns a descriptor of a regular file; `storage/inside` is for files without links."""
+    """Opens a regular file, following links; returns its descriptor, which the caller closes."""
     # Without O_NONBLOCK, opening a pipe waits for its writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -34,7 +34,10 @@ def open_to_read(path: Path) -> int:
 
 
 def demand_regular(descriptor: int, path: Path) -> None:
-    """Raises DataDamagedError unless an open file is regular, or a folder that fails when read."""
+    """Raises DataDamagedError unless an open file is a regular file or a folder.
+
+    A folder is allowed, because reading it fails with a better error of the system.
+    """
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise _no_file(path, mode)

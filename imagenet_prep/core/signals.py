@@ -14,7 +14,10 @@ Handler = Callable[[int, FrameType | None], Any]
 
 
 def handle(handler: Handler, *more: signal.Signals) -> dict[signal.Signals, Any]:
-    """Installs `handler`, except for signals ignored as by nohup; returns the previous handlers."""
+    """Installs `handler` for SIGTERM, SIGHUP and `more`; returns the previous handlers.
+
+    SIGTERM or SIGHUP stays ignored if it was ignored at the start, as with nohup.
+    """
 
     def hung_up(signum: int, frame: FrameType | None) -> None:
         _leave_terminal()

@@ -50,7 +50,7 @@ def name_in(line: bytes) -> str:
 
 
 def write_few(store: Store, pieces: Iterable[Piece]) -> Made:
-    """Writes large files in parallel; they are published in the order of their first pieces."""
+    """Writes large files, interleaved; they are published in the order of their first pieces."""
     files: dict[str, LargeFile] = {}
     paths = {}
     with contextlib.ExitStack() as failing, contextlib.ExitStack() as opened:

@@ -14,9 +14,9 @@ class Written:
     """The receipt of a part."""
 
     examples: int
-    num_bytes: int  # number of files
-    files: int  # of each file, if it is an image, in the order of `sums`
-    sizes: list[int] = field(default_factory=list)
+    num_bytes: int
+    files: int  # number of files
+    sizes: list[int] = field(default_factory=list)  # of its files, if each is an image
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def scores(
     """Returns [n, 8]: scale and shift across, and down; gain, offset; both correlations.
 
     The images are [n, side, side], with 16, 32 or 64 samples per side and `divisor` units per grey
-    level. `simd` is numbered as in simd.h, and does not change the result.
+    level; `mirrored` flips the left ones first. `simd`, as in simd.h, does not change the result.
     """
     one, other = (np.ascontiguousarray(each, np.uint16) for each in (left, right))
     found = np.empty((len(one), 8), np.float32)

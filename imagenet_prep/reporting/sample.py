@@ -82,7 +82,7 @@ class ShownIncident:
 def draw(facts: Facts, seed: int) -> list[Tile]:
     """Returns images of as many classes as possible; the result only depends on the seed.
 
-    The first image of each class comes before any second one. Damage is added to the problems.
+    The first image of each class comes before any second one. Damage is added to `facts`.
     """
     left = _quota(facts)
     num = min(sum(left.values()), _MAX_TILES)

@@ -42,6 +42,7 @@ _OTHERS = {
 ARCHIVES = {
     "train": (published.TRAIN,),
     "validation": (published.VALIDATION,),
+    "test": (published.TEST,),
     "devkit": (published.DEVKIT,),
     "bbox": (published.TRAIN_BOXES,),
     "cifar10": (published.CIFAR10,),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import itertools
 import unicodedata
 from collections import Counter
@@ -136,10 +138,17 @@ class Folder(Format):
             yield Piece(f"{top}/{file}", each.encoded, each.sha256)
 
     def beside(self, parts: Mapping[str, Sequence[Written]]) -> dict[str, bytes]:  # noqa: ARG002
-        """Returns Kaggle's class list, with which `prepare` gives the classes the same numbers."""
+        """Returns Kaggle's class list, which gives `prepare` the same numbers, and DINOv2's CSV.
+
+        DINOv2 and DINOv3 only read images named by WNIDs.
+        """
         if not all(map(keys.WNID.fullmatch, self.wnids)):
             return {}
-        return {SYNSET_MAPPING: self.labels.encode()}
+        lines = io.StringIO()
+        rows = (line.partition(" ")[::2] for line in self.labels.split("\n")[:-1])
+        names = ((wnid, words.partition(",")[0].strip() or wnid) for wnid, words in rows)
+        csv.writer(lines, lineterminator="\n").writerows(names)
+        return {SYNSET_MAPPING: self.labels.encode(), naming.LABELS: lines.getvalue().encode()}
 
 
 def _folded(name: str) -> str:

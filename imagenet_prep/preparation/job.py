@@ -146,7 +146,7 @@ def _select(config: Config) -> tuple[Selection, str]:
                 f"--holdout, --train-shards, --validation-shards: {config.source} is a set to "
                 "evaluate on and has the split test alone. Leave them out."
             )
-    elif not config.no_boxes and not root.is_file():
+    elif not config.no_boxes and schema.TEST not in splits and not root.is_file():
         annotations = boxes.find(root, splits, official=found.classes.official)
     selection = Selection(
         source=found,

@@ -33,7 +33,8 @@ CIFAR10, MNIST = "cifar10", "mnist"
 EVALUATION = "evaluation"
 
 LAYOUTS = {
-    ILSVRC: "ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar, ILSVRC2012_devkit_t12.tar.gz",
+    ILSVRC: "ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar, ILSVRC2012_devkit_t12.tar.gz; "
+    "ILSVRC2012_img_test_v10102019.tar by --splits test",
     IMAGENET21K: "fall11_whole.tar, or a folder of nNNNNNNNN.tar, into which winter21_whole.tar.gz "
     "was unpacked",
     FOLDER: "CLASS/*.jpg; train/CLASS/*.JPEG and val/CLASS/*.JPEG, or "
@@ -76,10 +77,10 @@ def find(
         if isinstance(root, Path) and root.is_dir() and layout.has_image(root):
             raise layout.without_classes(root)
         raise UsageError(_nothing(root))
-    if schema.TEST in splits and kinds[0] != EVALUATION:
+    if schema.TEST in splits and kinds[0] not in (EVALUATION, ILSVRC):
         raise UsageError(
-            f"--source {root}: the split {schema.TEST} is of evaluation sets, such as ImageNetV2, "
-            f"and this is {kinds[0]}. Choose other --splits."
+            f"--source {root}: only evaluation sets, such as ImageNetV2, and ILSVRC2012's archives "
+            f"have the split {schema.TEST}, and this is {kinds[0]}. Choose other --splits."
         )
     source = finders[kinds[0]]()
     classes = source.classes

@@ -21,9 +21,14 @@ from imagenet_prep.storage.archive import ArchiveReader, Range
 from imagenet_prep.storage.remote_archives import RemoteArchives, open_archives
 from imagenet_prep.storage.remote_path import Location
 
-_PUBLISHED = {schema.TRAIN: published.TRAIN, schema.VALIDATION: published.VALIDATION}
+_PUBLISHED = {
+    schema.TRAIN: published.TRAIN,
+    schema.VALIDATION: published.VALIDATION,
+    schema.TEST: published.TEST,
+}
 ARCHIVES = {split: archive.name for split, archive in _PUBLISHED.items()}
 
+_UNLABELLED = ClassList(("unlabelled",), ("unlabelled",))
 CLASS_TAR = re.compile(rf"({keys.WNID.pattern})\.tar")
 
 
@@ -139,7 +144,15 @@ class Ilsvrc2012(Tars):
         return class_tasks(archive, tars, self.classes)
 
 
-def find(folder: Location, splits: Sequence[str]) -> Ilsvrc2012:
+@dataclass(frozen=True)
+class Unlabelled(Tars):
+    """The test archive of ILSVRC2012. All its images are of one class, as no labels exist."""
+
+    name = "imagenet2012_test"
+    edition = editions.ILSVRC2012_TEST
+
+
+def find(folder: Location, splits: Sequence[str]) -> Ilsvrc2012 | Unlabelled:
     """Returns the archives of `splits` and the class list.
 
     Without a devkit, the class list is the official one and only train can be read.
@@ -161,6 +174,15 @@ def find(folder: Location, splits: Sequence[str]) -> Ilsvrc2012:
             f"--source {folder}: {' and '.join(missing)} not found{held}. Get the archives from "
             "image-net.org (login needed), or choose other --splits."
         )
+    if schema.TEST in splits:
+        if len(splits) > 1:
+            raise UsageError(
+                "--splits: the images of test have no labels, so they cannot be in a dataset with "
+                "other splits. Choose --splits test, and another --out for it."
+            )
+        part, split = source.file_part(wanted[ARCHIVES[schema.TEST]], published.TEST.md5), splits[0]
+        task = IndexTask(split, split, part.name, 0, 0, part.num_bytes)
+        return Unlabelled(_UNLABELLED, (part,), wanted, tasks=(task,))
     if devkit_path.is_file():
         devkit = labels.read_devkit(devkit_path)
         classes, truth = devkit.classes, devkit.validation_class_index

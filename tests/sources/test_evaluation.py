@@ -425,7 +425,7 @@ def test_another_split_than_test_is_refused(tmp_path: Path) -> None:
 def test_no_other_source_has_a_split_test(tmp_path: Path) -> None:
     put({f"{each}/a.jpg": evaluation_sets.image("0") for each in "ab"}, tmp_path, "", "folder")
 
-    with pytest.raises(UsageError, match="the split test is of evaluation sets"):
+    with pytest.raises(UsageError, match="only evaluation sets, such as .* have the split test"):
         found(tmp_path, [schema.TEST])
 
 

@@ -361,3 +361,22 @@ def test_counts_of_the_miniature_are_its_truth(mini: Miniature) -> None:
     found = Counter(member.class_index for member in indexed(mini.root, "train"))
 
     assert found == Counter(image.class_index for image in mini.of("train").values())
+
+
+@pytest.mark.parametrize("folder", ["", "test/"])
+def test_images_of_the_test_archive_are_of_one_class(tmp_path: Path, folder: str) -> None:
+    name = ilsvrc.ARCHIVES["test"]
+    with tarfile.open(tmp_path / name, "w") as archive:
+        archive.addfile(tarfile.TarInfo(f"{folder}ILSVRC2012_test_00000002.JPEG"))
+    source = ilsvrc.find(tmp_path, ["test"])
+
+    assert [member.key for task in source.index_tasks("test") for member in source.index(task)] == [
+        "unlabelled/ILSVRC2012_test_00000002.JPEG"
+    ]
+    assert source.count_problems("test", [1]) == ["test has 1 image, expected 100,000"]
+    assert source.count_problems("test", [100_000]) == []
+    with pytest.raises(UsageError, match=r"ILSVRC2012_img_train\.tar not found"):
+        ilsvrc.find(tmp_path, ["train", "test"])
+    (tmp_path / TRAIN).touch()
+    with pytest.raises(UsageError, match=r"the images of test have no labels.*--splits test"):
+        ilsvrc.find(tmp_path, ["train", "test"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import re
@@ -19,8 +20,9 @@ from PIL import Image
 
 from imagenet_prep import adopt, export
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.example import ImageExample
-from imagenet_prep.exporting.folder import FOLDERS
+from imagenet_prep.exporting.folder import FOLDERS, Folder
 from imagenet_prep.exporting.webdataset import sample_key
 from imagenet_prep.pipelines import prepare
 from imagenet_prep.sources.labels import official_classes
@@ -109,6 +111,34 @@ def test_the_order_of_folders_is_the_class_index(official: Path, tmp_path: Path)
             for path, label in image_folder(out / name)
         }
         assert found == truth(official, split)
+
+
+def test_labels_txt_names_each_class_as_dinov2_reads_it(
+    official: Path, photographs: Path, tmp_path: Path
+) -> None:
+    out = written(official, tmp_path / "out", "folder", "--allow-empty-class")
+    rows = [*csv.reader((out / "labels.txt").read_text().splitlines())]
+
+    assert rows[0] == ["n01440764", "tench"]
+    assert rows[-1] == ["n15075141", "toilet tissue"]
+    assert [wnid for wnid, _ in rows] == [*official_classes().wnids]
+    # Its images are WNID_NUMBER.JPEG in train and ILSVRC2012_val_NUMBER.JPEG in validation.
+    for top, name in {"train": "{}_{}.JPEG", "val": "ILSVRC2012_val_{1:08d}.JPEG"}.items():
+        for path, label in image_folder(out / top):
+            assert Path(path).name == name.format(
+                rows[label][0], int(Path(path).stem.rpartition("_")[2])
+            )
+    # Their classes are no WNIDs, so DINOv2 finds none of their images.
+    assert not (written(photographs, tmp_path / "own", "folder") / "labels.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [("", "n00000001,n00000001"), ('6" nail, spike', 'n00000001,"6"" nail"')],
+)
+def test_a_class_has_one_name_in_labels_txt(words: str, line: str) -> None:
+    made = Folder(("n00000001",), f"n00000001 {words}\n").beside({})
+    assert made[naming.LABELS] == f"{line}\n".encode()
 
 
 def test_a_class_without_images_is_refused_with_what_would_come_of_it(

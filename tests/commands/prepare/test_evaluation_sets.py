@@ -243,3 +243,24 @@ def test_duplicates_and_report_take_an_evaluation_set(prepared: Path, tmp_path: 
     seen = command.run("show", prepared)
     assert "edition: imagenet-r" in seen.out
     assert "official" not in seen.out
+
+
+def test_the_test_archive_of_ilsvrc2012_is_a_set_without_labels(tmp_path: Path) -> None:
+    name = "ILSVRC2012_img_test_v10102019.tar"
+    names = [f"ILSVRC2012_test_{number:08d}.JPEG" for number in (1, 2)]
+    files = {f"test/{each}": evaluation_sets.image(each) for each in names}
+    archive = put(files, tmp_path / "source", name.removesuffix(".tar"), "tar")
+
+    local = prepare(archive.parent, tmp_path / "local", "--splits", "test")
+    with serve({name: archive.read_bytes()}) as server:
+        remote = prepare(server.url, tmp_path / "remote", "--splits", "test")
+
+    assert manifest(local)["splits"] == manifest(remote)["splits"]
+    assert command.run("verify", local).code == 0
+    assert classes(local) == {f"unlabelled/{each}": 0 for each in names}
+    # The labels are not ILSVRC2012's, so no network is measured on them.
+    said = tmp_path / "said.csv"
+    columns = "key,class_index,top1,p1,top2,p2,top3,p3,top4,p4,top5,p5"
+    ranks = "0,5,0.5,4,0.2,3,0.1,2,0.1,1,0.1"
+    said.write_text("\n".join([columns, *(f"unlabelled/{each},{ranks}" for each in names), ""]))
+    assert "a class index is not one of the classes" in command.run("score", said, local).complaints

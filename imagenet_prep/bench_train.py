@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import itertools
 import json
 import statistics
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from imagenet_prep import train
-from imagenet_prep.core import canonical, children, errors, program
+from imagenet_prep.core import canonical, children, errors, installed, program
 from imagenet_prep.core.address import absolute, with_absolute
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.flags import Place, Settings, after_dashes, flag, optional, switch, words_of
@@ -274,9 +273,9 @@ def _keep(out: Path, config: Config, rows: list[Row]) -> None:
     what = {"command": config.command, "steps": config.steps, "price": config.price, "rows": rows}
     with complete_file(out / FIGURES) as file:
         file.write(json.dumps(what, indent=1, default=canonical.fields).encode() + b"\n")
-    if importlib.util.find_spec("matplotlib") is None:
+    if not installed.is_there("matplotlib"):
         (out / PICTURE).unlink(missing_ok=True)  # It shows the figures of an earlier run.
-        print(f"no {PICTURE}: pip install 'imagenet-prep[report]'", file=sys.stderr)
+        print(f"no {PICTURE}: {errors.install_line('report')}", file=sys.stderr)
         return
     from imagenet_prep.reporting import plots
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shlex
 import signal
@@ -13,6 +12,7 @@ from pathlib import Path
 from imagenet_prep.core import children, program
 from imagenet_prep.core.errors import ImagenetPrepError, install_line
 from imagenet_prep.core.flags import Place, Settings, flag, switch
+from imagenet_prep.core.installed import is_there
 from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.dataset import naming
 from imagenet_prep.storage.folder import LocalStore
@@ -91,10 +91,10 @@ def run(config: Config) -> None:
 
 def train_model(dataset: Path, log_dir: Path) -> None:
     """Trains in a process of its own, on two ranks if Horovod is installed."""
-    if importlib.util.find_spec("tensorflow") is None:
+    if not is_there("tensorflow"):
         _say(f"5. no training: TensorFlow is not installed ({install_line('tf')})")
         return
-    ranks = 1 if importlib.util.find_spec("horovod") is None else 2
+    ranks = 2 if is_there("horovod") else 1
     command = [
         *("train", "--data-dir", str(dataset), "--log-dir", str(log_dir)),
         *("--model", "tiny", "--image-size", "64", "--batch-size", str(32 // ranks)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ from imagenet_prep.core import program, regular_file
 from imagenet_prep.core.address import absolute
 from imagenet_prep.core.errors import DataDamagedError, ManifestError, StoreError, UsageError
 from imagenet_prep.core.flags import Place, Settings, flag, optional, switch
+from imagenet_prep.core.installed import demand
 from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.flag import data_set, without_manifest
@@ -107,7 +107,7 @@ def report(config: Config) -> Path:
     from imagenet_prep.storage.new_file import complete_file
     from imagenet_prep.storage.store import open_readable
 
-    require_packages()
+    demand("report", "the page", *_PACKAGES)  # before hours of reading
     # Pages show the absolute path.
     store = open_readable(absolute(config.dataset))
     default = Path(config.dataset if store.as_folder else "", naming.REPORT)
@@ -123,14 +123,6 @@ def report(config: Config) -> Path:
         # A path may hold bytes that are no UTF-8.
         file.write(content.encode("utf-8", "replace"))
     return out
-
-
-def require_packages() -> None:
-    """Raises UsageError if a package is missing, before hours of work that end with a report."""
-    if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
-        raise UsageError(
-            f"{', '.join(missing)}: not installed. Run: pip install 'imagenet-prep[report]'"
-        )
 
 
 def _refuse_folder_of_others(config: Config) -> None:

@@ -6,7 +6,6 @@ It runs the verb `train` or the user's own script (docs/own-script.md).
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import secrets
 import shlex
@@ -21,6 +20,7 @@ from imagenet_prep.core import program
 from imagenet_prep.core.address import absolute
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.flags import Place, Settings, after_dashes, flag, optional, switch
+from imagenet_prep.core.installed import is_there
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.hosts.hosts_file import Host, local_first, where_ranks_run
 from imagenet_prep.launching import detached, fit, mpi, variables, work
@@ -284,7 +284,7 @@ class _Launch:
         ranks = self._processes()
         needs_horovod = self.config.num_processes != 1 and not self.config.servers
         if self.work.comm != "horovod":
-            needs_horovod &= importlib.util.find_spec("horovod") is not None
+            needs_horovod &= is_there("horovod")
         if not needs_horovod:
             yield [[rank | self._limits() for rank in each] for each in ranks]
             return

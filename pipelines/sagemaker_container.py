@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.util
 import json
 import os
 import secrets
@@ -22,6 +21,7 @@ from imagenet_prep.core import canonical, children, program, regular_file, signa
 from imagenet_prep.core.address import refuse_logins
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
 from imagenet_prep.core.flags import Place, Settings, after_dashes, flag
+from imagenet_prep.core.installed import is_there
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import naming
 from imagenet_prep.hosts.hosts_file import Host
@@ -236,7 +236,7 @@ def _meeting(
             torchrun = variables.of_torchrun(hosts, reached, place.address, _TORCH_PORT)
             own = torchrun[job.hosts.index(job.host)]
             of_horovod: list[dict[str, str]] = [{}] * len(own)
-            if importlib.util.find_spec("horovod") is not None:
+            if is_there("horovod"):
                 of_horovod = rendezvous.environments(hosts, job.host, place, interface)
             of_ranks = zip(own, of_horovod, strict=True)
             yield [one | other | variables.of_horovod() for one, other in of_ranks]

@@ -11,6 +11,7 @@ from typing import Any
 
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError, UsageError, by_exit_code
+from imagenet_prep.core.installed import demand
 from imagenet_prep.storage.remote import UnavailableError, passes, reason
 from imagenet_prep.storage.retry import RetryBudget, with_retries
 
@@ -28,11 +29,10 @@ class Service:
     """One of Amazon's services, with credentials from boto3's standard chain."""
 
     def __init__(self, name: str) -> None:
-        try:
-            import boto3
-            import botocore.exceptions
-        except ImportError:
-            raise UsageError(f"{name} needs boto3: pip install 'imagenet-prep[s3]'") from None
+        demand("s3", name, "boto3")
+        import boto3
+        import botocore.exceptions
+
         self._name = name
         self._errors = botocore.exceptions
         with self._explained("client"):

@@ -6,10 +6,9 @@ import ctypes
 import importlib.util
 import json
 from collections.abc import Sequence
-from importlib import metadata
 from typing import NamedTuple
 
-from imagenet_prep.core.errors import install_line
+from imagenet_prep.core.errors import UsageError, install_line
 
 
 class Framework(NamedTuple):
@@ -37,6 +36,8 @@ HOROVOD = "horovod"
 
 def version(*packages: str) -> str | None:
     """Returns name and version of the first installed package, as "torch 2.15.0"; else None."""
+    from importlib import metadata  # takes longer to import than a verb that needs no version
+
     for package in packages:
         try:
             return f"{package} {metadata.version(package)}"
@@ -51,6 +52,12 @@ def is_there(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:
         return False  # The parent package is missing.
+
+
+def demand(extra: str, user: str, *modules: str) -> None:
+    """Raises UsageError if `user` lacks modules that an extra installs."""
+    if missing := [module for module in modules if not is_there(module)]:
+        raise UsageError(f"{user}: {', '.join(missing)} not installed. Run: {install_line(extra)}")
 
 
 def lacking(needs: Sequence[str]) -> list[str]:
@@ -77,6 +84,8 @@ def lacking(needs: Sequence[str]) -> list[str]:
 
 def problem_of_horovod(framework: str) -> str | None:
     """Returns why Horovod cannot work with a framework; None if it can."""
+    from importlib import metadata
+
     try:
         horovod = metadata.distribution("horovod")
         text = horovod.read_text("../horovod/metadata.json") or "{}"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Collection
+
+from imagenet_prep.core.installed import is_there
 
 HEAD_BYTES = 64
 HEIC = "HEIC"
@@ -66,7 +67,7 @@ def name_of(head: bytes) -> str | None:
 def is_readable(name: str | None) -> bool:
     """Returns whether this installation decodes a format."""
     if module := _DECODERS.get(name or ""):
-        return importlib.util.find_spec(module) is not None
+        return is_there(module)
     return name in READ
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import pickle
 import subprocess
@@ -13,7 +12,7 @@ from concurrent import futures
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Self
 
-from imagenet_prep.core import children, counter, errors, program, terminal, turns
+from imagenet_prep.core import children, counter, errors, installed, program, terminal, turns
 from imagenet_prep.engine.lease import Claimed
 from imagenet_prep.engine.stage import AnyTask, Output, Receipt, Stage
 
@@ -39,11 +38,8 @@ class Workers:
     beam_args: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.remote and importlib.util.find_spec("apache_beam") is None:
-            raise errors.UsageError(
-                "options after -- are for Apache Beam, which is not installed. Run: "
-                "pip install 'imagenet-prep[beam]'"
-            )
+        if self.remote:
+            installed.demand("beam", "options after -- are for Apache Beam", "apache_beam")
         if self.beam_args and not self.remote:
             raise errors.UsageError(
                 f"{' '.join(self.beam_args)}: expected a --runner among the options after --. "

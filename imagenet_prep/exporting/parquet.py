@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import itertools
 import json
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.installed import demand
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.column import Column
 from imagenet_prep.exporting.examples import Example, Part, Source
@@ -32,10 +31,7 @@ class Parquet(Format):
 
     def settled(self, source: Source, parts: Sequence[Part]) -> Parquet:  # noqa: ARG002
         """Raises UsageError if pyarrow is not installed."""
-        if importlib.util.find_spec("pyarrow") is None:
-            raise UsageError(
-                "--to parquet needs pyarrow. Run: pip install 'imagenet-prep[parquet]'"
-            )
+        demand("parquet", "--to parquet", "pyarrow")
         return self
 
     def _columns(self) -> tuple[Column, ...]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import SourceError, UsageError, some
+from imagenet_prep.core.installed import demand
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import keys, schema
 from imagenet_prep.dataset.class_list import ClassList
@@ -143,13 +144,9 @@ def find(root: Path, splits: Sequence[str]) -> Parquet:
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[ParquetFile, int]]:
     """Yields an open file with our columns, and its descriptor; translates pyarrow's errors."""
-    try:
-        import pyarrow as pa  # type: ignore[import-untyped]
-        import pyarrow.parquet as pq
-    except ModuleNotFoundError:
-        raise UsageError(
-            f"{path}: files of Parquet need pyarrow. Run: pip install 'imagenet-prep[parquet]'"
-        ) from None
+    demand("parquet", str(path), "pyarrow")
+    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow.parquet as pq
 
     try:
         # No memory mapping and no read-ahead, so memory is limited to a page or two.

@@ -12,6 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import StoreError, UsageError
+from imagenet_prep.core.installed import demand
 from imagenet_prep.storage import steady
 from imagenet_prep.storage.inside import demand_inside
 from imagenet_prep.storage.ranges import Answer, Ranges
@@ -88,13 +89,12 @@ class S3:
     """
 
     def __init__(self, base: str, connections: int, timeout_s: float) -> None:
-        try:
-            import botocore.config
-            import botocore.exceptions
-            import botocore.httpsession
-            import botocore.session
-        except ModuleNotFoundError:
-            raise UsageError("s3:// needs boto3: pip install 'imagenet-prep[s3]'") from None
+        demand("s3", "s3://", "botocore")
+        import botocore.config
+        import botocore.exceptions
+        import botocore.httpsession
+        import botocore.session
+
         self._base = base
         self._bucket, _, self._prefix = base.removeprefix("s3://").partition("/")
         self._errors = botocore.exceptions

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from imagenet_prep.core import installed as here
+from imagenet_prep.core.errors import UsageError
 from tests.kit.installed import Installed
 
 
@@ -73,3 +75,17 @@ def test_a_damaged_horovod_is_named(packages: Path, text: str) -> None:
     (packages / "horovod" / "metadata.json").write_text(text)
 
     assert "Horovod is" in str(here.problem_of_horovod("pytorch"))
+
+
+def test_every_missing_module_of_an_extra_is_named_with_the_line_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in ("jinja2", "skimage"):
+        monkeypatch.setitem(sys.modules, module, None)
+    here.demand("parquet", "--to parquet", "json")
+
+    with pytest.raises(UsageError) as refused:
+        here.demand("report", "the page", "jinja2", "json", "skimage")
+    assert str(refused.value) == (
+        "the page: jinja2, skimage not installed. Run: pip install 'imagenet-prep[report]'"
+    )

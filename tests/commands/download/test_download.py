@@ -350,8 +350,8 @@ def test_an_empty_archive_on_the_server_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--what", "train,tests"], "train, validation, devkit, bbox, cifar10, mnist"),
-        (["--what", ""], "train, validation, devkit, bbox, cifar10, mnist"),
+        (["--what", "train,tests"], "train, validation, test, devkit, bbox, cifar10, mnist"),
+        (["--what", ""], "train, validation, test, devkit, bbox, cifar10, mnist"),
         (["--what", "devkit,cifar10"], "of different data sets. Give each set a folder"),
         (["--what", "mnist,cifar10"], "of different data sets"),
         (["--connections", "0"], "--connections 0: expected at least 1"),

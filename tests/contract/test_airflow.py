@@ -39,7 +39,7 @@ REFUSED = {
     "prepare": "",
     "verify": "json signers worker_kind",
     "duplicates": "against json source splits worker_kind",
-    "replicate": "bandwidth_limit check connections copies dry_run from_parent json mode part "
+    "replicate": "bandwidth_limit check columns connections copies dry_run from_parent json mode part "
     "python repair retries timeout wait",
     "report": "compare labels level other out predictions seed source training",
     "launch": "check_timeout cycle_time_ms detach dry_run env fusion_threshold_mb grace "

@@ -39,8 +39,8 @@ REFUSED = {
     "prepare": "",
     "verify": "json signers worker_kind",
     "duplicates": "against json source splits worker_kind",
-    "replicate": "bandwidth_limit check columns connections copies dry_run from_parent json mode part "
-    "python repair retries timeout wait",
+    "replicate": "bandwidth_limit check columns connections copies dry_run from_parent json mode "
+    "part python repair retries timeout wait",
     "report": "compare labels level other out predictions seed source training",
     "launch": "check_timeout cycle_time_ms detach dry_run env fusion_threshold_mb grace "
     "mpi mpi_args network_interface rank_logs servers stall_timeout status stop "
@@ -50,7 +50,7 @@ REFUSED = {
 # Texts that are no path, though their flags have neither choices nor a place.
 PLAIN = {
     *("holdout", "subset_classes", "lr_decay_steps", "lr_decay_lrs", "classes", "part", "env"),
-    *("network_interface", "mpi_args"),
+    *("network_interface", "mpi_args", "columns"),
 }
 READ = (Place.FILE, Place.ANYWHERE)
 

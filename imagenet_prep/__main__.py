@@ -1,7 +1,4 @@
-"""The verbs: `imagenet-prep VERB ...` and `python -m imagenet_prep VERB ...`.
-
-Imports a verb's module only when it is asked for, so that help is instant.
-"""
+"""Runs `imagenet-prep VERB ...`; imports only the module of this verb, so that help is instant."""
 
 from __future__ import annotations
 
@@ -39,12 +36,12 @@ VERBS = {
     "bench-read": "how fast this host feeds a trainer",
     "bench-train": "how fast N ranks train, what they wait for, what 90 epochs cost",
 }
-# Programs of the AWS tutorial, and what replaces them.
+# Programs of the AWS tutorial and their replacements.
 _REPLACED = {
     "runclust": "imagenet-prep run-on-hosts HOSTS -- COMMAND",
     "copyclust": "imagenet-prep replicate SET hosts:HOSTS:PATH",
 }
-# They do no linear algebra.
+# These verbs do no linear algebra.
 _WITHOUT_BLAS = ("prepare", "verify", "resize", "adopt", "amend", "duplicates")
 MODULES = {
     "prepare": "imagenet_prep.pipelines.prepare",
@@ -65,7 +62,7 @@ def main() -> NoReturn:
     if arguments and arguments[0] in VERBS:
         verb = arguments[0]
         if verb in _WITHOUT_BLAS:
-            # NumPy would start a thread a core, in each worker process; each spins for 20 ms.
+            # Otherwise, NumPy starts one thread per core in each worker; each spins for 20 ms.
             os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         program.main(module_of(verb), arguments[1:])
     else:
@@ -73,7 +70,6 @@ def main() -> NoReturn:
 
 
 def _without_verb(arguments: list[str]) -> int:
-    """Answers a command line that names no verb; returns the exit code."""
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_usage())
         return errors.EXIT_DONE if arguments else errors.UsageError.exit_code

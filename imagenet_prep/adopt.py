@@ -1,7 +1,7 @@
-"""`imagenet-prep adopt`: adds what a dataset of another program lacks, without re-encoding.
+"""`imagenet-prep adopt`: completes another program's dataset without re-encoding images.
 
-In place, names are fixed, and index files, labels.txt, TFDS files and the manifest are added; the
-bytes of the shards stay. With --out, shards are linked into a new folder, copied to or from a
+In place, it fixes names and adds index files, labels.txt, TFDS files and the manifest; the bytes
+of the shards stay. With --out, shards are hard-linked into a new folder, copied to or from a
 bucket, or written again with --rewrite. No existing file is replaced.
 """
 
@@ -44,7 +44,7 @@ Examples:
   imagenet-prep adopt /data/imagenet2012/5.1.0 --rewrite --out /data/imagenet
   imagenet-prep adopt s3://bucket/imagenet-tfrecords --out s3://bucket/imagenet"""
 
-_SHOWN = 5  # problems in a message
+_SHOWN = 5  # problems listed in a message
 _STALE = dict.fromkeys(
     ((schema.HEIGHT, "untrue"), (schema.WIDTH, "untrue")),
     ": from before a resize, --rewrite corrects it",
@@ -83,7 +83,7 @@ class Config(WorkerFlags):
 
 
 def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
-    """Runs, or resumes; returns the summary, and the reason if the dataset was refused."""
+    """Adopts, or resumes; returns the summary, and the reason if the dataset was refused."""
     from imagenet_prep.engine import Workers
     from imagenet_prep.preparation import adoption, rewrite
     from imagenet_prep.preparation.existing_set import check_existing_set
@@ -109,9 +109,9 @@ def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
         if store.size(naming.MANIFEST) is not None:
             return _completed(config, store), None
         adoption.finish_renames(store.local)
-    shard_files.find(source)  # refuses what is no set, before anything is made
+    shard_files.find(source)  # fails if there is no dataset, before anything is created
     with store.lock():
-        # Links that a killed run has left are gone now, which has changed the stamps of the shards.
+        # Locking removed a killed run's links, which changed the shards' timestamps: look again.
         found = shard_files.find(source)
         seen = check_existing_set(found, store, workers, quiet=config.json)
         refusal = _refusal(config, found, seen)
@@ -120,7 +120,7 @@ def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
                 store, found, seen, workers, in_place=config.out is None, quiet=config.json
             )
     if refusal is None and config.rewrite:
-        # As by `resize --keep-original`.
+        # The same job as `resize --keep-original`.
         job = rewrite.Job(
             found=found,
             splits=tuple(found.splits),
@@ -137,7 +137,7 @@ def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
 
 
 def _completed(config: Config, store: Store) -> Json:
-    """Makes lost files of our dataset again, and tables of samples if it has none."""
+    """Restores lost files of a finished dataset, and adds tables of samples if it has none."""
     from imagenet_prep.engine import Workers
     from imagenet_prep.preparation import adoption
     from imagenet_prep.storage.opened import Dataset, open_dataset
@@ -146,7 +146,7 @@ def _completed(config: Config, store: Store) -> Json:
     there = open_dataset(store, check=False)
     lost = there.lost()
     if not lost:
-        _ = there.classes  # raises if the class list is not what the manifest says
+        _ = there.classes  # raises if the class list differs from the manifest
     if lost or not there.manifest.has_samples:
         with store.lock():
             workers = Workers(config.workers, config.worker_kind)
@@ -160,7 +160,6 @@ def _completed(config: Config, store: Store) -> Json:
 
 
 def _refusal(config: Config, found: TfrecordSet, seen: ExistingSet) -> ImagenetPrepError | None:
-    """Returns the reason why a dataset cannot be adopted."""
     where = found.store.where()
     if seen.problems:
         shown = "; ".join(seen.problems[:_SHOWN])
@@ -184,7 +183,6 @@ def _refusal(config: Config, found: TfrecordSet, seen: ExistingSet) -> ImagenetP
 
 
 def _findings(found: TfrecordSet, seen: ExistingSet) -> list[str]:
-    """Returns one sentence for each oddity of a dataset."""
     findings = []
     for split, shards in found.splits.items():
         first, last = shards[0], shards[-1]

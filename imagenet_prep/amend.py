@@ -1,7 +1,7 @@
-"""`imagenet-prep amend`: makes a dataset from another, with images excluded, relabelled or added.
+"""`imagenet-prep amend`: makes a dataset with images excluded, relabelled or added.
 
-The original is never changed. Only shards in which something changes are written; all others are
-hard links, or copies inside the server of a bucket.
+The original never changes. Only shards with changes are written; all others are hard links, or
+server-side copies in a bucket.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Config(WorkerFlags):
 
 @program.verb("imagenet_prep.amend", Config, HELP)
 def run(config: Config) -> None:
-    """Runs, or resumes, and prints the summary."""
+    """Amends, or resumes, and prints the summary."""
     from imagenet_prep.dataset import keys
     from imagenet_prep.engine import Workers
     from imagenet_prep.preparation import amendment, changes

@@ -1,4 +1,4 @@
-"""`imagenet-prep bench-read`: how fast this host can feed a trainer from a data set."""
+"""`imagenet-prep bench-read`: measures how fast this host can feed a trainer from a dataset."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Examples:
   imagenet-prep bench-read /data/imagenet-480
   imagenet-prep bench-read /data/imagenet-480 --backend dali --batch-size 256"""
 
-# Before the clock starts: libraries tune themselves, files are opened, queues fill.
+# Steps before the clock starts: libraries tune themselves, files are opened, queues fill.
 _WARM_UP_STEPS = 5
 
 
@@ -51,7 +51,7 @@ class Config(Settings):
 
 @program.verb("imagenet_prep.bench_read", Config, HELP)
 def run(config: Config) -> None:
-    """Reads for a while, as a trainer would, and prints the rates."""
+    """Reads for some seconds, as a trainer would, and prints the rates."""
     from imagenet_prep.read import make_dataset
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -87,7 +87,7 @@ def run(config: Config) -> None:
 
 
 def _world(dataset: str) -> World:
-    """Returns this host alone; for a partitioned dataset, as one of its readers."""
+    """Returns the world of this host; it has several nodes only if the dataset is partitioned."""
     from imagenet_prep.storage.opened import open_dataset
 
     part = open_dataset(dataset, parts=True).placement
@@ -108,7 +108,7 @@ def _read(reader: Reader, seconds: float) -> tuple[float, float, int]:
 
 
 def _cost_of_reading(reader: Reader, steps: int) -> float:
-    """Returns the CPU seconds of this number of steps without decoding."""
+    """Returns the CPU seconds for reading this number of batches without decoding them."""
     cpu = time.process_time()
     epochs = (reader.encoded_batches() for _ in itertools.count())
     for _ in itertools.islice(itertools.chain.from_iterable(epochs), steps):

@@ -1,4 +1,4 @@
-"""`imagenet-prep bench-train`: how fast N ranks train, what they wait for, what 90 epochs cost."""
+"""`imagenet-prep bench-train`: training speed and waiting time of N ranks; cost of 90 epochs."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ Examples:
   imagenet-prep bench-train -np 1,2 -- train --synthetic --model tiny"""
 
 FIGURES, PICTURE = "bench-train.json", "bench-train.png"
-# The forecast is about the tutorial's run.
+# The forecast is for the tutorial's run.
 _EPOCHS, _IMAGES = 90, schema.OFFICIAL_NUM_EXAMPLES[schema.TRAIN]
-# Step 1 compiles, step 2 is alone in its row, and in row 3 queues still fill.
+# Step 1 compiles, step 2 has its own row, and during row 3 queues are still filling.
 _UNSETTLED_ROWS = 3
 _ROWS = 10
 _ANSWER_S = 60
@@ -93,14 +93,14 @@ class Config(Settings):
 
 
 class Run(NamedTuple):
-    """The speed of all ranks together once a run has settled, and the time to the end of step 1."""
+    """Images per second of all ranks after warm-up, and seconds until the end of step 1."""
 
     images_per_s: float
     start_up_s: float
 
 
 class Measured(NamedTuple):
-    """The runs of one number of ranks; without a dataset, only the one on noise."""
+    """The runs with one number of ranks; without a dataset, only the synthetic run."""
 
     ranks: int
     synthetic: Run
@@ -108,9 +108,9 @@ class Measured(NamedTuple):
 
 
 def figures(measured: Sequence[Measured], slots: Sequence[int], price: float | None) -> list[Row]:
-    """Returns a row for each number of ranks, fewest first.
+    """Returns one row per number of ranks, in ascending order.
 
-    `slots` are those of each host, in their order; `price` is in dollars per host-hour.
+    `slots` has the slots of each host, in order; `price` is in dollars per host-hour.
     """
     from imagenet_prep.reporting.training import Row
 
@@ -141,12 +141,12 @@ def figures(measured: Sequence[Measured], slots: Sequence[int], price: float | N
 
 
 def _kept(run: Run, ranks: int, base: Run, base_ranks: int) -> float:
-    """Returns the speed of a rank relative to that of a rank of `base`."""
+    """Returns the speed per rank, relative to the speed per rank of `base`."""
     return run.images_per_s / ranks / (base.images_per_s / base_ranks)
 
 
 def settled(rows: Iterable[Mapping[str, Any]]) -> float:
-    """Returns images/s of a run from its rows of train.jsonl: their median without the first."""
+    """Returns the median images/s of the rows of a run's train.jsonl, without the first rows."""
     speeds: list[float] = [row["images_per_s"] for row in rows if row["kind"] == "train"]
     return statistics.median(speeds[_UNSETTLED_ROWS:] or speeds)
 
@@ -156,7 +156,7 @@ def short_run(
 ) -> list[str]:
     """Returns the verb and flags of a run like `asked` with this number of steps.
 
-    Without `examples` of a dataset, it trains on noise; `log_dir` is on the host of rank 0.
+    If `examples` is None, the run trains on noise. `log_dir` is on the host of rank 0.
     """
     noise: Json = {}
     if examples is None:
@@ -173,15 +173,15 @@ def short_run(
             exclude=None,
             classes=None,
             remap=False,
-            # Half a step more than wanted: rounding must not take one away.
+            # Half a step more, so that rounding does not lose one.
             num_epochs=(steps + 0.5) * batch / (examples or _IMAGES),
             num_batches=None,
             warmup_epochs=None,
-            # Noise teaches nothing: a rate meant for images may end in NaN.
+            # On noise, a learning rate meant for images may end in NaN.
             lr=asked.lr or 0.001,
             display_every=max(1, steps // _ROWS),
             log_dir=log_dir,
-            # Only evaluations lower the rate of schedule plateau.
+            # The plateau schedule only changes the rate after evaluations, and there are none.
             schedule=None if asked.schedule == "plateau" else asked.schedule,
             eval_every=0.0,
             evaluate=False,
@@ -198,7 +198,7 @@ def short_run(
 
 
 def bench(config: Config) -> list[Row]:
-    """Runs all, writes the figures after each number of ranks, and returns them."""
+    """Performs all runs; writes the figures after each number of ranks, and returns them."""
     from imagenet_prep.storage.opened import open_dataset
 
     asked = train.parse(config.command[1:])
@@ -212,7 +212,7 @@ def bench(config: Config) -> list[Row]:
         if schema.TRAIN not in splits:
             raise errors.UsageError(f"{asked.data_dir}: there is no split {schema.TRAIN}")
         examples = splits[schema.TRAIN].examples
-    hosts = hosts if is_part else local_first(hosts)  # as launch has them
+    hosts = hosts if is_part else local_first(hosts)  # the same order as in launch
     slots = [host.slots for host in hosts]
     out = Path(absolute(config.out))
     out.mkdir(parents=True, exist_ok=True)
@@ -237,7 +237,6 @@ def _run(
     leader: str,
     log_dir: Path,
 ) -> Run:
-    """Launches one run, whose log may be on another host, and reads its log."""
     from imagenet_prep.trainer.log import LOG
 
     where = ["--hosts", config.hosts] if config.hosts is not None else []
@@ -269,7 +268,6 @@ def _run(
 
 
 def _keep(out: Path, config: Config, rows: list[Row]) -> None:
-    """Writes the figures, and the picture if matplotlib is installed."""
     what = {"command": config.command, "steps": config.steps, "price": config.price, "rows": rows}
     with complete_file(out / FIGURES) as file:
         file.write(json.dumps(what, indent=1, default=canonical.fields).encode() + b"\n")

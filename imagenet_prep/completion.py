@@ -1,4 +1,4 @@
-"""`imagenet-prep completion`: the script by which a shell completes verbs, flags and values."""
+"""`imagenet-prep completion`: prints the shell script that completes verbs, flags and values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Examples:
   source <(imagenet-prep completion zsh)         # in ~/.zshrc, after compinit
   imagenet-prep completion fish | source         # in ~/.config/fish/config.fish"""
 
-# zsh runs the same function by its bashcompinit. Bash divides --flag=value into three words.
+# zsh uses the same function through bashcompinit. Bash splits --flag=value into three words.
 _BEGIN = """\
 [[ -z ${ZSH_VERSION-} ]] || { autoload -U +X bashcompinit && bashcompinit; }
 _imagenet_prep() {
@@ -41,7 +41,7 @@ complete -o bashdefault -o default -F _imagenet_prep imagenet-prep"""
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """The shell whose script is printed."""
+    """The shell for which the script is printed."""
 
     shell: str = flag(choices=("bash", "zsh", "fish"), help="the shell", positional=True)
 
@@ -54,7 +54,6 @@ def script(shell: str) -> str:
 
 
 def _bash(verbs: dict[str, list[Entry]]) -> Iterator[str]:
-    """Yields the lines for bash and zsh: one function with the tables of all verbs."""
     yield _BEGIN
     for verb, flags in verbs.items():
         for each in flags:
@@ -70,7 +69,6 @@ def _bash(verbs: dict[str, list[Entry]]) -> Iterator[str]:
 
 
 def _fish(verbs: dict[str, list[Entry]]) -> Iterator[str]:
-    """Yields the lines for fish: one for each verb and each flag, with its help."""
     begin = "complete -c imagenet-prep -n"
     for verb, summary in VERBS.items():
         yield f"{begin} __fish_use_subcommand -f -a {verb} -d {shlex.quote(summary)}"

@@ -1,4 +1,4 @@
-"""`imagenet-prep demo`: all steps on a miniature ILSVRC2012 of real photographs."""
+"""`imagenet-prep demo`: runs all steps on a miniature ILSVRC2012 of real photographs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Config(Settings):
         help="folder for everything that is made",
         positional=True,
     )
-    # With fewer there is no room for the miniature's damaged and unusual images.
+    # Fewer images leave no room for the miniature's damaged and unusual images.
     images: int = flag(400, least=40, help="images of the train split")
     short_side: int = flag(
         256, least=1, help="pixels of the shorter edge after resizing", metavar="PX"
@@ -45,7 +45,7 @@ class Config(Settings):
 
 @program.verb("imagenet_prep.demo", Config, HELP)
 def run(config: Config) -> None:
-    """Makes the archives, prepares and verifies them, and prints the next commands."""
+    """Makes the archives, prepares and verifies a dataset, and prints the next commands."""
     from imagenet_prep import report, show, verify
     from imagenet_prep.pipelines import prepare
     from imagenet_prep.testing.miniature import make_miniature
@@ -104,7 +104,7 @@ def train_model(dataset: Path, log_dir: Path) -> None:
         command = ["launch", "-np", str(ranks), "--", *command]
     _say(f"5. imagenet-prep {shlex.join(command)}")
     log_dir.mkdir(parents=True, exist_ok=True)
-    # TensorFlow prints many lines, which only matter if it fails.
+    # TensorFlow prints many lines, which only matter if training fails.
     log = LocalStore(log_dir).open("stderr.txt", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
     with open(log, "w+", encoding="utf-8", errors="replace") as said:
         argv = children.bound(children.python("-m", "imagenet_prep", *command), signal.SIGTERM)

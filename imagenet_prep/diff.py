@@ -1,4 +1,4 @@
-"""`imagenet-prep diff`: the images that differ between two datasets, by their tables."""
+"""`imagenet-prep diff`: compares the images of two datasets by their tables of samples."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _COLUMNS = (
     "split,key,difference,class_a,width_a,height_a,sha256_a,shard_a,record_a,"
     "class_b,width_b,height_b,sha256_b,shard_b,record_b"
 )
-# In JSON, and for people.
+# Numbers of keys in JSON and in printed text.
 _FIRST_KEYS, _SHOWN_KEYS = 10, 3
 _WORDS = {
     "only_in_a": "only in A",
@@ -44,7 +44,7 @@ _WORDS = {
     "other_bytes": "other bytes",
     "other_size": "other size",
 }
-# With --exit-code, as git's: there are differences.
+# With --exit-code, as in git: there are differences.
 _DIFFERENT = 1
 
 
@@ -79,7 +79,7 @@ class Config(Settings):
 
 
 def diff(config: Config) -> Json:
-    """Returns the counts and the first keys of the differences; writes `config.out`."""
+    """Returns the counts and first keys of the differences; writes all of them to `config.out`."""
     from imagenet_prep.shards.difference import common_tables, differences, splits_that_differ
     from imagenet_prep.shards.samples_root import wrong_roots
     from imagenet_prep.storage import columns
@@ -119,7 +119,7 @@ def diff(config: Config) -> Json:
         "splits": {
             split: {
                 "equal": not of_split,
-                # Both manifests say that these are equal, so their samples were not compared.
+                # Equal according to both manifests, so their samples were not compared.
                 "trusted_tables": len(common_tables(a, b, split)) if split in trusted else 0,
                 **{kind: of_split[kind] for kind in _WORDS},
                 "first_keys": first[split],
@@ -139,7 +139,7 @@ def _facts(dataset: Dataset) -> Json:
 
 @contextlib.contextmanager
 def _written(out: str | None) -> Iterator[Callable[[Difference], Any]]:
-    """Yields a function that takes each difference; then the file gets its name."""
+    """Yields a function that writes a difference; on exit, the complete file gets its name."""
     from imagenet_prep.storage.new_file import complete_file
 
     if out is None:

@@ -1,4 +1,4 @@
-"""`imagenet-prep doctor`: the parts of this machine that the verbs use, each with its remedy."""
+"""`imagenet-prep doctor`: checks the parts of this machine that the verbs use, with remedies."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Examples:
   imagenet-prep doctor --dir /data --s3 s3://bucket/prefix
   imagenet-prep run-on-hosts hosts imagenet-prep doctor --json"""
 
-# The packages of each extra, and its use; of words with a bar, one is enough.
+# The packages and the use of each extra. In names joined by a bar, one package is enough.
 EXTRAS = {
     "beam": ("apache-beam", "prepare on a cluster"),
     "parquet": ("pyarrow", "Parquet as source and export"),
@@ -50,7 +50,7 @@ _SHARED = Path("/dev/shm")
 
 
 class Check(NamedTuple):
-    """One line: what was found, and if it is not ok, what to do."""
+    """One line of output: a finding, and a remedy if it is not ok."""
 
     name: str
     state: Literal["ok", "missing", "wrong"]
@@ -122,7 +122,7 @@ def _extras() -> Iterator[Check]:
 
 
 def _framework(framework: installed.Framework, found: str) -> Check:
-    # PyTorch and TensorFlow exist without CUDA, and then leave the GPUs idle.
+    # Builds of PyTorch and TensorFlow without CUDA leave the GPUs idle.
     on_cpu = found.endswith("+cpu") or found.startswith("tensorflow-cpu")
     if on_cpu and installed.gpus():
         remedy = install_line("gpu") if framework.module == "tensorflow" else framework.remedy
@@ -159,7 +159,7 @@ def _disk(folder: Path) -> Iterator[Check]:
     try:
         room = os.statvfs(folder)
         free = f"{folder}: {terminal.human_bytes(room.f_bavail * room.f_frsize)} free"
-        # Btrfs and others make inodes as they need them, and count none.
+        # File systems such as Btrfs create inodes on demand and report none.
         few = room.f_files > 0 and room.f_favail < _LEAST_INODES
         if few or room.f_bavail * room.f_frsize < _LEAST_FREE:
             found = f"{free}, {room.f_favail:,} inodes free"
@@ -214,7 +214,7 @@ def _shared_memory() -> Check:
 
 
 def _bucket(base: str) -> Iterator[Check]:
-    """Checks writing as runs do, and if that is refused, with objects read back instead."""
+    """Tests uploads with checksums; if they are refused, tests with objects read back instead."""
     from imagenet_prep.storage.s3 import CHECK_BY_READING, checks_by_reading
 
     asked = checks_by_reading()
@@ -231,7 +231,6 @@ def _bucket(base: str) -> Iterator[Check]:
 
 
 def _trial(base: str) -> str | None:
-    """Puts, reads and deletes a small object; returns why that failed, or None."""
     from imagenet_prep.storage.bucket import BucketStore
 
     name, data = f"{naming.WORK}/doctor-{uuid.uuid4().hex}", b"imagenet-prep doctor\n"

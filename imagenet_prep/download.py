@@ -1,4 +1,4 @@
-"""`imagenet-prep download`: the archives of ILSVRC2012, CIFAR-10 and MNIST, resumable, proven."""
+"""`imagenet-prep download`: resumable, verified downloads of ILSVRC2012, CIFAR-10 and MNIST."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Examples:
   imagenet-prep download --into /data/labels --what real"""
 
 _IMAGENET = "https://image-net.org/data/ILSVRC/2012"
-# CIFAR-10's authors, PyTorch's mirror of MNIST, and the repository of ReaL's authors.
+# The site of CIFAR-10's authors, PyTorch's mirror of MNIST, and the ReaL authors' repository.
 _OTHERS = {
     "cifar10": "https://www.cs.toronto.edu/~kriz",
     "mnist": "https://ossci-datasets.s3.amazonaws.com/mnist",
@@ -50,7 +50,7 @@ ARCHIVES = {
     "real": (published.REAL,),
 }
 
-# Flags of the 2018 tutorial's preprocess_imagenet.py without effect.
+# Flags of the 2018 tutorial's preprocess_imagenet.py that have no effect.
 _DEAD_FLAGS = {"__imagenet_username", "__imagenet_access_key"}
 DEAD_FLAGS = (
     "--imagenet_username and --imagenet_access_key belong to addresses that image-net.org closed "
@@ -99,12 +99,12 @@ class Config(Settings):
 
     @property
     def address(self) -> str:
-        """Where the archives lie."""
+        """The address of the archives."""
         return self.base_url or _OTHERS.get(self.what[0], _IMAGENET)
 
 
 def download(config: Config) -> Json:
-    """Downloads the missing archives; returns the summary that is printed."""
+    """Downloads the missing archives and returns the summary."""
     from imagenet_prep.preparation.archives import Archives
     from imagenet_prep.storage import store
     from imagenet_prep.storage.folder import LocalStore

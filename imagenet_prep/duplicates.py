@@ -1,4 +1,4 @@
-"""`imagenet-prep duplicates`: which images of a set, or of two, are the same picture."""
+"""`imagenet-prep duplicates`: finds duplicate images within a dataset or across two."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Config(WorkerFlags):
 
 @dataclass(frozen=True)
 class _Side:
-    """A dataset or a source; `kept` is the store of its rows, and `wnids` are by class index."""
+    """A dataset or a source folder; `kept` stores its hashes, and `wnids` are by class index."""
 
     where: str
     pieces: list[AnyPiece]
@@ -139,7 +139,6 @@ def duplicates(config: Config) -> Json:
 
 
 def _counts(groups: Sequence[Group]) -> Json:
-    """Returns the number of groups, in all and by kind and place."""
     from imagenet_prep.matching.groups import contradicts, counts, crosses
 
     crossing = [group for group in groups if crosses(group)]
@@ -233,7 +232,6 @@ def _tell(what: str) -> None:
 
 
 def _groups(seen: Pictures, found: Found, sides: Sequence[_Side]) -> list[Group]:
-    """Returns all groups, in the order of their kept images."""
     from imagenet_prep.matching.groups import AGAINST, KINDS, Member, rank
 
     every = [group.tolist() for group in found.by_sight.groups()]
@@ -245,7 +243,7 @@ def _groups(seen: Pictures, found: Found, sides: Sequence[_Side]) -> list[Group]
         split, wnids = f"{AGAINST if piece.other else ''}{piece.split}", sides[piece.other].wnids
         for number, sample in enumerate(piece.samples(), start=int(start)):
             if number in wanted:
-                # Sources may have classes that are not in the list.
+                # Source images may have classes that are not in the class list.
                 known = sample.class_index < len(wnids)
                 wnid = wnids[sample.class_index] if known else str(sample.class_index)
                 members[number] = Member(number, split, sample.key, sample.class_index, wnid)
@@ -266,7 +264,6 @@ def _groups(seen: Pictures, found: Found, sides: Sequence[_Side]) -> list[Group]
 
 
 def _page(groups: Sequence[Group], seen: Pictures, result: Json) -> str | None:
-    """Returns the page; None if the packages that make pages are not installed."""
     from imagenet_prep.matching import output
 
     try:
@@ -278,7 +275,7 @@ def _page(groups: Sequence[Group], seen: Pictures, result: Json) -> str | None:
         return None
 
     def read(number: int) -> bytes:
-        # By its table, a damaged image may be a duplicate.
+        # A damaged image may still be a duplicate according to its table.
         with contextlib.suppress(DataDamagedError):
             return seen.read(number)
         return b""

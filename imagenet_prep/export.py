@@ -1,4 +1,4 @@
-"""`imagenet-prep export`: a set as files of other programs, or the weights of a run."""
+"""`imagenet-prep export`: writes a dataset in other formats, or the weights of a run."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Config(WorkerFlags):
 
 
 def export(config: Config) -> Json:
-    """Exports a dataset, or the rest of it; returns the summary that is printed."""
+    """Exports a dataset, or resumes, and returns the summary."""
     from imagenet_prep import engine
     from imagenet_prep.exporting import job
     from imagenet_prep.exporting.examples import Source
@@ -174,7 +174,7 @@ def _format(config: Config, dataset: Dataset) -> Format:
     from imagenet_prep.exporting.webdataset import WebDataset
 
     wnids, labels = dataset.classes.wnids, dataset.classes.render().decode()
-    # The files of a single split are called like the last part of --out.
+    # If there is only one split, its files are named like the last part of --out.
     prefix = config.out.rstrip("/").rpartition("/")[2] if len(config.split or ()) == 1 else ""
     made: dict[str, Callable[[], Format]] = {
         FOLDER: lambda: Folder(wnids, labels, config.allow_empty_class),
@@ -187,7 +187,7 @@ def _format(config: Config, dataset: Dataset) -> Format:
 
 
 def export_weights(config: Config) -> Json:
-    """Writes the weights of the last checkpoint of a run and returns the summary."""
+    """Writes the weights of a run's last checkpoint and returns the summary."""
     from imagenet_prep.trainer import checkpoint, torchvision
 
     found = torchvision.last(Path(config.dataset).expanduser())
@@ -229,7 +229,6 @@ def export_croissant(config: Config) -> Json:
 
 
 def _how_to_load(out: str, summary: Json) -> str:
-    """Returns the summary, and the lines of Python that read the file."""
     from imagenet_prep.trainer import torchvision
 
     model, classes = summary["model"], summary["classes"]

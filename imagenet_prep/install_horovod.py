@@ -1,8 +1,8 @@
 """`imagenet-prep install-horovod`: builds Horovod for the installed framework, and tests it.
 
 Horovod's last release (0.28.1, 2023) is source only and older than TensorFlow 2.21 and PyTorch
-2.15: `launching.horovod_source` changes it. The versions of source, build tools and requirements
-are fixed by hash in the locks next to this file.
+2.15, so `launching.horovod_source` patches it. The locks next to this file pin the source, the
+build tools and the requirements by hash.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ assert found == (2, 3.0, {nccl}), found
 """
 
 
-# For each framework, lines of Python that make `number` a tensor of the rank plus one, and the
-# method of a tensor that returns its value.
+# Per framework: Python code that sets `number` to a tensor with the rank plus one, and the tensor's
+# method that returns its value.
 _NUMBERS = {
     "tensorflow": (
-        # NCCL refuses two ranks on one GPU: then both use the CPU.
+        # NCCL refuses two ranks on one GPU; in that case, both use the CPU.
         (
             "import tensorflow as tf\n"
             "gpus = tf.config.list_physical_devices('GPU')\n"
@@ -107,12 +107,12 @@ class Config(Settings):
 
     @property
     def launcher(self) -> str:
-        """The flag of horovodrun for the built transport."""
+        """The horovodrun flag for the built transport."""
         return "--mpi" if self.mpi else "--gloo"
 
 
 def install(config: Config) -> str:
-    """Builds the wheel unless it is cached, installs and tests it; returns its name."""
+    """Builds the wheel unless it is cached, installs and tests it, and returns its name."""
     folder = Path(config.cache).expanduser() / wheel_key(config)
     with tempfile.TemporaryDirectory(prefix="horovod-") as scratch:
         descriptor, name = tempfile.mkstemp(prefix="install-horovod-", suffix=".log")
@@ -143,8 +143,8 @@ def install(config: Config) -> str:
 def _kept(folder: Path, scratch: Path) -> Path | None:
     """Returns a copy of the cached wheel, if only this user or root can have written it.
 
-    Installing a wheel runs its code, and others may write into a shared folder. So the copy is
-    installed: the file in the folder may change in the meantime.
+    Installing a wheel runs its code. The file in the cache may change after this check, but the
+    copy does not.
     """
     for path in sorted(folder.glob("horovod-*.whl")):
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -167,11 +167,10 @@ def _kept(folder: Path, scratch: Path) -> Path | None:
 
 
 def _keep(wheel: Path, folder: Path) -> None:
-    """Stores a wheel for the next installation, if this user may write there."""
     partial = folder / f".{uuid.uuid4().hex}.partial"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Visible when complete, as another host may share this folder, and writable by no one else.
+        # Hosts may share this folder: a wheel appears when complete, writable only by its owner.
         with (
             open(wheel, "rb") as made,
             open(partial, "xb", opener=lambda path, flags: os.open(path, flags, 0o644)) as copy,
@@ -185,13 +184,13 @@ def _keep(wheel: Path, folder: Path) -> None:
 
 
 def missing(lock: str) -> str:
-    """Returns the part of a lock whose packages are not installed: others keep their versions."""
+    """Returns the lock entries of packages that are not installed; others keep their version."""
     entries = re.split(r"^(?=[a-z])", lock, flags=re.MULTILINE)[1:]
     return "".join(each for each in entries if version(each.partition("==")[0]) is None)
 
 
 def wheel_key(config: Config) -> str:
-    """Returns the name of the cache folder: all that the wheel's machine code depends on."""
+    """Returns the name of the cache folder, which has all that the machine code depends on."""
     framework = FRAMEWORKS[config.framework]
     if (found := version(*framework.packages)) is None:
         raise UsageError(
@@ -221,12 +220,12 @@ def _build(config: Config, scratch: Path, log: Path) -> Path:
     environment = build_variables(config, tools)
     if config.nccl:
         environment |= nccl_variables(scratch)
-    # The name alone, by which pip caches wheels, does not tell TensorFlow or MPI.
+    # The keys of pip's cache do not include the versions of TensorFlow or MPI.
     wanted = ["--no-cache-dir", "--no-build-isolation"]
     download = ["download", *wanted, *_LOCKED, "--no-binary", "horovod", "-d", str(scratch)]
     _pip([*download, "-r", str(_SOURCE_LOCK)], log, "downloading Horovod", environment)
     with tarfile.open(scratch / f"horovod-{VERSION}.tar.gz") as archive:
-        # Python 3.11 has this filter from 3.11.4 on. The hash of the archive was verified.
+        # In Python 3.11, this filter exists from 3.11.4 on. The archive's hash was verified.
         archive.extraction_filter = getattr(tarfile, "data_filter", None)
         archive.extractall(scratch)  # noqa: S202
     source = scratch / f"horovod-{VERSION}"
@@ -238,7 +237,7 @@ def _build(config: Config, scratch: Path, log: Path) -> Path:
 
 
 def build_variables(config: Config, tools: Path) -> dict[str, str]:
-    """Returns the environment variables of the build, whose tools are in a folder."""
+    """Returns the environment variables of the build; `tools` is the folder of the build tools."""
     frameworks = {
         f"HOROVOD_WITH{'' if name == config.framework else 'OUT'}_{name.upper()}": "1"
         for name in FRAMEWORKS
@@ -246,7 +245,7 @@ def build_variables(config: Config, tools: Path) -> dict[str, str]:
     programs = (str(tools / "bin"), str(Path(sys.executable).parent), os.environ["PATH"])
     return frameworks | {
         "PYTHONPATH": str(tools),
-        # Horovod's setup.py, whose hash was verified, imports from its own folder.
+        # Horovod's setup.py imports from its own folder; its hash was verified.
         "PYTHONSAFEPATH": "",
         "PATH": os.pathsep.join(programs),
         "MAKEFLAGS": f"-j{len(os.sched_getaffinity(0))}",
@@ -257,7 +256,7 @@ def build_variables(config: Config, tools: Path) -> dict[str, str]:
 
 
 def nccl_variables(scratch: Path) -> dict[str, str]:
-    """Returns more variables for NCCL, which the linker finds in `scratch`."""
+    """Returns additional variables for NCCL, and links its library into `scratch`."""
     cuda = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
     if not (cuda / "bin" / "nvcc").is_file():
         raise UsageError(
@@ -265,14 +264,14 @@ def nccl_variables(scratch: Path) -> dict[str, str]:
         )
     packages = Path(sysconfig.get_path("purelib"))
     nccl = packages / "nvidia" / "nccl"
-    # The linker looks for libnccl.so, the package has libnccl.so.2 alone.
+    # The linker looks for libnccl.so, but the package only has libnccl.so.2.
     (scratch / "libnccl.so").symlink_to(nccl / "lib" / "libnccl.so.2")
     external = packages / "tensorflow" / "include" / "external"
     headers = (external / "highwayhash", external / "farmhash_archive" / "src")
     flags = [os.environ.get("CXXFLAGS", ""), *(f"-I{folder}" for folder in headers)]
     return {
         "CXXFLAGS": " ".join(flags),
-        # Relative to TensorFlow, wherever the virtual environment is.
+        # Relative to TensorFlow, so that the virtual environment can be anywhere.
         "LDFLAGS": "-s -Wl,-rpath,$ORIGIN/../../nvidia/nccl/lib",
         "HOROVOD_CUDA_HOME": str(cuda),
         "HOROVOD_GPU_OPERATIONS": "NCCL",
@@ -290,12 +289,12 @@ def _pip(
 
 
 def prove(config: Config, log: Path) -> None:
-    """Lets two ranks add up two numbers; raises ImagenetPrepError if they do not."""
+    """Tests that two ranks can add two numbers; raises ImagenetPrepError if they cannot."""
     module, (number, value) = FRAMEWORKS[config.framework].module, _NUMBERS[config.framework]
     proof = _PROOF.format(module=module, number=number, value=value, nccl=config.nccl)
     program = Path(sys.executable).with_name("horovodrun")
     argv = [str(program), "-np", "2", config.launcher, *children.python("-c", proof)]
-    # horovodrun shows the whole environment in command lines, and starts Python without -P.
+    # horovodrun shows the complete environment in command lines, and starts Python without -P.
     kept = {name: os.environ[name] for name in _PROOF_NEEDS if name in os.environ}
     kept["PATH"] = os.pathsep.join([str(program.parent), os.environ["PATH"]])
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

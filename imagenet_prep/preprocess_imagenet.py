@@ -1,7 +1,7 @@
-"""`python -m imagenet_prep.preprocess_imagenet`: step 1 of the 2018 tutorial, as it was typed.
+"""`imagenet-prep preprocess-imagenet`: step 1 of the 2018 tutorial, with the flags of that time.
 
-It downloads the archives, unless their folder is given, and writes 1024 + 128 shards with the
-images as they are: `prepare --keep-original`.
+Downloads the archives unless their folder is given, and writes 1024 + 128 shards with unchanged
+images, as `prepare --keep-original` does.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _downloaded(config: Config) -> str:
             f"{out.root}: finished, and its archives were removed. Prove it by imagenet-prep "
             "verify; to mend it, download the archives and give their folder as --raw_data_dir."
         )
-    # This follows no links.
+    # This call does not follow links.
     out.make_folder(_ARCHIVES)
     download.download(download.Config(into=str(folder), allow_other=config.allow_subset))
     return str(folder)

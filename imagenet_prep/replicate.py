@@ -53,9 +53,9 @@ _MB = 1_000_000
 
 
 def replicate(config: Config) -> Json:
-    """Returns the files that each replica lacks or lacked, and the bytes that were moved.
+    """Returns the problems of each replica and the bytes that were moved.
 
-    A host that fails does not stop the others: its replica has an `error`.
+    If a host fails, the others continue, and its replica in the result has an `error`.
     """
     from imagenet_prep.distribute.source import Original
     from imagenet_prep.storage.opened import Dataset
@@ -87,7 +87,7 @@ def replicate(config: Config) -> Json:
 
 
 def _columns(config: Config, dataset: Dataset) -> dict[str, bytes]:
-    """Returns the bytes of the column.json of each column that is copied, by its name."""
+    """Returns the content of column.json for each column to copy, by column name."""
     from imagenet_prep.storage import columns
 
     if config.columns == (NONE,):
@@ -106,14 +106,13 @@ def _columns(config: Config, dataset: Dataset) -> dict[str, bytes]:
 
 
 def _to_hosts(config: Config, source: Original, there: Manifest) -> list[Json]:
-    """Replicates to each host of the hosts file, or checks it."""
     from imagenet_prep.distribute import hosts
     from imagenet_prep.distribute.lead import Leader
 
     hosts_file, path = config.hosts_and_path
     addresses = [host.address for host in read_hosts(Path(hosts_file).expanduser())]
     placements = config.placements(addresses)
-    # Shared by hosts with the same part: there may be 200,000 files and 300 hosts.
+    # Hosts with the same part share one list: there may be 200,000 files and 300 hosts.
     columns = [column.loads(data, name, name) for name, data in source.columns.items()]
     lists = {part: part.files(there, columns) for part in set(placements.values())}
     files = {address: lists[part] for address, part in placements.items()}
@@ -158,7 +157,6 @@ def _to_hosts(config: Config, source: Original, there: Manifest) -> list[Json]:
 def _sign_on_hosts(
     config: Config, addresses: Sequence[str], answers: Sequence[Json | ImagenetPrepError]
 ) -> Sequence[Json | ImagenetPrepError]:
-    """Brings the signature, if there is one, to the hosts with a finished replica."""
     from imagenet_prep.hosts.process import command_on, run_all
     from imagenet_prep.storage import signature
     from imagenet_prep.storage.store import open_readable
@@ -178,7 +176,6 @@ def _sign_on_hosts(
 
 
 def _pull_words(config: Config, part: Placement, columns: Sequence[str]) -> list[str]:
-    """Returns the command by which a host fetches its part from a bucket."""
     words = ["replicate", config.dataset, "--to", config.hosts_and_path[1]]
     words += ["--columns", ",".join(columns) or NONE]
     words += ["--repair"] if config.repair else []
@@ -231,7 +228,6 @@ def _open_target(config: Config, source: Original) -> Replica | Bucket:
 def _look(
     config: Config, target: Replica | Bucket, files: Sequence[File]
 ) -> list[tuple[Problem, File]]:
-    """Returns the problems at the target, each with its file."""
     prove = config.check or config.repair
     found = _each(config, lambda file: target.problem(file, prove=prove), files, "look")
     return [(problem, file) for problem, file in zip(found, files, strict=True) if problem]
@@ -272,9 +268,9 @@ def _bring(config: Config, source: Original, target: Replica | Bucket) -> Json:
 def _each(
     config: Config, function: Callable[[File], Answer], files: Sequence[File], title: str
 ) -> list[Answer]:
-    """Returns function(file) of each file, some at a time; the first error ends it.
+    """Returns function(file) for each file, several at a time; stops at the first error.
 
-    Running calls are waited for first, but not after Ctrl-C.
+    On an error, it waits for running calls first; on Ctrl-C, it does not.
     """
     pool = ThreadPoolExecutor(config.connections)
     with _progress(config, title, len(files)) as progress:
@@ -339,7 +335,7 @@ def _sentences(config: Config, replica: Json) -> list[str]:
 
 
 def _judge(config: Config, replicas: Sequence[Json]) -> None:
-    """Raises the error for replicas; failures of hosts come before damage found there."""
+    """Raises an error if replicas failed or are damaged; failures take precedence."""
     if failed := [replica for replica in replicas if "error" in replica]:
         kinds = {replica["error"] for replica in failed}
         kind = by_name(kinds.pop()) if len(kinds) == 1 else IncompleteError

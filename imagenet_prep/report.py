@@ -1,4 +1,4 @@
-"""`imagenet-prep report`: a page with pictures of a dataset."""
+"""`imagenet-prep report`: writes a page with figures and images about a dataset."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ Examples:
   imagenet-prep report --compare /data/imagenet-480 /data/imagenet-256 --out comparison.html"""
 
 _COMPARISON = "comparison.html"
-# The extra `report`.
 _PACKAGES = ("jinja2", "matplotlib", "skimage")
 
 
@@ -103,7 +102,7 @@ class Config(Settings):
 
 
 def report(config: Config) -> Path:
-    """Writes the page and returns its path; damage is shown at the top of the page."""
+    """Writes the page and returns its path; damage is reported at the top of the page."""
     from imagenet_prep.storage.new_file import complete_file
     from imagenet_prep.storage.store import open_readable
 
@@ -120,13 +119,12 @@ def report(config: Config) -> Path:
     if config.out:
         regular_file.demand_own(out, "a page", b"<!DOCTYPE html>")
     with complete_file(out) as file:
-        # A path may hold bytes that are no UTF-8.
+        # A path may contain bytes that are not UTF-8.
         file.write(content.encode("utf-8", "replace"))
     return out
 
 
 def _refuse_folder_of_others(config: Config) -> None:
-    """Refuses to write a page, unless --out asks for it, into the folder of another user."""
     folder = Path(config.dataset).expanduser()
     if config.out or config.compare or not folder.is_dir():
         return
@@ -173,10 +171,10 @@ def _page(config: Config, store: Readable) -> str:
 
 
 def _look(facts: Facts) -> tuple[Callable[[int], str], _Images]:
-    """Returns functions that name class indices and find images, split by split."""
+    """Returns a function that names a class index, and a function that finds images by key."""
     from imagenet_prep.read.catalogue import Catalogue, Entry
 
-    # Evaluations use validation or holdout; the names of train take longest.
+    # Evaluations use validation or holdout. Train is last, since its keys take longest to read.
     order = [split for split in reversed(schema.SPLITS) if split in facts.manifest.splits]
 
     def images_of(keys: Sequence[str]) -> Iterator[ImageExample | None]:
@@ -194,7 +192,7 @@ def _look(facts: Facts) -> tuple[Callable[[int], str], _Images]:
 
     def words(class_index: int) -> str:
         wnid, name = facts.class_name(class_index)
-        # The name of a custom class is its folder's.
+        # The name of a custom class is the name of its folder.
         return name if name == wnid.replace("_", " ") else f"{wnid} {name}".strip()
 
     return words, images_of
@@ -206,7 +204,7 @@ def _disagreements(
     words: Callable[[int], str],
     images_of: _Images,
 ) -> Disagreements | None:
-    """Returns the disagreements; None if a table is damaged, which is a problem."""
+    """Returns the disagreements; None if a table is damaged, which is added to the problems."""
     from imagenet_prep.evaluation.sheet import Sheet
     from imagenet_prep.reporting import disagreements
 

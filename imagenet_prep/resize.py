@@ -1,7 +1,7 @@
 """`imagenet-prep resize`: makes a dataset with smaller images from TFRecord shards.
 
-One task per shard: its records are read, verified, resized and written in their order. The command
-line of the AWS tutorial's tensorflow_image_resizer.py works as well.
+Each task reads, verifies, resizes and writes the records of one shard, in order. The command line
+of the AWS tutorial's tensorflow_image_resizer.py also works.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Examples:
   python -m imagenet_prep.resize -d imagenet -i IN -o OUT --subset_name train \\
       --num_preprocess_threads 60 --num_intra_threads 2 --num_inter_threads 2"""
 
-# The tutorial's parser allowed every prefix of exactly one of its flags.
+# The tutorial's parser accepted every unambiguous prefix of these flags.
 _TUTORIAL_FLAGS = (
     *("--dataset_name", "--input_dir", "--output_dir", "--force", "--subset_name", "--stretch"),
     *("--size", "--quality", "--start_offset"),
@@ -140,13 +140,13 @@ class Config(RunFlags):
 
     @property
     def num_workers(self) -> int:
-        """Workers, 0 for one a core; the tutorial's 60 threads were the length of a queue."""
+        """Number of workers, 0 for one per core; the tutorial's 60 threads were a queue length."""
         cores = len(os.sched_getaffinity(0))
         return self.workers or min(self.num_preprocess_threads, cores)
 
 
 def resize(config: Config) -> Json:
-    """Runs, or resumes, and returns the summary that is printed."""
+    """Resizes, or resumes, and returns the summary."""
     from imagenet_prep.codec.policy import Policy
     from imagenet_prep.codec.transform import require
     from imagenet_prep.core.errors import UsageError
@@ -208,7 +208,7 @@ def _run(config: Config) -> None:
 
 
 def _spelled_out(argv: Sequence[str]) -> list[str]:
-    """Returns a command line with the tutorial's flags in full; its parser took prefixes."""
+    """Returns the command line with prefixes of the tutorial's flags expanded."""
     words = list(argv)
     for place, word in enumerate(words):
         if word == "--":
@@ -221,7 +221,7 @@ def _spelled_out(argv: Sequence[str]) -> list[str]:
 
 
 def _render(summary: Json) -> str:
-    from imagenet_prep.shards.summary import render  # not for --help
+    from imagenet_prep.shards.summary import render  # not needed for --help
 
     if "workers" in summary:
         lines = [

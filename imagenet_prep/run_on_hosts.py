@@ -1,4 +1,4 @@
-"""`imagenet-prep run-on-hosts`: one command on every host of a hosts file, all at once."""
+"""`imagenet-prep run-on-hosts`: runs one command on all hosts of a hosts file at once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Examples:
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """Settings of one round; see the help of each flag."""
+    """Settings of one run; see the help of each flag."""
 
     hosts: str = flag(
         place=Place.FILE,

@@ -1,4 +1,4 @@
-"""`imagenet-prep score`: how good predictions are on a set, by its labels and by other lists."""
+"""`imagenet-prep score`: scores predictions by a dataset's labels and by other lists of labels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Examples:
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """Settings of one table; see the help of each flag."""
+    """Settings of one run; see the help of each flag."""
 
     predictions: str = flag(
         place=Place.FILE,

@@ -1,4 +1,4 @@
-"""`imagenet-prep show`: looks into a dataset or one shard."""
+"""`imagenet-prep show`: shows the contents of a dataset, a shard or a training run."""
 
 from __future__ import annotations
 
@@ -44,15 +44,14 @@ Examples:
   imagenet-prep show runs/1 --key n01440764/n01440764_10026.JPEG
   imagenet-prep show runs/1 --check"""
 
-# Values of a row that are shown.
 _FIRST_VALUES = 8
-# Without an image, a record shows nothing.
+# A record without an image is an error.
 _MAY_LACK = [key for key in schema.ALL_KEYS if key != schema.ENCODED]
 
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """Settings of one look; see the help of each flag."""
+    """Settings of one run; see the help of each flag."""
 
     dataset: str = data_set(
         place=Place.FILE_OR_OBJECT,
@@ -121,18 +120,18 @@ class Config(Settings):
 
     @property
     def asks_run(self) -> bool:
-        """Whether a flag is given that only a run has."""
+        """Whether a flag is given that only applies to runs."""
         return self.step is not None or self.check or self.trained_on is not None
 
     @property
     def finds_images(self) -> bool:
-        """Whether images of a dataset are requested, and not a shard."""
+        """Whether images of a dataset are requested, not a shard."""
         asked = (self.key, self.class_, self.image_file)
         return self.keys or any(each is not None for each in asked)
 
 
 def records(shard: str) -> Iterator[Json]:
-    """Yields the content of each record of a shard; the image under "encoded"."""
+    """Yields the content of each record of a shard, with the image under "encoded"."""
     from imagenet_prep.dataset import tfrecord
 
     name = shard.rpartition("/")[2]
@@ -154,10 +153,7 @@ def records(shard: str) -> Iterator[Json]:
 
 
 def _decoded(payload: bytes) -> ImageExample:
-    """Returns the example of a record, which any known program may have written.
-
-    A key that the record lacks reads as empty or 0.
-    """
+    """Returns the example of a record in any known schema; missing keys are empty or 0."""
     from imagenet_prep.dataset import example, protobuf, tfds_record
 
     features = tfds_record.renamed(protobuf.parse(payload))
@@ -199,7 +195,7 @@ def run(config: Config) -> int:
 
 
 def _is_set(place: str) -> bool:
-    """Returns whether a place holds a dataset; if not, it is one file."""
+    """Returns whether a path or address is a dataset, not a single file."""
     from imagenet_prep.storage.store import open_readable
 
     if not is_remote(place):
@@ -208,12 +204,10 @@ def _is_set(place: str) -> bool:
 
 
 def _is_run(log: Path) -> bool:
-    """Returns whether a folder has the log of a run, and is no dataset."""
     return log.is_file() and not (log.parent / naming.MANIFEST).exists()
 
 
 def _show_run(config: Config, log: Path) -> int:
-    """Shows which images the steps of a run have used."""
     from imagenet_prep.read import receipt
     from imagenet_prep.read.catalogue import Catalogue
     from imagenet_prep.storage.opened import open_dataset
@@ -257,7 +251,7 @@ def _show_run(config: Config, log: Path) -> int:
 
 
 def _show_uses(config: Config, log: Path, used: Receipt, number: int) -> int:
-    """Shows the last checkpoint that never saw an image, and the steps that used the image."""
+    """Shows the last checkpoint before an image was used, and the steps that used it."""
     from imagenet_prep.trainer import checkpoint
 
     step, uses = used.unseen(number)
@@ -316,7 +310,7 @@ def _described(made: Column) -> Json:
 
 
 def _rows(dataset: Dataset, split: str, shard: str, record: int) -> Json:
-    """Returns type, shape and first values of the row of a record in each finished column."""
+    """Returns type, shape and first values of a record's row in each finished column."""
     import numpy as np
 
     from imagenet_prep.storage import columns
@@ -371,7 +365,6 @@ def _show_images(config: Config) -> int:
 
 
 def _found(config: Config, catalogue: Catalogue, key: str) -> list[Entry]:
-    """Returns the images with a key; UsageError if there are none."""
     if entries := catalogue.find({key}):
         return entries[key]
     near = catalogue.like(key)

@@ -1,4 +1,4 @@
-"""`imagenet-prep train`: trains a network on a prepared data set, in one process or as one rank."""
+"""`imagenet-prep train`: trains a network on a dataset, in one process or as one rank."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ Examples:
   imagenet-prep launch -np 8 --servers 8 -- train --data-dir /data/imagenet-480 \\
       --framework mxnet --comm dist_sync"""
 
-# Switches of the AWS tutorial's train_imagenet_resnet_hvd.py; its other flags are aliases of ours.
+# Switches of the AWS tutorial's train_imagenet_resnet_hvd.py; its other flags are aliases here.
 _SWITCHES = {
     "--fp16": ("--precision", "float16"),
     "--nofp16": ("--precision", "float32"),
     "--use_larc": ("--optimizer", "larc"),
 }
-# The tutorial's evaluation needed the number of GPUs that the checkpoint was trained on.
+# The tutorial's evaluation needed the number of GPUs of the training; this one does not.
 _NEEDLESS = "--num_gpus"
 _DECAY = "--lr_decay_mode"
 _DECAYS = {"linear_cosine": "linear-cosine", "cosine_decay_restarts": "cosine-restarts"}
 
 
 def train(config: Config) -> Score | None:
-    """Trains, and returns the last evaluation."""
+    """Trains and returns the last evaluation."""
     from imagenet_prep.evaluation.sheet import Sheet
     from imagenet_prep.trainer import loop, recipe
     from imagenet_prep.trainer.comm import launched
@@ -60,7 +60,7 @@ def train(config: Config) -> Score | None:
 
 
 def needs(config: Config, ranks: int) -> list[str]:
-    """Returns what a rank needs, as `core.installed.lacking` takes it."""
+    """Returns the requirements of a rank, in the form that `core.installed.lacking` takes."""
     found = [config.framework]
     if ranks > 1 and config.comm == installed.HOROVOD:
         found.append(installed.HOROVOD)
@@ -70,7 +70,7 @@ def needs(config: Config, ranks: int) -> list[str]:
 
 
 def readers(config: Config) -> OpenReader:
-    """Returns the function that opens the splits of a run; its settings are settled."""
+    """Returns the function that opens the splits of a run; needs a config from `recipe.settled`."""
     from imagenet_prep.trainer import recipe
 
     def pinned() -> Any:
@@ -101,7 +101,7 @@ def readers(config: Config) -> OpenReader:
         elif config.framework == "pytorch":
             if made["backend"] == "auto":
                 made["backend"] = "native"
-            # Copies to a GPU are made next to its work only from pinned memory.
+            # Copies overlap with the work of the GPU only if they come from pinned memory.
             if made["backend"] == "native" and world.local_rank < installed.gpus():
                 made["out"] = pinned
             else:
@@ -145,7 +145,6 @@ def _of_sagemaker(argv: Sequence[str], environment: Mapping[str, str]) -> dict[s
 
 
 def _translated(argv: Sequence[str]) -> list[str]:
-    """Returns a command line with our words instead of the tutorial's."""
     words: list[str] = []
     left = iter(argv)
     for word in left:
@@ -164,10 +163,10 @@ def parse(
     environment: Mapping[str, str] = os.environ,
     of_run: Mapping[str, Any] = MappingProxyType({}),
 ) -> Config:
-    """Returns the config of a command line in our flags or those of the tutorial's script.
+    """Returns the config of a command line with our flags or those of the tutorial's script.
 
     In a SageMaker container, `environment` gives data and model unless the flags do. `of_run` has
-    further values by field, which apply if neither gives them.
+    values by field, which are used if neither sets them.
     """
     return flags.parse(
         Config,

@@ -77,7 +77,7 @@ class Config(WorkerFlags):
 
 
 def verify(config: Config) -> Json:
-    """Returns what was checked and all problems."""
+    """Checks a dataset and returns the result, with all problems."""
     from imagenet_prep.shards.samples_root import wrong_roots
     from imagenet_prep.storage import columns, signature
     from imagenet_prep.storage.ledger import Ledger
@@ -101,7 +101,7 @@ def verify(config: Config) -> Json:
         names += [there.file(rows).name for there, rows in survey.files]
         ledger = Ledger(folder, naming.VERIFIED, len(names), trusts_owner=True)
         since = _unchanged_since(ledger, names, config.level, manifest.digest)
-        # From before reading: a file that is written meanwhile is not verified.
+        # Taken before reading: a file that is written meanwhile is not verified.
         before = {name: folder.path(name).stat() for name in folder.sizes(names)}
     if since is None:
         decodes = config.level == schema.LEVEL_DECODE
@@ -111,7 +111,7 @@ def verify(config: Config) -> Json:
         in_shards = [problem for receipt in receipts for problem in receipt.problems]
         if decodes:
             oriented = sum(receipt.oriented for receipt in receipts)
-        # A part of the dataset need not hold all images of a class.
+        # A part of a dataset need not contain all images of a class.
         if part.nodes == 1 and not in_shards and decodes and labels_are_sound:
             in_shards += _check_class_counts(manifest, receipts)
         if not in_shards and config.level != schema.LEVEL_MANIFEST and manifest.has_samples:
@@ -143,7 +143,7 @@ def verify(config: Config) -> Json:
 
 
 def _unchanged_since(ledger: Ledger, names: Sequence[str], level: str, digest: str) -> str | None:
-    """Returns when (UTC) all files were verified at `level` or a higher one; None if not all."""
+    """Returns since when (UTC) all files are verified at `level` or higher; None if not all are."""
     enough = list(schema.LEVELS)[list(schema.LEVELS).index(level) :]
     times = []
     for name in names:
@@ -244,7 +244,7 @@ def _check_small_files(dataset: Dataset) -> dict[str, str]:
 
 
 def _check_strangers(dataset: Dataset, known: set[str]) -> list[str]:
-    """Returns files that readers, which glob train* and valid*, would read as data."""
+    """Returns unlisted files that readers, which glob train* and valid*, would read as data."""
     store, part = dataset.store, dataset.placement
     listed = "the manifest" if part.nodes == 1 else str(part)
     problems = [

@@ -1,1 +1,1 @@
-"""Replicas: a data set's bytes in other folders, in buckets and on other hosts, proven there."""
+"""Verified replicas of a dataset in other folders, in buckets and on other hosts."""

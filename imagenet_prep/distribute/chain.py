@@ -1,11 +1,11 @@
-"""Which host gives to which, and the state of each. Pure: no process, no clock.
+"""Decides which host sends to which and tracks the state of each; has no process and no clock.
 
-Hosts form a chain: each gives files to its successor, also while they still arrive. A host that
-dies leaves the chain, and its successor gets another predecessor at once. When the host is back,
-it becomes the last of the chain; files that were proven on it stay. If each host is to hold
-another part of the set, the leader gives to all of them itself.
+Hosts form a chain: each sends files to its successor, even while they are still arriving. A lost
+host leaves the chain, and its successor gets a new predecessor at once. When the host is back, it
+becomes the last of the chain; its verified files stay. If each host is to hold a different part
+of the dataset, the leader sends to all of them itself.
 
-`lead` reports to `Chain` what happened; the chain calls its `Actions`, which `lead` carries out.
+`lead` reports events to `Chain`; the chain calls its `Actions`, which `lead` implements.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from imagenet_prep.hosts.process import Ending
 if TYPE_CHECKING:
     from imagenet_prep.distribute.hosts import Request
 
-# Losses of a receiver that ssh reached, before it said what it lacks. After these, Python or this
-# package is missing on the host, or hangs.
+# Losses after ssh has connected but before the receiver answers. After this number, Python or this
+# package is considered missing or hanging on the host.
 _MAX_EARLY_LOSSES = 3
-# How often one file may arrive damaged at one host; then it is damaged at the giver.
+# If one file arrives damaged this often at one host, it is damaged at the giver.
 MAX_WRONG = 2
 
 
@@ -56,7 +56,7 @@ _NEXT = {
     State.LOST: {State.COMING, State.FAILED},
     State.FAILED: set[State](),
 }
-# The messages that a giver may send about its neighbour, by the neighbour's state.
+# Messages that a giver may send about its neighbour, by the neighbour's state.
 _ALLOWED = {
     State.COMING: {"lacks", "error", "lost"},
     State.LIVE: {"stored", "wrong", "whole", "spoiled", "error", "lost"},
@@ -66,22 +66,19 @@ _UNDER_WAY = {State.COMING, State.LIVE}
 
 @dataclass(eq=False)
 class Peer:
-    """One host and its state.
+    """One host of the hosts file and its state.
 
     Attributes:
-      address: of the hosts file.
-      sizes: bytes of each file that it is to hold, by name.
-      alone: no other host has the files that belong there.
-      state: of the host.
-      upstream: the host that gives to it; None is the leader.
-      avoid: addresses of hosts that cannot give to this one.
-      lacking: number of files that it still lacks; None before it has said so.
-      wrong: number of files that arrived damaged from the present giver.
-      was_live: whether it has answered in this run.
-      moved_bytes: received and proven.
-      losses: how often it was lost.
-      early_losses: how often before it had answered.
-      error: why it failed, or was last lost.
+      sizes: bytes of each file that the host must hold, by name.
+      alone: whether no other host has the same part.
+      upstream: the host that sends to this one; None is the leader.
+      avoid: addresses of hosts that cannot send to this one.
+      lacking: number of missing files; None until the host has reported it.
+      wrong: number of files that arrived damaged from the current giver.
+      was_live: whether the host has answered in this run.
+      moved_bytes: bytes that were received and verified.
+      losses: number of times that the host or its giver was lost.
+      early_losses: number of times that it was lost before its first answer.
     """
 
     address: str
@@ -99,33 +96,33 @@ class Peer:
     error: ImagenetPrepError | None = None
 
     def become(self, state: State) -> None:
-        """Changes its state; RuntimeError if that transition is not allowed."""
+        """Changes the state; raises RuntimeError if that transition is not allowed."""
         if state not in _NEXT[self.state]:
             raise RuntimeError(f"{self.address}: {self.state.name} cannot become {state.name}")
         self.state = state
 
 
 class Actions(Protocol):
-    """What a chain asks for. No call waits, and none calls the chain."""
+    """The actions that a chain requests. They return at once and never call the chain."""
 
     def start(self, peer: Peer) -> None:
-        """Starts a giver on the `upstream` of a host; stops the giver before it."""
+        """Starts a giver on the `upstream` of a host; stops the previous giver."""
 
     def stop(self, peer: Peer) -> None:
-        """Ends the giver of a host, if there is one."""
+        """Stops the giver of a host, if there is one."""
 
     def probe(self, peer: Peer, *, again: bool) -> None:
         """Checks whether a host can be reached; with `again`, after a pause."""
 
     def progress(self, peer: Peer, num_bytes: int) -> None:
-        """Shows that `lacking` has changed; `num_bytes` were stored."""
+        """Reports that `lacking` has changed and `num_bytes` were stored."""
 
     def say(self, peer: Peer, sentence: str) -> None:
-        """Tells the user what happened to a host."""
+        """Reports a sentence about a host to the user."""
 
 
 class Chain:
-    """Decides who gives to whom; the peers are in the order of the hosts file."""
+    """Decides which host sends to which; the peers are in the order of the hosts file."""
 
     def __init__(self, peers: Sequence[Peer], request: Request, actions: Actions) -> None:
         self.peers = list(peers)
@@ -140,7 +137,7 @@ class Chain:
             self._connect(peer)
 
     def is_over(self, now_s: float) -> bool:
-        """Whether every host is complete or failed, or the time to wait for lost ones is over."""
+        """Whether every host is complete or failed, or the time to wait for lost hosts is over."""
         states = {peer.state for peer in self.peers}
         if states & _UNDER_WAY or self._active_at_s is None:
             self._active_at_s = now_s
@@ -149,7 +146,7 @@ class Chain:
         return State.LOST not in states or now_s - self._active_at_s > self._request.wait_s
 
     def message(self, peer: Peer, frame: Frame) -> None:
-        """Takes a message of a giver about its neighbour."""
+        """Handles a message of a giver about its neighbour."""
         if frame.kind not in _ALLOWED.get(peer.state, ()):
             raise BrokenError(f"it says {frame.kind!r} of a host that is {peer.state.value}")
         taken: dict[str, Callable[..., None]] = {
@@ -164,13 +161,13 @@ class Chain:
         taken[frame.kind](peer, **frame.fields)
 
     def giver_broken(self, peer: Peer, why: str, code: int | None = None) -> None:
-        """Takes the early end of a giver; `code` is its exit code if it ended by itself."""
+        """Handles the early end of a giver; `code` is its exit code if it ended by itself."""
         giver = peer.upstream
         peer.losses += 1
         if giver is not None:
             peer.avoid.add(giver.address)
             self._actions.say(peer, f"{giver.address} cannot give to it ({why}); another one does")
-        elif code == DataDamagedError.exit_code:  # every further attempt would find the same
+        elif code == DataDamagedError.exit_code:  # every further attempt would fail as well
             self._fail(peer, DataDamagedError(f"{why}."))
             return
         elif peer.losses > self._request.retries:
@@ -180,12 +177,12 @@ class Chain:
         self._connect(peer)
 
     def probed(self, peer: Peer, ending: Ending) -> None:
-        """Takes the result of a `probe`."""
+        """Handles the result of a `probe`."""
         if peer.state is not State.LOST:
             return
         if ending.code == 0:
             self._actions.say(peer, "answers")
-            # It becomes the last: the host that was last has nobody to give to.
+            # It becomes the last of the chain: the host that was last has no successor yet.
             self._order.append(peer)
             self._connect(peer)
         elif ending.is_final:
@@ -241,13 +238,12 @@ class Chain:
     def _refused(self, peer: Peer, error: str, message: str) -> None:
         refusal = by_name(error)(message)
         if isinstance(refusal, BusyError) and peer.was_live:
-            # This is our own receiver, whose sender has died; it will soon give up.
+            # Our own receiver, whose sender has died, still holds the lock; it will soon give up.
             self._lose(peer, "the receiver before has not ended yet", early=False)
         else:
             self._fail(peer, refusal)
 
     def _lost(self, peer: Peer, cause: Cause, why: str) -> None:
-        """The receiver on a host ended too early, or was never reached."""
         giver, early = peer.upstream, peer.state is State.COMING
         if giver is None and cause is Cause.UNREADABLE:
             self._fail(
@@ -259,7 +255,7 @@ class Chain:
             )
             return
         if giver is not None and (early or cause is Cause.UNREADABLE):
-            # Perhaps only this giver cannot reach the host, or is broken itself.
+            # Perhaps only this giver cannot reach the host, or the giver is broken.
             peer.avoid.add(giver.address)
             early = False
         self._lose(peer, why, early=early and cause is not Cause.UNREACHED)
@@ -294,7 +290,7 @@ class Chain:
         self._leave(peer)
 
     def _connect(self, peer: Peer) -> None:
-        """Chooses the nearest host before it in the chain that can give to it, and starts it."""
+        """Starts a giver on the nearest possible host before it in the chain, or on the leader."""
         peer.become(State.COMING)
         peer.lacking, peer.wrong = None, 0
         before = [] if peer.alone else self._order[: self._order.index(peer)]
@@ -303,7 +299,6 @@ class Chain:
         self._actions.start(peer)
 
     def _leave(self, peer: Peer) -> None:
-        """Takes a host out of the chain; the hosts that it gave to get another giver."""
         if peer in self._order:
             self._order.remove(peer)
         for each in self._order:

@@ -1,4 +1,4 @@
-"""The flags of `replicate`, and the part of the data set that they ask for."""
+"""The flags of `replicate`, and the part of the dataset for each target."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Config(Settings):
             raise ValueError("--to: expected hosts:HOSTSFILE:PATH")
 
     def placement(self) -> Placement:
-        """Returns what belongs into a folder."""
+        """Returns the part of the dataset for a folder."""
         if self.part is None:
             return WHOLE
         node, _, nodes = self.part.partition("/")
@@ -112,7 +112,7 @@ class Config(Settings):
             raise ValueError(f"--part {self.part}, --copies {self.copies}: {error}") from None
 
     def placements(self, addresses: Sequence[str]) -> dict[str, Placement]:
-        """Returns what belongs onto each host."""
+        """Returns the part of the dataset for each host, by address."""
         if self.mode == "full":
             return dict.fromkeys(addresses, WHOLE)
         count = len(addresses)
@@ -123,7 +123,7 @@ class Config(Settings):
 
     @property
     def to_hosts(self) -> bool:
-        """Whether the target is the hosts of a file."""
+        """Whether the target is the hosts of a hosts file."""
         return self.to.startswith(_HOSTS)
 
     @property

@@ -1,4 +1,4 @@
-"""Asks each host by itself, through ssh: what its replica lacks, or to fetch its own files."""
+"""Asks each host through ssh for the problems of its replica, or to fetch its own files."""
 
 from __future__ import annotations
 
@@ -23,29 +23,28 @@ from imagenet_prep.hosts.channel import Frame, Process
 from imagenet_prep.hosts.messages import PROTOCOL, BrokenError, Cause, count, sentence
 from imagenet_prep.hosts.process import Ending, command_on, plain, run_all
 
-# Hosts asked at a time; one ssh each.
+# Number of hosts asked at a time, with one ssh each.
 _MAX_ASKED = 32
-# Problems of the manifest and of placement.json, beside those of the files.
+# Problems of the manifest and of placement.json, in addition to those of the files.
 _MORE_PROBLEMS = 2
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the leader wants on every host.
+    """The leader's request to every host.
 
     Attributes:
-      data: the manifest's bytes.
-      root: folder of the data set on this host.
+      data: bytes of the manifest.
+      root: folder of the dataset on the leader.
       path: folder of the replica, the same on every host.
-      python: the interpreter on every host that has this package.
-      prove: first read every byte that is there, also of files that were proven before.
-      limit: bytes a second of one stream; 0 is no limit.
+      prove: whether to read every byte first, including files that were verified before.
+      limit: bytes per second of one stream; 0 is no limit.
       retries: allowed losses of one host.
-      wait_s: seconds to wait for lost hosts when all others are whole.
-      silence_s: seconds without a sign of life after which an end is given up.
-      placements: the part that each host is to hold, by address.
-      parent: folder of a replica of its parent, the same on every host; "" for none.
-      columns: the bytes of the column.json of each column, by its name.
+      wait_s: seconds to wait for lost hosts after all others are complete.
+      silence_s: seconds without a sign of life until a connection is given up.
+      placements: the part for each host, by address.
+      parent: folder of the parent's replica, the same on every host; "" for none.
+      columns: bytes of the column.json of each column, by column name.
     """
 
     data: bytes
@@ -63,23 +62,23 @@ class Request:
 
     @property
     def body(self) -> bytes:
-        """The manifest and the columns, as the body of a message."""
+        """The manifest and the column.json files, as the body of a message."""
         return b"".join([self.data, *self.columns.values()])
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The bytes of each column in the body, by its name."""
+        """The size of each column.json in the body, by column name."""
         return {name: len(data) for name, data in self.columns.items()}
 
     def placement(self, address: str) -> tuple[int, int, int]:
-        """Returns the part that a host is to hold, as a field of a message."""
+        """Returns the part for a host, as a field of a message."""
         return dataclasses.astuple(self.placements[address])
 
 
 def ask(num_files: Mapping[str, int], request: Request) -> list[Json | ImagenetPrepError]:
     """Returns problems and lacking_bytes of every host's replica, or its error; moves nothing.
 
-    `num_files` is how many files each host is to hold, by address.
+    `num_files` is the number of files for each host, by address.
     """
 
     def ask_one(address: str) -> Json | ImagenetPrepError:
@@ -87,7 +86,7 @@ def ask(num_files: Mapping[str, int], request: Request) -> list[Json | ImagenetP
             return _ask(address, request, num_files[address])
         except ImagenetPrepError as error:
             return error
-        except Exception as error:  # noqa: BLE001 - a host is to blame for what its answer causes
+        except Exception as error:  # noqa: BLE001 - caused by the host's answer
             return StoreError(f"its answer cannot be used: {type(error).__name__}: {error}")
 
     with ThreadPoolExecutor(_MAX_ASKED) as pool:
@@ -110,7 +109,7 @@ def _ask(address: str, request: Request, num_files: int) -> Json:
     answers: list[Json] = []
 
     def take(frame: Frame) -> None:
-        # If there is too little space, that is its last message, after all that it lacks.
+        # If there is too little space, "error" is the last message, after all problems.
         match frame.kind:
             case "error":
                 raise by_name(frame.fields["error"])(frame.fields["message"])
@@ -122,7 +121,7 @@ def _ask(address: str, request: Request, num_files: int) -> Json:
                 raise BrokenError(f"it says {frame.kind!r} too often")
 
     broken, ending = process.listen(take)
-    # Where a connection has ended, the error of ssh says more.
+    # If the connection has ended, the error of ssh says more.
     cause = broken.cause if broken else Cause.ENDED
     if cause is Cause.UNREADABLE or (cause is Cause.SILENT and not answers):
         kind = IncompleteError if cause is Cause.SILENT else StoreError
@@ -135,9 +134,9 @@ def _ask(address: str, request: Request, num_files: int) -> Json:
 def pull(
     addresses: Sequence[str], request: Request, argv_of: Callable[[Placement], Sequence[str]]
 ) -> list[Json | ImagenetPrepError]:
-    """Runs this program on every host at once; returns their results.
+    """Runs this program on all hosts at once and returns their results.
 
-    `argv_of` returns verb and flags for a host that is to hold this part; --json is added.
+    `argv_of` returns the verb and flags for a host with this part; --json is added.
     """
 
     def argv(address: str) -> list[str]:
@@ -145,7 +144,7 @@ def pull(
         return command_on(address, children.python(*words, program=request.python))
 
     def hear(number: int, line: bytes) -> None:
-        # Such as a retry: the host's result comes only at its end.
+        # Show messages such as retries at once: the result comes only at the end.
         if (said := plain(line.decode(errors="replace"))).startswith(ours := "imagenet-prep: "):
             terminal.say(f"{addresses[number]}: {said.removeprefix(ours).rstrip()}")
 
@@ -154,7 +153,7 @@ def pull(
 
 
 def result_of(ending: Ending) -> Json | ImagenetPrepError:
-    """Returns moved_bytes and problems of the result that a run with --json has printed."""
+    """Returns moved_bytes and problems from the output of a run with --json, or its error."""
     if ending.code != 0:
         kind = IncompleteError if ending.is_lost else by_exit_code(ending.code, StoreError)
         return kind(ending.why)

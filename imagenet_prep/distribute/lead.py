@@ -1,8 +1,8 @@
-"""The leader of a replication to hosts: starts a giver for each host, and listens to all givers.
+"""The leader of a replication to hosts: starts one giver per host and listens to all givers.
 
-For each host there is one giver, a process on the host that gives to it, and one thread here
-that starts it and listens to it. The threads put events into a queue. One loop takes them out and
-tells the `Chain`. The loop never waits for a host, so no host can delay the others.
+The giver of a host is a process on the host that sends files to it. One thread here starts it and
+listens to it. The threads put events into a queue, and one loop passes them to the `Chain`. The
+loop never waits for a host, so no host can delay the others.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from imagenet_prep.storage.folder import LocalStore
 
 _TICK_S = 0.5
 _PROBE_EVERY_S = 1.0
-# Messages of one giver that may wait for the loop; a giver that sends more has to wait.
+# Messages of one giver that may wait for the loop; a giver that sends more is blocked.
 _MAX_WAITING = 64
 
 
 class Giver:
-    """A process that gives to one host, and `room` for its messages that wait for the loop."""
+    """A process that sends files to one host; `room` limits its messages that wait for the loop."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -42,14 +42,14 @@ class Giver:
         self.stopped = False
 
     def started(self, process: Process) -> None:
-        """Takes the process; kills it if the giver was stopped meanwhile."""
+        """Stores the process; kills it if the giver was stopped meanwhile."""
         with self._lock:
             self._process = process
             if self.stopped:
                 process.kill()
 
     def stop(self) -> None:
-        """Kills it; its listener sees the end and closes the pipes."""
+        """Kills the process; its listener sees the end and closes the pipes."""
         with self._lock:
             self.stopped = True
             if self._process is not None:
@@ -58,7 +58,7 @@ class Giver:
 
 
 class Leader:
-    """One replication to hosts; carries out the `Actions` of its chain."""
+    """One replication to hosts; implements the `Actions` of its chain."""
 
     def __init__(
         self,
@@ -70,8 +70,8 @@ class Leader:
     ) -> None:
         """Prepares the chain; nothing is started.
 
-        `sizes` has the bytes of each file by name, for each address, in the order of the chain.
-        `say` gets a sentence about a host, `count` the bytes of each file that a host has.
+        `sizes` has the bytes of each file by name, for each address in chain order. `say` gets a
+        sentence about a host, `count` the bytes of each file that a host has.
         """
         peers = [
             Peer(address, files, alone=request.placements[address].nodes > 1)
@@ -83,16 +83,16 @@ class Leader:
         self._givers: dict[Peer, Giver] = {}
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._news: list[Callable[[], None]] = []
-        # Files that each host had at most, so that none is counted twice when it comes back.
+        # The most files that each host ever had, so that none is counted twice after a loss.
         self._counted = Counter[Peer]()
         self._closing = threading.Event()
-        # This file is made in the data set's folder. A host that sees it in its own folder looks at
-        # the same folder, by another name or through a shared file system.
+        # This file is created in the dataset's folder. A host that finds it in its own folder has
+        # the same folder, under a different name or through a shared file system.
         self._origin = f"origin-{uuid.uuid4().hex}"
 
     def run(self) -> Sequence[Peer]:
-        """Gives to all hosts; returns them when the chain is over."""
-        # If the file cannot be made, nobody can write to the data set, so nobody can damage it.
+        """Replicates to all hosts; returns them when the chain is over."""
+        # If this file cannot be created, no host can write to the dataset and damage it.
         with LocalStore(Path(self._request.root)).marked(f"{naming.WORK}/{self._origin}"):
             try:
                 self._chain.begin()
@@ -108,7 +108,7 @@ class Leader:
         return self._chain.peers
 
     def start(self, peer: Peer) -> None:
-        """As for `Actions`."""
+        """See `Actions`."""
         self.stop(peer)
         self._givers[peer] = giver = Giver()
         host = peer.upstream.address if peer.upstream else None
@@ -116,24 +116,23 @@ class Leader:
         threading.Thread(target=self._listen, args=(peer, giver, host, prove), daemon=True).start()
 
     def stop(self, peer: Peer) -> None:
-        """As for `Actions`."""
+        """See `Actions`."""
         if (giver := self._givers.pop(peer, None)) is not None:
             giver.stop()
 
     def probe(self, peer: Peer, *, again: bool) -> None:
-        """As for `Actions`."""
+        """See `Actions`."""
 
         def ask() -> None:
             if again and self._closing.wait(_PROBE_EVERY_S):
                 return
-            # Every shell has `true`.
             ending = run(command_on(peer.address, ["true"]), timeout_s=START_S)
             self._events.put(partial(self._chain.probed, peer, ending))
 
         threading.Thread(target=ask, daemon=True).start()
 
     def progress(self, peer: Peer, num_bytes: int) -> None:
-        """As for `Actions`."""
+        """See `Actions`."""
         total, before = len(peer.sizes), self._counted[peer]
         done = total - (peer.lacking or 0)
         self._news += [partial(self._count, num_bytes)] * (done - before)
@@ -142,11 +141,11 @@ class Leader:
         self._counted[peer] = max(done, before)
 
     def say(self, peer: Peer, sentence: str) -> None:
-        """As for `Actions`."""
+        """See `Actions`."""
         self._news.append(partial(self._say, f"{peer.address}: {sentence}"))
 
     def _tell(self) -> None:
-        # `_message` blames the giver for each error, but a closed terminal is not its fault.
+        # Outside `_message`, which blames the giver for errors: a closed terminal is not its fault.
         news, self._news = self._news, []
         for tell in news:
             tell()
@@ -157,7 +156,7 @@ class Leader:
             return  # that giver was replaced
         try:
             self._chain.message(peer, frame)
-        except Exception as error:  # noqa: BLE001 - the giver is to blame for what its message causes
+        except Exception as error:  # noqa: BLE001 - caused by the giver's message
             self._chain.giver_broken(peer, plain(str(error)) or type(error).__name__)
 
     def _gone(self, peer: Peer, giver: Giver, why: str, code: int | None = None) -> None:
@@ -165,17 +164,17 @@ class Leader:
             self._chain.giver_broken(peer, why, code)
 
     def _listen(self, peer: Peer, giver: Giver, host: str | None, prove: bool) -> None:
-        """Starts a giver and listens to its end; whatever happens, the loop hears that it came."""
+        """Runs a giver and always tells the loop when it has ended, even after an exception."""
         try:
             why, code = self._heard(peer, giver, host, prove)
-        except Exception as error:  # noqa: BLE001 - the loop would wait for it for ever
+        except Exception as error:  # noqa: BLE001 - else the loop would wait forever
             why, code = plain(str(error)) or type(error).__name__, None
         self._events.put(partial(self._gone, peer, giver, why, code))
 
     def _heard(
         self, peer: Peer, giver: Giver, host: str | None, prove: bool
     ) -> tuple[str, int | None]:
-        """Passes on what a giver says; returns why it ended, and its exit code if it has one."""
+        """Forwards a giver's messages; returns why it ended, and its exit code if it has one."""
         request = self._request
         words = ("imagenet_prep.distribute.send",)
         try:

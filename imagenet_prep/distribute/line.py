@@ -1,4 +1,4 @@
-"""Which files a neighbour lacks, and which is sent next. Pure: no process, no file is touched."""
+"""The files that a neighbour lacks, in the order of sending; starts no process, opens no file."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from imagenet_prep.hosts.messages import BrokenError
 
 
 class Line:
-    """The files that one neighbour lacks. Not safe for threads; the caller has a lock.
+    """The files that one neighbour lacks. Not thread-safe: the caller must hold a lock.
 
-    A file is *lacking*, then *offered* as soon as it is here or begins to arrive here, then taken
-    by `next`, then *stored* there. What lies beside a shard is sent before it: when the shard can
-    be seen there, its index and its table are there.
+    A file is *lacking*, then *offered* as soon as it is here or arriving here, then taken by
+    `next`, then *stored* there. The index and the table of a shard are sent before the shard, so
+    that they are there when the shard appears.
 
     Attributes:
-      all_named: whether the neighbour has named all that it lacks.
+      all_named: whether the neighbour has listed all files that it lacks.
     """
 
     def __init__(self, files: Sequence[File]) -> None:
         self.all_named = False
         self._files = {file.name: file for file in files}
-        # How many of its first bytes the neighbour has, by name.
+        # Number of first bytes that the neighbour has, by file name.
         self._lacking: dict[str, int] = {}
         self._offered: set[str] = set()
         self._ready: deque[str] = deque()
-        # Offered shards, by the name of the file that they wait for.
+        # Offered shards, by the name of the file that must be sent before them.
         self._held: dict[str, str] = {}
         self._going: set[str] = set()
         self._wrong: Counter[str] = Counter()
 
     def lacks(self, name: str, begun: int) -> None:
-        """Notes that the neighbour lacks a file, and has its first `begun` bytes."""
+        """Notes that the neighbour lacks a file, of which it has the first `begun` bytes."""
         file = self._files.get(name)
         if self.all_named or file is None or name in self._lacking:
             raise BrokenError(f"it lacks {name}, which is impossible")
@@ -45,7 +45,7 @@ class Line:
         self._lacking[name] = begun
 
     def lacks_no_more(self, files: int) -> None:
-        """Notes that the neighbour has named all files that it lacks; `files` is their number."""
+        """Notes that the neighbour has listed all files that it lacks; `files` is their number."""
         if self.all_named or files != len(self._lacking):
             raise BrokenError(
                 f"it lacks {counted(files, 'file')} and has named {len(self._lacking):,}"
@@ -53,14 +53,14 @@ class Line:
         self.all_named = True
 
     def offer(self, names: Iterable[str]) -> None:
-        """Notes files that are here or begin to arrive; ignores those that are not lacking."""
+        """Notes files that are here or arriving; ignores those that are not lacking."""
         for name in names:
             if name in self._lacking and name not in self._offered:
                 self._offered.add(name)
                 self._ready.append(name)
 
     def next(self) -> tuple[File, int] | None:
-        """Takes the first offered file; returns it and how many of its bytes the neighbour has."""
+        """Takes the first offered file; returns it and how many bytes the neighbour has of it."""
         if not self.all_named:
             return None
         while self._ready:
@@ -77,20 +77,20 @@ class Line:
         return None
 
     def put_back(self, name: str) -> None:
-        """Notes that a file vanished before it was sent; it has to be offered again."""
+        """Notes that a file vanished before it was sent; it must be offered again."""
         if name in self._going:
             self._going.remove(name)
-            # The whole file: its first bytes may be what was wrong.
+            # Send it from the start: the first bytes may be the damaged ones.
             self._lacking[name] = 0
 
     def stored(self, name: str) -> None:
-        """Notes that the neighbour has stored and proven a file."""
+        """Notes that the neighbour has stored and verified a file."""
         if name not in self._going:
             raise BrokenError(f"it stored {name}, which was not sent")
         self._going.remove(name)
 
     def wrong(self, name: str) -> bool:
-        """Notes that a file arrived damaged; it is sent again. True if it is damaged here, too."""
+        """Notes that a file arrived damaged, to send it again; True if it is damaged here, too."""
         if name not in self._going:
             raise BrokenError(f"{name} arrived wrong, which was not sent")
         self.put_back(name)
@@ -99,7 +99,7 @@ class Line:
         return self._wrong[name] >= MAX_WRONG
 
     def finish(self) -> None:
-        """Notes that the neighbour is whole."""
+        """Notes that the neighbour is complete."""
         left = len(self._lacking) + len(self._going)
         if not self.all_named or left:
             raise BrokenError(f"it is whole, and lacks {counted(left, 'file')}")

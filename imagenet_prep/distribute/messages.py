@@ -1,4 +1,4 @@
-"""The messages of a replication: which end may send which, and what each must hold."""
+"""The messages of a replication: their fields, and which end may send them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from imagenet_prep.hosts.messages import (
     word,
 )
 
-# A manifest of 99,999 shards has 40 MB, and a column.json of as many files 30 MB.
+# A manifest of 99,999 shards has 40 MB, and a column.json with as many files has 30 MB.
 _MAX_MANIFEST_BYTES = 512 << 20
 _MAX_COLUMNS = 1000
 
@@ -49,7 +49,7 @@ def _origin(value: Any) -> str:
     return value
 
 
-# The body is the manifest, then the column.json of each column, which has this number of bytes.
+# The body is the manifest, then each column.json; "columns" has their sizes.
 _TO_LOOK = {"protocol": count, "columns": _sizes, "prove": flag, "placement": _placement}
 _TO_STORE = {**_TO_LOOK, "origin": _origin, "parent": word}
 
@@ -82,9 +82,7 @@ _PROGRESS = _ANSWERS | {
     "wrong": Kind({"name": _name, "message": sentence}),
     "whole": Kind(),
 }
-# A receiver that stores sends these.
 FROM_STORING: Messages = _PROGRESS | {"lacking": Kind({"name": _name, "begun": count})}
-# A receiver that only looks sends these.
 FROM_LOOKING: Messages = _ANSWERS | {
     "problem": Kind({"text": sentence, "is_missing": flag}),
     "looked": Kind({"lacking_bytes": count}),
@@ -96,7 +94,7 @@ FROM_GIVER: Messages = _PROGRESS | {
 
 
 def documents(body: bytes, sizes: Mapping[str, int]) -> tuple[bytes, dict[str, bytes]]:
-    """Returns the manifest in the body of a message, and the column.json of each column by name."""
+    """Returns the manifest in the body of a message, and each column.json by column name."""
     total = sum(sizes.values())
     if total > len(body):
         raise BrokenError(f"columns of {total:,} bytes in a message of {len(body):,}")

@@ -1,4 +1,4 @@
-"""A limit of bytes a second, shared by all threads that move them."""
+"""A rate limit in bytes per second, shared by all threads that move data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 
 class Pace:
-    """Lets `bytes_per_s` pass; 0 lets everything pass."""
+    """Limits the rate to `bytes_per_s`; 0 is no limit."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self._bytes_per_s = bytes_per_s
@@ -15,7 +15,7 @@ class Pace:
         self._lock = threading.Lock()
 
     def take(self, num_bytes: int) -> None:
-        """Waits until so many bytes may go."""
+        """Waits until this number of bytes may be moved."""
         if not self._bytes_per_s:
             return
         with self._lock:

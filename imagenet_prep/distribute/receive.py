@@ -1,6 +1,6 @@
 """The receiver: started on a host through ssh; it ends when its input ends.
 
-`python -m imagenet_prep.distribute.receive FOLDER SILENCE_S`. It opens no port: everything comes
+`python -m imagenet_prep.distribute.receive FOLDER SILENCE_S`. It opens no port: all messages come
 through its standard input, from a process that ssh has let in.
 """
 
@@ -27,20 +27,20 @@ from imagenet_prep.storage.folder import LocalStore
 
 # A receiver whose connection has just ended needs a moment to release the lock.
 _LOCK_PATIENCE_S = 5.0
-# Other programs run on the host, too.
+# Leave cores to the other programs on the host.
 _MAX_READERS = 8
 
 
 class _AbandonedError(Exception):
-    """The sender has lost the file that it was sending."""
+    """The sender can no longer read the file that it was sending."""
 
 
 def serve(root: Path, channel: Channel) -> int:
-    """Does what the first message asks for, and returns the exit code.
+    """Does what the first message requests, and returns the exit code.
 
-    Answers, in this order: each "problem", then "looked"; or each file that is "lacking", then
-    "lacks", then "stored" or "wrong" for each file, then "whole". "error" instead of any of
-    them.
+    The answer to "look" is one "problem" per problem, then "looked". The answer to "store" is one
+    "lacking" per missing file, then "lacks", then "stored" or "wrong" for each file that arrives,
+    then "whole". An "error" may replace any of them.
     """
     try:
         begin = channel.read()
@@ -54,7 +54,7 @@ def serve(root: Path, channel: Channel) -> int:
             _look(replica, channel, prove=begin.fields["prove"])
             return errors.EXIT_DONE
         if _is_origin(replica, begin.fields["origin"]):
-            # There is nothing to give, and nothing may be mended.
+            # There is nothing to send, and the dataset itself must not be repaired.
             channel.write("lacks", files=0)
             channel.write("whole")
             return errors.EXIT_DONE
@@ -67,7 +67,7 @@ def serve(root: Path, channel: Channel) -> int:
     except ImagenetPrepError as error:
         return _refuse(channel, error)
     except (BrokenError, OSError) as error:
-        # The giver is gone or broken; proven files stay.
+        # The giver is gone or broken; verified files stay.
         with contextlib.suppress(OSError):
             print(f"receiving: {error}", file=sys.stderr, flush=True)
         return errors.EXIT_INTERRUPTED
@@ -81,7 +81,7 @@ def _refuse(channel: Channel, error: ImagenetPrepError) -> int:
 
 
 def _is_origin(replica: Replica, origin: str) -> bool:
-    """Whether the folder is the data set itself, under another name."""
+    """Whether the folder is the dataset itself, under a different name."""
     if replica.store.size(f"{naming.WORK}/{origin}") is None:
         return False
     if replica.placement != WHOLE:
@@ -170,7 +170,7 @@ def _store(replica: Replica, channel: Channel, *, prove: bool, parent: str) -> i
 
 def _take(replica: Replica, file: File, start: int, channel: Channel) -> None:
     left = file.num_bytes - start
-    # After a broken connection, the next one continues with the bytes that are here.
+    # After a broken connection, the next one continues after the bytes that are here.
     with replica.incoming(file, start, kept=(BrokenError,)) as arriving:
         while True:
             frame = channel.read()

@@ -1,8 +1,8 @@
-"""A replica in a folder: what it lacks, files coming in, the manifest last.
+"""A replica in a folder: finds missing files, receives files, and writes the manifest last.
 
-A file gets its name when its sha256 is the manifest's. Verified files are noted in
-`.work/replica-<digest>.jsonl`, so that a later run does not read them again. A file that was
-not verified, or was touched since, is read.
+A file gets its name when its sha256 matches the manifest. Verified files are recorded in
+`.work/replica-<digest>.jsonl`, so that a later run does not read them again. A file that was not
+verified, or was touched since, is read.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from imagenet_prep.storage.ledger import Ledger
 from imagenet_prep.storage.os_errors import storage_errors
 
 _INCOMING = f"{naming.WORK}/incoming"
-# Files that prepare, resize and adopt leave here while they write.
+# Files of unfinished runs of prepare, resize and adopt.
 _BEGUN = (f"{naming.WORK}/run.json", f"{naming.WORK}/adopt.json")
-# Journals, folders, blocks half used: a disk that is filled to the last byte fails late.
+# Space that journals, folders and partly used blocks need in addition to the files.
 SPARE_BYTES = 16 << 20
 _DAMAGED = "It was damaged at the source, or on the way. Run verify at the source."
 
 
 class Replica(Target):
-    """One data set in one folder; one thread or process brings files at a time each."""
+    """One dataset in one folder; only one thread or process may write a file at a time."""
 
     store: LocalStore
 
@@ -50,17 +50,17 @@ class Replica(Target):
             trusts_owner=True,
         )
         self._sha256 = {file.name: file.sha256 for file in self.files}
-        # Whoever only looks writes no notes.
+        # Without the lock, no verified files are recorded.
         self._locked = False
 
     def refuse_others(self) -> None:
-        """As for `Target`; also refuses another part, or a data set that is being made here."""
+        """As in `Target`; also refuses a different part, or an unfinished dataset."""
         if self.store.size(naming.MANIFEST) is None and self.store.sizes(_BEGUN):
             raise UsageError(
                 f"{self.store.where()} holds the unfinished work of prepare, resize or adopt. "
                 "Finish that, or choose another folder."
             )
-        # A damaged one is written anew.
+        # A damaged placement.json is written again.
         with contextlib.suppress(ManifestError):
             part = load(self.store.root, self.manifest)
             if part.nodes > 1 and part != self.placement:
@@ -71,7 +71,7 @@ class Replica(Target):
         super().refuse_others()
 
     def problem(self, file: File, *, prove: bool) -> Problem | None:
-        """Returns what is wrong with a file here, or None; `prove` reads every byte again."""
+        """Returns the problem of a file here, or None; `prove` reads every byte again."""
         path = self.store.path(file.name)
         size = self.store.size(file.name)
         if size is None:
@@ -85,7 +85,7 @@ class Replica(Target):
         return None
 
     def arriving(self) -> set[str]:
-        """Returns the names of files that are growing here."""
+        """Returns the names of files that are arriving here."""
         of_columns = [column.folder_name(each.name) for each in self.columns]
         return {
             *self.store.names(_INCOMING),
@@ -97,7 +97,7 @@ class Replica(Target):
         }
 
     def reload(self) -> list[str]:
-        """Reads the notes of another process since; returns the names of the verified files."""
+        """Reads the new records of other processes; returns the names of their verified files."""
         return [name for name in self._ledger.reload() if self.is_proven(name)]
 
     def is_proven(self, name: str) -> bool:
@@ -106,7 +106,7 @@ class Replica(Target):
         return name in self._sha256 and note.get("sha256") == self._sha256[name]
 
     def manifest_problem(self) -> Problem | None:
-        """As for `Target`; also says what is wrong with what says which part this is."""
+        """As in `Target`; also checks that placement.json names this part."""
         if (problem := super().manifest_problem()) is not None:
             return problem
         try:
@@ -118,8 +118,8 @@ class Replica(Target):
         return None
 
     def check_space(self, lacking: list[File]) -> None:
-        """Refuses files that do not fit on the disk."""
-        # A damaged file stays until its successor is proven.
+        """Raises StoreError if files do not fit on the disk."""
+        # A damaged file stays until its replacement is verified.
         needed = sum(file.num_bytes for file in lacking) + SPARE_BYTES
         free = self.store.free_bytes()
         if lacking and free < needed:
@@ -129,22 +129,20 @@ class Replica(Target):
             )
 
     def _withdraw(self) -> None:
-        """As for `Target`; also says which part this is."""
-        # The manifest goes first, and the file that names the part after it.
+        # The manifest is removed first, and placement.json after it.
         super()._withdraw()
         self.store.remove(naming.PLACEMENT)
         if self.placement != WHOLE:
             self.store.write(naming.PLACEMENT, self.placement.dumps(self.manifest.digest))
 
     def clear(self) -> None:
-        """Removes what a killed run left half; the caller holds the lock."""
+        """Removes partial files of a killed run; the caller must hold the lock."""
         self.store.remove_tree(_INCOMING)
 
     def begun(self, lacking: Iterable[File]) -> dict[str, int]:
-        """Removes what a killed run left half, but for beginnings of what is lacking.
+        """Removes partial files of a killed run, except those of lacking files.
 
-        Returns:
-          The bytes of each beginning, unproven, by the file's name; the caller holds the lock.
+        Returns the unverified bytes of each remaining file, by name. The caller must hold the lock.
         """
         sizes = {name: self.store.size(incoming_name(name)) or 0 for name in self.arriving()}
         wanted = {file.name: file.num_bytes for file in lacking}
@@ -156,7 +154,7 @@ class Replica(Target):
     def incoming(
         self, file: File, start: int = 0, *, kept: tuple[type[BaseException], ...] = ()
     ) -> Iterator[Incoming]:
-        """Yields where a file's bytes go; on leaving it is verified, synced, named and noted."""
+        """Yields the destination of a file; on exit, it is verified, synced, named and recorded."""
         temporary = incoming_name(file.name)
         with incoming(
             self.store, file, temporary, file.name, _DAMAGED, start=start, kept=kept
@@ -165,14 +163,14 @@ class Replica(Target):
         self._ledger.add({file.name: arriving.status}, sha256=file.sha256)
 
     def put(self, file: File, chunks: Callable[[], Iterable[bytes]]) -> None:
-        """Brings a file, verified, synced and named."""
+        """Writes a file, verified, synced and named."""
         with self.incoming(file) as arriving:
             for chunk in chunks():
                 arriving.append(chunk)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Holds the folder for one writing run, as `LocalStore.lock`."""
+        """Locks the folder for one writing run, as `LocalStore.lock` does."""
         with self.store.lock():
             self._locked = True
             try:
@@ -182,5 +180,5 @@ class Replica(Target):
 
 
 def incoming_name(name: str) -> str:
-    """Returns where a file of a replica grows until it is proven, relative to the replica."""
+    """Returns the path of a file until it is verified, relative to the replica."""
     return f"{_INCOMING}/{name}"

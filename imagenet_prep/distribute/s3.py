@@ -1,4 +1,4 @@
-"""A replica in a bucket: every object proven by the server, the manifest last."""
+"""A replica in a bucket: the server verifies every object, and the manifest is written last."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from imagenet_prep.storage.fetch import as_file
 
 
 class Bucket(Target):
-    """One data set below one prefix; safe for threads."""
+    """One dataset below one prefix; thread-safe."""
 
     store: BucketStore
 
-    def problem(self, file: File, *, prove: bool) -> Problem | None:  # noqa: ARG002 - as for a folder
-        """Returns what is wrong with an object, as the server knows it; None where it is right."""
+    def problem(self, file: File, *, prove: bool) -> Problem | None:  # noqa: ARG002 - as in Replica
+        """Returns the problem of an object according to the server, or None."""
         return self.store.problem(file)
 
     def check_space(self, lacking: list[File]) -> None:
@@ -26,15 +26,14 @@ class Bucket(Target):
     def lock(self) -> contextlib.AbstractContextManager[None]:
         """Removes incomplete uploads if the run fails.
 
-        A bucket has no lock and needs none: an object appears whole or not at all, and two runs
-        put the same bytes.
+        A bucket needs no lock: objects appear only when complete, and two runs put the same bytes.
         """
         return self.store.uploads_aborted_on_failure(self.names.__contains__)
 
     def clear(self) -> None:
-        """Removes multipart uploads of this data set that nobody will finish."""
+        """Removes unfinished multipart uploads of this dataset."""
         self.store.abort_uploads(self.names.__contains__)
 
     def put(self, file: File, chunks: Callable[[], Iterator[bytes]]) -> None:
-        """Uploads an object, verified by the server; `chunks` is called again to start over."""
+        """Uploads an object, verified by the server; a retry calls `chunks` again."""
         self.store.put(file, lambda: as_file(chunks()))

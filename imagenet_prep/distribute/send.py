@@ -1,8 +1,8 @@
 """The giver: sends one neighbour the files that it lacks, as soon as they are here.
 
-`python -m imagenet_prep.distribute.send SILENCE_S`, started by the leader, through ssh on other
-hosts than its own. A file is passed on while it still arrives, so a chain of hosts takes hardly
-longer than one hop. The giver ends when the leader ends.
+The leader starts `python -m imagenet_prep.distribute.send SILENCE_S`, on other hosts through ssh.
+A file is passed on while it still arrives, so a chain of hosts takes hardly longer than one hop.
+The giver ends when the leader ends.
 
 Three threads: one sends files (`Hop.run`), one reads from the neighbour, one from the leader.
 """
@@ -35,20 +35,20 @@ _POLL_S = 0.01
 
 
 class Hop:
-    """The connection to one neighbour, whose answers the leader gets."""
+    """The connection to one neighbour; its answers are forwarded to the leader."""
 
     def __init__(self, give: Frame, leader: Channel, silence_s: float) -> None:
         settings = give.fields
         data, columns = documents(give.body, settings["columns"])
         self._replica = Replica(Path(settings["root"]).expanduser(), data, columns=columns)
-        # True in the folder of the data set itself: all files are there, and need no proof here.
+        # True in the folder of the dataset itself: all files are there and need no verification.
         self._trusted: bool = settings["trusted"]
         self._leader = leader
         self._pace = Pace(settings["limit"])
         self._line = Line(self._replica.files)
         self._news = threading.Condition()
-        # `_over` once the neighbour has sent its last message, or ended; `_failed` where this host
-        # cannot give to it.
+        # `_over`: the neighbour has sent its last message, or ended. `_failed`: this host
+        # cannot send to it.
         self._over = self._failed = False
         words = ("imagenet_prep.distribute.receive", settings["path"])
         self.receiver = Process(
@@ -66,7 +66,7 @@ class Hop:
         )
 
     def run(self) -> None:
-        """Sends until the neighbour is whole, refuses, or is lost; tells the leader which."""
+        """Sends until the neighbour is complete, refuses or is lost; tells the leader which."""
         with ThreadPoolExecutor(1, thread_name_prefix="answers") as listener:
             answers = listener.submit(self._listen)
             try:
@@ -91,7 +91,7 @@ class Hop:
         try:
             broken, ending = self.receiver.listen(self._message)
         finally:
-            # Also where that fails: nobody would wait for an answer any more.
+            # Also after an exception: no more answers are read, so `run` must stop.
             done, self._over = self._over, True
         cause = broken.cause if broken else Cause.ENDED
         if cause is Cause.ENDED and ending.is_of_ssh:
@@ -101,7 +101,7 @@ class Hop:
                 self._leader.write("lost", cause=cause, why=str(broken or ending.why))
 
     def _message(self, frame: Frame) -> bool:
-        """Takes a message of the neighbour and tells the leader; True if it is the last."""
+        """Handles a message of the neighbour and forwards it; returns True if it is the last."""
         fields, spoiled = frame.fields, False
         with self._news:
             match frame.kind:
@@ -133,7 +133,7 @@ class Hop:
         )
 
     def _next(self) -> tuple[File, int] | None:
-        """As `Line.next`, of what is here, or is arriving here."""
+        """Returns `Line.next`, after offering the files that are here or arriving."""
         with self._news:
             if not self._trusted and self._line.all_named:
                 self._line.offer(self._replica.reload())
@@ -167,11 +167,11 @@ class Hop:
             self._put_back(file)
 
     def _errors_of(self, file: File) -> contextlib.AbstractContextManager[None]:
-        """Names a file that the disk does not give: as OSError, the connection would be blamed."""
+        """Translates OSError into StoreError, since `run` takes OSError for a lost connection."""
         return storage_errors("read", self._replica.store.path(file.name))
 
     def _open(self, file: File) -> IO[bytes] | None:
-        """Returns the open file, whole or growing; None if it has vanished."""
+        """Opens a complete or arriving file; returns None if it has vanished."""
         store = self._replica.store
         with self._errors_of(file):
             if not (self._trusted or self._replica.is_proven(file.name)):
@@ -192,7 +192,6 @@ class Hop:
 
 
 def _follow(leader: Channel, hop: Hop) -> None:
-    """Ends this process as soon as the leader is gone."""
     with contextlib.suppress(BrokenError, OSError):
         while leader.read() is not None:
             pass
@@ -201,7 +200,7 @@ def _follow(leader: Channel, hop: Hop) -> None:
 
 
 def main() -> None:
-    """Serves the leader at the other end of the standard streams."""
+    """Serves the leader, which is connected to the standard streams."""
     silence_s = float(sys.argv[1])
     leader = Channel(0, 1, TO_GIVER, silence_s=silence_s)
     leader.begin()
@@ -218,7 +217,7 @@ def main() -> None:
     except ImagenetPrepError as error:
         print(error, file=sys.stderr, flush=True)
         os._exit(error.exit_code)
-    # Not a return: the thread that reads from the leader still waits.
+    # Do not return: the thread that reads from the leader is still waiting.
     sys.stdout.flush()
     os._exit(0)
 

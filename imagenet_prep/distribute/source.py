@@ -1,4 +1,4 @@
-"""The data set that is replicated, in a folder or a bucket: its manifest, its files' bytes."""
+"""The dataset to replicate, in a folder or a bucket: its manifest and the bytes of its files."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from imagenet_prep.storage.store import open_remote
 
 
 class Original:
-    """A data set to read from; safe for threads.
+    """A dataset to read from; thread-safe.
 
     Attributes:
-      base: as the user gave it.
-      data: the manifest's bytes when the run began.
-      columns: those of the column.json of each column that is copied, by its name.
+      base: the path or address that the user gave.
+      data: bytes of the manifest at the start of the run.
+      columns: bytes of the column.json of each column to copy, by column name.
     """
 
     def __init__(
         self, base: str, *, connections: int, timeout_s: float, retries: int, bytes_per_s: float
     ) -> None:
-        """Reads the manifest; `bytes_per_s` is a limit of all files together, 0 is none."""
+        """Reads the manifest; `bytes_per_s` limits all files together, and 0 is no limit."""
         if not is_remote(base):
             regular_file.refuse_other_kinds(Path(base).expanduser() / naming.MANIFEST)
         self.base = base
@@ -51,14 +51,14 @@ class Original:
             ) from None
 
     def chunks(self, file: File) -> Iterator[bytes]:
-        """Yields the bytes of a file, within the pace."""
+        """Yields the bytes of a file, at the limited rate."""
         remedy = "Run verify on the data set."
         for chunk in contents(self._remote, file, self._budget(file.name), remedy):
             self._pace.take(len(chunk))
             yield chunk
 
     def check_unchanged(self) -> None:
-        """Refuses to finish where the data set became another one meanwhile."""
+        """Raises IncompleteError if the dataset has changed since the run began."""
         try:
             last = {column.record_name(name): data for name, data in self.columns.items()}
             last[naming.MANIFEST] = self.data
@@ -73,13 +73,13 @@ class Original:
             )
 
     def note_replicas(self, places: Sequence[str], digest: str) -> None:
-        """Notes the places of complete replicas of this digest, for the report of the dataset."""
+        """Records the locations of complete replicas of this digest, for the dataset's report."""
         if "://" in self.base:
             return
         when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
         journal = Journal(LocalStore(Path(self.base).expanduser()), naming.REPLICAS)
         known: dict[str, str] = {}
-        # A data set that may only be read has no such list, and is as good without.
+        # The list is optional, and a read-only dataset cannot have one.
         with contextlib.suppress(OSError, StoreError):
             for entry in journal.news():
                 match entry:

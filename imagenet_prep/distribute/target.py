@@ -1,4 +1,4 @@
-"""A replica, wherever it lies: what it must hold, and what keeps others out."""
+"""A replica in a folder or bucket: its files, and checks that protect other data there."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from imagenet_prep.storage import columns as of_store
 from imagenet_prep.storage.opened import Dataset, demand_file
 
 if TYPE_CHECKING:
-    # This module imports libraries for servers, which hosts do not need.
+    # This module loads libraries for servers, which hosts do not need.
     from imagenet_prep.storage.store import Store
 
 
 class Target:
-    """One dataset in one place; `Replica` is a folder, `Bucket` a prefix of a bucket.
+    """One dataset in one location; `Replica` is a folder, `Bucket` a prefix of a bucket.
 
-    Every method raises IncompleteError or StoreError if the place does not answer, or refuses.
-    `files` are all that it must hold, except the manifest and each column.json.
+    `files` are all its files except the manifest and each column.json. Every method raises
+    IncompleteError or StoreError if the location does not answer, or refuses.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Target:
         self._last[naming.MANIFEST] = data
 
     def refuse_others(self) -> None:
-        """Refuses a place that holds anything but this data set."""
+        """Raises UsageError if the location has a different dataset, other shards or columns."""
         there, ours = self._there(naming.MANIFEST), self.manifest.digest
         if there is not None and there != self._data and (digest := _digest(there)) != ours:
             raise UsageError(
@@ -81,7 +81,7 @@ class Target:
         )
 
     def manifest_problem(self) -> Problem | None:
-        """Returns what is wrong with the manifest there."""
+        """Returns the problem of the manifest there, or None."""
         there = self._there(naming.MANIFEST)
         if there is None:
             missing = f"{naming.MANIFEST}: missing: the replica is not finished"
@@ -91,7 +91,7 @@ class Target:
         return None
 
     def unfinished(self) -> list[Problem]:
-        """Returns what is wrong with the files that are published last."""
+        """Returns the problems of the files that are published last."""
         found = [problem] if (problem := self.manifest_problem()) else []
         for name in [*self._last][:-1]:
             if (there := self._there(name)) is None:
@@ -102,7 +102,7 @@ class Target:
         return found
 
     def withdraw(self, lacking: Iterable[File]) -> None:
-        """Removes the columns, and the manifest, that would name files which are lacking."""
+        """Removes the manifest and each column.json that would name missing files."""
         folders = {file.name.rpartition("/")[0] for file in lacking}
         of_columns = {column.folder_name(each.name): each.name for each in self.columns}
         torn = [of_columns[folder] for folder in sorted(folders & of_columns.keys())]
@@ -111,14 +111,10 @@ class Target:
             self._withdraw()
 
     def _withdraw(self) -> None:
-        """Removes the manifest, since the replica is incomplete until it is repaired."""
         self.store.remove(naming.MANIFEST)
 
     def take_over(self, parent: Store, lacking: Iterable[File]) -> None:
-        """Takes what a replica of another set beside this one has of what is lacking.
-
-        Nothing of it is proven by this: whoever calls looks again.
-        """
+        """Links or copies lacking files from a parent's replica; the caller must verify them."""
         demand_file(parent)
         if parent.size(naming.MANIFEST) is None:
             raise UsageError(
@@ -135,7 +131,7 @@ class Target:
         self.store.take_over(parent, whole)
 
     def commit(self) -> None:
-        """Publishes each column.json and the manifest; the caller has proven every other file."""
+        """Publishes each column.json and the manifest; the caller has verified every other file."""
         for name, data in self._last.items():
             if self._there(name) != data:
                 self.store.write(name, data)
@@ -145,7 +141,6 @@ class Target:
 
 
 def _digest(data: bytes) -> str:
-    """Returns the digest that a manifest names; "damaged" where it names none."""
     try:
         return str(canonical.loads(data)["digest"])
     except (ValueError, LookupError, TypeError):

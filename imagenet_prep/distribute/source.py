@@ -67,9 +67,9 @@ class Original:
             unchanged = False
         if not unchanged:
             raise IncompleteError(
-                f"{self.base}: the data set, or a column, has changed since the run began, so no "
-                "manifest was put beside the copies. Wait until it is finished, then run the same "
-                "command again; where it is another data set by then, into another folder."
+                f"{self.base}: the dataset, or a column, has changed since the run began, so no "
+                "manifest was written next to the copies. Wait until the change is finished and "
+                "run the same command again; for a different dataset, choose a different folder."
             )
 
     def note_replicas(self, places: Sequence[str], digest: str) -> None:

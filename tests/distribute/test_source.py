@@ -39,7 +39,7 @@ def test_a_manifest_that_is_not_the_one_of_the_beginning_ends_the_run(
         path.write_bytes(source.data[:-1])
     else:
         path.unlink()
-    with pytest.raises(IncompleteError, match="the data set has changed since the run began, so n"):
+    with pytest.raises(IncompleteError, match="has changed since the run began, so no manifest"):
         source.check_unchanged()
 
 

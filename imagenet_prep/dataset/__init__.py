@@ -1,1 +1,1 @@
-"""What a data set is on disk: names, records, manifest, parts."""
+"""The dataset on disk: names, records, manifest, parts."""

@@ -1,8 +1,7 @@
-"""Compares everything that a manifest says twice.
+"""Compares the claims of a manifest with its counts and with the class list.
 
-Each reader uses one of the two places. If they differ, readers disagree on what a label means or
-on what the dataset is, although every checksum is right. Only the manifest and the class list are
-needed: the bytes of the files for TensorFlow Datasets follow from them.
+Some facts are stored in two places, and each reader uses one of them. If the two differ, readers
+disagree about labels although every checksum is right.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from imagenet_prep.dataset.manifest import Manifest, Split
 
 
 def untrue(there: Manifest, classes: ClassList) -> Iterator[str]:
-    """Yields a sentence for each claim of a manifest that the class list or its counts disprove."""
+    """Yields a sentence for each claim of a manifest that contradicts its counts or class list."""
     if (len(classes.wnids), classes.digest) != (there.classes.count, there.classes.digest):
         said = f"{naming.LABELS}: its classes or their order differ from {naming.MANIFEST}"
         if len(classes.wnids) != there.classes.count:
@@ -45,7 +44,7 @@ def untrue(there: Manifest, classes: ClassList) -> Iterator[str]:
 
 
 def tfds_files(there: Manifest, classes: ClassList) -> dict[str, bytes]:
-    """Returns the two files by which TensorFlow Datasets knows the labels, by name."""
+    """Returns the two files that describe the labels to TensorFlow Datasets, by name."""
     absent = [key for key, kind in there.lacks.items() if kind == schema.ABSENT]
     num_labels = len(classes.wnids) + there.label_offset
     return {
@@ -55,7 +54,6 @@ def tfds_files(there: Manifest, classes: ClassList) -> dict[str, bytes]:
 
 
 def _miscounted(name: str, split: Split, classes: ClassList) -> Iterator[str]:
-    """Yields how the counts of a split contradict each other."""
     counts = split.examples_per_class
     if len(counts) != len(classes.wnids):
         yield (
@@ -76,7 +74,7 @@ def _miscounted(name: str, split: Split, classes: ClassList) -> Iterator[str]:
 
 
 def _no_edition(there: Manifest, classes: ClassList) -> Iterator[str]:
-    """Yields why a dataset cannot be the edition that it is said to be."""
+    """Yields the reasons why a dataset cannot be the edition that its manifest names."""
     edition = editions.named(there.edition) if there.edition else editions.ILSVRC2012
     if edition is None:
         yield (
@@ -87,7 +85,7 @@ def _no_edition(there: Manifest, classes: ClassList) -> Iterator[str]:
     if there.edition and not edition.has(classes):
         yield f"{naming.MANIFEST}: says that this is {edition.name}, which has other classes"
     elif not there.subset and edition.has(classes) and (there.edition or not there.evaluates):
-        # Quarantined images were in the edition; they are not counted by split.
+        # Quarantined images belong to the edition, but are not counted per split.
         left_out = sum(there.quarantined.values())
         expected = {split: edition.examples.get(split, -1) for split in there.splits}
         missing = {s: expected[s] - split.examples for s, split in there.splits.items()}

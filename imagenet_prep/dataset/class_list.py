@@ -1,4 +1,4 @@
-"""The classes of a dataset: `labels.txt`, one class per line, its WNID and then its words."""
+"""The classes of a dataset. `labels.txt` has one class per line: WNID, space, words."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from imagenet_prep.core.usage import meant_by
 
 # ImageNet-21K has 21,841.
 MOST_CLASSES = 1 << 20
-# The most characters of a class's id, and of its words. ImageNet's longest words have 130.
-# Messages repeat both.
+# Limit for a class id and for its words, since messages repeat both. ImageNet's longest: 130.
 MOST_CHARACTERS = 4096
 # The digest of ILSVRC2012's 1000 sorted WNIDs.
 OFFICIAL_DIGEST = "70002b0ff5de60a3a17a82dbfcff291931f96225ddf941ad2e182fc39e183d15"
@@ -24,13 +23,13 @@ OFFICIAL_DIGEST = "70002b0ff5de60a3a17a82dbfcff291931f96225ddf941ad2e182fc39e183
 
 @dataclass(frozen=True)
 class ClassList:
-    """The classes of a dataset, by class index; ILSVRC2012's are sorted by WNID."""
+    """The classes of a dataset in class-index order. ILSVRC2012's are sorted by WNID."""
 
     wnids: tuple[str, ...]
     words: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        """Refuses names that do not fit into a line of labels.txt."""
+        """Raises DataDamagedError if a name does not fit into one line of labels.txt."""
         demand_short(itertools.chain(self.wnids, self.words), "the source")
 
     @cached_property
@@ -40,20 +39,20 @@ class ClassList:
 
     @cached_property
     def _folded(self) -> dict[str, int | None]:
-        """Class index by WNID without case and Unicode form; None if two classes have it."""
+        """Class index by folded WNID (case and Unicode form); None if two classes share it."""
         found: dict[str, int | None] = {}
         for index, wnid in enumerate(self.wnids):
             found[_folded(wnid)] = None if _folded(wnid) in found else index
         return found
 
     def of_folder(self, name: str) -> int | None:
-        """Returns the class of a folder: blanks count as "_"; systems write "é" in two ways."""
+        """Returns the class of a folder; ignores case and Unicode form, and reads blanks as "_"."""
         class_id = "_".join(name.split())
         return self.index.get(class_id, self._folded.get(_folded(class_id)))
 
     @cached_property
     def _by_word(self) -> dict[str, list[int]]:
-        """Class indices by each of their words, without case and Unicode form."""
+        """Class indices by folded word (case and Unicode form)."""
         found: dict[str, list[int]] = {}
         for index, words in enumerate(self.words):
             for word in {_folded(each.strip()) for each in (words, *words.split(","))} - {""}:
@@ -61,13 +60,10 @@ class ClassList:
         return found
 
     def indices(self, asked: Iterable[str | int]) -> list[int]:
-        """Returns the class indices of classes, sorted.
+        """Returns the sorted class indices of classes.
 
-        Args:
-          asked: WNIDs, class indices, names of class folders, or words such as "planetarium".
-
-        Raises:
-          UsageError: there is no such class, or several have this word.
+        Each is a WNID, a class index, the name of a class folder, or a word such as "planetarium".
+        Unknown classes, and words of several classes, raise UsageError.
         """
         found, unknown = set(), []
         for each in asked:
@@ -87,7 +83,7 @@ class ClassList:
         return sorted(found)
 
     def _matching(self, asked: str | int) -> list[int]:
-        # A class may be called by a number: its name counts first.
+        # The id of a class may be a number, so try ids before indices.
         if asked in self.index:
             return [self.index[str(asked)]]
         text = str(asked)
@@ -107,7 +103,7 @@ class ClassList:
         return self.digest == OFFICIAL_DIGEST
 
     def render(self) -> bytes:
-        """Returns labels.txt: WNID, a space, words, one class per line in class-index order."""
+        """Returns the bytes of labels.txt."""
         return "".join(
             f"{wnid} {words}\n" for wnid, words in zip(self.wnids, self.words, strict=True)
         ).encode()
@@ -118,19 +114,19 @@ def _folded(name: str) -> str:
 
 
 def digest_of(wnids: Sequence[str]) -> str:
-    """Returns the sha256 of some WNIDs, one per line."""
+    """Returns the sha256 of WNIDs, one per line."""
     return hashlib.sha256("".join(f"{wnid}\n" for wnid in wnids).encode()).hexdigest()
 
 
 def parse(data: bytes, where: str) -> ClassList:
-    """Returns the classes in the bytes of labels.txt, which errors call `where`."""
+    """Returns the class list in the bytes of labels.txt; error messages call the file `where`."""
     if (lines := data.count(b"\n") + data.count(b"\r")) > MOST_CLASSES:
         raise DataDamagedError(
             f"{where}: {lines:,} classes, expected {MOST_CLASSES:,} at most. Get the file again "
             "from where the data set was made."
         )
     try:
-        # A text has more kinds of line ends than bytes have.
+        # Split bytes, not text: str.splitlines knows more line ends.
         rows = [line.decode().partition(" ") for line in data.splitlines()]
     except UnicodeDecodeError as error:
         raise DataDamagedError(
@@ -142,7 +138,7 @@ def parse(data: bytes, where: str) -> ClassList:
 
 
 def demand_short(texts: Iterable[str], where: str) -> None:
-    """Raises DataDamagedError if an id of a class, or its words, fit into no line of the list."""
+    """Raises DataDamagedError if a class id, or its words, do not fit into one line."""
     for text in texts:
         if len(text) > MOST_CHARACTERS or not {"\n", "\r"}.isdisjoint(text):
             raise DataDamagedError(

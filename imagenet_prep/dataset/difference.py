@@ -1,4 +1,4 @@
-"""How an image differs between two data sets, A and B."""
+"""Differences of an image between two datasets, A and B."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ OTHER_LABEL, OTHER_BYTES, OTHER_SIZE = "other_label", "other_bytes", "other_size
 
 
 class Stored(NamedTuple):
-    """An image as one of the datasets has it: its class, its stored form, its shard and record."""
+    """An image in one of the datasets: class, stored size and hash, shard, record."""
 
     wnid: str
     width: int
@@ -20,7 +20,7 @@ class Stored(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """An image that differs between two datasets; None in the one that does not have it."""
+    """An image that differs between two datasets. `a` or `b` is None if that one lacks it."""
 
     split: str
     key: str
@@ -29,7 +29,7 @@ class Difference(NamedTuple):
 
     @property
     def kinds(self) -> list[str]:
-        """In which ways it differs, as the names above say."""
+        """The kinds of difference, each one of the constants above."""
         if self.a is None or self.b is None:
             return [ONLY_IN_B if self.a is None else ONLY_IN_A]
         other = {

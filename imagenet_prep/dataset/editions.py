@@ -1,12 +1,13 @@
-"""The published editions of ImageNet, as far as their counts are known.
+"""The published editions of ImageNet, and their known counts.
 
-ILSVRC2012 was published again in 2021 with blurred faces, without 101 images of train and 3 of
-validation (github.com/princetonvisualai/imagenet-face-obfuscation/issues/4). The whole of
-ImageNet has no validation split: fall11 is of 2011, and winter21 lacks most classes of people.
-ImageNet-21K-P is each of these without its rare classes (github.com/Alibaba-MIIL/ImageNet21K).
+The face-blurred ILSVRC2012 of 2021 lacks 101 images of train and 3 of validation
+(github.com/princetonvisualai/imagenet-face-obfuscation/issues/4). The complete ImageNet has no
+validation split: fall11 is from 2011, and winter21 lacks most classes of people. ImageNet-21K-P is
+each of these without its rare classes (github.com/Alibaba-MIIL/ImageNet21K).
 
-Evaluation sets have ILSVRC2012's classes, all or some, and one split, `test`. Counts are those of
-their authors' pages; ImageNet-Sketch's is told in two ways, and ObjectNet's depends on its mapping.
+Evaluation sets have some or all of ILSVRC2012's classes and one split, `test`. Their counts come
+from their authors' pages. Sources disagree about ImageNet-Sketch's count, and ObjectNet's depends
+on the class mapping.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ _TRAIN, _VALIDATION, _TEST = schema.TRAIN, schema.VALIDATION, schema.TEST
 
 @dataclass(frozen=True)
 class Edition:
-    """What is known of one edition.
+    """Known facts about one edition.
 
     Attributes:
-      name: what manifest, report and checkpoints call it.
-      num_classes: of its class list; of an evaluation set, how many of ILSVRC2012's classes it
-        has, 0 for any number.
-      examples: images by split.
-      class_range: fewest and most images of a class by split, where that is known.
+      name: its name in manifests, reports and checkpoints.
+      num_classes: length of its class list. For an evaluation set, the number of ILSVRC2012
+        classes in it; 0 means any number.
+      examples: number of images by split.
+      class_range: smallest and largest number of images per class, by split, if known.
       is_ilsvrc: whether its classes are ILSVRC2012's.
-      names: of the archive and the folders that it comes in and nothing else does; of an
-        evaluation set, what these names begin with, in small letters.
-      digest: of an evaluation set, the sha256 of its sorted WNIDs, one a line, where it is known.
+      names: names of archives and folders that only this edition has. For an evaluation set, their
+        lower-case prefixes.
+      digest: for an evaluation set, sha256 of its sorted WNIDs, one per line, if known.
     """
 
     name: str
@@ -47,7 +48,7 @@ class Edition:
     digest: str = ""
 
     def problems(self, split: str, classes: ClassList, num_per_class: Sequence[int]) -> list[str]:
-        """Returns how the counts of a split, by class index, differ from this edition's."""
+        """Returns the differences between the class counts of a split and this edition's."""
         if not self.has(classes):
             other = f"is not {self.name}'s"
             if not self.is_ilsvrc:
@@ -73,7 +74,7 @@ class Edition:
         return problems
 
     def is_it(self, classes: ClassList, totals: Mapping[str, int]) -> bool:
-        """Returns whether splits with so many images are splits of this edition."""
+        """Returns whether the classes and the image counts by split match this edition."""
         return self.has(classes) and all(
             self.examples.get(split) == total for split, total in totals.items()
         )
@@ -125,9 +126,8 @@ _OTHERS = (FACE_BLURRED, FALL11, WINTER21, FALL11_P, WINTER21_P, ILSVRC2012_TEST
 
 _A = "9826a24166e74ce62fb87b27889874ca26917542c745712309d6e25855d63bc2"
 _R = "a6a0729f7a99230280639cab6e51e01485a3b41a676ea35621a501c9d6e83ca4"
-# A set has so many classes, images, and images of a class; 0 where no number is demanded. Where one
-# name begins another, the longer one comes first. ImageNet-C's numbers are those of one corruption
-# at one severity.
+# Columns: name, classes, images, images per class (0: not checked), digest. A longer name comes
+# before its own prefixes. ImageNet-C's numbers are for one corruption at one severity.
 EVALUATION = tuple(
     Edition(
         name,
@@ -157,11 +157,11 @@ EVALUATION = tuple(
 
 
 def recognised(classes: ClassList, totals: Mapping[str, int], names: Sequence[str] = ()) -> str:
-    """Returns the name of the edition of a dataset, by its images before any was quarantined.
+    """Returns the edition's name, given the image counts before quarantine.
 
-    It is "" for ILSVRC2012 as it was first published, which needs no name, and for all others.
-    One split with ILSVRC2012's classes may just have lost some files: to be another edition, it
-    needs the other split beside it, or the name of its archive or folder.
+    Returns "" for the original ILSVRC2012 and for unknown editions. A single split with
+    ILSVRC2012's classes may simply lack files. So it is only recognised as a different edition if
+    all splits are present, or if the name of its archive or folder says so.
     """
     for edition in _OTHERS:
         sure = (
@@ -175,15 +175,15 @@ def recognised(classes: ClassList, totals: Mapping[str, int], names: Sequence[st
 
 
 def named(name: str) -> Edition | None:
-    """Returns the edition that a manifest calls so; None if none is."""
+    """Returns the edition with this name in a manifest, or None."""
     return next((edition for edition in (*_OTHERS, *EVALUATION) if edition.name == name), None)
 
 
 def called(name: str, num_classes: int) -> Edition | None:
-    """Returns the edition that an archive or a folder of this name should be; None for any."""
+    """Returns the edition expected from the name of an archive or folder, or None."""
     return closest((edition for edition in _OTHERS if name in edition.names), num_classes)
 
 
 def closest(editions: Iterable[Edition], num_classes: int) -> Edition | None:
-    """Returns the edition with the most similar number of classes; None of none."""
+    """Returns the edition with the most similar number of classes; None if there are none."""
     return min(editions, key=lambda e: abs(e.num_classes - num_classes), default=None)

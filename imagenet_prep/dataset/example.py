@@ -1,8 +1,7 @@
-"""The examples of a data set: their bytes as tf.train.Example, and the schema's checks.
+"""Serializes examples as tf.train.Example, parses them, and checks them against the schema.
 
-Equal examples have equal bytes: entries of the features map are sorted by key, as protobuf's
-deterministic serialization does. Parts that recur are serialized and parsed once, and no image is
-copied.
+Equal examples have equal bytes: the features map is sorted by key, as in protobuf's deterministic
+serialization. Recurring parts are serialized and parsed once, and images are not copied.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from imagenet_prep.dataset.protobuf import FIELD_1, Value, entry_head, key_field
 
 NOTHING: Mapping[str, str] = types.MappingProxyType({})
 
-# The features before the image have fewer bytes, and so do those behind it with 200 boxes.
+# The features before the image are smaller, and so are those after it with up to 200 boxes.
 _HEAD_BYTES = 4096
-# Every record holds these values.
+# The same in every record.
 CONSTANTS: dict[str, bytes | int] = {
     schema.FORMAT: b"JPEG",
     schema.COLORSPACE: b"RGB",
@@ -33,17 +32,17 @@ _KEYS_BEHIND_FILENAME = frozenset(key for key in schema.ALL_KEYS if key > schema
 
 
 class ImageExample(NamedTuple):
-    """One example of the data set.
+    """One example of the dataset.
 
     Attributes:
-      encoded: JPEG bytes, RGB; in batches of readers a memoryview, so that none is copied.
-      height, width: pixels of `encoded`.
+      encoded: bytes of an RGB JPEG; a memoryview in batches of readers, to avoid a copy.
+      height, width: size of `encoded` in pixels.
       filename: base name of the source image.
       stored_label: class index + label offset.
       wnid: WordNet id of the class.
       text: the class in words.
-      boxes: bounding boxes; each carries the image's label. `xmin`, `xmax`, `ymin` and `ymax` are
-        shares of the image's sides, from 0 to 1.
+      boxes: bounding boxes, all with the image's label. `xmin`, `xmax`, `ymin` and `ymax` are
+        relative to the image's sides, from 0 to 1.
 
     Example:
       >>> import io
@@ -70,13 +69,13 @@ class ImageExample(NamedTuple):
 
 
 class Places(NamedTuple):
-    """The bytes of a buffer at which the parts of an example of `encode` begin and end.
+    """Byte offsets, in a buffer, of the parts of an example written by `encode`.
 
     Attributes:
-      entries: the first entry of the features map.
-      image_entry: the image's entry.
-      image, image_end: of the image; behind it is the entry of the file name.
-      name, name_end: of the file name; behind it are the other entries.
+      entries: start of the features map's first entry.
+      image_entry: start of the image's entry.
+      image, image_end: the image, followed by the file name's entry.
+      name, name_end: the file name, followed by the other entries.
     """
 
     entries: int
@@ -94,17 +93,16 @@ def encode(example: ImageExample) -> bytes:
 
 
 def encode_parts(example: ImageExample) -> tuple[bytes, bytes, bytes]:
-    """Returns `encode` in three parts, the second being `example.encoded` itself, not a copy.
+    """Returns `encode` in three parts; the second is `example.encoded` itself, not a copy.
 
-    A serialized map is its entries one after the other, so what recurs is serialized once: the
-    entries that sort before the image depend on the class alone, those behind the file name on
-    the size, the label and the boxes.
+    Recurring entries are cached. Those before the image only depend on the class, those after the
+    file name on size, label and boxes.
     """
     encoded, filename = example.encoded, example.filename.encode()
     before = _class_entries(example.stored_label, example.wnid, example.text) + entry_head(
         _ENCODED, len(encoded)
     )
-    # Boxes are not cached, since -0.0 equals 0.0 but has other bytes.
+    # Do not cache boxes: -0.0 equals 0.0 but has different bytes.
     rest = _size_entries if example.boxes == NO_BOXES else _size_and_box_entries
     behind = b"".join(
         (
@@ -118,25 +116,19 @@ def encode_parts(example: ImageExample) -> tuple[bytes, bytes, bytes]:
 
 
 def decode(payload: bytes | memoryview, lacks: Mapping[str, str] = NOTHING) -> ImageExample:
-    """Returns the example in `payload`, checked against the schema.
+    """Returns the example in a record's payload; raises DataDamagedError if it breaks the schema.
 
-    Args:
-      payload: of one record.
-      lacks: as in the manifest, the kind of each key that records of this dataset do not hold:
-        an "absent" one reads as empty or 0, and no constant is held against the schema.
-
-    Raises:
-      DataDamagedError: not a tf.train.Example, or a key is missing, of another type,
-        or does not hold exactly one value where the schema has one.
+    `lacks` is the manifest's: keys that are "absent" read as empty or 0, and constants in `lacks`
+    are not checked.
     """
     return _as_encoded(payload) or checked(protobuf.parse(payload), lacks)
 
 
 def _as_encoded(payload: bytes | memoryview) -> ImageExample | None:
-    """Returns the example in `payload`, or None if it is damaged or not laid out as by `encode`.
+    """Returns the example in `payload`, or None if it is damaged or its layout is not `encode`'s.
 
-    This is much quicker than to parse it whole: protobuf copies no image, and the entries of a
-    class or of a size, which recur, are parsed and checked once.
+    This is much faster than parsing all of it: protobuf copies no image, and recurring entries are
+    parsed and checked once.
     """
     head = bytes(payload[:_HEAD_BYTES])
     length, start = _read_varint(head, 1)
@@ -167,17 +159,17 @@ def _as_encoded(payload: bytes | memoryview) -> ImageExample | None:
 
 
 def decode_at(data: memoryview, places: Places) -> ImageExample | None:
-    """Returns an example laid out as by `encode`; its image is a part of `data`.
+    """Returns an example with the layout of `encode`; its image is a view of `data`.
 
-    Returns None where the example is damaged or unusual; `decode` says which.
+    Returns None if the example is damaged or unusual; `decode` tells them apart.
     """
     entries, image_entry, image, image_end, name, name_end, end = places
     if max(image_entry - entries, end - name_end) > _HEAD_BYTES:
-        return None  # Thousands of them would fill the memory of the cache of `_part`.
+        return None  # Entries of this size would make the cache of `_part` too large.
     try:
         first = _part(bytes(data[entries:image_entry]), _KEYS_BEFORE_IMAGE)
         last = _part(bytes(data[name_end:end]), _KEYS_BEHIND_FILENAME)
-        # The fields are given by place: by name this takes twice as long.
+        # Positional arguments: keywords take twice as long.
         return ImageExample(
             cast("bytes", data[image:image_end]),
             last.height,
@@ -189,19 +181,19 @@ def decode_at(data: memoryview, places: Places) -> ImageExample | None:
             last.boxes,
         )
     except (DataDamagedError, UnicodeDecodeError):
-        return None  # `decode` parses the whole example and finds what is wrong.
+        return None  # `decode` parses the complete example and reports the problem.
 
 
 def _value(pattern: re.Pattern[bytes], data: bytes) -> tuple[int, int]:
-    """Returns where the value of a key seems to begin, and its size; zeros if there is none."""
+    """Returns the presumed offset and size of a key's value; zeros if the key is not found."""
     found = pattern.search(data)
     return (found.end(), _read_varint(found[1], 0)[0]) if found else (0, 0)
 
 
-# A reader soon meets so many parts again: they hold classes, and the sizes of images.
+# Large enough for the recurring parts: one per class, and one per image size.
 @functools.lru_cache(maxsize=1 << 13)
 def _part(entries: bytes, keys: frozenset[str]) -> ImageExample:
-    """Returns an example that is blank but for what these entries say."""
+    """Returns a blank example with the values of these entries."""
     features = protobuf.parse(FIELD_1 + varint(len(entries)) + entries)
     if features.keys() != keys:
         raise DataDamagedError(f"expected the keys {', '.join(sorted(keys))}")
@@ -214,10 +206,7 @@ def _blank() -> dict[str, Value]:
 
 
 def relabelled(payload: bytes, stored_label: int, wnid: str, text: str) -> bytes:
-    """Returns an example of another class; whatever else it holds stays as it is.
-
-    It is one that `decode` takes. A key that it lacks, as those of other writers do, is not added.
-    """
+    """Returns a valid example with a different class; its other values stay, no key is added."""
     features = protobuf.parse(payload)
     of_class: dict[str, Value] = {
         schema.LABEL: (stored_label,),
@@ -235,17 +224,17 @@ def decode_without_image(
     size: int,
     lacks: Mapping[str, str] = NOTHING,
 ) -> ImageExample:
-    """Returns an example as `decode` does, but the bytes of its image are neither read nor there.
+    """Returns the example as `decode` does, but does not read its image, and leaves it empty.
 
-    `read` returns bytes of the payload, by offset and size. A damaged index may say a `size` below
-    0: then there is none.
+    `read` returns bytes of the payload, given offset and size. `size` may be negative if the index
+    is damaged; the payload is then treated as empty.
     """
     features = protobuf.parse(_without_image(read, size))
     return checked(features | {schema.ENCODED: (b"",)}, lacks)
 
 
 def _without_image(read: Callable[[int, int], bytes], size: int) -> bytes:
-    """Returns a payload, without the entry of its image where that is large."""
+    """Returns a payload, without its image's entry if that is large."""
     size = max(size, 0)
     head = read(0, min(size, _HEAD_BYTES))
     length, at = _read_varint(head, 1)
@@ -261,7 +250,7 @@ def _without_image(read: Callable[[int, int], bytes], size: int) -> bytes:
 
 
 def checked(features: dict[str, Value], lacks: Mapping[str, str]) -> ImageExample:
-    """Returns the example of these features; raises as `decode`."""
+    """Returns the example with these features; see `decode` for errors."""
     for key in lacks:
         if lacks[key] == schema.ABSENT:
             features.setdefault(key, _absent(key, features))
@@ -296,7 +285,7 @@ def checked(features: dict[str, Value], lacks: Mapping[str, str]) -> ImageExampl
 
 
 def with_true_size(image: ImageExample) -> ImageExample:
-    """Returns an example with the size of its JPEG; other programs may write another size."""
+    """Returns the example with the real size of its JPEG; other programs may write wrong sizes."""
     try:
         frame = jpeg.refuse_bombs(image.encoded)
     except BadImageError:
@@ -312,10 +301,9 @@ def _absent(key: str, features: Mapping[str, Value]) -> Value:
     return (b"",) if key in schema.BYTES_KEYS else (0,)
 
 
-# ImageNet-21K has fewer classes than this, and a shard holds them in no order.
+# More than ImageNet-21K's classes, which are shuffled in every shard.
 @functools.lru_cache(maxsize=1 << 15)
 def _class_entries(stored_label: int, wnid: str, text: str) -> bytes:
-    """Returns the entries whose keys sort before image/encoded."""
     return protobuf.entries(
         {
             schema.CHANNELS: (3,),
@@ -328,7 +316,6 @@ def _class_entries(stored_label: int, wnid: str, text: str) -> bytes:
 
 
 def _size_and_box_entries(height: int, width: int, stored_label: int, boxes: Boxes) -> bytes:
-    """Returns the entries whose keys sort behind image/filename."""
     return protobuf.entries(
         {
             schema.FORMAT: (b"JPEG",),
@@ -344,7 +331,7 @@ _size_entries = functools.lru_cache(maxsize=1 << 14)(_size_and_box_entries)
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Returns the number that begins at a place, and the place behind it."""
+    """Returns the number at an offset, and the offset after it."""
     value = 0
     for place, byte in enumerate(data[at : at + 10]):
         value |= (byte & 0x7F) << 7 * place
@@ -354,8 +341,7 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 _ENCODED, _FILENAME = map(key_field, (schema.ENCODED, schema.FILENAME))
-# These match from a key to its value: the lengths of the feature, of its list and, as a group, of
-# the value.
+# Match a key and the lengths of its feature, its list and (as a group) its value.
 _LENGTH = rb"[\x80-\xff]{0,9}[\x00-\x7f]"
 _IMAGE_VALUE, _FILENAME_VALUE = (
     re.compile(re.escape(key) + rb"\x12%b\x0a%b\x0a(%b)" % (_LENGTH, _LENGTH, _LENGTH))

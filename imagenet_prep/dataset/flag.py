@@ -1,4 +1,4 @@
-"""The flag of the data set: one name for it in every verb, by place or as --data-dir."""
+"""The dataset argument of every command: positional, or --data-dir."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def data_set(
     place: Place = Place.ANYWHERE,
     names: Sequence[str] = (),
 ) -> Any:
-    """Returns a dataclass field for a dataset that exists, also called by other `names`."""
+    """Returns a dataclass field for an existing dataset; `names` are additional flags."""
     return flag(
         default,
         help=help,
@@ -30,7 +30,7 @@ def data_set(
 
 
 def without_manifest(typed: str) -> str:
-    """Returns SET where SET/dataset.json was typed, since the manifest stands for the set."""
+    """Returns SET if SET/dataset.json was typed; other input stays as it is."""
     base, slash, name = typed.rpartition("/")
     if name != naming.MANIFEST:
         return typed

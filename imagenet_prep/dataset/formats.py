@@ -1,4 +1,4 @@
-"""Formats of images, told by their first bytes: what a file is, whatever it is called."""
+"""Detects image formats by a file's first bytes; the file name is ignored."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from imagenet_prep.core.installed import is_there
 HEAD_BYTES = 64
 HEIC = "HEIC"
 
-# The formats that the codec reads, by the names that people use.
+# Formats that the codec reads, by their common names.
 READ = frozenset({"JPEG", "PNG", "GIF", "BMP", "WebP", "TIFF", "AVIF"})
-# Files that are photographs whatever they are called. Cameras' own files look like TIFF, and Pillow
-# would read the thumbnail in them.
+# Formats accepted without regard to the file name. Not TIFF: raw camera files look like TIFF, and
+# Pillow would read their thumbnail.
 PHOTOGRAPHS = READ - {"TIFF"} | {HEIC, "JPEG XL"}
-# The module that decodes a format, which not every installation has.
+# Decoder modules that an installation may lack.
 _DECODERS = {"AVIF": "PIL._avif", HEIC: "pillow_heif"}
 
 _BEGINNINGS = {
@@ -31,18 +31,18 @@ _BEGINNINGS = {
     b"\0\0\0\x0cjP  \r\n\x87\n": "JPEG 2000",
     b"8BPS": "Photoshop",
 }
-# ISO media files say at byte 8 whose they are; some brands of HEIF leave it to those behind.
+# Brands of ISO media files, from byte 8 on. For generic HEIF brands, the following ones decide.
 _BRANDS = {
     **dict.fromkeys((b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis"), HEIC),
     **dict.fromkeys((b"avif", b"avis"), "AVIF"),
     **dict.fromkeys((b"qt  ", b"isom", b"iso2", b"mp41", b"mp42", b"M4V "), "video"),
 }
-# Sizes of the second header of a BMP: two letters alone begin many a text.
+# Sizes of a BMP's second header. Checked too, since text files can also start with "BM".
 _BMP_HEADERS = frozenset({12, 40, 52, 56, 64, 108, 124})
 
 
 def name_of(head: bytes) -> str | None:
-    """Returns the format of a file by its first HEAD_BYTES, None for an unknown one."""
+    """Returns the format of a file with these first HEAD_BYTES, or None if unknown."""
     for beginning, name in _BEGINNINGS.items():
         if head.startswith(beginning):
             return name
@@ -65,14 +65,14 @@ def name_of(head: bytes) -> str | None:
 
 
 def is_readable(name: str | None) -> bool:
-    """Returns whether this installation decodes a format."""
+    """Returns whether this installation can decode a format."""
     if module := _DECODERS.get(name or ""):
         return is_there(module)
     return name in READ
 
 
 def unreadable(head: bytes) -> str:
-    """Returns what is said of a file that is no image which the codec reads."""
+    """Returns the error text for a file that the codec cannot read."""
     name = name_of(head)
     if name is None or is_readable(name):
         return f"starts with {head[:8]!r}"
@@ -80,6 +80,6 @@ def unreadable(head: bytes) -> str:
 
 
 def remedy(names: Collection[str]) -> str:
-    """Returns what to do with photographs of formats that are not read."""
+    """Returns the advice for photographs in unsupported formats."""
     extra = "run pip install 'imagenet-prep[heif]', or " if HEIC in names else ""
     return f"{extra}convert to JPEG or PNG"

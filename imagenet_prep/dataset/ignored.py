@@ -1,4 +1,4 @@
-"""Files of a source that are no images: counted by ending, so that none vanishes silently."""
+"""Counts the source files that are not images by extension, so that none is dropped silently."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from imagenet_prep.core.terminal import counted
 _MAX_ENDING = 12
 _MAX_ENDINGS = 20
 _NO_ENDING, _OTHERS = "without an ending", "others"
-# Folders that operating systems, NAS devices and archivers make.
+# Folders created by operating systems, NAS devices and archivers.
 _SYSTEM_FOLDERS = {
     *("$recycle.bin", "system volume information", "found.000", "lost+found", "lost.dir"),
     *("@eadir", "@tmp", "@recycle", "@recently-snapshot", "#recycle", "#snapshot", "~snapshot"),
     *("__macosx", "network trash folder", "temporary items"),
 }
-# Photographs, which somebody may miss: of telephones, and raw ones of cameras.
+# Extensions of photographs (phones, and raw files of cameras): the message warns about these.
 _PHOTOGRAPHS = {
     *(".heic", ".heif", ".hif", ".avif", ".jxl", ".jp2", ".dng", ".nef", ".nrw", ".cr2", ".cr3"),
     *(".crw", ".arw", ".raf", ".orf", ".rw2", ".pef", ".srw", ".3fr", ".iiq", ".x3f"),
@@ -24,12 +24,12 @@ _PHOTOGRAPHS = {
 
 
 def is_hidden(name: str) -> bool:
-    """Returns whether a file or a folder is hidden, or a folder that a system makes."""
+    """Returns whether a name is hidden or belongs to a system folder."""
     return name.startswith(".") or name.casefold() in _SYSTEM_FOLDERS
 
 
 def ending(path: str) -> str:
-    """Returns what a file that is ignored is counted as, for example ".mov"."""
+    """Returns the name under which an ignored file is counted, for example ".mov"."""
     *folders, name = path.split("/")
     found = next((f"{folder}/" for folder in folders if is_hidden(folder)), "")
     if not found:
@@ -42,7 +42,7 @@ def ending(path: str) -> str:
 
 
 def most_frequent(ignored: Mapping[str, int]) -> dict[str, int]:
-    """Returns counts by ending, the most frequent first, and those of many endings together."""
+    """Returns the counts of the 20 most frequent extensions, in order, and the rest as "others"."""
     ordered = sorted(ignored.items(), key=lambda item: (item[0] == _OTHERS, -item[1], item[0]))
     kept = dict(ordered[:_MAX_ENDINGS])
     if rest := sum(count for _, count in ordered[_MAX_ENDINGS:]):
@@ -51,7 +51,7 @@ def most_frequent(ignored: Mapping[str, int]) -> dict[str, int]:
 
 
 def in_words(ignored: Mapping[str, int]) -> str:
-    """Returns for example "3 files: 2 .heic, 1 .mov"."""
+    """Returns the counts as text, for example "3 files: 2 .heic, 1 .mov"."""
     total = sum(ignored.values())
     each = ", ".join(f"{count:,} {name}" for name, count in most_frequent(ignored).items())
     advice = ""
@@ -61,7 +61,7 @@ def in_words(ignored: Mapping[str, int]) -> str:
 
 
 def together(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Returns the counts of several parts added up."""
+    """Returns the sum of the counts of several parts."""
     found = Counter[str]()
     for part in parts:
         found.update(part)

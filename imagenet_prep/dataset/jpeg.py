@@ -1,7 +1,7 @@
-"""What a JPEG would cost, from its markers alone: looked at before any decoder sees it.
+"""Reads a JPEG's markers and refuses images that are too expensive to decode.
 
-A header of a few bytes can claim 4 billion pixels, and each scan of a progressive file makes a
-decoder go through all coefficients again.
+A header of a few bytes can claim 4 billion pixels, and for each scan of a progressive file, a
+decoder processes all coefficients again.
 """
 
 from __future__ import annotations
@@ -12,44 +12,43 @@ from typing import NamedTuple, NoReturn
 
 from imagenet_prep.core.errors import BadImageError
 
-# ImageNet's largest image is 5980 x 6430 = 38 MP (MLPerf's nvJPEG hints); beyond this a
-# header claims more than any of them, and decoding would take > 192 MB.
+# ImageNet's largest image is 5980 x 6430 = 38 MP (MLPerf's nvJPEG hints). Decoding more than this
+# limit would take > 192 MB.
 MAX_PIXELS = 64_000_000
-# Encoders make about ten. At 64 MP each takes libjpeg 50 ms, whatever it holds.
+# Encoders write about ten. At 64 MP, libjpeg needs 50 ms for each, even for an empty one.
 MAX_SCANS = 100
-# Comments and metadata, in pieces of 64 kB, come before the first scan; tables before each.
+# Segments are comments and metadata (64 kB each) before the first scan, and tables before each.
 _MAX_SEGMENTS = 10_000
 
 SOI = b"\xff\xd8\xff"
-_BITS = 8  # of a sample
-# As libjpeg looks for the next marker: past fill bytes, stuffed zeros and what is left over.
-# Restart markers have no content, and are many.
+_BITS = 8  # per sample
+# Finds the next marker as libjpeg does: skips fill bytes, stuffed zeros, surplus bytes, and restart
+# markers, which have no content.
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 _SOS, _EOI, _SOI_MARKER = 0xDA, 0xD9, 0xD8
-# DHT, JPG and DAC lie between the frame headers. DHP is one for several frames.
+# DHT, JPG and DAC have numbers between those of frame headers. DHP is for several frames.
 _SOF0, _SOF3, _DHP = 0xC0, 0xC3, 0xDE
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC} | {_DHP}
 _PROGRESSIVE = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
-# SOF0, SOF1 and SOF2: decoders make a smaller image of these, and only of these without doubt.
+# SOF0, SOF1 and SOF2: the only frames that decoders can reliably downscale while decoding.
 _SCALED = frozenset({0xC0, 0xC1, 0xC2})
-# With SOF9 and SOF10, the same with arithmetic coding.
+# Also SOF9 and SOF10: the same with arithmetic coding.
 _DECODED = _SCALED | {_SOF3, 0xC9, 0xCA}
-# Markers of a segment with a length.
+# Markers of segments that have a length.
 _SEGMENTS = frozenset(range(0xC0, 0xFF)) - frozenset(range(0xD0, 0xDA))
 
 
 class Frame(NamedTuple):
-    """What a JPEG is, as its markers say.
+    """The properties of a JPEG according to its markers.
 
     Attributes:
-      height, width: pixels.
-      coefficient_bytes: that a decoder holds at once, since several scans make them; 0 where one
-        scan makes block after block.
-      first_scan: where the first scan begins; what describes the image lies before it.
-      marker: the second byte of the frame header's marker; 0 if there are several.
-      bits: per sample.
-      colorspace: libjpeg's name, where it was asked: "YCbCr", "RGB", "Gray", "CMYK", "YCCK".
-      repair: why the file is not stored as it is: only Pillow decodes it; "" for most.
+      coefficient_bytes: memory for the coefficients if there are several scans; 0 for a single
+        scan, which is decoded block by block.
+      first_scan: offset of the first scan; the headers are before it.
+      marker: second byte of the frame header's marker; 0 if there are several frame headers.
+      bits: bits per sample.
+      colorspace: libjpeg's name if it was read: "YCbCr", "RGB", "Gray", "CMYK", "YCCK".
+      repair: reason why the file must be re-encoded with Pillow; "" for most.
     """
 
     height: int
@@ -63,20 +62,20 @@ class Frame(NamedTuple):
 
     @property
     def can_be_scaled(self) -> bool:
-        """Whether a decoder may be asked for a smaller image than the header's."""
+        """Whether a decoder can downscale the image while it decodes."""
         return self.marker in _SCALED and self.bits == _BITS
 
     @property
     def is_lossless(self) -> bool:
-        """Whether it is a lossless JPEG, which neither TensorFlow nor DALI decodes."""
+        """Whether it is a lossless JPEG, which TensorFlow and DALI cannot decode."""
         return self.marker == _SOF3
 
 
 def refuse_bombs(data: bytes, max_pixels: int = MAX_PIXELS) -> Frame | None:
-    """Refuses a JPEG that cannot be decoded in seconds and megabytes.
+    """Returns a JPEG's frame; raises BadImageError if decoding would take too long or much memory.
 
-    Only files with several scans are read to the end. Returns None for a file that is no JPEG, or
-    states no size: that is left to its decoder.
+    Only files with several scans are read to the end. Returns None if the file is not a JPEG or
+    has no frame header; its decoder then reports the error.
     """
     if not data.startswith(SOI):
         return None
@@ -84,7 +83,7 @@ def refuse_bombs(data: bytes, max_pixels: int = MAX_PIXELS) -> Frame | None:
     header = height = width = first_scan = frame = 0
     try:
         for _ in range(_MAX_SEGMENTS):
-            # Mostly it lies right here, and a search takes as long as all the rest.
+            # Usually the marker is right here, and a search would double the time.
             marker = data[position + 1] if data[position] == 0xFF else 0
             if marker in _SEGMENTS:
                 position += 2
@@ -97,7 +96,7 @@ def refuse_bombs(data: bytes, max_pixels: int = MAX_PIXELS) -> Frame | None:
             if marker == _EOI:
                 break
             if marker < 0xC0 or marker == _SOI_MARKER:
-                # Without content, or reserved: then libjpeg may go on right behind it, too.
+                # Markers without content, and reserved ones, after which libjpeg may also continue.
                 continue
             if marker in _FRAMES:
                 height = int.from_bytes(data[position + 3 : position + 5], "big")
@@ -110,7 +109,7 @@ def refuse_bombs(data: bytes, max_pixels: int = MAX_PIXELS) -> Frame | None:
                 scans += 1
                 first_scan = first_scan or position
                 is_alone = scans == 1 and not progressive and data[position + 2] >= components
-                if is_alone:  # one scan is all
+                if is_alone:
                     break
                 if scans > MAX_SCANS:
                     _refuse_scans()
@@ -118,7 +117,7 @@ def refuse_bombs(data: bytes, max_pixels: int = MAX_PIXELS) -> Frame | None:
         else:
             _refuse_scans()
     except IndexError:
-        pass  # it ends where a marker should be
+        pass  # The file ends at a marker.
     if not header:
         return None
     coefficient_bytes = 0 if is_alone else _coefficient_bytes(data, header, height * width)
@@ -127,7 +126,7 @@ def refuse_bombs(data: bytes, max_pixels: int = MAX_PIXELS) -> Frame | None:
 
 
 def refuse_unknown(frame: Frame) -> None:
-    """Raises BadImageError, "undecodable", for a kind of JPEG that no decoder here reads."""
+    """Raises BadImageError ("undecodable") for a JPEG type that no decoder here supports."""
     if frame.marker not in _DECODED or frame.bits != _BITS:
         kind = f"SOF{frame.marker - _SOF0}" if frame.marker else "several frame headers"
         said = f"{kind}, {frame.bits} bits per sample: no decoder here reads such a JPEG"
@@ -135,13 +134,13 @@ def refuse_unknown(frame: Frame) -> None:
 
 
 def refuse_pixels(height: int, width: int, most: int) -> None:
-    """Raises BadImageError, "too_many_pixels", for an image of more than `most`."""
+    """Raises BadImageError ("too_many_pixels") for an image with more than `most` pixels."""
     if height * width > most:
         raise BadImageError("too_many_pixels", f"{width} x {height}, at most {most:,} pixels")
 
 
 def segments(data: bytes, wanted: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Yields begin and end of each segment with this second byte of its marker, before a scan."""
+    """Yields start and end of each segment whose marker is FF `wanted`, up to the first scan."""
     position = 2
     while (found := _MARKER.search(data, position, stop)) is not None:
         marker, position = data[found.end() - 1], found.end()
@@ -155,7 +154,7 @@ def segments(data: bytes, wanted: int, stop: int) -> Iterator[tuple[int, int]]:
 
 
 def _coefficient_bytes(data: bytes, header: int, pixels: int) -> int:
-    """Returns what all coefficients take: two bytes for each sample of each component."""
+    """Returns the size of all coefficients: two bytes per sample of each component."""
     factors = data[header + 9 : header + 8 + 3 * data[header + 7] : 3]
     sides = [(factor >> 4, factor & 15) for factor in factors]
     most = max((h for h, _ in sides), default=1) * max((v for _, v in sides), default=1)

@@ -1,4 +1,4 @@
-"""Keys: what images are called, the same in every layout; and lists of keys in files."""
+"""Keys, the names of images, which are the same in every source layout; and lists of keys."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError, some
 from imagenet_prep.dataset import schema
 
-# Room for 2 million keys of ImageNet; even a short one takes 200 bytes of memory. The list may be a
-# pipe, as the shell makes for <(…), or a device, which has no end.
+# Enough for 2 million ImageNet keys; even a short key takes 200 bytes of memory. Limited because
+# the list may be a pipe, as in <(…), or an endless device.
 _MOST_BYTES, MOST_LINES = 64 << 20, 1 << 21
 _ENDS = (b"\n", b"\r")
-# Around a key in a list. Other blanks, such as U+00A0, may begin or end the name of a file.
+# Stripped from keys in a list. Other blanks, such as U+00A0, may be part of a file name.
 BLANKS = " \t\r\v\f"
-# So many keys become one text, and so many bytes are read as one.
+# Keys hashed at once, and bytes read at once.
 _AT_ONCE, _PART_BYTES = 1 << 14, 1 << 20
-# A path on Linux has no more (PATH_MAX).
+# Linux's limit for a path (PATH_MAX).
 MOST_KEY_BYTES = 4096
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-# A part of a path that is empty, . or ..; Windows separates parts by backslashes, too.
+# A part of a path that is empty, . or ..; Windows also separates parts by backslashes.
 _LEADS_OUT = re.compile(r"(?:\A|[/\\])\.{0,2}(?:[/\\]|\Z)")
 _MOST_SHOWN = 80
-# The number that `numbered` adds.
+# The suffix that `numbered` adds.
 _NUMBER = re.compile(r"~+[0-9]+(?=(?:\.[^./]*)?$)")
 WNID = re.compile(r"n\d{8}")
 VALIDATION_NAME = re.compile(r"^ILSVRC2012_val_(\d{8})\.[A-Za-z]+$")
-# ImageNet-C's, in the order of its paper; the last four are its extra ones, which mCE leaves out.
+# ImageNet-C's, in the paper's order. The last four are extras, which mCE does not include.
 CORRUPTIONS = (
     *("gaussian_noise", "shot_noise", "impulse_noise"),
     *("defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
@@ -40,17 +40,17 @@ CORRUPTIONS = (
     *("contrast", "elastic_transform", "pixelate", "jpeg_compression"),
     *("speckle_noise", "gaussian_blur", "spatter", "saturate"),
 )
-# Corruption, severity and number of an image of ImageNet-C.
+# Corruption, severity and image number of an ImageNet-C key.
 CORRUPTED_NAME = re.compile(
     rf"^({'|'.join(CORRUPTIONS)})/([1-5])/ILSVRC2012_val_(\d{{8}})\.[A-Za-z]+$"
 )
 
 
 def key_of(split: str, class_id: str, name: str) -> str:
-    """Returns the key of the image with this file name.
+    """Returns the key of an image.
 
-    ILSVRC2012's validation images are called by their file name, which is unique; ImageNet-C's by
-    corruption, severity and file name; all others by class and file name.
+    It is the file name for ILSVRC2012's validation images, where it is unique; corruption, severity
+    and file name for ImageNet-C; class and file name for all others.
     """
     if split == schema.VALIDATION and VALIDATION_NAME.match(name):
         return name
@@ -60,10 +60,10 @@ def key_of(split: str, class_id: str, name: str) -> str:
 
 
 def below_class(path: str, class_id: str) -> str:
-    """Returns the part of a path that a key has behind the class.
+    """Returns the part of a record's file name that follows the class in its key.
 
-    Sets of ours have folders below that of the class there, and no others. Other programs may have
-    written the whole path of a file, of which ImageNet's keys have the last part.
+    Our datasets write the path below the class folder. Other programs may write the full path, of
+    which ImageNet's keys only keep the file name.
     """
     folders = path.split("/")[:-1]
     if CORRUPTED_NAME.match(path):
@@ -74,42 +74,42 @@ def below_class(path: str, class_id: str) -> str:
 
 
 def leads_out(key: str) -> bool:
-    """Returns whether a key, used as a path, may lead out of its folder."""
+    """Returns whether a key, used as a path, could leave its folder."""
     return _LEADS_OUT.search(key) is not None
 
 
 def name_of(key: str) -> str:
-    """Returns a key without the folder of its class: validation's and ImageNet-C's have none."""
+    """Returns a key without its class folder. Keys of validation and ImageNet-C have none."""
     return key if CORRUPTED_NAME.match(key) else key.partition("/")[2] or key
 
 
 def name_in(key: str, class_id: str) -> str:
-    """Returns what an image is called below the folder of a class.
+    """Returns the path of an image below its class folder.
 
-    If it had another class before, it keeps that one's folder: another image may have its name.
-    ImageNet's names differ anyway.
+    A relabelled image keeps its former class in the path, to avoid a name collision; not needed for
+    ImageNet, whose file names are unique.
     """
     former = key.partition("/")[0]
     return name_of(key) if former == class_id or WNID.fullmatch(former) else key
 
 
 def numbered(key: str, number: int, tildes: str) -> str:
-    """Returns the key of the record that is the `number`-th with this key in its split."""
+    """Returns a distinct key for the `number`-th record with this key in a split."""
     folder, slash, name = key.rpartition("/")
     stem, dot, ending = name.rpartition(".") if "." in name else (name, "", "")
     return f"{folder}{slash}{stem}{tildes}{number}{dot}{ending}"
 
 
 def without_number(key: str) -> str:
-    """Returns a key, or a part of one, without what `numbered` adds."""
+    """Returns a key, or a part of one, without the suffix of `numbered`."""
     return _NUMBER.sub("", key)
 
 
 def problem(key: str) -> str | None:
-    """Returns the reason why an image must not have this key, or None.
+    """Returns the reason why a key is invalid, or None.
 
-    A key is in a line of a table of samples, and exports name files by it. Control characters would
-    end the line, or move the cursor of a terminal.
+    Keys are written to CSV lines and become file names in exports. A control character could end
+    the line or move a terminal's cursor.
     """
     try:
         num_bytes = len(key.encode())
@@ -125,12 +125,12 @@ def problem(key: str) -> str | None:
 
 
 class KeyList(NamedTuple):
-    """The keys that a file lists.
+    """The keys listed in a file.
 
     Attributes:
-      keys: each once, with the number of its first line; at least one.
-      sha256: of the sorted keys, one per line: what `LC_ALL=C sort -u FILE | sha256sum` prints.
-      repeated: the numbers of the lines whose key an earlier line has.
+      keys: the number of the first line with each key; not empty.
+      sha256: hash of the sorted keys, as printed by `LC_ALL=C sort -u FILE | sha256sum`.
+      repeated: numbers of the lines that repeat a key.
     """
 
     path: str
@@ -140,14 +140,14 @@ class KeyList(NamedTuple):
 
     @property
     def summary(self) -> Json:
-        """What a manifest says of the list."""
+        """The entry for the list in a manifest."""
         return {"images": len(self.keys), "sha256": self.sha256}
 
     def refuse_unknown(self, unknown: Collection[str], where: str) -> None:
-        """Raises UsageError where some of the keys belong to no image of `where`.
+        """Raises UsageError if `where` has no image for some of the keys.
 
-        Lines are named by their numbers and never shown: whoever may choose the file, but not read
-        it, as in a form of Airflow, would read it in this message.
+        The message only has line numbers: it must not reveal the file to users who may choose it
+        but not read it, as in an Airflow form.
         """
         if unknown:
             numbers = sorted(self.keys[key] for key in unknown)
@@ -158,10 +158,7 @@ class KeyList(NamedTuple):
             )
 
     def refuse_ambiguous(self, keys: Collection[str]) -> None:
-        """Raises UsageError where some of the keys belong to an image of train and of validation.
-
-        Folders of classes may hold files of the same names.
-        """
+        """Raises UsageError if both train and validation have an image with one of the keys."""
         if keys:
             raise UsageError(
                 f"{self.path}: {some(sorted(keys))}: train and validation have an image of this "
@@ -171,14 +168,14 @@ class KeyList(NamedTuple):
 
 
 def read_list(path: str | os.PathLike[str]) -> KeyList:
-    """Returns the keys in a file, one a line; empty lines are ignored."""
+    """Returns the keys in a file, one per line; empty lines are ignored."""
     file = io.BytesIO(read_bytes(path))
     keys: dict[str, int] = {}
     repeated: list[int] = []
     number = start = 0
-    # A part at a time: all lines as text would take ten times their bytes.
+    # Read in parts: as strings, all lines together would take ten times the file's size.
     while lines := file.readlines(_PART_BYTES):
-        # Editors of Windows begin a file with a mark, which would become a part of the first key.
+        # Remove the byte order mark that Windows editors write.
         try:
             text = b"".join(lines).decode("utf-8" if start else "utf-8-sig")
         except UnicodeDecodeError as error:
@@ -202,9 +199,9 @@ def read_list(path: str | os.PathLike[str]) -> KeyList:
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """Returns the content of a list of keys; raises UsageError as `read_list`."""
+    """Returns the bytes of a list of keys; raises UsageError if it is unreadable or too large."""
     try:
-        # Opened so, a pipe without a writer is empty; otherwise it would be waited for without end.
+        # With O_NONBLOCK, a pipe without a writer reads as empty instead of blocking forever.
         descriptor = os.open(Path(path).expanduser(), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
             os.set_blocking(descriptor, True)

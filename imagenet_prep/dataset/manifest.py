@@ -1,8 +1,8 @@
-"""dataset.json: the commit point of a data set and its chain of custody.
+"""dataset.json, the manifest: the commit point of a dataset and its chain of custody.
 
-Archive digests, member and class counts, shard digests, settings. It is written last and
-carries its own digest; readers, verify and replicate start from it. Equal input and
-settings give an equal manifest: it holds no time, host or path.
+It has archive digests, member and class counts, shard digests, settings, and its own digest. It is
+written last, and readers, verify and replicate start from it. Equal input and settings give an
+equal manifest, since it has no time, host or path.
 """
 
 from __future__ import annotations
@@ -19,31 +19,29 @@ from imagenet_prep.core.errors import ManifestError, UsageError
 from imagenet_prep.dataset import naming, schema
 
 SCHEMA_VERSION = 1
-# The frame of a record, the names of its image and label, and an image of one pixel take more.
+# Less than any record: its frame, the names of image and label, and an image of one pixel.
 _LEAST_RECORD_BYTES = 64
-# A split has at most nine times the examples of ImageNet-21K: readers keep the place and the order
-# of each in memory.
+# Nine times ImageNet-21K. Limited because readers keep the position and order of each in memory.
 _MOST_EXAMPLES = 1 << 27
-# Fields that are left out of the file where they say nothing.
+# Fields that are omitted from the file if they are empty.
 _LEFT_OUT = {
     *("lacks", "edition", "answers", "ignored", "wnids"),
     *("samples_root", "samples_bytes", "samples_sha256"),
 }
-# All counts together are at most this, so the sum of some of them fits into 64 bits as well.
+# Limit for the sum of all counts, so that every partial sum also fits into 64 bits.
 _MOST = (1 << 63) - 1
-# The file has at most so many values. The most shards that there can be, 99,999 of each split, take
-# 2.7 million in 300,000 lists. They are written anew, to compare each byte, which takes seconds.
+# Limit for the values in the file. The most shards, 99,999 per split, have 2.7 million in 300,000
+# lists. All are rendered again to compare every byte, which takes seconds.
 _MOST_VALUES = 3_200_000
 
 
 @dataclass(frozen=True)
 class Producer:
-    """Who made the data set.
+    """The program that made the dataset.
 
     Attributes:
-      name, version: this program.
-      libraries: what makes the bytes of images: {"codec": "planes-1"}. Before codecs had names,
-        versions of libraries; empty where all images were kept.
+      libraries: the codec that encoded the images: {"codec": "planes-1"}. Before codecs had names,
+        library versions. Empty if all images were kept.
     """
 
     name: str
@@ -53,12 +51,12 @@ class Producer:
 
 @dataclass(frozen=True)
 class Classes:
-    """The class list, whole in `labels.txt`.
+    """Summary of the class list in `labels.txt`.
 
     Attributes:
       count: number of classes; class indices are 0 ... count - 1.
-      digest: sha256 of the sorted WNIDs, one a line.
-      official: the list is ILSVRC2012's.
+      digest: sha256 of the sorted WNIDs, one per line.
+      official: whether the list is ILSVRC2012's.
     """
 
     count: int
@@ -68,15 +66,13 @@ class Classes:
 
 @dataclass(frozen=True)
 class Source:
-    """One archive the examples came from.
+    """One archive or folder that the examples came from.
 
     Attributes:
-      name: file name of the archive.
-      num_bytes: its size.
-      md5: of the whole archive; None where `--check header` trusted it unread.
-      members: images used or quarantined from it.
-      ignored: of a folder, how many files are no images, by ending. Left out of the file where
-        there are none.
+      md5: of the complete archive; None if `--check header` accepted it unread.
+      members: number of its images that were used or quarantined.
+      ignored: for a folder, the number of files that are not images, by extension; omitted from
+        the file if there are none.
     """
 
     name: str
@@ -90,12 +86,7 @@ class Source:
 class Shard:
     """One TFRecord file, its DALI index, and its table of samples.
 
-    Attributes:
-      name: of the TFRecord file.
-      examples: its records.
-      num_bytes, sha256: of the TFRecord file.
-      index_bytes, index_sha256: of the index.
-      samples_bytes, samples_sha256: of the table; left out of the file where the set has none.
+    The fields of the table are omitted from the file if the dataset has no tables.
     """
 
     name: str
@@ -109,7 +100,7 @@ class Shard:
 
     @property
     def files(self) -> tuple[File, ...]:
-        """All its files, named as they lie in the data set; the shard itself is the last."""
+        """All its files, with their paths in the dataset; the TFRecord file is the last."""
         shard = File(self.name, self.num_bytes, self.sha256)
         return (*filter(None, [self.index, self.samples]), shard)
 
@@ -120,7 +111,7 @@ class Shard:
 
     @property
     def samples(self) -> File | None:
-        """The table of samples; None where the set has none."""
+        """The table of samples, or None if the dataset has none."""
         if not self.samples_sha256:
             return None
         return File(naming.samples_name(self.name), self.samples_bytes, self.samples_sha256)
@@ -128,19 +119,17 @@ class Shard:
 
 @dataclass(frozen=True)
 class Split:
-    """One split.
+    """One split; `examples` and `num_bytes` are totals over its shards.
 
     Attributes:
-      examples: records over all shards.
-      num_bytes: bytes over all shards.
-      examples_per_class: by class index.
-      resized: examples whose pixels were resampled.
-      max_height, max_width: pixels of the largest stored sides, for decoders' buffers.
-      shards: in order of their names, numbers 0 ... N - 1 of N.
-      samples_root: which images it has, with which labels: RFC 6962's tree over all samples. Left
-        out of the file where the set has no tables.
-      wnids: of an evaluation set, the classes that occur, in the order of the class list. Left out
-        of the file for all other splits.
+      examples_per_class: counts by class index.
+      resized: number of examples whose pixels were resampled.
+      max_height, max_width: largest stored sides in pixels, for decoders' buffers.
+      shards: in the order of their names, numbers 0 ... N - 1 of N.
+      samples_root: root of RFC 6962's tree over all samples (images and labels); omitted from the
+        file if the dataset has no tables.
+      wnids: for an evaluation set, the classes that have images, in the order of the class list;
+        omitted from the file for all other splits.
     """
 
     examples: int
@@ -156,7 +145,7 @@ class Split:
 
 @dataclass(frozen=True)
 class File:
-    """A small file beside the shards."""
+    """A file of the dataset."""
 
     name: str
     num_bytes: int
@@ -165,12 +154,9 @@ class File:
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong with one file of a replica: a sentence for people, a value for the program.
+    """A problem of one file of a replica: the message, and whether the file is only missing.
 
-    Attributes:
-      text: what is wrong, with the file's name.
-      is_missing: the file is not there, which running the same command again mends; anything
-        else is damage.
+    Running the same command again restores missing files; all other problems are damage.
     """
 
     text: str
@@ -182,20 +168,20 @@ class Problem:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything that is proven of one data set.
+    """The contents of dataset.json.
 
     Attributes:
-      config: resolved settings that decide bytes; `config_digest` is theirs.
-      plan_digest: of the assignment of members to shards.
+      config: resolved settings that decide bytes; `config_digest` is their digest.
+      plan_digest: digest of the assignment of members to shards.
       label_offset: stored label = class index + this.
-      subset: True where counts are not ILSVRC2012's official ones.
-      quarantined, repaired: counts by reason; each image is a line of quarantine.jsonl.
-      lacks: what records that others wrote and `adopt` kept do not hold, by key: "absent",
-        "empty" or "untrue". Left out of the file where records are whole.
-      edition: of ImageNet that the images are, e.g. "ImageNet-21K winter21". Left out of the file
-        for ILSVRC2012 as it was first published, and for what is no known edition.
-      answers: of ObjectNet, whose objects may be of several classes of ILSVRC2012: the WNIDs that
-        are right for images of a class, by its WNID. Left out of the file for all other sets.
+      subset: True if the counts differ from ILSVRC2012's official ones.
+      quarantined, repaired: counts by reason; quarantine.jsonl has one line per image.
+      lacks: schema keys that records of other programs (kept by `adopt`) lack: "absent", "empty"
+        or "untrue". Omitted from the file if records are complete.
+      edition: ImageNet edition, e.g. "ImageNet-21K winter21". Omitted from the file for the
+        original ILSVRC2012 and for unknown editions.
+      answers: only for ObjectNet, whose objects may belong to several ILSVRC2012 classes: the
+        correct WNIDs for images of a class, by WNID. Omitted from the file for other datasets.
     """
 
     schema_version: int
@@ -217,7 +203,7 @@ class Manifest:
 
     @property
     def evaluates(self) -> bool:
-        """Whether this is a set to evaluate on, such as ImageNetV2."""
+        """Whether this is an evaluation set, such as ImageNetV2."""
         return schema.TEST in self.splits
 
     @property
@@ -227,23 +213,21 @@ class Manifest:
 
     @property
     def has_own_keys(self) -> bool:
-        """Whether keys in tables may differ from those in records, by `amend` or `adopt`."""
+        """Whether keys in tables may differ from those in records, as after `amend` or `adopt`."""
         return "verb" in self.config
 
     @property
     def claims_ilsvrc2012(self) -> bool:
-        """Whether classes or archives are called ILSVRC2012's, whose counts are known."""
+        """Whether its classes or an archive's name are ILSVRC2012's, whose counts are known."""
         names = (source.name for source in self.sources)
         if self.evaluates:
             return False
         return self.classes.official or any(name.startswith("ILSVRC2012") for name in names)
 
     def present(self, split: str, wnids: Sequence[str]) -> list[int]:
-        """Returns the class indices that images of a split have, by label or answer; sorted.
+        """Returns the sorted class indices that occur in a split, as labels or as answers.
 
-        Args:
-          split: one that there is.
-          wnids: the class list.
+        `wnids` is the class list.
         """
         counts = self.splits[split].examples_per_class
         right = {wnid for several in self.answers.values() for wnid in several}
@@ -251,17 +235,17 @@ class Manifest:
         return sorted(there | {index for index, wnid in enumerate(wnids) if wnid in right})
 
     def files_of(self, splits: Iterable[str]) -> list[File]:
-        """Returns the small files, and every file of the shards of some splits."""
+        """Returns the small files and all files of the shards of these splits."""
         shards = (shard for split in splits for shard in self.splits[split].shards)
         return [*self.files, *(file for shard in shards for file in shard.files)]
 
     def dumps(self) -> bytes:
-        """Returns the file's bytes, its own digest included."""
+        """Returns the file's bytes, including its own digest."""
         return _render(self._content())
 
     @cached_property
     def digest(self) -> str:
-        """The sha256 that names this exact data set."""
+        """The sha256 that identifies this exact dataset."""
         return canonical.digest(self._content())
 
     def _content(self) -> dict[str, Any]:
@@ -276,7 +260,7 @@ class Manifest:
 
 
 def demand_samples(there: Manifest | None, where: str) -> Manifest:
-    """Returns the manifest of a set that has tables of samples."""
+    """Returns the manifest unchanged; raises UsageError if the dataset has no tables of samples."""
     if there is None or not there.has_samples:
         raise UsageError(
             f"{where}: has no tables of samples, which say which images are in it. imagenet-prep "
@@ -287,16 +271,14 @@ def demand_samples(there: Manifest | None, where: str) -> Manifest:
 
 
 def loads(data: bytes, where: str) -> Manifest:
-    """Returns the manifest in `data`, proven by its own digest.
+    """Returns the manifest in the bytes of dataset.json; raises ManifestError if it is damaged.
 
-    Args:
-      data: the bytes of dataset.json.
-      where: how errors call it.
+    Error messages call the file `where`.
     """
     advice = "Fetch it again from where the data set was made, or run prepare again."
     try:
         content = canonical.loads(data, _MOST_VALUES)
-        canonical.dumps(content)  # what cannot be written was not written by this program
+        canonical.dumps(content)  # Raises ValueError for values that this program cannot write.
     except (ValueError, RecursionError) as error:
         raise ManifestError(
             f"{where}: not JSON ({error}). The file is damaged. {advice}"
@@ -315,7 +297,7 @@ def loads(data: bytes, where: str) -> Manifest:
             f"{where}: its digest is {canonical.digest(content)}, expected {stated!r}. "
             f"The file is damaged or was edited. {advice}"
         )
-    # The digest covers values; this covers the bytes between them.
+    # The digest only covers values; this also covers the bytes between them.
     if _render(content) != data:
         raise ManifestError(f"{where}: not written as this program writes it. {advice}")
     try:
@@ -329,8 +311,8 @@ def loads(data: bytes, where: str) -> Manifest:
 
 
 def _numbers_problem(content: dict[str, Any]) -> str | None:
-    """Returns what is wrong with a number, wherever it stands: all of them fit into 64 bits."""
-    # Settings are no counts: a seed may be negative.
+    """Returns the problem with a number, if any: all must fit into 64 bits."""
+    # Settings are not counts: a seed may be negative.
     if not all(-_MOST - 1 <= number <= _MOST for number in _numbers(content["config"])):
         return f"it holds a setting beyond {_MOST:,}"
     counts = list(_numbers({key: content[key] for key in content if key != "config"}))
@@ -340,7 +322,7 @@ def _numbers_problem(content: dict[str, Any]) -> str | None:
 
 
 def _numbers(value: Any) -> Iterator[int]:
-    """Yields all whole numbers in a value of JSON."""
+    """Yields all integers in a JSON value."""
     if type(value) is int:
         yield value
     elif isinstance(value, dict | list):
@@ -349,7 +331,7 @@ def _numbers(value: Any) -> Iterator[int]:
 
 
 def _names_problem(manifest: Manifest) -> str | None:
-    """Returns what is wrong with a name: names become paths here and objects in buckets."""
+    """Returns the problem with a name, if any: names become paths and object keys."""
     for name, split in manifest.splits.items():
         if name not in schema.SPLITS:
             return f"the split {name!r}, expected one of {', '.join(schema.SPLITS)}"
@@ -372,7 +354,7 @@ def _names_problem(manifest: Manifest) -> str | None:
 
 
 def _sizes_problem(manifest: Manifest) -> str | None:
-    """Returns what cannot be true of a shard's numbers: readers make room for what they say."""
+    """Returns the problem with a shard's numbers, if any: readers allocate memory by them."""
     if not manifest.splits:
         return "it has no split"
     for name, split in manifest.splits.items():

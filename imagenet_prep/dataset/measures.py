@@ -1,7 +1,7 @@
-"""What a table of samples tells of all its images: histograms, sums, and how many classes.
+"""Statistics of a table of samples: histograms, sums, and the classes.
 
-Bins are logarithmic, so that one rule fits sides, aspects and bytes, and histograms of shards add
-up to those of a data set.
+Bins are logarithmic, so that one rule fits sides, aspect ratios and bytes. The histograms of all
+shards add up to the dataset's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from imagenet_prep.dataset.samples import Sample
 
 # An eighth of an octave: 9 % from one bin to the next.
 BINS_PER_OCTAVE = 8
-# Samples that are in memory at a time.
+# Samples in memory at once.
 _TOGETHER = 50_000
 
 SHORT_SIDE, SOURCE_SHORT_SIDE = "short_side", "source_short_side"
@@ -27,14 +27,14 @@ Histograms = dict[str, Counter[int]]
 
 @dataclass
 class Measured:
-    """Histograms (counts by bin) and sums of some images, by measure; and their class indices."""
+    """Histograms (counts by bin) and sums by measure, and the class indices, of some images."""
 
     histograms: Histograms = field(default_factory=dict)
     sums: Counter[str] = field(default_factory=Counter)
     classes: set[int] = field(default_factory=set)
 
     def add(self, other: Measured) -> None:
-        """Adds what is known of other images."""
+        """Adds the statistics of other images."""
         for name, counts in other.histograms.items():
             self.histograms.setdefault(name, Counter()).update(counts)
         self.sums.update(other.sums)
@@ -42,7 +42,7 @@ class Measured:
 
 
 def of(samples: Iterable[Sample]) -> Measured:
-    """Measures the images of a table; it is read once."""
+    """Returns the statistics of a table, which is read once."""
     import numpy as np
 
     measured, left = Measured(), iter(samples)
@@ -69,5 +69,5 @@ def of(samples: Iterable[Sample]) -> Measured:
 
 
 def lower_edge(bin_number: int) -> float:
-    """Returns the smallest value that falls into a bin."""
+    """Returns the smallest value in a bin."""
     return float(2 ** (bin_number / BINS_PER_OCTAVE))

@@ -1,4 +1,4 @@
-"""The Merkle tree of RFC 6962, section 2.1: one digest of a list that may be of any length."""
+"""The Merkle tree of RFC 6962, section 2.1: one digest of a list of any length."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _LEAF, _NODE = b"\0", b"\1"
 
 
 def root(leaves: Iterable[bytes]) -> str:
-    """Returns the hash of the tree over these leaves, in hex.
+    """Returns the root hash of the tree over these leaves, in hex.
 
-    A leaf is read once. In memory are the whole trees on the left that still wait for their right
-    neighbours: one for each bit that is set in the number of leaves so far.
+    Reads each leaf once. Memory holds only the complete subtrees without a right sibling, one per
+    set bit of the number of leaves.
     """
     waiting: list[bytes] = []
     for number, leaf in enumerate(leaves, start=1):

@@ -1,4 +1,4 @@
-"""Names of the files of a data set: how they are made, and which are refused; and the cache."""
+"""Names of a dataset's files, checks of names, and the cache folder."""
 
 from __future__ import annotations
 
@@ -8,60 +8,58 @@ from pathlib import Path
 from typing import NamedTuple
 
 MANIFEST = "dataset.json"
-# The SSH signature of the manifest, by the name that ssh-keygen gives it.
+# The manifest's SSH signature, with the name that ssh-keygen uses.
 SIGNATURE = f"{MANIFEST}.sig"
-# In replicas that hold a part of the set: which one.
+# Only in partial replicas: the part that they hold.
 PLACEMENT = "placement.json"
-# In the --log-dir of a run.
+# Written to the --log-dir of a training run.
 TRAINING_LOG = "train.jsonl"
 LABELS = "labels.txt"
 QUARANTINE = "quarantine.jsonl"
 TFDS_FEATURES = "features.json"
 TFDS_INFO = "dataset_info.json"
-# TensorFlow Datasets looks for the names of a ClassLabel's values under the name of its key.
+# TensorFlow Datasets derives this name from the key of the ClassLabel feature.
 TFDS_LABELS = "image-class-label.labels.txt"
 TFDS_FILES = (TFDS_FEATURES, TFDS_INFO, TFDS_LABELS)
 WORK = ".work"
 # The manifest that a run is replacing.
 REPLACED = f"{WORK}/replaced.json"
-# A line for each place that `replicate` has proven a replica at, for `report`.
+# For `report`: one line per location of a replica that `replicate` has verified.
 REPLICAS = f"{WORK}/replicas.jsonl"
-# The ledger of the shards that `verify --if-changed` has verified.
+# Ledger of the shards verified by `verify --if-changed`.
 VERIFIED = f"{WORK}/verified.jsonl"
-# The ledger of the files of columns that readers have verified.
+# Ledger of the column files that readers have verified.
 READ_COLUMNS = f"{WORK}/columns.jsonl"
 REPORT = "report.html"
-# `export` writes at the end of its run which images it has exported.
+# Written at the end of `export`: the images that it has exported.
 EXPORT = "export.json"
 INDEX = "index"
 SAMPLES = "samples"
-# The folder of columns: a folder for each.
+# Contains one folder per column.
 COLUMNS = "columns"
-# Folders of what lies beside the shards, a file for each.
+# Folders with one file per shard.
 BESIDE = (INDEX, SAMPLES)
 
-# The variable that names the cache folder, and where that is without it.
+# The environment variable for the cache folder, and the default folder.
 CACHE = "IMAGENET_PREP_CACHE"
 _CACHE = "~/.cache/imagenet-prep"
 
 # Numbers in names have five digits.
 MAX_SHARDS = 99_999
-# No hidden file, none in another folder.
+# Excludes hidden files and paths.
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _SHARD = re.compile(r"(?P<split>[a-z]+)-(?P<index>\d{5})-of-(?P<num_shards>\d{5})")
-
-
-# The longest name of a file that Linux's file systems take, in bytes.
+# Linux's limit for a file name.
 _MAX_NAME_BYTES = 255
 
 
 def cache_folder() -> Path:
-    """Returns the folder of this user and machine for what need not be found out again."""
+    """Returns the cache folder of this user on this machine."""
     return Path(os.environ.get(CACHE) or _CACHE).expanduser()
 
 
 class ShardName(NamedTuple):
-    """The parts of `train-00017-of-01024`; `number` is 0-based."""
+    """The parts of a name such as `train-00017-of-01024`; `number` is 0-based."""
 
     split: str
     number: int
@@ -69,7 +67,7 @@ class ShardName(NamedTuple):
 
 
 def shard_name(split: str, index: int, num_shards: int) -> str:
-    """Returns the file name of one shard, 0-based and padded to five digits."""
+    """Returns the file name of a shard; `index` is 0-based."""
     if not 0 <= index < num_shards <= MAX_SHARDS:
         raise ValueError(
             f"shard index {index} is outside [0, {num_shards}), at most {MAX_SHARDS:,} shards"
@@ -78,7 +76,7 @@ def shard_name(split: str, index: int, num_shards: int) -> str:
 
 
 def parse_shard_name(name: str) -> ShardName | None:
-    """Returns the parts of a shard's base name, or None where it is no shard name."""
+    """Returns the parts of a shard's base name, or None if it is not a shard name."""
     match = _SHARD.fullmatch(name)
     if match is None:
         return None
@@ -86,12 +84,12 @@ def parse_shard_name(name: str) -> ShardName | None:
 
 
 def looks_like_shard(name: str) -> bool:
-    """Returns whether readers that take `train*`, `valid*` or `holdout*` would take this file."""
+    """Returns whether a reader's pattern `train*`, `valid*` or `holdout*` matches this name."""
     return name.startswith(("train", "valid", "holdout"))
 
 
 def is_small_file(name: str) -> bool:
-    """Returns whether a manifest may name such a file beside the shards."""
+    """Returns whether a manifest may list a file with this name next to the shards."""
     return (
         _PLAIN.fullmatch(name) is not None
         and len(name) <= _MAX_NAME_BYTES
@@ -102,25 +100,25 @@ def is_small_file(name: str) -> bool:
 
 
 def index_name(shard: str) -> str:
-    """Returns the path, relative to the data set, of a shard's DALI index."""
+    """Returns the path, relative to the dataset, of a shard's DALI index."""
     return f"{INDEX}/{shard}"
 
 
 def samples_name(shard: str) -> str:
-    """Returns the path, relative to the data set, of a shard's table of samples."""
+    """Returns the path, relative to the dataset, of a shard's table of samples."""
     return f"{SAMPLES}/{shard}.csv"
 
 
 def beside(shard: str) -> tuple[str, str]:
-    """Returns the paths of both files that lie beside a shard."""
+    """Returns the paths of a shard's index and table of samples."""
     return index_name(shard), samples_name(shard)
 
 
 def check_inside(name: str) -> str:
-    """Returns a relative name unchanged, if it can only mean a place inside its folder.
+    """Returns a relative name unchanged; raises ValueError if it could leave its folder.
 
-    Names come from manifests, receipts and peers, and become paths and object keys. So every
-    store and cache asks this, whoever calls it.
+    Names from manifests, receipts and peers become paths and object keys, so every store and cache
+    checks them.
     """
     for part in name.split("/"):
         if part in ("", ".", ".."):

@@ -1,8 +1,8 @@
-"""EXIF orientation: how a camera was held, as a tag beside the pixels that some decoders obey.
+"""EXIF orientation: a tag that tells decoders to turn the pixels.
 
-Pillow and TensorFlow show the pixels as they lie; OpenCV, TorchCodec and browsers turn them as the
-tag says. So an image with a tag other than 1 is shown in two ways. This module finds such tags in
-the bytes of a file, sets them to 1 in place, and turns pixels and boxes.
+Pillow and TensorFlow ignore it; OpenCV, TorchCodec and browsers obey it. So they show an image
+differently if its tag is not 1. This module finds such tags in the bytes of a file, sets them to 1
+in place, and turns pixels and boxes.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-# The rules for an image whose tag is not 1: its pixels are turned; the tag is set to 1 and the
-# pixels stay; nothing is done.
+# Rules for a tag that is not 1: turn the pixels; only set the tag to 1; do nothing.
 APPLY, NEUTRAL, KEEP = "apply", "neutral", "keep"
 RULES = (APPLY, NEUTRAL, KEEP)
 # The reason of a repair.
@@ -28,12 +27,12 @@ UPRIGHT = 1
 
 _APP1 = 0xE1
 _APP1_MARKER = b"\xff\xe1"
-# "Exif" and two zeros. OpenCV looks behind them only, so whatever they are is let pass.
+# "Exif" and two zeros. OpenCV skips them without a check, so any six bytes are accepted.
 _PREFIX_BYTES = 6
 _ORIENTATION = 0x0112
 _ENTRY_BYTES = 12
 _SHORT, _TEXT = 3, 2
-# The types of EXIF: integers, fractions of two, floating-point numbers.
+# EXIF's types as `struct` formats: integers, fractions of two integers, floats.
 _TYPES = {1: "B", 3: "H", 4: "I", 5: "2I", 6: "b", 7: "B", 8: "h", 9: "i", 10: "2i"}
 _TYPES |= {11: "f", 12: "d", 13: "I"}
 
@@ -41,7 +40,7 @@ _Order = Literal["little", "big"]
 _ORDERS: dict[bytes, _Order] = {b"II": "little", b"MM": "big"}
 _SIGNS = {"little": "<", "big": ">"}
 
-# Values of the tag for which the axes are swapped, and for which each is mirrored afterwards.
+# Tag values that swap the axes, and values that afterwards mirror an axis.
 _TRANSPOSED = frozenset({5, 6, 7, 8})
 _LEFT_IS_RIGHT = frozenset({2, 3, 6, 7})
 _TOP_IS_BOTTOM = frozenset({3, 4, 7, 8})
@@ -49,7 +48,7 @@ _TURNS = frozenset(range(2, 9))
 
 
 class _Entry(NamedTuple):
-    """An entry of the tag: its first byte in the file, the order of its bytes, its value."""
+    """An orientation entry in the file, with its byte order and value."""
 
     offset: int
     order: _Order
@@ -59,9 +58,7 @@ class _Entry(NamedTuple):
 class Tags(NamedTuple):
     """The orientation tags of a file, at least one of which is not 1.
 
-    Attributes:
-      value: what the first of them says; 0 if it is no number.
-      entries: those that are not 1.
+    `value` is the first tag's, or 0 if it is not a number; `entries` are the tags that are not 1.
     """
 
     value: int
@@ -69,19 +66,14 @@ class Tags(NamedTuple):
 
     @property
     def turn(self) -> int:
-        """How the pixels are to be turned, 1 ... 8; 1 also for values that mean nothing."""
+        """The turn to apply, 1 ... 8; 1 for invalid values."""
         return self.value if self.value in _TURNS else UPRIGHT
 
 
 def of_jpeg(data: bytes, frame: jpeg.Frame | None) -> Tags | None:
-    """Returns the tags of a JPEG, None where it has none or all are 1.
-
-    Args:
-      data: the file.
-      frame: what `jpeg.refuse_bombs` returned of it.
-    """
+    """Returns a JPEG's tags, or None if all are 1; `frame` is from `jpeg.refuse_bombs`."""
     stop = frame.first_scan if frame else len(data)
-    # Most images have no such segment, and looking for its marker takes a tenth of a walk.
+    # Most images have no APP1 segment, and this search takes a tenth of a walk over all segments.
     if data.find(_APP1_MARKER, 2, stop) < 0:
         return None
     segments = jpeg.segments(data, _APP1, stop)
@@ -91,7 +83,7 @@ def of_jpeg(data: bytes, frame: jpeg.Frame | None) -> Tags | None:
 
 
 def of_exif(exif: bytes) -> Tags | None:
-    """Returns the tags of an EXIF block as PNG and WebP have it, None where all are 1."""
+    """Returns the tags of an EXIF block from a PNG or WebP, or None if all are 1."""
     start = _PREFIX_BYTES if exif.startswith(b"Exif\0\0") else 0
     return _tags(_entries(exif, start, len(exif)))
 
@@ -103,9 +95,9 @@ def _tags(entries: Iterator[_Entry]) -> Tags | None:
 
 
 def _entries(data: bytes, start: int, stop: int) -> Iterator[_Entry]:
-    """Yields the entries of the tag in the first directory of a TIFF header at `start`.
+    """Yields the orientation entries in the first directory of the TIFF header at `start`.
 
-    As far as the directory lies in the block: decoders differ in where they give up.
+    A directory that ends outside the block is read up to there, since decoders differ in this.
     """
     order = _ORDERS.get(data[start : start + 2])
     if order is None:
@@ -126,7 +118,7 @@ def _entries(data: bytes, start: int, stop: int) -> Iterator[_Entry]:
 
 
 def _value(data: bytes, at: int, start: int, stop: int, sign: str) -> int:
-    """Returns the number in an entry as exiftool reads it, of any type; 0 if it is not one."""
+    """Returns an entry's number, of any type that exiftool accepts; 0 if it is not a number."""
     kind, count, place = struct.unpack_from(f"{sign}HII", data, at + 2)
     form = f"{count}s" if kind == _TEXT else sign + _TYPES.get(kind, "") * (count == 1)
     size = struct.calcsize(form)
@@ -143,22 +135,22 @@ def _value(data: bytes, at: int, start: int, stop: int, sign: str) -> int:
 
 
 def changed(data: bytes, tags: Tags, value: int = UPRIGHT) -> bytes:
-    """Returns the same file, of the same length, with each of these tags set to a value."""
+    """Returns the file with each of these tags set to a value; its length stays the same."""
     made = bytearray(data)
     for offset, order, _ in tags.entries:
-        # Type, number of values and value: one SHORT, as the standard has it.
+        # Type, count and value: one SHORT, as in the standard.
         for at, size, number in ((2, 2, _SHORT), (4, 4, 1), (8, 2, value)):
             made[offset + at : offset + at + size] = number.to_bytes(size, order)
     return bytes(made)
 
 
 def turned_size(height: int, width: int, turn: int) -> tuple[int, int]:
-    """Returns (height, width) of pixels after a turn."""
+    """Returns (height, width) after a turn."""
     return (width, height) if turn in _TRANSPOSED else (height, width)
 
 
 def turned(pixels: npt.NDArray[np.uint8], turn: int) -> npt.NDArray[Any]:
-    """Returns pixels [height, width, 3] as a tag of this value says: a view of the same memory."""
+    """Returns pixels [height, width, 3] turned as this tag value says; a view, not a copy."""
     if turn in _TRANSPOSED:
         pixels = pixels.swapaxes(0, 1)
     if turn in _TOP_IS_BOTTOM:
@@ -167,7 +159,7 @@ def turned(pixels: npt.NDArray[np.uint8], turn: int) -> npt.NDArray[Any]:
 
 
 def turned_boxes(boxes: Boxes, turn: int) -> Boxes:
-    """Returns bounding boxes, relative to the sides, as a tag of this value turns their image."""
+    """Returns relative bounding boxes turned as this tag value says."""
     xmin, xmax, ymin, ymax = boxes
     if turn in _TRANSPOSED:
         xmin, xmax, ymin, ymax = ymin, ymax, xmin, xmax

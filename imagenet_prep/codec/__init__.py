@@ -1,1 +1,1 @@
-"""Bytes in, bytes out: what becomes of one source image. Pure; knows no file and no shard."""
+"""Converts the bytes of one source image to the stored bytes; independent of files and shards."""

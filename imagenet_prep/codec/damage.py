@@ -1,7 +1,7 @@
-"""The meaning of libjpeg's warnings about a JPEG: all its pixels are there, or some are lost.
+"""Decides from libjpeg's warnings whether a JPEG has all its pixels.
 
-Pillow ignores warnings, and simplejpeg reports only the first one. So Pillow's libjpeg decodes a
-file once more if simplejpeg reports one, to list all warnings.
+Pillow ignores warnings, and simplejpeg only reports the first one. So if simplejpeg reports one,
+Pillow's libjpeg decodes the file again, to list all warnings.
 """
 
 from __future__ import annotations
@@ -9,37 +9,37 @@ from __future__ import annotations
 from imagenet_prep.codec import planes
 from imagenet_prep.core.errors import BadImageError
 
-# Reasons of repairs: values in the header that decoders correct, and bytes that belong to nothing.
+# Reasons for repairs: header values that decoders correct, and surplus bytes.
 HEADER, SURPLUS = "header", "surplus_data"
 _REPAIRS = {HEADER, SURPLUS}
 _TRUNCATED, _CORRUPT = "truncated", "corrupt"
 
-# All warnings of libjpeg-turbo, by their codes in version 62 of its interface: the names in
-# jerror.h, and the reason of the repair or of the quarantine.
+# All warnings of libjpeg-turbo, by code (interface version 62): the name in jerror.h, and the
+# reason for the repair or quarantine.
 WARNINGS = {
-    114: ("JWRN_ADOBE_XFORM", HEADER),  # it takes YCbCr or YCCK
-    115: ("JWRN_BOGUS_PROGRESSION", _CORRUPT),  # a scan that other scans build on is missing
-    116: ("JWRN_EXTRANEOUS_DATA", SURPLUS),  # it goes on at the next marker
+    114: ("JWRN_ADOBE_XFORM", HEADER),  # libjpeg assumes YCbCr or YCCK
+    115: ("JWRN_BOGUS_PROGRESSION", _CORRUPT),  # a scan that later scans need is missing
+    116: ("JWRN_EXTRANEOUS_DATA", SURPLUS),  # libjpeg continues at the next marker
     117: ("JWRN_HIT_MARKER", _CORRUPT),
     118: ("JWRN_HUFF_BAD_CODE", _CORRUPT),
-    119: ("JWRN_JFIF_MAJOR", HEADER),  # of no meaning for pixels
+    119: ("JWRN_JFIF_MAJOR", HEADER),  # does not affect pixels
     120: ("JWRN_JPEG_EOF", _TRUNCATED),
     121: ("JWRN_MUST_RESYNC", _CORRUPT),
-    122: ("JWRN_NOT_SEQUENTIAL", HEADER),  # such a file has no other parameters to choose from
-    123: ("JWRN_TOO_MUCH_DATA", _CORRUPT),  # a fault of ours
+    122: ("JWRN_NOT_SEQUENTIAL", HEADER),  # sequential files only have one valid set of parameters
+    123: ("JWRN_TOO_MUCH_DATA", _CORRUPT),  # a bug of ours
     126: ("JWRN_ARITH_BAD_CODE", _CORRUPT),
-    127: ("JWRN_BOGUS_ICC", HEADER),  # nothing here reads a profile
+    127: ("JWRN_BOGUS_ICC", HEADER),  # profiles are not used
 }
 
-# In the first warning, which is all that simplejpeg gives where Pillow's libjpeg cannot be loaded.
+# Found in simplejpeg's first warning, the only one available if Pillow's libjpeg cannot be loaded.
 _SURPLUS_WORDS, _TRUNCATED_WORDS = "extraneous bytes", "Premature end of JPEG file"
 
 
 def repair(data: bytes, complaint: str = "") -> str | None:
-    """Returns the reason of the repair of a JPEG, or None; raises BadImageError if pixels are lost.
+    """Returns the reason for repairing a JPEG, or None; raises BadImageError if pixels are lost.
 
-    Surplus bytes in a scan decide, whatever comes after them: TensorFlow and DALI train on such
-    images, and the archive's md5 tells damage from how an image was published.
+    After surplus bytes in a scan, later warnings are ignored: TensorFlow and DALI train on such
+    images, and the archive's md5 shows whether the image was published like this.
     """
     if not planes.is_available():
         if _SURPLUS_WORDS in complaint:

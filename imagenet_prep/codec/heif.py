@@ -1,7 +1,7 @@
-"""The sizes that AVIF and HEIC files claim, read before a decoder allocates anything.
+"""Reads the image sizes in AVIF and HEIC files, before a decoder allocates memory for them.
 
-Both are HEIF (ISO/IEC 23008-12): boxes in boxes. `ispe` has the size of each picture or tile.
-Decoders of AV1 use the sequence headers in the data instead. libheif compares HEVC with `ispe`.
+Both are HEIF (ISO/IEC 23008-12), a format of nested boxes. `ispe` has the size of each image or
+tile. AV1 decoders use the sequence headers in the data instead. libheif checks HEVC against `ispe`.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from itertools import count, islice
 
 from imagenet_prep.core.errors import BadImageError
 
-# Boxes with others inside, and the bytes before the first of these.
+# Boxes that contain boxes, and the number of bytes before the first one.
 _WITHIN = dict.fromkeys((b"iprp", b"ipco", b"moov", b"trak", b"mdia", b"minf", b"stbl"), 0)
 _WITHIN[b"meta"] = 4
 _READ = {b"ispe", b"infe", b"iloc", b"idat", b"stsz", b"stco", b"co64"}
-# A photograph in 256 tiles has some thousand boxes and units of data.
+# A photograph with 256 tiles has about a thousand boxes and data units.
 _MOST_PARTS = 20_000
-# All pictures of a file together: tiles, alpha, gain map and thumbnail of the largest image.
+# Limit for all images of a file, relative to the largest: tiles, alpha, gain map, thumbnail.
 _MOST_TIMES = 4
 _SEQUENCE_HEADER = 1
 
 
 def sizes(data: bytes, max_pixels: int) -> Iterator[tuple[int, int]]:
-    """Yields the sizes of all pictures in a file; BadImageError if they are too many together."""
+    """Yields the sizes of all images in a file; raises BadImageError if the total is too large."""
     parts, pixels = count(1), 0
 
     def part() -> None:
@@ -47,7 +47,7 @@ def _int(data: bytes) -> int:
 
 
 def _boxes(data: bytes, part: Callable[[], None]) -> Iterator[tuple[bytes, bytes]]:
-    """Yields kind and content of the boxes that are read, wherever they are."""
+    """Yields kind and content of all boxes in _READ, at any depth."""
     waiting = [(0, len(data))]
     while waiting:
         at, stop = waiting.pop()
@@ -71,7 +71,7 @@ def _boxes(data: bytes, part: Callable[[], None]) -> Iterator[tuple[bytes, bytes
 def _streams(
     data: bytes, boxes: list[tuple[bytes, bytes]], part: Callable[[], None]
 ) -> Iterator[bytes]:
-    """Yields the data of the items in AV1, and of the first sample of each track."""
+    """Yields the data of all AV1 items, and of the first sample of each track."""
     coded, small, most, left = set[int](), b"", 0, 2 * len(data)
 
     def piece(store: bytes, at: int, size: int) -> bytes:
@@ -95,17 +95,17 @@ def _streams(
             for item, in_idat, places in _located(box, part):
                 if item in coded:
                     store = small if in_idat else data
-                    # A length of 0 is all that follows.
+                    # Length 0 means up to the end.
                     yield b"".join(piece(store, at, size or len(store)) for at, size in places)
         elif kind in (b"stco", b"co64"):
-            # Samples follow each other, so more than the first of a track may be read.
+            # `most` is the largest sample's size, so the read may include following samples.
             yield piece(data, _int(box[8 : 12 if kind == b"stco" else 16]), most)
 
 
 def _located(
     box: bytes, part: Callable[[], None]
 ) -> Iterator[tuple[int, bool, list[tuple[int, int]]]]:
-    """Yields each item, whether it is in `idat`, and its offsets and lengths."""
+    """Yields each item, whether it is stored in `idat`, and its (offset, length) pairs."""
     file, version, wide = io.BytesIO(box), box[0], 4 if box[0] > 1 else 2
 
     def take(size: int) -> int:
@@ -125,7 +125,7 @@ def _located(
 
 
 def _sequence_headers(units: bytes, part: Callable[[], None]) -> Iterator[bytes]:
-    """Yields the sequence headers among units of AV1 (OBUs)."""
+    """Yields the sequence headers in a series of AV1 units (OBUs)."""
     at = 0
     while at < len(units):
         part()
@@ -142,7 +142,7 @@ def _sequence_headers(units: bytes, part: Callable[[], None]) -> Iterator[bytes]
 
 
 def _largest_frame(header: bytes) -> tuple[int, int]:
-    """Returns the largest width and height of frames, by a sequence header of AV1 (5.5.1)."""
+    """Returns the largest frame width and height in an AV1 sequence header (5.5.1)."""
     bits = iter("".join(f"{byte:08b}" for byte in header))
 
     def take(size: int) -> int:

@@ -1,7 +1,4 @@
-"""Loads the two parts of the codec: planes.c with decoder.c, and Pillow's libjpeg-turbo.
-
-The C files are compiled when this package is installed.
-"""
+"""Loads planes.c and decoder.c, which are compiled at installation, and Pillow's libjpeg-turbo."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import NamedTuple
 from imagenet_prep.core import compiled
 from imagenet_prep.core.errors import UsageError
 
-# `libjpeg` in libjpeg.h, field by field.
+# The fields of `libjpeg` in libjpeg.h, in order.
 _FUNCTIONS = (
     "jpeg_std_error",
     "jpeg_CreateDecompress",
@@ -33,12 +30,12 @@ _FUNCTIONS = (
     "jpeg_finish_compress",
 )
 _LIBRARY = Path(__file__).with_name("_planes.so")
-# libjpeg-turbo's; before 3 Pillow's wheels had other file names.
+# Of libjpeg-turbo. Older ones have different file names in Pillow's wheels.
 _LEAST_VERSION = (3, 0)
 
 
 class UnavailableError(UsageError):
-    """This codec does not work here; `why` says what is missing and what to do."""
+    """The planes codec does not work here; `why` has the cause and the fix."""
 
     def __init__(self, why: str) -> None:
         super().__init__(
@@ -89,7 +86,7 @@ _KERNEL = {
 
 
 class Libraries(NamedTuple):
-    """The loaded parts; `functions` are libjpeg's, as planes_new takes them."""
+    """The loaded libraries; `functions` are libjpeg's, in the form that planes_new takes."""
 
     kernel: ctypes.CDLL
     libjpeg: ctypes.CDLL
@@ -97,7 +94,7 @@ class Libraries(NamedTuple):
 
 
 def load() -> Libraries:
-    """Loads planes.c and libjpeg-turbo."""
+    """Loads both libraries; raises UnavailableError if one is missing or unsuitable."""
     try:
         kernel = compiled.load(_LIBRARY, **_KERNEL)
     except compiled.NotCompiledError as error:
@@ -112,7 +109,7 @@ def load() -> Libraries:
 
 
 def _load_libjpeg() -> ctypes.CDLL:
-    """Returns the libjpeg-turbo that Pillow's wheel brings; its interface is version 62."""
+    """Returns the libjpeg-turbo in Pillow's wheel; its interface is version 62."""
     advice = "`pip install --force-reinstall --only-binary :all: pillow` brings it"
     found = find_spec("PIL")
     folder = Path(found.origin).parents[1] / "pillow.libs" if found and found.origin else Path()

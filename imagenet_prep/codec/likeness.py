@@ -1,8 +1,8 @@
-"""What says which pictures are alike: the means of a picture's cells, and a hash of them.
+"""Perceptual hashes to find similar images: the mean luma of cells, and a hash of the means.
 
-The picture is decoded whole, as it is stored, and its luma is taken apart into 64 x 64 cells,
-whatever its shape. The hash is the signs of the 256 lowest frequencies of the cells' DCT. All of it
-is integers, in likeness.c, and equal on every processor.
+The stored image is decoded at full size, and its luma is divided into 64 x 64 cells for any aspect
+ratio. The hash is the signs of the 256 lowest frequencies of the cells' DCT. likeness.c only uses
+integers, so results are equal on every processor.
 """
 
 from __future__ import annotations
@@ -19,21 +19,19 @@ from imagenet_prep.dataset.jpeg import MAX_PIXELS
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-# The names of likeness.h and likeness.c.
+# Constants of likeness.h and likeness.c.
 CELLS, FREQUENCIES, WINDOW, SIXTEENTHS = 64, 256, 60, 16
 _HIGHEST, _UNIT = 20, 2048
-
-
-# `likeness_hash` in likeness.h: 256 bits, lowest frequencies first; how many frequencies have an
-# amplitude of at least a quarter of a grey level; and how many cells are at least a grey level off
-# the mean of the nine around them.
+# `likeness_hash` in likeness.h: 256 bits, lowest frequencies first; number of frequencies with an
+# amplitude of at least a quarter of a grey level; number of cells that differ by at least a grey
+# level from the mean of their 3 x 3 neighbourhood.
 HASH = np.dtype([("bits", "<u8", FREQUENCIES // 64), ("strong", "<i4"), ("rough", "<i4")])
 
 
 def means(data: bytes, simd: str = "best") -> npt.NDArray[np.uint16]:
-    """Returns the mean luma of an image on [64, 64] cells, in sixteenths of a grey level.
+    """Returns the mean luma of an image in [64, 64] cells, in sixteenths of a grey level.
 
-    The vector code is a key of planes.SIMD; all of them make the same numbers.
+    `simd` is a key of planes.SIMD; results are the same for all.
     """
     found = planes.workspace(simd).means(data, MAX_PIXELS)
     if found is not None:
@@ -44,7 +42,7 @@ def means(data: bytes, simd: str = "best") -> npt.NDArray[np.uint16]:
 
 
 def means_of_pixels(luma: npt.NDArray[np.uint8], simd: str = "best") -> npt.NDArray[np.uint16]:
-    """Returns `means` of an image's luma, [height, width]."""
+    """Returns `means` for an image's luma, [height, width]."""
     height, width = luma.shape
     padded = np.zeros((height, -(-width // 32) * 32), np.uint8)
     padded[:, :width] = luma
@@ -59,7 +57,7 @@ def means_of_pixels(luma: npt.NDArray[np.uint8], simd: str = "best") -> npt.NDAr
 
 
 def hashes(cells: npt.NDArray[np.uint16], simd: str = "best") -> npt.NDArray[Any]:
-    """Returns two of `HASH`, of a picture whose means these are: whole, and of its window."""
+    """Returns two `HASH` values for an image with these means: complete image, and its window."""
     found = np.empty(2, HASH)
     cells = np.ascontiguousarray(cells)
     planes.kernel().likeness_hashes(
@@ -71,7 +69,7 @@ def hashes(cells: npt.NDArray[np.uint16], simd: str = "best") -> npt.NDArray[Any
 
 @functools.lru_cache(maxsize=1)
 def frequencies() -> list[tuple[int, int]]:
-    """Returns which (across, down) have a bit, in order: lower ones first."""
+    """Returns the (horizontal, vertical) frequency of each hash bit, lowest first."""
     every = [(u, v) for v in range(_HIGHEST) for u in range(_HIGHEST) if u or v]
     every.sort(key=lambda each: (each[0] ** 2 + each[1] ** 2, abs(each[0] - each[1]), each[0]))
     return every[:FREQUENCIES]
@@ -79,14 +77,14 @@ def frequencies() -> list[tuple[int, int]]:
 
 @functools.lru_cache(maxsize=1)
 def mirror() -> npt.NDArray[np.uint64]:
-    """Returns the bits that change where left becomes right, those of odd frequencies: [4]."""
+    """Returns the bits that a mirrored image inverts, which are the odd frequencies: [4]."""
     odd = [u % 2 for u, _ in frequencies()]
     return np.packbits(odd, bitorder="little").view("<u8")
 
 
 @functools.lru_cache(maxsize=1)
 def _bases() -> bytes:
-    """Returns two times `basis` in likeness.c: of whole pictures, and of windows."""
+    """Returns two `basis` structures of likeness.c: for complete images, and for windows."""
     bits = bytes(u for u, _ in frequencies()) + bytes(v for _, v in frequencies())
     made = b""
     for size in (CELLS, WINDOW):

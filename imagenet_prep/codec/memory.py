@@ -1,17 +1,17 @@
-"""How much memory an image takes while it is decoded, estimated from its header.
+"""Estimates, from an image's header, the memory that decoding it needs.
 
-What takes more than LIGHT_BYTES waits for its turn (`core/turns`), so that a command on two cores
-needs less than a gigabyte over all its workers: its own 100 MB, what one worker may take of light
-images, and the heaviest image there may be. The estimates are peaks of `prepare`, measured with
-images of 64 MP, the most that the codec takes, less what it needs by itself:
+Images above LIGHT_BYTES are decoded one at a time (`core/turns`). So a command on two cores needs
+less than a gigabyte for all its workers: 100 MB of its own, one worker's light image, and the
+heaviest image. The estimates are peaks of `prepare`, minus its own memory, measured with images of
+64 MP, the codec's limit:
 
-    JPEG    2 bytes for each coefficient, where several scans make them; of what is decoded, which
-            may be less than the image, 7 bytes a pixel: 3 of planes or RGB, and their resized copy;
-            8 where Pillow decodes it, as for others
-    WebP    12 bytes a pixel: two canvases of libwebp, and the picture; as much for AVIF and HEIC:
-            planes, RGB, and a copy
-    others  8 bytes a pixel: 4 of Pillow's, 3 of RGB, and rows on their way
-    TIFF    8, or 4 and one whole tile, which may be larger than the image; strips count as a tile
+    JPEG    7 bytes per decoded pixel (which may be fewer than the image's): 3 for planes or RGB,
+            and their resized copy; 8 if Pillow decodes it. With several scans, also 2 bytes per
+            coefficient
+    WebP    12 bytes per pixel: two canvases of libwebp, and the image
+    AVIF    12 bytes per pixel, also for HEIC: planes, RGB, and a copy
+    TIFF    8 bytes per pixel, or 4 and one complete tile (or strip), which may exceed the image
+    others  8 bytes per pixel: 4 for Pillow, 3 for RGB, and the current rows
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset.jpeg import Frame
 
 LIGHT_BYTES = 128 << 20
-# A WebP of 64 MP takes 768,000,000.
+# A WebP of 64 MP needs 768,000,000.
 MOST_BYTES = 800_000_000
 
-_JPEG, _LARGE, _OTHER, _PILLOW = 7, 12, 8, 4  # bytes a pixel
+_JPEG, _LARGE, _OTHER, _PILLOW = 7, 12, 8, 4  # bytes per pixel
 
 
 def of_jpeg(frame: Frame, decoded: int) -> int:
-    """Returns an estimate in bytes of a JPEG, decoded to so many pixels if it can be scaled."""
+    """Returns an estimate in bytes for a JPEG; `decoded` is its pixel count if it can be scaled."""
     pixels = frame.height * frame.width
     pixels = min(decoded, pixels) if frame.can_be_scaled else pixels
     return frame.coefficient_bytes + _JPEG * pixels
 
 
 def of_opened(opened: Image.Image, frame: Frame | None) -> int:
-    """Returns an estimate in bytes for a file that Pillow has opened and not read."""
+    """Returns an estimate in bytes for a file that Pillow has opened but not decoded."""
     pixels = opened.width * opened.height
     estimate = (_LARGE if opened.format in ("WEBP", "AVIF", "HEIF") else _OTHER) * pixels
     if frame is not None:
@@ -63,7 +63,7 @@ def _tile_bytes(opened: TiffImageFile) -> int:
 
 @contextlib.contextmanager
 def room(estimate: int) -> Iterator[None]:
-    """Waits until an image of this estimate may be decoded, for as long as the block lasts."""
+    """Waits until an image with this estimate may be decoded; its turn ends with the block."""
     if estimate <= LIGHT_BYTES:
         yield
         return
@@ -72,7 +72,7 @@ def room(estimate: int) -> Iterator[None]:
             yield
         finally:
             planes.forget()
-            # glibc keeps hundreds of megabytes of what Pillow frees in pieces of 16 MB.
+            # glibc keeps hundreds of megabytes that Pillow frees in blocks of 16 MB.
             trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
             if trim is not None:
                 trim(0)

@@ -1,7 +1,7 @@
-"""The one place that opens images with Pillow or simplejpeg.
+"""Opens images with Pillow or simplejpeg; no other module does.
 
-The size comes from the header, before a decoder allocates memory by it. A smaller size is requested
-only of frame types that are scaled: for others, libjpeg-turbo may write beyond the smaller image.
+The size in the header is checked before a decoder allocates memory for it. Downscaling is only
+requested for frame types that support it: for others, libjpeg-turbo may write outside the buffer.
 """
 
 from __future__ import annotations
@@ -30,24 +30,23 @@ if TYPE_CHECKING:
 
     Pixels = npt.NDArray[np.uint8]
 
-# Listed, so that a file under a wrong name cannot reach Pillow's other decoders: that for EPS
-# starts Ghostscript.
+# An explicit list keeps files from Pillow's other decoders: the one for EPS runs Ghostscript.
 FORMATS = tuple(sorted(name.upper() for name in formats.READ))
 
-# Images are decoded in parallel; threads of a decoder would only take more memory.
+# Images are decoded in parallel, so threads within a decoder would only use more memory.
 AvifImagePlugin.DEFAULT_MAX_THREADS = 1
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _METADATA = (b"iCCP", b"tEXt", b"zTXt", b"iTXt")
 _EXIF_TEXT, _MAX_TEXT = re.compile(rb"Raw profile type (exif|APP1)\0"), 1 << 16
-# In the info of an image of 16 bits: scale and offset that make 8 bits of a sample.
+# Key in a 16-bit image's info: scale and offset that convert a sample to 8 bits.
 _GREY = "imagenet_prep.grey"
-# Pixels that are converted at a time.
+# Pixels converted at once.
 _BAND_PIXELS = 1 << 20
 
 
 def header(data: bytes, max_pixels: int = jpeg.MAX_PIXELS) -> jpeg.Frame | None:
-    """Returns the header of a JPEG that can be decoded, None for any other format."""
+    """Returns the header of a decodable JPEG, or None for a different format."""
     import simplejpeg
 
     if not data:
@@ -58,7 +57,7 @@ def header(data: bytes, max_pixels: int = jpeg.MAX_PIXELS) -> jpeg.Frame | None:
     try:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data, strict=False)
     except (ValueError, KeyError) as error:
-        # KeyError: simplejpeg looks up colour spaces and subsamplings that it has no name for.
+        # KeyError: a colour space or subsampling that simplejpeg does not know.
         if not planes.is_available():
             raise BadImageError("undecodable", f"JPEG header: {error}") from error
         with opened(data, max_pixels, ("JPEG",), damaged=True) as image:
@@ -70,7 +69,7 @@ def header(data: bytes, max_pixels: int = jpeg.MAX_PIXELS) -> jpeg.Frame | None:
 
 
 def _frame(data: bytes, max_pixels: int) -> jpeg.Frame | None:
-    """Returns the frame of a JPEG that may be decoded, None for any other format."""
+    """Returns the frame of a JPEG that may be decoded, or None for a different format."""
     frame = jpeg.refuse_bombs(data, max_pixels)
     if frame is not None:
         jpeg.refuse_unknown(frame)
@@ -87,7 +86,7 @@ def decode_jpeg(
 ) -> Pixels:
     """Returns the pixels [height, width, channels] of a JPEG; ValueError has libjpeg's message.
 
-    `at_least` is for simplejpeg (min_height, ...) and ignored for frames that cannot be scaled.
+    `at_least` is passed to simplejpeg (min_height, ...) if the frame can be scaled.
     """
     import simplejpeg
 
@@ -106,13 +105,13 @@ def opened(
     damaged: bool = False,
     turn: contextlib.ExitStack | None = None,
 ) -> Iterator[ImageFile]:
-    """Opens an image with Pillow, and waits for memory, which is free after the block or `turn`.
+    """Opens an image with Pillow after waiting for memory; the block or `turn` releases it.
 
-    Anything that Pillow raises in the block becomes a BadImageError. The sides of a JPEG may be
-    halved down to `smallest` pixels. One that has lost pixels is refused unless `damaged`.
+    All exceptions in the block become BadImageError. A JPEG's sides may be halved down to
+    `smallest` pixels. A JPEG with lost pixels is refused unless `damaged`.
     """
     try:
-        # Odd metadata and palettes make Pillow warn; the pixels decide, not the warning.
+        # Pillow warns about unusual metadata and palettes; only the pixels matter.
         with warnings.catch_warnings(action="ignore"), contextlib.ExitStack() as ours:
             frame = _frame(data, max_pixels)
             if only is FORMATS and formats.name_of(data[: formats.HEAD_BYTES]) == formats.HEIC:
@@ -138,14 +137,14 @@ def opened(
     except Image.DecompressionBombError as error:
         raise BadImageError("too_many_pixels", str(error)) from error
     except (BadImageError, MemoryError):
-        raise  # A machine without memory says nothing about an image.
-    except Exception as error:  # plugins raise whatever their format breaks on
+        raise  # MemoryError is not the image's fault.
+    except Exception as error:  # Plugins raise many types of exceptions.
         raise BadImageError("undecodable", f"{type(error).__name__}: {error}") from error
 
 
 @functools.cache
 def _heic() -> tuple[str, ...]:
-    """Returns the format as Pillow names it."""
+    """Registers HEIC with Pillow and returns its name there."""
     if not formats.is_readable(formats.HEIC):
         raise UnidentifiedImageError
     import pillow_heif
@@ -155,10 +154,10 @@ def _heic() -> tuple[str, ...]:
 
 
 def _image(data: bytes, only: tuple[str, ...]) -> ImageFile:
-    """Opens an image with Pillow; a broken file of a known format raises what its plugin says."""
+    """Opens an image with Pillow; if a known format is broken, raises the plugin's error."""
     file = _without_metadata(data) if data.startswith(_PNG) else io.BytesIO(data)
     if data.startswith((b"II*\0", b"MM\0*")) and (tags := orientation.of_exif(data)):
-        # Pillow obeys an orientation of some types only.
+        # Pillow only obeys an orientation of some types.
         file = io.BytesIO(orientation.changed(data, tags, tags.turn))
     try:
         return Image.open(file, formats=only)
@@ -176,7 +175,7 @@ def _image(data: bytes, only: tuple[str, ...]) -> ImageFile:
 
 
 def _without_metadata(data: bytes) -> io.BytesIO:
-    """Returns a PNG without profile and texts, which Pillow refuses if large; EXIF stays."""
+    """Returns a PNG without profile and texts, since Pillow refuses large ones; keeps EXIF."""
     view, file = memoryview(data), io.BytesIO()
     start, at = 0, len(_PNG)
     while (end := at + 12 + int.from_bytes(data[at : at + 4], "big")) <= len(data):
@@ -191,7 +190,7 @@ def _without_metadata(data: bytes) -> io.BytesIO:
 
 
 def _understand_values(image: ImageFile, data: bytes) -> None:
-    """Notes what samples mean that Pillow hands out as they are; refuses those of unknown range."""
+    """Stores the range of 16-bit samples in the image's info; refuses samples of unknown range."""
     tags = getattr(image, "tag_v2", {})
     if image.mode in ("I", "F"):
         said = "floating-point, signed and 32-bit values have no agreed range"
@@ -225,7 +224,7 @@ def _canvases(data: bytes, max_pixels: int) -> Iterator[tuple[int, int]]:
         yield from heif.sizes(data, max_pixels)
     elif data.startswith(_PNG):
         at = 8
-        # Pillow believes the last of several headers.
+        # If there are several headers, Pillow uses the last one.
         while (head := data[at : at + 16])[4:8] not in (b"", b"IDAT", b"fdAT"):
             length, kind, width, height = struct.unpack(">I4sII", head.ljust(16, b"\0"))
             if kind == b"IHDR":
@@ -234,9 +233,9 @@ def _canvases(data: bytes, max_pixels: int) -> Iterator[tuple[int, int]]:
 
 
 def picture(image: ImageFile) -> Image.Image:
-    """Returns the first picture of an opened image, without the copies that Pillow keeps.
+    """Returns the first frame of an opened image, without the copies that Pillow keeps.
 
-    These are two canvases and two copies of a WebP, 16 bytes per pixel, and planes of an AVIF.
+    Pillow keeps two canvases and two copies of a WebP, 16 bytes per pixel, and an AVIF's planes.
     """
     if isinstance(image, AvifImagePlugin.AvifImageFile):
         shown = Image.frombytes(image.mode, image.size, image._decoder.get_frame(0)[0])
@@ -252,7 +251,7 @@ def picture(image: ImageFile) -> Image.Image:
 
 
 def rgb(image: Image.Image) -> Image.Image:
-    """Returns an image in RGB; 16-bit grey is scaled down, transparency is over white."""
+    """Returns an image in RGB; scales 16-bit grey to 8 bits, puts transparency on white."""
     if image.mode.startswith("I;16"):
         # Pillow clips 16-bit grey to 255 instead of scaling it.
         scale, offset = image.info.get(_GREY, (1 / 256, 0))
@@ -270,7 +269,7 @@ def rgb(image: Image.Image) -> Image.Image:
 
 
 def pixels(image: ImageFile, convert: Callable[[Image.Image], Image.Image] = rgb) -> Pixels:
-    """Returns the pixels [height, width, ...]; converted at once, 64 MP would take a gigabyte."""
+    """Returns the converted pixels [height, width, ...]; works in bands to save memory."""
     shown = picture(image)
     first = np.asarray(convert(shown.crop((0, 0, 1, 1))))
     found = np.empty((shown.height, shown.width, *first.shape[2:]), np.uint8)

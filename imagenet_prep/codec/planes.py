@@ -1,9 +1,8 @@
-"""JPEG to smaller JPEG without RGB in between: what planes.c does, called from Python.
+"""Python interface of planes.c: downscales a JPEG to a JPEG without converting to RGB.
 
-Most files are decoded by our own decoder.c. libjpeg decodes what that declines: damaged files,
-since libjpeg has words for the damage, and rare kinds. Both make the same planes. Where there is
-AVX2, our own encoder.c encodes, to the bytes that libjpeg makes. Both libraries are loaded when the
-first image comes. ctypes releases the GIL for as long as an image takes.
+Our decoder.c decodes most files. libjpeg decodes the rest (damaged files, for which it has error
+messages, and rare types), to the same planes. With AVX2, our encoder.c encodes, to the same bytes
+as libjpeg. The libraries are loaded for the first image. ctypes releases the GIL during each call.
 """
 
 from __future__ import annotations
@@ -28,19 +27,18 @@ from imagenet_prep.dataset.jpeg import MAX_PIXELS
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-# Vector code that can be asked for, as planes.c numbers it.
+# Vector instruction sets, numbered as in planes.c.
 SIMD = {"best": -1, "plain": 0, "sse2": 1, "avx2": 2, "neon": 3}
-# Set to "libjpeg", it turns our own decoder and encoder off. It exists for tests and benchmarks,
-# which compare them.
+# "libjpeg" in this variable disables our decoder and encoder, for tests and benchmarks.
 JPEG_VARIABLE = "IMAGENET_PREP_JPEG"
-# Ways to weigh pixels, as planes.c numbers them: bicubic as `shrink`; linear, stretched so that
-# nothing aliases; linear between neighbours, which is quicker and aliases; and as Pillow makes the
-# square crop of a complete image for generators (square.h).
+# Resize filters, numbered as in planes.c: bicubic, as in `shrink`; linear with antialiasing; linear
+# between neighbours, which is faster but aliases; and the square crop of a complete image, as
+# Pillow makes it for generative models (square.h).
 BICUBIC, LINEAR, NEIGHBOURS, SQUARE = 0, 1, 2, 3
-# Sides of a SQUARE are at most this.
+# Limit for the sides of a SQUARE.
 MOST_SQUARE = 8192
 _DONE, _NO_MEMORY = 0, 2
-# Types of pixels, in the order of `item` in pixels.h.
+# Pixel types, numbered as `item` in pixels.h.
 _ITEMS = ("uint8", "float32", "float16", "bfloat16")
 # `job` in planes.c.
 _JOB = np.dtype(
@@ -51,7 +49,7 @@ _JOB = np.dtype(
         ("status", np.int32),
     ]
 )
-# A JPEG of 21 x 17 pixels, 4:2:2, and what it becomes at 16 x 13: the bytes that `planes-1` names.
+# A JPEG of 21 x 17 pixels, 4:2:2; _PROOF is the sha256 of `planes-1`'s output for it at 16 x 13.
 _PROBE = base64.b64decode(
     "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDABsSFBcUERsXFhceHBsgKEIrKCUlKFE6PTBCYFVlZF9VXVtqeJmBanGQ"
     "c1tdhbWGkJ6jq62rZ4C8ybqmx5moq6T/2wBDARweHigjKE4rK06kbl1upKSkpKSkpKSkpKSkpKSkpKSkpKSkpKSk"
@@ -65,7 +63,7 @@ _PROOF = "7347788251d477da09e462fa0e49acac8c10ebb762529485a2f97c93dab97558"
 
 @functools.lru_cache(maxsize=1)
 def require() -> Libraries:
-    """Returns the loaded libraries, once they are known to make the right bytes here."""
+    """Loads the libraries and returns them after checking their output."""
     libraries = load()
     for jpeg in ("libjpeg", "own"):
         _prove(libraries, jpeg)
@@ -73,47 +71,46 @@ def require() -> Libraries:
 
 
 def proves(data: bytes) -> bool:
-    """Returns True for a JPEG that is known to be sound from its first byte to its last.
+    """Returns True if a complete JPEG is verified as sound.
 
-    No pixels are made, which takes a third of libjpeg's time. False says nothing: the file may be
-    damaged, or of a kind that our decoder declines, or the decoder does not work here.
+    Takes a third of libjpeg's time, since no pixels are computed. False means unknown: the file may
+    be damaged, our decoder may not support it, or the decoder is not available here.
     """
     return is_available() and workspace().prove(data)
 
 
 def kernel() -> ctypes.CDLL:
-    """Returns the library that planes.c and the other C of this room are compiled to."""
+    """Returns the library compiled from planes.c and the other C files of this package."""
     return require().kernel
 
 
 @functools.cache
 def best(simd: str) -> int:
-    """Returns the number of a key of SIMD; of "best" that of the best that this processor has."""
+    """Returns the number of a key of SIMD; "best" is this processor's best."""
     return int(kernel().planes_best()) if simd == "best" else SIMD[simd]
 
 
 class Values:
     """The conversion of R, G and B: to bytes, or to floats (value - mean) / std.
 
-    Attributes:
-      table: [3, 256] of all of them; bfloat16, which NumPy does not know, is uint16 here.
+    `table` is [3, 256] and has all values; bfloat16, which NumPy lacks, is stored as uint16.
     """
 
     def __init__(self, dtype: str, mean: Sequence[float], std: Sequence[float]) -> None:
-        """Takes "uint8", which stays as it is, "float32", "float16" or "bfloat16"."""
+        """Computes the table for "uint8" (unchanged), "float32", "float16" or "bfloat16"."""
         self.item = _ITEMS.index(dtype)
         means = np.array(mean, np.float32)
         factors = (1 / np.array(std)).astype(np.float32)
         self.mean, self.factor = tuple(means.tolist()), tuple(factors.tolist())
         values = np.tile(np.arange(256, dtype=np.uint8), (3, 1))
-        # pixels.h does the same operations in the same order: both must make the same bits.
+        # The same operations in the same order as in pixels.h: results must be bit-identical.
         shown = (values.astype(np.float32) - means[:, None]) * factors[:, None]
         self.table: npt.NDArray[Any]
         if dtype == "uint8":
             self.table = values
         elif dtype == "bfloat16":
             bits = shown.view(np.uint32)
-            # This rounds to the nearest number, and to the even one where two are as near.
+            # Round to nearest, ties to even.
             self.table = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
         else:
             self.table = shown.astype(dtype)
@@ -124,12 +121,12 @@ BYTES = Values("uint8", (0, 0, 0), (1, 1, 1))
 
 @dataclass(frozen=True)
 class Look:
-    """The conversion of windows of images: to one size and type, by one filter. Safe for threads.
+    """Decodes windows of images to one size and type, with one filter. Thread-safe.
 
     Attributes:
       height, width: pixels of the result, 1 ... 65500.
-      values: what those of R, G and B become.
-      kernel: BICUBIC, LINEAR, NEIGHBOURS or SQUARE, whose window is the complete image.
+      values: conversion of R, G and B.
+      kernel: BICUBIC, LINEAR, NEIGHBOURS or SQUARE; SQUARE needs the complete image as window.
       channels_first: [3, height, width] instead of [height, width, 3].
     """
 
@@ -150,20 +147,20 @@ class Look:
     ) -> bool:
         """Writes a window of a grey or YCbCr JPEG into an array.
 
-        Pixels around the window are not made, and colours are converted at the size of the
-        result. So this costs less than to decode all and to crop and resize then.
+        This is faster than decoding the complete image and cropping: pixels outside the window are
+        not computed, and colours are converted at the size of the result.
 
         Args:
-          data: a JPEG, which is known to be sound: what lies below the window is not looked at.
-            A memoryview must be of memory that may be written, or ctypes refuses it.
-          window: top, left, height and width of the part, in pixels; None for the whole.
-          pixels: contiguous, of the size and type that this look has.
-          mirrored: left becomes right.
-          within: the memory to use; by default this thread's.
+          data: a JPEG that is known to be sound, since the part below the window is not checked.
+            A memoryview must be writable, or ctypes refuses it.
+          window: top, left, height and width in pixels; None for the complete image.
+          pixels: contiguous result array with this size and type.
+          mirrored: flip horizontally.
+          within: workspace to use; by default this thread's.
 
         Returns:
-          False if libjpeg complains about the data, the format is a different one, or the window
-          leaves the image; `pixels` may have changed then.
+          False if libjpeg reports a problem, the format is unsupported, or the window exceeds the
+          image; `pixels` may have changed.
         """
         assert pixels.flags.c_contiguous
         assert pixels.size == 3 * self.height * self.width
@@ -182,11 +179,7 @@ class Look:
     ) -> npt.NDArray[np.void]:
         """Returns [n] jobs for `decode_many`; the arguments must outlive them.
 
-        Args:
-          encoded: n JPEGs, as for `decode`.
-          windows: [n, 4], as for `decode`.
-          mirrored: [n].
-          pixels: [n, ...], of which each element is as for `decode`.
+        Arguments are n times those of `decode`: `windows` is [n, 4], `pixels` is [n, ...].
         """
         assert pixels[0].flags.c_contiguous
         assert pixels[0].size == 3 * self.height * self.width
@@ -199,11 +192,7 @@ class Look:
         return jobs
 
     def decode_many(self, jobs: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
-        """Decodes a contiguous part of `jobs` without the interpreter's lock in between.
-
-        Returns:
-          [n], what `decode` returns for each.
-        """
+        """Runs contiguous `jobs` without the GIL; returns the result of `decode` for each."""
         output = self._output(0, mirrored=False)
         arguments = (self.height, self.width, self.kernel, MAX_PIXELS, output)
         return workspace().decode_many(jobs, *arguments)
@@ -222,7 +211,7 @@ class Look:
 
 
 def _address(data: bytes | memoryview) -> int:
-    """Returns where a buffer begins in memory."""
+    """Returns the memory address of a buffer."""
     if isinstance(data, bytes):
         return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
     return ctypes.addressof(ctypes.c_char.from_buffer(data))
@@ -231,9 +220,8 @@ def _address(data: bytes | memoryview) -> int:
 class Workspace:
     """A thread's memory in planes.c; freed with the thread.
 
-    Args:
-      simd: vector code to use, a key of SIMD; all of them make the same bytes.
-      jpeg: "libjpeg" to do without our own decoder and encoder.
+    `simd` is a key of SIMD (all produce the same bytes). If `jpeg` is "libjpeg", our decoder and
+    encoder are not used.
     """
 
     def __init__(self, libraries: Libraries, simd: str, jpeg: str = "own") -> None:
@@ -247,13 +235,10 @@ class Workspace:
     def shrink(
         self, data: bytes, height: int, width: int, quality: int, max_pixels: int
     ) -> bytes | None:
-        """Returns the 4:2:0 JPEG of [height, width] that is made from a grey or YCbCr JPEG.
+        """Returns a grey or YCbCr JPEG resized to height x width pixels (1 ... 65500), as 4:2:0.
 
-        Args:
-          data: a JPEG; None is returned if libjpeg complains about it, or for other formats.
-          height, width: pixels of the result, 1 ... 65500.
-          quality: 1 ... 100.
-          max_pixels: that the header may claim.
+        Returns None if libjpeg reports a problem or the format is unsupported. `max_pixels` is the
+        limit for the size in the header.
         """
         code = self.kernel.planes_shrink(
             self.pointer, data, len(data), height, width, quality, max_pixels
@@ -277,7 +262,7 @@ class Workspace:
         return done
 
     def means(self, data: bytes, max_pixels: int) -> npt.NDArray[np.uint16] | None:
-        """Returns the means of luma that likeness.h defines; None as for `shrink`."""
+        """Returns the mean luma of cells as defined in likeness.h; None as for `shrink`."""
         found = np.empty((64, 64), np.uint16)
         code = self.kernel.planes_means(
             self.pointer, data, len(data), max_pixels, found.ctypes.data
@@ -285,13 +270,13 @@ class Workspace:
         return found if self._is_done(code) else None
 
     def prove(self, data: bytes) -> bool:
-        """Returns what the function `proves` returns."""
+        """Returns whether our decoder verifies a JPEG as sound; see the function `proves`."""
         return self._is_done(self.kernel.planes_prove(self.pointer, data, len(data)))
 
     def warnings(self, data: bytes) -> tuple[list[tuple[bool, int, str]], str]:
-        """Returns libjpeg's warnings about a JPEG, and why it gave up decoding it, or "".
+        """Returns libjpeg's warnings about a JPEG, and the error that ended decoding, or "".
 
-        Each is whether it is of the scans or of the header, its code in jerror.h, and its words.
+        A warning is (whether it was in a scan, its code in jerror.h, its text).
         """
         done = self._is_done(self.kernel.planes_warnings(self.pointer, data, len(data), MAX_PIXELS))
         size = self.kernel.planes_result_bytes(self.pointer)
@@ -307,7 +292,7 @@ class Workspace:
 
     @property
     def message(self) -> str:
-        """Why the last image was not made."""
+        """The error message for the last image."""
         text: bytes = self.kernel.planes_message(self.pointer)
         return text.decode(errors="replace")
 
@@ -316,7 +301,7 @@ _threads = threading.local()
 
 
 def workspace(simd: str = "best") -> Workspace:
-    """Returns this thread's memory for a kind of vector code."""
+    """Returns this thread's workspace for a key of SIMD."""
     workspaces: dict[str, Workspace] = _threads.__dict__.setdefault("workspaces", {})
     if simd not in workspaces:
         jpeg = os.environ.get(JPEG_VARIABLE, "own")
@@ -325,13 +310,13 @@ def workspace(simd: str = "best") -> Workspace:
 
 
 def forget() -> None:
-    """Frees what this thread keeps for its next image: after a huge one, hundreds of megabytes."""
+    """Frees this thread's workspaces: hundreds of megabytes after a huge image."""
     _threads.__dict__.pop("workspaces", None)
 
 
 @functools.lru_cache(maxsize=1)
 def is_available() -> bool:
-    """Returns whether planes.c and Pillow's libjpeg are here, and work."""
+    """Returns whether planes.c and Pillow's libjpeg are installed and work."""
     try:
         require()
     except UnavailableError:
@@ -340,13 +325,12 @@ def is_available() -> bool:
 
 
 def _prove(libraries: Libraries, jpeg: str) -> None:
-    """Makes sure that an image becomes the bytes that the codec's name stands for.
+    """Raises UnavailableError unless a test image becomes the exact bytes of `planes-1`.
 
-    All versions of libjpeg-turbo 3 make the same bytes. One that does not is seen here, whatever
-    it calls itself.
+    All versions of libjpeg-turbo 3 do so; this detects a library that does not.
     """
     own = Workspace(libraries, "best", jpeg)
-    # libjpeg encodes the first, from which our encoder learns to encode the second.
+    # libjpeg encodes the first image, and our encoder learns its tables for the second.
     made = {own.shrink(_PROBE, 13, 16, 90, MAX_PIXELS) or b"" for _ in range(2)}
     if {hashlib.sha256(each).hexdigest() for each in made} != {_PROOF}:
         raise UnavailableError(
@@ -359,7 +343,7 @@ def _prove(libraries: Libraries, jpeg: str) -> None:
         height, width, _ = pixels.shape
         look = Look(height, width, BYTES, NEIGHBOURS)
         look.decode(wide, (0, left, height, width), pixels, within=own)
-    # The columns at the edge differ: there chroma is enlarged from fewer samples.
+    # Columns at the window's edge differ, since chroma is upsampled from fewer samples there.
     if not np.array_equal(whole[:, 56:], part[:, 8:]):
         raise UnavailableError(
             f"{libraries.libjpeg._name} leaves out other columns of an image than it should"

@@ -10,8 +10,8 @@ from imagenet_prep.dataset.orientation import KEEP
 CHECK_DECODE = "decode"
 CHECK_HEADER = "header"
 
-# Each names the bytes that it makes of an image, on every processor and with every version of
-# the libraries below it. Other bytes are another number.
+# Each name stands for exact output bytes, on every processor and with every library version. A
+# change of the bytes needs a new number.
 PLANES = "planes-1"
 PORTABLE = "portable-1"
 # The codec for each value of `--codec`.
@@ -24,20 +24,19 @@ CODEC_HELP = (
 
 @dataclass(frozen=True)
 class Policy:
-    """How images are transformed.
+    """The settings for transforming images.
 
     Attributes:
-      short_side: pixels of the smaller edge after resize; larger images are shrunk to it,
-        none is enlarged. None keeps every size.
-      quality: JPEG quality of images that are encoded, in [1, 100].
-      check: "decode" proves the whole entropy-coded data of images that pass through;
-        "header" looks at the headers and the end marker only.
-      max_pixels: images that claim more are quarantined undecoded.
-      stretch: make every image a square of `short_side`, whatever its size and aspect.
-      codec: PLANES or PORTABLE: what encodes images, and so names their bytes.
-      orientation: one of `orientation.RULES`: what is done where an EXIF tag says that the image
-        is to be turned.
-      border: pixels that are cut off at each side of every image first: ObjectNet marks its own.
+      short_side: pixels of the shorter side after resize. Larger images are downscaled to it, none
+        is enlarged. None keeps all sizes.
+      quality: JPEG quality of encoded images, in [1, 100].
+      check: for images that keep their bytes: "decode" checks all entropy-coded data, "header" only
+        the headers and the end marker.
+      max_pixels: images whose header claims more are quarantined without decoding.
+      stretch: stretch every image to a square of `short_side`.
+      codec: PLANES or PORTABLE.
+      orientation: the rule for EXIF orientation, one of `orientation.RULES`.
+      border: pixels cut off from each side before anything else, for ObjectNet's marked border.
     """
 
     short_side: int | None = 480
@@ -51,7 +50,7 @@ class Policy:
 
     @property
     def libraries(self) -> dict[str, str]:
-        """The libraries that made the bytes of images, for the manifest."""
+        """The manifest's entry for the encoder."""
         return {"codec": self.codec}
 
     @property
@@ -60,12 +59,11 @@ class Policy:
         return self.short_side is None and self.check == CHECK_HEADER
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
-        """Returns (height, width) in pixels after resize; aspect kept, rounded, at least 1."""
+        """Returns (height, width) after resize; keeps the aspect ratio, rounded, at least 1."""
         if self.stretch and self.short_side is not None:
             return self.short_side, self.short_side
         short = min(height, width)
         if self.short_side is None or short <= self.short_side:
             return height, width
-        # One division is rounded correctly. A product in float32 would drift, and make 479 of the
-        # 480 that were asked for.
+        # A single division rounds correctly. A float32 product would sometimes return 479, not 480.
         return tuple(max(1, round(side * self.short_side / short)) for side in (height, width))  # type: ignore[return-value]

@@ -1,8 +1,9 @@
-"""Turns one source image into the RGB JPEG that is stored.
+"""Converts one source image to the stored RGB JPEG.
 
 There are two codecs. `planes` stays in Y, Cb and Cr (planes.py); `portable` goes through RGB:
-simplejpeg decodes and encodes, Pillow resizes. Images that planes declines, or of which libjpeg
-warns, go through RGB with either codec. No step depends on the processor. All release the GIL.
+simplejpeg decodes and encodes, Pillow resizes. With both codecs, images that planes does not
+support, or that libjpeg warns about, go through RGB. Results do not depend on the processor, and
+all steps release the GIL.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 # libjpeg-turbo's JPEG_MAX_DIMENSION.
 _MAX_SIDE = 65_500
 
-# JPEG comes no nearer to the pixels: photographs at 32 x 32 have 50.7 dB PSNR in 2.7 kB. Quality 98
-# has 44.4 dB in 2.0 kB, and 90 at 4:2:0, which leaves 16 x 16 colours, 32.1 dB in 1.1 kB.
+# The best quality of JPEG: 32 x 32 photographs have 50.7 dB PSNR in 2.7 kB. Quality 98 has 44.4 dB
+# in 2.0 kB, and 90 with 4:2:0 (16 x 16 chroma samples) has 32.1 dB in 1.1 kB.
 _RAW_QUALITY = 100
 RAW_ENCODING = f"JPEG 4:4:4 at quality {_RAW_QUALITY}"
 
@@ -44,16 +45,16 @@ _PLANAR = ("YCbCr", "Gray")
 
 
 def require(policy: Policy) -> None:
-    """Makes sure that this machine can do what a policy asks for."""
+    """Raises UnavailableError if this machine cannot run the policy's codec."""
     if policy.codec == PLANES:
         planes.require()
 
 
 def transform(data: bytes, policy: Policy) -> PreparedImage:
-    """Returns the image as it is to be stored.
+    """Returns the image in its stored form.
 
-    A sound RGB JPEG that is neither resized nor turned keeps its bytes, except an EXIF orientation,
-    which is set to 1. All others are decoded, resized, turned and encoded as 4:2:0.
+    A sound RGB JPEG that is neither resized nor turned keeps its bytes, except that an EXIF
+    orientation is set to 1. Others are decoded, resized, turned and encoded as 4:2:0.
     """
     if len(data) > MAX_IMAGE_BYTES:
         raise BadImageError("too_many_bytes", f"more than {MAX_IMAGE_BYTES:,} bytes")
@@ -67,13 +68,13 @@ def transform(data: bytes, policy: Policy) -> PreparedImage:
 
 
 class _DeclinedError(Exception):
-    """Has the reason of a repair: Pillow is to decode a JPEG that has all its pixels."""
+    """Only Pillow can decode this JPEG, which has all its pixels; the text is the repair reason."""
 
 
 def _from_usual_jpeg(data: bytes, header: Frame, policy: Policy) -> PreparedImage:
-    """Returns a JPEG that can be scaled while it is decoded, as it is to be stored."""
+    """Converts a JPEG that needs no Pillow to its stored form."""
     height, width = policy.resized(header.height, header.width)
-    # The portable way halves the sides only as long as four times the target is left.
+    # The portable codec only halves the sides down to four times the target.
     with memory.room(memory.of_jpeg(header, 64 * height * width)):
         tags = None if policy.orientation == KEEP else orientation.of_jpeg(data, header)
         turn = tags.turn if tags and policy.orientation == APPLY else orientation.UPRIGHT
@@ -86,7 +87,7 @@ def _from_usual_jpeg(data: bytes, header: Frame, policy: Policy) -> PreparedImag
 def _from_jpeg(
     data: bytes, header: Frame, height: int, width: int, policy: Policy, turn: int
 ) -> PreparedImage:
-    """Returns a JPEG of this header at height x width pixels, or turned from there."""
+    """Resizes a JPEG to height x width pixels, then turns it."""
     shrinks = (height, width) != (header.height, header.width)
     repair = None if header.colorspace in _RGB else header.colorspace.lower()
     if repair is None and not shrinks and turn == orientation.UPRIGHT:
@@ -114,7 +115,7 @@ def _from_jpeg(
 def _with_orientation(
     image: PreparedImage, tags: orientation.Tags | None, turn: int
 ) -> PreparedImage:
-    """Returns an image whose repair says what became of its EXIF orientation, if it had one."""
+    """Adds the handling of the EXIF orientation, if there was one, to an image's repair."""
     if tags is None:
         return image
     detail = f"EXIF orientation {tags.value}: "
@@ -129,15 +130,15 @@ def _with_orientation(
 
 
 def encode_raw(pixels: Pixels) -> bytes:
-    """Returns pixels [height, width, 3] uint8 RGB, which came without a format, as a JPEG."""
+    """Encodes raw pixels [height, width, 3] uint8 RGB, from sources without image files."""
     encoded: bytes = simplejpeg.encode_jpeg(pixels, _RAW_QUALITY, "RGB", "444")
     return encoded
 
 
 def _prove(data: bytes, frame: Frame, policy: Policy) -> str | None:
-    """Returns None for a sound JPEG, the reason where it can be repaired."""
+    """Returns None for a sound JPEG, or the reason for a repair."""
     if policy.check == CHECK_HEADER:
-        # A thumbnail inside EXIF has end markers, too. Bytes behind the end marker are allowed.
+        # Thumbnails in EXIF also have end markers. Bytes after the end marker are allowed.
         if data.rfind(_EOI) < frame.first_scan:
             raise BadImageError("truncated", "no end-of-image marker behind the scan")
         return None
@@ -145,8 +146,8 @@ def _prove(data: bytes, frame: Frame, policy: Policy) -> str | None:
 
 
 def read_through(data: bytes, frame: Frame) -> str | None:
-    """Decodes a JPEG from its first byte to its last; returns as `damage.repair`."""
-    # Grey at 1/8 size reads all entropy-coded data, where damage shows, at half of the cost.
+    """Decodes a complete JPEG; returns the repair reason or raises, as `damage.repair` does."""
+    # Grey at 1/8 size still reads all entropy-coded data, which shows damage, at half the cost.
     if frame.repair or planes.proves(data):
         return frame.repair or None
     try:
@@ -157,9 +158,9 @@ def read_through(data: bytes, frame: Frame) -> str | None:
 
 
 def _decode(data: bytes, header: Frame, height: int, width: int) -> tuple[Pixels, str | None]:
-    """Returns pixels [>= height, >= width, 3] uint8 RGB, and the reason if they were rescued."""
-    # Nearer to the target, libjpeg's cut-off in 8 x 8 blocks shows: up to 3 dB worse than shrinking
-    # all pixels.
+    """Returns pixels [>= height, >= width, 3] uint8 RGB, and the repair reason if there is one."""
+    # Closer to the target, libjpeg's scaling in 8 x 8 blocks is up to 3 dB worse than resizing the
+    # full image.
     least: dict[str, Any] = {"min_height": 4 * height, "min_width": 4 * width, "min_factor": 2}
     if (height, width) == (header.height, header.width):
         least = {}
@@ -174,13 +175,13 @@ def _decode(data: bytes, header: Frame, height: int, width: int) -> tuple[Pixels
 
 
 def _from_other(data: bytes, policy: Policy, header: Frame | None) -> PreparedImage:
-    """Decodes with Pillow, at full size; the result counts as repaired."""
+    """Decodes with Pillow, at full size; the result is marked as repaired."""
     with contextlib.ExitStack() as turn_of_memory:
         with opening.opened(data, policy.max_pixels, turn=turn_of_memory) as opened:
             pixels = opening.pixels(opened)
             name = (opened.format or "other").lower()
-            # A PNG may have it behind its pixels. Of a TIFF the tag is a part of the format, and
-            # Pillow has obeyed it.
+            # Read after the pixels, since a PNG's EXIF may follow them. For a TIFF, Pillow has
+            # already applied the tag.
             exif = _exif(opened.info) if opened.format in _WITH_EXIF else b""
         del opened
         tags = orientation.of_exif(exif)
@@ -205,7 +206,7 @@ def _from_other(data: bytes, policy: Policy, header: Frame | None) -> PreparedIm
 
 
 def _exif(info: dict[Any, Any]) -> bytes:
-    """Returns the EXIF block of a PNG, WebP or AVIF; some programs write it into a PNG as text."""
+    """Returns the EXIF block of a PNG, WebP or AVIF; some programs store it in PNG text."""
     for name in ("exif", "Raw profile type exif", "Raw profile type APP1"):
         if isinstance(block := info.get(name), bytes):
             return block
@@ -218,12 +219,12 @@ def _exif(info: dict[Any, Any]) -> bytes:
 def _encode(
     pixels: Pixels, height: int, width: int, policy: Policy, turn: int = orientation.UPRIGHT
 ) -> bytes:
-    """Returns the JPEG of [height, width], or turned from there, of pixels at least that large."""
+    """Resizes pixels, which are at least height x width, turns them, and returns the JPEG."""
     if max(height, width) > _MAX_SIDE:
         raise BadImageError("too_many_pixels", f"{width} x {height}, JPEG allows {_MAX_SIDE}")
     if pixels.shape[:2] != (height, width):
-        # Antialiased; Pillow's bicubic filter is of integers. Left to choose, Pillow 13 begins with
-        # the columns of some portraits, which makes other bytes than rows first, as all before it.
+        # Antialiased, and exact: Pillow's bicubic filter uses integers. Rows first, as in all older
+        # versions: Pillow 13 starts some portraits with columns, which changes the bytes.
         rows = Image.fromarray(pixels).resize((width, len(pixels)), Image.Resampling.BICUBIC)
         pixels = np.asarray(rows.resize((width, height), Image.Resampling.BICUBIC))
     if turn != orientation.UPRIGHT:
@@ -233,7 +234,7 @@ def _encode(
 
 
 def keep(data: bytes) -> PreparedImage:
-    """Returns a JPEG as it is, whatever its colour space, with the size that it really has."""
+    """Returns a JPEG of any colour space unchanged, with its real size."""
     header = _stored(data)
     if header is None:
         raise BadImageError("unknown_format", f"not a JPEG: it starts with {data[:8]!r}")
@@ -241,13 +242,13 @@ def keep(data: bytes) -> PreparedImage:
 
 
 def is_rgb(encoded: bytes) -> bool:
-    """Returns whether a JPEG's header says that it holds three colours."""
+    """Returns whether a JPEG's header says YCbCr or RGB."""
     header = opening.header(encoded)
     return header is not None and header.colorspace in _RGB
 
 
 def _stored(encoded: bytes) -> Frame | None:
-    """Returns the header of a JPEG that a dataset may hold, None for any other format."""
+    """Returns the header of a JPEG that a dataset may contain, or None for a different format."""
     header = opening.header(encoded)
     if header is not None and header.is_lossless:
         raise BadImageError("undecodable", "lossless JPEG, which TensorFlow and DALI do not decode")
@@ -257,9 +258,9 @@ def _stored(encoded: bytes) -> Frame | None:
 def prove_stored(
     encoded: bytes, height: int, width: int, *, any_size: bool = False, any_colorspace: bool = False
 ) -> bool:
-    """Verifies a stored JPEG to its end and against its record; returns if EXIF turns it.
+    """Verifies a complete stored JPEG against its record; returns whether EXIF turns it.
 
-    With `any_size` and `any_colorspace`, records of this dataset are known to be untrue there.
+    `any_size` and `any_colorspace` skip these checks, for records that are known to be wrong.
     """
     header = _stored(encoded)
     if header is None or not (any_colorspace or header.colorspace in _RGB):

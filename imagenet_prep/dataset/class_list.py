@@ -94,7 +94,7 @@ class ClassList:
 
     @cached_property
     def digest(self) -> str:
-        """The sha256 of the WNIDs, one per line."""
+        """Sha256 of the WNIDs, one per line."""
         return digest_of(self.wnids)
 
     @property

@@ -11,7 +11,7 @@ HEIC = "HEIC"
 
 # Formats that the codec reads, by their common names.
 READ = frozenset({"JPEG", "PNG", "GIF", "BMP", "WebP", "TIFF", "AVIF"})
-# Formats accepted without regard to the file name. Not TIFF: raw camera files look like TIFF, and
+# Formats treated as photographs under any file name. Not TIFF: raw camera files look like TIFF, and
 # Pillow would read their thumbnail.
 PHOTOGRAPHS = READ - {"TIFF"} | {HEIC, "JPEG XL"}
 # Decoder modules that an installation may lack.

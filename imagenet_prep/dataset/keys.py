@@ -49,7 +49,7 @@ CORRUPTED_NAME = re.compile(
 def key_of(split: str, class_id: str, name: str) -> str:
     """Returns the key of an image.
 
-    It is the file name for ILSVRC2012's validation images, where it is unique; corruption, severity
+    It is the unique file name for ILSVRC2012's validation images; corruption, severity
     and file name for ImageNet-C; class and file name for all others.
     """
     if split == schema.VALIDATION and VALIDATION_NAME.match(name):

@@ -1,4 +1,4 @@
-"""What travels between sources, codec and shards: a member's place, and a prepared image."""
+"""Data passed between sources, codec and shards: members, prepared images, incidents, origins."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from imagenet_prep.core.errors import DataDamagedError
 
 REPAIRED = "repaired"
 QUARANTINED = "quarantined"
-# Most repairs are this one.
+# The most common repair.
 ENCODED_ANEW = "encoded as RGB JPEG"
 
 
@@ -27,28 +27,28 @@ class Boxes(NamedTuple):
 
 NO_BOXES = Boxes((), (), (), ())
 
-# ImageNet's largest file has 15 MB. What has more is no image, and is not read whole: several
-# are in memory at a time.
+# ImageNet's largest file has 15 MB. Larger files than this limit are not read, since several images
+# are in memory at once.
 MAX_IMAGE_BYTES = 128 << 20
 
 
-# A receipt names between this many images and twice as many. With 1024 shards of ImageNet, of
-# which each holds a fair sample, no class is left without one.
+# A receipt names at least this many images, and fewer than twice as many. With 1024 shards of
+# ImageNet, each of them a random sample, every class is covered.
 _FEWEST_ORIGINS = 8
 # Offsets and sizes are below this.
 _END = 1 << 63
 
 
 class Member(NamedTuple):
-    """Where one source image lies; the bytes stay there until a shard is written.
+    """The location of one source image; its bytes are read when a shard is written.
 
     Attributes:
-      key: unique name, the same whatever layout the image came from, e.g.
+      key: unique name, independent of the source layout, e.g.
         "n01440764/n01440764_10026.JPEG" or "ILSVRC2012_val_00000001.JPEG".
-      archive: name of the archive that holds the bytes.
+      archive: name of the archive that contains the image.
       offset, size: byte range of the image in the archive.
       class_index: 0-based position in the sorted WNID list.
-      boxes: bounding boxes of the source image; resizing does not change them.
+      boxes: bounding boxes, relative to the image, so resizing does not change them.
     """
 
     key: str
@@ -65,19 +65,19 @@ class Member(NamedTuple):
 
 
 def dump_member(member: Member) -> bytes:
-    """Returns a member as one line of JSON; most have no boxes, and then none are written."""
+    """Returns a member as one line of JSON; boxes are only written if there are any."""
     if member.boxes.xmin:
         return canonical.dumps(member) + b"\n"
-    # The same line as canonical.dumps makes, in a fifth of the time: there may be 14 million.
+    # Same bytes as canonical.dumps in a fifth of the time: there may be 14 million members.
     key, archive, offset, size, class_index, _ = member
     line = f"[{_quoted(key)},{_quoted(archive)},{offset},{size},{class_index}]\n"
     return line.encode()
 
 
 def parse_members(lines: bytes | bytearray) -> list[Member]:
-    """Returns the members that `dump_member` wrote, from their lines put together."""
+    """Returns the members in lines written by `dump_member`."""
     try:
-        # A line at a time takes three times as long.
+        # Parsing line by line takes three times as long.
         rows = canonical.loads(
             b"[" + lines.rstrip(b"\n").replace(b"\n", b",") + b"]", most_values=None
         )
@@ -92,7 +92,7 @@ def parse_members(lines: bytes | bytearray) -> list[Member]:
 
 
 def damaged_list(why: str) -> DataDamagedError:
-    """Returns what is said of a list of images that no run of this program wrote so."""
+    """Returns the error for a damaged list of images."""
     return DataDamagedError(
         f"a list of images below .work is damaged ({why}). Remove the folder .work of the output, "
         "then run the same command again."
@@ -113,29 +113,26 @@ def _boxes(sides: Sequence[Sequence[float]] = ()) -> Boxes:
 
 
 def _check(members: Sequence[Member]) -> None:
-    """Raises ValueError where a value is none that a member has: the list may be anybody's.
-
-    A column at a time: a row at a time takes as long as to parse them.
-    """
+    """Raises ValueError if a value is invalid, since the file may be from an untrusted source."""
+    # By column: checking row by row takes as long as parsing.
     columns = zip(*members, strict=True)
     for kind, column in zip((str, str, int, int, int), columns, strict=False):
         if {*map(type, column)} != {kind}:
             raise ValueError(f"something else than {kind.__name__}")
         if kind is str:
-            "".join(column).encode()  # no half of a character, which could not be written again
+            "".join(column).encode()  # Raises ValueError for lone surrogates.
         elif not 0 <= min(column) <= max(column) < _END:
             raise ValueError("a number that is negative, or of more than 63 bits")
 
 
 @dataclass(frozen=True)
 class Incident:
-    """An image that was left out or changed, as receipts and quarantine.jsonl name it.
+    """An image that was quarantined or repaired, as stored in receipts and quarantine.jsonl.
 
     Attributes:
-      key, archive, offset, size, class_index: as of its `Member`.
       action: QUARANTINED or REPAIRED.
       reason: a short, stable word for counting.
-      detail: what the decoder said.
+      detail: the decoder's message.
     """
 
     key: str
@@ -153,12 +150,12 @@ class PreparedImage(NamedTuple):
 
     Attributes:
       encoded: JPEG bytes.
-      height, width: pixels of `encoded`.
-      resized: the pixels were resampled.
-      repair: why the image had to be changed beyond a resize, e.g. "cmyk"; None for most.
-      source_size: (height, width) in pixels before; None where it is the same.
-      detail: of the repair, a line for people.
-      turn: the value of the EXIF orientation that the pixels were turned by; 1 for most.
+      height, width: size of `encoded` in pixels.
+      resized: whether the pixels were resampled.
+      repair: reason for a change other than a resize, e.g. "cmyk"; None for most.
+      source_size: original (height, width) in pixels; None if unchanged.
+      detail: description of the repair.
+      turn: EXIF orientation by which the pixels were turned; 1 for most.
     """
 
     encoded: bytes
@@ -172,7 +169,7 @@ class PreparedImage(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """A record of a shard: byte range and pixels of its source image."""
+    """The source image of a record: its byte range, and its size in pixels."""
 
     record: int
     key: str
@@ -184,7 +181,7 @@ class Origin(NamedTuple):
 
 
 class Origins:
-    """Chooses a few records of a shard, spread over all of it, for the receipt to name."""
+    """Chooses a few records, spread over the complete shard, for its receipt."""
 
     def __init__(self) -> None:
         self.chosen: list[Origin] = []
@@ -192,12 +189,12 @@ class Origins:
         self._stride = 1
 
     def add(self, member: Member, image: PreparedImage) -> None:
-        """Takes note of the next record."""
+        """Adds the next record."""
         if self._records % self._stride == 0:
             height, width = image.source_size or (image.height, image.width)
             self.chosen.append(Origin(self._records, *member[:4], height, width))
             if len(self.chosen) == 2 * _FEWEST_ORIGINS:
-                # Every second one goes, so that they stay spread over the whole shard.
+                # Drop every second one, so that they stay spread over the shard.
                 self.chosen = self.chosen[::2]
                 self._stride *= 2
         self._records += 1

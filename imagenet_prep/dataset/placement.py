@@ -1,11 +1,12 @@
-"""Which shards a node holds, and which examples its ranks read. Pure.
+"""Decides which shards a node stores, and which examples its ranks read.
 
-The examples of a split, counted through all shards, are laid round a circle. Node k of N
-reads the k-th arc of N equal ones, and holds every shard that the arc touches: a shard on a
-border lies on both nodes. With R copies it holds the arc of R times that length that begins
-there, and all arcs that are read turn together within what is held, by another angle each
-epoch. So every example lies on at least R nodes and is read on exactly one, nodes read
-equally much whatever the numbers of shards and nodes, and no node reads what it lacks.
+The examples of a split are arranged on a circle, in the order of the shards, and the circle is cut
+into N equal arcs. Node k of N reads the k-th arc and stores every shard that the arc touches. So a
+shard on a border is stored on both nodes. With R copies, a node stores R arcs, starting with its
+own. Each epoch, all arcs that are read turn by the same angle, within the stored ones.
+
+So every example is stored on at least R nodes and read on exactly one. Nodes read equal shares for
+any number of shards and nodes, and never read an example that they do not store.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.column import Column
 from imagenet_prep.dataset.manifest import File, Manifest, Shard
 
-# Nodes, more than anyone has: what computes with their number has 64 bits.
+# Far more than any cluster; keeps products with the number of nodes within 64 bits.
 _MOST_NODES = 1 << 20
 _MOST_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
 class Placement:
-    """One node's part of a data set.
+    """One node's part of a dataset.
 
     Attributes:
-      node: its number, from 0, in the order of the hosts file.
-      nodes: how many there are.
-      copies: nodes that hold each example, at least.
+      node: its 0-based number in the hosts file.
+      nodes: number of nodes.
+      copies: minimum number of nodes that store each example.
     """
 
     node: int = 0
@@ -45,7 +46,7 @@ class Placement:
     copies: int = 1
 
     def __post_init__(self) -> None:
-        """Refuses what cannot be."""
+        """Raises ValueError for impossible numbers."""
         if self.nodes > _MOST_NODES:
             raise ValueError(f"more than {_MOST_NODES:,} nodes")
         if not 0 <= self.node < self.nodes:
@@ -59,26 +60,24 @@ class Placement:
         return f"part {self.node} of {self.nodes}, copies: {self.copies}"
 
     def part(self, num_examples: int, turn: int) -> tuple[int, int]:
-        """Returns (first, count) of the examples that its ranks read; they may go past the end.
+        """Returns (first, count) of the examples that its ranks read; may wrap past the end.
 
-        Args:
-          num_examples: of the split.
-          turn: of all arcs; 0 to `most_turn`.
+        `turn` shifts all arcs by this number of examples, 0 to `most_turn`.
         """
         first, stop = (self._border(self.node + step, num_examples) for step in (0, 1))
         return first + turn, stop - first
 
     def most_turn(self, num_examples: int) -> int:
-        """Returns how many examples the arcs can turn, and no node reads what it lacks."""
+        """Returns the largest turn for which every node stores all examples that it reads."""
         return self._border(self.copies - 1, num_examples)
 
     def held(self, examples_per_shard: Sequence[int]) -> list[int]:
-        """Returns the shards that lie on the node, in their order."""
+        """Returns the numbers of the shards stored on the node, in order."""
         borders = list(accumulate(examples_per_shard, initial=0))
         total = borders[-1]
         first = self._border(self.node, total)
         stop = self._border(self.node + self.copies, total)
-        # Once round the circle, and once more where the arc goes past its end.
+        # Check each shard a second time, one turn later, since the arc may wrap past the end.
         return [
             shard
             for shard, (begin, end) in enumerate(pairwise(borders))
@@ -86,14 +85,14 @@ class Placement:
         ]
 
     def shards(self, manifest: Manifest, split: str) -> list[Shard]:
-        """Returns the shards of a split that lie on the node."""
+        """Returns the shards of a split that are stored on the node."""
         shards = manifest.splits[split].shards
         if self.nodes == 1:
             return shards
         return [shards[number] for number in self.held([shard.examples for shard in shards])]
 
     def files(self, manifest: Manifest, columns: Sequence[Column] = ()) -> list[File]:
-        """Returns the files on the node that are not published last; a shard follows its own."""
+        """Returns the node's files except those published last; a shard follows its own files."""
         shards = {split: self.shards(manifest, split) for split in manifest.splits}
         rows = (
             column.file(file)
@@ -105,7 +104,7 @@ class Placement:
         return [*manifest.files, *(file for shard in placed for file in shard.files), *rows]
 
     def check_ranks(self, world: World, data_dir: str) -> None:
-        """Raises UsageError if these ranks would not read each part of the set exactly once."""
+        """Raises UsageError unless these ranks would read each part exactly once."""
         if self.nodes == 1:
             return
         where = f"{data_dir} is {self}"
@@ -123,7 +122,7 @@ class Placement:
             )
 
     def dumps(self, digest: str) -> bytes:
-        """Returns the bytes of placement.json of a data set."""
+        """Returns the bytes of placement.json for the dataset with this digest."""
         content = {"dataset": digest, **vars(self)}
         return json.dumps(content, indent=1, sort_keys=True).encode() + b"\n"
 
@@ -133,7 +132,7 @@ class Placement:
 
 @dataclass(frozen=True, kw_only=True)
 class _Placed(Placement):
-    """What placement.json says: which part lies here of the set whose manifest has this digest."""
+    """The contents of placement.json; `dataset` is the manifest's digest."""
 
     dataset: str
 
@@ -142,7 +141,7 @@ WHOLE = Placement()
 
 
 def load(root: Path, manifest: Manifest) -> Placement:
-    """Returns what the data set's folder says it holds: all, where it says nothing."""
+    """Returns the placement stored in the dataset's folder; WHOLE if there is none."""
     path = root / naming.PLACEMENT
     try:
         data = regular_file.read(path, _MOST_BYTES)

@@ -1,12 +1,12 @@
-"""What a network says of each image of a split: a file of comma-separated values.
+"""A network's predictions for each image of a split, as a CSV file.
 
     key,class_index,top1,p1,top2,p2,top3,p3,top4,p4,top5,p5
     n01440764/n01440764_10026.JPEG,0,0,0.981,389,0.012,…
 
-One line per image, in the order of the records. Class indices count from 0, in the class list of
-the data set; `class_index` is the label. p is a share of 1. If there are fewer than five classes,
-the last fields are empty; all are if the network's scores are not finite. Behind them there may be
-columns of other labels, which are not read.
+One line per image, in the order of the records. Class indices are 0-based positions in the
+dataset's class list; `class_index` is the label, and p is a probability from 0 to 1. With fewer
+than five classes, the last fields are empty. If the network's scores are not finite, all are.
+Further columns may follow, for other labels; they are not read.
 """
 
 from __future__ import annotations
@@ -24,20 +24,19 @@ from imagenet_prep.core.errors import DataDamagedError, UsageError
 
 MOST = 5
 HEADER = ("key", "class_index", *(f"{n}{k}" for k in range(1, MOST + 1) for n in ("top", "p")))
-# A key is a file name with its class: a few hundred characters. A line has eleven numbers more.
+# A line has a key (class and file name, a few hundred characters) and eleven numbers.
 _MOST_CHARACTERS = 10_000
-# Images whose scores are sorted at a time.
+# Images whose scores are sorted at once.
 _AT_ONCE = 1024
 
 
 class Prediction(NamedTuple):
-    """What a network says of one image.
+    """A network's prediction for one image.
 
     Attributes:
-      key: of the image, see `dataset.keys`.
-      class_index: its label.
-      classes: up to five classes, the likeliest first; none if scores are not finite.
-      shares: how likely each is.
+      class_index: the label.
+      classes: up to five classes, the most likely first; empty if scores are not finite.
+      shares: the probability of each class.
     """
 
     key: str
@@ -47,18 +46,15 @@ class Prediction(NamedTuple):
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the likeliest class is not the label."""
+        """Whether the most likely class is not the label."""
         return self.classes[:1] != (self.class_index,)
 
 
 def top(scores: Any, among: Sequence[int] | None = None) -> Any:
-    """Returns the classes with the highest scores, the highest first: [images, 5 or all].
+    """Returns the classes with the five highest scores, in descending order: [images, 5 or fewer].
 
-    Of equal scores, the class that comes first is the higher one.
-
-    Args:
-      scores: [images, classes].
-      among: the classes that are looked at, sorted; by default all.
+    `scores` is [images, classes]. If scores are equal, the lower class index comes first. `among`
+    is a sorted selection of classes, by default all.
     """
     import numpy as np
 
@@ -71,25 +67,25 @@ def top(scores: Any, among: Sequence[int] | None = None) -> Any:
 
 
 def ahead_of(labels: Any, scores: Any) -> Any:
-    """Returns how many classes `top` places before the label of each image."""
+    """Returns, for each image, the number of classes that `top` ranks before the label."""
     import numpy as np
 
     labels = labels[:, np.newaxis]
     own = np.take_along_axis(scores, labels, 1)
-    # Equal scores are common: those of bfloat16 have 8 bits.
+    # Equal scores are common: bfloat16 has 8 significant bits.
     level = (scores == own) & (np.arange(scores.shape[1]) < labels)
     return ((scores > own) | level).sum(1)
 
 
 def are_finite(scores: Any) -> Any:
-    """Returns of which images all scores are finite. The others have no likeliest class."""
+    """Returns, for each image, whether all its scores are finite."""
     import numpy as np
 
     return np.isfinite(scores).all(1)
 
 
 def five(rows: Sequence[Sequence[int]]) -> Any:
-    """Returns [images, 5], the classes of each image, -1 where there are fewer."""
+    """Returns the classes of each image as [images, 5], padded with -1."""
     import numpy as np
 
     found = np.full((len(rows), MOST), -1, np.int64)
@@ -103,12 +99,9 @@ def write(
     predictions: Iterable[Prediction],
     more: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
 ) -> None:
-    """Writes the header and a line for each prediction.
+    """Writes the header and one line per prediction.
 
-    Args:
-      stream: is written to.
-      predictions: of the images, in the order of the records.
-      more: columns behind these, by name: texts by key.
+    `more` has additional columns by name, each with the text for a key.
     """
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow([*HEADER, *more])
@@ -121,17 +114,12 @@ def write(
 
 
 def demand_replaceable(path: Path) -> None:
-    """Raises UsageError if another kind of file is at the path for predictions."""
+    """Raises UsageError if the path has a file that is not a file of predictions."""
     regular_file.demand_own(path, "a file of predictions", ",".join(HEADER).encode())
 
 
 def read(path: Path, num_classes: int | None = None) -> Iterator[Prediction]:
-    """Yields the predictions of a file.
-
-    Args:
-      path: the file.
-      num_classes: class indices are smaller than this; None where that is not known.
-    """
+    """Yields the predictions of a file; class indices must be below `num_classes` if given."""
     try:
         descriptor = regular_file.open_to_read(path)
     except OSError as error:
@@ -160,7 +148,7 @@ def read(path: Path, num_classes: int | None = None) -> Iterator[Prediction]:
 
 
 def _short_lines(stream: TextIO, path: Path) -> Iterator[str]:
-    """Yields lines; a file from elsewhere may have none that ends."""
+    """Yields lines; refuses long ones, since a foreign file may have no line ends."""
     while line := stream.readline(_MOST_CHARACTERS + 1):
         if len(line) > _MOST_CHARACTERS:
             raise DataDamagedError(f"{path}: a line has more than {_MOST_CHARACTERS:,} characters")
@@ -168,7 +156,6 @@ def _short_lines(stream: TextIO, path: Path) -> Iterator[str]:
 
 
 def _parsed(fields: Sequence[str], num_classes: int | None) -> Prediction:
-    """Returns the prediction of a line."""
     key, label, *pairs = fields
     said = [(top, share) for top, share in zip(pairs[::2], pairs[1::2], strict=True) if top]
     if not key:

@@ -1,7 +1,7 @@
-"""Lists the problems of the records of one shard, up to where the shard is given up.
+"""Collects the problems of the records of one shard, and gives up after a thousand.
 
-A shard of some megabytes may hold millions of damaged records, and each takes as long as ten sound
-ones. After the first thousand it is plain that the shard must be fetched again.
+A shard of a few megabytes may have millions of damaged records, and each takes as long as ten sound
+ones. After a thousand problems, the shard must be fetched again anyway.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ MOST = 1000
 
 
 class GivenUpError(Exception):
-    """A shard has so many problems that whoever looks for them stops."""
+    """A shard has too many problems to continue."""
 
 
 class Problems:
-    """The sentences about one shard."""
+    """The problems of one shard, as text."""
 
     def __init__(self) -> None:
         self._kept: list[str] = []
@@ -23,12 +23,12 @@ class Problems:
         return len(self._kept)
 
     def add(self, problem: object) -> None:
-        """Adds a sentence, or the error that says it."""
+        """Adds a problem; raises GivenUpError if there are MOST."""
         self._kept.append(str(problem))
         if len(self._kept) == MOST:
             raise GivenUpError
 
     def listed(self, shard: str) -> list[str]:
-        """Returns the sentences, the last of which says where the shard was given up."""
+        """Returns the problems; a last one is added if the shard was given up."""
         more = f"{shard}: was given up after {MOST:,} problems: there may be more"
         return [*self._kept, *([more] if len(self._kept) == MOST else [])]

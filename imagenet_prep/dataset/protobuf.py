@@ -1,7 +1,7 @@
-"""The feature lists of any tf.train.Example, by protobuf and without TensorFlow.
+"""Reads and writes the feature lists of tf.train.Example by protobuf, without TensorFlow.
 
-The messages are those of tensorflow/core/example/*.proto, in a pool of their own so that they do
-not collide with TensorFlow's.
+The messages are those of tensorflow/core/example/*.proto, in a separate pool to avoid a collision
+with TensorFlow's.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from imagenet_prep.dataset import schema
 # Tags of length-delimited fields.
 FIELD_1, FIELD_2, FIELD_3 = b"\x0a", b"\x12", b"\x1a"
 Value = tuple[bytes, ...] | tuple[float, ...] | tuple[int, ...]
-# The types of values that a list may hold, and the names of their messages.
+# Types of the values in a list, and the prefix of their message's name.
 KINDS: dict[type, str] = {bytes: "bytes", float: "float", int: "int64"}
 _CALLED = {bytes: "byte string", int: "integer"}
 _Kind = TypeVar("_Kind", bytes, int)
 
 
 def parse(payload: bytes | memoryview) -> dict[str, Value]:
-    """Returns the feature lists by key."""
+    """Returns the feature lists of a serialized tf.train.Example, by key."""
     example = _Example()
     try:
         example.MergeFromString(payload)
@@ -45,7 +45,7 @@ def parse(payload: bytes | memoryview) -> dict[str, Value]:
 
 
 def one(features: Mapping[str, Value], key: str, kind: type[_Kind]) -> _Kind:
-    """Returns the only value of a feature."""
+    """Returns the value of a feature; raises DataDamagedError unless there is exactly one."""
     values = features[key]
     value = values[0] if len(values) == 1 else None
     if type(value) is not kind:
@@ -55,7 +55,7 @@ def one(features: Mapping[str, Value], key: str, kind: type[_Kind]) -> _Kind:
 
 
 def text(features: Mapping[str, Value], key: str) -> str:
-    """Returns the only value of a feature as text; raises DataDamagedError as `one`."""
+    """Returns the value of a feature as text; raises DataDamagedError as `one` does."""
     try:
         return one(features, key, bytes).decode()
     except UnicodeDecodeError as error:
@@ -63,31 +63,27 @@ def text(features: Mapping[str, Value], key: str) -> str:
 
 
 def entries(features: Mapping[str, Value]) -> bytes:
-    """Returns the serialized entries of a features map with keys of the schema, sorted by key."""
+    """Returns the serialized entries of a features map, sorted by key; keys are the schema's."""
     whole = _Features()
     for key, values in features.items():
         listed = getattr(whole.feature[key], f"{KINDS[schema.TYPES[key]]}_list")
         listed.value.extend(values)
-        listed.SetInParent()  # also where it is empty
+        listed.SetInParent()  # needed for empty lists
     serialized: bytes = whole.SerializeToString(deterministic=True)
     return serialized
 
 
 def key_field(key: str) -> bytes:
-    """Returns a key as the first field of an entry."""
+    """Returns a key, serialized as the first field of an entry."""
     return FIELD_1 + varint(len(key)) + key.encode()
 
 
 @functools.lru_cache
 def entry_head(key: bytes, size: int) -> bytes:
-    """Returns the entry of a key that holds `size` bytes, up to these bytes themselves.
+    """Returns the serialized entry of a key, up to its value of `size` bytes.
 
-    This is done by hand. Protobuf would copy an image once for each of the four messages around it,
-    and takes longer for a file name than for all the rest of an example.
-
-    Args:
-      key: the key's own field of the entry.
-      size: of the value, bytes.
+    Without protobuf, which would copy an image for each of the four messages around it, and takes
+    longer for a file name than for the rest of an example. `key` is from `key_field`.
     """
     value = FIELD_1 + varint(size)  # of the list
     as_list = FIELD_1 + varint(len(value) + size) + value  # of the feature
@@ -96,16 +92,16 @@ def entry_head(key: bytes, size: int) -> bytes:
 
 
 def varint(value: int) -> bytes:
-    """Returns a number of 64 bits as protobuf writes it."""
+    """Returns a 64-bit number in protobuf's variable-length encoding."""
     if value < 0x80:
         return bytes((value,))
-    if 0x4000 <= value < 0x200000:  # most images
+    if 0x4000 <= value < 0x200000:  # fast path for the size of most images
         return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14))
     return bytes((value & 0x7F | 0x80,)) + varint(value >> 7)
 
 
 def _messages() -> tuple[Any, Any]:
-    """Returns the classes of Example and Features."""
+    """Returns the message classes of Example and Features."""
     number = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(
         name="imagenet_prep/example.proto", package="imagenet_prep", syntax="proto3"

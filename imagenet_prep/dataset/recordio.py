@@ -1,10 +1,10 @@
-"""MXNet's RecordIO: images with their labels in one file, and the two lists beside it.
+"""MXNet's RecordIO: images with their labels in a `.rec` file, and its `.idx` and `.lst` files.
 
-A file of records (`.rec`) is framed as dmlc-core's recordio.h says: a magic number, four bytes of
-kind and length, the payload, and zeros up to a multiple of four bytes. Where a payload itself holds
-the magic number at a multiple of four, it is cut there into parts, and the magic number between two
-parts is that of the second one's frame. So whoever meets it at a multiple of four has met a frame.
-The payload is MXNet's header (python/mxnet/recordio.py) and the image. No checksum guards it.
+Each record is framed as in dmlc-core's recordio.h: a magic number, four bytes of kind and length,
+the payload, and zeros up to a multiple of four bytes. If a payload has the magic number at a
+multiple of four, it is split there, and these bytes become the magic number of the next part's
+frame. So every magic number at a multiple of four starts a frame. The payload is MXNet's header
+(python/mxnet/recordio.py) and the image, without a checksum.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ _MAGIC = struct.pack("<I", 0xCED7230A)
 _FRAME = struct.Struct("<4sI")
 _LENGTH_BITS = 29
 _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
-# How many labels follow as an array, or 0; the label if it is not an array; number; second number.
+# Length of the label array that follows, or 0; the label if there is no array; two numbers.
 _HEADER = struct.Struct("<IfQQ")
 _LABEL = struct.Struct("<f")
 _ALIGNMENT = 4
-# While a frame is looked for.
+# Read size while searching for a frame.
 _CHUNK_BYTES = 1 << 20
 
 
 class Stored(NamedTuple):
-    """Where a record's image lies.
+    """The location of a record's image.
 
     Attributes:
-      number: as its writer counted.
-      label: as it is stored; the first one where there are several.
-      offset, size: its byte range in the file, as it is stored: see `image`.
+      number: the record's number, given by its writer.
+      label: the stored label; the first one if there are several.
+      offset, size: byte range in the file; `image` converts its bytes.
     """
 
     number: int
@@ -44,15 +44,9 @@ class Stored(NamedTuple):
 
 
 def frame(number: int, class_index: int, image: bytes) -> bytes:
-    """Returns one record.
-
-    Args:
-      number: of the image; unique in the file.
-      class_index: its label.
-      image: its bytes.
-    """
+    """Returns the bytes of one record; `number` must be unique in the file."""
     payload = _HEADER.pack(0, class_index, number, 0) + image
-    # The bytes behind the last multiple of four are too few for a magic number.
+    # The bytes after the last multiple of four are too few for a magic number.
     whole = len(payload) // _ALIGNMENT * _ALIGNMENT
     cuts = list(_aligned_magics(payload[:whole]))
     starts = [0, *(cut + len(_MAGIC) for cut in cuts)]
@@ -66,11 +60,11 @@ def frame(number: int, class_index: int, image: bytes) -> bytes:
 
 
 def image(stored: bytes) -> bytes:
-    """Returns an image's bytes, given those that are stored at its place in the file."""
+    """Returns an image's bytes, given its byte range of the file."""
     parts = []
     start = 0
     for magic in _aligned_magics(stored):
-        # The magic number belongs to the image, the length behind it to the frame.
+        # The magic number belongs to the image, the length after it to the frame.
         stop = magic + len(_MAGIC)
         parts.append(stored[start:stop])
         start = magic + _FRAME.size
@@ -78,22 +72,19 @@ def image(stored: bytes) -> bytes:
 
 
 def index_line(number: int, offset: int) -> str:
-    """Returns a line of the `.idx` file: where a record begins."""
+    """Returns a line of the `.idx` file, with the offset of a record."""
     return f"{number}\t{offset}\n"
 
 
 def list_line(number: int, class_index: int, path: str) -> str:
-    """Returns a line of the `.lst` file, as im2rec.py writes and reads it."""
+    """Returns a line of the `.lst` file, in the format of im2rec.py."""
     return f"{number}\t{class_index:f}\t{path}\n"
 
 
 def scan(file: BinaryIO, start: int, stop: int, size: int) -> Iterator[Stored]:
-    """Yields the records that begin in [start, stop); reads their headers only.
+    """Yields the records of a `.rec` file that begin in [start, stop); only reads their headers.
 
-    Args:
-      file: an open `.rec` file.
-      start, stop: byte offsets; `start` need not be the beginning of a record.
-      size: of the file in bytes.
+    `start` need not be the beginning of a record. `size` is the file's.
     """
     at = _next_record(file, start, size) if start else 0
     while at < stop:
@@ -119,7 +110,7 @@ def scan(file: BinaryIO, start: int, stop: int, size: int) -> Iterator[Stored]:
 
 
 def _part(file: BinaryIO, at: int, size: int) -> tuple[int, int]:
-    """Returns kind and length in bytes of the part whose frame begins at a byte."""
+    """Returns kind and length of the part whose frame begins at an offset."""
     file.seek(at)
     head = file.read(_FRAME.size)
     if len(head) < _FRAME.size:
@@ -130,7 +121,7 @@ def _part(file: BinaryIO, at: int, size: int) -> tuple[int, int]:
         raise DataDamagedError(
             f"byte {at:,}: {head.hex(' ')}, expected the frame of a record: {_MAGIC.hex(' ')} ..."
         )
-    # A part that another one follows ends where it was cut.
+    # Parts are only split at multiples of four.
     if kind in (_FIRST, _MIDDLE) and length % _ALIGNMENT:
         raise DataDamagedError(f"byte {at:,}: a part of {length:,} bytes, no multiple of four")
     if at + _FRAME.size + length > size:
@@ -141,7 +132,7 @@ def _part(file: BinaryIO, at: int, size: int) -> tuple[int, int]:
 
 
 def _header(file: BinaryIO, at: int, length: int) -> tuple[int, float, int]:
-    """Returns number and label of a record, and how many bytes lie before its image."""
+    """Returns number and label of a record, and the size of its header."""
     head = file.read(_HEADER.size + _LABEL.size)
     if length < _HEADER.size:
         raise DataDamagedError(f"byte {at:,}: {length} bytes, too few for MXNet's header")
@@ -155,7 +146,7 @@ def _header(file: BinaryIO, at: int, length: int) -> tuple[int, float, int]:
 
 
 def _next_record(file: BinaryIO, start: int, size: int) -> int:
-    """Returns where the first record at or behind a byte begins; `size` where there is none."""
+    """Returns the offset of the first record at or after `start`, or `size` if there is none."""
     at = start + -start % _ALIGNMENT
     while at < size:
         file.seek(at)
@@ -168,7 +159,7 @@ def _next_record(file: BinaryIO, start: int, size: int) -> int:
 
 
 def _aligned_magics(data: bytes) -> Iterator[int]:
-    """Yields where the magic number stands at a multiple of four."""
+    """Yields the offsets of the magic number that are multiples of four."""
     at = data.find(_MAGIC)
     while at >= 0:
         aligned = at % _ALIGNMENT == 0

@@ -1,7 +1,7 @@
-"""The table beside a shard: a line of CSV for each record, in the order of the records.
+"""The table of samples of a shard: a CSV file with one line per record, in record order.
 
-RFC 4180 and UTF-8, and exactly one way to write a line, so that equal samples make equal bytes. A
-table may be anybody's: whatever this program does not write so is refused.
+RFC 4180 and UTF-8, with exactly one valid form of a line, so that equal samples have equal bytes.
+Tables may come from untrusted sources: any line in a different form is refused.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ COLUMNS = (
     "source_bytes,source_width,source_height,source_sha256"
 )
 HEADER = f"{COLUMNS}\r\n".encode()
-# A key may be quoted, where each of its bytes may be two; all other columns take less than this.
+# A quoted key may have twice its bytes; all other columns together have less than 512.
 MOST_LINE_BYTES = 2 * MOST_KEY_BYTES + 512
 
-# Keys have no control character, so that a line of the file is a row of the table. No part of a key
-# is empty, . or .., as `keys.leads_out` says; `_key` checks the parts of a quoted key.
+# Keys have no control characters, so each line of the file is one row. No part of a key is empty,
+# . or .. (see `keys.leads_out`); `_key` checks the parts of quoted keys.
 _PART = rb'(?!\.\.?[/\\,])[^\x00-\x1f\x7f",/\\]+'
 _KEY = rb'(?:(%b(?:[/\\]%b)*)|"((?:[^\x00-\x1f\x7f"]|"")+)")' % (_PART, _PART)
 _NO_LINE = "is no line of a table, or its key has a part that is empty, . or .."
@@ -37,7 +37,7 @@ _LINE = re.compile(
     rb",".join([_KEY, _NUMBER, _IMAGE, rb"(kept|shrunk|repaired)", rb"([a-z0-9_+]{0,64})", _IMAGE])
     + rb"\r\n"
 )
-# The beginning of a line, with and without the columns that say which image it is.
+# The beginning of a line, without and with the columns from bytes to sha256.
 _HEAD = re.compile(rb",".join([_KEY, _NUMBER, rb"()"]))
 _IMAGE_HEAD = re.compile(
     rb",".join([_KEY, _NUMBER, rb"((?:[1-9][0-9]{0,17},){3}[0-9a-f]{64})", b""])
@@ -51,13 +51,11 @@ class Sample(NamedTuple):
     """One record: a row of the table.
 
     Attributes:
-      key: of the image, see `keys`.
       class_index: 0-based position in the class list.
       num_bytes, width, height, sha256: of the stored image.
-      action: KEPT: the stored image is the source's, byte for byte; SHRUNK: its pixels were
-        resampled; REPAIRED: it was changed for a reason.
-      reason: of a repair; else empty.
-      source_bytes, source_width, source_height, source_sha256: of the image in the source.
+      action: KEPT: equal to the source byte for byte; SHRUNK: resampled; REPAIRED: changed for a
+        different reason.
+      reason: reason of a repair, else empty.
     """
 
     key: str
@@ -75,13 +73,13 @@ class Sample(NamedTuple):
 
     @property
     def head(self) -> Head:
-        """What `heads` yields of it, with the image."""
+        """The sample as `heads` yields it with images."""
         image = f"{self.num_bytes},{self.width},{self.height},{self.sha256}"
         return self.class_index, self.key, image.encode()
 
     @property
     def line(self) -> bytes:
-        """The sample as a line of a table."""
+        """The line of the table."""
         key, *others = self
         if not _TO_QUOTE.isdisjoint(key):
             doubled = key.replace('"', '""')
@@ -90,11 +88,7 @@ class Sample(NamedTuple):
 
 
 class Table:
-    """Writes a table into an open file.
-
-    Attributes:
-      num_bytes: of the table so far.
-    """
+    """Writes a table to an open file; `num_bytes` is its size so far."""
 
     def __init__(self, file: BinaryIO) -> None:
         """Writes the header."""
@@ -113,7 +107,7 @@ class Table:
 
     @property
     def sha256(self) -> str:
-        """Of the table so far, in hex."""
+        """Sha256 of the table so far, in hex."""
         return self._digest.hexdigest()
 
     def _write(self, line: bytes) -> None:
@@ -123,12 +117,12 @@ class Table:
 
 
 def parse(lines: Iterable[bytes], where: str, num_classes: float = math.inf) -> Iterator[Sample]:
-    """Yields the samples of a table.
+    """Yields the samples of a table; raises DataDamagedError for an invalid line.
 
     Args:
-      lines: of the table, the header first; with their ends.
-      where: how errors call the table.
-      num_classes: class indices are less than this.
+      lines: all lines, including the header, with line ends.
+      where: the table's name in error messages.
+      num_classes: class indices must be below this.
     """
     for number, line in _numbered(lines, where):
         try:
@@ -142,12 +136,10 @@ def parse(lines: Iterable[bytes], where: str, num_classes: float = math.inf) -> 
 def heads(
     lines: Iterable[bytes], where: str, num_classes: float = math.inf, *, images: bool = False
 ) -> Iterator[Head]:
-    """Yields the beginning of each sample, in a fourth of the time of `parse`.
+    """Yields the first columns of each sample, in a quarter of the time of `parse`.
 
-    Args:
-      lines, where, num_classes: as for `parse`, whose errors it raises.
-      images: also yield the columns from bytes to sha256, as they stand there; else b"". What is
-        not yielded is not looked at.
+    The arguments and errors are `parse`'s. With `images`, the third value has the columns from
+    bytes to sha256 unparsed; without, it is b"". All other columns are not checked.
     """
     head = (_IMAGE_HEAD if images else _HEAD).match
     for number, line in _numbered(lines, where):
@@ -158,7 +150,7 @@ def heads(
             plain, quoted, digits, image = match.groups()
             if (class_index := int(digits)) >= num_classes:
                 _demand_class(class_index, num_classes)
-            # Hardly any key is quoted: without this call it takes a tenth less.
+            # Almost no key is quoted: avoiding the call saves a tenth of the time.
             key = plain.decode() if quoted is None and len(plain) < 256 else _key(plain, quoted)
         except ValueError as error:
             raise _damaged(where, number, error) from None
@@ -166,18 +158,17 @@ def heads(
 
 
 def entry(head: Head) -> bytes:
-    """Returns what the root of a split proves of a sample, behind its key, as a line.
+    """Returns the key, a zero byte and the Merkle leaf of a sample, as one line.
 
-    What is proven is a leaf of the tree: as canonical.dumps writes the list of key, class index
-    and sha256, which takes four times as long. Sorted as lines, leaves are in the order of their
-    keys: no key has a byte of 0, so the leaves decide only between equal keys.
+    The leaf equals canonical.dumps of [key, class index, sha256], which takes four times as long.
+    Sorting the lines sorts the leaves by key, since keys have no zero bytes.
     """
     class_index, key, image = head
     return b'%b\0[%b,%d,"%b"]\n' % (key.encode(), _quoted(key).encode(), class_index, image[-64:])
 
 
 def _numbered(lines: Iterable[bytes], where: str) -> Iterator[tuple[int, bytes]]:
-    """Returns the lines of a table below its header, with their numbers."""
+    """Returns the numbered lines below the header, which is checked."""
     each = iter(lines)
     if next(each, b"") != HEADER:
         raise DataDamagedError(f"{where}: line 1 is not the header of a table: {COLUMNS}")
@@ -190,12 +181,12 @@ def _demand_class(class_index: int, num_classes: float) -> None:
 
 
 def _damaged(where: str, number: int, error: ValueError) -> DataDamagedError:
-    # The line itself is not shown: the table may be a link to a file of the user.
+    # Do not show the line: the table may be a link to a private file of the user.
     return DataDamagedError(f"{where}: line {number:,} {error}")
 
 
 def _sample(line: bytes) -> Sample:
-    """Returns what a line says; raises ValueError with the end of a sentence about the line."""
+    """Returns the sample of a line; raises ValueError whose text continues "line N"."""
     match = _LINE.fullmatch(line)
     if match is None:
         raise ValueError(_NO_LINE)
@@ -235,5 +226,5 @@ def _key(plain: bytes | None, quoted: bytes) -> str:
 
 
 def read_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yields the lines of a table; a longer line than a table has is cut, and so is refused."""
+    """Yields the lines of a table; lines that are too long are cut, which makes them invalid."""
     return iter(partial(file.readline, MOST_LINE_BYTES), b"")

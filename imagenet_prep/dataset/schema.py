@@ -1,7 +1,7 @@
-"""The vocabulary of the data set: keys, splits, ILSVRC2012's figures, levels of verification.
+"""Constants of the dataset: keys, splits, ILSVRC2012's counts, levels of verification.
 
-Keys are those of inception/slim's build_imagenet_data.py, the de-facto schema that
-TensorFlow, NVIDIA and MLPerf readers share.
+The keys are those of inception/slim's build_imagenet_data.py, the de facto schema of TensorFlow,
+NVIDIA and MLPerf readers.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ INT64_KEYS = (HEIGHT, WIDTH, CHANNELS, LABEL, BBOX_LABEL)
 # In the order of `member.Boxes`.
 FLOAT_KEYS = (BBOX_XMIN, BBOX_XMAX, BBOX_YMIN, BBOX_YMAX)
 ALL_KEYS = tuple(sorted(BYTES_KEYS + INT64_KEYS + FLOAT_KEYS))
-# In the metadata of a Parquet file's schema: paths are names as they stand in keys.
+# Metadata key of a Parquet file's schema: its paths are file names as used in keys.
 PARQUET_NAMES = "imagenet_prep.names"
-# The type of the values of each key.
+# Python type of the values of each key.
 TYPES: dict[str, type] = {
     **dict.fromkeys(BYTES_KEYS, bytes),
     **dict.fromkeys(FLOAT_KEYS, float),
     **dict.fromkeys(INT64_KEYS, int),
 }
 
-# What records of other programs may lack of a key, by the manifest's `lacks`.
+# Values of the manifest's `lacks`, for records of other programs.
 ABSENT, EMPTY, WRONG = "absent", "empty", "untrue"
 
 TRAIN = "train"
 VALIDATION = "validation"
-# The splits that a source may have. The holdout is taken out of train.
+# Splits of a source. The holdout is taken from train.
 SOURCE_SPLITS = (TRAIN, VALIDATION)
 HOLDOUT = "holdout"
 # The only split of an evaluation set, such as ImageNetV2.
 TEST = "test"
 SPLITS = (*SOURCE_SPLITS, HOLDOUT, TEST)
 
-# The edition whose licence allows evaluation alone.
+# Its licence only allows evaluation.
 OBJECTNET = "objectnet"
 
-# Shard counts that published consumers expect; MLPerf's references hard-code them.
+# Shard counts that published readers expect; MLPerf's reference implementations hard-code them.
 DEFAULT_NUM_SHARDS = {TRAIN: 1024, VALIDATION: 128}
 
-# ILSVRC2012 devkit readme: 732...1300 a class in train, 50 a class in validation.
+# ILSVRC2012 devkit readme: 732...1300 per class in train, 50 per class in validation.
 OFFICIAL_NUM_CLASSES = 1000
 OFFICIAL_NUM_EXAMPLES = {TRAIN: 1_281_167, VALIDATION: 50_000}
 OFFICIAL_CLASS_RANGE = {TRAIN: (732, 1300), VALIDATION: (50, 50)}
@@ -62,7 +62,7 @@ OFFICIAL_CLASS_RANGE = {TRAIN: (732, 1300), VALIDATION: (50, 50)}
 # Stored label = class index + offset; 0 is the background class of the slim schema.
 DEFAULT_LABEL_OFFSET = 1
 
-# How thoroughly a data set can be verified: what is proven; each includes what is before it.
+# Levels of verification and their guarantees; each level includes the previous ones.
 LEVEL_MANIFEST, LEVEL_CRC, LEVEL_DECODE = "manifest", "crc", "decode"
 LEVELS = {
     LEVEL_MANIFEST: "every file is there with its size",

@@ -1,10 +1,9 @@
-"""What a data set was made with: `config` of its manifest, and of unfinished work's run.json.
+"""A dataset's settings: `config` in its manifest, and in run.json of unfinished work.
 
-A prepared set has one flat object of settings, since one run makes all its splits; they name the
-splits. An amended one has `{"verb": "amend", "splits": [...], "amendments": [...], "base": ...}`:
-what was changed since, step by step, and the config of the set that was changed first. Sets of
-other verbs have `{"verb": ..., "splits": {split: settings}}`, since a run may add a split to what
-others made.
+A prepared dataset has one flat object, which also names the splits, since one run makes them all.
+An amended one has `{"verb": "amend", "splits": [...], "amendments": [...], "base": ...}`: the list
+of changes, and the config of the original dataset. Other verbs write `{"verb": ..., "splits":
+{split: settings}}`, since each run may add a split.
 """
 
 from __future__ import annotations
@@ -14,29 +13,29 @@ from typing import Any, NamedTuple
 
 from imagenet_prep.core import records
 
-# Settings by name. Verbs have different ones.
+# Settings by name; they depend on the verb.
 Config = dict[str, Any]
 
 PREPARE = "prepare"
 RESIZE = "resize"
 ADOPT = "adopt"
 AMEND = "amend"
-# One run of these makes all splits of a set.
+# Verbs that make all splits in one run.
 _ALL_AT_ONCE = (PREPARE, AMEND)
-# The setting of --exclude of prepare and resize: how many images, and the digest of the list.
+# The setting for --exclude of prepare and resize: number of images, and digest of the list.
 EXCLUDED = "excluded"
-# The rule for EXIF orientation, one of `orientation.RULES`; without it, tags were kept.
+# The rule for EXIF orientation, one of `orientation.RULES`. If missing, tags were kept.
 ORIENTATION = "orientation"
-# Settings of `resize --keep-original`, which is what `adopt --rewrite` does.
+# Settings of `resize --keep-original`, which `adopt --rewrite` also uses.
 KEEP_ORIGINAL: Config = {"short_side": None, "quality": None, "stretch": False}
 
 
 class Settings(NamedTuple):
-    """Who makes a data set, and what decides its bytes.
+    """The command that makes a dataset, and the settings that decide its bytes.
 
     Attributes:
       verb: "prepare", "resize", "adopt" or "amend".
-      splits: the settings of each split; for prepare and amend the same for all.
+      splits: settings of each split; equal for all with prepare and amend.
     """
 
     verb: str
@@ -44,20 +43,20 @@ class Settings(NamedTuple):
 
     @property
     def config(self) -> Config:
-        """The same as a manifest holds it."""
+        """The settings in the form of the manifest."""
         if self.all_at_once:
             return next(iter(self.splits.values()))
         return {"verb": self.verb, "splits": self.splits}
 
     @property
     def all_at_once(self) -> bool:
-        """Whether one run makes all splits, so that with others it is another set."""
+        """Whether one run makes all splits; different splits are then a different dataset."""
         return self.verb in _ALL_AT_ONCE
 
 
 @dataclass(frozen=True)
 class Listed:
-    """A list that somebody gave: how many images it names, and a digest of what it says."""
+    """A user's list of images: its length, and a digest of its contents."""
 
     images: int
     sha256: str
@@ -65,13 +64,13 @@ class Listed:
 
 @dataclass(frozen=True)
 class Amendment:
-    """One run of amend: what became of which set.
+    """The changes of one run of amend.
 
     Attributes:
-      parent: the digest of the manifest of the set that was changed.
-      exclude: the keys that were left out; see `keys.KeyList.sha256`.
-      relabel: the digest is that of the sorted [key, class index] of each, as compact JSON.
-      add: the digest is that of the sorted [split, key, class index, sha256 of its file] of each.
+      parent: digest of the manifest of the dataset that was changed.
+      exclude: excluded keys; the digest is `keys.KeyList.sha256`.
+      relabel: the digest is of the sorted [key, class index] lists, as compact JSON.
+      add: the digest is of the sorted [split, key, class index, sha256 of its file] lists.
     """
 
     parent: str
@@ -81,23 +80,20 @@ class Amendment:
 
 
 def amendments(config: Config) -> list[Amendment]:
-    """Returns what was changed of a set since it was made, the first change first."""
+    """Returns the amendments of a dataset, oldest first."""
     if config.get("verb") != AMEND:
         return []
     return records.parse(list[Amendment], config.get("amendments"))
 
 
 def base(config: Config) -> Config:
-    """Returns what the set was made with that the first amendment has changed."""
+    """Returns the config of the dataset before its first amendment."""
     found: Any = config.get("base") if config.get("verb") == AMEND else config
     return records.parse(dict[str, Any], found)
 
 
 def changes(config: Config) -> tuple[int, list[Amendment]]:
-    """Returns the number of images that lists of keys have excluded, and all amendments.
-
-    Nothing of a config that this program did not write.
-    """
+    """Returns the number of images excluded by lists, and all amendments; (0, []) if invalid."""
     try:
         made = base(config)
         of_splits = made["splits"].values() if "verb" in made else [made]
@@ -110,7 +106,7 @@ def changes(config: Config) -> tuple[int, list[Amendment]]:
 
 
 def short_side(config: Config, split: str) -> int | None:
-    """Returns the length to which short sides of a split were downscaled; None: not, or unknown."""
+    """Returns the short side that a split was downscaled to; None if not downscaled, or unknown."""
     try:
         made = base(config)
         return records.parse(int, (made["splits"][split] if "verb" in made else made)["short_side"])
@@ -119,7 +115,7 @@ def short_side(config: Config, split: str) -> int | None:
 
 
 def parse(config: Config) -> Settings:
-    """Returns the settings that `config` holds."""
+    """Returns the settings in a config; raises ValueError if it is invalid."""
     splits, verb = config.get("splits"), config.get("verb")
     if verb in (None, AMEND):
         names = records.parse(list[str], splits)

@@ -1,8 +1,7 @@
-"""The files by which TensorFlow Datasets opens a set: features, names of labels, dataset_info.
+"""The files that let TensorFlow Datasets open a dataset: features, label names, dataset_info.
 
-What a feature is called and made of serves exports to TFDS's own form, too.
-
-The layout is that of TensorFlow Datasets 4.9 (core/features, core/splits.py).
+The layout is that of TensorFlow Datasets 4.9 (core/features, core/splits.py). Exports to TFDS also
+use the features.
 """
 
 from __future__ import annotations
@@ -15,41 +14,39 @@ from imagenet_prep.core.canonical import Json
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.manifest import Shard
 
-# As tensorflow_datasets calls it.
+# The name in tensorflow_datasets.
 IMAGENET = "imagenet2012"
-# Every name has the first ending. TFDS has imagenet2012, imagenet2012_subset, cifar10 and mnist of
-# its own, and opens these by its own code, which does not find our shards. No name of TFDS ends so.
+# All names end with "_prep", unlike any name in TFDS. For its own names (imagenet2012,
+# imagenet2012_subset, cifar10, mnist), TFDS runs its own code, which does not find our shards.
 _OURS, _SUBSET = "_prep", "_subset"
 
 _PACKAGE = "tensorflow_datasets.core.features"
 
 
 def features(num_labels: int, absent: Container[str] = ()) -> bytes:
-    """Returns features.json: the 15 keys without those `absent`, nested at their slashes.
+    """Returns features.json: the 15 keys except those `absent`, nested at their slashes.
 
-    Args:
-      num_labels: lines of `label_names`.
-      absent: keys that the records do not have.
+    `num_labels` is the number of lines of `label_names`.
     """
     keys = [key for key in schema.ALL_KEYS if key not in absent]
     return _render(_nested("", {key: _leaf(key, num_labels) for key in keys}))
 
 
 def label_names(wnids: Sequence[str], label_offset: int) -> bytes:
-    """Returns what each stored label means, one a line from 0 on; labels from 1 have no class 0."""
+    """Returns the name of each stored label, one per line; with an offset, 0 is background."""
     background = "background"
     while background in wnids:
-        background += "_"  # names of a ClassLabel are unique
+        background += "_"  # Names of a ClassLabel must be unique.
     return "".join(f"{name}\n" for name in [*[background] * label_offset, *wnids]).encode()
 
 
 def name_of(info: Json) -> str:
-    """Returns the name that `dataset_info` was given."""
+    """Returns the name that was passed to `dataset_info`."""
     return str(info["name"]).removesuffix(_SUBSET).removesuffix(_OURS)
 
 
 def lengths(info: Json) -> list[object]:
-    """Returns the part of a dataset_info.json by which TFDS finds the examples of a split."""
+    """Returns the parts of a dataset_info.json that TFDS uses to find examples."""
     splits = {s["name"]: (s["filepathTemplate"], s["shardLengths"]) for s in info["splits"]}
     return [info["name"], info["fileFormat"], splits]
 
@@ -84,7 +81,7 @@ def image() -> Json:
 
 
 def class_label(num_labels: int) -> Json:
-    """Returns the feature of a label, whose names are in a file of their own."""
+    """Returns the feature of a label; its names are in a separate file."""
     content = {"numClasses": str(num_labels)}
     return _feature("class_label_feature.ClassLabel", "classLabel", content)
 
@@ -95,7 +92,7 @@ def text() -> Json:
 
 
 def features_dict(features: Mapping[str, Json]) -> Json:
-    """Returns the feature that holds others by their keys."""
+    """Returns the feature that contains other features by key."""
     return _feature("features_dict.FeaturesDict", "featuresDict", {"features": features})
 
 
@@ -119,7 +116,7 @@ def _leaf(key: str, num_labels: int) -> Json:
 
 
 def _nested(prefix: str, leaves: Mapping[str, Json]) -> Json:
-    """Returns what is said of sorted keys that all begin with a prefix and go on behind it."""
+    """Returns the nested feature of sorted keys that all begin with a prefix."""
     features = {}
     for name, group in itertools.groupby(leaves, lambda key: key[len(prefix) :].partition("/")[0]):
         path = prefix + name

@@ -1,4 +1,4 @@
-"""Records as TensorFlow Datasets writes them of its imagenet2012: an image, its label, its name."""
+"""Records in the form of TensorFlow Datasets' imagenet2012: image, label, file name."""
 
 from __future__ import annotations
 
@@ -15,27 +15,24 @@ from imagenet_prep.dataset.protobuf import (
     varint,
 )
 
-# Its keys, and those of the schema. Labels count from 0.
+# TFDS's keys, and the schema's for each. Labels are 0-based.
 IMAGE, LABEL, NAME = "image", "label", "file_name"
 KEYS = {IMAGE: schema.ENCODED, LABEL: schema.LABEL, NAME: schema.FILENAME}
-# The file beside the records that names the labels, one a line.
+# The file with the label names, one per line.
 LABELS = f"{LABEL}.labels.txt"
 
 _IMAGE, _LABEL, _NAME = map(key_field, (IMAGE, LABEL, NAME))
 
 
 def renamed(features: dict[str, Value]) -> dict[str, Value]:
-    """Returns features by the schema's keys if they have TensorFlow Datasets', else as they are."""
+    """Returns features with TensorFlow Datasets' keys renamed to the schema's; others unchanged."""
     if features.keys() != KEYS.keys():
         return features
     return {KEYS[key]: value for key, value in features.items()}
 
 
 def encode_parts(encoded: bytes, label: int, filename: str) -> tuple[bytes, bytes, bytes]:
-    """Returns the serialized tf.train.Example in three parts, the second being `encoded` itself.
-
-    The keys are in the order in which TFDS 4.9 writes them.
-    """
+    """Returns the tf.train.Example, with TFDS's key order, in three parts; one is `encoded`."""
     name = filename.encode()
     before = b"".join(
         (entry_head(_NAME, len(name)), name, _label(label), entry_head(_IMAGE, len(encoded)))
@@ -45,7 +42,7 @@ def encode_parts(encoded: bytes, label: int, filename: str) -> tuple[bytes, byte
 
 @functools.lru_cache(maxsize=1 << 15)
 def _label(label: int) -> bytes:
-    """Returns the entry of a label: a list of one number."""
+    """Returns the serialized entry of a label: a list with one number."""
     value = varint(label)
     as_list = FIELD_1 + varint(len(value)) + value
     feature = FIELD_3 + varint(len(as_list)) + as_list

@@ -1,7 +1,7 @@
-"""TFRecord framing: length, masked CRC32C, payload, masked CRC32C; and DALI's index of it.
+"""TFRecord framing: length, masked CRC32C, payload, masked CRC32C; and DALI's index.
 
-The format is that of tensorflow/core/lib/io/record_writer.h. Compression is not
-supported: every ImageNet consumer reads uncompressed files, and JPEG does not shrink.
+The format is that of tensorflow/core/lib/io/record_writer.h. Compression is not supported: all
+ImageNet readers expect uncompressed files, and it would not make JPEGs smaller.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _LENGTH = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
 _HEAD = struct.Struct("<QI")
 FRAMING_BYTES = 16
-# Length and its CRC: what lies before a payload.
+# Bytes before a payload: the length and its CRC.
 HEAD_BYTES = _HEAD.size
-# Larger than any image we accept with its boxes; a longer claim is a damaged length, not a
-# record, and may not decide how much is read.
+# Larger than any accepted image with its boxes. A larger length is damaged, and must not decide how
+# much is read.
 MAX_PAYLOAD_BYTES = 256 << 20
 
 
 class Record(NamedTuple):
-    """One record: number in the shard, byte offset of its frame, and payload."""
+    """One record: its number in the shard, the byte offset of its frame, and the payload."""
 
     number: int
     offset: int
@@ -58,7 +58,7 @@ def index_line(offset: int, size: int) -> str:
 
 
 def index_numbers(line: str) -> tuple[int, int]:
-    """Returns the offset and the size, with framing, that a line of DALI's index names."""
+    """Returns the offset and the size, including framing, in a line of DALI's index."""
     if not _INDEX_LINE.fullmatch(line):
         raise DataDamagedError("its line of the index is not two numbers")
     offset, size = map(int, line.split())
@@ -66,9 +66,9 @@ def index_numbers(line: str) -> tuple[int, int]:
 
 
 def unframe(data: bytes, size: int) -> memoryview:
-    """Returns the payload of one record of `size` bytes, proven by both of its CRCs; no copy.
+    """Returns the payload of a record of `size` bytes after checking both CRCs; a view, not a copy.
 
-    Its size is at least FRAMING_BYTES: whoever has it from an index has looked.
+    Callers must check that `size` is at least FRAMING_BYTES.
     """
     if len(data) < size:
         raise DataDamagedError(f"the file ends after {len(data):,} of {size:,} bytes")
@@ -91,13 +91,13 @@ def read_records(
     name: str,
     on_damage: Callable[[DataDamagedError], None] | None = None,
 ) -> Iterator[Record]:
-    """Yields every record of an open shard, each proven by both of its CRCs.
+    """Yields every record of an open shard after checking both of its CRCs.
 
     Args:
       stream: open for reading at the start of the shard.
-      name: how errors call the shard.
-      on_damage: is given the error of a record whose payload alone is damaged, which is then
-        left out; without it the error is raised.
+      name: the shard's name in error messages.
+      on_damage: called with the error of a record of which only the payload is damaged; the record
+        is then skipped. Without it, the error is raised.
     """
     offset = number = 0
     while head := stream.read(_HEAD.size):
@@ -140,11 +140,9 @@ def check_records(
     """Yields each record of an open shard and the result of `look`; None if it is damaged.
 
     Args:
-      stream, name: as for `read_records`.
       look: raises DataDamagedError or BadImageError for a damaged record.
-      on_damage: is given the error, which names shard, record and byte offset.
-      after_damage: whether a record with a wrong CRC goes to `on_damage`, too, instead of ending
-        the iteration by its error.
+      on_damage: called with the error, which names shard, record and byte offset.
+      after_damage: also pass wrong CRCs of payloads to `on_damage`, instead of raising the error.
     """
     for record in read_records(stream, name, on_damage if after_damage else None):
         found = None

@@ -1,7 +1,7 @@
-"""The errors that readers, `score` and pipelines raise, for an `except` of your own.
+"""The errors raised by readers, `score` and pipelines, for use in `except` clauses.
 
-Each has one message: what failed, on which object, what was expected and found, what to do next.
-All are `ImagenetPrepError`.
+All are subclasses of `ImagenetPrepError`. The message names the failure, the object, the expected
+and found values, and the next step.
 
 Example:
   >>> from imagenet_prep.errors import ImagenetPrepError

@@ -18,7 +18,7 @@ _WITHIN[b"meta"] = 4
 _READ = {b"ispe", b"infe", b"iloc", b"idat", b"stsz", b"stco", b"co64"}
 # A photograph with 256 tiles has about a thousand boxes and data units.
 _MOST_PARTS = 20_000
-# Limit for all images of a file, relative to the largest: tiles, alpha, gain map, thumbnail.
+# All images of a file (tiles, alpha, gain map, thumbnail) may have this many times `max_pixels`.
 _MOST_TIMES = 4
 _SEQUENCE_HEADER = 1
 
@@ -47,7 +47,7 @@ def _int(data: bytes) -> int:
 
 
 def _boxes(data: bytes, part: Callable[[], None]) -> Iterator[tuple[bytes, bytes]]:
-    """Yields kind and content of all boxes in _READ, at any depth."""
+    """Yields kind and content of the boxes in _READ, at any depth."""
     waiting = [(0, len(data))]
     while waiting:
         at, stop = waiting.pop()
@@ -125,7 +125,6 @@ def _located(
 
 
 def _sequence_headers(units: bytes, part: Callable[[], None]) -> Iterator[bytes]:
-    """Yields the sequence headers in a series of AV1 units (OBUs)."""
     at = 0
     while at < len(units):
         part()

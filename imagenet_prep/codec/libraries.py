@@ -10,7 +10,7 @@ from typing import NamedTuple
 from imagenet_prep.core import compiled
 from imagenet_prep.core.errors import UsageError
 
-# The fields of `libjpeg` in libjpeg.h, in order.
+# In the order of `libjpeg` in libjpeg.h.
 _FUNCTIONS = (
     "jpeg_std_error",
     "jpeg_CreateDecompress",
@@ -109,7 +109,6 @@ def load() -> Libraries:
 
 
 def _load_libjpeg() -> ctypes.CDLL:
-    """Returns the libjpeg-turbo in Pillow's wheel; its interface is version 62."""
     advice = "`pip install --force-reinstall --only-binary :all: pillow` brings it"
     found = find_spec("PIL")
     folder = Path(found.origin).parents[1] / "pillow.libs" if found and found.origin else Path()

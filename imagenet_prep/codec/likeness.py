@@ -19,7 +19,6 @@ from imagenet_prep.dataset.jpeg import MAX_PIXELS
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-# Constants of likeness.h and likeness.c.
 CELLS, FREQUENCIES, WINDOW, SIXTEENTHS = 64, 256, 60, 16
 _HIGHEST, _UNIT = 20, 2048
 # `likeness_hash` in likeness.h: 256 bits, lowest frequencies first; number of frequencies with an

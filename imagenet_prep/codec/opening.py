@@ -41,7 +41,6 @@ _METADATA = (b"iCCP", b"tEXt", b"zTXt", b"iTXt")
 _EXIF_TEXT, _MAX_TEXT = re.compile(rb"Raw profile type (exif|APP1)\0"), 1 << 16
 # Key in a 16-bit image's info: scale and offset that convert a sample to 8 bits.
 _GREY = "imagenet_prep.grey"
-# Pixels converted at once.
 _BAND_PIXELS = 1 << 20
 
 
@@ -69,7 +68,6 @@ def header(data: bytes, max_pixels: int = jpeg.MAX_PIXELS) -> jpeg.Frame | None:
 
 
 def _frame(data: bytes, max_pixels: int) -> jpeg.Frame | None:
-    """Returns the frame of a JPEG that may be decoded, or None for a different format."""
     frame = jpeg.refuse_bombs(data, max_pixels)
     if frame is not None:
         jpeg.refuse_unknown(frame)

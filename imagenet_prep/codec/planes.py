@@ -35,7 +35,6 @@ JPEG_VARIABLE = "IMAGENET_PREP_JPEG"
 # between neighbours, which is faster but aliases; and the square crop of a complete image, as
 # Pillow makes it for generative models (square.h).
 BICUBIC, LINEAR, NEIGHBOURS, SQUARE = 0, 1, 2, 3
-# Limit for the sides of a SQUARE.
 MOST_SQUARE = 8192
 _DONE, _NO_MEMORY = 0, 2
 # Pixel types, numbered as `item` in pixels.h.
@@ -125,7 +124,6 @@ class Look:
 
     Attributes:
       height, width: pixels of the result, 1 ... 65500.
-      values: conversion of R, G and B.
       kernel: BICUBIC, LINEAR, NEIGHBOURS or SQUARE; SQUARE needs the complete image as window.
       channels_first: [3, height, width] instead of [height, width, 3].
     """
@@ -155,7 +153,6 @@ class Look:
             A memoryview must be writable, or ctypes refuses it.
           window: top, left, height and width in pixels; None for the complete image.
           pixels: contiguous result array with this size and type.
-          mirrored: flip horizontally.
           within: workspace to use; by default this thread's.
 
         Returns:
@@ -211,7 +208,6 @@ class Look:
 
 
 def _address(data: bytes | memoryview) -> int:
-    """Returns the memory address of a buffer."""
     if isinstance(data, bytes):
         return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
     return ctypes.addressof(ctypes.c_char.from_buffer(data))
@@ -270,7 +266,7 @@ class Workspace:
         return found if self._is_done(code) else None
 
     def prove(self, data: bytes) -> bool:
-        """Returns whether our decoder verifies a JPEG as sound; see the function `proves`."""
+        """Returns whether our decoder verifies a JPEG as sound; see `proves`."""
         return self._is_done(self.kernel.planes_prove(self.pointer, data, len(data)))
 
     def warnings(self, data: bytes) -> tuple[list[tuple[bool, int, str]], str]:

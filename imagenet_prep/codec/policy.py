@@ -14,7 +14,6 @@ CHECK_HEADER = "header"
 # change of the bytes needs a new number.
 PLANES = "planes-1"
 PORTABLE = "portable-1"
-# The codec for each value of `--codec`.
 CODECS = {"auto": PLANES, "planes": PLANES, "portable": PORTABLE}
 CODEC_HELP = (
     "the encoder; planes: fast, in C; portable: slower, other bytes, if planes cannot be had; auto "
@@ -34,7 +33,6 @@ class Policy:
         the headers and the end marker.
       max_pixels: images whose header claims more are quarantined without decoding.
       stretch: stretch every image to a square of `short_side`.
-      codec: PLANES or PORTABLE.
       orientation: the rule for EXIF orientation, one of `orientation.RULES`.
       border: pixels cut off from each side before anything else, for ObjectNet's marked border.
     """

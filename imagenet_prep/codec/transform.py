@@ -242,13 +242,12 @@ def keep(data: bytes) -> PreparedImage:
 
 
 def is_rgb(encoded: bytes) -> bool:
-    """Returns whether a JPEG's header says YCbCr or RGB."""
+    """Returns whether a JPEG is YCbCr or RGB, according to its header."""
     header = opening.header(encoded)
     return header is not None and header.colorspace in _RGB
 
 
 def _stored(encoded: bytes) -> Frame | None:
-    """Returns the header of a JPEG that a dataset may contain, or None for a different format."""
     header = opening.header(encoded)
     if header is not None and header.is_lossless:
         raise BadImageError("undecodable", "lossless JPEG, which TensorFlow and DALI do not decode")

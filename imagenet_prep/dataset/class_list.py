@@ -17,7 +17,6 @@ from imagenet_prep.core.usage import meant_by
 MOST_CLASSES = 1 << 20
 # Limit for a class id and for its words, since messages repeat both. ImageNet's longest: 130.
 MOST_CHARACTERS = 4096
-# The digest of ILSVRC2012's 1000 sorted WNIDs.
 OFFICIAL_DIGEST = "70002b0ff5de60a3a17a82dbfcff291931f96225ddf941ad2e182fc39e183d15"
 
 
@@ -52,7 +51,6 @@ class ClassList:
 
     @cached_property
     def _by_word(self) -> dict[str, list[int]]:
-        """Class indices by folded word (case and Unicode form)."""
         found: dict[str, list[int]] = {}
         for index, words in enumerate(self.words):
             for word in {_folded(each.strip()) for each in (words, *words.split(","))} - {""}:

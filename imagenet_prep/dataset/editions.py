@@ -28,12 +28,9 @@ class Edition:
     """Known facts about one edition.
 
     Attributes:
-      name: its name in manifests, reports and checkpoints.
       num_classes: length of its class list. For an evaluation set, the number of ILSVRC2012
         classes in it; 0 means any number.
-      examples: number of images by split.
       class_range: smallest and largest number of images per class, by split, if known.
-      is_ilsvrc: whether its classes are ILSVRC2012's.
       names: names of archives and folders that only this edition has. For an evaluation set, their
         lower-case prefixes.
       digest: for an evaluation set, sha256 of its sorted WNIDs, one per line, if known.

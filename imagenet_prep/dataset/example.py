@@ -21,7 +21,6 @@ NOTHING: Mapping[str, str] = types.MappingProxyType({})
 
 # The features before the image are smaller, and so are those after it with up to 200 boxes.
 _HEAD_BYTES = 4096
-# The same in every record.
 CONSTANTS: dict[str, bytes | int] = {
     schema.FORMAT: b"JPEG",
     schema.COLORSPACE: b"RGB",
@@ -36,7 +35,7 @@ class ImageExample(NamedTuple):
 
     Attributes:
       encoded: bytes of an RGB JPEG; a memoryview in batches of readers, to avoid a copy.
-      height, width: size of `encoded` in pixels.
+      height, width: pixels of `encoded`.
       filename: base name of the source image.
       stored_label: class index + label offset.
       wnid: WordNet id of the class.
@@ -69,13 +68,9 @@ class ImageExample(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Byte offsets, in a buffer, of the parts of an example written by `encode`.
+    """Byte offsets, in a buffer, of the parts of an example written by `encode`, in order.
 
-    Attributes:
-      entries: start of the features map's first entry.
-      image_entry: start of the image's entry.
-      image, image_end: the image, followed by the file name's entry.
-      name, name_end: the file name, followed by the other entries.
+    The image is followed by the file name's entry, and the file name by the remaining entries.
     """
 
     entries: int
@@ -301,7 +296,7 @@ def _absent(key: str, features: Mapping[str, Value]) -> Value:
     return (b"",) if key in schema.BYTES_KEYS else (0,)
 
 
-# More than ImageNet-21K's classes, which are shuffled in every shard.
+# More than ImageNet-21K's classes, since a shard has them in random order.
 @functools.lru_cache(maxsize=1 << 15)
 def _class_entries(stored_label: int, wnid: str, text: str) -> bytes:
     return protobuf.entries(
@@ -331,7 +326,6 @@ _size_entries = functools.lru_cache(maxsize=1 << 14)(_size_and_box_entries)
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Returns the number at an offset, and the offset after it."""
     value = 0
     for place, byte in enumerate(data[at : at + 10]):
         value |= (byte & 0x7F) << 7 * place

@@ -11,8 +11,7 @@ HEIC = "HEIC"
 
 # Formats that the codec reads, by their common names.
 READ = frozenset({"JPEG", "PNG", "GIF", "BMP", "WebP", "TIFF", "AVIF"})
-# Formats treated as photographs under any file name. Not TIFF: raw camera files look like TIFF, and
-# Pillow would read their thumbnail.
+# Photographs under any file name. Not TIFF, since raw camera files look like TIFF.
 PHOTOGRAPHS = READ - {"TIFF"} | {HEIC, "JPEG XL"}
 # Decoder modules that an installation may lack.
 _DECODERS = {"AVIF": "PIL._avif", HEIC: "pillow_heif"}

@@ -17,11 +17,11 @@ from imagenet_prep.core.errors import BadImageError
 MAX_PIXELS = 64_000_000
 # Encoders write about ten. At 64 MP, libjpeg needs 50 ms for each, even for an empty one.
 MAX_SCANS = 100
-# Segments are comments and metadata (64 kB each) before the first scan, and tables before each.
+# Comments and metadata have one segment per 64 kB; each scan has a few segments for its tables.
 _MAX_SEGMENTS = 10_000
 
 SOI = b"\xff\xd8\xff"
-_BITS = 8  # per sample
+_BITS = 8
 # Finds the next marker as libjpeg does: skips fill bytes, stuffed zeros, surplus bytes, and restart
 # markers, which have no content.
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
@@ -34,7 +34,6 @@ _PROGRESSIVE = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
 _SCALED = frozenset({0xC0, 0xC1, 0xC2})
 # Also SOF9 and SOF10: the same with arithmetic coding.
 _DECODED = _SCALED | {_SOF3, 0xC9, 0xCA}
-# Markers of segments that have a length.
 _SEGMENTS = frozenset(range(0xC0, 0xFF)) - frozenset(range(0xD0, 0xDA))
 
 

@@ -20,7 +20,6 @@ _MOST_BYTES, MOST_LINES = 64 << 20, 1 << 21
 _ENDS = (b"\n", b"\r")
 # Stripped from keys in a list. Other blanks, such as U+00A0, may be part of a file name.
 BLANKS = " \t\r\v\f"
-# Keys hashed at once, and bytes read at once.
 _AT_ONCE, _PART_BYTES = 1 << 14, 1 << 20
 # Linux's limit for a path (PATH_MAX).
 MOST_KEY_BYTES = 4096
@@ -28,7 +27,6 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 # A part of a path that is empty, . or ..; Windows also separates parts by backslashes.
 _LEADS_OUT = re.compile(r"(?:\A|[/\\])\.{0,2}(?:[/\\]|\Z)")
 _MOST_SHOWN = 80
-# The suffix that `numbered` adds.
 _NUMBER = re.compile(r"~+[0-9]+(?=(?:\.[^./]*)?$)")
 WNID = re.compile(r"n\d{8}")
 VALIDATION_NAME = re.compile(r"^ILSVRC2012_val_(\d{8})\.[A-Za-z]+$")
@@ -40,7 +38,6 @@ CORRUPTIONS = (
     *("contrast", "elastic_transform", "pixelate", "jpeg_compression"),
     *("speckle_noise", "gaussian_blur", "spatter", "saturate"),
 )
-# Corruption, severity and image number of an ImageNet-C key.
 CORRUPTED_NAME = re.compile(
     rf"^({'|'.join(CORRUPTIONS)})/([1-5])/ILSVRC2012_val_(\d{{8}})\.[A-Za-z]+$"
 )
@@ -49,8 +46,8 @@ CORRUPTED_NAME = re.compile(
 def key_of(split: str, class_id: str, name: str) -> str:
     """Returns the key of an image.
 
-    It is the unique file name for ILSVRC2012's validation images; corruption, severity
-    and file name for ImageNet-C; class and file name for all others.
+    It is the unique file name for ILSVRC2012's validation images; corruption, severity and file
+    name for ImageNet-C; class and file name for all others.
     """
     if split == schema.VALIDATION and VALIDATION_NAME.match(name):
         return name
@@ -86,8 +83,8 @@ def name_of(key: str) -> str:
 def name_in(key: str, class_id: str) -> str:
     """Returns the path of an image below its class folder.
 
-    A relabelled image keeps its former class in the path, to avoid a name collision; not needed for
-    ImageNet, whose file names are unique.
+    A relabelled image keeps its former class in the path, to avoid a name collision. ImageNet does
+    not need this, since its file names are unique.
     """
     former = key.partition("/")[0]
     return name_of(key) if former == class_id or WNID.fullmatch(former) else key

@@ -39,9 +39,8 @@ _MOST_VALUES = 3_200_000
 class Producer:
     """The program that made the dataset.
 
-    Attributes:
-      libraries: the codec that encoded the images: {"codec": "planes-1"}. Before codecs had names,
-        library versions. Empty if all images were kept.
+    `libraries` is the codec that encoded the images: {"codec": "planes-1"}. In old datasets, it has
+    library versions. It is empty if all images were kept.
     """
 
     name: str
@@ -51,12 +50,9 @@ class Producer:
 
 @dataclass(frozen=True)
 class Classes:
-    """Summary of the class list in `labels.txt`.
+    """Summary of `labels.txt`.
 
-    Attributes:
-      count: number of classes; class indices are 0 ... count - 1.
-      digest: sha256 of the sorted WNIDs, one per line.
-      official: whether the list is ILSVRC2012's.
+    `digest` is the sha256 of the sorted WNIDs, one per line; `official` means ILSVRC2012's list.
     """
 
     count: int
@@ -322,7 +318,6 @@ def _numbers_problem(content: dict[str, Any]) -> str | None:
 
 
 def _numbers(value: Any) -> Iterator[int]:
-    """Yields all integers in a JSON value."""
     if type(value) is int:
         yield value
     elif isinstance(value, dict | list):

@@ -15,7 +15,6 @@ from imagenet_prep.dataset.samples import Sample
 
 # An eighth of an octave: 9 % from one bin to the next.
 BINS_PER_OCTAVE = 8
-# Samples in memory at once.
 _TOGETHER = 50_000
 
 SHORT_SIDE, SOURCE_SHORT_SIDE = "short_side", "source_short_side"

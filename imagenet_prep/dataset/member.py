@@ -12,7 +12,6 @@ from imagenet_prep.core.errors import DataDamagedError
 
 REPAIRED = "repaired"
 QUARANTINED = "quarantined"
-# The most common repair.
 ENCODED_ANEW = "encoded as RGB JPEG"
 
 
@@ -45,7 +44,6 @@ class Member(NamedTuple):
     Attributes:
       key: unique name, independent of the source layout, e.g.
         "n01440764/n01440764_10026.JPEG" or "ILSVRC2012_val_00000001.JPEG".
-      archive: name of the archive that contains the image.
       offset, size: byte range of the image in the archive.
       class_index: 0-based position in the sorted WNID list.
       boxes: bounding boxes, relative to the image, so resizing does not change them.
@@ -129,10 +127,7 @@ def _check(members: Sequence[Member]) -> None:
 class Incident:
     """An image that was quarantined or repaired, as stored in receipts and quarantine.jsonl.
 
-    Attributes:
-      action: QUARANTINED or REPAIRED.
-      reason: a short, stable word for counting.
-      detail: the decoder's message.
+    `reason` is a short, stable word for counting; `detail` is the decoder's message.
     """
 
     key: str
@@ -149,8 +144,6 @@ class PreparedImage(NamedTuple):
     """An RGB JPEG ready to be stored.
 
     Attributes:
-      encoded: JPEG bytes.
-      height, width: size of `encoded` in pixels.
       resized: whether the pixels were resampled.
       repair: reason for a change other than a resize, e.g. "cmyk"; None for most.
       source_size: original (height, width) in pixels; None if unchanged.

@@ -35,7 +35,6 @@ REPORT = "report.html"
 EXPORT = "export.json"
 INDEX = "index"
 SAMPLES = "samples"
-# Contains one folder per column.
 COLUMNS = "columns"
 # Folders with one file per shard.
 BESIDE = (INDEX, SAMPLES)
@@ -44,9 +43,7 @@ BESIDE = (INDEX, SAMPLES)
 CACHE = "IMAGENET_PREP_CACHE"
 _CACHE = "~/.cache/imagenet-prep"
 
-# Numbers in names have five digits.
 MAX_SHARDS = 99_999
-# Excludes hidden files and paths.
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _SHARD = re.compile(r"(?P<split>[a-z]+)-(?P<index>\d{5})-of-(?P<num_shards>\d{5})")
 # Linux's limit for a file name.

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 # Rules for a tag that is not 1: turn the pixels; only set the tag to 1; do nothing.
 APPLY, NEUTRAL, KEEP = "apply", "neutral", "keep"
 RULES = (APPLY, NEUTRAL, KEEP)
-# The reason of a repair.
 REASON = "orientation"
 UPRIGHT = 1
 

@@ -35,10 +35,7 @@ _MOST_BYTES = 1 << 16
 class Placement:
     """One node's part of a dataset.
 
-    Attributes:
-      node: its 0-based number in the hosts file.
-      nodes: number of nodes.
-      copies: minimum number of nodes that store each example.
+    `node` is its 0-based number in the hosts file; at least `copies` nodes store each example.
     """
 
     node: int = 0
@@ -132,7 +129,7 @@ class Placement:
 
 @dataclass(frozen=True, kw_only=True)
 class _Placed(Placement):
-    """The contents of placement.json; `dataset` is the manifest's digest."""
+    """The contents of placement.json; `dataset` is the digest of the manifest."""
 
     dataset: str
 

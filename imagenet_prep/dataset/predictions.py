@@ -26,17 +26,14 @@ MOST = 5
 HEADER = ("key", "class_index", *(f"{n}{k}" for k in range(1, MOST + 1) for n in ("top", "p")))
 # A line has a key (class and file name, a few hundred characters) and eleven numbers.
 _MOST_CHARACTERS = 10_000
-# Images whose scores are sorted at once.
 _AT_ONCE = 1024
 
 
 class Prediction(NamedTuple):
-    """A network's prediction for one image.
+    """A network's prediction for one image, whose label is `class_index`.
 
-    Attributes:
-      class_index: the label.
-      classes: up to five classes, the most likely first; empty if scores are not finite.
-      shares: the probability of each class.
+    `classes` has up to five, the most likely first, and `shares` their probabilities. Both are
+    empty if the scores are not finite.
     """
 
     key: str

@@ -101,7 +101,6 @@ def varint(value: int) -> bytes:
 
 
 def _messages() -> tuple[Any, Any]:
-    """Returns the message classes of Example and Features."""
     number = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(
         name="imagenet_prep/example.proto", package="imagenet_prep", syntax="proto3"

@@ -24,17 +24,13 @@ _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
 _HEADER = struct.Struct("<IfQQ")
 _LABEL = struct.Struct("<f")
 _ALIGNMENT = 4
-# Read size while searching for a frame.
 _CHUNK_BYTES = 1 << 20
 
 
 class Stored(NamedTuple):
-    """The location of a record's image.
+    """A record: number, label (the first if there are several), and byte range of its image.
 
-    Attributes:
-      number: the record's number, given by its writer.
-      label: the stored label; the first one if there are several.
-      offset, size: byte range in the file; `image` converts its bytes.
+    `image` converts the bytes of that range.
     """
 
     number: int
@@ -110,7 +106,6 @@ def scan(file: BinaryIO, start: int, stop: int, size: int) -> Iterator[Stored]:
 
 
 def _part(file: BinaryIO, at: int, size: int) -> tuple[int, int]:
-    """Returns kind and length of the part whose frame begins at an offset."""
     file.seek(at)
     head = file.read(_FRAME.size)
     if len(head) < _FRAME.size:
@@ -159,7 +154,6 @@ def _next_record(file: BinaryIO, start: int, size: int) -> int:
 
 
 def _aligned_magics(data: bytes) -> Iterator[int]:
-    """Yields the offsets of the magic number that are multiples of four."""
     at = data.find(_MAGIC)
     while at >= 0:
         aligned = at % _ALIGNMENT == 0

@@ -168,7 +168,6 @@ def entry(head: Head) -> bytes:
 
 
 def _numbered(lines: Iterable[bytes], where: str) -> Iterator[tuple[int, bytes]]:
-    """Returns the numbered lines below the header, which is checked."""
     each = iter(lines)
     if next(each, b"") != HEADER:
         raise DataDamagedError(f"{where}: line 1 is not the header of a table: {COLUMNS}")

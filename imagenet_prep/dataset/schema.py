@@ -29,7 +29,6 @@ FLOAT_KEYS = (BBOX_XMIN, BBOX_XMAX, BBOX_YMIN, BBOX_YMAX)
 ALL_KEYS = tuple(sorted(BYTES_KEYS + INT64_KEYS + FLOAT_KEYS))
 # Metadata key of a Parquet file's schema: its paths are file names as used in keys.
 PARQUET_NAMES = "imagenet_prep.names"
-# Python type of the values of each key.
 TYPES: dict[str, type] = {
     **dict.fromkeys(BYTES_KEYS, bytes),
     **dict.fromkeys(FLOAT_KEYS, float),

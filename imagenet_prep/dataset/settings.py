@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from imagenet_prep.core import records
 
-# Settings by name; they depend on the verb.
 Config = dict[str, Any]
 
 PREPARE = "prepare"
@@ -31,11 +30,9 @@ KEEP_ORIGINAL: Config = {"short_side": None, "quality": None, "stretch": False}
 
 
 class Settings(NamedTuple):
-    """The command that makes a dataset, and the settings that decide its bytes.
+    """The command that makes a dataset, and the settings of each split that decide its bytes.
 
-    Attributes:
-      verb: "prepare", "resize", "adopt" or "amend".
-      splits: settings of each split; equal for all with prepare and amend.
+    With prepare and amend, the settings of all splits are equal.
     """
 
     verb: str

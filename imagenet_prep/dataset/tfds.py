@@ -14,7 +14,6 @@ from imagenet_prep.core.canonical import Json
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.manifest import Shard
 
-# The name in tensorflow_datasets.
 IMAGENET = "imagenet2012"
 # All names end with "_prep", unlike any name in TFDS. For its own names (imagenet2012,
 # imagenet2012_subset, cifar10, mnist), TFDS runs its own code, which does not find our shards.
@@ -116,7 +115,6 @@ def _leaf(key: str, num_labels: int) -> Json:
 
 
 def _nested(prefix: str, leaves: Mapping[str, Json]) -> Json:
-    """Returns the nested feature of sorted keys that all begin with a prefix."""
     features = {}
     for name, group in itertools.groupby(leaves, lambda key: key[len(prefix) :].partition("/")[0]):
         path = prefix + name

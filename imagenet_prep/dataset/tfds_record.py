@@ -42,7 +42,6 @@ def encode_parts(encoded: bytes, label: int, filename: str) -> tuple[bytes, byte
 
 @functools.lru_cache(maxsize=1 << 15)
 def _label(label: int) -> bytes:
-    """Returns the serialized entry of a label: a list with one number."""
     value = varint(label)
     as_list = FIELD_1 + varint(len(value)) + value
     feature = FIELD_3 + varint(len(as_list)) + as_list

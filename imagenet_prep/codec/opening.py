@@ -105,8 +105,8 @@ def opened(
 ) -> Iterator[ImageFile]:
     """Opens an image with Pillow after waiting for memory; the block or `turn` releases it.
 
-    All exceptions in the block become BadImageError. A JPEG's sides may be halved down to
-    `smallest` pixels. A JPEG with lost pixels is refused unless `damaged`.
+    Exceptions in the block, except MemoryError, become BadImageError. A JPEG's sides may be halved
+    down to `smallest` pixels. A JPEG with lost pixels is refused unless `damaged`.
     """
     try:
         # Pillow warns about unusual metadata and palettes; only the pixels matter.

@@ -176,7 +176,7 @@ class Look:
     ) -> npt.NDArray[np.void]:
         """Returns [n] jobs for `decode_many`; the arguments must outlive them.
 
-        Arguments are n times those of `decode`: `windows` is [n, 4], `pixels` is [n, ...].
+        Each argument has n values for `decode`: `windows` is [n, 4], `pixels` is [n, ...].
         """
         assert pixels[0].flags.c_contiguous
         assert pixels[0].size == 3 * self.height * self.width

@@ -88,10 +88,10 @@ def encode(example: ImageExample) -> bytes:
 
 
 def encode_parts(example: ImageExample) -> tuple[bytes, bytes, bytes]:
-    """Returns `encode` in three parts; the second is `example.encoded` itself, not a copy.
+    """Returns the result of `encode` in three parts; the second is `example.encoded`, not a copy.
 
-    Recurring entries are cached. Those before the image only depend on the class, those after the
-    file name on size, label and boxes.
+    Recurring entries are cached. Entries before the image only depend on the class; entries after
+    the file name depend on size, label and boxes.
     """
     encoded, filename = example.encoded, example.filename.encode()
     before = _class_entries(example.stored_label, example.wnid, example.text) + entry_head(

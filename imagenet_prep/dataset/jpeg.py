@@ -71,7 +71,7 @@ class Frame(NamedTuple):
 
 
 def refuse_bombs(data: bytes, max_pixels: int = MAX_PIXELS) -> Frame | None:
-    """Returns a JPEG's frame; raises BadImageError if decoding would take too long or much memory.
+    """Returns a JPEG's frame; raises BadImageError if decoding needs too much time or memory.
 
     Only files with several scans are read to the end. Returns None if the file is not a JPEG or
     has no frame header; its decoder then reports the error.

@@ -125,7 +125,7 @@ class KeyList(NamedTuple):
     """The keys listed in a file.
 
     Attributes:
-      keys: the number of the first line with each key; not empty.
+      keys: line number of each key's first occurrence; not empty.
       sha256: hash of the sorted keys, as printed by `LC_ALL=C sort -u FILE | sha256sum`.
       repeated: numbers of the lines that repeat a key.
     """

@@ -65,7 +65,7 @@ class Source:
     """One archive or folder that the examples came from.
 
     Attributes:
-      md5: of the complete archive; None if `--check header` accepted it unread.
+      md5: hash of the complete archive; None if `--check header` accepted it unread.
       members: number of its images that were used or quarantined.
       ignored: for a folder, the number of files that are not images, by extension; omitted from
         the file if there are none.
@@ -221,10 +221,7 @@ class Manifest:
         return self.classes.official or any(name.startswith("ILSVRC2012") for name in names)
 
     def present(self, split: str, wnids: Sequence[str]) -> list[int]:
-        """Returns the sorted class indices that occur in a split, as labels or as answers.
-
-        `wnids` is the class list.
-        """
+        """Returns the sorted class indices that occur in a split, as labels or as answers."""
         counts = self.splits[split].examples_per_class
         right = {wnid for several in self.answers.values() for wnid in several}
         there = {index for index, count in enumerate(counts[: len(wnids)]) if count}
@@ -267,10 +264,7 @@ def demand_samples(there: Manifest | None, where: str) -> Manifest:
 
 
 def loads(data: bytes, where: str) -> Manifest:
-    """Returns the manifest in the bytes of dataset.json; raises ManifestError if it is damaged.
-
-    Error messages call the file `where`.
-    """
+    """Returns the manifest in the bytes of dataset.json; raises ManifestError if it is damaged."""
     advice = "Fetch it again from where the data set was made, or run prepare again."
     try:
         content = canonical.loads(data, _MOST_VALUES)

@@ -82,8 +82,8 @@ def key_field(key: str) -> bytes:
 def entry_head(key: bytes, size: int) -> bytes:
     """Returns the serialized entry of a key, up to its value of `size` bytes.
 
-    Without protobuf, which would copy an image for each of the four messages around it, and takes
-    longer for a file name than for the rest of an example. `key` is from `key_field`.
+    Does not use protobuf, which would copy an image for each of the four messages around it, and is
+    slower for a file name than for the rest of an example. `key` is from `key_field`.
     """
     value = FIELD_1 + varint(size)  # of the list
     as_list = FIELD_1 + varint(len(value) + size) + value  # of the feature

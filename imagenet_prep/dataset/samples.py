@@ -52,10 +52,9 @@ class Sample(NamedTuple):
 
     Attributes:
       class_index: 0-based position in the class list.
-      num_bytes, width, height, sha256: of the stored image.
-      action: KEPT: equal to the source byte for byte; SHRUNK: resampled; REPAIRED: changed for a
-        different reason.
-      reason: reason of a repair, else empty.
+      num_bytes, width, height, sha256: properties of the stored image.
+      action: KEPT (equal to the source byte for byte), SHRUNK (resampled) or REPAIRED.
+      reason: reason for a repair, else empty.
     """
 
     key: str

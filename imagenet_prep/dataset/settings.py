@@ -66,8 +66,8 @@ class Amendment:
     Attributes:
       parent: digest of the manifest of the dataset that was changed.
       exclude: excluded keys; the digest is `keys.KeyList.sha256`.
-      relabel: the digest is of the sorted [key, class index] lists, as compact JSON.
-      add: the digest is of the sorted [split, key, class index, sha256 of its file] lists.
+      relabel: the digest covers the sorted [key, class index] lists, as compact JSON.
+      add: the digest covers the sorted [split, key, class index, sha256 of its file] lists.
     """
 
     parent: str

@@ -3,7 +3,8 @@
 The examples of a split are arranged on a circle, in the order of the shards, and the circle is cut
 into N equal arcs. Node k of N reads the k-th arc and stores every shard that the arc touches. So a
 shard on a border is stored on both nodes. With R copies, a node stores R arcs, starting with its
-own. Each epoch, all arcs that are read turn by the same angle, within the stored ones.
+own. Each epoch rotates all arcs that are read by a different angle, so that they stay within the
+stored arcs.
 
 So every example is stored on at least R nodes and read on exactly one. Nodes read equal shares for
 any number of shards and nodes, and never read an example that they do not store.

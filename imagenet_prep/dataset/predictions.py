@@ -5,8 +5,8 @@
 
 One line per image, in the order of the records. Class indices are 0-based positions in the
 dataset's class list; `class_index` is the label, and p is a probability from 0 to 1. With fewer
-than five classes, the last fields are empty. If the network's scores are not finite, all are.
-Further columns may follow, for other labels; they are not read.
+than five classes, the last fields are empty. If the network's scores are not finite, all these
+fields are empty. Further columns for other labels may follow; they are not read.
 """
 
 from __future__ import annotations

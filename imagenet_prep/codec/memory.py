@@ -1,9 +1,9 @@
 """Estimates, from an image's header, the memory that decoding it needs.
 
-Images above LIGHT_BYTES are decoded one at a time (`core/turns`). So a command on two cores needs
-less than a gigabyte for all its workers: 100 MB of its own, one worker's light image, and the
-heaviest image. The estimates are peaks of `prepare`, minus its own memory, measured with images of
-64 MP, the codec's limit:
+Images above LIGHT_BYTES wait for a turn (`core/turns`), so that not all workers decode one at once.
+A command on two cores then needs less than a gigabyte: 100 MB of its own, one worker's light image,
+and the heaviest image. The estimates are peaks of `prepare`, minus its own memory, measured with
+images of 64 MP, the codec's limit:
 
     JPEG    7 bytes per decoded pixel (which may be fewer than the image's): 3 for planes or RGB,
             and their resized copy; 8 if Pillow decodes it. With several scans, also 2 bytes per

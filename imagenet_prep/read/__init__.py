@@ -1,4 +1,4 @@
-"""Reads a prepared data set for training: every example once, on every rank, in one order.
+"""Reads a prepared dataset for training: all ranks share one order and read each example once.
 
 For example::
 

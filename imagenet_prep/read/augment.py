@@ -1,7 +1,7 @@
-"""The crop of an image, whether it is mirrored, and its colours. Pure; shared by all backends.
+"""Crops, mirroring and colour changes of images. Pure functions, shared by all backends.
 
 The random numbers of an example depend only on seed, epoch and example number, not on batch size,
-rank, number of readers, or what was read before.
+rank, number of readers or earlier reads.
 """
 
 from __future__ import annotations
@@ -16,32 +16,31 @@ from imagenet_prep.read.order import mix, stream
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_DRAWS, _COLOURS = 3, 4  # other streams than those of read.order
-# torchvision's RandomResizedCrop: the least and largest share of the picture's area, and width over
-# height, of a training crop; and how many are tried before the largest one in the middle.
+_DRAWS, _COLOURS = 3, 4  # random streams, as in read.order
+# torchvision's RandomResizedCrop: the range of a crop's share of the image area, the range of its
+# width / height, and the number of attempts before it falls back to the largest central crop.
 _AREA, _ASPECT, _ATTEMPTS = (0.08, 1.0), (3 / 4, 4 / 3), 10
 
-# train_imagenet_resnet_hvd.py with --increased_aug. It adds up to 0.3 to pixels of 0 to 255, as its
-# 256 GPUs did: its brightness is not seen. Its hue of 0.13 is times pi.
+# From train_imagenet_resnet_hvd.py with --increased_aug, as it ran on 256 GPUs. It adds at most 0.3
+# to pixels of 0 to 255, so its brightness change is invisible. Its hue of 0.13 is a multiple of pi.
 _BRIGHTNESS, _HUE, _SATURATION, _CONTRAST = 0.3, 0.13 * np.pi, 0.4, 0.4
-# R, G, B to Y, I, Q (NTSC 1953), in which tf.contrib's random_hsv_in_yiq turns the hue.
+# R, G, B to Y, I, Q (NTSC 1953): tf.contrib's random_hsv_in_yiq rotates the hue in this space.
 _YIQ = np.array([[0.299, 0.587, 0.114], [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Constants of one way to show images.
+    """The constants of a preprocessing recipe.
 
     Attributes:
       mean, std: of R, G, B in [0, 255], for normalised output.
-      keep_aspect: crops are squares of the picture; False draws them for a square and
-        stretches, as the 2018 tutorial did for training and evaluation alike.
-      evaluation: share of the shorter side (of both sides without keep_aspect) that the
-        central crop of evaluation shows.
-      padding: training shows the whole picture, moved by up to this many pixels over black, and
-        evaluation the whole picture; None: crops.
-      mirrors: whether half of the training pictures are mirrored.
-      square: the codec makes the middle square of the complete image itself, by Pillow's filters.
+      keep_aspect: crops keep the aspect ratio of the image. If False, they are drawn in a square
+        that is stretched to the image, as in the 2018 tutorial's training and evaluation.
+      evaluation: the central crop's share of the shorter side (of both sides without keep_aspect).
+      padding: None for crops. Otherwise images are not cropped, and training shifts them by up to
+        this many pixels over black.
+      mirrors: whether half of the training images are mirrored.
+      square: the codec itself makes the central square of the complete image with Pillow's filters.
     """
 
     mean: tuple[float, float, float]
@@ -54,34 +53,34 @@ class Recipe:
 
 
 RECIPES = {
-    # Inception crops (Szegedy et al. 2015, as in torchvision); evaluation is the central 224 of
-    # a shorter side of 256; ImageNet's mean and deviation as everyone quotes them, times 255.
+    # Inception crops (Szegedy et al. 2015, as in torchvision). Evaluation uses the central 224 of
+    # a shorter side of 256. Mean and deviation are ImageNet's usual values times 255.
     "resnet": Recipe(
         mean=(123.675, 116.28, 103.53),
         std=(58.395, 57.12, 57.375),
         keep_aspect=True,
         evaluation=224 / 256,
     ),
-    # train_imagenet_resnet_hvd.py of AWS's tutorial: crop_and_resize_image and cnn_model_function.
+    # crop_and_resize_image and cnn_model_function of train_imagenet_resnet_hvd.py (AWS tutorial).
     "tutorial": Recipe(
         mean=(121.0, 115.0, 100.0),
         std=(70.0, 68.0, 71.0),
         evaluation=0.8,
     ),
-    # train_preprocess_fn of the SageMaker guide; mean and deviation of CIFAR-10's train images.
+    # train_preprocess_fn of the SageMaker guide; mean and deviation of the CIFAR-10 train split.
     "cifar10": Recipe(
         mean=(125.3, 123.0, 113.9),
         std=(63.0, 62.1, 66.7),
         padding=4,
     ),
-    # Digits have a place and a side; mean and deviation of MNIST's train images.
+    # Digits must not be shifted or mirrored; mean and deviation of the MNIST train split.
     "mnist": Recipe(
         mean=(33.3, 33.3, 33.3),
         std=(78.6, 78.6, 78.6),
         padding=0,
         mirrors=False,
     ),
-    # center_crop_arr of guided-diffusion, and the mirroring of its training; only uint8.
+    # center_crop_arr of guided-diffusion, mirrored as in its training; only uint8.
     "adm": Recipe(mean=(127.5,) * 3, std=(127.5,) * 3, padding=0, square=True),
 }
 
@@ -91,12 +90,12 @@ class Views:
     """The crops of N images.
 
     Attributes:
-      boxes: [N, 4] int32: top, left, height, width in pixels, inside the image; with a recipe's
-        padding they are as large as the image, and what lies outside of it is black.
+      boxes: [N, 4] int32: top, left, height, width in pixels, inside the image. If the recipe has
+        padding, they are as large as the image, and pixels outside the image are black.
       mirrored: [N] bool.
       colours: [N, 3, 7] float32, or None: R, G, B of each pixel in [0, 255] become
-        colours[:, :3] @ pixel + colours[:, 3:6] @ mean + colours[:, 6], clipped to [0, 255]; mean
-        is that of the pixels of the view, crop and resize done.
+        colours[:, :3] @ pixel + colours[:, 3:6] @ mean + colours[:, 6], clipped to [0, 255]. The
+        mean is taken over the cropped and resized view.
     """
 
     boxes: npt.NDArray[np.int32]
@@ -107,7 +106,7 @@ class Views:
 def central_views(
     recipe: Recipe, heights: npt.NDArray[np.int64], widths: npt.NDArray[np.int64]
 ) -> Views:
-    """Returns the crops of evaluation: the middle, never mirrored."""
+    """Returns the central, unmirrored crops of evaluation."""
     sides = (heights, widths)
     if recipe.keep_aspect:
         sides = (np.minimum(heights, widths),) * 2
@@ -127,10 +126,10 @@ def random_views(
     colour: bool = False,
     view: int = 0,
 ) -> Views:
-    """Returns the views of training, in one epoch, of the examples with these numbers.
+    """Returns random training crops of the examples with these numbers in one epoch.
 
-    The area is uniform, the aspect uniform in its logarithm. Ten pairs are drawn, and the first
-    that fits into the image is taken. Views of other numbers are independent.
+    Area and log aspect ratio are uniform. The first of ten draws that fits into the image is used.
+    Crops with a different `view` are independent.
     """
     more = (view,) if view else ()
     draws = _uniform(numbers, stream(seed, epoch, _DRAWS, *more), 2 * _ATTEMPTS + 3)
@@ -155,9 +154,9 @@ def boxes_in(
 ) -> npt.NDArray[np.float32]:
     """Returns [N, most, 4]: left, top, right, bottom of objects in pixels of square views.
 
-    They are clipped to the view, whose `side` is in pixels; zeros if no area of a box is seen. The
-    `boxes` have the same shape and order, as shares of the image's sides. With `square`, the views
-    show the middle square of the image.
+    `boxes` have the same shape and order, as fractions of the image's sides. Results are clipped to
+    the view of `side` pixels, and are zeros for boxes outside it. With `square`, the views show the
+    central square of the image.
     """
     left_top, extent = (views.boxes[:, None, places] for places in ([1, 0, 1, 0], [3, 2, 3, 2]))
     sides = np.stack([widths, heights, widths, heights], axis=1)[:, None, :]
@@ -184,7 +183,7 @@ def _crops(
     low, high = _ASPECT
     aspect = low * (high / low) ** draws[:, _ATTEMPTS : 2 * _ATTEMPTS]
     whole_height, whole_width = heights.astype(np.float64), widths.astype(np.float64)
-    # Without keep_aspect a crop is drawn from a square and stretched with the picture.
+    # Without keep_aspect, a crop is drawn in a square that is stretched to the image.
     side = np.sqrt(whole_height * whole_width)[:, None]
     stretch = 1.0 if recipe.keep_aspect else np.sqrt(whole_width / whole_height)[:, None]
     tall = np.rint(side * np.sqrt(area / aspect) / stretch)
@@ -194,7 +193,7 @@ def _crops(
     crop_height = np.take_along_axis(tall, first, axis=1)[:, 0]
     crop_width = np.take_along_axis(wide, first, axis=1)[:, 0]
     top, left = draws[:, -3], draws[:, -2]
-    # In a very long image no crop may fit. Then the largest allowed part of its middle is taken.
+    # If no crop fits into a very long image, use the largest allowed crop in its centre.
     none = ~fits.any(axis=1)
     if none.any():
         crop_height[none] = np.minimum(whole_height, np.rint(whole_width / low))[none]
@@ -204,11 +203,11 @@ def _crops(
 
 
 def _colours(numbers: npt.NDArray[np.int64], key: np.uint64) -> npt.NDArray[np.float32]:
-    """Returns the tutorial's brightness, hue, saturation and contrast, in this order, as `Views`.
+    """Returns random colour changes as in `Views`, in the order of the tutorial.
 
-    Brightness adds d to R, G, B. Hue turns I, Q by an angle, saturation multiplies them. Contrast c
-    draws pixels away from their mean m. As all are affine and grey stays grey in YIQ, together they
-    are M (c x + (1 - c) m) + d, where M turns and multiplies.
+    Brightness adds d to R, G, B. Hue rotates I, Q; saturation scales them. Contrast c moves pixels
+    away from their mean m. All are affine, and grey stays grey in YIQ, so together they are
+    M (c x + (1 - c) m) + d with a matrix M that rotates and scales.
     """
     draws = 2 * _uniform(numbers, key, 4) - 1
     brightness, hue = _BRIGHTNESS * draws[:, 0], _HUE * draws[:, 1]
@@ -232,7 +231,7 @@ def _boxes(
     top: npt.NDArray[np.float64] | float,
     left: npt.NDArray[np.float64] | float,
 ) -> npt.NDArray[np.int32]:
-    """Places crops; `top` and `left` in [0, 1) choose among the positions where they fit."""
+    """Places crops: `top` and `left` in [0, 1) choose one of the possible positions."""
     crop_height = np.clip(crop_height, 1, heights)
     crop_width = np.clip(crop_width, 1, widths)
     y = np.floor(top * (heights - crop_height + 1))

@@ -1,4 +1,4 @@
-"""The backends that decode: which one a reader gets, and what each of them offers."""
+"""The decoding backends: choosing one for a reader, and the features each supports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from imagenet_prep.read import batch, native
 from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.feed import EncodedBatch
 
-# The settings of recipes whose crop the codec makes itself.
+# Settings required by recipes whose crop is made in the codec.
 _SQUARE = {
     "backend": "native",
     "device": "cpu",
@@ -30,10 +30,10 @@ class Backend(Protocol):
     """Decodes, crops and resizes images."""
 
     def batches(self, encoded: Iterator[EncodedBatch], steps: int) -> Iterator[Any]:
-        """Yields the images of each step, as `Batch` describes them; takes some steps ahead."""
+        """Yields the images of each step in the format of `Batch`; consumes input ahead."""
 
     def decode(self, encoded: bytes) -> None:
-        """Decodes an image that Pillow decodes; raises the decoder's own error if it declines."""
+        """Decodes an image that Pillow can decode; raises the decoder's error if it cannot."""
 
 
 class Undecoded:
@@ -45,11 +45,11 @@ class Undecoded:
             yield None
 
     def decode(self, encoded: bytes) -> None:
-        """Takes every image, since none is decoded."""
+        """Accepts every image, since none is decoded."""
 
 
 def open_backend(config: ReadConfig, split: Split) -> Backend:
-    """Returns the backend that `config` names; imports its framework, which takes seconds."""
+    """Returns the configured backend. Importing its framework takes seconds."""
     if "images" not in config.fields:
         return Undecoded()
     if config.backend == "native":
@@ -64,10 +64,7 @@ def open_backend(config: ReadConfig, split: Split) -> Backend:
 
 
 def choose_backend(config: ReadConfig) -> batch.Backend:
-    """Returns "tfdata", "dali" or "native".
-
-    Only "auto" looks for several packages: another one that is broken must not matter.
-    """
+    """Returns "tfdata", "dali" or "native"; only "auto" checks for several packages."""
     names: tuple[batch.Backend, ...] = (config.backend,)
     if config.backend == "auto" and config.constants.square:
         return "native"
@@ -82,7 +79,7 @@ def choose_backend(config: ReadConfig) -> batch.Backend:
 
 
 def choose_device(device: str, backend: str, local_rank: int) -> batch.Device:
-    """Returns where a rank decodes: "auto" is the GPU if the rank has one and DALI is installed."""
+    """Returns the device; "auto" is the GPU if the rank has one and DALI is installed."""
     if device != "auto":
         return "gpu" if device == "gpu" else "cpu"
     may = backend in ("auto", "dali") and local_rank < gpus() and not lacking(["dali"])
@@ -98,7 +95,7 @@ def _check_gpu(local_rank: int) -> None:
 
 
 def refuse_contradictions(config: ReadConfig) -> None:
-    """Raises UsageError where the backend, that of `choose_backend`, cannot do what is wanted."""
+    """Raises UsageError if the backend (from `choose_backend`) does not support the settings."""
     backend = config.backend
     if config.constants.square and "images" in config.fields:
         for name, needed in _SQUARE.items():

@@ -1,4 +1,4 @@
-"""Threads for work that nobody waits for when a script ends."""
+"""Threads whose work does not delay the end of a script."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _Tasks = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 class BackgroundThreads(Executor):
     """A ThreadPoolExecutor of daemon threads.
 
-    Before any exit handler runs, Python joins the threads of a ThreadPoolExecutor. So a task that
-    waits for a silent server would keep a script alive that has ended, failed or been interrupted.
+    Python joins the threads of a ThreadPoolExecutor before any exit handler runs. A task waiting
+    for an unresponsive server would keep a finished, failed or interrupted script alive.
     """
 
     def __init__(self, count: int, name: str) -> None:
-        """The first task starts the threads; they end if this object is dropped or shut down."""
+        """Threads start with the first task and end when this object is dropped or shut down."""
         self._tasks: _Tasks = SimpleQueue()
         self._to_start = [
             threading.Thread(target=_work, args=(self._tasks,), name=name, daemon=True)
@@ -34,7 +34,7 @@ class BackgroundThreads(Executor):
         self._end = weakref.finalize(self, _end, self._tasks, count)
 
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
-        """As for `Executor`."""
+        """See `Executor.submit`."""
         with contextlib.suppress(IndexError):
             while True:
                 self._to_start.pop().start()
@@ -43,12 +43,11 @@ class BackgroundThreads(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
-        """Ends the threads after their tasks; does not wait for them."""
+        """Ends the threads after their tasks, without waiting for them."""
         self._end()
 
 
 def _work(tasks: _Tasks) -> None:
-    """Runs tasks until it is told to end."""
     while (task := tasks.get()) is not None:
         future, call = task
         if future.set_running_or_notify_cancel():
@@ -56,7 +55,7 @@ def _work(tasks: _Tasks) -> None:
                 future.set_result(call())
             except BaseException as error:  # noqa: BLE001 - the thread that waits raises it
                 future.set_exception(error)
-        # A thread that waits for its next task must not keep what the last one was given.
+        # While it waits for a task, a thread must not keep the arguments of the last one alive.
         del task, future, call
 
 

@@ -1,11 +1,11 @@
-"""What a batch holds: its fields, and the words that choose how they are made."""
+"""The fields of a batch, and the allowed values of the settings that control them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, get_args
 
 if TYPE_CHECKING:
-    # Whoever names no type of array means Any. Python has such defaults from 3.13 on.
+    # The type parameter defaults to Any. The standard TypeVar has defaults from Python 3.13 on.
     from typing_extensions import TypeVar
 
     Array = TypeVar("Array", default=Any)
@@ -26,33 +26,31 @@ OnBadRecord = Literal["raise", "skip"]
 RecipeName = Literal["resnet", "tutorial", "cifar10", "mnist", "adm"]
 
 FIELDS: tuple[Field, ...] = get_args(Field)
-# The fields of every batch, unless `fields` names others.
+# The default of `fields`.
 DECODED: tuple[Field, ...] = ("images", "class_index", "mask")
 
 
 class Batch(TypedDict, Generic[Array]):
-    """One step of one rank, as arrays of the framework: a dict of the fields that were asked for.
+    """One step of one rank: a dict of the requested fields as arrays of the framework.
 
-    By default these are `images`, `class_index` and `mask`; `fields` of `make_dataset` names
-    others. With `views` larger than 1, `images` and `boxes` have an axis of so many views behind
-    that of the batch. Type checkers take `Batch[numpy.ndarray]` for one of NumPy's arrays, and
-    `Batch` for one of any.
+    By default these are `images`, `class_index` and `mask`; see `fields` of `make_dataset`. If
+    `views` is larger than 1, `images` and `boxes` have a second axis of that size after the batch
+    axis. For type checkers, `Batch[numpy.ndarray]` has NumPy arrays, `Batch` arrays of any type.
 
     Attributes:
       images: [batch, height, width, 3] or, with layout="NCHW", [batch, 3, height, width]:
         normalised floats of the type `dtype`, or uint8 from 0 to 255.
       class_index: [batch] int32 from 0 to `Reader.num_classes` - 1; 0 where the mask is False.
-      mask: [batch] bool: False where evaluation pads its last step, and where a damaged record was
-        skipped.
+      mask: [batch] bool: False for padding in the last evaluation step and for skipped records.
       key: [batch] text, e.g. n01440764/n01440764_10026.JPEG; empty where the mask is False.
-      number: [batch] int64, as `Reader.example` takes it; -1 where the mask is False.
-      boxes: [batch, most, 4] float32: left, top, right and bottom in pixels of `images`. Rows of
-        zeros are no boxes: an example has fewer, or one is not seen.
+      number: [batch] int64, the argument of `Reader.example`; -1 where the mask is False.
+      boxes: [batch, most, 4] float32: left, top, right and bottom in pixels of `images`. Unused
+        rows, and boxes outside the crop, are zeros.
       width, height: [batch] int32, pixels of the stored image; 0 where the mask is False.
-      mirrored: [batch] bool: whether the image is mirrored. Of several views, [batch, views].
+      mirrored: [batch] bool: whether the image is mirrored. With several views, [batch, views].
 
-    The field "column:NAME" holds the rows of a column, [batch, ...] with its shape and type; zeros
-    where the mask is False.
+    The field "column:NAME" holds the rows of a column, [batch, ...] in its type; zeros where the
+    mask is False.
 
     Example:
       >>> from imagenet_prep.read import make_dataset

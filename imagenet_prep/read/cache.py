@@ -1,16 +1,15 @@
-"""A data set that lies elsewhere, fetched shard by shard into a folder that a node's ranks share.
+"""A local copy of a remote dataset, fetched shard by shard and shared by the ranks of a node.
 
-Shards, and the rows of columns, come in the order in which they will be read, a window ahead of
-the reader. The sha256 of
-each is verified before it gets its name. It is fetched once a node: the rank that has the lock of
-its name fetches it, and the others wait for the file.
+Shards and rows of columns are fetched in reading order, one window ahead of the reader. Their
+sha256 is verified before they get their final names. Each is fetched once per node: the rank that
+holds the lock of its name fetches it, and the other ranks wait.
 
-Other users may share the folder above, and anyone can compute the name of a dataset's part of it.
-So that part must be this user's, and a file in it is used once its sha256 was verified: when it
-was fetched, or by reading it once. A ledger tells the ranks that come later.
+Other users may share the cache folder, and can compute the name of a dataset's folder in it. So
+that folder must belong to this user, and the sha256 of every file is verified once, while fetching
+or by reading it. A ledger records this for later ranks.
 
-Each rank holds the shards that it reads now or next open, under a shared lock. A rank that makes
-room removes only the shards of which it gets an exclusive lock, so none that another rank reads.
+Each rank keeps its current and next shards open under a shared lock. To free space, a rank removes
+only shards that it can lock exclusively, so none that a rank still reads.
 """
 
 from __future__ import annotations
@@ -46,11 +45,9 @@ _TIMEOUT_S = 60.0
 
 
 class _Copy:
-    """The folder of the copy: what lies in it is proven, and what nobody reads makes room.
+    """The folder of the copy (`root`), in the layout of the dataset; all its files are verified.
 
-    Attributes:
-      root: the folder; laid out like the data set itself.
-      ended: once set, fetches that fail are not tried again.
+    Once `ended` is set, failed fetches are not retried.
     """
 
     def __init__(self, dataset: Dataset, folder: Path, limit_bytes: int | None) -> None:
@@ -63,24 +60,24 @@ class _Copy:
         self._all_shards = [shard for split in splits for shard in split.shards]
         _take_folder(self._store)
         files = [file for shard in self._all_shards for file in shard.files]
-        # Columns that were fetched add a file of each shard.
+        # Fetched columns add one file per shard.
         self._ledger = Ledger(self._store, NOTES, 4 * len(files))
         self._rows: dict[str, File] = {}
 
     def fetch(self, shard: Item, near: Callable[[], set[str]]) -> HeldFile:
-        """Returns a file, open under a shared lock, once it and its index are in `root`."""
+        """Fetches a file and its index if needed; returns it open under a shared lock."""
         path = self.root / shard.name
         with storage_errors("fetch", path), only_one(self._store, shard.name):
             self._bring(together(shard), near)
-            # This waits for nobody: an exclusive lock is only taken with the lock of the name.
+            # This never waits: an exclusive lock requires the lock of the name, held here.
             return HeldFile(path, fcntl.LOCK_SH)
 
     def note(self, items: Iterable[Item]) -> None:
-        """Notes the files of columns among what will be fetched."""
+        """Notes which files of columns will be fetched."""
         self._rows |= {item.name: item for item in items if isinstance(item, File)}
 
     def _all(self) -> list[Item]:
-        """Returns all shards, the files of columns that are here, and those that will be."""
+        """Returns all shards, and all files of columns that are or will be in the copy."""
         rows = dict(self._rows)
         for column in self._store.list_folder(naming.COLUMNS):
             folder = f"{naming.COLUMNS}/{column}"
@@ -89,7 +86,7 @@ class _Copy:
         return [*self._all_shards, *rows.values()]
 
     def bring_samples(self, shards: Sequence[Shard]) -> None:
-        """Leaves the tables of samples of some shards in `root`, proven; several come at once."""
+        """Fetches and verifies the sample tables of some shards, several at a time."""
 
         def bring(table: File) -> None:
             with storage_errors("fetch", self.root / table.name), only_one(self._store, table.name):
@@ -99,7 +96,7 @@ class _Copy:
             deque(pool.map(bring, (shard.samples for shard in shards if shard.samples)), maxlen=0)
 
     def _bring(self, files: Sequence[File], near: Callable[[], set[str]]) -> None:
-        """Leaves files in `root`, proven. The caller has locked their name in the folder."""
+        """Fetches and verifies missing files. The caller holds the lock of their name."""
         missing = [file for file in files if not self._is_verified(file)]
         if missing:
             self._make_room(missing, near)
@@ -110,7 +107,7 @@ class _Copy:
             self._ledger.add({file.name: status}, sha256=file.sha256)
 
     def _is_verified(self, file: File) -> bool:
-        """Returns whether a file is there with its bytes; reads it if the ledger has no note."""
+        """Returns whether a file exists and is intact; hashes it if the ledger lacks it."""
         flags = os.O_RDONLY | os.O_NONBLOCK
         with (
             contextlib.suppress(FileNotFoundError, NotADirectoryError),
@@ -124,24 +121,23 @@ class _Copy:
         return False
 
     def _make_room(self, files: Sequence[File], near: Callable[[], set[str]]) -> None:
-        """Removes shards that no one reads, as needed, and makes temporary files of full size."""
-        # Only one thread of a node at a time: files that others are about to fetch count, too.
+        """Removes unused shards as needed, and creates temporary files of full size."""
+        # One thread per node at a time, because files about to be fetched count as well.
         with only_one(self._store, "room"):
             if self._limit is not None:
                 most = self._limit - sum(file.num_bytes for file in files)
                 self._remove_down_to(most, near())
             self._store.make_folder(TEMPORARY)
             for file in files:
-                # Only the holder of the lock uses this name, so a file that is there was left by
-                # a process that was killed, and is overwritten.
+                # Only the lock holder uses this name. An existing file is from a killed process.
                 name = _temporary(file.name)
                 opened = self._store.open(name, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
                 with os.fdopen(opened, "wb") as empty:
-                    # A signal would end the file object's own `truncate`; this call goes on.
+                    # Unlike the file object's `truncate`, this call survives signals.
                     os.ftruncate(empty.fileno(), file.num_bytes)
 
     def _remove_down_to(self, num_bytes: int, near: set[str]) -> None:
-        """Removes shards that nobody on this node reads now or next, the oldest first."""
+        """Removes shards that no rank of this node needs now or next, oldest first."""
         taken = 0
         far: list[tuple[float, Item]] = []
         for shard in self._all():
@@ -158,7 +154,7 @@ class _Copy:
                 taken -= bytes_of(shard)
 
     def _remove(self, shard: Item) -> bool:
-        """Removes a shard; returns False, and leaves it, where somebody fetches or reads it."""
+        """Removes a shard; returns False and keeps it if a rank fetches or reads it."""
         try:
             with only_one(self._store, shard.name, fcntl.LOCK_NB):
                 alone = HeldFile(self.root / shard.name, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -171,26 +167,22 @@ class _Copy:
 
 
 class NodeCache(FetchAhead):
-    """The local copy of a remote data set, as far as it is needed, fetched ahead of its reader.
-
-    Attributes:
-      root: folder of the copy; laid out like the data set itself.
-    """
+    """A local copy of a remote dataset in `root`, fetched on demand ahead of its reader."""
 
     def __init__(self, dataset: Dataset, folder: Path, limit_bytes: int | None) -> None:
-        """Fetches nothing yet; each dataset gets its own folder below this one.
+        """Creates a folder for the dataset in `folder`; fetches nothing yet.
 
-        Shards may take `limit_bytes`, or what readers of this node hold if that is more; None: all.
+        Shards take up to `limit_bytes` (None: no limit), or more if the node's readers hold more.
         """
         self._limit = limit_bytes
-        # It does not refer to this object. So connections are closed at once when the last thread
-        # ends after the reader was dropped.
+        # The copy does not refer to this object. So after the reader was dropped, connections close
+        # as soon as the last thread ends.
         self._copy = _Copy(dataset, folder, limit_bytes)
         self.root = self._copy.root
         super().__init__(self._copy.fetch)
 
     def follow(self, windows: Windows) -> None:
-        """As for `FetchAhead`."""
+        """See `FetchAhead.follow`."""
         most = windows.most_bytes()
         if self._limit is not None and most > self._limit:
             raise UsageError(
@@ -203,17 +195,17 @@ class NodeCache(FetchAhead):
         super().follow(windows)
 
     def bring_samples(self, shards: Sequence[Shard]) -> None:
-        """Fetches the tables of samples of some shards."""
+        """Fetches the sample tables of some shards."""
         self._copy.bring_samples(shards)
 
     def close(self) -> None:
-        """Ends the fetching as `stop` does, and the wait for a server; what is there stays."""
+        """Ends fetching like `stop`, and any wait for a server; fetched files stay."""
         self._copy.ended.set()
         self.stop()
 
 
 def _take_folder(store: LocalStore) -> None:
-    """Makes the folder of a dataset, so that no one else can write there."""
+    """Creates the folder of a dataset so that other users cannot write to it."""
     with storage_errors("create", store.root):
         store.root.mkdir(parents=True, exist_ok=True)
         if store.root.is_symlink():
@@ -235,5 +227,5 @@ def _take_folder(store: LocalStore) -> None:
 
 
 def _temporary(name: str) -> str:
-    """Returns the name under which a file grows."""
+    """Returns the name of a file while it is being fetched."""
     return f"{TEMPORARY}/{name.replace('/', '-')}"

@@ -1,4 +1,4 @@
-"""What a data set holds, image by image: its keys, one image, the images of a class."""
+"""Lists and finds the images of a dataset by key, class or sha256."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FEW = 4
 
 
 class Entry(NamedTuple):
-    """One image; its number counts through the shards of its split, for its key see `keys`."""
+    """One image. Numbers count through the shards of its split; keys are as in `keys`."""
 
     split: str
     number: int
@@ -29,7 +29,7 @@ class Entry(NamedTuple):
 
 
 class Catalogue:
-    """Some splits of a data set, on this machine or elsewhere."""
+    """Some splits of a local or remote dataset."""
 
     def __init__(self, dataset: Dataset, splits: Sequence[str]) -> None:
         self._dataset = dataset
@@ -41,9 +41,9 @@ class Catalogue:
             )
 
     def entries(self, of_class: str | None = None) -> Iterator[Entry]:
-        """Yields all images, or those of a class (see `ClassList.indices`), by their records.
+        """Yields all images, or those of a class (see `ClassList.indices`), in record order.
 
-        No image is read. If only a part of the dataset is here, only that is looked at.
+        Reads no images. If only part of the dataset is here, only that part is listed.
         """
         classes = None if of_class is None else self._dataset.classes.indices([of_class])
         for split, records in self._splits.items():
@@ -56,7 +56,7 @@ class Catalogue:
             records.close()
 
     def having(self, sha256: str) -> Iterator[tuple[Entry, Sample]]:
-        """Yields the images that are, or whose source was, a file with this sha256 in hex."""
+        """Yields the images whose stored file or source file has this sha256 (in hex)."""
         self._dataset.demand_samples()
         for split, records in self._splits.items():
             names = Names(records)
@@ -66,17 +66,17 @@ class Catalogue:
                     yield Entry(split, number, sample.class_index, wnid, sample.key), sample
 
     def place(self, entry: Entry) -> tuple[str, int]:
-        """Returns the shard that holds an image, and the number of its record."""
+        """Returns the shard of an image and its record number."""
         shard, record = self._splits[entry.split].place(entry.number)
         return self._splits[entry.split].shards[shard].name, record
 
     def find(self, keys: Collection[str]) -> dict[str, list[Entry]]:
-        """Returns the images with some keys (CLASS/NAME or NAME), by key: the first in each split.
+        """Returns by key (CLASS/NAME or NAME) the first matching image of each split.
 
-        Tables are read once for all keys, and to their end, where they are verified.
+        Tables are read once for all keys, and to their end, so that they are verified.
         """
         found: dict[str, list[Entry]] = {}
-        # A table is searched for a few texts in a tenth of the time in which its lines are parsed.
+        # Searching a table for a few texts takes a tenth of the time of parsing its lines.
         parts = [(key.partition("/")[2] or key).replace('"', '""') for key in keys]
         texts = [part.encode(errors="surrogateescape") for part in parts]
         for split, records in self._splits.items():
@@ -110,6 +110,6 @@ class Catalogue:
         return near
 
     def read(self, entry: Entry) -> tuple[Json, ImageExample]:
-        """Returns where an image lies, and the image, proven."""
+        """Returns the location of an image, and the verified image."""
         records = self._splits[entry.split]
         return records.located(entry.number), records.read(entry.number)

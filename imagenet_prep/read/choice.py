@@ -1,4 +1,4 @@
-"""Which examples of a split are read: classes, keys, a fraction, a fold, or all but these."""
+"""Selects the examples of a split to read, by class, key, fraction or fold."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 # Independent streams of random numbers from one seed.
 _FRACTION, _FOLD = 1, 2
-# So many names are in memory at a time.
+# Number of names in memory at a time.
 _BLOCK = 1 << 14
 
 
 class Choice:
-    """Chooses the examples that fulfil all that the settings of a reader ask for."""
+    """Selects the examples that match all filters of a reader's settings."""
 
     def __init__(self, wanted: Wanted, classes: ClassList) -> None:
         self._wanted = wanted
@@ -42,11 +42,11 @@ class Choice:
 
     @property
     def class_numbers(self) -> Sequence[int]:
-        """The number in the class list of each class index of batches."""
+        """The class list number of each class index in batches."""
         return self._classes if self._wanted.remap else range(self._num_classes)
 
     def asked(self) -> dict[str, Any]:
-        """Returns what was asked for as JSON; lists as their digests; empty for everything."""
+        """Returns the filters as JSON, lists as their digests; empty if all are read."""
         wanted = self._wanted
         fraction = wanted.fraction if wanted.fraction < 1 else None
         fold = [*wanted.fold] if wanted.fold[1] > 1 else None
@@ -68,7 +68,7 @@ class Choice:
         return chosen
 
     def of_each(self, splits: Sequence[Records]) -> list[npt.NDArray[np.int64]]:
-        """Returns the numbers of the chosen examples of each of some splits of a set, sorted."""
+        """Returns for each split the sorted numbers of its chosen examples."""
         where = f"{' and '.join(records.split for records in splits)} of {splits[0].dataset.where}"
         lists = [_Listed(keys) for keys in (self._keys, self._excluded) if keys is not None]
         chosen = [np.flatnonzero(self._chosen(records, lists)) for records in splits]
@@ -89,7 +89,6 @@ class Choice:
         return np.concatenate(parts)
 
     def _among(self, heads: Sequence[Head], lists: Sequence[_Listed]) -> npt.NDArray[np.bool_]:
-        """Returns which of some examples are chosen."""
         chosen = np.ones(len(heads), bool)
         if self._classes:
             chosen &= np.isin([class_index for class_index, _, _ in heads], self._classes)
@@ -107,7 +106,7 @@ class Choice:
 
 
 class _Listed:
-    """A list of keys, and the lines of it for which examples have been found."""
+    """A list of keys that remembers which of its lines matched an example."""
 
     def __init__(self, keys: KeyList) -> None:
         self.keys = keys
@@ -115,14 +114,14 @@ class _Listed:
         self._found = np.zeros(max(keys.keys.values()) + 1, bool)
 
     def has(self, keys: Sequence[str]) -> npt.NDArray[np.bool_]:
-        """Returns which of some keys are listed."""
+        """Returns a mask of the keys that are listed."""
         found = map(self.keys.keys.get, keys, itertools.repeat(0))
         lines = np.fromiter(found, np.int64, len(keys))
         self._found[lines] = True
         return lines > 0
 
     def refuse_unknown(self, where: str) -> None:
-        """Raises UsageError where a key was found for no example."""
+        """Raises UsageError if a listed key matched no example."""
         found = self._found
         self.keys.refuse_unknown(
             [k for k, line in self.keys.keys.items() if not found[line]], where
@@ -130,19 +129,19 @@ class _Listed:
 
 
 class Finder:
-    """Finds examples by their keys, by a sorted table of hashes: 16 bytes an example."""
+    """Finds examples by key with a sorted table of hashes, 16 bytes per example."""
 
     def __init__(self, records: Records) -> None:
         self._wnids = records.wnids
         self._names = Names(records)
-        # Python's own hash is quick, and nobody can tell which keys have equal ones.
+        # Python's hash is fast, and random per process, so collisions cannot be provoked.
         hashed = np.fromiter((hash(key) for _, key, _ in self._names), np.int64, len(records))
         self._numbers = np.argsort(hashed, kind="stable")
         self._hashed = hashed[self._numbers]
 
     def find(self, key: str) -> int:
-        """Returns and raises as `Reader.find`."""
-        # An example is kept under one of them, and asked for under either.
+        """See `Reader.find`."""
+        # Keys are stored with or without the class folder, and accepted in both forms.
         folders = (f"{wnid}/{key}" for wnid in self._wnids)
         for hashed in map(hash, itertools.chain((key, key.partition("/")[2]), folders)):
             at = int(np.searchsorted(self._hashed, np.int64(hashed)))

@@ -31,7 +31,7 @@ _LEAST = {"batch_size": 1, "image_size": 1, "views": 1, "num_threads": 0, "shuff
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """Which examples of a split are read, by default all; arguments of `make_dataset`."""
+    """The arguments of `make_dataset` that select examples; by default all are read."""
 
     classes: Sequence[str | int] | None = None
     remap: bool = False
@@ -61,7 +61,7 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadConfig(Wanted):
-    """The arguments of `make_dataset`, which explains them and has their defaults."""
+    """The arguments of `make_dataset`; see there for meanings and defaults."""
 
     data_dir: str
     split: str
@@ -119,7 +119,7 @@ class ReadConfig(Wanted):
 
     @property
     def is_remote(self) -> bool:
-        """Whether the data set lies at an address, not in a folder."""
+        """Whether the dataset is at a URL instead of in a folder."""
         return "://" in self.data_dir
 
     @property
@@ -134,9 +134,9 @@ class ReadConfig(Wanted):
 
     @property
     def view(self) -> str | None:
-        """The view that images show, as columns name it; None for those drawn at random.
+        """The name of the view in columns; None if views are random.
 
-        A recipe without crops shows in training the view of evaluation, perhaps mirrored.
+        A recipe without crops uses the evaluation view in training, possibly mirrored.
         """
         if self.is_training and (self.constants.padding != 0 or self.is_coloured):
             return None
@@ -145,35 +145,35 @@ class ReadConfig(Wanted):
 
     @property
     def is_antialiased(self) -> bool:
-        """Whether images are filtered before they shrink; by default in evaluation."""
+        """Whether images are filtered when downscaled; by default only in evaluation."""
         return not self.is_training if self.antialias is None else self.antialias
 
     @property
     def rank(self) -> World:
-        """This process among those that train together; alone where no world is given."""
+        """The rank of this process; a world of size 1 if none is given."""
         return self.world or World()
 
     @property
     def decode_threads(self) -> int:
-        """Images decoded at once; by default one a core of this rank's share."""
+        """Images decoded in parallel; by default this rank's share of the cores."""
         cores = len(os.sched_getaffinity(0))
         return self.num_threads or max(1, cores // self.rank.local_size)
 
     @property
     def array_framework(self) -> str:
-        """The framework whose arrays batches hold; `backend` is no longer "auto"."""
+        """The framework of the arrays in batches. `backend` must not be "auto" here."""
         return self.framework or ("numpy" if self.backend == "native" else "tensorflow")
 
     @property
     def window(self) -> int:
-        """Shards whose examples are shuffled with each other; 0 is all of them."""
+        """Size of the shuffle window in shards; 0 for all shards."""
         if self.shuffle_window is None:
             return _REMOTE_WINDOW if self.is_remote else 0
         return self.shuffle_window
 
     @property
     def is_coloured(self) -> bool:
-        """Whether colours are changed: only in training."""
+        """Whether colours are changed, only in training."""
         return self.colour and self.is_training
 
     @property

@@ -18,16 +18,16 @@ from imagenet_prep.read.feed import EncodedBatch
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-# Batches that DALI makes ahead.
+# Batches that DALI prepares ahead.
 _QUEUE_DEPTH = 2
-# Batches whose memory on a GPU DALI does not use again yet. Frameworks release a batch when its
-# step is queued, and the GPU may read it until that step has finished.
+# GPU batches whose memory DALI must not reuse yet. Frameworks release a batch when its step is
+# queued, but the GPU may read it until that step has finished.
 _BATCHES_IN_USE = 2
-# dlpack.h's number of NVIDIA's GPUs.
+# kDLCUDA in dlpack.h.
 _CUDA = 2
-# As in the other backends: RGB, and the EXIF orientation decides nothing. DALI's default turns an
-# image after its crop was chosen. By default, a GPU takes the chroma of a pixel from the nearest
-# sample. The CPU interpolates, and images differ by 2 grey levels on average.
+# As in the other backends, decode to RGB and ignore the EXIF orientation: DALI would rotate images
+# after their crops were chosen. By default, a GPU uses the nearest chroma sample. The CPU
+# interpolates, and images would differ by 2 grey levels on average.
 _DECODED = {
     "output_type": types.RGB,
     "adjust_orientation": False,
@@ -39,15 +39,15 @@ _DTYPES = {"uint8": types.UINT8, "float32": types.FLOAT, "float16": types.FLOAT1
 class DaliBackend:
     """The backend of NVIDIA DALI.
 
-    DALI reads through `external_source`, in our order. Its own `readers.tfrecord` shuffles in a
-    small buffer only, assigns shards to ranks by itself, cannot be resumed by another number of
-    ranks, and would not agree with the other backends.
+    DALI reads through `external_source`, in our order. Its own `readers.tfrecord` only shuffles in
+    a small buffer, assigns shards to ranks itself, cannot resume with a different number of ranks,
+    and would not match the other backends.
     """
 
     def __init__(self, config: ReadConfig, largest: tuple[int, int]) -> None:
-        """Builds the pipeline; nvJPEG's buffers are for images of `largest` height and width."""
+        """Builds the pipeline; `largest` (height, width) is the size of nvJPEG's buffers."""
         self._encoded: Iterator[EncodedBatch] = iter(())
-        # The inputs that DALI may still be reading, since it does not copy them.
+        # Inputs that DALI may still read: it does not copy them.
         self._given: deque[tuple[Any, ...]] = deque(maxlen=_QUEUE_DEPTH + 1)
         self._in_use: deque[Any] = deque(maxlen=_BATCHES_IN_USE if config.device == "gpu" else 0)
         self._config = config
@@ -64,7 +64,7 @@ class DaliBackend:
         self._pipeline = self._new_pipeline()
         self._pipeline.build()
         self._is_idle = True
-        # Decodes one image. An error of DALI is the end of a pipeline.
+        # A separate pipeline decodes single images, because an error ends a DALI pipeline.
         self._single: Any = None
         self._image: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
 
@@ -83,7 +83,7 @@ class DaliBackend:
         if self._is_idle:
             self._pipeline.reset()
         else:
-            # The last epoch was not read to its end, so the pipeline still holds batches of it.
+            # The last epoch was not read to its end, and its batches are still in the pipeline.
             self._pipeline = self._new_pipeline()
         self._encoded = encoded
         self._is_idle = False
@@ -110,7 +110,7 @@ class DaliBackend:
 
     def _next(self) -> tuple[Any, ...]:
         batch = next(self._encoded)
-        # DALI would walk through a list of arrays three times in Python.
+        # Given a list of arrays, DALI would iterate over it three times in Python.
         encoded = TensorListCPU([TensorCPU(image) for image in batch.encoded], contiguous=False)
         given = encoded, *(array for views in batch.views for array in _arrays(views))
         self._given.append(given)
@@ -118,7 +118,7 @@ class DaliBackend:
 
 
 def _arrays(views: Views) -> tuple[Any, ...]:
-    """Returns anchors, shapes and mirroring of crops, and both parts of their colours."""
+    """Returns anchors, shapes and mirroring of crops, and the two parts of `colours`."""
     boxes, colours = views.boxes, views.colours
     shown = (
         np.ascontiguousarray(boxes[:, :2]),
@@ -132,7 +132,7 @@ def _arrays(views: Views) -> tuple[Any, ...]:
 
 @pipeline_def(exec_dynamic=True, prefetch_queue_depth=_QUEUE_DEPTH)  # type: ignore[untyped-decorator]
 def _show(source: Callable[[], Any], config: ReadConfig, decoder: dict[str, Any]) -> Any:
-    """Defines the pipeline; `source` is `DaliBackend._next`, `decoder` says where DALI decodes."""
+    """Defines the pipeline; `source` is `DaliBackend._next`."""
     per_view = 5 if config.is_coloured else 3  # The number of arrays that `_arrays` returns.
     encoded, *arrays = fn.external_source(
         source=source, num_outputs=1 + config.views * per_view, batch=True, no_copy=True
@@ -146,7 +146,7 @@ def _show(source: Callable[[], Any], config: ReadConfig, decoder: dict[str, Any]
 
 @pipeline_def(exec_async=False, exec_pipelined=False)  # type: ignore[untyped-decorator]
 def _decode_one(source: Callable[[], Any], decoder: dict[str, Any]) -> Any:
-    """Defines a pipeline that decodes one image a run."""
+    """Defines a pipeline that decodes one image per run."""
     return fn.decoders.image(fn.external_source(source=source, batch=False), **decoder)
 
 
@@ -159,7 +159,6 @@ def _view(
     mirrored: Any,
     *colours: Any,
 ) -> Any:
-    """Defines how one view of the images is made."""
     crop = {"axes": [0, 1], "normalized_anchor": False, "normalized_shape": False}
     if config.constants.padding is None:
         pixels = fn.decoders.image_slice(encoded, anchor, shape, **crop, **decoder)
@@ -174,7 +173,7 @@ def _view(
         resize_y=config.image_size,
         interp_type=types.INTERP_LINEAR,
         antialias=config.is_antialiased,
-        # Colours are computed from pixels that the resize has not rounded.
+        # Colours are computed from unrounded pixels.
         dtype=types.FLOAT if config.is_coloured else types.UINT8,
     )
     if config.is_coloured:
@@ -194,13 +193,13 @@ def _view(
 
 
 def _to_tensorflow(tensor: Any) -> Any:
-    """Returns DALI's tensor as TensorFlow's: the same memory, unless TensorFlow lacks its GPU."""
+    """Converts a DALI tensor, without a copy unless TensorFlow cannot see its GPU."""
     import tensorflow as tf
 
     kind, gpu = tensor.__dlpack_device__()
     seen = [each.name.rpartition(":")[2] for each in tf.config.get_visible_devices("GPU")]
     if kind == _CUDA and str(gpu) in seen:
-        # DALI counts all GPUs, TensorFlow only those that it may use.
+        # DALI numbers all GPUs, TensorFlow only the visible ones.
         capsule = dlpack.on_device(tensor, seen.index(str(gpu)))
     else:
         capsule = tensor.as_cpu().__dlpack__()

@@ -1,4 +1,4 @@
-"""`make_dataset`: all that may be asked of a reader, and what is taken where nothing is said."""
+"""`make_dataset`, with all settings of a reader and their defaults."""
 
 from __future__ import annotations
 
@@ -57,74 +57,69 @@ def make_dataset(
     others: bool = False,
     choice_seed: int = 0,
 ) -> Reader:
-    """Returns the batches of one rank of a prepared data set.
+    """Returns a reader of the batches of one rank.
 
-    Labels, counts and shards come from the manifest. Every example comes exactly once an
-    epoch over all ranks; training leaves out what does not fill a step of all ranks
-    (`Reader.dropped_per_epoch`), evaluation pads its last step and masks the padding.
+    Each epoch has every example exactly once over all ranks. Training drops the examples that do
+    not fill a last step of all ranks (`Reader.dropped_per_epoch`); evaluation pads and masks it.
 
     Args:
-      data_dir: folder of the data set, or its s3:// or http(s):// address.
-      split: "train", "validation", or another one of the set: "holdout", "test".
-      batch_size: examples a step and rank.
+      data_dir: folder of the dataset, or its s3:// or http(s):// URL.
+      split: "train", "validation", or a different split of the dataset: "holdout", "test".
+      batch_size: examples per step and rank.
       image_size: height and width of the images in pixels.
-      training: shuffled random crops, or the central crop in record order; by default the
-        train split is for training.
-      world: this process among those that train together; by default as the launcher says.
-      seed: decides order, crops and mirroring, together with epoch and example.
-      backend: "tfdata", "dali", "native", which needs no framework, or "auto": DALI for a GPU;
-        else the first of tf.data, DALI and native that is installed.
-      framework: what batches hold: tensors of "tensorflow", "numpy" arrays, or "dlpack", from
-        which PyTorch and JAX take them without a copy; by default NumPy's of the native backend,
-        and TensorFlow's of the others.
-      recipe: "resnet"; "tutorial" as the 2018 tutorial cropped and normalised; "cifar10",
-        whose training shifts the picture by up to 4 pixels; "mnist", the picture as it is; "adm",
-        the square crop of image generators with the bytes of Pillow (native, uint8).
-      colour: change the colours at random while training, as the tutorial's `--increased_aug`.
+      training: True for shuffled random crops, False for central crops in record order; by
+        default True for the train split.
+      world: rank and size of this process; by default from the launcher's environment.
+      seed: determines order, crops and mirroring, together with epoch and example.
+      backend: "tfdata", "dali", "native" (no framework needed) or "auto": DALI for a GPU, otherwise
+        the first of tf.data, DALI and native that is installed.
+      framework: "tensorflow" tensors, "numpy" arrays, or "dlpack" for PyTorch and JAX without a
+        copy; by default "numpy" for the native backend and "tensorflow" for the others.
+      recipe: "resnet"; "tutorial": crops and normalisation of the 2018 tutorial; "cifar10":
+        training shifts images by up to 4 pixels; "mnist": unchanged images; "adm": the square crop
+        of image generators with the bytes of Pillow (native, uint8).
+      colour: random colour changes in training, as with the tutorial's `--increased_aug`.
       dtype: "float32", "bfloat16" (not DALI) or "float16" (not tf.data) normalised, or "uint8".
       layout: "NHWC" or "NCHW".
-      antialias: filter before shrinking, as Pillow does; by default only in evaluation. It costs
-        tf.data a fifth of its speed.
+      antialias: filter before downscaling, like Pillow; by default only in evaluation. Slows
+        tf.data down by a fifth.
       device: "cpu", or "gpu" for DALI on the GPU of this local rank.
-      shuffle_window: shards whose examples are shuffled with each other; 0 is all of them, and
-        the default for a folder. A few keep reads near each other on disks that seek, and let
-        a remote set be read while it is fetched: there the default is 16.
-      cache_dir: where the ranks of a node keep a remote set; by default what
-        IMAGENET_PREP_CACHE names, or ~/.cache/imagenet-prep.
-      cache_gb: what the cache may hold, in 1e9 bytes: two windows of shards or more, beyond which
-        only what readers of the node hold stays; by default all of the set.
-      num_threads: images decoded at once; 0 is one a core this process may use, shared
-        among the ranks of a host.
-      on_bad_record: "raise", or "skip": mask, count and list in `Reader.skipped`. A disk or a
-        server that fails, and a shard that is damaged as a whole, are raised either way.
-      out: gives the memory for the images of each batch (native): an array of NumPy, or what has
-        the DLPack or buffer protocol, with the shape and type of `images`. It is asked up to three
-        batches ahead, and `images` is then what it gave.
-      fields: what batches hold, in this order; some of the keys of `Batch`; by default
-        images, class_index and mask; "column:NAME" is a column of the dataset. Without "images"
-        nothing is decoded, and without "boxes" no record is read: the rest is in the tables.
-      views: independent crops of each training image; of several, images and boxes have an axis
-        behind the batch's.
-      originals: for recipe "adm", whether a dataset is refused whose images are not the source's:
-        True: if any was changed by `prepare`; False: never; by default, if larger images were
-        downscaled to `image_size` or less.
-      classes: WNIDs or class indices whose examples are read; by default all.
-      remap: number the chosen `classes` from 0 without gaps, in the order of the class list;
-        `Reader.classes` says which is which.
-      keys: a file of the keys that are read, one a line.
-      exclude: a file of the keys that are not read, one a line.
-      fraction: share of the examples that is read, as hashes of their keys fall: 0.1 is a part
-        of 0.2.
-      fold: (k, n): part k, from 0, of n that such hashes deal out; all n together are the whole.
-      others: read all parts but this one of `fold`.
-      choice_seed: decides these hashes.
+      shuffle_window: number of shards that are shuffled together. 0 is all of them, the default
+        for a folder. Small windows reduce seeks on disks, and allow reading a remote dataset
+        while it is fetched; its default is 16.
+      cache_dir: folder for a node's copy of a remote dataset; by default IMAGENET_PREP_CACHE or
+        ~/.cache/imagenet-prep.
+      cache_gb: size limit of the cache in 1e9 bytes, at least two windows of shards; by default
+        none. Beyond it, only shards in use by the node's readers stay.
+      num_threads: images decoded in parallel; 0 shares the available cores among a host's ranks.
+      on_bad_record: "raise", or "skip": mask, count and list in `Reader.skipped`. Failures of disk
+        or server, and shards damaged as a whole, always raise.
+      out: returns the memory for the images of a batch (native backend): a NumPy array, or an
+        object with the DLPack or buffer protocol, in the shape and type of `images`. It is called
+        up to three batches ahead, and its result becomes `images`.
+      fields: keys of `Batch` in order, or "column:NAME" for a column of the dataset; by default
+        images, class_index and mask. Without "images" nothing is decoded; if "boxes" is missing
+        too, no record is read, only the tables.
+      views: independent crops per training image; if > 1, images and boxes get a second axis of
+        this size after the batch axis.
+      originals: for recipe "adm", refuse a dataset whose images differ from the source. True: if
+        `prepare` changed any; False: never; by default, if larger images were downscaled to
+        `image_size` or less.
+      classes: WNIDs or class indices to read; by default all.
+      remap: renumber the chosen `classes` from 0 in class list order, as in `Reader.classes`.
+      keys: file with the keys to read, one per line.
+      exclude: file with the keys to skip, one per line.
+      fraction: share of the examples to read, chosen by a hash of the key: 0.1 is a subset of 0.2.
+      fold: (k, n): read part k (from 0) of n disjoint parts, split by a hash of the key.
+      others: read all parts of `fold` except part k.
+      choice_seed: seed of these hashes.
 
     Raises:
-      UsageError: no manifest, an unknown choice, a backend that is not installed, or a part of
-        a partitioned set that other hosts than its own are to read.
-      DataDamagedError: shards are missing or cut.
-      StoreError: the system cannot read them, or the server refuses.
-      IncompleteError: the server fails again and again, or the disk is full.
+      UsageError: no manifest, an invalid argument, a backend that is not installed, or a part of a
+        partitioned dataset that does not belong to this host.
+      DataDamagedError: shards are missing or truncated.
+      StoreError: files cannot be read, or the server refuses access.
+      IncompleteError: the server fails repeatedly, or the disk is full.
 
     Example:
       >>> from imagenet_prep.read import make_dataset

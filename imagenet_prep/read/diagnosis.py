@@ -1,4 +1,4 @@
-"""Finds the image that made a framework fail, which only says that a batch failed."""
+"""Finds the image that made a batch fail; frameworks do not name it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from imagenet_prep.read.feed import EncodedBatch, Feed
 
 
 class Diagnosis:
-    """Remembers the batches that a decoder holds, and reads their images again if it fails."""
+    """Remembers the batches in a decoder, and rereads their images if it fails."""
 
     def __init__(
         self, feed: Feed, decode: Callable[[bytes], None], epoch: int, start: int, steps: int
     ) -> None:
-        """`decode` is that of the backend: it raises any error if it declines an image."""
+        """`decode` is the backend's; it raises any error for an image it cannot decode."""
         self._feed = feed
         self._decode = decode
         self._part = epoch, start, steps
@@ -24,32 +24,28 @@ class Diagnosis:
         self._error: ImagenetPrepError | None = None
 
     def batches(self) -> Iterator[EncodedBatch]:
-        """Yields the batches to decode, and remembers them without their images.
-
-        The images of a dozen steps would take 100 MB, and they can be read again.
-        """
+        """Yields the batches, and remembers them without images (100 MB per dozen steps)."""
         try:
             for batch in self._feed.batches(*self._part):
                 self._fed.append(batch._replace(encoded=[]))
                 yield batch
         except ImagenetPrepError as error:
-            # Frameworks replace the error of a Python callback by their own.
+            # Frameworks replace errors of Python callbacks with their own.
             self._error = error
             raise
 
     def decoded(self) -> EncodedBatch:
-        """Returns, without its images, the next batch that the decoder is done with."""
+        """Returns the next batch that the decoder has finished, without its images."""
         return self._fed.popleft()
 
     def explain(self, error: Exception) -> None:
-        """Marks the images that made a step fail as skipped; raises the error if none did."""
+        """Skips the images that made a step fail; raises the error if there are none."""
         if self._error is not None:
             raise self._error from None
         found = False
         records = self._feed.records
         for batch in tuple(self._fed):
             for number in batch.numbers.tolist():
-                # A negative number stands for no example.
                 if number < 0:
                     continue
                 encoded = records.read(number).encoded
@@ -61,7 +57,7 @@ class Diagnosis:
 
 
 def problem(encoded: bytes, decode: Callable[[bytes], None], backend: str) -> str | None:
-    """Returns why a JPEG does not decode with Pillow, or with `decode` of a backend, or None."""
+    """Returns why Pillow or a backend's `decode` cannot decode a JPEG; None if both can."""
     try:
         with opening.opened(encoded, only=("JPEG",)) as image:
             image.load()
@@ -78,6 +74,6 @@ def problem(encoded: bytes, decode: Callable[[bytes], None], backend: str) -> st
 
 
 def _reason(error: Exception) -> str:
-    """Returns the line of a framework's error that gives the reason."""
+    """Returns the line with the reason from a framework's error."""
     lines = str(error).partition("encountered:")[2] or str(error)
     return next((line.strip() for line in lines.splitlines() if line.strip()), type(error).__name__)

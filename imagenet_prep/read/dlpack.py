@@ -1,4 +1,4 @@
-"""Memory that is shared with frameworks: bfloat16, which NumPy does not know, and their buffers."""
+"""Memory shared with frameworks: bfloat16 arrays, which NumPy lacks, and their buffers."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ import numpy as np
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-# dlpack.h: DLTensor begins with 8 bytes of address, 4 of the device's kind, 4 of its number, and 4
-# of the number of axes; then DLDataType begins with a byte of its kind.
+# A DLTensor (dlpack.h) starts with 8 bytes of address and 4 bytes each of device type, device
+# number and number of axes. A DLDataType follows, whose first byte is its type code.
 _DEVICE_AT, _KIND_AT = 12, 20
 _UINT, _BFLOAT = 1, 4
 
 
 def _field(capsule: Any, of: Any, offset: int) -> Any:
-    """Returns a field of a capsule's DLTensor as an object of ctypes."""
+    """Returns a field of a capsule's DLTensor as a ctypes object."""
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     return of.from_address(pointer(capsule, b"dltensor") + offset)
 
 
 def on_device(array: Any, number: int) -> Any:
-    """Returns the capsule of an array, with this number of its device."""
+    """Returns the capsule of an array with a different device number."""
     capsule = array.__dlpack__()
     _field(capsule, ctypes.c_int32, _DEVICE_AT).value = number
     return capsule
 
 
 class _Renamed:
-    """An array whose numbers of one kind are called another; no copy."""
+    """An array whose DLPack type code is changed from `kind` to `other`, without a copy."""
 
     def __init__(self, array: Any, kind: int, other: int) -> None:
         self._array = array
@@ -40,7 +40,7 @@ class _Renamed:
         self._other = other
 
     def __dlpack__(self, **_: Any) -> Any:
-        """Returns the array's capsule, changed."""
+        """Returns the changed capsule."""
         capsule = self._array.__dlpack__()
         found = _field(capsule, ctypes.c_uint8, _KIND_AT)
         if found.value == self._kind:
@@ -48,16 +48,14 @@ class _Renamed:
         return capsule
 
     def __dlpack_device__(self) -> Any:
-        """Returns (kind, number) of the array's device."""
+        """Returns (type, number) of the array's device."""
         return self._array.__dlpack_device__()
 
 
 class Bfloat16(_Renamed):
-    """An array that frameworks take as bfloat16, e.g. by torch.from_dlpack.
+    """An array that frameworks import as bfloat16, e.g. with torch.from_dlpack.
 
-    Attributes:
-      bits: the numbers, as uint16.
-      shape: of the array.
+    `bits` is the array as uint16.
     """
 
     def __init__(self, bits: npt.NDArray[np.uint16]) -> None:
@@ -67,7 +65,7 @@ class Bfloat16(_Renamed):
 
 
 class Memory:
-    """An array's memory, which NumPy may write to; each array of it keeps this object alive."""
+    """An array's memory, writable for NumPy; arrays made from it keep this object alive."""
 
     def __init__(self, array: npt.NDArray[Any]) -> None:
         self._array = array
@@ -76,9 +74,9 @@ class Memory:
 
 
 class Lease(Memory):
-    """Memory of a batch; free again when no array of it is left, not even a user's.
+    """Memory of a batch, reused once all arrays over it are gone, including the user's.
 
-    New memory the kernel must clear, which costs a few per cent of a reader's time.
+    The kernel has to clear new memory, which takes a few per cent of a reader's time.
     """
 
     def __init__(self, array: npt.NDArray[Any], free: deque[npt.NDArray[Any]]) -> None:
@@ -90,12 +88,12 @@ class Lease(Memory):
 
 
 def array_over(buffer: Any) -> npt.NDArray[Any]:
-    """Returns the memory of another library's array, to be written to; bfloat16 is uint16.
+    """Returns a writable view of another library's array; bfloat16 becomes uint16.
 
-    The array is in memory of this machine, and has the DLPack or the buffer protocol.
+    The array must be in CPU memory and support the DLPack or the buffer protocol.
     """
     if not isinstance(buffer, np.ndarray) and hasattr(buffer, "__dlpack__"):
-        # DLPack does not say whether memory may be written to, so NumPy takes it for read-only.
+        # DLPack does not say whether memory is writable, so NumPy treats it as read-only.
         return np.asarray(Memory(np.from_dlpack(_Renamed(buffer, _BFLOAT, _UINT))))
     array = buffer if isinstance(buffer, np.ndarray) else np.asarray(memoryview(buffer))
     if not array.flags.writeable:

@@ -1,4 +1,4 @@
-"""The input of all backends: the encoded images of one rank in order, and their crops."""
+"""The input of all backends: the encoded images of one rank in order, with their crops."""
 
 from __future__ import annotations
 
@@ -27,15 +27,13 @@ if TYPE_CHECKING:
 
     from imagenet_prep.read.records import Records
 
-# Steps that are read ahead.
 _STEPS_AHEAD = 3
-# The fields that only records have; tables of samples tell the others.
+# Fields that are only in records. The others are also in the sample tables.
 _OF_RECORDS = ("images", "boxes")
-# The most boxes of one image. A batch has room for as many boxes of each image as one of its
-# images has.
+# The most boxes of one image. All images of a batch are padded to its largest number of boxes.
 MOST_BOXES = 5_000
 
-# A grey JPEG of 8 x 8 pixels. It is decoded in places that the mask marks as empty.
+# A grey JPEG of 8 x 8 pixels, decoded for entries where the mask is False.
 PLACEHOLDER = bytes.fromhex(
     "ffd8ffe000104a46494600010100000100010000ffdb004300100b0c0e0c0a100e0d0e1211101318281a1816"
     "16183123251d283a333d3c3933383740485c4e404457453738506d51575f626768673e4d71797064785c6567"
@@ -49,23 +47,23 @@ _PLACEHOLDER_SIDE = 8
 
 
 class _Read(NamedTuple):
-    """What was read of a step: images, if records are read, and the rows of columns by field."""
+    """The data of a step: images (if records are read), and rows of columns by field."""
 
     images: list[ImageExample | None] | None
     rows: dict[str, npt.NDArray[Any]]
 
 
 class EncodedBatch(NamedTuple):
-    """One step of one rank, not decoded yet.
+    """One step of one rank before decoding.
 
     Attributes:
-      encoded: [batch] JPEGs, some of them parts of one buffer; a placeholder where the mask is
-        False. Empty if no field needs the records.
-      class_index: [batch] int32; 0 where the mask is False.
-      mask: [batch] bool: whether there is an example.
-      views: the crop of each image; another one for each further view.
-      numbers: [batch] int64 example numbers; -1 where the mask is False.
-      details: the fields that were asked for and need no decoder.
+      encoded: [batch] JPEGs, some of which share a buffer; a placeholder if the mask is False.
+        Empty if no field needs the records.
+      class_index: [batch] int32; 0 if the mask is False.
+      mask: [batch] bool: False for padding and skipped records.
+      views: the crops of all images, for each view.
+      numbers: [batch] int64 example numbers; -1 if the mask is False.
+      details: the requested fields that need no decoder.
     """
 
     encoded: list[bytes | memoryview]
@@ -78,15 +76,12 @@ class EncodedBatch(NamedTuple):
 
 @dataclass(eq=False)
 class Feed:
-    """Reads the batches of one rank ahead of the backend that decodes them.
+    """Reads the batches of one rank ahead of the decoding backend.
 
     Attributes:
-      config: training has random views and no padding; else views are central, and the last step
-        is padded.
-      class_numbers: the number in the class list of each class index.
-      columns: by field.
-      bfloat16: the columns whose rows are the bits of bfloat16.
-      skipped: one sentence for each damaged record that was masked, by example number.
+      class_numbers: the class list number of each class index.
+      bfloat16: the columns whose rows are bits of bfloat16.
+      skipped: one message per damaged record that was masked, by example number.
     """
 
     records: Records
@@ -110,14 +105,14 @@ class Feed:
         if len(self.class_numbers) < len(self.records.wnids):
             self._dense = np.zeros(len(self.records.wnids), np.int32)
             self._dense[list(self.class_numbers)] = range(len(self.class_numbers))
-        # One thread is enough, since the kernel knows what comes next and reads it ahead. More
-        # threads would only wait for each other's interpreter lock.
+        # One thread is enough, since the kernel is told the next examples and reads them ahead.
+        # More threads would only compete for the interpreter lock.
         self._thread = BackgroundThreads(1, "read")
-        # Epoch, its order and its windows: of ImageNet they take 0.2 s.
+        # Epoch, its order and its windows, which take 0.2 s to compute for ImageNet.
         self._planned: tuple[int, npt.NDArray[np.int64], list[list[int]]] | None = None
 
     def steps(self, start: int) -> Steps:
-        """Returns how the rest of an epoch is divided, from its `start`-th example on."""
+        """Returns the steps of the rest of an epoch, from its `start`-th example on."""
         nodes = self.order.placement.nodes
         total = self.order.num_examples
         size, training = self.config.batch_size, self.config.is_training
@@ -150,15 +145,15 @@ class Feed:
                     of_rank, read = ahead.popleft()
                     yield self._assemble(of_rank, read.result(), epoch)
         finally:
-            # This must not wait. If the epoch was not read to its end, the garbage collector calls
-            # this in any thread, which may hold any lock, such as one that joining a thread takes.
+            # This must not wait. If the epoch was not finished, the garbage collector may run this
+            # in any thread, which may hold any lock, including one needed to join a thread.
             for _, read in ahead:
                 read.cancel()
 
     def close(self) -> None:
-        """Closes the shards; another epoch opens them again."""
+        """Closes the shards; the next epoch opens them again."""
         self.records.close()
-        # The thread may have opened a shard again, so it closes them once more after its work.
+        # The thread may have reopened a shard, so it closes them again when its work is done.
         self._thread.submit(self._close).result()
 
     def _close(self) -> None:
@@ -167,7 +162,7 @@ class Feed:
             each.close()
 
     def skip(self, number: int, error: DataDamagedError) -> None:
-        """Masks a record from now on; raises its error if none may be skipped."""
+        """Masks a record from now on; raises the error if skipping is not allowed."""
         if self.config.on_bad_record != "skip":
             raise error
         self.skipped[number] = str(error)
@@ -189,7 +184,7 @@ class Feed:
     def _read_one(self, number: int) -> ImageExample | None:
         if number in self.skipped:
             return None
-        # Outside of `try`: a damaged shard is not a bad record and must not be skipped.
+        # Outside of `try`, because a damaged shard must not be skipped like a bad record.
         self.records.open_shard(number)
         try:
             return self.records.read(number)
@@ -235,7 +230,7 @@ class Feed:
     def _views(
         self, sides: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64], epoch: int
     ) -> tuple[Views, ...]:
-        """Returns the crops of a batch; none if no field depends on them."""
+        """Returns the crops of a batch; empty if no field needs them."""
         config, (widths, heights) = self.config, sides
         if not self._reads_records and "mirrored" not in config.fields:
             return ()
@@ -249,7 +244,7 @@ class Feed:
     def _keys(
         self, images: Sequence[ImageExample | None], numbers: npt.NDArray[np.int64]
     ) -> list[str]:
-        """Returns the keys in the tables, which the records of an amended dataset may lack."""
+        """Returns keys from the tables, since an amended dataset's records may lack them."""
         if self._facts is None:
             return [self.records.key(image) if image else "" for image in images]
         keys = iter(self._facts.keys(numbers[numbers >= 0]))
@@ -263,7 +258,7 @@ class Feed:
         sides: npt.NDArray[np.int64],
         views: Sequence[Views],
     ) -> npt.NDArray[Any]:
-        """Returns a field that is not decoded; empty keys, -1 and zeros where there is no image."""
+        """Returns a field that is not decoded; empty keys, -1 and zeros if there is no image."""
         if field == "key":
             return np.array(self._keys(images, numbers), np.str_)
         if field == "number":

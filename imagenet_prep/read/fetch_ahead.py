@@ -1,4 +1,4 @@
-"""Threads that fetch the shards which a reader reads now or next, and hold them open for it."""
+"""Threads that fetch the current and next shards of a reader, and keep them open for it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from imagenet_prep.core.errors import IncompleteError
 from imagenet_prep.dataset.manifest import File, Shard
 from imagenet_prep.read.held import HeldFile
 
-# Threads of a rank; each has a connection of its own.
+# Threads per rank, each with its own connection.
 THREADS = 8
-# What is fetched by itself: a shard with its index, or the rows of a column for a shard.
+# A unit of fetching: a shard with its index, or a column's rows for a shard.
 Item = Shard | File
 
 
 class Windows:
-    """The shards that an epoch reads together, one window after the other, and how far it is."""
+    """The windows of shards of an epoch in reading order, and the current window."""
 
     def __init__(self, windows: Sequence[Sequence[Item]] = ()) -> None:
         self._windows = windows
@@ -27,21 +27,21 @@ class Windows:
         self._current = 0
 
     def most_bytes(self) -> int:
-        """Returns how many bytes two windows, one after the other, have at most."""
+        """Returns the largest size in bytes of two successive windows."""
         sizes = [sum(map(bytes_of, window)) for window in self._windows]
         return max(map(sum, zip(sizes, [*sizes[1:], 0], strict=True)), default=0)
 
     def items(self) -> Iterator[Item]:
-        """Returns what is read, in order."""
+        """Returns all items in reading order."""
         return chain.from_iterable(self._windows)
 
     def near(self) -> Iterator[Item]:
-        """Yields the shards of the window that is read now, then those of the next."""
+        """Yields the shards of the current window, then of the next."""
         for window in self._windows[self._current : self._current + 2]:
             yield from window
 
     def move_to(self, name: str) -> bool:
-        """Moves on to the window of a shard where that comes later; returns whether it does."""
+        """Moves forward to the window of a shard; returns False if it is not a later one."""
         number = self._number_of.get(name, 0)
         comes_later = number > self._current
         self._current = max(number, self._current)
@@ -49,17 +49,16 @@ class Windows:
 
 
 class FetchAhead:
-    """Shards by name: which are held open, which failed, and which a thread is fetching.
+    """Fetches shards in threads, and keeps them open while the reader needs them.
 
-    One lock guards all of it. The public methods take the lock; the private ones expect that their
-    caller has it. A thread fetches the first shard that is near the reader and has none of these
-    three states.
+    One lock guards all state. Public methods take it; private methods expect it to be held. A
+    thread fetches the first near shard that is not yet held, failed or being fetched.
     """
 
     def __init__(self, fetch: Callable[[Item, Callable[[], set[str]]], HeldFile]) -> None:
-        """Starts no thread yet; several will call `fetch` with a shard and with `near`."""
+        """Starts no threads yet; several threads will call `fetch(shard, self.near)`."""
         self._fetch = fetch
-        # The lock must be one that a thread may take twice: see `stop`.
+        # A reentrant lock: see `stop`.
         self._changed = threading.Condition(threading.RLock())
         self._windows = Windows()
         self._awaited: list[Item] = []
@@ -70,7 +69,7 @@ class FetchAhead:
         self._is_stopped = False
 
     def follow(self, windows: Windows) -> None:
-        """Begins to fetch what an epoch will read, and lets go of what it will not."""
+        """Starts to fetch the shards of an epoch, and releases all others."""
         with self._changed:
             self._is_stopped = False
             self._failed.clear()
@@ -78,10 +77,7 @@ class FetchAhead:
             self._update()
 
     def need(self, shard: Item) -> HeldFile:
-        """Returns a shard, open, once it is fetched.
-
-        It is not removed as long as somebody refers to what is returned.
-        """
+        """Waits for a shard and returns it open; it is not removed while it is referenced."""
         name = shard.name
         with self._changed:
             if self._windows.move_to(name):
@@ -100,23 +96,23 @@ class FetchAhead:
                 return self._held[name]
             finally:
                 self._awaited.remove(shard)
-                # If the shard failed and another thread awaits it too, it is fetched once more.
+                # If a failed shard is also awaited by a second thread, it is fetched again.
                 self._changed.notify_all()
 
     def forget(self, name: str) -> None:
-        """Closes a shard; it is fetched again when it is needed again: files were removed."""
+        """Closes a shard whose files were removed; it is fetched again when needed."""
         with self._changed:
             self._held.pop(name, None)
 
     def near(self) -> set[str]:
-        """Returns the names of the shards that the reader awaits, reads now or reads next."""
+        """Returns the names of the shards that the reader awaits, or reads now or next."""
         with self._changed:
             return {shard.name for shard in self._near()}
 
     def stop(self) -> None:
-        """Closes all shards and ends the threads, until `follow` begins again.
+        """Closes all shards and ends the threads, until the next `follow`.
 
-        The garbage collector may call this in any thread, also in one that has the lock.
+        The garbage collector may call this in any thread, even in one that holds the lock.
         """
         with self._changed:
             self._is_stopped = True
@@ -128,7 +124,7 @@ class FetchAhead:
         yield from self._windows.near()
 
     def _update(self) -> None:
-        """Lets go of the shards that are no longer near, and starts the threads for the others."""
+        """Releases shards that are no longer near, and starts threads for the others."""
         near = {shard.name for shard in self._near()}
         self._held = {name: held for name, held in self._held.items() if name in near}
         self._changed.notify_all()
@@ -137,12 +133,12 @@ class FetchAhead:
             threading.Thread(target=self._run, name="fetch", daemon=True).start()
 
     def _run(self) -> None:
-        """Fetches one shard after the other. This thread takes the lock itself."""
+        """Fetches shards until stopped. Called without the lock."""
         while (shard := self._take()) is not None:
             self._fetch_one(shard)
 
     def _take(self) -> Item | None:
-        """Waits for a shard to fetch, and returns it; None once this thread shall end."""
+        """Waits for a shard to fetch and returns it, or None if this thread must end."""
         with self._changed:
             while not self._is_stopped:
                 for shard in self._near():
@@ -155,7 +151,7 @@ class FetchAhead:
             return None
 
     def _fetch_one(self, shard: Item) -> None:
-        """Fetches a shard. When this returns, the thread itself no longer holds the file."""
+        """Fetches a shard. Afterwards this thread keeps no reference to the file."""
         held: HeldFile | None = None
         try:
             held = self._fetch(shard, self.near)
@@ -170,13 +166,13 @@ class FetchAhead:
 
 
 def together(item: Item) -> tuple[File, ...]:
-    """Returns what a cache fetches and removes together: the index and the shard.
+    """Returns the files that a cache fetches and removes together: index and shard.
 
-    The table of samples comes when keys are asked for, and stays: it is small.
+    The sample table is fetched when keys are needed, and stays because it is small.
     """
     return (item,) if isinstance(item, File) else (item.index, item.files[-1])
 
 
 def bytes_of(item: Item) -> int:
-    """Returns how many bytes of a shard or column count towards the limit of a cache."""
+    """Returns the bytes of a shard or column that count towards the cache limit."""
     return sum(file.num_bytes for file in together(item))

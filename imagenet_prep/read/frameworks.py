@@ -1,4 +1,4 @@
-"""NumPy's arrays as those of the framework that a reader's batches are for; no copy is made."""
+"""Converts NumPy arrays to arrays of a reader's framework without a copy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _to_tensorflow(array: npt.NDArray[Any], bits: bool) -> Any:
     return from_numpy(array, bits)
 
 
-# Each function takes an array, and whether it has the bits of bfloat16, which NumPy does not know.
+# Arguments: an array, and whether it holds the bits of bfloat16, a type that NumPy lacks.
 CONVERTERS: dict[str, Callable[[npt.NDArray[Any], bool], Any]] = {
     "numpy": _to_numpy,
     "dlpack": lambda array, bits: Bfloat16(array) if bits else array,

@@ -1,4 +1,4 @@
-"""Reads, proves and takes apart the records of a batch, in one call of gather.c."""
+"""Reads, verifies and parses the records of a batch in one call of gather.c."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from imagenet_prep.read.dlpack import Lease
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-# gather.c returns the fields of `Places`, then height and width of the image.
+# gather.c returns the fields of `Places`, followed by the height and width of the image.
 _NUM_PLACES = len(Places._fields)
 _NUM_FOUND = _NUM_PLACES + 2
 _LIBRARY = Path(__file__).with_name("_gather.so")
@@ -32,15 +32,13 @@ def gather(
     sizes: npt.NDArray[np.int64],
     free: deque[npt.NDArray[Any]],
 ) -> tuple[memoryview, list[tuple[Places, tuple[int, int]] | None]]:
-    """Reads records at `offsets` of open files, of `sizes` in bytes.
-
-    The memory of this batch is put into `free` once nothing refers to it.
+    """Reads one record from each open file; the memory returns to `free` after its last use.
 
     Returns:
-      The bytes of all records, and for each record the places of its parts in these bytes, and
-      (height, width) of its image in pixels, as the JPEG says. None stands for a record that is
-      damaged or unlike those of `prepare`, and for every record if gather.c was not compiled or
-      the processor lacks an instruction for CRC32C.
+      The bytes of all records, and for each record the offsets of its parts in these bytes with
+      (height, width) of its image in pixels from the JPEG. None if a record is damaged or not in
+      the format of `prepare`, and for all records if gather.c was not compiled or the processor
+      has no CRC32C instruction.
     """
     library = compiled.find(_LIBRARY, gather=_TYPES)
     if library is None:
@@ -63,5 +61,5 @@ def _memory(num_bytes: int, free: deque[npt.NDArray[Any]]) -> npt.NDArray[Any]:
         memory = free.pop()
     except IndexError:
         memory = np.empty(0, np.uint8)
-    # Memory that is too small is not kept, so soon each is as large as the largest batch.
+    # Buffers that are too small are dropped, so soon all fit the largest batch.
     return memory if len(memory) >= num_bytes else np.empty(num_bytes, np.uint8)

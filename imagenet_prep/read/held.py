@@ -1,7 +1,7 @@
-"""A file that stays open, and locked if wanted, while anything refers to it.
+"""A file that stays open, and optionally locked, while it is referenced.
 
-A process that was forked shares the locks of the other one: none is free before both have closed
-the file. So it closes the locked ones at once, of which it must use none.
+A forked process shares its parent's locks, which are only released when both have closed the file.
+So the child closes all locked files immediately and must not use them.
 """
 
 from __future__ import annotations
@@ -21,16 +21,13 @@ _LOCKS = f"{naming.WORK}/locks"
 
 
 class HeldFile:
-    """One open file; the last reference closes it, so that no thread reads a closed descriptor."""
+    """An open file, closed with its last reference so that no thread uses a closed descriptor."""
 
     def __init__(self, path: Path, lock: int = 0) -> None:
-        """Opens a file, with a lock if these flags of fcntl.flock ask for it.
-
-        The kernel releases the lock with the descriptor, so also when the process dies.
-        """
-        # Network file systems allow an exclusive lock only for files that are open for writing.
+        """Opens a file; `lock` is 0 or flags of fcntl.flock."""
+        # Network file systems only allow exclusive locks on files open for writing.
         mode = os.O_RDWR if lock & fcntl.LOCK_EX else os.O_RDONLY
-        # Without O_NONBLOCK, opening a pipe waits for its writer.
+        # Without O_NONBLOCK, opening a pipe would wait for its writer.
         self.descriptor = os.open(path, mode | os.O_NONBLOCK | os.O_CLOEXEC)
         self._closing = weakref.finalize(self, os.close, self.descriptor)
         regular_file.demand_regular(self.descriptor, path)
@@ -51,9 +48,9 @@ def _let_go() -> None:
 
 @contextlib.contextmanager
 def only_one(store: LocalStore, name: str, flags: int = 0) -> Iterator[None]:
-    """Holds a lock among all ranks of the node; the kernel frees a dead holder's.
+    """Holds a lock between all ranks of the node; the kernel releases it if the holder dies.
 
-    With LOCK_NB, BlockingIOError where it is held.
+    Raises BlockingIOError with LOCK_NB if the lock is taken.
     """
     store.make_folder(_LOCKS)
     descriptor = store.open(f"{_LOCKS}/{name.replace('/', '-')}", os.O_RDWR | os.O_CREAT)
@@ -61,7 +58,7 @@ def only_one(store: LocalStore, name: str, flags: int = 0) -> Iterator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX | flags)
         yield
     finally:
-        # Closing does not free it while a process that was forked meanwhile has a copy.
+        # Closing alone does not release it if a process forked meanwhile has a copy.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 

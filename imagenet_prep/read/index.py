@@ -1,4 +1,4 @@
-"""The index of a shard: where its records lie, held against what the manifest says of the shard."""
+"""The index of a shard: offset and size of its records, checked against the manifest."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from imagenet_prep.dataset.manifest import Shard
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-# Numbers of this many digits fit 63 bits. A line has two numbers, a blank and a line end.
+# Numbers of this many digits fit into 63 bits. A line has two numbers, a space and a newline.
 _DIGITS = 18
 _LINE_BYTES = 2 * _DIGITS + 2
 
 
 def most_bytes(shard: Shard) -> int:
-    """Returns how much of the index of a shard is read: one byte more than it may have."""
+    """Returns the number of bytes to read of an index: one more than its maximum size."""
     return min(_LINE_BYTES * shard.examples, shard.index_bytes) + 1
 
 
@@ -29,7 +29,7 @@ def parse(content: bytes, shard: Shard, root: Path) -> npt.NDArray[np.int64]:
     path = root / naming.index_name(shard.name)
     words = content.split()
     try:
-        # numpy takes each word for what int() takes, which is more than digits.
+        # NumPy accepts every word that int() accepts, not only digits.
         odd = next((w for w in words if not w.isdigit() or len(w) > _DIGITS), None)
         if odd is not None:
             raise ValueError(f"{odd[:32]!r} is not a byte offset")

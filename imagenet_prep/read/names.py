@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Names:
-    """Class index and key of examples: from the tables of samples, or else from the records."""
+    """Class indices and keys of examples, from the sample tables or else from the records."""
 
     def __init__(self, records: Records) -> None:
         self._records = records
@@ -35,9 +35,9 @@ class Names:
             )
 
     def of(self, shard: int, *, sides: bool = False) -> Iterable[Head]:
-        """Returns class index and key of each example of a shard, and b"", one by one.
+        """Returns class index, key and b"" of each example of a shard.
 
-        With `sides`, tables say the image, too, see `samples.heads`.
+        With `sides`, tables give the image field instead of b""; see `samples.heads`.
         """
         records = self._records
         if not records.manifest.has_samples:
@@ -48,13 +48,13 @@ class Names:
         return itertools.chain.from_iterable(map(self.of, range(len(self._records.shards))))
 
     def mentions(self, shard: int, texts: Iterable[bytes]) -> bool:
-        """Returns whether the names of a shard may contain one of some texts."""
+        """Returns whether the table of a shard may contain any of these texts."""
         records = self._records
         has_samples = records.manifest.has_samples
         return not has_samples or tables.mentions(self._store, records.shards[shard], texts)
 
     def having(self, shard: int, sha256: str) -> Iterator[tuple[int, Sample]]:
-        """Yields number and sample of each example that is this file, or was in the source."""
+        """Yields number and sample of each example whose stored or source file has this hash."""
         records, there = self._records, self._records.shards[shard]
         if not self.mentions(shard, [sha256.encode()]):
             return
@@ -67,7 +67,7 @@ class Names:
                 yield number, sample
 
     def at(self, number: int) -> tuple[int, str]:
-        """Returns those of one example."""
+        """Returns class index and key of one example."""
         shard, record = self._records.place(number)
         if not self._records.manifest.has_samples:
             return self._records.name(number)
@@ -76,13 +76,13 @@ class Names:
 
 
 class Facts:
-    """What the tables of samples say of examples, by number; each table is read at its first use.
+    """Facts from the sample tables by example number; each table is read at its first use.
 
-    It takes 4 bytes an example, and some 30 more for keys.
+    Takes 4 bytes per example, and about 30 more for keys.
     """
 
     def __init__(self, records: Records, fields: Collection[str]) -> None:
-        """Notes which fields of batches are wanted; nothing is read yet."""
+        """Notes the requested fields of batches; reads nothing yet."""
         self._records, self._names = records, Names(records)
         self._classes = np.zeros(len(records), np.int32)
         self._keys: dict[int, npt.NDArray[np.bytes_]] | None = {} if "key" in fields else None
@@ -91,7 +91,7 @@ class Facts:
         self._is_read = np.zeros(len(records.shards), bool)
 
     def read(self, numbers: Sequence[int]) -> None:
-        """Reads the tables of some examples, where that was not done yet."""
+        """Reads the tables of these examples that were not read yet."""
         if self._is_read.all():
             return
         for shard in np.unique(self._records.shards_of(numbers)).tolist():

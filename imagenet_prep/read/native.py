@@ -1,4 +1,4 @@
-"""Decodes, crops and resizes with the codec of this package, on the CPU: no framework is needed."""
+"""Decodes, crops and resizes on the CPU with this package's codec; needs no framework."""
 
 from __future__ import annotations
 
@@ -27,19 +27,18 @@ from imagenet_prep.read.frameworks import CONVERTERS
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-# Steps that are decoded before the user asks for them.
+# Steps that are decoded ahead of the user.
 _STEPS_AHEAD = 2
-# Enough that no thread is idle for long at the end of a step.
+# Enough tasks that threads are rarely idle at the end of a step.
 _TASKS_PER_THREAD = 2
 
 
 class NativeBackend:
-    """The backend that needs no framework; its arrays are NumPy's, converted at the end.
+    """The backend that needs no framework: NumPy arrays, converted at the end.
 
     Threads decode images with `codec.planes`, which crops, resizes, mirrors and converts in one
-    pass. Pillow decodes what `codec.planes` declines, CMYK for example, and all images where
-    `codec.planes` cannot be loaded. This is slower, and differs by less than one grey level on
-    average over an image.
+    pass. Pillow decodes images that it does not support, for example CMYK, and all images if it
+    cannot be loaded. Pillow is slower and differs by less than one grey level per image on average.
     """
 
     def __init__(self, config: ReadConfig) -> None:
@@ -48,10 +47,10 @@ class NativeBackend:
         shape = (3, side, side) if config.layout == "NCHW" else (side, side, 3)
         views = () if config.views == 1 else (config.views,)
         self._shape = (config.batch_size, *views, *shape)
-        # The memory of earlier batches that nobody uses any more.
+        # Memory of earlier batches that is no longer in use.
         self._free: deque[npt.NDArray[Any]] = deque(maxlen=_STEPS_AHEAD + 2)
         self._values = Values(config.dtype, config.constants.mean, config.constants.std)
-        # Views with changed colours or with padding are first made as bytes, then converted.
+        # Views with colour changes or padding are first made as bytes and then converted.
         square = config.constants.square
         self._cropped = square or config.constants.padding is None
         self._in_one_pass = not config.is_coloured and self._cropped
@@ -62,7 +61,7 @@ class NativeBackend:
         self._look = Look(side, side, values, kernel, channels_first=channels_first)
         self._num_threads = config.decode_threads
         self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="decode")
-        # Tasks of an epoch that was left before its end; they may still write.
+        # Tasks of an unfinished epoch that may still write.
         self._left: list[Future[None]] = []
         self._has_planes = True
         try:
@@ -73,7 +72,7 @@ class NativeBackend:
 
     def batches(self, encoded: Iterator[EncodedBatch], steps: int) -> Iterator[Any]:
         """Yields the images of each step."""
-        # The last epoch, if it was left, must not write into memory that `out` gives again now.
+        # An unfinished last epoch must not write into memory that `out` now returns again.
         wait(self._left)
         ahead: deque[tuple[Any, list[Future[None]]]] = deque()
         left = itertools.islice(encoded, steps)
@@ -86,29 +85,29 @@ class NativeBackend:
                 if not ahead:
                     return
                 images, shown = ahead[0]
-                # One wait for all: each would take the interpreter's lock from the decoders.
+                # A single wait: each one takes the interpreter lock from the decoders.
                 wait(shown)
                 for part in shown:
                     part.result()
                 ahead.popleft()
-                # Memory that `out` gave is returned as it is. A conversion may copy, so it comes
-                # after the last byte is written.
+                # Memory from `out` is returned unconverted. A conversion may copy, so it must
+                # come after the last write.
                 yield images if self._config.out else convert(images, is_bfloat16)
         finally:
-            # This must not wait: the garbage collector may call it.
-            # Those of another iterator over this reader may still write, too.
+            # This must not wait, since the garbage collector may call it. Tasks of a second
+            # iterator over this reader may also still write.
             self._left = [part for part in self._left if not part.done()]
             self._left += [part for _, shown in ahead for part in shown if not part.cancel()]
 
     def decode(self, encoded: bytes) -> None:
-        """Takes every image that Pillow decodes, which `diagnosis` asks first."""
+        """Accepts every image that Pillow decodes; `diagnosis` checks that first."""
 
     def _begin(self, batch: EncodedBatch) -> tuple[Any, list[Future[None]]]:
-        """Starts to decode a batch; returns its images, and the tasks that still write them."""
+        """Starts to decode a batch; returns its images and the tasks that write them."""
         size = self._config.batch_size
         given, images = self._memory()
         of_view = images.reshape(size, self._config.views, *self._shape[-3:])
-        # Fewer tasks than images, since handing them over takes the interpreter's lock.
+        # Fewer tasks than images, because submitting a task takes the interpreter lock.
         length = -(-size // (_TASKS_PER_THREAD * self._num_threads))
         parts = [slice(first, first + length) for first in range(0, size, length)]
         shown = [
@@ -119,7 +118,7 @@ class NativeBackend:
         return given, shown
 
     def _memory(self) -> tuple[Any, npt.NDArray[Any]]:
-        """Returns a batch's images as the user gets them, and the array to write them into."""
+        """Returns the images object for the user, and the array to write into."""
         dtype = self._values.table.dtype
         if self._config.out is None:
             array = self._free.pop() if self._free else np.empty(self._shape, dtype)
@@ -143,7 +142,6 @@ class NativeBackend:
     def _show(
         self, batch: EncodedBatch, views: Views, images: npt.NDArray[Any], part: slice
     ) -> None:
-        """Writes a part of a view's images."""
         encoded, boxes, mirrored = batch.encoded[part], views.boxes[part], views.mirrored[part]
         images, side = images[part], self._config.image_size
         pixels = images if self._in_one_pass else np.empty((len(images), side, side, 3), np.uint8)
@@ -181,7 +179,7 @@ class NativeBackend:
         colours: npt.NDArray[np.float32] | None,
         to: npt.NDArray[Any],
     ) -> None:
-        """Changes the colours of a view, and writes it in the configured type and layout."""
+        """Changes the colours of a view and writes it in the configured type and layout."""
         if colours is not None:
             flat = pixels.reshape(-1, 3).astype(np.float32)
             shift = colours[:, 3:6] @ flat.mean(axis=0) + colours[:, 6]
@@ -193,24 +191,24 @@ class NativeBackend:
 
 @functools.cache
 def say_once(text: str) -> None:
-    """Logs a warning, once in a process."""
+    """Logs a warning once per process."""
     logging.getLogger(__name__).warning(text)
 
 
 def cropped(data: bytes | memoryview, box: list[int]) -> Image.Image:
-    """Returns a part of a JPEG in RGB; what lies outside of the picture is black."""
+    """Returns a crop of a JPEG in RGB; pixels outside the image are black."""
     top, left, height, width = box
     with opening.opened(bytes(data), only=("JPEG",)) as image:
         return opening.rgb(image).crop((left, top, left + width, top + height))
 
 
 def middle_square(image: Image.Image, side: int) -> npt.NDArray[np.uint8]:
-    """Returns center_crop_arr of guided-diffusion, which square.h makes too: [side, side, 3]."""
+    """Returns guided-diffusion's center_crop_arr [side, side, 3], as square.h does."""
     width, height = image.size
     while min(width, height) >= 2 * side:
         width, height = width // 2, height // 2
         image = image.resize((width, height), Image.Resampling.BOX)
-    # Nobody has the memory for more pixels: of longer images, this crop only resembles Pillow's.
+    # Limit the memory: for longer images, the result is only close to Pillow's crop.
     if (most := max(1, jpeg.MAX_PIXELS // side**2) * min(width, height)) < max(width, height):
         left, top = max(0, width - most) // 2, max(0, height - most) // 2
         width, height = min(width, most), min(height, most)
@@ -223,7 +221,7 @@ def middle_square(image: Image.Image, side: int) -> npt.NDArray[np.uint8]:
 
 
 def interpolate(pixels: npt.NDArray[np.uint8], side: int) -> npt.NDArray[np.uint8]:
-    """Returns an image [height, width, 3] as [side, side, 3], interpolated linearly."""
+    """Resizes an image [height, width, 3] to [side, side, 3] by linear interpolation."""
     for axis in (0, 1):
         length = pixels.shape[axis]
         at = np.clip((np.arange(side) + 0.5) * length / side - 0.5, 0, length - 1)

@@ -1,4 +1,4 @@
-"""Opens what a reader reads: the records of a split, their choice and order, and their feed."""
+"""Opens the records of a split, and creates the choice, order and feed of a reader."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from imagenet_prep.storage.opened import Dataset, open_dataset
 
 
 def open_feed(config: ReadConfig) -> tuple[Feed, dict[str, Any]]:
-    """Returns what feeds a reader, and what `Reader.choice` says."""
+    """Returns the feed of a reader, and the content of `Reader.choice`."""
     world = config.world or World.from_environment()
     config = replace(config, world=world)
     config = replace(config, backend=choose_backend(config))
@@ -43,7 +43,7 @@ def open_feed(config: ReadConfig) -> tuple[Feed, dict[str, Any]]:
     asked, chosen = choice.asked(), None
     if asked:
         chosen = choice.numbers(records)
-        # Ranks whose names differ, by a flipped bit, are refused each other's state.
+        # If a bit flip changes a rank's choice, it rejects the state of the other ranks.
         asked["numbers"] = hashlib.sha256(chosen.tobytes()).hexdigest()
     seed = config.seed if config.is_training else None
     order = Order(records.examples_per_shard, seed, config.window, records.placement, chosen)
@@ -58,7 +58,7 @@ def open_feed(config: ReadConfig) -> tuple[Feed, dict[str, Any]]:
 
 
 def _tell_changed(config: ReadConfig, records: Records) -> None:
-    """Logs how many images are not the source's, whose crops differ; UsageError for too many."""
+    """Logs the number of images that `prepare` changed; UsageError if `originals` forbids it."""
     manifest = records.manifest
     split = manifest.splits[records.split]
     short_side = settings.short_side(manifest.config, records.split)
@@ -88,7 +88,7 @@ def open_records(
     cache_dir: str | os.PathLike[str] | None = None,
     cache_gb: float | None = None,
 ) -> Records:
-    """Returns the records of a split; those of a remote dataset come through the node's cache."""
+    """Returns the records of a split, through the node's cache if the dataset is remote."""
     if dataset.store.as_folder is not None:
         return Records(dataset, split)
     from imagenet_prep.read.cache import NodeCache

@@ -1,12 +1,12 @@
-"""Which rank reads which example, and when. It depends only on counts, seed and epoch.
+"""The order of examples and their assignment to ranks; depends only on counts, seed and epoch.
 
-All ranks share one order of an epoch's examples. Step s takes the next world_size *
-batch_size of them, and rank r the r-th part of that. So every example comes exactly once, and
-all ranks make the same number of steps. A run that stopped after n examples continues at n with
-any number of ranks.
+All ranks share one order of an epoch's examples. Each step takes the next world_size * batch_size
+examples, and rank r the r-th part of them. So every example is read exactly once, and all ranks
+have the same number of steps. A run that stopped after n examples can resume there with any number
+of ranks.
 
-If nodes hold parts of the set (dataset.placement), the ranks of each node share an order of the
-examples that this node reads in the epoch.
+If the dataset is partitioned among nodes (dataset.placement), the ranks of a node share an order of
+the examples that this node reads in the epoch.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from imagenet_prep.dataset.placement import WHOLE, Placement
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-# splitmix64 (Steele, Lea, Flood 2014): a bijection of 64-bit integers whose outputs pass
-# BigCrush. NumPy's own generators may change from one version to the next.
+# splitmix64 (Steele, Lea, Flood 2014): a bijection of 64-bit integers whose output passes
+# BigCrush. NumPy's own generators may change between versions.
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
@@ -31,7 +31,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 _EXAMPLES, _SHARDS, _TURN = 1, 2, 3
 _IN_TURN = 8
 
-# An epoch, and how many of its examples all ranks have read before.
+# An epoch, and the number of its examples that all ranks together have read.
 Position = tuple[int, int]
 
 
@@ -45,7 +45,7 @@ def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def stream(seed: int, *parts: int) -> np.uint64:
-    """Returns 64 bits that depend on a seed and on more numbers, e.g. an epoch."""
+    """Returns 64 bits derived from a seed and further numbers, e.g. an epoch."""
     state = np.array([seed & (1 << 64) - 1], np.uint64)
     for part in parts:
         state = mix(state) ^ np.uint64(part)
@@ -54,17 +54,15 @@ def stream(seed: int, *parts: int) -> np.uint64:
 
 @dataclass(frozen=True)
 class Order:
-    """The order of a split's examples on one node, epoch by epoch.
+    """The order of a split's examples on one node in each epoch.
 
-    Examples are numbered through all shards in the order of their records.
+    Examples are numbered through all shards in record order.
 
     Attributes:
-      examples_per_shard: records of each shard.
-      seed: decides every epoch's order; None keeps the order of the records.
-      window: shards whose examples are shuffled with each other; 0 is all of them, a full
-        permutation.
-      placement: what the node holds; by default all of the split.
-      chosen: numbers of the examples that are read, sorted; None for all.
+      seed: of the orders of all epochs; None keeps record order.
+      window: number of shards that are shuffled together; 0 for a full permutation.
+      placement: the node's part of the split; by default all of it.
+      chosen: sorted numbers of the examples to read; None for all.
     """
 
     examples_per_shard: Sequence[int]
@@ -75,23 +73,23 @@ class Order:
 
     @property
     def num_examples(self) -> int:
-        """Examples that are read, over all shards."""
+        """The number of examples to read, over all shards."""
         return sum(self.examples_per_shard) if self.chosen is None else len(self.chosen)
 
     def epoch(self, epoch: int) -> npt.NDArray[np.int64]:
-        """Returns the example numbers of an epoch, in the order in which they are read."""
+        """Returns the example numbers of an epoch in reading order."""
         numbers = self._part(epoch)
         if self.seed is None:
             return numbers
         hashed, window_of = self._sorted_by(epoch, numbers)
-        # No two hashes are equal, so every kind of sort has the same result.
+        # All hashes are different, so every sorting algorithm gives the same result.
         in_order = np.argsort(hashed)
         if window_of is not None:
             in_order = in_order[np.argsort(window_of[in_order], kind="stable")]
         return numbers[in_order]
 
     def position(self, epoch: int, number: int) -> int | None:
-        """Returns the place of an example in `epoch`, without sorting; None if it is not there."""
+        """Returns an example's position in `epoch`, without sorting; None if it is not read."""
         numbers = self._part(epoch)
         found = np.flatnonzero(numbers == number)
         if not len(found) or self.seed is None:
@@ -106,12 +104,12 @@ class Order:
     def _sorted_by(
         self, epoch: int, numbers: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.unsignedinteger] | None]:
-        """Returns a hash of each example, and its window, by which an epoch is sorted first."""
+        """Returns the sort keys of examples: their hashes and, with priority, their windows."""
         assert self.seed is not None
         hashed = mix(numbers.astype(np.uint64) ^ stream(self.seed, epoch, _EXAMPLES))
         if not 0 < self.window < len(self.examples_per_shard):
             return hashed, None
-        # Numbers of 16 bits are sorted in a fifth of the time of others.
+        # Sorting 16-bit numbers takes a fifth of the time.
         count = len(self.examples_per_shard)
         window = np.empty(count, np.min_scalar_type(count))
         for number, shards in enumerate(self.windows(epoch)):
@@ -119,14 +117,14 @@ class Order:
         return hashed, np.repeat(window, self.examples_per_shard)[numbers]
 
     def windows(self, epoch: int) -> list[list[int]]:
-        """Returns the shards that are read together, one window after the other."""
+        """Returns the windows of shards in reading order."""
         held = self.placement.held(self.examples_per_shard)
         if self.chosen is not None:
             borders = np.cumsum(self.examples_per_shard)
             held = np.unique(np.searchsorted(borders, self.chosen, side="right")).tolist()
         size = self.window
         if self.seed is None:
-            # Shards are read one after the other; a window has those that may be fetched together.
+            # Shards are read one by one; a window has the shards that are fetched together.
             size = _IN_TURN
         elif 0 < self.window < len(held):
             hashed = mix(np.array(held, np.uint64) ^ stream(self.seed, epoch, _SHARDS))
@@ -136,7 +134,7 @@ class Order:
         return [held[i : i + size] for i in range(0, len(held), size)]
 
     def _part(self, epoch: int) -> npt.NDArray[np.int64]:
-        """Returns the example numbers that this node reads, in the order of their records."""
+        """Returns the numbers of the examples that this node reads, in record order."""
         if self.chosen is not None:
             return self.chosen
         total, turn = self.num_examples, 0
@@ -149,15 +147,14 @@ class Order:
 
 @dataclass(frozen=True)
 class Steps:
-    """How the rest of an epoch is divided among the ranks.
+    """The division of the rest of an epoch among the ranks.
 
     Attributes:
       start: examples of the epoch that all ranks together have already read.
-      num_examples: of the whole epoch.
-      world_size: ranks.
-      batch_size: examples a rank and step.
-      drop_tail: training leaves out what does not fill a step of all ranks; evaluation pads.
-      nodes: that have their own orders, each with the same number of ranks; 1 for a common order.
+      num_examples: examples of the complete epoch.
+      batch_size: examples per rank and step.
+      drop_tail: drop examples that do not fill a step of all ranks (training), or pad (evaluation).
+      nodes: number of nodes with their own orders and equal numbers of ranks; 1 for a common order.
     """
 
     start: int
@@ -169,12 +166,12 @@ class Steps:
 
     @property
     def global_batch(self) -> int:
-        """Examples a step over all ranks."""
+        """Examples per step over all ranks."""
         return self.world_size * self.batch_size
 
     @property
     def count(self) -> int:
-        """Steps that are left, the same for every rank."""
+        """Remaining steps, the same for every rank."""
         left = self.num_examples - self.start
         return left // self.global_batch if self.drop_tail else -(-left // self.global_batch)
 
@@ -185,9 +182,9 @@ class Steps:
         return left % self.global_batch if self.drop_tail else 0
 
     def positions(self, step: int, rank: int) -> range:
-        """Returns a rank's positions in its order of the epoch; fewer, or none, in a padded step.
+        """Returns a rank's positions in its order of the epoch; fewer or none in a padded step.
 
-        If nodes have their own orders, that of this node may be one example shorter.
+        If nodes have their own orders, this node's order may be one example shorter.
         """
         rank %= self.world_size // self.nodes
         first = (self.start + step * self.global_batch) // self.nodes + rank * self.batch_size
@@ -195,22 +192,22 @@ class Steps:
         return range(min(first, end), min(first + self.batch_size, end))
 
     def after(self, steps: int) -> int:
-        """Returns how many examples of the epoch are read after so many steps."""
+        """Returns the number of examples of the epoch read after this many steps."""
         return min(self.start + steps * self.global_batch, self.num_examples)
 
 
 class StepSampler:
-    """The sampler of PyTorch's DataLoader over a reader: hands each step out to one worker.
+    """A sampler for PyTorch's DataLoader over a reader, which gives each step to one worker.
 
-    Every `for` over the DataLoader is one epoch, or the rest of the one that was restored; the
-    next is the next epoch. One that is left before all steps are handed out is begun again.
+    Every `for` over the DataLoader is one epoch, or the rest of a restored epoch. If a `for` stops
+    before all steps are handed out, the next one starts the same epoch again.
 
     Example:
       >>> from imagenet_prep.read import make_dataset
       >>> reader = make_dataset("/data/imagenet-480", "train", batch_size=8, backend="native")
       >>> sampler = reader.sampler()
-      >>> epoch, examples_read = next(iter(sampler))  # what a worker is asked for
-      >>> batch = reader[epoch, examples_read]  # what the worker makes of it
+      >>> epoch, examples_read = next(iter(sampler))  # the request to a worker
+      >>> batch = reader[epoch, examples_read]  # the worker's result
       >>> sampler.state_dict(1)["examples_read"]
       8
     """
@@ -236,7 +233,7 @@ class StepSampler:
         return self._steps(0).count
 
     def __iter__(self) -> Iterator[Position]:
-        """Yields the position of each step that is left of the epoch."""
+        """Yields the positions of the remaining steps of the epoch."""
         epoch, read = self._after(self._handed_out)
         if not read:
             self._began = epoch, 0
@@ -247,20 +244,16 @@ class StepSampler:
             yield epoch, steps.after(step)
 
     def state_dict(self, steps: int | None = None) -> dict[str, Any]:
-        """Returns the state of the reader after some steps of the present `for`.
+        """Returns the reader's state after `steps` trained steps of the current `for`.
 
-        Args:
-          steps: those that were trained on. By default all that were handed out, which is what
-            torchdata's StatefulDataLoader asks for; a DataLoader's workers are ahead of it.
+        By default these are all steps handed out, as torchdata's StatefulDataLoader needs. The
+        workers of a DataLoader are ahead of training.
         """
         epoch, read = self._after(self._handed_out if steps is None else steps)
         return self._state | {"epoch": epoch, "examples_read": read}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues at the position of a state, of this or of `Reader.state`.
-
-        Raises as `Reader.restore`.
-        """
+        """Continues from a state of this sampler or of a reader; raises as `Reader.restore`."""
         self._began = self._position(state)
         self._state = state
         self._handed_out = 0

@@ -1,4 +1,4 @@
-"""The `Reader`: the batches of one rank, and a state to resume from."""
+"""The `Reader` of the batches of one rank, with a state to resume from."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from imagenet_prep.read.receipt import STATE_VERSION, packed
 class Reader(Generic[Array]):
     """The batches of one rank. Iterating yields the rest of the current epoch, then the next.
 
-    `make_dataset` returns it. Type checkers take `Reader[numpy.ndarray]` for one whose batches hold
-    NumPy's arrays, and `Reader` for one of any.
+    Created by `make_dataset`. For type checkers, the batches of `Reader[numpy.ndarray]` hold NumPy
+    arrays, and those of `Reader` arrays of any type.
 
     Attributes:
-      epoch: of the next batch, from 0.
-      choice: what was chosen of the split, as JSON: what was asked for, lists as their digests, and
-        the digest of the examples' numbers; empty for all of it.
+      epoch: epoch of the next batch, from 0.
+      choice: the filters as JSON (lists as their digests) with a digest of the chosen numbers;
+        empty if all examples are read.
 
     Example:
       >>> from imagenet_prep.read import make_dataset
@@ -51,7 +51,6 @@ class Reader(Generic[Array]):
     """
 
     def __init__(self, config: ReadConfig) -> None:
-        """Use make_dataset."""
         self._feed, self.choice = open_feed(config)
         self.epoch = 0
         self._examples_read = 0
@@ -59,17 +58,17 @@ class Reader(Generic[Array]):
 
     @property
     def num_classes(self) -> int:
-        """Class indices are smaller than this."""
+        """The number of classes; class indices are smaller."""
         return len(self.class_numbers)
 
     @property
     def class_numbers(self) -> Sequence[int]:
-        """The number of each class index in the class list; the same number without `remap`."""
+        """The class list number of each class index; identical unless `remap` is set."""
         return self._feed.class_numbers
 
     @property
     def present(self) -> tuple[int, ...]:
-        """The class indices of which the split has examples, sorted."""
+        """The sorted class indices that occur in the split."""
         there = self.manifest.present(self._feed.records.split, self._feed.records.wnids)
         return tuple(n for n, number in enumerate(self.class_numbers) if number in there)
 
@@ -80,42 +79,42 @@ class Reader(Generic[Array]):
 
     @property
     def manifest(self) -> Manifest:
-        """The manifest of the data set."""
+        """The manifest of the dataset."""
         return self._feed.records.manifest
 
     @property
     def decoder(self) -> dict[str, str]:
-        """The backend that decodes, and its device."""
+        """The decoding backend and its device."""
         return {"backend": self._feed.config.backend, "device": self._feed.config.device}
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The splits of the data set."""
+        """The splits of the dataset."""
         return tuple(self._feed.records.manifest.splits)
 
     @property
     def num_examples(self) -> int:
-        """Examples of an epoch, over all ranks: those of the split that are chosen."""
+        """The number of chosen examples per epoch, over all ranks."""
         return self._feed.order.num_examples
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches of a whole epoch, the same on every rank."""
+        """Batches per complete epoch, the same on every rank."""
         return self._feed.steps(0).count
 
     @property
     def steps_left(self) -> int:
-        """Batches that are left of this epoch."""
+        """Remaining batches of the current epoch."""
         return self._feed.steps(self._examples_read).count
 
     @property
     def dropped_per_epoch(self) -> int:
-        """Examples that fill no training step, others in each epoch; 0 in evaluation."""
+        """Examples dropped from each training epoch, different ones each time; else 0."""
         return self._feed.steps(0).dropped
 
     @property
     def skipped(self) -> list[str]:
-        """One sentence for each record that this rank has skipped."""
+        """One message per record that this rank has skipped."""
         return [reason for _, reason in sorted(self._feed.skipped.items())]
 
     def __len__(self) -> int:
@@ -129,13 +128,12 @@ class Reader(Generic[Array]):
             self._examples_read = read
             left -= 1
             if not left:
-                # Before the last batch is yielded: a trainer that counts its steps never asks for
-                # another one.
+                # Before the yield: a trainer that counts steps does not request a further batch.
                 self._begin_epoch()
             yield batch
 
     def _batches(self, epoch: int, start: int, count: int) -> Iterator[tuple[int, Batch[Array]]]:
-        """Yields `count` batches, each after the number of examples that are read with it."""
+        """Yields `count` pairs of the number of examples read so far and a batch."""
         while count:
             steps = self._feed.steps(start)
             diagnosis = Diagnosis(self._feed, self._backend.decode, epoch, start, count)
@@ -144,8 +142,8 @@ class Reader(Generic[Array]):
                 try:
                     images = next(batches)
                 except Exception as error:  # noqa: BLE001 - it is raised again, explained
-                    # It returns if it has masked images that do not decode. Then the epoch
-                    # continues with the step that failed.
+                    # If this returns, it has masked images that do not decode. Then the epoch
+                    # continues with the failed step.
                     diagnosis.explain(error)
                     break
                 encoded = diagnosis.decoded()
@@ -154,7 +152,6 @@ class Reader(Generic[Array]):
                 yield start, self._asked(images, encoded)
 
     def _asked(self, images: Any, encoded: EncodedBatch) -> Batch[Array]:
-        """Returns the fields that were asked for, as arrays of the framework."""
         config = self._feed.config
         convert = CONVERTERS[config.array_framework]
         other = {"class_index": encoded.class_index, "mask": encoded.mask, **encoded.details}
@@ -170,14 +167,14 @@ class Reader(Generic[Array]):
         self._examples_read = 0
 
     def encoded_batches(self) -> Iterator[EncodedBatch]:
-        """Yields an epoch's batches before they are decoded; the position of reading stays.
+        """Yields an epoch's undecoded batches without changing the reader's position.
 
-        This is for `bench-read`: what such a batch holds may change in any version.
+        For `bench-read` only: the contents of such a batch may change in any version.
         """
         return self._feed.batches(self.epoch, 0)
 
     def state(self) -> dict[str, Any]:
-        """Returns the position of reading as JSON, the same on every rank."""
+        """Returns the reader's position as JSON, the same on every rank."""
         edition = self.manifest.edition
         return {
             "version": STATE_VERSION,
@@ -194,9 +191,9 @@ class Reader(Generic[Array]):
         }
 
     def receipt(self) -> dict[str, Any]:
-        """Returns the state and all else that decides which images a step uses, as JSON.
+        """Returns as JSON the state and all other settings that determine the images of a step.
 
-        docs/train.md says how a training loop logs it for `imagenet-prep show RUN`.
+        docs/train.md explains how to log it for `imagenet-prep show RUN`.
         """
         config, chosen = self._feed.config, self._feed.order.chosen
         return {
@@ -209,24 +206,22 @@ class Reader(Generic[Array]):
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continues at the position of `state`, with any number of ranks and any batch size.
+        """Continues from `state`, with any number of ranks and any batch size.
 
-        Where less than a step of these is left of an epoch, that is the beginning of the next.
-        If nodes hold parts of the set, their number must stay the same.
+        If less than a step of the epoch remains, the next epoch starts. The number of nodes of a
+        partitioned dataset must stay the same.
 
         Raises:
-          UsageError: the state is of another data set, split, seed, window, partition or choice.
+          UsageError: the dataset, split, seed, window, partition or choice is different.
         """
         self.epoch, self._examples_read = self._position(state)
         if not self.steps_left:
-            # Less than one step of this many ranks is left.
             self._begin_epoch()
 
-    # PyTorch's loaders ask for these names.
+    # The names that PyTorch's loaders use.
     state_dict, load_state_dict = state, restore
 
     def _position(self, state: dict[str, Any]) -> Position:
-        """Returns the position of a state; UsageError as for `restore`."""
         own = self.state()
         if state.get("version") != STATE_VERSION:
             raise UsageError(
@@ -252,15 +247,15 @@ class Reader(Generic[Array]):
         return epoch, read
 
     def sampler(self) -> StepSampler:
-        """Returns what lets the workers of a DataLoader of PyTorch make the batches.
+        """Returns a sampler with which the workers of a PyTorch DataLoader make the batches.
 
             sampler = reader.sampler()
             loader = DataLoader(reader, batch_size=None, sampler=sampler, num_workers=4)
 
-        It begins where this reader is, and has a position of its own from then on.
+        It starts at this reader's position, and then keeps its own.
 
         Raises:
-          UsageError: the backend is not "native", or its images go where `out` says.
+          UsageError: the backend is not "native", or `out` is set.
         """
         config = self._feed.config
         if config.backend != "native":
@@ -276,7 +271,7 @@ class Reader(Generic[Array]):
         return StepSampler(self._feed.steps, self._position, self.state())
 
     def __getitem__(self, position: Position) -> Batch[Array]:
-        """Returns the batch at a position that `sampler` gives; the reader's own stays."""
+        """Returns the batch at a position from `sampler`; the reader's position stays."""
         if not self._is_position(position):
             raise UsageError(
                 f"reader[{position!r}]: a DataLoader over a reader needs batch_size=None and "
@@ -288,7 +283,6 @@ class Reader(Generic[Array]):
         return batch
 
     def _is_position(self, position: Any) -> bool:
-        """Returns whether this is an epoch, and a place in it where a batch begins."""
         if not isinstance(position, tuple) or list(map(type, position)) != [int, int]:
             return False
         epoch, start = position
@@ -296,31 +290,30 @@ class Reader(Generic[Array]):
         return inside and self._feed.steps(start).count > 0
 
     def _own(self) -> None:
-        """Opens the reader anew in a process that was forked from the one that opened it."""
+        """Reopens the reader if this process was forked from the one that opened it."""
         if self._process != os.getpid():
-            # A fork has none of the threads, and whoever held a lock never frees it there. Nor can
-            # what the other process opened be closed without such locks, so it stays.
+            # A forked process has none of the threads, and locks they held are never released.
+            # Closing the parent's files would need such locks, so they stay open.
             opened, of_parent = vars(copy.copy(self)), dict(vars(self))
             self.__dict__.clear()
             self.__dict__.update(opened, _of_parent=of_parent)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles are opened anew at the same position, with one thread by default."""
+        """Copies and pickles reopen at the same position, with one thread by default."""
         config = replace(self._feed.config, num_threads=self._feed.config.num_threads or 1)
         return Reader, (config,), self.state()
 
     __setstate__ = restore
 
     def example(self, number: int) -> ImageExample:
-        """Returns an example as it is stored, proven: its encoded image, size, class and boxes.
+        """Returns a verified example as stored: its encoded image, size, class and boxes.
 
-        Args:
-          number: counted through the shards of the split in record order, chosen or not; the
-            order in which an epoch shows examples is another one.
+        Numbers count all examples of the split, chosen or not, in record order. This is not the
+        order of an epoch.
 
         Raises:
           IndexError: there is no such number.
-          DataDamagedError: shard, record and offset are named.
+          DataDamagedError: the record is damaged; names shard, record and offset.
         """
         if not 0 <= number < len(self._feed.records):
             raise IndexError(f"example {number} of {len(self._feed.records):,}")
@@ -328,15 +321,15 @@ class Reader(Generic[Array]):
         return self._feed.records.read(number)
 
     def find(self, key: str) -> int:
-        """Returns the number of the example with a key: CLASS/NAME, or NAME alone.
+        """Returns the number of the example with a key: CLASS/NAME or only NAME.
 
-        The first call reads the split's tables of samples, about 1 µs an example; of a remote set
-        it fetches them, and no shard. Of a set without tables, it looks into each record.
+        The first call reads the split's sample tables, about 1 µs per example. For a remote dataset
+        it fetches them, but no shards. Without tables, it reads every record.
 
         Raises:
-          KeyError: there is none.
-          DataDamagedError: a table is damaged; it is named, with the line.
-          ImagenetPrepError: a table cannot be had.
+          KeyError: no example has this key.
+          DataDamagedError: a table is damaged; names the table and line.
+          ImagenetPrepError: a table cannot be read or fetched.
         """
         self._own()
         return self._finder.find(key)
@@ -347,11 +340,11 @@ class Reader(Generic[Array]):
 
     @cached_property
     def _backend(self) -> Backend:
-        """Imports a framework only when the first batch is wanted: others may set it up before."""
+        """Imports the framework with the first batch, so that callers can set it up before."""
         split = self._feed.records.split
         return open_backend(self._feed.config, self.manifest.splits[split])
 
     def close(self) -> None:
-        """Closes the shards that this process has opened."""
+        """Closes the shards opened by this process."""
         if self._process == os.getpid():
             self._feed.close()

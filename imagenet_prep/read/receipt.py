@@ -1,4 +1,4 @@
-"""The receipt of training: the images of each step of a run, computed from the log of the run."""
+"""The receipt of training: the images of each step of a run, computed from the run's log."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 KEPT, DISCARDED, UNSAVED = "kept", "discarded", "not saved"
-# Of a reader's state, and of the order that follows from it.
+# Version of a reader's state, and of the order derived from it.
 STATE_VERSION = 1
-# More epochs are a damaged log.
+# A log with more epochs is damaged.
 _MOST_EPOCHS = 1 << 20
 
 
 @dataclass(frozen=True)
 class State:
-    """The content of `Reader.receipt`: a reader's state and the other settings of the order."""
+    """The content of `Reader.receipt`: a reader's state and the settings of the order."""
 
     version: int
     dataset: str
@@ -51,7 +51,6 @@ class State:
     choice: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuses numbers that no run has."""
         if self.version != STATE_VERSION:
             raise ValueError(f"another version of imagenet-prep has written it: {self.version}")
         is_sound = min(self.window, self.epoch, self.examples_read) >= 0
@@ -62,23 +61,23 @@ class State:
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """The settings that decide the order of an epoch."""
+        """The settings that determine the order of an epoch."""
         return self.seed, self.window, self.nodes, self.copies, self.training, self.chosen
 
     @property
     def global_batch(self) -> int:
-        """Images of a step."""
+        """Images per step."""
         return self.ranks * self.batch_size
 
     @property
     def per_node(self) -> int:
-        """Images of a step that the ranks of one node read."""
+        """Images per step read by the ranks of one node."""
         return self.global_batch // self.nodes
 
 
 @dataclass(frozen=True)
 class _Row:
-    """A line of the log, at a start or a checkpoint after `step` steps."""
+    """A line of the log, written at a start or a checkpoint after `step` steps."""
 
     kind: str
     step: int
@@ -92,9 +91,9 @@ class Segment:
     Attributes:
       run: number of the start, from 1.
       first: the first step, from 0.
-      state: of reading before that step.
-      reached: the run has certainly trained the steps before this one.
-      kept: the weights that the run has saved or continued with contain the steps before this one.
+      state: state of the reader before that step.
+      reached: the run has certainly trained all steps before this one.
+      kept: the weights that the run saved or continued with include all steps before this one.
     """
 
     run: int
@@ -105,7 +104,7 @@ class Segment:
 
 
 class Use(NamedTuple):
-    """A rank and step that used an image; `weights` says whether the step counts."""
+    """A rank and step that used an image; `weights` says if the step is in the weights."""
 
     step: int
     epoch: int
@@ -115,7 +114,7 @@ class Use(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """Successive steps in one epoch, and their places in the order of each node."""
+    """Successive steps of one epoch, with their positions in the order of each node."""
 
     segment: Segment
     epoch: int
@@ -127,14 +126,12 @@ class _Piece(NamedTuple):
 def parse(lines: Iterable[bytes], where: str) -> list[Segment]:
     """Returns the segments of a run from the lines of its log.
 
-    Raises:
-      DataDamagedError: a line is damaged.
-      UsageError: the log has no receipt, or the run has read several datasets or splits.
+    Raises UsageError without a receipt, or if the run has read several datasets or splits.
     """
     found: list[Segment] = []
     trained, cut = b"", ""
     for number, line in enumerate(lines, 1):
-        # Of the rows of training, which are most, only the last one of a segment is needed.
+        # Most lines are training steps, of which only the last one in a segment is needed.
         if b'"receipt"' not in line:
             trained = line if b'"train"' in line else trained
             continue
@@ -150,7 +147,7 @@ def parse(lines: Iterable[bytes], where: str) -> list[Segment]:
             state = records.parse(State, before | row.receipt)
         except ValueError as error:
             raise DataDamagedError(f"{where}: line {number:,} is damaged ({error})") from None
-        if cut and not begins:  # before a start, it is one that a power failure has cut
+        if cut and not begins:  # before a start, a power failure may have truncated it
             raise DataDamagedError(cut)
         if found:
             found[-1].reached = max(row.step, _trained(trained) if begins else 0)
@@ -165,7 +162,7 @@ def parse(lines: Iterable[bytes], where: str) -> list[Segment]:
         raise UsageError(f"{where}: the run has read several datasets or splits")
     last = found[-1]
     last.reached, last.kept, limit = max(last.first, _trained(trained)), last.first, last.first
-    # A start discards the steps after the checkpoint that it resumes from.
+    # A start discards the steps after the checkpoint it resumes from.
     for each, following in zip(found[-2::-1], found[:0:-1], strict=True):
         limit = min(limit, following.first) if following.run > each.run else limit
         each.kept = min(each.reached, limit)
@@ -173,15 +170,15 @@ def parse(lines: Iterable[bytes], where: str) -> list[Segment]:
 
 
 def _trained(row: bytes) -> int:
-    """Returns the number of steps up to a row of training, which has the last of them."""
+    """Returns the number of steps up to and including this training row."""
     try:
         return 1 + records.parse(int, canonical.loads(row).get("step"))
-    except (ValueError, AttributeError):  # none, or one that was cut
+    except (ValueError, AttributeError):  # missing or truncated
         return 0
 
 
 def packed(chosen: npt.NDArray[np.int64], num_examples: int) -> str:
-    """Returns the numbers of the chosen examples of a split as a short text."""
+    """Returns the numbers of the chosen examples of a split in compressed form."""
     mask = np.zeros(num_examples, bool)
     mask[chosen] = True
     return base64.b64encode(zlib.compress(np.packbits(mask).tobytes())).decode()
@@ -201,12 +198,11 @@ def _unpacked(state: State, num_examples: int) -> npt.NDArray[np.int64]:
 
 
 class Receipt:
-    """The images of each step of a run; examples are numbered as in the split that it read."""
+    """The images of each step of a run, by their example numbers in the split."""
 
     def __init__(self, segments: Sequence[Segment], examples_per_shard: Sequence[int]) -> None:
         self.segments = segments
         self._examples_per_shard = tuple(examples_per_shard)
-        # The nodes' orders, by the settings that decide them; and the last epoch of one of them.
         self._orders: dict[Any, list[Order]] = {}
         for each in segments:
             if each.state.order not in self._orders:
@@ -214,7 +210,7 @@ class Receipt:
         self._sorted: tuple[Any, list[npt.NDArray[np.int64]]] = None, []
 
     def step(self, step: int) -> Iterator[tuple[Use, int]]:
-        """Yields each image of a step and its number, for each time that the step was trained."""
+        """Yields use and number of each image of a step, each time the step was trained."""
         for piece in self._pieces():
             if 0 <= step - piece.first < piece.steps:
                 size = piece.segment.state.per_node
@@ -225,7 +221,7 @@ class Receipt:
                         yield self._use(piece, node, offset), number
 
     def uses(self, number: int) -> Iterator[Use]:
-        """Yields the steps that used an image, in the order of the log."""
+        """Yields the uses of an image in the order of the log."""
         known, places = None, []
         for piece in self._pieces():
             state = piece.segment.state
@@ -237,9 +233,9 @@ class Receipt:
                     yield self._use(piece, node, place - piece.places.start)
 
     def unseen(self, number: int) -> tuple[int, Iterator[Use]]:
-        """Returns the step of the last kept checkpoint that never saw an image, and its `uses`.
+        """Returns the last kept checkpoint's step before an image was used, and its `uses`.
 
-        Only the epochs up to the first use that counts are computed before it returns.
+        Before returning, it only computes the epochs up to the first kept use.
         """
         uses, early, limit = self.uses(number), [], self.segments[-1].kept
         for use in uses:
@@ -250,10 +246,10 @@ class Receipt:
         return max(each.first for each in self.segments if each.first <= limit), chain(early, uses)
 
     def faults(self) -> tuple[int, list[str]]:
-        """Compares the kept steps with "each image exactly once per epoch".
+        """Checks that the kept steps use each image exactly once per epoch.
 
-        Returns the number of images in all these steps, and one sentence per fault. The images at
-        the end of an epoch that do not fill a step are no fault.
+        Returns the number of images in these steps, and one message per violation. Images at the
+        end of an epoch that do not fill a step are ignored.
         """
         by_epoch: dict[int, list[_Piece]] = defaultdict(list)
         for piece in self._pieces(kept=True):
@@ -287,7 +283,7 @@ class Receipt:
         pieces: Sequence[_Piece],
         following: Sequence[_Piece] | None,
     ) -> Iterator[str]:
-        """Yields one sentence for each gap in an epoch, before one of its pieces or its end."""
+        """Yields a message for each gap before a piece of an epoch or at its end."""
         in_order = sorted(pieces, key=lambda piece: piece.places.start)
         starts = [piece.places.start for piece in in_order]
         gaps = np.zeros(len(pieces) + 1, np.int64)
@@ -325,7 +321,7 @@ class Receipt:
                 epoch, read = epoch + 1, 0
 
     def _use(self, piece: _Piece, node: int, offset: int) -> Use:
-        """Returns the use of an image by its offset among those that its node reads in a piece."""
+        """Returns the use of an image, given its offset in its node's part of a piece."""
         segment, state = piece.segment, piece.segment.state
         step = piece.first + offset // state.per_node
         rank = (node * state.per_node + offset % state.per_node) // state.batch_size
@@ -334,7 +330,6 @@ class Receipt:
         return Use(step, piece.epoch, segment.run, rank, weights)
 
     def _epoch(self, piece: _Piece) -> list[npt.NDArray[np.int64]]:
-        """Returns the example numbers of an epoch in the order of each node."""
         wanted = piece.segment.state.order, piece.epoch
         if self._sorted[0] != wanted:
             orders = self._orders[piece.segment.state.order]

@@ -1,4 +1,4 @@
-"""Random access to the examples of one split, each proven before it is handed out."""
+"""Random access to the examples of one split; each is verified before it is returned."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ if TYPE_CHECKING:
     from imagenet_prep.read.cache import NodeCache
 
 
-# Larger records are read alone. A damaged index may claim 256 MB for each record of a batch.
+# Larger records are read one by one: a damaged index may claim 256 MB per record of a batch.
 _TOGETHER_BYTES = 16 << 20
-# The memory of so many batches is kept for the next ones.
+# Number of batches whose memory is kept for reuse.
 _FREE = 3
 
 
 class Records:
-    """The examples of one split by number, counted through all shards in record order.
+    """The examples of one split, numbered through all shards in record order. Thread-safe.
 
-    Safe for threads. `root` is the folder that holds the shards, or some of them.
+    `root` is the folder with all or some of the shards.
     """
 
     def __init__(self, dataset: Dataset, split: str, cache: NodeCache | None = None) -> None:
-        """Opens a split, and compares the size of every shard here with the manifest.
+        """Opens a split, and checks the sizes of local shards against the manifest.
 
-        The cache brings the shards of a dataset elsewhere into a folder, one by one.
+        For a remote dataset, `cache` fetches the shards one by one.
         """
         self.dataset, self.manifest = dataset, dataset.manifest
         folder = cache or dataset.store.as_folder
@@ -77,7 +77,7 @@ class Records:
             self._check_sizes()
         self._lock = threading.Lock()
         self._open: dict[int, HeldFile] = {}
-        # Offset and size in bytes of each record, of the shards whose index was read.
+        # Offset and size in bytes of each record, for shards whose index was read.
         try:
             self._places = np.zeros((len(self), 2), np.int64)
         except MemoryError:
@@ -87,10 +87,9 @@ class Records:
                 "the manifest again from where the data set was made."
             ) from None
         self._indexed: set[int] = set()
-        # The memory of earlier batches that nobody uses any more.
         self._free: deque[npt.NDArray[np.uint8]] = deque(maxlen=_FREE)
         if cache is not None:
-            # The cache's threads refer to it, so it would stay after a reader that nobody closed.
+            # The cache's threads keep it alive, so it must be stopped if no one closes the reader.
             weakref.finalize(self, cache.stop)
         open_files.allow(len(self.shards))
 
@@ -104,10 +103,10 @@ class Records:
         *,
         alone: bool = False,
     ) -> None:
-        """Notes which shards an epoch reads together, one window after the other.
+        """Sets the windows of shards that an epoch reads together.
 
-        `beside` returns a file of a column that is read with a shard, by its number; with `alone`,
-        only these are read.
+        The functions `beside` return the file of a column for a shard number. With `alone`, only
+        these files are read.
         """
         if self._cache is not None:
             ways = [*(() if alone else [self.shards.__getitem__]), *beside]
@@ -115,48 +114,45 @@ class Records:
             self._cache.follow(Windows(items))
 
     def fetched(self, file: File) -> HeldFile | None:
-        """Returns a file of a column, once a cache has it, verified; None if there is no cache."""
+        """Waits for the verified file of a column in the cache; None if there is no cache."""
         return self._cache.need(file) if self._cache is not None else None
 
     @property
     def is_here(self) -> bool:
-        """Whether all files are here, and none has to be fetched."""
+        """Whether all files are local."""
         return self._cache is None
 
     def bring_samples(self) -> None:
-        """Fetches the tables of samples of all shards, where they lie elsewhere."""
+        """Fetches the sample tables of all shards if the dataset is remote."""
         if self._cache is not None:
             self._cache.bring_samples(self.shards)
 
     def close(self) -> None:
-        """Closes the shards, each once it is not being read."""
+        """Closes each shard as soon as it is not being read."""
         if self._cache is not None:
             self._cache.close()
         with self._lock:
             self._open.clear()
 
     def open_shard(self, number: int) -> None:
-        """Opens the shard of an example, and proves its index, if that was not done yet."""
+        """Opens the shard of an example and verifies its index, if not done yet."""
         shard, _ = self.place(number)
         self._index(shard)
         self._shard(shard)
 
     def will_need(self, numbers: Sequence[int]) -> None:
-        """Tells the kernel which examples come soon."""
+        """Tells the kernel which examples will be read soon."""
         if self._cache is not None:
-            return  # shards were just fetched, so they are in memory; and this must not wait
+            return  # just fetched, so in memory; and this must not wait
         files, places = self._located(numbers)
-        # Advice only: a file system that ignores it is merely slower.
+        # This is only advice: a file system that ignores it is merely slower.
         with contextlib.suppress(OSError):
             for file, (offset, size) in zip(files, places.tolist(), strict=True):
                 os.posix_fadvise(file.descriptor, offset, size, os.POSIX_FADV_WILLNEED)
 
     def read_many(self, numbers: Sequence[int]) -> list[example.ImageExample | None]:
-        """Returns examples as `read` does, but much quicker, and None for some.
-
-        These are damaged, or so unusual that only `read` knows what they are worth.
-        """
-        # A cache holds no more than it must if its shards are read one after the other.
+        """Like `read` but much faster; None for examples that are damaged or need `read`."""
+        # A cache needs the least space if its shards are read one after the other.
         if self.manifest.lacks or self._cache is not None:
             return [None] * len(numbers)
         files, places = self._located(numbers)
@@ -168,14 +164,14 @@ class Records:
     def _image_at(
         self, data: memoryview, places: example.Places, sides: tuple[int, int]
     ) -> example.ImageExample | None:
-        """Returns the example at these places, if `read` would return the same."""
+        """Returns the example at these offsets, or None if `read` must check it."""
         image = example.decode_at(data, places)
         if image is None or (image.height, image.width) != sides:
             return None
         return image if self._is_of_class(image) else None
 
     def _located(self, numbers: Sequence[int]) -> tuple[list[HeldFile], npt.NDArray[np.int64]]:
-        """Returns the files of records, and [records, 2]: their offsets and sizes in bytes."""
+        """Returns the files of records, and their offsets and sizes in bytes [records, 2]."""
         shards = self.shards_of(numbers).tolist()
         files = {}
         for shard in set(shards):
@@ -184,7 +180,7 @@ class Records:
         return [files[shard] for shard in shards], self._places[np.asarray(numbers, np.int64)]
 
     def read(self, number: int) -> example.ImageExample:
-        """Returns one example, its bytes proven by both CRCs and its label by its WNID."""
+        """Returns one example after checking both CRCs, and its label against its WNID."""
         shard, record = self.place(number)
         offset, size = self._index(shard)[record].tolist()
         held = self._shard(shard)
@@ -196,7 +192,7 @@ class Records:
             payload = tfrecord.unframe(data, size)
             missing = self.manifest.lacks
             image = example.decode(payload, missing)
-            # TensorFlow and DALI would decode it without a limit, and other formats too.
+            # TensorFlow and DALI decode images of any size, and formats other than JPEG.
             frame = jpeg.refuse_bombs(image.encoded)
             if frame is None:
                 raise DataDamagedError(
@@ -217,11 +213,11 @@ class Records:
         return image
 
     def key(self, image: example.ImageExample) -> str:
-        """Returns the key of an example, as `dataset.keys` says."""
+        """Returns the key of an example; see `dataset.keys`."""
         return keys.key_of(self.split, self.wnids[self._class_of(image)], image.filename)
 
     def name(self, number: int) -> tuple[int, str]:
-        """Returns class index and key of an example, unproven: its image is not read."""
+        """Returns class index and key of an example, unverified: its image is not read."""
         shard, record = self.place(number)
         offset, size = self._index(shard)[record].tolist()
         held, offset = self._shard(shard), offset + tfrecord.HEAD_BYTES
@@ -253,12 +249,12 @@ class Records:
         }
 
     def where(self, number: int) -> str:
-        """Returns an example's shard, record and byte offset, for errors."""
+        """Returns an example's shard, record and byte offset for error messages."""
         at = self.located(number)
         return f"{self.root / at['shard']}: record {at['record']} at byte {at['offset']:,}"
 
     def _class_of(self, image: example.ImageExample) -> int:
-        """Returns the class index of an example; DataDamagedError where its WNID is another's."""
+        """Returns the class index of an example; DataDamagedError if the WNID does not match."""
         if not self._is_of_class(image):
             raise DataDamagedError(
                 f"label {image.stored_label} and synset {image.wnid} do not belong together"
@@ -266,14 +262,13 @@ class Records:
         return image.stored_label - self.manifest.label_offset
 
     def _is_of_class(self, image: example.ImageExample) -> bool:
-        """Returns whether the label of an example is there, and its WNID that class's."""
         class_index = image.stored_label - self.manifest.label_offset
         if not 0 <= class_index < len(self.wnids):
             return False
         return self.wnids[class_index] == image.wnid or schema.SYNSET in self.manifest.lacks
 
     def shards_of(self, numbers: Sequence[int]) -> npt.NDArray[np.int64]:
-        """Returns the number of the shard of each example."""
+        """Returns the shard number of each example."""
         return np.searchsorted(self._starts, numbers, "right") - 1
 
     def place(self, number: int) -> tuple[int, int]:
@@ -308,7 +303,6 @@ class Records:
             return self._open[shard]
 
     def _index(self, shard: int) -> npt.NDArray[np.int64]:
-        """Returns [records, 2]: offset and size in bytes of each record of a shard."""
         index = self._places[self._first[shard] : self._first[shard + 1]]
         if shard not in self._indexed:
             index[:] = parse(self._index_bytes(shard), self.shards[shard], self.root)
@@ -326,7 +320,7 @@ class Records:
             except FileNotFoundError:
                 if self._cache is None:
                     raise
-            # Somebody removed files of the cache, this shard among them perhaps.
+            # Files of the cache were removed, possibly including this shard.
             self._cache.forget(there.name)
             held = self._shard(shard)
             content = _head(path, most)
@@ -335,6 +329,5 @@ class Records:
 
 
 def _head(path: Path, most: int) -> bytes:
-    """Returns up to `most` bytes of a file."""
     with open(regular_file.open_to_read(path), "rb") as file:
         return file.read(most)

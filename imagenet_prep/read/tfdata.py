@@ -1,4 +1,4 @@
-"""Decodes, crops and resizes with tf.data, on the CPU; copies the images to a GPU ahead."""
+"""Decodes, crops and resizes with tf.data on the CPU; copies images to a GPU ahead."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from imagenet_prep.read.background import BackgroundThreads
 from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.feed import EncodedBatch
 
-# TensorFlow's default transform is less exact: one grey level off Pillow and DALI. This one
-# takes 2 % more time.
+# TensorFlow's default DCT differs from Pillow and DALI by one grey level. This one takes 2 % longer.
 _EXACT = {"channels": 3, "dct_method": "INTEGER_ACCURATE"}
 
 
 class _Source(NamedTuple):
-    """The batches of an epoch, the threads that wait for them, and its end, maybe an early one."""
+    """The batches of an epoch, the threads that wait for them, and its (early) end."""
 
     encoded: Iterator[EncodedBatch]
     threads: BackgroundThreads
@@ -28,7 +27,7 @@ class _Source(NamedTuple):
 
 
 class TfDataBackend:
-    """The backend of tf.data; its images are tensors or NumPy's arrays."""
+    """The tf.data backend; its images are tensors or NumPy arrays."""
 
     def __init__(self, config: ReadConfig) -> None:
         self._config = config
@@ -36,7 +35,7 @@ class TfDataBackend:
 
     def batches(self, encoded: Iterator[EncodedBatch], steps: int) -> Iterator[Any]:
         """Yields the images of each step."""
-        # One waits for TensorFlow, which does not notice Ctrl-C, and one for the data.
+        # One thread waits for TensorFlow, which ignores Ctrl-C, and one for the data.
         with BackgroundThreads(2, "tfdata") as threads:
             self._source = source = _Source(encoded, threads, Future())
             images = [iter(self._dataset)]
@@ -56,8 +55,8 @@ class TfDataBackend:
     @functools.cached_property
     def _dataset(self) -> Any:
         """A tf.data.Dataset of the batches that `_encoded` yields."""
-        # Made once: TensorFlow never frees what a generator refers to. With one dataset an epoch,
-        # this would be the encoded images of every epoch.
+        # Made only once: TensorFlow never frees objects referenced by a generator. A dataset per
+        # epoch would leak the encoded images of every epoch.
 
         def arrays() -> Iterator[tuple[Any, ...]]:
             assert self._source is not None
@@ -80,7 +79,7 @@ class TfDataBackend:
             signature += (tf.TensorSpec([size, 3, 7], tf.float32),) * views
         options = tf.data.Options()
         options.deterministic = True
-        # Nothing here is to be tuned, and an iterator waits up to 1.5 s for the end of this thread.
+        # There is nothing to tune, and an iterator waits up to 1.5 s for the autotune thread to end.
         options.autotune.enabled = False
         options.experimental_optimization.map_and_batch_fusion = True
         options.threading.private_threadpool_size = self._config.decode_threads
@@ -96,7 +95,7 @@ class TfDataBackend:
         gpus = tf.config.list_logical_devices("GPU")
         if len(gpus) != 1 or self._config.array_framework != "tensorflow":
             return dataset
-        # A copy waits for all that the GPU was given before it, so one batch would come too late.
+        # A copy waits for all work queued on the GPU, so prefetching one batch would be too late.
         return dataset.apply(tf.data.experimental.prefetch_to_device(gpus[0].name, 2))
 
     def _show(self, encoded: Any, *views: Any) -> Any:
@@ -105,9 +104,8 @@ class TfDataBackend:
         return images[0] if count == 1 else tf.stack(images)
 
     def _image(self, encoded: Any, box: Any, mirrored: Any, *colours: Any) -> Any:
-        """Returns one view of an image."""
         pixels = self._decoded(encoded, box)
-        # Images are mirrored before the resize, when their pixels are still bytes and few.
+        # Mirroring is cheaper before the resize, while pixels are few and still bytes.
         pixels = tf.cond(mirrored, lambda: tf.reverse(pixels, [1]), lambda: pixels)
         side = self._config.image_size
         if self._config.is_antialiased:
@@ -136,7 +134,7 @@ class TfDataBackend:
         return tf.image.crop_to_bounding_box(padded, top + padding, left + padding, height, width)
 
     def _normalised(self, image: Any) -> Any:
-        """Returns (image - mean) / std by rows: over channels only, it takes four times as long."""
+        """Returns (image - mean) / std by rows, in a quarter of the time needed by channels."""
         side = self._config.image_size
         constants = self._config.constants
         scale = [1 / std for std in constants.std] * side
@@ -146,7 +144,7 @@ class TfDataBackend:
 
 
 def _until_end(source: _Source) -> Iterator[EncodedBatch]:
-    """Yields the batches of a source up to its end, also while the next one does not come."""
+    """Yields the batches of a source; stops at its end even while waiting for a batch."""
     while True:
         given = source.threads.submit(next, source.encoded, None)
         wait((given, source.end), return_when=FIRST_COMPLETED)
@@ -156,13 +154,12 @@ def _until_end(source: _Source) -> Iterator[EncodedBatch]:
 
 
 def _drop(images: list[Any], end: Future[EncodedBatch | None]) -> None:
-    """Drops an iterator, which waits for its generator: at the exit of Python, it would forever."""
+    """Drops an iterator. Without an end, it would wait for its generator forever at exit."""
     end.set_result(None)
     images.clear()
 
 
 def _coloured(image: Any, colours: Any) -> Any:
-    """Returns an image with the colours of `augment.Views`."""
     mean = tf.reduce_mean(image, [0, 1])
     shift = tf.linalg.matvec(colours[:, 3:6], mean) + colours[:, 6]
     pixels = tf.reshape(image, [-1, 3])
@@ -171,6 +168,6 @@ def _coloured(image: Any, colours: Any) -> Any:
 
 
 def from_numpy(array: Any, bits: bool) -> Any:
-    """Returns an array as a tensor; `bits`: its numbers are the bits of bfloat16."""
+    """Returns an array as a tensor; `bits` means that it holds the bits of bfloat16."""
     tensor = tf.convert_to_tensor(array)
     return tf.bitcast(tensor, tf.bfloat16) if bits else tensor

@@ -34,8 +34,8 @@ class Recipe:
 
     Attributes:
       mean, std: of R, G, B in [0, 255], for normalised output.
-      keep_aspect: crops keep the aspect ratio of the image. If False, they are drawn in a square
-        that is stretched to the image, as in the 2018 tutorial's training and evaluation.
+      keep_aspect: crops are drawn in image pixels, the central one as a square. If False, they are
+        drawn in a square that is stretched to the image, as in all crops of the 2018 tutorial.
       evaluation: the central crop's share of the shorter side (of both sides without keep_aspect).
       padding: None for crops. Otherwise images are not cropped, and training shifts them by up to
         this many pixels over black.
@@ -231,7 +231,6 @@ def _boxes(
     top: npt.NDArray[np.float64] | float,
     left: npt.NDArray[np.float64] | float,
 ) -> npt.NDArray[np.int32]:
-    """Places crops: `top` and `left` in [0, 1) choose one of the possible positions."""
     crop_height = np.clip(crop_height, 1, heights)
     crop_width = np.clip(crop_width, 1, widths)
     y = np.floor(top * (heights - crop_height + 1))

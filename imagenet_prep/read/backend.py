@@ -15,7 +15,7 @@ from imagenet_prep.read import batch, native
 from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.feed import EncodedBatch
 
-# Settings required by recipes whose crop is made in the codec.
+# Settings required by recipes with `square`.
 _SQUARE = {
     "backend": "native",
     "device": "cpu",

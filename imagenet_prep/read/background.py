@@ -1,4 +1,4 @@
-"""Threads whose work does not delay the end of a script."""
+"""Daemon threads, which do not delay the end of a script."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ _Tasks = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 
 
 class BackgroundThreads(Executor):
-    """A ThreadPoolExecutor of daemon threads.
+    """A ThreadPoolExecutor of daemon threads, started with the first task.
 
     Python joins the threads of a ThreadPoolExecutor before any exit handler runs. A task waiting
     for an unresponsive server would keep a finished, failed or interrupted script alive.
     """
 
     def __init__(self, count: int, name: str) -> None:
-        """Threads start with the first task and end when this object is dropped or shut down."""
         self._tasks: _Tasks = SimpleQueue()
         self._to_start = [
             threading.Thread(target=_work, args=(self._tasks,), name=name, daemon=True)

@@ -26,8 +26,7 @@ OnBadRecord = Literal["raise", "skip"]
 RecipeName = Literal["resnet", "tutorial", "cifar10", "mnist", "adm"]
 
 FIELDS: tuple[Field, ...] = get_args(Field)
-# The default of `fields`.
-DECODED: tuple[Field, ...] = ("images", "class_index", "mask")
+DECODED: tuple[Field, ...] = ("images", "class_index", "mask")  # the default of `fields`
 
 
 class Batch(TypedDict, Generic[Array]):
@@ -40,16 +39,16 @@ class Batch(TypedDict, Generic[Array]):
     Attributes:
       images: [batch, height, width, 3] or, with layout="NCHW", [batch, 3, height, width]:
         normalised floats of the type `dtype`, or uint8 from 0 to 255.
-      class_index: [batch] int32 from 0 to `Reader.num_classes` - 1; 0 where the mask is False.
+      class_index: [batch] int32 from 0 to `Reader.num_classes` - 1; 0 if the mask is False.
       mask: [batch] bool: False for padding in the last evaluation step and for skipped records.
-      key: [batch] text, e.g. n01440764/n01440764_10026.JPEG; empty where the mask is False.
-      number: [batch] int64, the argument of `Reader.example`; -1 where the mask is False.
+      key: [batch] text, e.g. n01440764/n01440764_10026.JPEG; empty if the mask is False.
+      number: [batch] int64, the argument of `Reader.example`; -1 if the mask is False.
       boxes: [batch, most, 4] float32: left, top, right and bottom in pixels of `images`. Unused
         rows, and boxes outside the crop, are zeros.
-      width, height: [batch] int32, pixels of the stored image; 0 where the mask is False.
+      width, height: [batch] int32, pixels of the stored image; 0 if the mask is False.
       mirrored: [batch] bool: whether the image is mirrored. With several views, [batch, views].
 
-    The field "column:NAME" holds the rows of a column, [batch, ...] in its type; zeros where the
+    The field "column:NAME" holds the rows of a column, [batch, ...] in its type; zeros if the
     mask is False.
 
     Example:

@@ -45,23 +45,19 @@ _TIMEOUT_S = 60.0
 
 
 class _Copy:
-    """The folder of the copy (`root`), in the layout of the dataset; all its files are verified.
-
-    Once `ended` is set, failed fetches are not retried.
-    """
+    """The folder of the copy, in the layout of the dataset; all its files are verified."""
 
     def __init__(self, dataset: Dataset, folder: Path, limit_bytes: int | None) -> None:
         self._remote = open_remote(dataset.where, connections=THREADS, timeout_s=_TIMEOUT_S)
         self._limit = limit_bytes
-        self.ended = threading.Event()
+        self.ended = threading.Event()  # once set, failed fetches are not retried
         splits = dataset.manifest.splits.values()
         self.root = folder / dataset.manifest.digest[:16]
         self._store = LocalStore(self.root)
         self._all_shards = [shard for split in splits for shard in split.shards]
         _take_folder(self._store)
         files = [file for shard in self._all_shards for file in shard.files]
-        # Fetched columns add one file per shard.
-        self._ledger = Ledger(self._store, NOTES, 4 * len(files))
+        self._ledger = Ledger(self._store, NOTES, 4 * len(files))  # columns add files
         self._rows: dict[str, File] = {}
 
     def fetch(self, shard: Item, near: Callable[[], set[str]]) -> HeldFile:
@@ -77,7 +73,7 @@ class _Copy:
         self._rows |= {item.name: item for item in items if isinstance(item, File)}
 
     def _all(self) -> list[Item]:
-        """Returns all shards, and all files of columns that are or will be in the copy."""
+        """Returns all shards, and the fetched or expected files of columns."""
         rows = dict(self._rows)
         for column in self._store.list_folder(naming.COLUMNS):
             folder = f"{naming.COLUMNS}/{column}"
@@ -167,16 +163,14 @@ class _Copy:
 
 
 class NodeCache(FetchAhead):
-    """A local copy of a remote dataset in `root`, fetched on demand ahead of its reader."""
+    """A local copy of a remote dataset in `root`, fetched on demand ahead of its reader.
+
+    Shards take up to `limit_bytes` (None: no limit), or more if the node's readers hold more.
+    """
 
     def __init__(self, dataset: Dataset, folder: Path, limit_bytes: int | None) -> None:
-        """Creates a folder for the dataset in `folder`; fetches nothing yet.
-
-        Shards take up to `limit_bytes` (None: no limit), or more if the node's readers hold more.
-        """
         self._limit = limit_bytes
-        # The copy does not refer to this object. So after the reader was dropped, connections close
-        # as soon as the last thread ends.
+        # The copy must not refer to this object, or connections outlive a dropped reader.
         self._copy = _Copy(dataset, folder, limit_bytes)
         self.root = self._copy.root
         super().__init__(self._copy.fetch)
@@ -227,5 +221,4 @@ def _take_folder(store: LocalStore) -> None:
 
 
 def _temporary(name: str) -> str:
-    """Returns the name of a file while it is being fetched."""
     return f"{TEMPORARY}/{name.replace('/', '-')}"

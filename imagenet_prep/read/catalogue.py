@@ -41,10 +41,7 @@ class Catalogue:
             )
 
     def entries(self, of_class: str | None = None) -> Iterator[Entry]:
-        """Yields all images, or those of a class (see `ClassList.indices`), in record order.
-
-        Reads no images. If only part of the dataset is here, only that part is listed.
-        """
+        """Yields the images stored here, or those of a class, without reading their pixels."""
         classes = None if of_class is None else self._dataset.classes.indices([of_class])
         for split, records in self._splits.items():
             names = Names(records)
@@ -56,7 +53,7 @@ class Catalogue:
             records.close()
 
     def having(self, sha256: str) -> Iterator[tuple[Entry, Sample]]:
-        """Yields the images whose stored file or source file has this sha256 (in hex)."""
+        """Yields the images with this sha256 (in hex), as stored or in the source."""
         self._dataset.demand_samples()
         for split, records in self._splits.items():
             names = Names(records)
@@ -71,10 +68,8 @@ class Catalogue:
         return self._splits[entry.split].shards[shard].name, record
 
     def find(self, keys: Collection[str]) -> dict[str, list[Entry]]:
-        """Returns by key (CLASS/NAME or NAME) the first matching image of each split.
-
-        Tables are read once for all keys, and to their end, so that they are verified.
-        """
+        """Returns by key (CLASS/NAME or NAME) the first matching image of each split."""
+        # Tables are read once for all keys, and to their end, so that they are verified.
         found: dict[str, list[Entry]] = {}
         # Searching a table for a few texts takes a tenth of the time of parsing its lines.
         parts = [(key.partition("/")[2] or key).replace('"', '""') for key in keys]

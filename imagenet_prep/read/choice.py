@@ -24,10 +24,8 @@ if TYPE_CHECKING:
     from imagenet_prep.dataset.class_list import ClassList
     from imagenet_prep.read.records import Records
 
-# Independent streams of random numbers from one seed.
-_FRACTION, _FOLD = 1, 2
-# Number of names in memory at a time.
-_BLOCK = 1 << 14
+_FRACTION, _FOLD = 1, 2  # independent random streams
+_BLOCK = 1 << 14  # names in memory at a time
 
 
 class Choice:
@@ -110,8 +108,7 @@ class _Listed:
 
     def __init__(self, keys: KeyList) -> None:
         self.keys = keys
-        # Line 0 stands for examples that are not listed.
-        self._found = np.zeros(max(keys.keys.values()) + 1, bool)
+        self._found = np.zeros(max(keys.keys.values()) + 1, bool)  # line 0: not in the list
 
     def has(self, keys: Sequence[str]) -> npt.NDArray[np.bool_]:
         """Returns a mask of the keys that are listed."""

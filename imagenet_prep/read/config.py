@@ -24,8 +24,7 @@ _CHOICES: dict[str, Sequence[str]] = {
     "device": get_args(batch.Device),
     "on_bad_record": get_args(batch.OnBadRecord),
 }
-# The default of `shuffle_window` for remote sets.
-_REMOTE_WINDOW = 16
+_REMOTE_WINDOW = 16  # default of `shuffle_window` for remote datasets
 _LEAST = {"batch_size": 1, "image_size": 1, "views": 1, "num_threads": 0, "shuffle_window": 0}
 
 
@@ -134,10 +133,8 @@ class ReadConfig(Wanted):
 
     @property
     def view(self) -> str | None:
-        """The name of the view in columns; None if views are random.
-
-        A recipe without crops uses the evaluation view in training, possibly mirrored.
-        """
+        """The name of the view, as used by columns; None if views are random."""
+        # A recipe without crops uses the evaluation view in training, possibly mirrored.
         if self.is_training and (self.constants.padding != 0 or self.is_coloured):
             return None
         unusual = "" if self.is_antialiased else ", not antialiased"

@@ -18,13 +18,11 @@ from imagenet_prep.read.feed import EncodedBatch
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-# Batches that DALI prepares ahead.
-_QUEUE_DEPTH = 2
-# GPU batches whose memory DALI must not reuse yet. Frameworks release a batch when its step is
+_QUEUE_DEPTH = 2  # batches that DALI prepares ahead
+# GPU batches that DALI must not overwrite yet. Frameworks release a batch when its step is
 # queued, but the GPU may read it until that step has finished.
 _BATCHES_IN_USE = 2
-# kDLCUDA in dlpack.h.
-_CUDA = 2
+_CUDA = 2  # kDLCUDA in dlpack.h
 # As in the other backends, decode to RGB and ignore the EXIF orientation: DALI would rotate images
 # after their crops were chosen. By default, a GPU uses the nearest chroma sample. The CPU
 # interpolates, and images would differ by 2 grey levels on average.
@@ -146,7 +144,6 @@ def _show(source: Callable[[], Any], config: ReadConfig, decoder: dict[str, Any]
 
 @pipeline_def(exec_async=False, exec_pipelined=False)  # type: ignore[untyped-decorator]
 def _decode_one(source: Callable[[], Any], decoder: dict[str, Any]) -> Any:
-    """Defines a pipeline that decodes one image per run."""
     return fn.decoders.image(fn.external_source(source=source, batch=False), **decoder)
 
 

@@ -102,9 +102,8 @@ def make_dataset(
         too, no record is read, only the tables.
       views: independent crops per training image; if > 1, images and boxes get a second axis of
         this size after the batch axis.
-      originals: for recipe "adm", refuse a dataset whose images differ from the source. True: if
-        `prepare` changed any; False: never; by default, if larger images were downscaled to
-        `image_size` or less.
+      originals: for recipe "adm", refuse a dataset with changed images. True: if `prepare` changed
+        any; False: never; by default, if larger images were downscaled to `image_size` or less.
       classes: WNIDs or class indices to read; by default all.
       remap: renumber the chosen `classes` from 0 in class list order, as in `Reader.classes`.
       keys: file with the keys to read, one per line.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 # A DLTensor (dlpack.h) starts with 8 bytes of address and 4 bytes each of device type, device
-# number and number of axes. A DLDataType follows, whose first byte is its type code.
+# number and number of axes. A DLDataType follows; its first byte is the type code.
 _DEVICE_AT, _KIND_AT = 12, 20
 _UINT, _BFLOAT = 1, 4
 
@@ -32,7 +32,7 @@ def on_device(array: Any, number: int) -> Any:
 
 
 class _Renamed:
-    """An array whose DLPack type code is changed from `kind` to `other`, without a copy."""
+    """An array with its DLPack type code changed from `kind` to `other`; no copy."""
 
     def __init__(self, array: Any, kind: int, other: int) -> None:
         self._array = array
@@ -40,7 +40,6 @@ class _Renamed:
         self._other = other
 
     def __dlpack__(self, **_: Any) -> Any:
-        """Returns the changed capsule."""
         capsule = self._array.__dlpack__()
         found = _field(capsule, ctypes.c_uint8, _KIND_AT)
         if found.value == self._kind:
@@ -48,15 +47,11 @@ class _Renamed:
         return capsule
 
     def __dlpack_device__(self) -> Any:
-        """Returns (type, number) of the array's device."""
         return self._array.__dlpack_device__()
 
 
 class Bfloat16(_Renamed):
-    """An array that frameworks import as bfloat16, e.g. with torch.from_dlpack.
-
-    `bits` is the array as uint16.
-    """
+    """A uint16 array that frameworks import as bfloat16, e.g. with torch.from_dlpack."""
 
     def __init__(self, bits: npt.NDArray[np.uint16]) -> None:
         super().__init__(bits, _UINT, _BFLOAT)
@@ -74,10 +69,7 @@ class Memory:
 
 
 class Lease(Memory):
-    """Memory of a batch, reused once all arrays over it are gone, including the user's.
-
-    The kernel has to clear new memory, which takes a few per cent of a reader's time.
-    """
+    """Memory of a batch, reused after its last reference; clearing new memory takes time."""
 
     def __init__(self, array: npt.NDArray[Any], free: deque[npt.NDArray[Any]]) -> None:
         super().__init__(array)
@@ -88,10 +80,7 @@ class Lease(Memory):
 
 
 def array_over(buffer: Any) -> npt.NDArray[Any]:
-    """Returns a writable view of another library's array; bfloat16 becomes uint16.
-
-    The array must be in CPU memory and support the DLPack or the buffer protocol.
-    """
+    """Returns a writable view of a DLPack or buffer object in CPU memory; bfloat16 as uint16."""
     if not isinstance(buffer, np.ndarray) and hasattr(buffer, "__dlpack__"):
         # DLPack does not say whether memory is writable, so NumPy treats it as read-only.
         return np.asarray(Memory(np.from_dlpack(_Renamed(buffer, _BFLOAT, _UINT))))

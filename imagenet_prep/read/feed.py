@@ -30,10 +30,9 @@ if TYPE_CHECKING:
 _STEPS_AHEAD = 3
 # Fields that are only in records. The others are also in the sample tables.
 _OF_RECORDS = ("images", "boxes")
-# The most boxes of one image. All images of a batch are padded to its largest number of boxes.
-MOST_BOXES = 5_000
+MOST_BOXES = 5_000  # per image: a batch is padded to the most boxes of its images
 
-# A grey JPEG of 8 x 8 pixels, decoded for entries where the mask is False.
+# A grey JPEG of 8 x 8 pixels, decoded for entries that are masked out.
 PLACEHOLDER = bytes.fromhex(
     "ffd8ffe000104a46494600010100000100010000ffdb004300100b0c0e0c0a100e0d0e1211101318281a1816"
     "16183123251d283a333d3c3933383740485c4e404457453738506d51575f626768673e4d71797064785c6567"
@@ -80,7 +79,7 @@ class Feed:
 
     Attributes:
       class_numbers: the class list number of each class index.
-      bfloat16: the columns whose rows are bits of bfloat16.
+      bfloat16: the columns that hold bits of bfloat16.
       skipped: one message per damaged record that was masked, by example number.
     """
 
@@ -105,10 +104,10 @@ class Feed:
         if len(self.class_numbers) < len(self.records.wnids):
             self._dense = np.zeros(len(self.records.wnids), np.int32)
             self._dense[list(self.class_numbers)] = range(len(self.class_numbers))
-        # One thread is enough, since the kernel is told the next examples and reads them ahead.
+        # One thread is enough, since the kernel knows the next examples and reads them ahead.
         # More threads would only compete for the interpreter lock.
         self._thread = BackgroundThreads(1, "read")
-        # Epoch, its order and its windows, which take 0.2 s to compute for ImageNet.
+        # Epoch, its order and its windows: 0.2 s to compute for ImageNet.
         self._planned: tuple[int, npt.NDArray[np.int64], list[list[int]]] | None = None
 
     def steps(self, start: int) -> Steps:

@@ -10,8 +10,7 @@ from imagenet_prep.core.errors import IncompleteError
 from imagenet_prep.dataset.manifest import File, Shard
 from imagenet_prep.read.held import HeldFile
 
-# Threads per rank, each with its own connection.
-THREADS = 8
+THREADS = 8  # per rank, each with its own connection
 # A unit of fetching: a shard with its index, or a column's rows for a shard.
 Item = Shard | File
 
@@ -100,7 +99,7 @@ class FetchAhead:
                 self._changed.notify_all()
 
     def forget(self, name: str) -> None:
-        """Closes a shard whose files were removed; it is fetched again when needed."""
+        """Closes a shard after its files were removed; it is fetched again when needed."""
         with self._changed:
             self._held.pop(name, None)
 
@@ -110,10 +109,8 @@ class FetchAhead:
             return {shard.name for shard in self._near()}
 
     def stop(self) -> None:
-        """Closes all shards and ends the threads, until the next `follow`.
-
-        The garbage collector may call this in any thread, even in one that holds the lock.
-        """
+        """Closes all shards and ends the threads, until the next `follow`."""
+        # The garbage collector may call this in any thread, even in one that holds the lock.
         with self._changed:
             self._is_stopped = True
             self._held.clear()
@@ -133,7 +130,7 @@ class FetchAhead:
             threading.Thread(target=self._run, name="fetch", daemon=True).start()
 
     def _run(self) -> None:
-        """Fetches shards until stopped. Called without the lock."""
+        """Fetches shards until stopped; called without the lock."""
         while (shard := self._take()) is not None:
             self._fetch_one(shard)
 
@@ -166,10 +163,8 @@ class FetchAhead:
 
 
 def together(item: Item) -> tuple[File, ...]:
-    """Returns the files that a cache fetches and removes together: index and shard.
-
-    The sample table is fetched when keys are needed, and stays because it is small.
-    """
+    """Returns the files that a cache fetches and removes together: index and shard."""
+    # The sample table is fetched when keys are needed, and stays because it is small.
     return (item,) if isinstance(item, File) else (item.index, item.files[-1])
 
 

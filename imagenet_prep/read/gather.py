@@ -32,7 +32,7 @@ def gather(
     sizes: npt.NDArray[np.int64],
     free: deque[npt.NDArray[Any]],
 ) -> tuple[memoryview, list[tuple[Places, tuple[int, int]] | None]]:
-    """Reads one record from each open file; the memory returns to `free` after its last use.
+    """Reads records, given file, offset and size of each. `free` gets the memory after its use.
 
     Returns:
       The bytes of all records, and for each record the offsets of its parts in these bytes with

@@ -21,10 +21,9 @@ _LOCKS = f"{naming.WORK}/locks"
 
 
 class HeldFile:
-    """An open file, closed with its last reference so that no thread uses a closed descriptor."""
+    """An open file, closed with its last reference. `lock` takes flags of fcntl.flock, or 0."""
 
     def __init__(self, path: Path, lock: int = 0) -> None:
-        """Opens a file; `lock` is 0 or flags of fcntl.flock."""
         # Network file systems only allow exclusive locks on files open for writing.
         mode = os.O_RDWR if lock & fcntl.LOCK_EX else os.O_RDONLY
         # Without O_NONBLOCK, opening a pipe would wait for its writer.
@@ -48,17 +47,14 @@ def _let_go() -> None:
 
 @contextlib.contextmanager
 def only_one(store: LocalStore, name: str, flags: int = 0) -> Iterator[None]:
-    """Holds a lock between all ranks of the node; the kernel releases it if the holder dies.
-
-    Raises BlockingIOError with LOCK_NB if the lock is taken.
-    """
+    """Holds a lock among the node's ranks; BlockingIOError with LOCK_NB if it is taken."""
     store.make_folder(_LOCKS)
     descriptor = store.open(f"{_LOCKS}/{name.replace('/', '-')}", os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | flags)
         yield
     finally:
-        # Closing alone does not release it if a process forked meanwhile has a copy.
+        # Closing does not release it if a process forked meanwhile has a copy.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 

@@ -35,10 +35,7 @@ class Names:
             )
 
     def of(self, shard: int, *, sides: bool = False) -> Iterable[Head]:
-        """Returns class index, key and b"" of each example of a shard.
-
-        With `sides`, tables give the image field instead of b""; see `samples.heads`.
-        """
+        """Returns the head of each example of a shard; its image field is b"" without `sides`."""
         records = self._records
         if not records.manifest.has_samples:
             return ((*records.name(number), b"") for number in records.numbers_of(shard))
@@ -54,12 +51,12 @@ class Names:
         return not has_samples or tables.mentions(self._store, records.shards[shard], texts)
 
     def having(self, shard: int, sha256: str) -> Iterator[tuple[int, Sample]]:
-        """Yields number and sample of each example whose stored or source file has this hash."""
+        """Yields number and sample of each example with this hash, as stored or in the source."""
         records, there = self._records, self._records.shards[shard]
         if not self.mentions(shard, [sha256.encode()]):
             return
         numbers = records.numbers_of(shard)
-        # To its end, where the table is proven.
+        # Read to the end, so that the table is verified.
         for number, sample in list(
             zip(numbers, tables.rows(self._store, there, len(records.wnids)), strict=True)
         ):
@@ -71,18 +68,14 @@ class Names:
         shard, record = self._records.place(number)
         if not self._records.manifest.has_samples:
             return self._records.name(number)
-        # To its end, where the table is proven.
+        # Read to the end, so that the table is verified.
         return list(self.of(shard))[record][:2]
 
 
 class Facts:
-    """Facts from the sample tables by example number; each table is read at its first use.
-
-    Takes 4 bytes per example, and about 30 more for keys.
-    """
+    """Facts from the sample tables, read on first use: 4 bytes per example, about 34 with keys."""
 
     def __init__(self, records: Records, fields: Collection[str]) -> None:
-        """Notes the requested fields of batches; reads nothing yet."""
         self._records, self._names = records, Names(records)
         self._classes = np.zeros(len(records), np.int32)
         self._keys: dict[int, npt.NDArray[np.bytes_]] | None = {} if "key" in fields else None

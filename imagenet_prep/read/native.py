@@ -27,10 +27,8 @@ from imagenet_prep.read.frameworks import CONVERTERS
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-# Steps that are decoded ahead of the user.
 _STEPS_AHEAD = 2
-# Enough tasks that threads are rarely idle at the end of a step.
-_TASKS_PER_THREAD = 2
+_TASKS_PER_THREAD = 2  # enough that threads are rarely idle at the end of a step
 
 
 class NativeBackend:
@@ -47,7 +45,6 @@ class NativeBackend:
         shape = (3, side, side) if config.layout == "NCHW" else (side, side, 3)
         views = () if config.views == 1 else (config.views,)
         self._shape = (config.batch_size, *views, *shape)
-        # Memory of earlier batches that is no longer in use.
         self._free: deque[npt.NDArray[Any]] = deque(maxlen=_STEPS_AHEAD + 2)
         self._values = Values(config.dtype, config.constants.mean, config.constants.std)
         # Views with colour changes or padding are first made as bytes and then converted.
@@ -61,8 +58,7 @@ class NativeBackend:
         self._look = Look(side, side, values, kernel, channels_first=channels_first)
         self._num_threads = config.decode_threads
         self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="decode")
-        # Tasks of an unfinished epoch that may still write.
-        self._left: list[Future[None]] = []
+        self._left: list[Future[None]] = []  # tasks of an unfinished epoch that may still write
         self._has_planes = True
         try:
             planes.require()
@@ -162,7 +158,6 @@ class NativeBackend:
     def _by_pillow(
         self, data: bytes | memoryview, box: list[int], mirrored: bool
     ) -> npt.NDArray[np.uint8]:
-        """Returns a view as bytes [side, side, 3]."""
         side = self._config.image_size
         crop = cropped(data, box)
         if self._config.constants.square:

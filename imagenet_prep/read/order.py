@@ -2,8 +2,7 @@
 
 All ranks share one order of an epoch's examples. Each step takes the next world_size * batch_size
 examples, and rank r the r-th part of them. So every example is read exactly once, and all ranks
-have the same number of steps. A run that stopped after n examples can resume there with any number
-of ranks.
+have the same number of steps. A run can resume after n examples with any number of ranks.
 
 If the dataset is partitioned among nodes (dataset.placement), the ranks of a node share an order of
 the examples that this node reads in the epoch.
@@ -22,13 +21,12 @@ from imagenet_prep.dataset.placement import WHOLE, Placement
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-# splitmix64 (Steele, Lea, Flood 2014): a bijection of 64-bit integers whose output passes
+# splitmix64 (Steele, Lea, Flood 2014): a bijection of 64-bit integers that passes
 # BigCrush. NumPy's own generators may change between versions.
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
-# Independent streams of random numbers from one seed.
-_EXAMPLES, _SHARDS, _TURN = 1, 2, 3
+_EXAMPLES, _SHARDS, _TURN = 1, 2, 3  # independent random streams
 _IN_TURN = 8
 
 # An epoch, and the number of its examples that all ranks together have read.
@@ -56,13 +54,11 @@ def stream(seed: int, *parts: int) -> np.uint64:
 class Order:
     """The order of a split's examples on one node in each epoch.
 
-    Examples are numbered through all shards in record order.
-
     Attributes:
-      seed: of the orders of all epochs; None keeps record order.
+      seed: determines the order of every epoch; None keeps record order.
       window: number of shards that are shuffled together; 0 for a full permutation.
       placement: the node's part of the split; by default all of it.
-      chosen: sorted numbers of the examples to read; None for all.
+      chosen: sorted numbers of the examples to read (in record order); None for all.
     """
 
     examples_per_shard: Sequence[int]
@@ -104,7 +100,7 @@ class Order:
     def _sorted_by(
         self, epoch: int, numbers: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.unsignedinteger] | None]:
-        """Returns the sort keys of examples: their hashes and, with priority, their windows."""
+        """Returns the hash of each example, and its window, which is the primary sort key."""
         assert self.seed is not None
         hashed = mix(numbers.astype(np.uint64) ^ stream(self.seed, epoch, _EXAMPLES))
         if not 0 < self.window < len(self.examples_per_shard):
@@ -182,10 +178,8 @@ class Steps:
         return left % self.global_batch if self.drop_tail else 0
 
     def positions(self, step: int, rank: int) -> range:
-        """Returns a rank's positions in its order of the epoch; fewer or none in a padded step.
-
-        If nodes have their own orders, this node's order may be one example shorter.
-        """
+        """Returns a rank's positions in its order of the epoch; fewer or none in a padded step."""
+        # If nodes have their own orders, this node's order may be one example shorter.
         rank %= self.world_size // self.nodes
         first = (self.start + step * self.global_batch) // self.nodes + rank * self.batch_size
         end = -(-self.num_examples // self.nodes)
@@ -197,7 +191,7 @@ class Steps:
 
 
 class StepSampler:
-    """A sampler for PyTorch's DataLoader over a reader, which gives each step to one worker.
+    """A sampler for a PyTorch DataLoader over a reader; created by `Reader.sampler`.
 
     Every `for` over the DataLoader is one epoch, or the rest of a restored epoch. If a `for` stops
     before all steps are handed out, the next one starts the same epoch again.
@@ -218,7 +212,6 @@ class StepSampler:
         position: Callable[[dict[str, Any]], Position],
         state: dict[str, Any],
     ) -> None:
-        """Use `Reader.sampler`."""
         self._steps = steps
         self._position = position
         self._handed_out = 0
@@ -233,7 +226,6 @@ class StepSampler:
         return self._steps(0).count
 
     def __iter__(self) -> Iterator[Position]:
-        """Yields the positions of the remaining steps of the epoch."""
         epoch, read = self._after(self._handed_out)
         if not read:
             self._began = epoch, 0

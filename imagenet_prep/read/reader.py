@@ -109,7 +109,7 @@ class Reader(Generic[Array]):
 
     @property
     def dropped_per_epoch(self) -> int:
-        """Examples dropped from each training epoch, different ones each time; else 0."""
+        """The number of examples dropped per training epoch, different ones in each epoch."""
         return self._feed.steps(0).dropped
 
     @property
@@ -121,7 +121,6 @@ class Reader(Generic[Array]):
         return self.steps_per_epoch
 
     def __iter__(self) -> Iterator[Batch[Array]]:
-        """Yields the rest of the current epoch."""
         self._own()
         left = self.steps_left
         for read, batch in self._batches(self.epoch, self._examples_read, left):
@@ -142,10 +141,8 @@ class Reader(Generic[Array]):
                 try:
                     images = next(batches)
                 except Exception as error:  # noqa: BLE001 - it is raised again, explained
-                    # If this returns, it has masked images that do not decode. Then the epoch
-                    # continues with the failed step.
                     diagnosis.explain(error)
-                    break
+                    break  # undecodable images are masked now: repeat the failed step
                 encoded = diagnosis.decoded()
                 count -= 1
                 start = steps.after(step)
@@ -167,10 +164,7 @@ class Reader(Generic[Array]):
         self._examples_read = 0
 
     def encoded_batches(self) -> Iterator[EncodedBatch]:
-        """Yields an epoch's undecoded batches without changing the reader's position.
-
-        For `bench-read` only: the contents of such a batch may change in any version.
-        """
+        """Yields an epoch's undecoded batches for `bench-read`; their contents may change."""
         return self._feed.batches(self.epoch, 0)
 
     def state(self) -> dict[str, Any]:
@@ -218,8 +212,7 @@ class Reader(Generic[Array]):
         if not self.steps_left:
             self._begin_epoch()
 
-    # The names that PyTorch's loaders use.
-    state_dict, load_state_dict = state, restore
+    state_dict, load_state_dict = state, restore  # the names that PyTorch's loaders use
 
     def _position(self, state: dict[str, Any]) -> Position:
         own = self.state()
@@ -292,8 +285,8 @@ class Reader(Generic[Array]):
     def _own(self) -> None:
         """Reopens the reader if this process was forked from the one that opened it."""
         if self._process != os.getpid():
-            # A forked process has none of the threads, and locks they held are never released.
-            # Closing the parent's files would need such locks, so they stay open.
+            # In a fork, locks of the parent's threads are never released. Files of the parent stay
+            # open, since closing them needs such locks.
             opened, of_parent = vars(copy.copy(self)), dict(vars(self))
             self.__dict__.clear()
             self.__dict__.update(opened, _of_parent=of_parent)
@@ -308,8 +301,7 @@ class Reader(Generic[Array]):
     def example(self, number: int) -> ImageExample:
         """Returns a verified example as stored: its encoded image, size, class and boxes.
 
-        Numbers count all examples of the split, chosen or not, in record order. This is not the
-        order of an epoch.
+        Numbers count all examples of the split, chosen or not, in record order.
 
         Raises:
           IndexError: there is no such number.

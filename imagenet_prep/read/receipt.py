@@ -23,10 +23,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 KEPT, DISCARDED, UNSAVED = "kept", "discarded", "not saved"
-# Version of a reader's state, and of the order derived from it.
-STATE_VERSION = 1
-# A log with more epochs is damaged.
-_MOST_EPOCHS = 1 << 20
+STATE_VERSION = 1  # of a reader's state, and of the order derived from it
+_MOST_EPOCHS = 1 << 20  # a log with more epochs is damaged
 
 
 @dataclass(frozen=True)
@@ -90,8 +88,7 @@ class Segment:
 
     Attributes:
       run: number of the start, from 1.
-      first: the first step, from 0.
-      state: state of the reader before that step.
+      state: state of the reader before the `first` step, counted from 0.
       reached: the run has certainly trained all steps before this one.
       kept: the weights that the run saved or continued with include all steps before this one.
     """
@@ -126,7 +123,7 @@ class _Piece(NamedTuple):
 def parse(lines: Iterable[bytes], where: str) -> list[Segment]:
     """Returns the segments of a run from the lines of its log.
 
-    Raises UsageError without a receipt, or if the run has read several datasets or splits.
+    Raises UsageError if there is no receipt, or if the run has read several datasets or splits.
     """
     found: list[Segment] = []
     trained, cut = b"", ""
@@ -233,10 +230,8 @@ class Receipt:
                     yield self._use(piece, node, place - piece.places.start)
 
     def unseen(self, number: int) -> tuple[int, Iterator[Use]]:
-        """Returns the last kept checkpoint's step before an image was used, and its `uses`.
-
-        Before returning, it only computes the epochs up to the first kept use.
-        """
+        """Returns the step of the last kept checkpoint without an image, and the image's `uses`."""
+        # Before it returns, only the epochs up to the first kept use are computed.
         uses, early, limit = self.uses(number), [], self.segments[-1].kept
         for use in uses:
             early.append(use)

@@ -38,21 +38,14 @@ if TYPE_CHECKING:
 
 # Larger records are read one by one: a damaged index may claim 256 MB per record of a batch.
 _TOGETHER_BYTES = 16 << 20
-# Number of batches whose memory is kept for reuse.
-_FREE = 3
+_FREE = 3  # batches of memory kept for reuse
 
 
 class Records:
-    """The examples of one split, numbered through all shards in record order. Thread-safe.
-
-    `root` is the folder with all or some of the shards.
-    """
+    """The examples of one split, numbered through all shards in record order. Thread-safe."""
 
     def __init__(self, dataset: Dataset, split: str, cache: NodeCache | None = None) -> None:
-        """Opens a split, and checks the sizes of local shards against the manifest.
-
-        For a remote dataset, `cache` fetches the shards one by one.
-        """
+        """Checks the sizes of local shards; `cache` fetches the shards of a remote dataset."""
         self.dataset, self.manifest = dataset, dataset.manifest
         folder = cache or dataset.store.as_folder
         assert folder is not None
@@ -77,7 +70,7 @@ class Records:
             self._check_sizes()
         self._lock = threading.Lock()
         self._open: dict[int, HeldFile] = {}
-        # Offset and size in bytes of each record, for shards whose index was read.
+        # Offset and size in bytes of each record, zeros until the index of its shard is read.
         try:
             self._places = np.zeros((len(self), 2), np.int64)
         except MemoryError:
@@ -103,11 +96,8 @@ class Records:
         *,
         alone: bool = False,
     ) -> None:
-        """Sets the windows of shards that an epoch reads together.
-
-        The functions `beside` return the file of a column for a shard number. With `alone`, only
-        these files are read.
-        """
+        """Sets the windows of an epoch: its shards (unless `alone`) and the files of columns."""
+        # Each function in `beside` returns the file of a column for a shard number.
         if self._cache is not None:
             ways = [*(() if alone else [self.shards.__getitem__]), *beside]
             items = [[way(shard) for shard in window for way in ways] for window in windows]

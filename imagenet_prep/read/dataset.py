@@ -81,12 +81,12 @@ def make_dataset(
       colour: random colour changes in training, as with the tutorial's `--increased_aug`.
       dtype: "float32", "bfloat16" (not DALI) or "float16" (not tf.data) normalised, or "uint8".
       layout: "NHWC" or "NCHW".
-      antialias: filter before downscaling, like Pillow; by default only in evaluation. Slows
-        tf.data down by a fifth.
+      antialias: filter before downscaling, like Pillow; by default only in evaluation. It
+        slows tf.data down by a fifth.
       device: "cpu", or "gpu" for DALI on the GPU of this local rank.
-      shuffle_window: number of shards that are shuffled together. 0 is all of them, the default
-        for a folder. Small windows reduce seeks on disks, and allow reading a remote dataset
-        while it is fetched; its default is 16.
+      shuffle_window: number of shards that are shuffled together. 0 means all, the default
+        for a folder. Small windows reduce seeks on disks, and let a remote dataset be
+        read while it is fetched; its default is 16.
       cache_dir: folder for a node's copy of a remote dataset; by default IMAGENET_PREP_CACHE or
         ~/.cache/imagenet-prep.
       cache_gb: size limit of the cache in 1e9 bytes, at least two windows of shards; by default

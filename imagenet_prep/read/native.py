@@ -32,7 +32,7 @@ _TASKS_PER_THREAD = 2  # enough that threads are rarely idle at the end of a ste
 
 
 class NativeBackend:
-    """The backend that needs no framework: NumPy arrays, converted at the end.
+    """A backend without a framework. It makes NumPy arrays and converts them at the end.
 
     Threads decode images with `codec.planes`, which crops, resizes, mirrors and converts in one
     pass. Pillow decodes images that it does not support, for example CMYK, and all images if it
@@ -81,7 +81,7 @@ class NativeBackend:
                 if not ahead:
                     return
                 images, shown = ahead[0]
-                # A single wait: each one takes the interpreter lock from the decoders.
+                # Wait once for all tasks: every wait takes the interpreter lock from the decoders.
                 wait(shown)
                 for part in shown:
                     part.result()
@@ -198,12 +198,12 @@ def cropped(data: bytes | memoryview, box: list[int]) -> Image.Image:
 
 
 def middle_square(image: Image.Image, side: int) -> npt.NDArray[np.uint8]:
-    """Returns guided-diffusion's center_crop_arr [side, side, 3], as square.h does."""
+    """Returns center_crop_arr of guided-diffusion [side, side, 3]; same result as square.h."""
     width, height = image.size
     while min(width, height) >= 2 * side:
         width, height = width // 2, height // 2
         image = image.resize((width, height), Image.Resampling.BOX)
-    # Limit the memory: for longer images, the result is only close to Pillow's crop.
+    # Limit the memory use: for longer images, the result only approximates Pillow's crop.
     if (most := max(1, jpeg.MAX_PIXELS // side**2) * min(width, height)) < max(width, height):
         left, top = max(0, width - most) // 2, max(0, height - most) // 2
         width, height = min(width, most), min(height, most)

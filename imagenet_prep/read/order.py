@@ -52,13 +52,13 @@ def stream(seed: int, *parts: int) -> np.uint64:
 
 @dataclass(frozen=True)
 class Order:
-    """The order of a split's examples on one node in each epoch.
+    """The order in which one node reads the examples of a split, for each epoch.
 
     Attributes:
       seed: determines the order of every epoch; None keeps record order.
       window: number of shards that are shuffled together; 0 for a full permutation.
       placement: the node's part of the split; by default all of it.
-      chosen: sorted numbers of the examples to read (in record order); None for all.
+      chosen: sorted numbers of the examples to read, counted in record order; None for all.
     """
 
     examples_per_shard: Sequence[int]
@@ -78,7 +78,7 @@ class Order:
         if self.seed is None:
             return numbers
         hashed, window_of = self._sorted_by(epoch, numbers)
-        # All hashes are different, so every sorting algorithm gives the same result.
+        # All hashes differ, so the result does not depend on the sorting algorithm.
         in_order = np.argsort(hashed)
         if window_of is not None:
             in_order = in_order[np.argsort(window_of[in_order], kind="stable")]

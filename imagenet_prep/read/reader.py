@@ -1,4 +1,4 @@
-"""The `Reader` of the batches of one rank, with a state to resume from."""
+"""`Reader`: yields the batches of one rank, and can resume from a saved state."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Reader(Generic[Array]):
 
     @property
     def num_classes(self) -> int:
-        """The number of classes; class indices are smaller."""
+        """The number of classes; class indices are from 0 to `num_classes` - 1."""
         return len(self.class_numbers)
 
     @property
@@ -109,7 +109,7 @@ class Reader(Generic[Array]):
 
     @property
     def dropped_per_epoch(self) -> int:
-        """The number of examples dropped per training epoch, different ones in each epoch."""
+        """The number of examples dropped per training epoch (different ones each time)."""
         return self._feed.steps(0).dropped
 
     @property

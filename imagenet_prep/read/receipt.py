@@ -101,7 +101,7 @@ class Segment:
 
 
 class Use(NamedTuple):
-    """A rank and step that used an image; `weights` says if the step is in the weights."""
+    """A rank and step that used an image; `weights`: whether the weights include the step."""
 
     step: int
     epoch: int
@@ -230,7 +230,7 @@ class Receipt:
                     yield self._use(piece, node, place - piece.places.start)
 
     def unseen(self, number: int) -> tuple[int, Iterator[Use]]:
-        """Returns the step of the last kept checkpoint without an image, and the image's `uses`."""
+        """Returns the step of the last kept checkpoint trained without an image, and its `uses`."""
         # Before it returns, only the epochs up to the first kept use are computed.
         uses, early, limit = self.uses(number), [], self.segments[-1].kept
         for use in uses:

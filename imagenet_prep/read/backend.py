@@ -33,7 +33,7 @@ class Backend(Protocol):
         """Yields the images of each step in the format of `Batch`; consumes input ahead."""
 
     def decode(self, encoded: bytes) -> None:
-        """Decodes an image that Pillow can decode; raises the decoder's error if it cannot."""
+        """Decodes an image that Pillow can decode; on failure, raises the decoder's own error."""
 
 
 class Undecoded:

@@ -170,7 +170,7 @@ class NodeCache(FetchAhead):
 
     def __init__(self, dataset: Dataset, folder: Path, limit_bytes: int | None) -> None:
         self._limit = limit_bytes
-        # The copy must not refer to this object, or connections outlive a dropped reader.
+        # The copy must not refer to this object: connections would outlive a dropped reader.
         self._copy = _Copy(dataset, folder, limit_bytes)
         self.root = self._copy.root
         super().__init__(self._copy.fetch)

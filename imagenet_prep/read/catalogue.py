@@ -41,7 +41,7 @@ class Catalogue:
             )
 
     def entries(self, of_class: str | None = None) -> Iterator[Entry]:
-        """Yields the images stored here, or those of a class, without reading their pixels."""
+        """Yields the entries of all local shards, or those of a class; reads no images."""
         classes = None if of_class is None else self._dataset.classes.indices([of_class])
         for split, records in self._splits.items():
             names = Names(records)

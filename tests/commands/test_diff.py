@@ -17,9 +17,9 @@ import pytest
 from imagenet_prep.dataset import manifest, naming
 from imagenet_prep.dataset.example import ImageExample
 from tests.kit import command
+from tests.kit.columns import make_column
 from tests.kit.dataset import all_files, everything
 from tests.kit.http_server import serve
-from tests.kit.made_columns import make_column
 from tests.kit.samples import add_tables
 from tests.kit.tfrecords import picture, plain, wnid, write_set
 

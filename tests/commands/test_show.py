@@ -22,7 +22,7 @@ from imagenet_prep.read import catalogue
 from imagenet_prep.storage import tables
 from imagenet_prep.storage.opened import open_dataset
 from imagenet_prep.storage.store import Store
-from tests.kit import amended, command, foreign, made_columns
+from tests.kit import amended, columns, command, foreign
 from tests.kit.dataset import Reference, everything, records
 from tests.kit.faults import cut, flip_bit
 from tests.kit.foreign_sets import ForeignSet, foreign_set, mini, stored
@@ -409,8 +409,8 @@ def test_columns_of_a_dataset_and_of_a_record_are_shown(
     reference: Reference, tmp_path: Path
 ) -> None:
     root = Path(shutil.copytree(reference.out, tmp_path / "set"))
-    made_columns.make_column(root, "latents", shape=(3, 4))
-    made_columns.make_column(root, "half")
+    columns.make_column(root, "latents", shape=(3, 4))
+    columns.make_column(root, "half")
     (root / "columns/half/column.json").unlink()
     shown = command.run("show", root)
     assert shown.code == 0, shown

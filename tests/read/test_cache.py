@@ -40,10 +40,10 @@ from imagenet_prep.read.records import Records
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.opened import open_dataset
 from tests.kit import command
+from tests.kit.columns import make_column
 from tests.kit.command import PATIENCE_S
 from tests.kit.http_server import SeededFaults, Server, serve
 from tests.kit.limits import Limits
-from tests.kit.made_columns import make_column
 from tests.kit.reading import NUM_TRAIN, TRAIN, asked
 from tests.kit.s3_server import BUCKET, S3Server, key_of
 from tests.kit.system import System

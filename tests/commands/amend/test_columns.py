@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from imagenet_prep.dataset import column
-from imagenet_prep.dataset.column import ColumnFile
+from imagenet_prep.dataset.column import Column
 from tests.kit import command, faults
 from tests.kit.amended import Changes, make_changes, rows, shards_of
+from tests.kit.columns import complete_column_of_images, make_column_of_images
 from tests.kit.dataset import Reference, contents
 from tests.kit.lengths import long_but
-from tests.kit.made_columns import make_column_of_images, row_of
 
 SUMS, CLASSES = "sums", "classes"
+MADE_FROM = {SUMS: column.OF_IMAGE, CLASSES: column.OF_CLASS}
 
 
 @pytest.fixture(scope="module")
@@ -45,41 +44,17 @@ def columns_of(root: Path) -> dict[str, bytes]:
     return {name: data for name, data in contents(root).items() if name.startswith("columns/")}
 
 
-def finish(root: Path, name: str) -> None:
-    """Computes the missing rows of an unfinished column, as its writer does."""
-    folder = root / column.folder_name(name)
-    if not (begun := folder / "begun.json").exists():
-        return
-    made = column.loads(begun.read_bytes(), "begun", name)
-    if (folder / "column.json").exists():
-        made = column.loads((folder / "column.json").read_bytes(), "column", name)
-    files: dict[str, list[ColumnFile]] = {}
-    for path in sorted(folder.glob("*-of-*.json")):
-        there = column.loads_receipt(path.read_bytes(), path.name)
-        data = (folder / f"{there.shard}.npy").read_bytes()
-        assert hashlib.sha256(data).hexdigest() == there.sha256
-        values, table = np.load(folder / f"{there.shard}.npy"), rows(root, there.shard)
-        for number in there.missing:
-            assert not values[number].any()
-            values[number] = row_of([*table.values()][number], made.made_from)
-        data = made.header(there.rows) + values.tobytes()
-        # It may be a link to the parent's.
-        (folder / f"{there.shard}.npy").unlink()
-        (folder / f"{there.shard}.npy").write_bytes(data)
-        sha256 = hashlib.sha256(data).hexdigest()
-        split = there.shard.partition("-")[0]
-        files.setdefault(split, []).append(replace(there, sha256=sha256, missing=()))
-        path.unlink()
-    for split, of_split in files.items():
-        made = made.with_files(split, of_split)
-    (folder / "column.json").write_bytes(made.dumps())
-    begun.unlink()
+def complete(root: Path) -> dict[str, list[str]]:
+    """Completes both columns by their writer; returns the keys whose rows were computed."""
+    return {
+        name: complete_column_of_images(root, Column(name, "uint8", (9,), made_from=made_from))
+        for name, made_from in MADE_FROM.items()
+    }
 
 
 def assert_as_made_afterwards(new: Path) -> None:
-    """Compares both columns, when they are finished, with columns of the amended dataset."""
-    for name in (SUMS, CLASSES):
-        finish(new, name)
+    """Completes both columns by their writer, and compares them with those made afterwards."""
+    complete(new)
     carried = columns_of(new)
     shutil.rmtree(new / "columns")
     make_column_of_images(new, SUMS)
@@ -111,6 +86,22 @@ def test_rows_go_with_their_records_and_missing_ones_are_named(
     )
     assert_as_made_afterwards(new)
     assert contents(parent) == before
+
+
+def test_the_writer_computes_only_the_missing_rows(
+    parent: Path, changes: Changes, tmp_path: Path
+) -> None:
+    new = tmp_path / "new"
+    before = columns_of(parent)
+    assert amend(parent, new, *changes.flags).code == 0
+    computed = complete(new)
+    assert {*computed[SUMS]} == {*changes.added}
+    assert {*computed[CLASSES]} == {*changes.added, changes.relabelled}
+    assert sum(map(len, computed.values())) == 7
+    assert command.run("verify", new).code == 0
+    assert complete(new) == {SUMS: [], CLASSES: []}
+    # The files that are linked were written as new ones.
+    assert columns_of(parent) == before
 
 
 def test_without_new_images_a_column_is_complete(
@@ -150,8 +141,7 @@ def test_changes_after_changes_equal_columns_made_afterwards(
         new = tmp_path / f"new-{step}"
         result = amend(out, new, *flags)
         assert result.code == 0, result
-        for name in (SUMS, CLASSES):
-            finish(new, name)
+        complete(new)
         out = new
     assert_as_made_afterwards(out)
 

@@ -12,8 +12,8 @@ import pytest
 
 from imagenet_prep.storage.opened import open_dataset
 from tests.kit import command, faults
+from tests.kit.columns import make_column
 from tests.kit.dataset import Reference
-from tests.kit.made_columns import make_column
 
 
 @pytest.fixture(scope="module")

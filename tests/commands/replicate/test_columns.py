@@ -11,9 +11,9 @@ from imagenet_prep.dataset import column, naming
 from imagenet_prep.dataset.placement import Placement
 from imagenet_prep.storage.opened import open_dataset
 from tests.kit import command, faults
+from tests.kit.columns import make_column
 from tests.kit.dataset import contents, stamps
 from tests.kit.fake_hosts import Hosts
-from tests.kit.made_columns import make_column
 from tests.kit.replicas import make_dataset
 from tests.kit.s3_server import BUCKET, S3Server, objects
 

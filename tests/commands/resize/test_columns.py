@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 
 from tests.kit import command
+from tests.kit.columns import make_column
 from tests.kit.dataset import Reference
-from tests.kit.made_columns import make_column
 
 
 def test_columns_are_left_behind_with_a_word(reference: Reference, tmp_path: Path) -> None:

@@ -119,4 +119,4 @@ def _of_columns(of: Json) -> Iterator[str]:
             )
         yield line
     for name in of["columns_left_behind"]:
-        yield f"column {name} is not finished, so it is left behind"
+        yield f"column {name} is not complete: only its finished splits are kept"

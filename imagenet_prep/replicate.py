@@ -92,17 +92,14 @@ def _columns(config: Config, dataset: Dataset) -> dict[str, bytes]:
 
     if config.columns == (NONE,):
         return {}
-    is_all = config.columns == (ALL,)
-    wanted = columns.names(dataset.store) if is_all else config.columns
-    found = {name: columns.find(dataset.store, name) for name in wanted}
-    if left := [name for name, made in found.items() if made is None]:
-        said = f"{dataset.where}: {some(left)}: no such column, or it is not finished"
-        if not is_all:
-            raise UsageError(f"--columns: {said}")
-        terminal.say(f"{said}: it is not copied")
-    for made in filter(None, found.values()):
-        columns.refuse_foreign(dataset, made)
-    return {name: made.dumps() for name, made in found.items() if made}
+    wanted = () if config.columns == (ALL,) else config.columns
+    found, left = columns.complete(dataset, wanted)
+    if left:
+        terminal.say(
+            f"{dataset.where}: columns that are not complete, so only their finished splits are "
+            f"copied: {some(left)}"
+        )
+    return {made.name: made.dumps() for made in found}
 
 
 def _to_hosts(config: Config, source: Original, there: Manifest) -> list[Json]:

@@ -16,7 +16,7 @@ from imagenet_prep.core.address import is_remote
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError, UsageError, some
 from imagenet_prep.core.flags import Place, Settings, optional, switch
-from imagenet_prep.dataset import naming, schema
+from imagenet_prep.dataset import column, naming, schema
 from imagenet_prep.dataset.flag import data_set
 from imagenet_prep.storage.new_file import complete_file
 
@@ -289,10 +289,12 @@ def _show_set(config: Config) -> int:
         return 0
     print(summary.render_set(manifest, found, first_class))
     for name, each in made.items():
-        line = "not finished"
+        line = "not complete"
         if each:
             size = terminal.human_bytes(sum(file.num_bytes for file in each.files()))
             line = f"{each.dtype} {list(each.shape)} of {', '.join(each.splits)}, {size}"
+        if each and dataset.store.size(column.begun_name(name)) is not None:
+            line += "; not complete"
         print(terminal.printable(f"column {name}: {line}"))
     return 0
 
@@ -411,10 +413,10 @@ def _print(config: Config, row: Json, where: str) -> None:
     wnid, name, text = (terminal.printable(row[key]) for key in ("wnid", "filename", "text"))
     size = f"{row['width']:>5}x{row['height']:<5} {num_bytes:>9,} B"
     print(f"{where} {row['stored_label']:>4} {wnid} {size}  {name}  {text}")
-    for column, of in row.get("columns", {}).items():
+    for made, of in row.get("columns", {}).items():
         values = ", ".join(f"{value:.6g}" for value in of["first"])
         more = ", ..." if len(of["first"]) < math.prod(of["shape"]) else ""
-        print(terminal.printable(f"  {column}: {of['dtype']} {of['shape']}: {values}{more}"))
+        print(terminal.printable(f"  {made}: {of['dtype']} {of['shape']}: {values}{more}"))
 
 
 def _write_image(shard: str, number: int, out: Path) -> int:

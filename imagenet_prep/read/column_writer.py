@@ -223,8 +223,7 @@ class ColumnWriter:
 
         Returns what column.json says.
         """
-        record, begun = column.record_name(self._name), column.begun_name(self._name)
-        found = [columns.find(self._store, self._name, name) for name in (record, begun)]
+        found = [columns.find(self._store, self._name, begun=begun) for begun in (False, True)]
         for there in filter(None, found):
             mine, other = vars(dataclasses.replace(self.column)), vars(there.begun())
             if differing := [name for name in mine if mine[name] != other[name]]:
@@ -232,8 +231,9 @@ class ColumnWriter:
                     f"{self._store.where(self._folder)}: the column was begun with another "
                     f"{', '.join(differing)}. Use the same, another name, or remove that folder."
                 )
-        if not any(found):
-            _write(self._store, begun, self.column.dumps())
+        is_new = found[0] is None or self._split not in found[0].splits
+        if is_new and found[1] is None:
+            _write(self._store, column.begun_name(self._name), self.column.dumps())
         return found[0]
 
     def _done(self, number: int) -> ColumnFile | None:

@@ -50,16 +50,10 @@ class ColumnRows:
           DataDamagedError: column.json is damaged, or a file is missing or of another size.
         """
         dataset = records.dataset
-        self.column = columns.opened(dataset, name)
+        self.column = columns.opened(dataset, name, records.split)
         if config is not None:
             _demand_view(self.column, config)
-        files, lacking = self.column.of(records.split, dataset.shards(records.split))
-        if lacking:
-            raise UsageError(
-                f"{dataset.where}: column {name} has no rows for the records of {some(lacking)}: "
-                "it was made of another split or dataset, or this one was amended since. Make the "
-                "column again for this dataset."
-            )
+        files, _ = self.column.of(records.split, dataset.shards(records.split))
         self._records, self._store = records, LocalStore(records.root)
         self._files = {rows.shard: rows for rows in files}
         named = [self.column.file(rows) for rows in files]

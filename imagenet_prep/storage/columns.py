@@ -1,9 +1,9 @@
-"""Opens the columns of a dataset, see `dataset/column`, and reports problems of their files."""
+"""Opens the columns of a dataset, see `dataset/column`, and says what is wrong with their files."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError, UsageError, some
 from imagenet_prep.core.terminal import counted, printable, say
@@ -18,40 +18,88 @@ _AGAIN = "Copy the file again, or remove it and run the script that writes the c
 
 
 def names(store: Readable) -> list[str]:
-    """Returns the sorted names of all columns, also incomplete ones; empty on a web server."""
+    """Returns the sorted names of the columns, complete or not; a web server lists none."""
     return store.list_folder(naming.COLUMNS)
 
 
-def find(store: Readable, name: str, record: str = "") -> Column | None:
-    """Returns the column described by column.json or `record`, or None if it does not exist.
+def find(store: Readable, name: str, *, begun: bool = False) -> Column | None:
+    """Returns what column.json, or begun.json, says of a column; None if it is not there.
 
-    Raises DataDamagedError if the file is damaged or a link.
+    Raises DataDamagedError if it is damaged, or a link, or if no column can have this name.
     """
-    record = record or column.record_name(name)
+    try:
+        record = (column.begun_name if begun else column.record_name)(name)
+    except ValueError as error:
+        where = store.where(f"{naming.COLUMNS}/{name}")
+        raise DataDamagedError(f"{where}: {error}. Remove it.") from None
     refuse_links(store, record)
     if store.size(record) is None:
         return None
     return column.loads(store.read(record), store.where(record), name)
 
 
-def opened(dataset: Dataset, name: str) -> Column:
-    """Returns a complete column; raises UsageError if absent, IncompleteError if unfinished."""
+def opened(dataset: Dataset, name: str, split: str = "") -> Column:
+    """Returns a column; if `split` is given, one with rows for its records.
+
+    Raises:
+      UsageError: there is no such column, or it has no rows for records of the split.
+      IncompleteError: it is not complete.
+      DataDamagedError: column.json is damaged.
+    """
     store = dataset.store
     try:
-        folder = column.folder_name(name)
+        where = store.where(column.folder_name(name))
     except ValueError as error:
         raise UsageError(f"{name!r}: {error}") from None
-    if (found := find(store, name)) is not None:
-        return found
-    if store.size(column.begun_name(name)) is not None:
+    made = find(store, name)
+    lacking = made.of(split, dataset.shards(split))[1] if made and split else []
+    if made and not lacking:
+        return made
+    is_begun = store.size(column.begun_name(name)) is not None
+    if is_begun or (made is None and name in names(store)):
         raise IncompleteError(
-            f"{store.where(folder)}: the column is not complete yet. Run the script that writes it "
-            "again: it computes only the rows that are missing."
+            f"{where}: the column is not complete yet. Run the script that writes it again: it "
+            "computes only the rows that are missing."
         )
-    raise UsageError(
-        f"{store.where(folder)}: there is no such column. Columns of this dataset: "
-        f"{some(names(store)) or 'none'}"
-    )
+    if made:
+        raise UsageError(
+            f"{where}: the column has no rows for the records of {some(lacking)}: it was made of "
+            "another split or dataset, or this one was amended since. Make the column again."
+        )
+    there = some(names(store)) or "none"
+    raise UsageError(f"{where}: there is no such column. Columns of this dataset: {there}")
+
+
+def complete(dataset: Dataset, wanted: Iterable[str] = ()) -> tuple[list[Column], list[str]]:
+    """Returns the columns of a complete dataset, and the names of those that are not complete.
+
+    Of the latter, only those with complete splits are among the former, with these splits.
+    """
+    store, left = dataset.store, list[str]()
+    found = [opened(dataset, name) for name in wanted]
+    for name in () if found else names(store):
+        made = find(store, name)
+        found += [made] if made else []
+        if made is None or store.size(column.begun_name(name)) is not None:
+            left.append(name)
+    for made in found:
+        if why := _foreign(dataset, made):
+            raise DataDamagedError(f"{store.where(column.record_name(made.name))}: {why}")
+    return found, left
+
+
+def _foreign(dataset: Dataset, made: Column) -> str | None:
+    """Returns why a column is not of the records of this dataset; None if it is."""
+    for split, files in made.splits.items():
+        there = dataset.manifest.splits.get(split)
+        shards = there.shards if there else []
+        lacking = made.of(split, shards)[1]
+        if lacking or len(files) != len(shards):
+            return (
+                f"was made of other records than those of {some(lacking) or split}. Make the "
+                "column again, or remove its folder."
+            )
+    return None
 
 
 def refuse_links(store: Readable, name: str) -> None:
@@ -69,7 +117,7 @@ def refuse_links(store: Readable, name: str) -> None:
 
 
 def receipt(store: Readable, name: str, shard: str) -> ColumnFile | None:
-    """Returns the receipt for a shard's file, or None if there is none."""
+    """Returns what the receipt of a shard's file says; None if there is none."""
     path = column.receipt_name(name, shard)
     refuse_links(store, path)
     if store.size(path) is None:
@@ -93,10 +141,10 @@ class Survey:
     """The columns of a dataset, compared with its manifest by names and sizes.
 
     Attributes:
-      problems: one sentence per file or column that is damaged, foreign or unexpected.
-      complete: names of columns that have a column.json.
-      incomplete: unfinished columns, with the number of their finished files.
-      files: files that must still be read to be verified.
+      problems: a sentence for each file or column that is damaged, foreign or too many.
+      complete: the names of the complete columns.
+      incomplete: those of the others, with the number of files that were finished since.
+      files: what is to be read to verify the rest.
     """
 
     def __init__(self, dataset: Dataset) -> None:
@@ -109,80 +157,52 @@ class Survey:
         self.problems += [f"{naming.COLUMNS}/{name}: is no folder of a column" for name in files]
         for name in sorted({*names(self._store)}.difference(files)):
             try:
-                self._look_at(column.check_name(name))
-            except ValueError as error:
-                self.problems.append(f"{naming.COLUMNS}/{name}: {error}")
+                self._look_at(name)
             except DataDamagedError as error:
                 self.problems.append(str(error))
 
     def _look_at(self, name: str) -> None:
-        store, folder = self._store, column.folder_name(name)
-        there = find(store, name)
-        begun = find(store, name, column.begun_name(name))
+        made, begun = find(self._store, name), find(self._store, name, begun=True)
         known = {column.record_name(name), column.begun_name(name)}
-        if there is not None:
+        if made is not None:
+            self._look_at_files(made)
+            known |= {file.name for file in made.files()}
+        folder = column.folder_name(name)
+        listed = {f"{folder}/{each}" for each in self._store.list_folder(folder)}
+        splits = self._dataset.manifest.splits.values()
+        shards = [shard.name for split in splits for shard in split.shards]
+        finished = {column.receipt_name(name, shard) for shard in shards} & listed
+        if made is None or begun is not None or finished:
+            self.incomplete[name] = len(finished)
+            known |= finished | {column.file_name(name, shard) for shard in shards}
+        else:
             self.complete.append(name)
-            self.problems += self._of_complete(there)
-            known |= {file.name for file in there.files()}
-        listed = [f"{folder}/{each}" for each in store.list_folder(folder)]
-        if begun is not None or there is None:
-            shards = [
-                s.name for split in self._dataset.manifest.splits.values() for s in split.shards
-            ]
-            receipts = {column.receipt_name(name, shard) for shard in shards}
-            known |= {column.file_name(name, shard) for shard in shards} | receipts
-            known |= {each for each in listed if each.endswith(".partial")}
-            self.incomplete[name] = len(receipts.intersection(listed))
-        self.problems += [f"{each}: not in column.json" for each in listed if each not in known]
+        self.problems += [
+            f"{each}: not in column.json"
+            for each in sorted(listed - known)
+            if not each.endswith(".partial")
+        ]
 
-    def _of_complete(self, there: Column) -> Iterator[str]:
-        manifest = self._dataset.manifest
-        for split, files in there.splits.items():
-            found, lacking = there.of(split, self._dataset.shards(split))
-            of_split = manifest.splits[split].shards if split in manifest.splits else []
-            if lacking or len(files) != len(of_split):
-                shards = some(lacking) or split
-                yield (
-                    f"{naming.COLUMNS}/{there.name}: was made of other records than those of "
-                    f"{shards}. Make the column again, or remove its folder."
-                )
-            named = {there.file(rows).name: rows for rows in found}
-            for name in named:
-                refuse_links(self._store, name)
-            wrong = lost(self._store, [there.file(rows) for rows in found])
-            yield from (f"{name}: missing, or of another size. {_AGAIN}" for name in sorted(wrong))
-            self.files += [(there, rows) for name, rows in named.items() if name not in wrong]
+    def _look_at_files(self, made: Column) -> None:
+        if why := _foreign(self._dataset, made):
+            self.problems.append(f"{column.folder_name(made.name)}: {why}")
+        for split in made.splits.keys() & self._dataset.manifest.splits.keys():
+            found, _ = made.of(split, self._dataset.shards(split))
+            named = {made.file(rows): rows for rows in found}
+            for file in named:
+                refuse_links(self._store, file.name)
+            wrong = lost(self._store, named)
+            self.problems += [f"{each}: missing, or of another size. {_AGAIN}" for each in wrong]
+            self.files += [(made, rows) for file, rows in named.items() if file.name not in wrong]
 
     def read(self, each: tuple[Column, ColumnFile]) -> str | None:
-        """Reads one of the `files` completely; returns its problem, or None."""
+        """Returns what is wrong with one of the `files`, or None; reads all of it."""
         there, rows = each
         digest, head, name = hashlib.sha256(), b"", there.file(rows).name
         with self._store.opened(name) as file:
             for chunk in hashed(file, [digest]):
                 head = head or chunk
         return misfit(there, rows, head, digest.hexdigest(), name)
-
-
-def complete(dataset: Dataset) -> tuple[list[Column], list[str]]:
-    """Returns the complete columns of a dataset, and the names of the others."""
-    found = {name: find(dataset.store, name) for name in names(dataset.store)}
-    made = [*filter(None, found.values())]
-    for each in made:
-        refuse_foreign(dataset, each)
-    return made, [name for name in found if found[name] is None]
-
-
-def refuse_foreign(dataset: Dataset, made: Column) -> None:
-    """Raises DataDamagedError if a column is not of the records of this complete dataset."""
-    there = dataset.manifest.splits
-    for split in made.splits:
-        _, lacking = made.of(split, there[split].shards if split in there else ())
-        if lacking or split not in there:
-            raise DataDamagedError(
-                f"{dataset.store.where(column.record_name(made.name))}: it was made of other "
-                f"records than those of {some(lacking) or split}. Remove this folder, and make the "
-                "column again."
-            )
 
 
 def differences(a: Dataset, b: Dataset) -> dict[str, str]:
@@ -201,16 +221,15 @@ def differences(a: Dataset, b: Dataset) -> dict[str, str]:
             differing = [each for each in mine if mine[each] != theirs.get(each)]
             found[name] = f"made with another {', '.join(differing)}"
         elif one.splits != other.splits:
-            sums = [
+            mine, theirs = (
                 {rows.samples_sha256: rows.sha256 for of in made.splits.values() for rows in of}
                 for made in (one, other)
-            ]
-            same = sums[0].keys() & sums[1].keys()
-            rows = sum(sums[0][table] != sums[1][table] for table in same)
-            only = len(sums[0].keys() ^ sums[1].keys())
+            )
+            rows = sum(mine[table] != theirs[table] for table in mine.keys() & theirs.keys())
+            only = [counted(len(mine.keys() - theirs), "file"), len(theirs.keys() - mine)]
             found[name] = (
-                f"the rows of {counted(rows, 'file')} differ, and {counted(only, 'file')} of only "
-                "one dataset: the records are different"
+                f"{counted(rows, 'file')} of equal records with other rows; {only[0]} of A and "
+                f"{only[1]} of B of records that differ"
             )
     return found
 

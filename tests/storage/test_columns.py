@@ -12,7 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from imagenet_prep.core.errors import DataDamagedError, IncompleteError, UsageError
 from imagenet_prep.dataset import column
+from imagenet_prep.storage import columns
+from imagenet_prep.storage.opened import open_dataset
 from imagenet_prep.verify import Config, verify
 from tests.kit.columns import NAME, SHARD, begin, change, record_of, rows_of, write
 from tests.kit.faults import flip_bit
@@ -54,6 +57,39 @@ def test_a_column_that_is_not_complete_is_named(marked: Path) -> None:
     assert result["problems"] == []
     assert result["columns"] == []
     assert result["incomplete_columns"] == {NAME: 3}
+
+
+def test_a_second_split_that_is_being_written_is_no_damage(marked: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), begin(marked, "validation", batch_size=1) as writer:
+        for batch in writer:
+            writer.write(rows_of(batch))
+            if batch["number"][0] >= 6:
+                raise KeyboardInterrupt
+    result = checked(marked)
+    assert result["problems"] == []
+    assert result["columns"] == []
+    assert [*result["incomplete_columns"]] == [NAME]
+    made, left = columns.complete(open_dataset(str(marked)))
+    assert [[*each.splits] for each in made] == [["train"]]
+    assert left == [NAME]
+    with pytest.raises(IncompleteError, match="not complete yet"):
+        columns.opened(open_dataset(str(marked)), NAME, "validation")
+    write(marked, "validation")
+    assert checked(marked)["columns"] == [NAME]
+
+
+@pytest.mark.parametrize("name", [".DS_Store", "a b"])
+@pytest.mark.parametrize("make", [Path.touch, Path.mkdir])
+def test_what_cannot_be_a_column_is_damage_for_every_verb(
+    marked: Path, name: str, make: Callable[[Path], None]
+) -> None:
+    make(marked / "columns" / name)
+    dataset = open_dataset(str(marked))
+    for verb in (columns.complete, lambda each: columns.differences(each, each)):
+        with pytest.raises(DataDamagedError, match="the name of a column has"):
+            verb(dataset)
+    with pytest.raises(UsageError, match="the name of a column has"):
+        columns.complete(dataset, ["a b"])
 
 
 def flipped(root: Path) -> None:

@@ -125,11 +125,14 @@ def test_an_unfinished_column_is_named(dataset: Path, tmp_path: Path) -> None:
     (dataset / LAST).unlink()
     copied = replicate(dataset, "--to", tmp_path / "copy")
     assert copied.code == 0, copied
-    assert "latents: no such column, or it is not finished: it is not copied" in copied.err
+    assert (
+        "columns that are not complete, so only their finished splits are copied: latents"
+        in copied.err
+    )
     assert {name.split("/")[1] for name in columns_in(contents(tmp_path / "copy"))} == {"tokens"}
     refused = replicate(dataset, "--to", tmp_path / "other", "--columns", "latents,tokens")
-    assert refused.code == 2
-    assert "--columns" in refused.err
+    assert refused.code == 4
+    assert "latents: the column is not complete" in refused.err
     assert "latents: no such column" in refused.err
     assert not (tmp_path / "other").exists()
 

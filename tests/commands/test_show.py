@@ -414,7 +414,7 @@ def test_columns_of_a_dataset_and_of_a_record_are_shown(
     (root / "columns/half/column.json").unlink()
     shown = command.run("show", root)
     assert shown.code == 0, shown
-    assert "column half: not finished\n" in shown.out
+    assert "column half: not complete\n" in shown.out
     assert "column latents: float32 [3, 4] of " in shown.out
     assert command.run("show", root, "--json").json["columns"]["latents"]["shape"] == [3, 4]
 

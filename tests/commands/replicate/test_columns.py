@@ -133,7 +133,6 @@ def test_an_unfinished_column_is_named(dataset: Path, tmp_path: Path) -> None:
     refused = replicate(dataset, "--to", tmp_path / "other", "--columns", "latents,tokens")
     assert refused.code == 4
     assert "latents: the column is not complete" in refused.err
-    assert "latents: no such column" in refused.err
     assert not (tmp_path / "other").exists()
 
 

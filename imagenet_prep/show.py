@@ -21,7 +21,6 @@ from imagenet_prep.dataset.flag import data_set
 from imagenet_prep.storage.new_file import complete_file
 
 if TYPE_CHECKING:
-    from imagenet_prep.dataset.column import Column
     from imagenet_prep.dataset.example import ImageExample
     from imagenet_prep.read.catalogue import Catalogue, Entry
     from imagenet_prep.read.receipt import Receipt
@@ -283,7 +282,15 @@ def _show_set(config: Config) -> int:
     found = summary.of_set(dataset.store.where(naming.MANIFEST), dataset)
     made = {name: columns.find(dataset.store, name) for name in columns.names(dataset.store)}
     if config.json:
-        of_columns = {name: _described(each) if each else None for name, each in made.items()}
+        of_columns = {
+            name: each
+            and {
+                **vars(each.begun()),
+                "splits": [*each.splits],
+                "bytes": sum(file.num_bytes for file in each.files()),
+            }
+            for name, each in made.items()
+        }
         content = {**found, "first_class": first_class, "columns": of_columns}
         print(json.dumps(content, indent=1))
         return 0
@@ -297,18 +304,6 @@ def _show_set(config: Config) -> int:
             line += "; not complete"
         print(terminal.printable(f"column {name}: {line}"))
     return 0
-
-
-def _described(made: Column) -> Json:
-    return {
-        "dtype": made.dtype,
-        "shape": list(made.shape),
-        "splits": [*made.splits],
-        "view": made.view,
-        "made_from": made.made_from,
-        "about": made.about,
-        "bytes": sum(file.num_bytes for file in made.files()),
-    }
 
 
 def _rows(dataset: Dataset, split: str, shard: str, record: int) -> Json:

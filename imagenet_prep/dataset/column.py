@@ -8,11 +8,12 @@ complete if column.json is there. Before, begun.json has its settings, and each 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -51,15 +52,7 @@ _ADVICE = "Get the column again from where it was made, or remove its folder and
 
 @dataclass(frozen=True)
 class ColumnFile:
-    """The rows of one shard.
-
-    Attributes:
-      shard: name of the shard.
-      rows: records of the shard.
-      num_bytes, sha256: of the .npy file.
-      samples_sha256: of the shard's table of samples.
-      missing: only in receipts: records whose rows are still to be computed, sorted.
-    """
+    """The rows of one shard, see docs/data-format.md; `missing` is only in receipts."""
 
     shard: str
     rows: int
@@ -88,17 +81,9 @@ class ColumnFile:
 
 @dataclass(frozen=True)
 class Column:
-    """One column, as column.json and begun.json describe it.
+    """One column, as column.json and begun.json describe it, see docs/data-format.md.
 
-    Attributes:
-      name: of the column, and of its folder.
-      dtype: one of `DTYPES`.
-      shape: of one row; () for one value per record.
-      about: any JSON: how the column was made.
-      view: the view of the images that it was made from, or `ANY_VIEW`.
-      made_from: `OF_IMAGE`, or `OF_CLASS` if a row also depends on the key or class of its record.
-      splits: the files of each split that it covers, in the order of the shards; empty in
-        begun.json.
+    `dtype` is one of `DTYPES`; `splits` is empty in begun.json.
     """
 
     name: str
@@ -161,22 +146,17 @@ class Column:
         """Returns the .npy file of a shard, with its path in the dataset."""
         return File(file_name(self.name, rows.shard), rows.num_bytes, rows.sha256)
 
-    def files(self, splits: Iterable[str] | None = None) -> list[File]:
-        """Returns the .npy files of some splits, by default of all."""
-        chosen = self.splits if splits is None else splits
-        return [self.file(rows) for split in chosen for rows in self.splits.get(split, [])]
+    def files(self) -> list[File]:
+        """Returns all .npy files."""
+        return [self.file(rows) for files in self.splits.values() for rows in files]
 
     def of(self, split: str, shards: Iterable[Shard]) -> tuple[list[ColumnFile], list[str]]:
         """Returns the files of some shards, and the names of the shards that have none."""
         there = {rows.shard: rows for rows in self.splits.get(split, [])}
-        found, lacking = [], []
-        for shard in shards:
-            rows = there.get(shard.name)
-            if rows is not None and rows.is_of(shard):
-                found.append(rows)
-            else:
-                lacking.append(shard.name)
-        return found, lacking
+        pairs = [(there.get(shard.name), shard) for shard in shards]
+        found = [rows for rows, shard in pairs if rows is not None and rows.is_of(shard)]
+        mine = {rows.shard for rows in found}
+        return found, [shard.name for _, shard in pairs if shard.name not in mine]
 
     def begun(self) -> Column:
         """Returns its settings alone, as begun.json has them."""
@@ -202,39 +182,35 @@ class Column:
 
 
 def loads(data: bytes, where: str, name: str) -> Column:
-    """Returns the column in the bytes of column.json or begun.json; DataDamagedError otherwise.
+    """Returns the column of folder `name` in column.json or begun.json; DataDamagedError if none.
 
-    Args:
-      data: the bytes.
-      where: how errors call the file.
-      name: of the column's folder.
+    Errors call the file `where`.
     """
-    try:
+    with _damage(where):
         content = canonical.loads(data)
         if not isinstance(content, dict):
             raise ValueError("it is not an object")
-        stated = content.pop("digest", None)
+        content.pop("digest", None)
         column = records.parse(Column, content)
-        if column.dumps() != data or column.digest != stated:
+        if column.dumps() != data:
             raise ValueError("its digest is of different content")
         if column.name != name:
             raise ValueError(f"it is of a column with another name than {name}")
-    except (ValueError, RecursionError) as error:
-        raise DataDamagedError(f"{where}: damaged ({error}). {_ADVICE}") from None
-    return column
+        return column
 
 
 def loads_receipt(data: bytes, where: str) -> ColumnFile:
     """Returns the rows that the receipt of a file names; DataDamagedError otherwise."""
-    try:
+    with _damage(where):
         return records.loads(ColumnFile, data)
+
+
+@contextlib.contextmanager
+def _damage(where: str) -> Iterator[None]:
+    try:
+        yield
     except (ValueError, RecursionError) as error:
         raise DataDamagedError(f"{where}: damaged ({error}). {_ADVICE}") from None
-
-
-def dumps_receipt(rows: ColumnFile) -> bytes:
-    """Returns the bytes of the receipt of a file."""
-    return canonical.dumps(rows)
 
 
 def check_name(name: str) -> str:

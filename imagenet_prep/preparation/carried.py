@@ -8,16 +8,18 @@ writer computes only these.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import partial
 
+from imagenet_prep.core import canonical
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import column, samples
 from imagenet_prep.dataset.column import Column, ColumnFile
 from imagenet_prep.dataset.manifest import Shard, Split
-from imagenet_prep.storage import tables
+from imagenet_prep.storage import columns, tables
 from imagenet_prep.storage.fetch import as_file, hashed
 from imagenet_prep.storage.new_file import new_file
 from imagenet_prep.storage.opened import Dataset
@@ -28,16 +30,12 @@ _FIRST_KEYS = 10
 
 
 class Carrier:
-    """Leaves one column of the parent in the store of the amended dataset.
-
-    Attributes:
-      missing: the keys of the records whose rows are to be computed.
-    """
+    """Leaves one column of the parent in the store of the amended dataset."""
 
     def __init__(self, parent: Dataset, store: Store, made: Column) -> None:
         self._parent, self._store, self._made = parent, store, made
         self._linked = self._rows = 0
-        self.missing: list[str] = []
+        self._missing: list[str] = []
 
     def carry(self, splits: Mapping[str, Split]) -> Json:
         """Carries the column to the records of these splits; returns what became of it."""
@@ -50,7 +48,7 @@ class Carrier:
                 complete = complete.with_files(split, rows)
         for each in receipts:
             name = column.receipt_name(made.name, each.shard)
-            self._store.write(name, column.dumps_receipt(each))
+            self._store.write(name, canonical.dumps(each))
         if receipts:
             self._store.write(column.begun_name(made.name), made.begun().dumps())
         if complete.splits:
@@ -58,19 +56,18 @@ class Carrier:
         return {
             "linked_files": self._linked,
             "copied_rows": self._rows,
-            "missing_rows": len(self.missing),
-            "first_missing": self.missing[:_FIRST_KEYS],
+            "missing_rows": len(self._missing),
+            "first_missing": self._missing[:_FIRST_KEYS],
         }
 
     def _of_split(self, split: str, amended: Split) -> list[ColumnFile]:
-        there = self._parent.manifest.splits[split]
-        files = self._made.splits[split]
-        staying = [rows for rows, new in zip(files, amended.shards, strict=True) if rows.is_of(new)]
-        self._store.take_over(self._parent.store, map(self._made.file, staying))
+        old = self._parent.manifest.splits[split].shards
+        files = list(zip(self._made.splits[split], old, amended.shards, strict=True))
+        staying = [self._made.file(rows) for rows, _, new in files if rows.is_of(new)]
+        self._store.take_over(self._parent.store, staying)
         self._linked += len(staying)
         return [
-            rows if rows.is_of(new) else self._of_shard(rows, old, new)
-            for rows, old, new in zip(files, there.shards, amended.shards, strict=True)
+            rows if rows.is_of(new) else self._of_shard(rows, old, new) for rows, old, new in files
         ]
 
     def _of_shard(self, rows: ColumnFile, old: Shard, new: Shard) -> ColumnFile:
@@ -79,24 +76,21 @@ class Carrier:
         before, after = self._records(self._parent.store, old), self._records(store, new)
         stay = {*before} & {*after}
         missing = [number for number, record in enumerate(after) if record not in stay]
-        there = zip(before, self._read(rows), strict=True)
         # Records that stay keep their order.
-        kept = (row for record, row in there if record in stay)
-        temporary = store.temporary()
+        kept = (row for each, row in zip(before, self._read(rows), strict=True) if each in stay)
+        temporary, header = store.temporary(), made.header(len(after))
         with removed_on_failure(temporary), storage_errors("write", temporary):
             with new_file(temporary) as file:
-                digest.update(made.header(len(after)))
-                file.write(made.header(len(after)))
-                for record in after:
-                    row = next(kept) if record in stay else bytes(made.row_bytes)
-                    digest.update(row)
-                    file.write(row)
+                written = (next(kept) if each in stay else bytes(made.row_bytes) for each in after)
+                for data in itertools.chain([header], written):
+                    digest.update(data)
+                    file.write(data)
                 # The parent's file is only verified at its end.
                 deque(kept, maxlen=0)
             name, sha256 = column.file_name(made.name, new.name), digest.hexdigest()
             store.publish(temporary, name, sha256)
         self._rows += len(after) - len(missing)
-        self.missing += [after[number][1] for number in missing]
+        self._missing += [after[number][1] for number in missing]
         num_bytes, table = made.num_bytes(len(after)), new.samples_sha256
         return ColumnFile(new.name, len(after), num_bytes, sha256, table, tuple(missing))
 
@@ -108,17 +102,13 @@ class Carrier:
 
     def _read(self, rows: ColumnFile) -> Iterator[bytes]:
         """Yields the rows of a file of the parent, which is verified at its end."""
-        made, digest = self._made, hashlib.sha256()
+        made, digest, store = self._made, hashlib.sha256(), self._parent.store
         name = made.file(rows).name
-        with self._parent.store.opened(name) as opened:
+        with store.opened(name) as opened:
             file = as_file(hashed(opened, [digest]))
-            file.read(len(made.header(rows.rows)))
+            head = file.read(len(made.header(rows.rows)))
             for _ in range(rows.rows):
                 yield file.read(made.row_bytes)
             file.read()
-        if digest.hexdigest() != rows.sha256:
-            raise DataDamagedError(
-                f"{self._parent.store.where(name)}: sha256 {digest.hexdigest()}, "
-                f"{column.record_name(made.name)} says {rows.sha256}. Get the file again, or "
-                "remove the folder of the column and make it again."
-            )
+        if wrong := columns.misfit(made, rows, head, digest.hexdigest(), store.where(name)):
+            raise DataDamagedError(f"{wrong}.")

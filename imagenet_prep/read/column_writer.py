@@ -8,7 +8,7 @@ import fcntl
 import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from imagenet_prep.read.dlpack import array_over
 from imagenet_prep.read.held import only_one
 from imagenet_prep.read.order import Order
 from imagenet_prep.storage import columns, inside
+from imagenet_prep.storage.fetch import hashed
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.new_file import complete_file, remove_partial
 from imagenet_prep.storage.os_errors import storage_errors
@@ -91,17 +92,15 @@ class ColumnWriter:
           name: of the column: letters, digits, dots, hyphens and underscores.
           shape: of one row; () for one value.
           dtype: of the values: "bool", "int8" to "uint64", "float16" to "float64" or "bfloat16".
-          about: any JSON that says how the rows are made, such as network, weights and settings. A
-            column that was begun with another `about` is refused.
-          batch_size: records a batch.
+          about: any JSON that says how the rows are made. Another `about` than before is refused.
+          batch_size: records per batch.
           view: "image" if the rows are true of a picture however it is cropped and mirrored. By
-            default they belong to the view that the batches show.
-          world: this process among those that write together; by default as the launcher says.
+            default, they belong to the view that the batches show.
+          world: this process among those that write; by default, as the launcher says.
           finite: refuse values that are infinite or not a number.
-          reader: arguments of `make_dataset` that decide the batches: image_size, recipe, backend,
-            framework, fields, dtype, layout, antialias, device, num_threads. By default, batches
-            hold images. With "class_index" or "key" in fields, rows count as made from the class
-            as well, and `amend` has them computed again for images whose class it changes.
+          reader: arguments of `make_dataset`: image_size, recipe, backend, framework, fields,
+            dtype, layout, antialias, device, num_threads. By default, batches hold images. With
+            "class_index" or "key" in fields, rows count as made from the class as well.
 
         Raises:
           UsageError: a setting cannot be, or differs from those of the column that is there.
@@ -129,18 +128,16 @@ class ColumnWriter:
         of_class |= any(each.made_from == column.OF_CLASS for each in used)
         views = {each.view for each in used}
         views |= {str(feed.config.view)} if "images" in options["fields"] else set()
-        views -= {column.ANY_VIEW}
         if view not in (None, column.ANY_VIEW):
             raise UsageError(f"view={view!r}: expected {column.ANY_VIEW!r}, or leave it out")
-        if view is not None:
-            views.clear()
+        seen = "" if view else " and ".join(sorted(views - {column.ANY_VIEW}))
         try:
             self.column = Column(
                 name,
                 dtype,
                 tuple(shape),
                 canonical.loads(canonical.dumps(about)),
-                " and ".join(sorted(views)) or column.ANY_VIEW,
+                seen or column.ANY_VIEW,
                 column.OF_CLASS if of_class else column.OF_IMAGE,
             )
             column.loads(self.column.dumps(), "", name)
@@ -148,7 +145,7 @@ class ColumnWriter:
             raise UsageError(f"column {name!r}: {error}") from None
         self._folder = column.folder_name(name)
         self.is_complete = False
-        with self._lock():
+        with only_one(self._store, self._folder):
             self._there = self._begin()
         world = world or World.from_environment()
         numbers: list[int] = []
@@ -193,7 +190,7 @@ class ColumnWriter:
 
     def finish(self) -> bool:
         """Writes column.json if the files of all ranks are there; returns whether it is there."""
-        with self._lock():
+        with only_one(self._store, self._folder):
             self._there = columns.find(self._store, self._name)
             found = [self._done(shard) for shard in range(len(self._records.shards))]
             files = [rows for rows in found if rows is not None and not rows.missing]
@@ -214,9 +211,6 @@ class ColumnWriter:
         if kind is None:
             self.finish()
         self._reader.close()
-
-    def _lock(self) -> contextlib.AbstractContextManager[None]:
-        return only_one(self._store, self._folder)
 
     def _begin(self) -> Column | None:
         """Compares the settings with those of the column that is there, or notes them.
@@ -294,7 +288,10 @@ class _Rows:
         self, there: Column, store: LocalStore, shard: Shard, carried: ColumnFile | None
     ) -> None:
         self._column, self._store, self._shard = there, store, shard
-        name = column.file_name(there.name, shard.name)
+        self._name = name = column.file_name(there.name, shard.name)
+        self._header = there.header(shard.examples)
+        # The records without rows: all, or those that `amend` left.
+        self._missing = range(shard.examples) if carried is None else carried.missing
         self._held, self._made = contextlib.ExitStack(), contextlib.ExitStack()
         try:
             self._held.enter_context(only_one(store, name, fcntl.LOCK_NB))
@@ -303,29 +300,34 @@ class _Rows:
                 f"{store.where(name)}: another process is writing it. Give each rank its own "
                 "World(rank, size), and wait for the end of other runs."
             ) from None
-        # The rows that an amended dataset had before, and the records that have none.
-        self._carried: BinaryIO | None = None
-        self._missing = range(shard.examples) if carried is None else carried.missing
-        self._expected, self._read = carried, hashlib.sha256()
-        if carried is not None:
-            columns.refuse_links(store, name)
-            self._carried = self._held.enter_context(store.opened(name))
-            self._read.update(self._carried.read(len(there.header(shard.examples))))
         self._file = self._made.enter_context(complete_file(store.path(name)))
-        self._digest, self._at = hashlib.sha256(), 0
-        self._put(there.header(shard.examples))
+        if carried is None:
+            self._put(self._header, 0)
+            return
+        columns.refuse_links(store, name)
+        digest = hashlib.sha256()
+        with store.opened(name) as before:
+            for chunk in hashed(before, [digest]):
+                self._put(chunk, self._file.tell())
+        if digest.hexdigest() != carried.sha256:
+            self.abandon()
+            where = store.where(name)
+            raise DataDamagedError(f"{where}: is not what its receipt says. Remove it: run again.")
 
     def append(self, record: int, row: memoryview) -> bool:
         """Writes the row of a record; returns whether the file is complete."""
-        self._carry(record)
-        if self._carried is not None:
-            self._read.update(self._carried.read(self._column.row_bytes))
-        self._put(row)
-        self._at += 1
+        self._put(row, len(self._header) + record * self._column.row_bytes)
         if record != self._missing[-1]:
             return False
-        self._carry(self._shard.examples)
-        self._end()
+        self._made.close()
+        with open(self._store.path(self._name), "rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        there, shard = self._column, self._shard
+        size, table = there.num_bytes(shard.examples), shard.samples_sha256
+        rows = ColumnFile(shard.name, shard.examples, size, sha256, table)
+        receipt = column.receipt_name(there.name, shard.name)
+        _write(self._store, receipt, canonical.dumps(rows))
+        self._held.close()
         return True
 
     def abandon(self) -> None:
@@ -333,30 +335,11 @@ class _Rows:
         self._made.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
         self._held.close()
 
-    def _carry(self, stop: int) -> None:
-        while self._at < stop:
-            assert self._carried is not None, "rows come in the order of the records"
-            row = self._carried.read(self._column.row_bytes)
-            self._read.update(row)
-            self._put(row)
-            self._at += 1
-
-    def _put(self, data: bytes | memoryview) -> None:
-        with storage_errors("write", self._store.path(column.folder_name(self._column.name))):
+    def _put(self, data: bytes | memoryview, place: int) -> None:
+        with storage_errors("write", self._store.path(self._name)):
+            if place != self._file.tell():
+                self._file.seek(place)
             self._file.write(data)
-        self._digest.update(data)
-
-    def _end(self) -> None:
-        there, shard = self._column, self._shard
-        if self._expected and self._read.hexdigest() != self._expected.sha256:
-            name = self._store.where(column.file_name(there.name, shard.name))
-            raise DataDamagedError(f"{name}: is not what its receipt says. Remove it: run again.")
-        self._made.close()
-        size, table = there.num_bytes(shard.examples), shard.samples_sha256
-        rows = ColumnFile(shard.name, shard.examples, size, self._digest.hexdigest(), table)
-        receipt = column.receipt_name(there.name, shard.name)
-        _write(self._store, receipt, column.dumps_receipt(rows))
-        self._held.close()
 
 
 def _write(store: LocalStore, name: str, data: bytes) -> None:

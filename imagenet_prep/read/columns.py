@@ -33,21 +33,12 @@ _FREE = 4
 
 
 class ColumnRows:
-    """The rows of one column by example number; for one thread.
-
-    Attributes:
-      column: what column.json says.
-    """
+    """The rows of one column (`column`) by example number; for one thread."""
 
     def __init__(self, records: Records, name: str, config: ReadConfig | None = None) -> None:
         """Compares column.json and the sizes of the files with the records.
 
         Without `config`, images are not shown in any view, but as they are stored.
-
-        Raises:
-          UsageError: there is no such column, or it was made of other records or another view than
-            the images of the batches show.
-          DataDamagedError: column.json is damaged, or a file is missing or of another size.
         """
         dataset = records.dataset
         self.column = columns.opened(dataset, name, records.split)

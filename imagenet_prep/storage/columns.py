@@ -41,10 +41,7 @@ def find(store: Readable, name: str, *, begun: bool = False) -> Column | None:
 def opened(dataset: Dataset, name: str, split: str = "") -> Column:
     """Returns a column; if `split` is given, one with rows for its records.
 
-    Raises:
-      UsageError: there is no such column, or it has no rows for records of the split.
-      IncompleteError: it is not complete.
-      DataDamagedError: column.json is damaged.
+    Raises UsageError if there is none, IncompleteError if it is not complete, and DataDamagedError.
     """
     store = dataset.store
     try:
@@ -104,12 +101,10 @@ def _foreign(dataset: Dataset, made: Column) -> str | None:
 
 def refuse_links(store: Readable, name: str) -> None:
     """Raises DataDamagedError if a file of a column, or a folder above it, is a link."""
-    if (folder := store.as_folder) is None:
-        return
-    parts = name.split("/")
+    folder, parts = store.as_folder, name.split("/")
     for depth in range(1, len(parts) + 1):
-        path = folder.path("/".join(parts[:depth]))
-        if path.is_symlink():
+        path = folder.path("/".join(parts[:depth])) if folder else None
+        if path and path.is_symlink():
             raise DataDamagedError(
                 f"{path}: is a link, and columns have none. It was not opened. Remove it, and put "
                 "the file or folder itself there."
@@ -235,10 +230,7 @@ def differences(a: Dataset, b: Dataset) -> dict[str, str]:
 
 
 def row(dataset: Dataset, made: Column, split: str, shard: Shard, record: int) -> bytes | None:
-    """Returns the bytes of the row of a record, not verified; None if the column lacks the shard.
-
-    Raises DataDamagedError if the file is missing or of another size.
-    """
+    """Returns the bytes of a record's row, not verified; None if the column lacks the shard."""
     files, _ = made.of(split, [shard])
     if not files:
         return None

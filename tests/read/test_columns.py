@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import (
     BusyError,
     DataDamagedError,
@@ -518,7 +519,7 @@ def with_gaps(root: Path, gaps: dict[str, tuple[int, ...]]) -> None:
             np.save(path, values)
             sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
             rows = replace(rows, sha256=sha256, missing=missing)
-        (folder / f"{rows.shard}.json").write_bytes(column.dumps_receipt(rows))
+        (folder / f"{rows.shard}.json").write_bytes(canonical.dumps(rows))
     (folder / "column.json").unlink()
     (folder / "begun.json").write_bytes(there.begun().dumps())
 
@@ -545,7 +546,7 @@ def test_a_receipt_of_another_table_counts_for_nothing(copy: Path) -> None:
     with_gaps(copy, {})
     path = copy / column.receipt_name(NAME, SHARD)
     rows: ColumnFile = column.loads_receipt(path.read_bytes(), "")
-    path.write_bytes(column.dumps_receipt(replace(rows, samples_sha256="0" * 64)))
+    path.write_bytes(canonical.dumps(replace(rows, samples_sha256="0" * 64)))
     assert write(copy) == TRAIN[1]
 
 

@@ -128,7 +128,7 @@ def export(config: Config) -> Json:
     from imagenet_prep import engine
     from imagenet_prep.exporting import job
     from imagenet_prep.exporting.examples import Source
-    from imagenet_prep.exporting.parquet import Parquet, ParquetOfColumns
+    from imagenet_prep.exporting.parquet import Parquet
     from imagenet_prep.read.choice import Choice
     from imagenet_prep.read.config import Wanted
     from imagenet_prep.storage import columns
@@ -144,7 +144,7 @@ def export(config: Config) -> Json:
         format = _format(config, source.dataset)
         if config.columns and isinstance(format, Parquet):
             made = (columns.opened(source.dataset, name).begun() for name in config.columns)
-            format = ParquetOfColumns(format.wnids, tuple(made))
+            format = Parquet(format.wnids, tuple(made))
         for split in splits:
             source.rows_of(split)
         place, called = format.place(config.out)

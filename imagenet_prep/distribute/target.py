@@ -82,24 +82,18 @@ class Target:
 
     def manifest_problem(self) -> Problem | None:
         """Returns the problem of the manifest there, or None."""
-        there = self._there(naming.MANIFEST)
+        return self._problem(naming.MANIFEST)
+
+    def _problem(self, name: str) -> Problem | None:
+        there = self._there(name)
         if there is None:
-            missing = f"{naming.MANIFEST}: missing: the replica is not finished"
-            return Problem(missing, is_missing=True)
-        if there != self._data:
-            return Problem(f"{naming.MANIFEST}: differs from the source's")
-        return None
+            what = "replica" if name == naming.MANIFEST else "column"
+            return Problem(f"{name}: missing: the {what} is not finished", is_missing=True)
+        return Problem(f"{name}: differs from the source's") if there != self._last[name] else None
 
     def unfinished(self) -> list[Problem]:
         """Returns the problems of the files that are published last."""
-        found = [problem] if (problem := self.manifest_problem()) else []
-        for name in [*self._last][:-1]:
-            if (there := self._there(name)) is None:
-                missing = f"{name}: missing: the column is not finished"
-                found.append(Problem(missing, is_missing=True))
-            elif there != self._last[name]:
-                found.append(Problem(f"{name}: differs from the source's"))
-        return found
+        return [problem for name in reversed(self._last) if (problem := self._problem(name))]
 
     def withdraw(self, lacking: Iterable[File]) -> None:
         """Removes the manifest and each column.json that would name missing files."""

@@ -1,7 +1,8 @@
-"""Parquet files with the columns of the Hugging Face Hub: image {bytes, path} and label."""
+"""Parquet files with the columns of the Hub: image {bytes, path} and label."""
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import itertools
 import json
@@ -12,33 +13,34 @@ from typing import Any
 import numpy as np
 
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.installed import demand
+from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.column import Column
 from imagenet_prep.exporting.examples import Example, Part, Source
 from imagenet_prep.exporting.files import Piece
 from imagenet_prep.exporting.format import Format
 
-# As in `datasets` for images: reading one row reads its group.
+# As `datasets` writes images: a reader of one row reads its group.
 _GROUP_ROWS = 100
 
 
 @dataclass(frozen=True)
 class Parquet(Format):
-    """The Parquet format, see `Format`."""
+    """See `Format`; the rows of columns become lists of fixed lengths."""
 
     wnids: tuple[str, ...]
+    columns: tuple[Column, ...] = ()
 
     def settled(self, source: Source, parts: Sequence[Part]) -> Parquet:  # noqa: ARG002
-        """Raises UsageError if pyarrow is not installed."""
-        demand("parquet", "--to parquet", "pyarrow")
+        """As for `Format`: without pyarrow nothing is written."""
+        if importlib.util.find_spec("pyarrow") is None:
+            raise UsageError(
+                "--to parquet needs pyarrow. Run: pip install 'imagenet-prep[parquet]'"
+            )
         return self
 
-    def _columns(self) -> tuple[Column, ...]:
-        return ()
-
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
-        """Yields the bytes from pyarrow for each group of rows."""
+        """Yields the bytes from pyarrow, a group of rows at a time."""
         import pyarrow as pa  # type: ignore[import-untyped]
         import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
@@ -51,7 +53,7 @@ class Parquet(Format):
             "image": {"_type": "Image"},
             "label": {"names": self.wnids, "_type": "ClassLabel"},
         }
-        for each in self._columns():
+        for each in self.columns:
             values = pa.from_numpy_dtype(np.dtype(each.descr))
             said: Json = {"_type": "Value", "dtype": str(values)}
             for side in reversed(each.shape):
@@ -63,7 +65,7 @@ class Parquet(Format):
             schema.PARQUET_NAMES: "below the class",
         }
         table, sink = pa.schema(columns, metadata), _Sink()
-        # JPEGs cannot be compressed further, and all are different.
+        # JPEGs do not shrink, and no two are equal.
         how = {"compression": "none", "use_dictionary": False, "write_statistics": ["label"]}
         with pq.ParquetWriter(sink, table, **how) as writer:
             coming = iter(examples)
@@ -72,21 +74,11 @@ class Parquet(Format):
                 labels = [row.class_index for row in rows]
                 values = [
                     pa.array([row.rows[each.name].tolist() for row in rows], columns[each.name])
-                    for each in self._columns()
+                    for each in self.columns
                 ]
                 writer.write_batch(pa.record_batch([images, labels, *values], schema=table))
                 yield from (Piece(name, data) for data in sink.taken())
         yield from (Piece(name, data) for data in sink.taken())
-
-
-@dataclass(frozen=True)
-class ParquetOfColumns(Parquet):
-    """As `Parquet`, with the rows of columns as lists of fixed lengths."""
-
-    columns: tuple[Column, ...] = ()
-
-    def _columns(self) -> tuple[Column, ...]:
-        return self.columns
 
 
 class _Sink(io.RawIOBase):
@@ -100,7 +92,7 @@ class _Sink(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        self._kept.append(bytes(data))  # the memory belongs to pyarrow
+        self._kept.append(bytes(data))  # the memory is pyarrow's
         self._place += len(self._kept[-1])
         return len(self._kept[-1])
 

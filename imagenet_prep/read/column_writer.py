@@ -37,21 +37,15 @@ _OPTIONS = {
     *("image_size", "backend", "framework", "recipe", "dtype", "layout", "antialias", "device"),
     *("num_threads", "fields"),
 }
-# The exponent of a bfloat16 that is no finite number.
-_BFLOAT16_EXPONENT = 0x7F80
 
 
 class ColumnWriter:
     """Writes a column: iterating yields batches in the order of the records, as `Reader` does.
 
-    After each batch, `write` takes its rows. Each rank writes whole shards; a file gets its name
-    when it is complete. If ranks are killed, run the same loop again, with any number of ranks: it
-    yields only records whose rows are missing, and none if the column is complete. The last rank to
-    end writes column.json, without which no reader opens the column.
-
-    Attributes:
-      column: what column.json will say, without its files.
-      is_complete: whether the column is complete; known after the `with` block.
+    After each batch, `write` takes its rows. Each rank writes complete shards. If ranks are killed,
+    run the same loop again, with any number of ranks: it yields only records whose rows are
+    missing. The last rank to end writes column.json, without which no reader opens the column. Then
+    `is_complete` is true after the `with` block. `column` has the settings.
 
     Example:
       >>> import numpy as np
@@ -172,9 +166,7 @@ class ColumnWriter:
     def write(self, rows: Any) -> None:
         """Writes the rows of the batch that was yielded last; rows of its padding are ignored.
 
-        Args:
-          rows: [batch, ...] with the shape and type of the column: an array of NumPy, or one in
-            memory of this machine with DLPack's protocol, such as PyTorch's.
+        `rows` is an array of NumPy, or one in memory of this machine with DLPack's protocol.
         """
         due, self._due = self._due, []
         if not due:
@@ -254,7 +246,7 @@ class ColumnWriter:
 
     def _checked(self, rows: Any, count: int) -> npt.NDArray[Any]:
         """Returns the bytes of the first rows of a batch; UsageError if they do not fit."""
-        there, expected = self.column, np.dtype(self.column.descr)
+        there, most = self.column, self._reader._feed.config.batch_size
         try:
             values = np.asarray(rows) if isinstance(rows, np.ndarray) else array_over(rows)
         except (TypeError, ValueError, BufferError, RuntimeError) as error:
@@ -262,21 +254,17 @@ class ColumnWriter:
         given = str(getattr(rows, "dtype", values.dtype))
         if values.dtype.name == "bfloat16":
             values = values.view(np.uint16)
-        most = self._reader._feed.config.batch_size
-        fits = values.dtype == expected and values.shape[1:] == there.shape
+        fits = values.dtype == there.descr and values.shape[1:] == there.shape
         fits &= "bfloat16" not in given or there.dtype == "bfloat16"
         if not fits or len(values) not in (count, most):
             shape = [count, *there.shape]
             raise UsageError(
                 f"write(): expected {there.dtype} {shape}, got {given} {list(values.shape)}"
             )
-        values = np.ascontiguousarray(values[:count])
-        bad = (
-            (values & _BFLOAT16_EXPONENT) == _BFLOAT16_EXPONENT
-            if there.dtype == "bfloat16"
-            else ~np.isfinite(values)
-        )
-        if self._finite and bad.any():
+        values = numbers = np.ascontiguousarray(values[:count])
+        if there.dtype == "bfloat16":
+            numbers = (values.astype(np.uint32) << 16).view(np.float32)
+        if self._finite and not np.isfinite(numbers).all():
             raise UsageError("write(): a value is infinite or not a number (finite=False takes it)")
         return values.reshape(count, -1).view(np.uint8)
 

@@ -1,8 +1,7 @@
-"""Parquet files with the columns of the Hub: image {bytes, path} and label."""
+"""Parquet files with the columns of the Hugging Face Hub: image {bytes, path} and label."""
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import itertools
 import json
@@ -13,34 +12,31 @@ from typing import Any
 import numpy as np
 
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.installed import demand
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.column import Column
 from imagenet_prep.exporting.examples import Example, Part, Source
 from imagenet_prep.exporting.files import Piece
 from imagenet_prep.exporting.format import Format
 
-# As `datasets` writes images: a reader of one row reads its group.
+# As in `datasets` for images: reading one row reads its group.
 _GROUP_ROWS = 100
 
 
 @dataclass(frozen=True)
 class Parquet(Format):
-    """See `Format`; the rows of columns become lists of fixed lengths."""
+    """The Parquet format, see `Format`; rows of columns become lists of fixed lengths."""
 
     wnids: tuple[str, ...]
     columns: tuple[Column, ...] = ()
 
     def settled(self, source: Source, parts: Sequence[Part]) -> Parquet:  # noqa: ARG002
-        """As for `Format`: without pyarrow nothing is written."""
-        if importlib.util.find_spec("pyarrow") is None:
-            raise UsageError(
-                "--to parquet needs pyarrow. Run: pip install 'imagenet-prep[parquet]'"
-            )
+        """Raises UsageError if pyarrow is not installed."""
+        demand("parquet", "--to parquet", "pyarrow")
         return self
 
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
-        """Yields the bytes from pyarrow, a group of rows at a time."""
+        """Yields the bytes from pyarrow for each group of rows."""
         import pyarrow as pa  # type: ignore[import-untyped]
         import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
@@ -65,7 +61,7 @@ class Parquet(Format):
             schema.PARQUET_NAMES: "below the class",
         }
         table, sink = pa.schema(columns, metadata), _Sink()
-        # JPEGs do not shrink, and no two are equal.
+        # JPEGs cannot be compressed further, and all are different.
         how = {"compression": "none", "use_dictionary": False, "write_statistics": ["label"]}
         with pq.ParquetWriter(sink, table, **how) as writer:
             coming = iter(examples)
@@ -92,7 +88,7 @@ class _Sink(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        self._kept.append(bytes(data))  # the memory is pyarrow's
+        self._kept.append(bytes(data))  # the memory belongs to pyarrow
         self._place += len(self._kept[-1])
         return len(self._kept[-1])
 

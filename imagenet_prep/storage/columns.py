@@ -1,4 +1,4 @@
-"""Opens the columns of a dataset, see `dataset/column`, and says what is wrong with their files."""
+"""Opens the columns of a dataset, see `dataset/column`, and reports problems of their files."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _AGAIN = "Copy the file again, or remove it and run the script that writes the c
 
 
 def names(store: Readable) -> list[str]:
-    """Returns the sorted names of the columns, complete or not; a web server lists none."""
+    """Returns the sorted names of all columns, also incomplete ones; empty on a web server."""
     return store.list_folder(naming.COLUMNS)
 
 
 def find(store: Readable, name: str, *, begun: bool = False) -> Column | None:
-    """Returns what column.json, or begun.json, says of a column; None if it is not there.
+    """Returns the column described by column.json or begun.json, or None if it does not exist.
 
-    Raises DataDamagedError if it is damaged, or a link, or if no column can have this name.
+    Raises DataDamagedError if the file is damaged or a link, or if no column can have this name.
     """
     try:
         record = (column.begun_name if begun else column.record_name)(name)
@@ -112,7 +112,7 @@ def refuse_links(store: Readable, name: str) -> None:
 
 
 def receipt(store: Readable, name: str, shard: str) -> ColumnFile | None:
-    """Returns what the receipt of a shard's file says; None if there is none."""
+    """Returns the receipt for a shard's file, or None if there is none."""
     path = column.receipt_name(name, shard)
     refuse_links(store, path)
     if store.size(path) is None:
@@ -136,10 +136,10 @@ class Survey:
     """The columns of a dataset, compared with its manifest by names and sizes.
 
     Attributes:
-      problems: a sentence for each file or column that is damaged, foreign or too many.
-      complete: the names of the complete columns.
-      incomplete: those of the others, with the number of files that were finished since.
-      files: what is to be read to verify the rest.
+      problems: one sentence per file or column that is damaged, foreign or unexpected.
+      complete: names of the complete columns.
+      incomplete: unfinished columns, with the number of their finished files.
+      files: files that must still be read to be verified.
     """
 
     def __init__(self, dataset: Dataset) -> None:
@@ -166,10 +166,12 @@ class Survey:
         listed = {f"{folder}/{each}" for each in self._store.list_folder(folder)}
         splits = self._dataset.manifest.splits.values()
         shards = [shard.name for split in splits for shard in split.shards]
-        finished = {column.receipt_name(name, shard) for shard in shards} & listed
-        if made is None or begun is not None or finished:
-            self.incomplete[name] = len(finished)
-            known |= finished | {column.file_name(name, shard) for shard in shards}
+        receipts = {column.receipt_name(name, shard): shard for shard in shards}
+        receipts = {each: receipts[each] for each in receipts.keys() & listed}
+        if made is None or begun is not None or receipts:
+            found = [receipt(self._store, name, shard) for shard in receipts.values()]
+            self.incomplete[name] = sum(rows is not None and not rows.missing for rows in found)
+            known |= receipts.keys() | {column.file_name(name, shard) for shard in shards}
         else:
             self.complete.append(name)
         self.problems += [
@@ -191,7 +193,7 @@ class Survey:
             self.files += [(made, rows) for file, rows in named.items() if file.name not in wrong]
 
     def read(self, each: tuple[Column, ColumnFile]) -> str | None:
-        """Returns what is wrong with one of the `files`, or None; reads all of it."""
+        """Reads one of the `files` completely; returns its problem, or None."""
         there, rows = each
         digest, head, name = hashlib.sha256(), b"", there.file(rows).name
         with self._store.opened(name) as file:

@@ -94,6 +94,15 @@ def test_the_writer_computes_only_the_missing_rows(
     new = tmp_path / "new"
     before = columns_of(parent)
     assert amend(parent, new, *changes.flags).code == 0
+    verified = command.run("verify", new, "--level", "manifest", "--json").json
+    shards = {path.stem for path in (new / "samples").glob("train-*.csv")}
+    of_sums = len(shards - shards_of(new, *changes.added))
+    assert verified["columns"] == []
+    assert verified["incomplete_columns"][SUMS] == of_sums
+    refused = command.run(
+        "export", new, "--to", "webdataset", "--out", tmp_path / "x", "--columns", SUMS
+    )
+    assert refused.code == 4, refused
     computed = complete(new)
     assert {*computed[SUMS]} == {*changes.added}
     assert {*computed[CLASSES]} == {*changes.added, changes.relabelled}

@@ -109,10 +109,10 @@ def test_what_a_giver_makes_up_is_refused(tmp_path: Path, manifest: bytes, said:
         b"",
         b"no message\n",
         FILE,
-        b'["store",3,{"protocol":4,"columns":[],"origin":"../x","prove":false,"placement":[0,1,1]}]\nabc',
-        b'["look",0,{"protocol":4,"columns":[],"prove":0,"placement":[0,1,1]}]\n',
-        b'["look",0,{"protocol":4,"columns":[],"prove":false,"placement":[0,0,0]}]\n',
-        b'["look",0,{"protocol":4,"columns":[],"prove":false,"placement":[0,1]}]\n',
+        b'["store",3,{"protocol":4,"columns":{},"origin":"../x","prove":false,"placement":[0,1,1]}]\nabc',
+        b'["look",0,{"protocol":4,"columns":{},"prove":0,"placement":[0,1,1]}]\n',
+        b'["look",0,{"protocol":4,"columns":{},"prove":false,"placement":[0,0,0]}]\n',
+        b'["look",0,{"protocol":4,"columns":{},"prove":false,"placement":[0,1]}]\n',
     ],
 )
 def test_a_first_message_that_is_none_ends_it(tmp_path: Path, first: bytes) -> None:

@@ -76,7 +76,7 @@ def given(
         "python": "python3",
         "origin": "origin-" + "0" * 32,
         "prove": False,
-        "columns": [],
+        "columns": {},
         "placement": WHOLE,
         "parent": "",
         "limit": 0.0,

@@ -166,13 +166,13 @@ FIRST: dict[str, Callable[..., bytes]] = {
         "store",
         manifest,
         protocol=PROTOCOL,
-        columns=[],
+        columns={},
         origin=f"origin-{'0' * 32}",
         prove=False,
         placement=[0, 1, 1],
         parent="",
     ),
     "look": lambda manifest: line(
-        "look", manifest, protocol=PROTOCOL, columns=[], prove=True, placement=[0, 1, 1]
+        "look", manifest, protocol=PROTOCOL, columns={}, prove=True, placement=[0, 1, 1]
     ),
 }

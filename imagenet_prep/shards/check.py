@@ -1,4 +1,4 @@
-"""Compares one shard, its index and its table with what the manifest says. Changes nothing."""
+"""Compares one shard, its index and its table with the manifest. Changes nothing."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _MAX_LINE_BYTES = 64
 
 @dataclass(frozen=True)
 class Expectation:
-    """What all shards of a data set have in common.
+    """The expectations that all shards of a dataset share.
 
     Attributes:
-      store: the data set.
+      store: the dataset.
       level: one of `schema.LEVELS`.
       wnids: by class index; empty if labels.txt itself is damaged.
       label_offset: stored label = class index + this.
@@ -73,7 +73,7 @@ class Report:
 
 
 def check_shard(shard: Shard, expectation: Expectation) -> Report:
-    """Returns all that is wrong with a shard and with what lies beside it."""
+    """Returns all problems of a shard and of the files next to it."""
     report = Report(shard.name, shard.examples)
     sizes = expectation.store.sizes(file.name for file in shard.files)
     for file in reversed(shard.files):
@@ -118,7 +118,7 @@ class _Beside:
 
 class _Index(_Beside):
     def compare(self, number: int, expected: str) -> None:
-        """Compares the next line with what it must be, up to the first that is another."""
+        """Compares the next line with the expected one, up to the first difference."""
         if self._other:
             return
         line = self._lines.readline(_MAX_LINE_BYTES).decode(errors="replace")
@@ -206,10 +206,10 @@ def _check_records(
                     break
                 records += 1
         except GivenUpError:
-            records = shard.examples  # as far as anybody has counted
+            records = shard.examples  # not counted further
         except DataDamagedError as error:
             damage = str(error)
-        # The bytes behind the damage belong to the sha256, too.
+        # The sha256 includes the bytes after the damage.
         collections.deque(chunks, maxlen=0)
     found = [*problems.listed(shard.name), *filter(None, [damage])]
     report.problems += found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from imagenet_prep.storage import s3 as s3_module
 from imagenet_prep.storage.remote import AbsentError, Stat, UnavailableError
 from imagenet_prep.storage.s3 import S3
 from tests.kit.command import PATIENCE_S
+from tests.kit.installed import Installed
 from tests.kit.scripted import said, scripted
 
 pytestmark = pytest.mark.extras
@@ -23,8 +23,8 @@ STAT = Stat(3, '"e"', True)
 RANGE = "Content-Range: bytes 0-2/3"
 
 
-def test_without_boto3_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "botocore.config", None)
+def test_without_boto3_the_message_names_the_line_that_installs_it(installed: Installed) -> None:
+    installed.packages(lambda name: name != "botocore")
 
     with pytest.raises(UsageError, match=r"pip install 'imagenet-prep\[s3\]'"):
         S3("s3://bucket", 1, 1.0)

@@ -227,7 +227,8 @@ def _show_run(config: Config, log: Path) -> int:
     used = receipt.Receipt(segments, [shard.examples for shard in shards])
     catalogue = Catalogue(dataset, (state.split,))
     if config.key is not None:
-        return _show_uses(config, log, used, _found(config, catalogue, config.key)[0].number)
+        entry = _trained(config, dataset, state.split)
+        return _show_uses(config, log, used, entry)
     if config.step is None:
         images, faults = used.faults()
         _print_row(config, {"steps": segments[-1].kept, "images": images, "faults": faults})
@@ -249,13 +250,28 @@ def _show_run(config: Config, log: Path) -> int:
     return 0
 
 
-def _show_uses(config: Config, log: Path, used: Receipt, number: int) -> int:
+def _trained(config: Config, dataset: Dataset, split: str) -> Entry:
+    """Returns the image with `config.key` of the split that a run used; UsageError if none."""
+    from imagenet_prep.read.catalogue import Catalogue
+
+    found = _found(config, Catalogue(dataset, tuple(dataset.manifest.splits)), config.key or "")
+    used = [entry for entry in found if entry.split == split]
+    if not used:
+        raise UsageError(
+            f"{config.dataset}: no step used {found[0].key}: it is in {found[0].split}, and the "
+            f"run read {split}."
+        )
+    return used[0]
+
+
+def _show_uses(config: Config, log: Path, used: Receipt, entry: Entry) -> int:
     """Shows the last checkpoint before an image was used, and the steps that used it."""
     from imagenet_prep.trainer import checkpoint
 
-    step, uses = used.unseen(number)
+    step, uses = used.unseen(entry.number)
     file = checkpoint.name(step) if (log.parent / checkpoint.name(step)).exists() else None
-    _print_row(config, {"unseen_until": step, "checkpoint": file})
+    key = {} if entry.key == config.key else {"key": entry.key}  # NAME alone may be ambiguous
+    _print_row(config, {**key, "unseen_until": step, "checkpoint": file})
     for use in itertools.islice(uses, config.limit):
         _print_row(config, use._asdict())
     return 0

@@ -196,7 +196,7 @@ def _mend(manifest: Manifest) -> str:
                 "Delete other damaged files: the same adopt command makes them again."
             )
         return (
-            "To mend a shard, delete it (and a file too many), then run the same "
+            "To repair a shard, delete it (and any file too many), then run the same "
             f"{verb} command again: it makes only what is missing."
         )
     return "Fetch what is damaged from where the set came from."

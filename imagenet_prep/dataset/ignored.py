@@ -17,7 +17,7 @@ _SYSTEM_FOLDERS = {
     *("__macosx", "network trash folder", "temporary items"),
 }
 # Extensions of photographs (phones, and raw files of cameras): the message warns about these.
-_PHOTOGRAPHS = {
+PHOTOGRAPHS = {
     *(".heic", ".heif", ".hif", ".avif", ".jxl", ".jp2", ".dng", ".nef", ".nrw", ".cr2", ".cr3"),
     *(".crw", ".arw", ".raf", ".orf", ".rw2", ".pef", ".srw", ".3fr", ".iiq", ".x3f"),
 }
@@ -55,7 +55,7 @@ def in_words(ignored: Mapping[str, int]) -> str:
     total = sum(ignored.values())
     each = ", ".join(f"{count:,} {name}" for name, count in most_frequent(ignored).items())
     advice = ""
-    if unread := sorted(_PHOTOGRAPHS & ignored.keys()):
+    if unread := sorted(PHOTOGRAPHS & ignored.keys()):
         advice = f" (photographs in {', '.join(unread)} are not read: convert them to JPEG)"
     return f"{counted(total, 'file')}: {each}{advice}"
 

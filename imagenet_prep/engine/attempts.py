@@ -48,10 +48,12 @@ class Followed(Generic[AnyContent]):
         self._stage, self._tasks, self._watch = stage, tasks, watch
         for receipt in self.receipts.values():
             watch(receipt)
+        # If images are written, the shards come last; archives that are hashed are no shards.
+        counted = [task for task in tasks if not images or isinstance(task, type(tasks[-1]))]
         self._progress = Progress(
             title,
-            len(tasks),
-            len(self.receipts),
+            len(counted),
+            sum(task.name in self.receipts for task in counted),
             images=images,
             images_done=sum(_examples(each) for each in self.receipts.values()),
             quiet=quiet or not self.left,

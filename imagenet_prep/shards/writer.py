@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from imagenet_prep.core import counter, records
 from imagenet_prep.core.errors import BadImageError, DataDamagedError
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import example, keys, samples, tfrecord
 from imagenet_prep.dataset.manifest import Shard, Source
 from imagenet_prep.dataset.member import (
@@ -235,8 +236,8 @@ def _bad_image(shard: str, member: Member, error: BadImageError) -> DataDamagedE
 def _no_good_image(shard: str, incidents: Sequence[Incident]) -> DataDamagedError:
     first = incidents[0]
     return DataDamagedError(
-        f"{shard}: not one of its {len(incidents)} images can be used; the first is "
-        f"{first.key}: {first.detail}. Look at the source, or ask for fewer shards."
+        f"{shard}: none of its {counted(len(incidents), 'image')} can be used; the first is "
+        f"{first.key}: {first.detail}. Check the source, or choose fewer shards."
     )
 
 

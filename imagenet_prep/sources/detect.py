@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from imagenet_prep.core.errors import UsageError, some
 from imagenet_prep.core.terminal import counted, printable
 from imagenet_prep.dataset import schema
-from imagenet_prep.dataset.ignored import is_hidden
+from imagenet_prep.dataset.ignored import PHOTOGRAPHS, ending, in_words, is_hidden
 from imagenet_prep.sources import (
     cifar10,
     class_tars,
@@ -150,6 +151,9 @@ def _nothing(root: Location) -> str:
         unpack = unpack or "Name the folder that holds it, or the one into which it was unpacked."
         return f"--source {root}: is a file, and none of those that are read alone. {unpack}"
     held = sorted(path.name + "/" * path.is_dir() for path in root.iterdir())
+    files = Counter(ending(Path(path).name) for path in layout.files_below(root))
+    if unread := {name: files[name] for name in sorted(PHOTOGRAPHS & files.keys())}:
+        return f"--source {root}: holds no image that is read, but {in_words(unread)}."
     lines = "".join(f"\n  {kind:11} {layout}" for kind, layout in LAYOUTS.items())
     return (
         f"these layouts are read:{lines}\n"

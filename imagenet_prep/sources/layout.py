@@ -204,8 +204,10 @@ def unread(found: Splits) -> Counter[str]:
     for name in subfolders(found.top, any_name=True):
         if name not in read and has_image(found.top / name, below=True, by_content=False):
             called = name.encode(errors="backslashreplace").decode()
-            counts[f"{called}/"] = sum(map(listing.is_called_an_image, _files(found.top / name)))
-    loose = filter(listing.is_called_an_image, _files(found.top, below=False))
+            counts[f"{called}/"] = sum(
+                map(listing.is_called_an_image, files_below(found.top / name))
+            )
+    loose = filter(listing.is_called_an_image, files_below(found.top, below=False))
     counts.update(ending(Path(path).name) for path in loose)
     return counts
 
@@ -216,11 +218,11 @@ def _with_images(folder: Path) -> list[str]:
 
 def has_image(folder: Path, *, below: bool = False, by_content: bool = True) -> bool:
     """Returns whether a folder contains an image; subfolders are searched if `below`."""
-    files = islice(_files(folder, below=below), _MOST_LOOKED_AT)
+    files = islice(files_below(folder, below=below), _MOST_LOOKED_AT)
     return any(listing.is_image(Path(path), by_content=by_content) for path in files)
 
 
-def _files(folder: Path, *, below: bool = True) -> Iterator[str]:
+def files_below(folder: Path, *, below: bool = True) -> Iterator[str]:
     """Yields the paths of files; unreadable folders are reported later, when they are listed."""
     for path, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if below and not is_hidden(name)]

@@ -16,8 +16,7 @@ from imagenet_prep.storage.os_errors import demand_disk
 from imagenet_prep.storage.remote import stamp
 
 _FOLLOW = (
-    "If the images there shall become part of the data set, add --follow-links; else remove the "
-    "link."
+    "To include the images there in the dataset, add --follow-links; otherwise, remove the link."
 )
 _MOST_KEPT = 50
 

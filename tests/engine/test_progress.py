@@ -6,9 +6,13 @@ import io
 import os
 import sys
 import time
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
 import pytest
 
+from imagenet_prep.engine.attempts import Followed
 from imagenet_prep.engine.progress import Progress
 from tests.kit.limits import Limits
 from tests.kit.system import System
@@ -51,6 +55,27 @@ def test_images_are_counted_within_shards_and_what_is_left_is_printed(
     assert capsys.readouterr().err.endswith("28,000 images left, about 140.0 h\n")
     shown.tick(1_000_000)
     assert shown._line(36_000.0).endswith("0 images left, about 0 s")
+
+
+class _Archive(NamedTuple):
+    name: str
+
+
+class _Shard(NamedTuple):
+    name: str
+
+
+class _Stage:
+    def receipts(self, names: Iterable[str]) -> dict[str, Any]:
+        receipt = SimpleNamespace(content=SimpleNamespace(examples=1))
+        return {name: receipt for name in names if name in ("archive-0", "shard-0")}
+
+
+def test_hashed_archives_are_not_counted_as_shards(capsys: pytest.CaptureFixture[str]) -> None:
+    tasks = [*map(_Archive, ("archive-0", "archive-1")), *map(_Shard, ("shard-0", "shard-1"))]
+    Followed(cast(Any, _Stage()), tasks, title="write", images=2).close()
+
+    assert capsys.readouterr().err == "write: resuming: 1 of 2 shards are kept\n"
 
 
 def test_without_images_tasks_are_counted(

@@ -222,7 +222,7 @@ def test_a_bad_image_fails_the_shard_where_that_is_asked_for(tmp_path: Path) -> 
 def test_a_shard_without_one_good_image_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(
         DataDamagedError,
-        match=rf"{SHARD}: not one of its 3 images can be used; the first is n01440",
+        match=rf"{SHARD}: none of its 3 images can be used; the first is n01440",
     ):
         write(tmp_path, transform=bad(1, 2, 3))
     assert list(tmp_path.iterdir()) == []

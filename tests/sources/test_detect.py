@@ -33,6 +33,13 @@ def test_a_folder_of_nothing_known_lists_what_is_known_and_then_what_it_holds(
     assert lines[1:] == [f"  {kind:11} {layout}" for kind, layout in detect.LAYOUTS.items()]
 
 
+def test_a_folder_of_raw_photographs_alone_is_refused_with_their_ending(tmp_path: Path) -> None:
+    write(tmp_path / "cat" / "1.CR2", b"")
+    write(tmp_path / "cat" / "notes.txt", b"")
+    with pytest.raises(UsageError, match=r"read, but 1 file: 1 \.cr2 \(.* convert them to JPEG\)"):
+        find(tmp_path)
+
+
 def test_what_is_no_folder_is_said_without_a_list_of_layouts(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"absent: no such folder\.$"):

@@ -108,13 +108,15 @@ def _shown(run: Path, *flags: str) -> str:
     return done.out
 
 
-def test_show_of_a_run_names_what_it_cannot_do(train: Train, tmp_path: Path) -> None:
+def test_show_of_a_run_names_what_it_cannot_do(train: Train, shades: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
+    held = command.run("show", shades, "--keys", "--splits", "validation").out.splitlines()[0]
     train(run, num_epochs=0.5)
     for flags, reason in (
         (("--step", "4"), "no step 4; the last one in the log is 3"),
         (("--keys",), "is a run: give --step, --key or --check"),
         (("--key", "nothing"), "no image has the key nothing"),
+        (("--key", held), f"no step used {held}: it is in validation, and the run read train."),
     ):
         done = command.run("show", run, *flags)
         assert (done.code, done.out) == (2, "")

@@ -304,7 +304,7 @@ def test_a_shard_of_nothing_but_bad_images_is_an_error_not_an_empty_file(
     result = prepare(source, tmp_path / "out")
 
     assert (result.code, result.out) == (3, "")
-    assert "not one of its" in result.err
+    assert "none of its" in result.err
     assert not (tmp_path / "out" / "dataset.json").exists()
 
 

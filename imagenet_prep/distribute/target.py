@@ -93,7 +93,8 @@ class Target:
 
     def unfinished(self) -> list[Problem]:
         """Returns the problems of the files that are published last."""
-        return [problem for name in reversed(self._last) if (problem := self._problem(name))]
+        of_columns = [self._problem(name) for name in self._last if name != naming.MANIFEST]
+        return [problem for problem in (self.manifest_problem(), *of_columns) if problem]
 
     def withdraw(self, lacking: Iterable[File]) -> None:
         """Removes the manifest and each column.json that would name missing files."""

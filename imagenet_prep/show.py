@@ -326,6 +326,7 @@ def _rows(dataset: Dataset, split: str, shard: str, record: int) -> Json:
     """Returns type, shape and first values of a record's row in each finished column."""
     import numpy as np
 
+    from imagenet_prep.read.columns import numbers_of
     from imagenet_prep.storage import columns
 
     (there,) = (each for each in dataset.shards(split) if each.name == shard)
@@ -334,10 +335,8 @@ def _rows(dataset: Dataset, split: str, shard: str, record: int) -> Json:
         made = columns.find(dataset.store, name)
         row = columns.row(dataset, made, split, there, record) if made else None
         if made and row is not None:
-            values = np.frombuffer(row, made.descr)
-            if made.dtype == "bfloat16":
-                values = (values.astype(np.uint32) << 16).view(np.float32)
-            first = values[:_FIRST_VALUES].tolist()
+            values = np.frombuffer(row, made.descr)[:_FIRST_VALUES]
+            first = numbers_of(values, made).tolist()
             found[name] = {"dtype": made.dtype, "shape": list(made.shape), "first": first}
     return found
 

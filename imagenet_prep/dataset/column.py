@@ -162,6 +162,11 @@ class Column:
         """Returns its settings alone, as begun.json has them."""
         return dataclasses.replace(self, splits={})
 
+    def differing(self, other: Column) -> list[str]:
+        """Returns the names of the settings that differ; the files of splits are not compared."""
+        names = [each.name for each in dataclasses.fields(self) if each.name != "splits"]
+        return [name for name in names if getattr(self, name) != getattr(other, name)]
+
     def with_files(self, split: str, files: Iterable[ColumnFile]) -> Column:
         """Returns the column with these files of a split, and its other splits."""
         return dataclasses.replace(self, splits={**self.splits, split: list(files)})

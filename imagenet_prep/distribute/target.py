@@ -69,7 +69,7 @@ class Target:
         there = of_store.find(self.store, ours.name)
         if self.store.size(column.begun_name(ours.name)) is not None:
             why = "a column of this name is not finished there"
-        elif there and there.begun() != ours.begun():
+        elif there and there.differing(ours):
             why = "a different column has this name there"
         elif there and there.splits.keys() - ours.splits.keys():
             why = "the column has more splits there"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import hashlib
 import os
@@ -17,6 +16,7 @@ from imagenet_prep.core.errors import BusyError, DataDamagedError, UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import column
 from imagenet_prep.dataset.column import Column, ColumnFile
+from imagenet_prep.read.columns import numbers_of
 from imagenet_prep.read.dataset import make_dataset
 from imagenet_prep.read.dlpack import array_over
 from imagenet_prep.read.held import only_one
@@ -211,8 +211,7 @@ class ColumnWriter:
         """
         found = [columns.find(self._store, self._name, begun=begun) for begun in (False, True)]
         for there in filter(None, found):
-            mine, other = vars(dataclasses.replace(self.column)), vars(there.begun())
-            if differing := [name for name in mine if mine[name] != other[name]]:
+            if differing := self.column.differing(there):
                 raise UsageError(
                     f"{self._store.where(self._folder)}: the column was begun with another "
                     f"{', '.join(differing)}. Use the same, another name, or remove that folder."
@@ -261,10 +260,8 @@ class ColumnWriter:
             raise UsageError(
                 f"write(): expected {there.dtype} {shape}, got {given} {list(values.shape)}"
             )
-        values = numbers = np.ascontiguousarray(values[:count])
-        if there.dtype == "bfloat16":
-            numbers = (values.astype(np.uint32) << 16).view(np.float32)
-        if self._finite and not np.isfinite(numbers).all():
+        values = np.ascontiguousarray(values[:count])
+        if self._finite and not np.isfinite(numbers_of(values, there)).all():
             raise UsageError("write(): a value is infinite or not a number (finite=False takes it)")
         return values.reshape(count, -1).view(np.uint8)
 

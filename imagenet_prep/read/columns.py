@@ -132,3 +132,9 @@ def _demand_view(there: Column, config: ReadConfig) -> None:
             f"column {there.name} was made from images that are not mirrored, and half of these "
             "are. Add 'mirrored' to fields=, and treat their rows accordingly."
         )
+
+
+def numbers_of(values: npt.NDArray[Any], made: Column) -> npt.NDArray[Any]:
+    """Returns stored values as NumPy computes with them: bfloat16, kept as uint16, as float32."""
+    is_bfloat16 = made.dtype == "bfloat16"
+    return (values.astype(np.uint32) << 16).view(np.float32) if is_bfloat16 else values

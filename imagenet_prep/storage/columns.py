@@ -213,9 +213,7 @@ def differences(a: Dataset, b: Dataset) -> dict[str, str]:
         if one is None or other is None:
             if one or other:
                 found[name] = f"only in {'A' if one else 'B'}"
-        elif one.begun() != other.begun():
-            mine, theirs = vars(one.begun()), vars(other.begun())
-            differing = [each for each in mine if mine[each] != theirs.get(each)]
+        elif differing := one.differing(other):
             found[name] = f"made with another {', '.join(differing)}"
         elif one.splits != other.splits:
             mine, theirs = (

@@ -161,7 +161,7 @@ class Bench:
         rows: dict[str, Callable[[], Result]] = {
             FLOOR_R: partial(self._job, "floor", True),
             "R floor, 1 process": partial(self._job, "floor", True, workers=1),
-            "R codec alone x2": partial(self._job, "codec", True),
+            "R only the codec x2": partial(self._job, "codec", True),
             OURS_R: partial(self.ours, True, 2, "threads", "decode"),
             OURS_R_CARRIED: partial(self.ours, True, 2, "threads", "decode", carried=True),
             "R ours, 2 threads, header": partial(self.ours, True, 2, "threads", "header"),
@@ -358,7 +358,7 @@ def render(results: dict[str, list[Result]]) -> str:
         "",
         "images/s",
         "of floor",
-        "shards alone",
+        "only shards",
         "whole process",
         "until on disk",
         "CPU ms/image",
@@ -384,13 +384,13 @@ def _bars(results: dict[str, list[Result]]) -> str:
     bar("R: of the floor, carried md5", OURS_R_CARRIED, [FLOOR_R], 1.0)
     bar("R: against the best peer", OURS_R, PEERS_R, 2.5)
     bar("R: 2 workers against 1", OURS_R, [OURS_R1], 1.95)
-    bar("R: 2 workers against 1, shards alone", OURS_R, [OURS_R1], 1.95, alone=True)
+    bar("R: 2 workers against 1, only shards", OURS_R, [OURS_R1], 1.95, alone=True)
     bar("R: to S3, against a folder", OURS_R_TO_S3, [OURS_R1_HERE], 0.95)
     bar("R: from S3 at 5 ms against here", OURS_R_S3, [OURS_R1_HERE], 0.8)
-    bar("R: from S3 at 5 ms against here, shards alone", OURS_R_S3, [OURS_R1_HERE], 0.8, alone=True)
+    bar("R: from S3 at 5 ms against here, only shards", OURS_R_S3, [OURS_R1_HERE], 0.8, alone=True)
     bar("R: from S3 at 5 ms against here, second set", OURS_R_S3_AGAIN, [OURS_R1_HERE], 0.8)
     bar("P: against WebDataset", OURS_P, [WEBDATASET_P], 1.0)
-    bar("P: against WebDataset, shards alone", OURS_P_LARGE, [WEBDATASET_P], 1.0, alone=True)
+    bar("P: against WebDataset, only shards", OURS_P_LARGE, [WEBDATASET_P], 1.0, alone=True)
     bar("P: against copying, cold", OURS_P_COLD, [COLD_P], 0.9)
     ours = [result for name in results if "ours, 2" in name for result in results[name]]
     if ours:
@@ -403,7 +403,7 @@ def _bars(results: dict[str, list[Result]]) -> str:
 
 
 def _ratio(rounds: Sequence[Result], others: Sequence[Result], *, alone: bool = False) -> float:
-    """Returns the median over rounds of how much faster the first is, or its shards alone are."""
+    """Returns the median over rounds of how much faster the first is, or only its shards are."""
 
     def seconds(result: Result) -> float:
         return result.shards_s if alone and result.shards_s else result.clock_s

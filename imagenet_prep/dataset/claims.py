@@ -15,41 +15,43 @@ from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.manifest import Manifest, Split
 
 
-def untrue(there: Manifest, classes: ClassList) -> Iterator[str]:
+def untrue(manifest: Manifest, classes: ClassList) -> Iterator[str]:
     """Yields a sentence for each claim of a manifest that contradicts its counts or class list."""
-    if (len(classes.wnids), classes.digest) != (there.classes.count, there.classes.digest):
-        said = f"{naming.LABELS}: its classes or their order differ from {naming.MANIFEST}"
-        if len(classes.wnids) != there.classes.count:
-            said += f" ({len(classes.wnids):,} classes, expected {there.classes.count:,})"
-        yield said
-        return
-    if len(classes.index) != len(classes.wnids):
-        yield f"{naming.LABELS}: a class is in it twice"
-    if there.classes.official != classes.official:
+    count, expected = len(classes.wnids), manifest.classes
+    if (count, classes.digest) != (expected.count, expected.digest):
+        counts = f" ({count:,} classes, expected {expected.count:,})"
         yield (
-            f"{naming.MANIFEST}: says {'' if there.classes.official else 'not '}that the classes "
-            f"are ILSVRC2012's, but {naming.LABELS} {'lists' if classes.official else 'is not'} "
-            "that list"
+            f"{naming.LABELS}: its classes or their order differ from {naming.MANIFEST}"
+            f"{counts if count != expected.count else ''}"
         )
-    stated = {file.name: file.sha256 for file in there.files}
-    for name, data in tfds_files(there, classes).items():
+        return
+    if len(classes.index) != count:
+        yield f"{naming.LABELS}: a class is listed twice"
+    if expected.official != classes.official:
+        yield (
+            f"{naming.MANIFEST}: says that the classes are {'' if expected.official else 'not '}"
+            f"ILSVRC2012's, but {naming.LABELS} {'lists' if classes.official else 'does not list'} "
+            "ILSVRC2012's classes"
+        )
+    stated = {file.name: file.sha256 for file in manifest.files}
+    for name, data in tfds_files(manifest, classes).items():
         if stated.get(name, digest := hashlib.sha256(data).hexdigest()) != digest:
             yield (
                 f"{name}: differs from {naming.LABELS} and {naming.MANIFEST}, so TensorFlow "
-                "Datasets would read other labels or features"
+                "Datasets would read different labels or features"
             )
-    for name, split in there.splits.items():
+    for name, split in manifest.splits.items():
         yield from _miscounted(name, split, classes)
-    yield from _no_edition(there, classes)
+    yield from _no_edition(manifest, classes)
 
 
-def tfds_files(there: Manifest, classes: ClassList) -> dict[str, bytes]:
+def tfds_files(manifest: Manifest, classes: ClassList) -> dict[str, bytes]:
     """Returns the two files that describe the labels to TensorFlow Datasets, by name."""
-    absent = [key for key, kind in there.lacks.items() if kind == schema.ABSENT]
-    num_labels = len(classes.wnids) + there.label_offset
+    absent = [key for key, kind in manifest.lacks.items() if kind == schema.ABSENT]
+    num_labels = len(classes.wnids) + manifest.label_offset
     return {
         naming.TFDS_FEATURES: tfds.features(num_labels, absent),
-        naming.TFDS_LABELS: tfds.label_names(classes.wnids, there.label_offset),
+        naming.TFDS_LABELS: tfds.label_names(classes.wnids, manifest.label_offset),
     }
 
 
@@ -57,7 +59,7 @@ def _miscounted(name: str, split: Split, classes: ClassList) -> Iterator[str]:
     counts = split.examples_per_class
     if len(counts) != len(classes.wnids):
         yield (
-            f"{naming.MANIFEST}: counts {counted(len(counts), 'class')} of {name}, and "
+            f"{naming.MANIFEST}: has counts for {counted(len(counts), 'class')} of {name}, but "
             f"{naming.LABELS} has {len(classes.wnids):,}"
         )
     in_shards = sum(shard.examples for shard in split.shards)
@@ -65,39 +67,39 @@ def _miscounted(name: str, split: Split, classes: ClassList) -> Iterator[str]:
     if {sum(counts), in_shards} != {split.examples} or num_bytes != split.num_bytes:
         yield (
             f"{naming.MANIFEST}: says that {name} has {counted(split.examples, 'example')} in "
-            f"{split.num_bytes:,} bytes; its classes have {sum(counts):,} and its shards "
+            f"{split.num_bytes:,} bytes, but its classes have {sum(counts):,} and its shards "
             f"{in_shards:,} in {num_bytes:,} bytes"
         )
     present = [w for w, count in zip(classes.wnids, counts, strict=False) if count]
     if split.wnids and split.wnids != present:
-        yield f"{naming.MANIFEST}: the classes that it names for {name} are not those with images"
+        yield f"{naming.MANIFEST}: the classes listed for {name} are not the classes with images"
 
 
-def _no_edition(there: Manifest, classes: ClassList) -> Iterator[str]:
+def _no_edition(manifest: Manifest, classes: ClassList) -> Iterator[str]:
     """Yields the reasons why a dataset cannot be the edition that its manifest names."""
-    edition = editions.named(there.edition) if there.edition else editions.ILSVRC2012
+    splits = manifest.splits
+    claims_all = not manifest.subset and (manifest.edition or not manifest.evaluates)
+    edition = editions.named(manifest.edition) if manifest.edition else editions.ILSVRC2012
     if edition is None:
         yield (
-            f"{naming.MANIFEST}: says that this is {there.edition!r}, an edition that this program "
-            "does not know. If the dataset is newer, upgrade imagenet-prep"
+            f"{naming.MANIFEST}: says that this is {manifest.edition!r}, an edition that this "
+            "program does not know. If the dataset is newer, upgrade imagenet-prep"
         )
-        return
-    if there.edition and not edition.has(classes):
-        yield f"{naming.MANIFEST}: says that this is {edition.name}, which has other classes"
-    elif not there.subset and edition.has(classes) and (there.edition or not there.evaluates):
+    elif manifest.edition and not edition.has(classes):
+        yield f"{naming.MANIFEST}: says that this is {edition.name}, which has different classes"
+    elif claims_all and edition.has(classes):
         # Quarantined images belong to the edition, but are not counted per split.
-        left_out = sum(there.quarantined.values())
-        expected = {split: edition.examples.get(split, -1) for split in there.splits}
-        missing = {s: expected[s] - split.examples for s, split in there.splits.items()}
-        if edition.examples and (min(missing.values()) < 0 or sum(missing.values()) != left_out):
-            found = ", ".join(f"{s}: {split.examples:,}" for s, split in there.splits.items())
+        quarantined = sum(manifest.quarantined.values())
+        missing = [edition.examples.get(s, -1) - split.examples for s, split in splits.items()]
+        if edition.examples and (min(missing) < 0 or sum(missing) != quarantined):
+            actual = ", ".join(f"{s}: {split.examples:,}" for s, split in splits.items())
+            expected = ", ".join(f"{s}: {count:,}" for s, count in edition.examples.items())
             yield (
-                f"{naming.MANIFEST}: says that this is all of {edition.name}, but it has {found} "
-                f"and {left_out:,} quarantined; expected "
-                + ", ".join(f"{split}: {count:,}" for split, count in edition.examples.items())
+                f"{naming.MANIFEST}: says that this is all of {edition.name}, but it has {actual} "
+                f"and {quarantined:,} quarantined; expected {expected}"
             )
-        test = there.splits.get(schema.TEST)
-        if test and edition.num_classes not in (0, len(test.wnids)) and not left_out:
+        test = splits.get(schema.TEST)
+        if test and edition.num_classes not in (0, len(test.wnids)) and not quarantined:
             yield (
                 f"{naming.MANIFEST}: says that this is all of {edition.name}, but it has images of "
                 f"{counted(len(test.wnids), 'class')}, expected {edition.num_classes:,}"

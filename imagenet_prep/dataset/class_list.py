@@ -39,10 +39,10 @@ class ClassList:
     @cached_property
     def _folded(self) -> dict[str, int | None]:
         """Class index by folded WNID (case and Unicode form); None if two classes share it."""
-        found: dict[str, int | None] = {}
+        indices: dict[str, int | None] = {}
         for index, wnid in enumerate(self.wnids):
-            found[_folded(wnid)] = None if _folded(wnid) in found else index
-        return found
+            indices[_folded(wnid)] = None if _folded(wnid) in indices else index
+        return indices
 
     def of_folder(self, name: str) -> int | None:
         """Returns the class of a folder; ignores case and Unicode form, and reads blanks as "_"."""
@@ -51,11 +51,11 @@ class ClassList:
 
     @cached_property
     def _by_word(self) -> dict[str, list[int]]:
-        found: dict[str, list[int]] = {}
+        indices: dict[str, list[int]] = {}
         for index, words in enumerate(self.words):
-            for word in {_folded(each.strip()) for each in (words, *words.split(","))} - {""}:
-                found.setdefault(word, []).append(index)
-        return found
+            for word in {_folded(word.strip()) for word in (words, *words.split(","))} - {""}:
+                indices.setdefault(word, []).append(index)
+        return indices
 
     def indices(self, asked: Iterable[str | int]) -> list[int]:
         """Returns the sorted class indices of classes.
@@ -63,32 +63,31 @@ class ClassList:
         Each is a WNID, a class index, the name of a class folder, or a word such as "planetarium".
         Unknown classes, and words of several classes, raise UsageError.
         """
-        found, unknown = set(), []
-        for each in asked:
-            if not (matches := self._matching(each)):
-                unknown.append(each)
+        indices, unknown = set(), []
+        for name in map(str, asked):
+            if not (matches := self._matching(name)):
+                unknown.append(name)
             elif len(matches) > 1:
                 wnids = ", ".join(self.wnids[index] for index in matches)
-                raise UsageError(f"classes: {each} may be {wnids}: give one of these")
-            found.update(matches)
+                raise UsageError(f"classes: {name} is ambiguous: give one of {wnids}")
+            indices.update(matches)
         if unknown:
-            meant = meant_by(str(unknown[0]), [*self.wnids, *self._by_word])
+            suggestion = meant_by(unknown[0], [*self.wnids, *self._by_word])
             raise UsageError(
                 f"classes: {some(unknown)} not in the class list, which has "
                 f"{counted(len(self.wnids), 'class')} from {self.wnids[0]} (0) to "
-                f"{self.wnids[-1]} ({len(self.wnids) - 1}).{meant}"
+                f"{self.wnids[-1]} ({len(self.wnids) - 1}).{suggestion}"
             )
-        return sorted(found)
+        return sorted(indices)
 
-    def _matching(self, asked: str | int) -> list[int]:
+    def _matching(self, name: str) -> list[int]:
         # The id of a class may be a number, so try ids before indices.
-        if asked in self.index:
-            return [self.index[str(asked)]]
-        text = str(asked)
-        if text.isascii() and text.isdigit() and int(text) < len(self.wnids):
-            return [int(text)]
-        of_folder = self.of_folder(text)
-        return self._by_word.get(_folded(text), []) if of_folder is None else [of_folder]
+        if name in self.index:
+            return [self.index[name]]
+        if name.isascii() and name.isdigit() and int(name) < len(self.wnids):
+            return [int(name)]
+        of_folder = self.of_folder(name)
+        return self._by_word.get(_folded(name), []) if of_folder is None else [of_folder]
 
     @cached_property
     def digest(self) -> str:
@@ -118,18 +117,16 @@ def digest_of(wnids: Sequence[str]) -> str:
 
 def parse(data: bytes, where: str) -> ClassList:
     """Returns the class list in the bytes of labels.txt; error messages call the file `where`."""
+    advice = "Copy the file again from the original dataset."
     if (lines := data.count(b"\n") + data.count(b"\r")) > MOST_CLASSES:
         raise DataDamagedError(
-            f"{where}: {lines:,} classes, expected {MOST_CLASSES:,} at most. Get the file again "
-            "from where the data set was made."
+            f"{where}: {lines:,} classes, expected {MOST_CLASSES:,} at most. {advice}"
         )
     try:
         # Split bytes, not text: str.splitlines knows more line ends.
         rows = [line.decode().partition(" ") for line in data.splitlines()]
     except UnicodeDecodeError as error:
-        raise DataDamagedError(
-            f"{where}: not UTF-8 ({error}). Get the file again from where the data set was made."
-        ) from None
+        raise DataDamagedError(f"{where}: not UTF-8 ({error}). {advice}") from None
     wnids, words = tuple(wnid for wnid, *_ in rows), tuple(words for *_, words in rows)
     demand_short(itertools.chain(wnids, words), where)
     return ClassList(wnids, words)
@@ -141,5 +138,5 @@ def demand_short(texts: Iterable[str], where: str) -> None:
         if len(text) > MOST_CHARACTERS or not {"\n", "\r"}.isdisjoint(text):
             raise DataDamagedError(
                 f"{where}: the class {text[:60]!r}... has {len(text):,} characters, expected "
-                f"{MOST_CHARACTERS:,} at most and no end of a line. Get the file again."
+                f"at most {MOST_CHARACTERS:,} without a line break. Copy the file again."
             )

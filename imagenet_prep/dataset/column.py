@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from imagenet_prep.core import canonical, records
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import naming
-from imagenet_prep.dataset.manifest import File, Shard
+from imagenet_prep.dataset.manifest import File, Shard, render
 
 VERSION = 1
 # What `make_dataset(fields=)` puts before the name of a column.
@@ -47,7 +44,6 @@ _MOST_AXES = 8
 _MOST_ROW_BYTES = 64 << 20
 _MOST_BYTES = 1 << 62
 _MOST_VIEW = 200
-_ADVICE = "Get the column again from where it was made, or remove its folder and make it again."
 
 
 @dataclass(frozen=True)
@@ -64,7 +60,7 @@ class ColumnFile:
     def __post_init__(self) -> None:
         """Refuses what cannot be."""
         if naming.parse_shard_name(self.shard) is None:
-            raise ValueError("the shard has no name of a shard")
+            raise ValueError(f"{self.shard!r} is not a shard name")
         if not (0 <= self.rows <= _MOST_BYTES and 0 <= self.num_bytes <= _MOST_BYTES):
             raise ValueError("a number of rows or bytes is out of bounds")
         if not all(map(_SHA256.fullmatch, (self.sha256, self.samples_sha256))):
@@ -75,8 +71,8 @@ class ColumnFile:
 
     def is_of(self, shard: Shard) -> bool:
         """Returns whether the rows belong to the records of this shard in their order."""
-        mine = (self.shard, self.rows, self.samples_sha256)
-        return mine == (shard.name, shard.examples, shard.samples_sha256)
+        expected = (shard.name, shard.examples, shard.samples_sha256)
+        return (self.shard, self.rows, self.samples_sha256) == expected
 
 
 @dataclass(frozen=True)
@@ -98,7 +94,9 @@ class Column:
     def __post_init__(self) -> None:
         """Refuses what cannot be, with ValueError."""
         if self.column_version != VERSION:
-            raise ValueError(f"column_version: expected {VERSION}. Upgrade imagenet-prep")
+            raise ValueError(
+                f"column_version {self.column_version}, expected {VERSION}: upgrade imagenet-prep"
+            )
         check_name(self.name)
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}")
@@ -114,11 +112,11 @@ class Column:
             names = [naming.parse_shard_name(file.shard) for file in files]
             numbers = [name.number for name in names if name and name.split == split]
             if not files or numbers != sorted({*numbers}) or len(numbers) != len(files):
-                raise ValueError(f"splits: {counted(len(files), 'file')}, not in order of shards")
+                raise ValueError(f"splits: the files of {split} are not in the order of shards")
             if any(file.num_bytes != self.num_bytes(file.rows) for file in files):
-                raise ValueError("splits: the size of a file differs from that of its rows")
+                raise ValueError("splits: the size of a file does not match its rows")
             if any(file.missing for file in files):
-                raise ValueError("splits: rows of a file are missing")
+                raise ValueError("splits: a file has missing rows")
 
     @property
     def row_bytes(self) -> int:
@@ -131,15 +129,15 @@ class Column:
         return DTYPES[self.dtype][0]
 
     def header(self, rows: int) -> bytes:
-        """Returns the beginning of a .npy file of so many rows: its only accepted header."""
-        shape = f"({rows},)" if not self.shape else str((rows, *self.shape))
-        said = f"{{'descr': '{self.descr}', 'fortran_order': False, 'shape': {shape}, }}"
+        """Returns the only accepted header of a .npy file with this number of rows."""
+        shape = (rows, *self.shape)
+        text = f"{{'descr': '{self.descr}', 'fortran_order': False, 'shape': {shape}, }}"
         # NumPy aligns the values to 64 bytes.
-        padded = said.ljust(-(-(len(said) + 11) // 64) * 64 - 11) + "\n"
+        padded = text.ljust(-(-(len(text) + 11) // 64) * 64 - 11) + "\n"
         return b"\x93NUMPY\x01\x00" + len(padded).to_bytes(2, "little") + padded.encode()
 
     def num_bytes(self, rows: int) -> int:
-        """Returns the size of a .npy file of so many rows."""
+        """Returns the size of a .npy file with this number of rows."""
         return len(self.header(rows)) + rows * self.row_bytes
 
     def file(self, rows: ColumnFile) -> File:
@@ -152,34 +150,33 @@ class Column:
 
     def of(self, split: str, shards: Iterable[Shard]) -> tuple[list[ColumnFile], list[str]]:
         """Returns the files of some shards, and the names of the shards that have none."""
-        there = {rows.shard: rows for rows in self.splits.get(split, [])}
-        pairs = [(there.get(shard.name), shard) for shard in shards]
-        found = [rows for rows, shard in pairs if rows is not None and rows.is_of(shard)]
-        mine = {rows.shard for rows in found}
-        return found, [shard.name for _, shard in pairs if shard.name not in mine]
+        by_shard = {rows.shard: rows for rows in self.splits.get(split, [])}
+        pairs = [(shard, by_shard.get(shard.name)) for shard in shards]
+        files = [rows for shard, rows in pairs if rows and rows.is_of(shard)]
+        lacking = [shard.name for shard, rows in pairs if not (rows and rows.is_of(shard))]
+        return files, lacking
 
     def begun(self) -> Column:
-        """Returns its settings alone, as begun.json has them."""
+        """Returns only its settings, as in begun.json."""
         return dataclasses.replace(self, splits={})
 
     def differing(self, other: Column) -> list[str]:
         """Returns the names of the settings that differ; the files of splits are not compared."""
-        names = [each.name for each in dataclasses.fields(self) if each.name != "splits"]
-        return [name for name in names if getattr(self, name) != getattr(other, name)]
+        mine, theirs = vars(self.begun()), vars(other.begun())
+        return [name for name in mine if mine[name] != theirs[name]]
 
     def with_files(self, split: str, files: Iterable[ColumnFile]) -> Column:
         """Returns the column with these files of a split, and its other splits."""
         return dataclasses.replace(self, splits={**self.splits, split: list(files)})
 
-    @cached_property
+    @property
     def digest(self) -> str:
-        """The sha256 that names this exact column."""
+        """The sha256 that identifies this exact column."""
         return canonical.digest(self._content())
 
     def dumps(self) -> bytes:
         """Returns the bytes of column.json or begun.json, with their digest."""
-        content = {**self._content(), "digest": self.digest}
-        return json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False).encode() + b"\n"
+        return render(self._content())
 
     def _content(self) -> dict[str, Any]:
         splits = {name: list(map(canonical.fields, self.splits[name])) for name in self.splits}
@@ -187,9 +184,9 @@ class Column:
 
 
 def loads(data: bytes, where: str, name: str) -> Column:
-    """Returns the column of folder `name` in column.json or begun.json; DataDamagedError if none.
+    """Returns the column of folder `name`, given its column.json or begun.json.
 
-    Errors call the file `where`.
+    Raises DataDamagedError, which calls the file `where`.
     """
     with _damage(where):
         content = canonical.loads(data)
@@ -198,14 +195,14 @@ def loads(data: bytes, where: str, name: str) -> Column:
         content.pop("digest", None)
         column = records.parse(Column, content)
         if column.dumps() != data:
-            raise ValueError("its digest is of different content")
+            raise ValueError("its digest does not match its content")
         if column.name != name:
-            raise ValueError(f"it is of a column with another name than {name}")
+            raise ValueError(f"it describes the column {column.name}, expected {name}")
         return column
 
 
 def loads_receipt(data: bytes, where: str) -> ColumnFile:
-    """Returns the rows that the receipt of a file names; DataDamagedError otherwise."""
+    """Returns the rows that the receipt of a file describes; raises DataDamagedError."""
     with _damage(where):
         return records.loads(ColumnFile, data)
 
@@ -215,15 +212,18 @@ def _damage(where: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, RecursionError) as error:
-        raise DataDamagedError(f"{where}: damaged ({error}). {_ADVICE}") from None
+        raise DataDamagedError(
+            f"{where}: damaged ({error}). Copy the column again from its original dataset, or "
+            "remove its folder and make it again."
+        ) from None
 
 
 def check_name(name: str) -> str:
-    """Returns the name of a column unchanged; ValueError if it cannot be one."""
+    """Returns the name of a column unchanged; raises ValueError if it is invalid."""
     if _NAME.fullmatch(name) is None:
         raise ValueError(
-            "the name of a column has up to 100 letters, digits, dots, hyphens and underscores, "
-            "and starts with none of . and -"
+            "a column name has up to 100 letters, digits, dots, hyphens and underscores, and does "
+            "not start with a dot or hyphen"
         )
     return name
 

@@ -8,7 +8,7 @@ ONLY_IN_A, ONLY_IN_B = "only_in_a", "only_in_b"
 OTHER_LABEL, OTHER_BYTES, OTHER_SIZE = "other_label", "other_bytes", "other_size"
 
 
-class Stored(NamedTuple):
+class StoredImage(NamedTuple):
     """An image in one of the datasets: class, stored size and hash, shard, record."""
 
     wnid: str
@@ -20,21 +20,21 @@ class Stored(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """An image that differs between two datasets. `a` or `b` is None if that one lacks it."""
+    """An image that differs between two datasets; `a` or `b` is None if that dataset lacks it."""
 
     split: str
     key: str
-    a: Stored | None
-    b: Stored | None
+    a: StoredImage | None
+    b: StoredImage | None
 
     @property
     def kinds(self) -> list[str]:
         """The kinds of difference, each one of the constants above."""
         if self.a is None or self.b is None:
             return [ONLY_IN_B if self.a is None else ONLY_IN_A]
-        other = {
+        differs = {
             OTHER_LABEL: self.a.wnid != self.b.wnid,
             OTHER_BYTES: self.a.sha256 != self.b.sha256,
             OTHER_SIZE: self.a[1:3] != self.b[1:3],
         }
-        return [kind for kind, differs in other.items() if differs]
+        return [kind for kind in differs if differs[kind]]

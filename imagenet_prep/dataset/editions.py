@@ -47,18 +47,18 @@ class Edition:
     def problems(self, split: str, classes: ClassList, num_per_class: Sequence[int]) -> list[str]:
         """Returns the differences between the class counts of a split and this edition's."""
         if not self.has(classes):
-            other = f"is not {self.name}'s"
-            if not self.is_ilsvrc:
-                other = f"{self.name} has {self.num_classes:,}"
-            return [f"the class list has {counted(len(classes.wnids), 'class')} and {other}"]
+            number = counted(len(classes.wnids), "class")
+            if self.is_ilsvrc:
+                return [f"the class list has {number} and is not {self.name}'s"]
+            return [f"the class list has {number}, {self.name} has {self.num_classes:,}"]
         if split not in self.examples:
-            return [f"{split} is no split of {self.name}"]
+            return [f"{self.name} has no split {split}"]
         problems = []
         total, expected = sum(num_per_class), self.examples[split]
         if total != expected:
             problems.append(f"{split} has {counted(total, 'image')}, expected {expected:,}")
         if absent := [w for w, n in zip(classes.wnids, num_per_class, strict=True) if not n]:
-            problems.append(f"{split} misses {some(absent)}")
+            problems.append(f"{split} has no images of {some(absent)}")
         low, high = self.class_range.get(split, (1, total))
         odd = [
             f"{wnid} with {count:,}"
@@ -66,8 +66,8 @@ class Edition:
             if count and not low <= count <= high
         ]
         if odd:
-            wanted = f"{low:,}" if low == high else f"{low} to {high}"
-            problems.append(f"{split} expects {wanted} images a class, got {some(odd)}")
+            expected = f"{low:,}" if low == high else f"{low} to {high}"
+            problems.append(f"{split} has {some(odd)}, expected {expected} images per class")
         return problems
 
     def is_it(self, classes: ClassList, totals: Mapping[str, int]) -> bool:
@@ -130,12 +130,12 @@ EVALUATION = tuple(
         name,
         classes,
         {_TEST: images} if images else {},
-        {_TEST: (each, each)} if each else {},
+        {_TEST: (per_class, per_class)} if per_class else {},
         is_ilsvrc=True,
         names=(name, *others),
         digest=digest,
     )
-    for name, classes, images, each, digest, *others in (
+    for name, classes, images, per_class, digest, *others in (
         ("imagenetv2-matched-frequency", 1000, 10_000, 10, ""),
         ("imagenetv2-threshold0.7", 1000, 10_000, 10, ""),
         ("imagenetv2-top-images", 1000, 10_000, 10, ""),
@@ -161,12 +161,12 @@ def recognised(classes: ClassList, totals: Mapping[str, int], names: Sequence[st
     all splits are present, or if the name of its archive or folder says so.
     """
     for edition in _OTHERS:
-        sure = (
+        is_sure = (
             not edition.is_ilsvrc
             or totals.keys() == edition.examples.keys()
             or not set(names).isdisjoint(edition.names)
         )
-        if sure and totals and edition.is_it(classes, totals):
+        if is_sure and totals and edition.is_it(classes, totals):
             return edition.name
     return ""
 

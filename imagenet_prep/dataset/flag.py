@@ -32,6 +32,4 @@ def data_set(
 def without_manifest(typed: str) -> str:
     """Returns SET if SET/dataset.json was typed; other input stays as it is."""
     base, slash, name = typed.rpartition("/")
-    if name != naming.MANIFEST:
-        return typed
-    return base or slash or "."
+    return (base or slash or ".") if name == naming.MANIFEST else typed

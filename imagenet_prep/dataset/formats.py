@@ -46,16 +46,11 @@ def name_of(head: bytes) -> str | None:
         if head.startswith(beginning):
             return name
     if head[4:8] == b"ftyp":
-        brands = (
-            head[8:12],
-            *(
-                head[at : at + 4]
-                for at in range(16, min(len(head), int.from_bytes(head[:4], "big")), 4)
-            ),
-        )
-        if brands[0] not in (b"mif1", b"msf1", b"miaf"):
-            return _BRANDS.get(brands[0])
-        return next((_BRANDS[brand] for brand in brands if brand in _BRANDS), HEIC)
+        if head[8:12] not in (b"mif1", b"msf1", b"miaf"):
+            return _BRANDS.get(head[8:12])
+        stop = min(len(head), int.from_bytes(head[:4], "big"))
+        compatible = (head[at : at + 4] for at in range(16, stop, 4))
+        return next((_BRANDS[brand] for brand in compatible if brand in _BRANDS), HEIC)
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         return "WebP"
     if head[:2] == b"BM" and int.from_bytes(head[14:18], "little") in _BMP_HEADERS:
@@ -75,7 +70,7 @@ def unreadable(head: bytes) -> str:
     name = name_of(head)
     if name is None or is_readable(name):
         return f"starts with {head[:8]!r}"
-    return f"is {name}, which is not read here: {remedy([name])}"
+    return f"is {name}, which cannot be read here: {remedy([name])}"
 
 
 def remedy(names: Collection[str]) -> str:

@@ -31,38 +31,37 @@ def is_hidden(name: str) -> bool:
 def ending(path: str) -> str:
     """Returns the name under which an ignored file is counted, for example ".mov"."""
     *folders, name = path.split("/")
-    found = next((f"{folder}/" for folder in folders if is_hidden(folder)), "")
-    if not found:
+    kind = next((f"{folder}/" for folder in folders if is_hidden(folder)), "")
+    if not kind:
         stem, dot, last = name.rpartition(".")
-        found = f"{dot}{last.lower()}" if stem and dot else name if dot else _NO_ENDING
+        kind = f"{dot}{last.lower()}" if stem and dot else name if dot else _NO_ENDING
         if stem.startswith("."):
-            found = f"hidden {found}"
-    is_short = len(found) <= len("hidden ") + _MAX_ENDING and found.isprintable()
-    return found if is_short or found[:-1].casefold() in _SYSTEM_FOLDERS else _OTHERS
+            kind = f"hidden {kind}"
+    is_short = len(kind) <= len("hidden ") + _MAX_ENDING and kind.isprintable()
+    return kind if is_short or kind[:-1].casefold() in _SYSTEM_FOLDERS else _OTHERS
 
 
 def most_frequent(ignored: Mapping[str, int]) -> dict[str, int]:
     """Returns the counts of the 20 most frequent extensions, in order, and the rest as "others"."""
     ordered = sorted(ignored.items(), key=lambda item: (item[0] == _OTHERS, -item[1], item[0]))
-    kept = dict(ordered[:_MAX_ENDINGS])
+    frequent = dict(ordered[:_MAX_ENDINGS])
     if rest := sum(count for _, count in ordered[_MAX_ENDINGS:]):
-        kept[_OTHERS] = kept.get(_OTHERS, 0) + rest
-    return kept
+        frequent[_OTHERS] = frequent.get(_OTHERS, 0) + rest
+    return frequent
 
 
 def in_words(ignored: Mapping[str, int]) -> str:
     """Returns the counts as text, for example "3 files: 2 .heic, 1 .mov"."""
-    total = sum(ignored.values())
-    each = ", ".join(f"{count:,} {name}" for name, count in most_frequent(ignored).items())
+    counts = ", ".join(f"{count:,} {name}" for name, count in most_frequent(ignored).items())
     advice = ""
     if unread := sorted(PHOTOGRAPHS & ignored.keys()):
         advice = f" (photographs in {', '.join(unread)} are not read: convert them to JPEG)"
-    return f"{counted(total, 'file')}: {each}{advice}"
+    return f"{counted(sum(ignored.values()), 'file')}: {counts}{advice}"
 
 
 def together(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Returns the sum of the counts of several parts."""
-    found = Counter[str]()
+    total = Counter[str]()
     for part in parts:
-        found.update(part)
-    return most_frequent(found)
+        total.update(part)
+    return most_frequent(total)

@@ -87,10 +87,10 @@ def refuse_bombs(data: bytes, max_pixels: int = MAX_PIXELS) -> Frame | None:
             if marker in _SEGMENTS:
                 position += 2
             else:
-                found = _MARKER.search(data, position)
-                if found is None:
+                match = _MARKER.search(data, position)
+                if match is None:
                     break
-                position = found.end()
+                position = match.end()
                 marker = data[position - 1]
             if marker == _EOI:
                 break
@@ -128,8 +128,8 @@ def refuse_unknown(frame: Frame) -> None:
     """Raises BadImageError ("undecodable") for a JPEG type that no decoder here supports."""
     if frame.marker not in _DECODED or frame.bits != _BITS:
         kind = f"SOF{frame.marker - _SOF0}" if frame.marker else "several frame headers"
-        said = f"{kind}, {frame.bits} bits per sample: no decoder here reads such a JPEG"
-        raise BadImageError("undecodable", said)
+        text = f"{kind}, {frame.bits} bits per sample: no decoder here reads this type of JPEG"
+        raise BadImageError("undecodable", text)
 
 
 def refuse_pixels(height: int, width: int, most: int) -> None:
@@ -138,16 +138,16 @@ def refuse_pixels(height: int, width: int, most: int) -> None:
         raise BadImageError("too_many_pixels", f"{width} x {height}, at most {most:,} pixels")
 
 
-def segments(data: bytes, wanted: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Yields start and end of each segment whose marker is FF `wanted`, up to the first scan."""
+def segments(data: bytes, kind: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Yields start and end of each segment whose marker is FF `kind`, up to the first scan."""
     position = 2
-    while (found := _MARKER.search(data, position, stop)) is not None:
-        marker, position = data[found.end() - 1], found.end()
+    while (match := _MARKER.search(data, position, stop)) is not None:
+        marker, position = data[match.end() - 1], match.end()
         if marker in (_SOS, _EOI):
             return
         if marker in _SEGMENTS:
             size = int.from_bytes(data[position : position + 2], "big")
-            if marker == wanted:
+            if marker == kind:
                 yield position + 2, min(position + size, len(data))
             position += size
 

@@ -111,11 +111,11 @@ def problem(key: str) -> str | None:
     try:
         num_bytes = len(key.encode())
     except UnicodeEncodeError:
-        return "its name is no Unicode text"
+        return "its name is not Unicode text"
     if num_bytes > MOST_KEY_BYTES:
-        return f"its name has {num_bytes:,} bytes, expected {MOST_KEY_BYTES:,} at most"
+        return f"its name has {num_bytes:,} bytes, expected at most {MOST_KEY_BYTES:,}"
     if not key or _CONTROL.search(key):
-        return f"its name {key[:_MOST_SHOWN]!r} is empty or holds a control character"
+        return f"its name {key[:_MOST_SHOWN]!r} is empty or contains a control character"
     if leads_out(key):
         return f"its name {key[:_MOST_SHOWN]!r} has a part that is empty, . or .."
     return None
@@ -150,7 +150,7 @@ class KeyList(NamedTuple):
             numbers = sorted(self.keys[key] for key in unknown)
             raise UsageError(
                 f"{self.path}: line{'s' * (len(numbers) > 1)} {some(numbers)}: no such key in "
-                f"{where}. Keys are written as in quarantine.jsonl, one a line: "
+                f"{where}. Write one key per line, as in quarantine.jsonl: "
                 "n01440764/n01440764_10026.JPEG"
             )
 
@@ -158,9 +158,8 @@ class KeyList(NamedTuple):
         """Raises UsageError if both train and validation have an image with one of the keys."""
         if keys:
             raise UsageError(
-                f"{self.path}: {some(sorted(keys))}: train and validation have an image of this "
-                "key each, so it does not say which is meant. Rename one of the files, or choose "
-                "--splits."
+                f"{self.path}: {some(sorted(keys))}: train and validation both have an image with "
+                "this key. Rename one of the files, or choose one split by --splits."
             )
 
 
@@ -176,19 +175,18 @@ def read_list(path: str | os.PathLike[str]) -> KeyList:
         try:
             text = b"".join(lines).decode("utf-8" if start else "utf-8-sig")
         except UnicodeDecodeError as error:
-            raise UsageError(
-                f"{path}: the list of keys is not UTF-8: byte {start + error.start:,}"
-            ) from None
+            at = start + error.start
+            raise UsageError(f"{path}: the list of keys is not UTF-8 at byte {at:,}") from None
         listed = [key.strip(BLANKS) for key in text.split("\n")][: len(lines)]
         numbers = [*range(number + 1, number + 1 + len(lines))]
         firsts = list(map(keys.setdefault, listed, numbers))
         if firsts != numbers:
-            each = zip(listed, firsts, numbers, strict=True)
-            repeated += [line for key, first, line in each if key and first != line]
+            rows = zip(listed, firsts, numbers, strict=True)
+            repeated += [line for key, first, line in rows if key and first != line]
         number, start = numbers[-1], file.tell()
     keys.pop("", None)
     if not keys:
-        raise UsageError(f"{path}: lists no key, expected one a line. A pipe must have a writer.")
+        raise UsageError(f"{path}: no keys, expected one per line. A pipe must have a writer.")
     ordered, digest = sorted(keys), hashlib.sha256()
     for first in range(0, len(ordered), _AT_ONCE):
         digest.update("".join(f"{key}\n" for key in ordered[first : first + _AT_ONCE]).encode())

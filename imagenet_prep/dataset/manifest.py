@@ -223,9 +223,9 @@ class Manifest:
     def present(self, split: str, wnids: Sequence[str]) -> list[int]:
         """Returns the sorted class indices that occur in a split, as labels or as answers."""
         counts = self.splits[split].examples_per_class
-        right = {wnid for several in self.answers.values() for wnid in several}
-        there = {index for index, count in enumerate(counts[: len(wnids)]) if count}
-        return sorted(there | {index for index, wnid in enumerate(wnids) if wnid in right})
+        answers = {wnid for several in self.answers.values() for wnid in several}
+        present = {index for index, count in enumerate(counts[: len(wnids)]) if count}
+        return sorted(present | {index for index, wnid in enumerate(wnids) if wnid in answers})
 
     def files_of(self, splits: Iterable[str]) -> list[File]:
         """Returns the small files and all files of the shards of these splits."""
@@ -234,7 +234,7 @@ class Manifest:
 
     def dumps(self) -> bytes:
         """Returns the file's bytes, including its own digest."""
-        return _render(self._content())
+        return render(self._content())
 
     @cached_property
     def digest(self) -> str:
@@ -245,58 +245,56 @@ class Manifest:
         content = dataclasses.asdict(self)
         splits = content["splits"].values()
         shards = [shard for split in splits for shard in split["shards"]]
-        for each in (content, *content["sources"], *splits, *shards):
-            for name in _LEFT_OUT & each.keys():
-                if not each[name]:
-                    del each[name]
+        for fields in (content, *content["sources"], *splits, *shards):
+            for name in _LEFT_OUT & fields.keys():
+                if not fields[name]:
+                    del fields[name]
         return content
 
 
-def demand_samples(there: Manifest | None, where: str) -> Manifest:
+def demand_samples(manifest: Manifest | None, where: str) -> Manifest:
     """Returns the manifest unchanged; raises UsageError if the dataset has no tables of samples."""
-    if there is None or not there.has_samples:
+    if manifest is None or not manifest.has_samples:
         raise UsageError(
-            f"{where}: has no tables of samples, which say which images are in it. imagenet-prep "
-            f"adopt {where} writes them for a set of this program; for one of another program: "
-            f"imagenet-prep adopt {where} --out NEW. The images stay as they are."
+            f"{where}: has no tables of samples, which list its images. To write them: "
+            f"imagenet-prep adopt {where} (add --out NEW if a different program made the shards). "
+            "The images stay unchanged."
         )
-    return there
+    return manifest
 
 
 def loads(data: bytes, where: str) -> Manifest:
     """Returns the manifest in the bytes of dataset.json; raises ManifestError if it is damaged."""
-    advice = "Fetch it again from where the data set was made, or run prepare again."
+    advice = "Copy it again from the original dataset, or run prepare again."
     try:
         content = canonical.loads(data, _MOST_VALUES)
         canonical.dumps(content)  # Raises ValueError for values that this program cannot write.
     except (ValueError, RecursionError) as error:
-        raise ManifestError(
-            f"{where}: not JSON ({error}). The file is damaged. {advice}"
-        ) from error
+        raise ManifestError(f"{where}: damaged, not JSON ({error}). {advice}") from error
     if not isinstance(content, dict) or "schema_version" not in content:
         raise ManifestError(f"{where}: not a manifest of imagenet-prep. {advice}")
     version = content["schema_version"]
     if version != SCHEMA_VERSION:
         raise ManifestError(
-            f"{where}: schema version {version!r}, this program knows {SCHEMA_VERSION}. "
-            "If the data set is newer, upgrade imagenet-prep; if not, the file is damaged."
+            f"{where}: schema version {version!r}, expected {SCHEMA_VERSION}. If the dataset is "
+            "newer, upgrade imagenet-prep; if not, the file is damaged."
         )
     stated = content.pop("digest", None)
     if stated != canonical.digest(content):
         raise ManifestError(
-            f"{where}: its digest is {canonical.digest(content)}, expected {stated!r}. "
-            f"The file is damaged or was edited. {advice}"
+            f"{where}: damaged or edited: its digest is {canonical.digest(content)}, expected "
+            f"{stated!r}. {advice}"
         )
     # The digest only covers values; this also covers the bytes between them.
-    if _render(content) != data:
-        raise ManifestError(f"{where}: not written as this program writes it. {advice}")
+    if render(content) != data:
+        raise ManifestError(f"{where}: its formatting was changed. {advice}")
     try:
         manifest = records.parse(Manifest, content, where)
     except ValueError as error:
         raise ManifestError(str(error)) from None
     problem = _numbers_problem(content) or _names_problem(manifest) or _sizes_problem(manifest)
     if problem is not None:
-        raise ManifestError(f"{where}: {problem}. It was not made by this program. {advice}")
+        raise ManifestError(f"{where}: {problem}. This program did not write it. {advice}")
     return manifest
 
 
@@ -304,19 +302,19 @@ def _numbers_problem(content: dict[str, Any]) -> str | None:
     """Returns the problem with a number, if any: all must fit into 64 bits."""
     # Settings are not counts: a seed may be negative.
     if not all(-_MOST - 1 <= number <= _MOST for number in _numbers(content["config"])):
-        return f"it holds a setting beyond {_MOST:,}"
+        return f"a setting is beyond {_MOST:,}"
     counts = list(_numbers({key: content[key] for key in content if key != "config"}))
     if min(counts) < 0:
-        return "it holds a number below 0"
-    return f"it holds numbers that add up to more than {_MOST:,}" if sum(counts) > _MOST else None
+        return "a number is below 0"
+    return f"the sum of its numbers is above {_MOST:,}" if sum(counts) > _MOST else None
 
 
 def _numbers(value: Any) -> Iterator[int]:
     if type(value) is int:
         yield value
     elif isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _numbers(each)
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _numbers(inner)
 
 
 def _names_problem(manifest: Manifest) -> str | None:
@@ -333,19 +331,19 @@ def _names_problem(manifest: Manifest) -> str | None:
     seen = set()
     for file in manifest.files:
         if not naming.is_small_file(file.name):
-            return f"{file.name!r} is no name of a file beside it"
+            return f"{file.name!r} is not a valid name for a small file"
         if file.name in seen:
-            return f"the file {file.name!r} comes twice"
+            return f"the file {file.name!r} is listed twice"
         seen.add(file.name)
     if not manifest.edition.isprintable():
-        return f"the edition {manifest.edition!r}"
-    return None if naming.LABELS in seen else f"it names no {naming.LABELS}"
+        return f"the edition {manifest.edition!r} has unprintable characters"
+    return None if naming.LABELS in seen else f"it does not list {naming.LABELS}"
 
 
 def _sizes_problem(manifest: Manifest) -> str | None:
     """Returns the problem with a shard's numbers, if any: readers allocate memory by them."""
     if not manifest.splits:
-        return "it has no split"
+        return "it has no splits"
     for name, split in manifest.splits.items():
         for shard in split.shards:
             if shard.examples * _LEAST_RECORD_BYTES > shard.num_bytes:
@@ -354,10 +352,11 @@ def _sizes_problem(manifest: Manifest) -> str | None:
             return f"{examples:,} examples of {name}, expected {_MOST_EXAMPLES:,} at most"
         has_tables = {bool(shard.samples_sha256) for shard in split.shards}
         if has_tables != {bool(split.samples_root)}:
-            return f"{name}: tables of samples beside some shards and not beside others"
+            return f"{name}: only some shards have tables of samples"
     return None
 
 
-def _render(content: dict[str, Any]) -> bytes:
-    whole = {**content, "digest": canonical.digest(content)}
-    return json.dumps(whole, indent=1, sort_keys=True, ensure_ascii=False).encode() + b"\n"
+def render(content: dict[str, Any]) -> bytes:
+    """Returns the bytes of a JSON file with its own digest."""
+    signed = {**content, "digest": canonical.digest(content)}
+    return json.dumps(signed, indent=1, sort_keys=True, ensure_ascii=False).encode() + b"\n"

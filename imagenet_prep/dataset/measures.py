@@ -44,8 +44,8 @@ def of(samples: Iterable[Sample]) -> Measured:
     """Returns the statistics of a table, which is read once."""
     import numpy as np
 
-    measured, left = Measured(), iter(samples)
-    while rows := list(itertools.islice(left, _TOGETHER)):
+    measured, remaining = Measured(), iter(samples)
+    while rows := list(itertools.islice(remaining, _TOGETHER)):
         columns = [(r[2:5], r[8:11]) for r in rows]
         array = np.asarray(columns, dtype=np.float64).reshape(-1, 6)
         num_bytes, width, height, source_bytes, source_width, source_height = array.T
@@ -60,8 +60,7 @@ def of(samples: Iterable[Sample]) -> Measured:
         histograms = {}
         for name, column in values.items():
             bins = np.floor(BINS_PER_OCTAVE * np.log2(column)).astype(np.int64)
-            found, counts = np.unique(bins, return_counts=True)
-            histograms[name] = Counter(dict(zip(found.tolist(), counts.tolist(), strict=True)))
+            histograms[name] = Counter(bins.tolist())
         sums = Counter({name: float(column.sum()) for name, column in values.items()})
         measured.add(Measured(histograms, sums, {row.class_index for row in rows}))
     return measured

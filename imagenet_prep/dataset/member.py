@@ -92,8 +92,8 @@ def parse_members(lines: bytes | bytearray) -> list[Member]:
 def damaged_list(why: str) -> DataDamagedError:
     """Returns the error for a damaged list of images."""
     return DataDamagedError(
-        f"a list of images below .work is damaged ({why}). Remove the folder .work of the output, "
-        "then run the same command again."
+        f"a list of images in .work is damaged ({why}). Remove the folder .work of the output, and "
+        "run the same command again."
     )
 
 
@@ -103,10 +103,9 @@ def _boxes(sides: Sequence[Sequence[float]] = ()) -> Boxes:
     boxes = Boxes(*map(tuple, sides))
     if len({*map(len, boxes)}) != 1:
         raise ValueError("lists of boxes differ in length")
-    if not all(
-        type(value) in (int, float) and abs(value) < _END for side in boxes for value in side
-    ):
-        raise ValueError("a box is no box")
+    values = [*boxes.xmin, *boxes.xmax, *boxes.ymin, *boxes.ymax]
+    if not all(type(value) in (int, float) and abs(value) < _END for value in values):
+        raise ValueError("a side of a box is not a number")
     return boxes
 
 
@@ -116,11 +115,11 @@ def _check(members: Sequence[Member]) -> None:
     columns = zip(*members, strict=True)
     for kind, column in zip((str, str, int, int, int), columns, strict=False):
         if {*map(type, column)} != {kind}:
-            raise ValueError(f"something else than {kind.__name__}")
+            raise ValueError(f"a value is not of type {kind.__name__}")
         if kind is str:
             "".join(column).encode()  # Raises ValueError for lone surrogates.
         elif not 0 <= min(column) <= max(column) < _END:
-            raise ValueError("a number that is negative, or of more than 63 bits")
+            raise ValueError("a number is negative or has more than 63 bits")
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ _CACHE = "~/.cache/imagenet-prep"
 
 MAX_SHARDS = 99_999
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_SHARD = re.compile(r"(?P<split>[a-z]+)-(?P<index>\d{5})-of-(?P<num_shards>\d{5})")
+_SHARD = re.compile(r"([a-z]+)-(\d{5})-of-(\d{5})")
 # Linux's limit for a file name.
 _MAX_NAME_BYTES = 255
 
@@ -67,7 +67,7 @@ def shard_name(split: str, index: int, num_shards: int) -> str:
     """Returns the file name of a shard; `index` is 0-based."""
     if not 0 <= index < num_shards <= MAX_SHARDS:
         raise ValueError(
-            f"shard index {index} is outside [0, {num_shards}), at most {MAX_SHARDS:,} shards"
+            f"shard index {index} of {num_shards} shards, expected at most {MAX_SHARDS:,} shards"
         )
     return f"{split}-{index:05d}-of-{num_shards:05d}"
 
@@ -75,9 +75,7 @@ def shard_name(split: str, index: int, num_shards: int) -> str:
 def parse_shard_name(name: str) -> ShardName | None:
     """Returns the parts of a shard's base name, or None if it is not a shard name."""
     match = _SHARD.fullmatch(name)
-    if match is None:
-        return None
-    return ShardName(match["split"], int(match["index"]), int(match["num_shards"]))
+    return ShardName(match[1], int(match[2]), int(match[3])) if match else None
 
 
 def looks_like_shard(name: str) -> bool:
@@ -119,7 +117,7 @@ def check_inside(name: str) -> str:
     """
     for part in name.split("/"):
         if part in ("", ".", ".."):
-            raise ValueError(f"the name {name!r} leads outside its folder, or nowhere")
+            raise ValueError(f"the name {name!r} has a part that is empty, . or ..")
         try:
             num_bytes = len(part.encode())
         except UnicodeEncodeError:
@@ -127,5 +125,5 @@ def check_inside(name: str) -> str:
         if num_bytes > _MAX_NAME_BYTES:
             raise ValueError(f"the name {name[:64]!r}... is longer than {_MAX_NAME_BYTES} bytes")
     if "\\" in name or not name.isprintable():
-        raise ValueError(f"the name {name!r} holds a character that no file of a data set has")
+        raise ValueError(f"the name {name!r} has a character that is not allowed in a dataset")
     return name

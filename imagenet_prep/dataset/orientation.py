@@ -88,9 +88,9 @@ def of_exif(exif: bytes) -> Tags | None:
 
 
 def _tags(entries: Iterator[_Entry]) -> Tags | None:
-    found = [*entries]
-    others = tuple(entry for entry in found if entry.value != UPRIGHT)
-    return Tags(found[0].value, others) if others else None
+    tags = [*entries]
+    others = tuple(tag for tag in tags if tag.value != UPRIGHT)
+    return Tags(tags[0].value, others) if others else None
 
 
 def _entries(data: bytes, start: int, stop: int) -> Iterator[_Entry]:
@@ -135,12 +135,11 @@ def _value(data: bytes, at: int, start: int, stop: int, sign: str) -> int:
 
 def changed(data: bytes, tags: Tags, value: int = UPRIGHT) -> bytes:
     """Returns the file with each of these tags set to a value; its length stays the same."""
-    made = bytearray(data)
+    out = bytearray(data)
     for offset, order, _ in tags.entries:
         # Type, count and value: one SHORT, as in the standard.
-        for at, size, number in ((2, 2, _SHORT), (4, 4, 1), (8, 2, value)):
-            made[offset + at : offset + at + size] = number.to_bytes(size, order)
-    return bytes(made)
+        struct.pack_into(f"{_SIGNS[order]}HIH", out, offset + 2, _SHORT, 1, value)
+    return bytes(out)
 
 
 def turned_size(height: int, width: int, turn: int) -> tuple[int, int]:

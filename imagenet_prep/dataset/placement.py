@@ -50,11 +50,11 @@ class Placement:
         if not 0 <= self.node < self.nodes:
             raise ValueError(f"node {self.node}: expected 0 to {self.nodes - 1}")
         if not 1 <= self.copies <= self.nodes:
-            raise ValueError(f"{self.copies} copies: expected 1 to {self.nodes}, one a node")
+            raise ValueError(f"{self.copies} copies: expected 1 to {self.nodes}, one per node")
 
     def __str__(self) -> str:
         if self.nodes == 1:
-            return "the whole data set"
+            return "the complete dataset"
         return f"part {self.node} of {self.nodes}, copies: {self.copies}"
 
     def part(self, num_examples: int, turn: int) -> tuple[int, int]:
@@ -108,14 +108,13 @@ class Placement:
         where = f"{data_dir} is {self}"
         if world.size != self.nodes * world.local_size:
             raise UsageError(
-                f"{where}: {self.nodes} hosts with equally many ranks must read it together, but "
-                f"there {'is' if world.size == 1 else 'are'} {counted(world.size, 'rank')}, "
-                f"{world.local_size} on this host. Start them on all "
-                "hosts, or replicate to the hosts that are there."
+                f"{where}: it must be read by {self.nodes} hosts with equal numbers of ranks, but "
+                f"this run has {counted(world.size, 'rank')}, {world.local_size} on this host. "
+                "Start ranks on all hosts, or replicate again to the hosts that train."
             )
         if world.cross_rank != self.node:
             raise UsageError(
-                f"{where}, but this host is number {world.cross_rank} among those that train. "
+                f"{where}, but this host is number {world.cross_rank} of the hosts that train. "
                 "Start them in the order of the hosts file that replicate was given."
             )
 
@@ -149,14 +148,14 @@ def load(root: Path, manifest: Manifest) -> Placement:
         raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
     except DataDamagedError as error:
         raise ManifestError(str(error)) from None
-    advice = "Run the same replicate command again, or remove the folder and replicate anew."
+    advice = "Run the same replicate command again, or remove the folder and replicate again."
     try:
-        found = records.loads(_Placed, data)
+        placed = records.loads(_Placed, data)
     except ValueError as error:
         raise ManifestError(f"{path}: damaged ({error}). {advice}") from None
-    if found.dataset != manifest.digest:
+    if placed.dataset != manifest.digest:
         raise ManifestError(
-            f"{path}: of the data set {found.dataset[:16]}, the manifest beside it is of "
-            f"{manifest.digest[:16]}. {advice}"
+            f"{path}: belongs to the dataset {placed.dataset[:16]}, but the manifest in this "
+            f"folder is {manifest.digest[:16]}. {advice}"
         )
-    return Placement(found.node, found.nodes, found.copies)
+    return Placement(placed.node, placed.nodes, placed.copies)

@@ -56,11 +56,11 @@ def top(scores: Any, among: Sequence[int] | None = None) -> Any:
     import numpy as np
 
     numbers = np.arange(scores.shape[1]) if among is None else np.asarray(among)
-    found = np.empty((len(scores), min(MOST, len(numbers))), np.int64)
+    highest = np.empty((len(scores), min(MOST, len(numbers))), np.int64)
     for start in range(0, len(scores), _AT_ONCE):
         part = -scores[start : start + _AT_ONCE, numbers]
-        found[start : start + _AT_ONCE] = numbers[np.argsort(part, 1, "stable")[:, :MOST]]
-    return found
+        highest[start : start + _AT_ONCE] = numbers[np.argsort(part, 1, "stable")[:, :MOST]]
+    return highest
 
 
 def ahead_of(labels: Any, scores: Any) -> Any:
@@ -85,10 +85,10 @@ def five(rows: Sequence[Sequence[int]]) -> Any:
     """Returns the classes of each image as [images, 5], padded with -1."""
     import numpy as np
 
-    found = np.full((len(rows), MOST), -1, np.int64)
+    padded = np.full((len(rows), MOST), -1, np.int64)
     for number, row in enumerate(rows):
-        found[number, : len(row)] = row
-    return found
+        padded[number, : len(row)] = row
+    return padded
 
 
 def write(
@@ -102,12 +102,12 @@ def write(
     """
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow([*HEADER, *more])
-    for each in predictions:
-        pairs = zip(each.classes, (f"{share:.6g}" for share in each.shares), strict=True)
+    for key, class_index, classes, shares in predictions:
+        pairs = zip(classes, (f"{share:.6g}" for share in shares), strict=True)
         fields = list(itertools.chain.from_iterable(pairs))
         empty = [""] * (2 * MOST - len(fields))
-        others = (texts.get(each.key, "") for texts in more.values())
-        writer.writerow([each.key, each.class_index, *fields, *empty, *others])
+        others = (texts.get(key, "") for texts in more.values())
+        writer.writerow([key, class_index, *fields, *empty, *others])
 
 
 def demand_replaceable(path: Path) -> None:
@@ -128,8 +128,8 @@ def read(path: Path, num_classes: int | None = None) -> Iterator[Prediction]:
             header = next(lines, [])
             if tuple(header[: len(HEADER)]) != HEADER:
                 raise UsageError(
-                    f"{path}: expected {','.join(HEADER)} as its first line. "
-                    "`imagenet-prep train --evaluate --predictions FILE` writes such a file."
+                    f"{path}: expected {','.join(HEADER)} as its first line. Write such a file by "
+                    "`imagenet-prep train --evaluate --predictions FILE`."
                 )
             for fields in lines:
                 number = lines.line_num
@@ -137,10 +137,10 @@ def read(path: Path, num_classes: int | None = None) -> Iterator[Prediction]:
                     raise ValueError(f"{len(fields)} fields, expected {len(header)}")
                 yield _parsed(fields[: len(HEADER)], num_classes)
         except (ValueError, csv.Error) as error:
-            why = "no UTF-8" if isinstance(error, UnicodeDecodeError) else error
+            reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else error
             raise DataDamagedError(
-                f"{path}: line {max(number, lines.line_num)} is not what imagenet-prep writes: "
-                f"{why}. Write it again by `imagenet-prep train --evaluate --predictions FILE`."
+                f"{path}: line {max(number, lines.line_num)} is invalid: {reason}. Write the file "
+                "again by `imagenet-prep train --evaluate --predictions FILE`."
             ) from None
 
 
@@ -154,16 +154,16 @@ def _short_lines(stream: TextIO, path: Path) -> Iterator[str]:
 
 def _parsed(fields: Sequence[str], num_classes: int | None) -> Prediction:
     key, label, *pairs = fields
-    said = [(top, share) for top, share in zip(pairs[::2], pairs[1::2], strict=True) if top]
+    filled = [(top, share) for top, share in zip(pairs[::2], pairs[1::2], strict=True) if top]
     if not key:
         raise ValueError("no key")
-    classes = tuple(_class_index(top, num_classes) for top, _ in said)
+    classes = tuple(_class_index(top, num_classes) for top, _ in filled)
     try:
-        shares = tuple(float(share) for _, share in said)
+        shares = tuple(float(share) for _, share in filled)
     except ValueError:
         shares = (math.nan,)
     if not all(0 <= share <= 1 for share in shares):
-        raise ValueError("a share is not from 0 to 1")
+        raise ValueError("a probability is not between 0 and 1")
     return Prediction(key, _class_index(label, num_classes), classes, shares)
 
 

@@ -13,22 +13,16 @@ class GivenUpError(Exception):
     """A shard has too many problems to continue."""
 
 
-class Problems:
+class Problems(list[str]):
     """The problems of one shard, as text."""
-
-    def __init__(self) -> None:
-        self._kept: list[str] = []
-
-    def __len__(self) -> int:
-        return len(self._kept)
 
     def add(self, problem: object) -> None:
         """Adds a problem; raises GivenUpError if there are MOST."""
-        self._kept.append(str(problem))
-        if len(self._kept) == MOST:
+        self.append(str(problem))
+        if len(self) == MOST:
             raise GivenUpError
 
     def listed(self, shard: str) -> list[str]:
         """Returns the problems; a last one is added if the shard was given up."""
-        more = f"{shard}: was given up after {MOST:,} problems: there may be more"
-        return [*self._kept, *([more] if len(self._kept) == MOST else [])]
+        more = f"{shard}: checking stopped after {MOST:,} problems: there may be more"
+        return [*self, *([more] if len(self) == MOST else [])]

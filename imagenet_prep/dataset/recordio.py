@@ -27,7 +27,7 @@ _ALIGNMENT = 4
 _CHUNK_BYTES = 1 << 20
 
 
-class Stored(NamedTuple):
+class ImageRecord(NamedTuple):
     """A record: number, label (the first if there are several), and byte range of its image.
 
     `image` converts the bytes of that range.
@@ -77,7 +77,7 @@ def list_line(number: int, class_index: int, path: str) -> str:
     return f"{number}\t{class_index:f}\t{path}\n"
 
 
-def scan(file: BinaryIO, start: int, stop: int, size: int) -> Iterator[Stored]:
+def scan(file: BinaryIO, start: int, stop: int, size: int) -> Iterator[ImageRecord]:
     """Yields the records of a `.rec` file that begin in [start, stop); only reads their headers.
 
     `start` need not be the beginning of a record. `size` is the file's.
@@ -87,7 +87,7 @@ def scan(file: BinaryIO, start: int, stop: int, size: int) -> Iterator[Stored]:
         begin = at
         kind, length = _part(file, at, size)
         if kind not in (_WHOLE, _FIRST):
-            raise DataDamagedError(f"byte {at:,}: a part of a record whose beginning is missing")
+            raise DataDamagedError(f"byte {at:,}: the beginning of this record is missing")
         first = at + _FRAME.size
         number, label, before = _header(file, first, length)
         end = first + length
@@ -96,10 +96,10 @@ def scan(file: BinaryIO, start: int, stop: int, size: int) -> Iterator[Stored]:
             kind, length = _part(file, at, size)
             if kind not in (_MIDDLE, _LAST):
                 raise DataDamagedError(
-                    f"byte {at:,}: a new record; the one of byte {begin:,} is not finished"
+                    f"byte {at:,}: a new record begins before the record at byte {begin:,} ends"
                 )
             end = at + _FRAME.size + length
-        yield Stored(number, label, first + before, end - first - before)
+        yield ImageRecord(number, label, first + before, end - first - before)
         at = end + -end % _ALIGNMENT
         if at >= size:
             return
@@ -118,10 +118,10 @@ def _part(file: BinaryIO, at: int, size: int) -> tuple[int, int]:
         )
     # Parts are only split at multiples of four.
     if kind in (_FIRST, _MIDDLE) and length % _ALIGNMENT:
-        raise DataDamagedError(f"byte {at:,}: a part of {length:,} bytes, no multiple of four")
+        raise DataDamagedError(f"byte {at:,}: a part of {length:,} bytes, not a multiple of four")
     if at + _FRAME.size + length > size:
         raise DataDamagedError(
-            f"byte {at:,}: a record of {length:,} bytes, the file ends at byte {size:,}"
+            f"byte {at:,}: a record of {length:,} bytes, but the file ends at byte {size:,}"
         )
     return kind, length
 

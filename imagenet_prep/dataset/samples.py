@@ -30,7 +30,7 @@ MOST_LINE_BYTES = 2 * MOST_KEY_BYTES + 512
 # . or .. (see `keys.leads_out`); `_key` checks the parts of quoted keys.
 _PART = rb'(?!\.\.?[/\\,])[^\x00-\x1f\x7f",/\\]+'
 _KEY = rb'(?:(%b(?:[/\\]%b)*)|"((?:[^\x00-\x1f\x7f"]|"")+)")' % (_PART, _PART)
-_NO_LINE = "is no line of a table, or its key has a part that is empty, . or .."
+_NO_LINE = "is not a line of a table, or its key has a part that is empty, . or .."
 _COUNT, _NUMBER, _SHA256 = rb"([1-9][0-9]{0,17})", rb"(0|[1-9][0-9]{0,17})", rb"([0-9a-f]{64})"
 _IMAGE = rb",".join([_COUNT, _COUNT, _COUNT, _SHA256])
 _LINE = re.compile(
@@ -167,15 +167,15 @@ def entry(head: Head) -> bytes:
 
 
 def _numbered(lines: Iterable[bytes], where: str) -> Iterator[tuple[int, bytes]]:
-    each = iter(lines)
-    if next(each, b"") != HEADER:
+    lines = iter(lines)
+    if next(lines, b"") != HEADER:
         raise DataDamagedError(f"{where}: line 1 is not the header of a table: {COLUMNS}")
-    return enumerate(each, start=2)
+    return enumerate(lines, start=2)
 
 
 def _demand_class(class_index: int, num_classes: float) -> None:
     if class_index >= num_classes:
-        raise ValueError(f"has class {class_index:,}, and there are {num_classes:,}")
+        raise ValueError(f"has class {class_index:,}, but there are only {num_classes:,}")
 
 
 def _damaged(where: str, number: int, error: ValueError) -> DataDamagedError:
@@ -204,10 +204,10 @@ def _sample(line: bytes) -> Sample:
         int(source[2]),
         source[3].decode(),
     )
-    if (sample.action == REPAIRED) != bool(reason):
-        raise ValueError(f"says that the image was {sample.action}, and the reason {reason!r}")
+    if (sample.action == REPAIRED) != bool(sample.reason):
+        raise ValueError(f"has the action {sample.action} and the reason {sample.reason!r}")
     if sample.action == KEPT and sample[2:6] != sample[8:]:
-        raise ValueError("says that the image was kept, and that its source was another")
+        raise ValueError("has the action kept, but its image differs from its source")
     return sample
 
 
@@ -215,7 +215,7 @@ def _key(plain: bytes | None, quoted: bytes) -> str:
     if plain is None:
         plain = quoted.replace(b'""', b'"')
         if not {*b',"'} & {*plain}:
-            raise ValueError("has quotes that it does not need")
+            raise ValueError("has unnecessary quotes")
         if leads_out(plain.decode()):
             raise ValueError(_NO_LINE)
     if len(plain) > MOST_KEY_BYTES:

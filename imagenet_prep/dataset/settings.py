@@ -85,17 +85,17 @@ def amendments(config: Config) -> list[Amendment]:
 
 def base(config: Config) -> Config:
     """Returns the config of the dataset before its first amendment."""
-    found: Any = config.get("base") if config.get("verb") == AMEND else config
-    return records.parse(dict[str, Any], found)
+    original: Any = config.get("base") if config.get("verb") == AMEND else config
+    return records.parse(dict[str, Any], original)
 
 
 def changes(config: Config) -> tuple[int, list[Amendment]]:
     """Returns the number of images excluded by lists, and all amendments; (0, []) if invalid."""
     try:
-        made = base(config)
-        of_splits = made["splits"].values() if "verb" in made else [made]
-        lists: list[Any] = [each[EXCLUDED] for each in of_splits if each.get(EXCLUDED)]
-        number = sum(records.parse(int, each["images"]) for each in lists)
+        original = base(config)
+        of_splits = original["splits"].values() if "verb" in original else [original]
+        lists: list[Any] = [of[EXCLUDED] for of in of_splits if of.get(EXCLUDED)]
+        number = sum(records.parse(int, excluded["images"]) for excluded in lists)
         steps = amendments(config)
     except (ValueError, TypeError, KeyError, AttributeError):
         return 0, []
@@ -105,8 +105,9 @@ def changes(config: Config) -> tuple[int, list[Amendment]]:
 def short_side(config: Config, split: str) -> int | None:
     """Returns the short side that a split was downscaled to; None if not downscaled, or unknown."""
     try:
-        made = base(config)
-        return records.parse(int, (made["splits"][split] if "verb" in made else made)["short_side"])
+        original = base(config)
+        of_split = original["splits"][split] if "verb" in original else original
+        return records.parse(int, of_split["short_side"])
     except (ValueError, TypeError, KeyError):
         return None
 
@@ -118,5 +119,5 @@ def parse(config: Config) -> Settings:
         names = records.parse(list[str], splits)
         return Settings(verb or PREPARE, dict.fromkeys(names, config))
     if verb not in (RESIZE, ADOPT):
-        raise ValueError("these are settings of no verb of this program")
+        raise ValueError(f"unknown verb {verb!r}")
     return Settings(verb, records.parse(dict[str, Config], splits))

@@ -60,7 +60,7 @@ def index_line(offset: int, size: int) -> str:
 def index_numbers(line: str) -> tuple[int, int]:
     """Returns the offset and the size, including framing, in a line of DALI's index."""
     if not _INDEX_LINE.fullmatch(line):
-        raise DataDamagedError("its line of the index is not two numbers")
+        raise DataDamagedError("its line in the index is not two numbers")
     offset, size = map(int, line.split())
     return offset, size
 
@@ -71,19 +71,19 @@ def unframe(data: bytes, size: int) -> memoryview:
     Callers must check that `size` is at least FRAMING_BYTES.
     """
     if len(data) < size:
-        raise DataDamagedError(f"the file ends after {len(data):,} of {size:,} bytes")
+        raise DataDamagedError(f"the file ends after {len(data):,} of its {size:,} bytes")
     length, length_crc = _HEAD.unpack_from(data)
     _prove("length", data[: _LENGTH.size], length_crc)
     if length + FRAMING_BYTES != size:
-        raise DataDamagedError(f"holds {length:,} bytes, its index says {size - FRAMING_BYTES:,}")
+        raise DataDamagedError(f"has {length:,} bytes, its index says {size - FRAMING_BYTES:,}")
     payload = memoryview(data)[_HEAD.size : -_CRC.size]
     _prove("data", payload, *_CRC.unpack_from(data, size - _CRC.size))
     return payload
 
 
-def _prove(what: str, data: bytes | memoryview, crc: int) -> None:
+def _prove(name: str, data: bytes | memoryview, crc: int) -> None:
     if crc != (expected := masked_crc(data)):
-        raise DataDamagedError(f"{what} CRC {crc:#010x}, expected {expected:#010x}")
+        raise DataDamagedError(f"{name} CRC {crc:#010x}, expected {expected:#010x}")
 
 
 def read_records(
@@ -103,19 +103,19 @@ def read_records(
     while head := stream.read(_HEAD.size):
         where = f"{name}: record {number} at byte {offset:,}"
         if len(head) < _HEAD.size:
-            raise DataDamagedError(
-                f"{where}: the file ends after {len(head)} of {_HEAD.size} header bytes"
-            )
+            raise DataDamagedError(f"{where}: the file ends inside the header")
         length, length_crc = _HEAD.unpack(head)
         _prove(f"{where}: length", head[: _LENGTH.size], length_crc)
         if length > MAX_PAYLOAD_BYTES:
-            raise DataDamagedError(f"{where}: claims {length:,} bytes")
+            raise DataDamagedError(
+                f"{where}: claims {length:,} bytes, expected at most {MAX_PAYLOAD_BYTES:,}"
+            )
         payload = stream.read(length)
         tail = stream.read(_CRC.size)
         if len(payload) < length or len(tail) < _CRC.size:
+            size, expected = len(payload) + len(tail), length + _CRC.size
             raise DataDamagedError(
-                f"{where}: the file ends inside the record "
-                f"({len(payload) + len(tail):,} of {length + _CRC.size:,} bytes left)"
+                f"{where}: the file ends inside the record: {size:,} bytes, expected {expected:,}"
             )
         try:
             _prove(f"{where}: data", payload, *_CRC.unpack(tail))
@@ -145,10 +145,10 @@ def check_records(
       after_damage: also pass wrong CRCs of payloads to `on_damage`, instead of raising the error.
     """
     for record in read_records(stream, name, on_damage if after_damage else None):
-        found = None
+        result = None
         try:
-            found = look(record)
+            result = look(record)
         except (BadImageError, DataDamagedError) as error:
             where = f"{name}: record {record.number} at byte {record.offset:,}"
             on_damage(DataDamagedError(f"{where}: {error}"))
-        yield record, found
+        yield record, result

@@ -19,7 +19,7 @@ from imagenet_prep.dataset.difference import (
     OTHER_BYTES,
     OTHER_LABEL,
     Difference,
-    Stored,
+    StoredImage,
 )
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.reporting import pictures, sample
@@ -147,12 +147,12 @@ def _shown(facts: Facts, differences: Sequence[Difference]) -> list[Shown]:
     return shown
 
 
-def _images(facts: Facts, places: Sequence[Stored]) -> dict[Stored | None, ImageExample]:
-    by_shard: dict[str, list[Stored]] = {}
+def _images(facts: Facts, places: Sequence[StoredImage]) -> dict[StoredImage | None, ImageExample]:
+    by_shard: dict[str, list[StoredImage]] = {}
     for place in places:
         by_shard.setdefault(place.shard, []).append(place)
 
-    def read(of_shard: list[Stored]) -> list[ImageExample]:
+    def read(of_shard: list[StoredImage]) -> list[ImageExample]:
         shard = of_shard[0].shard
         lines = index_of(facts, shard, {place.record for place in of_shard})
         return [
@@ -160,7 +160,7 @@ def _images(facts: Facts, places: Sequence[Stored]) -> dict[Stored | None, Image
             for place in of_shard
         ]
 
-    found: dict[Stored | None, ImageExample] = {}
+    found: dict[StoredImage | None, ImageExample] = {}
     for of_shard, reading in ahead(read, by_shard.values()):
         try:
             found.update(zip(of_shard, reading.result(), strict=True))

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import naming, schema
-from imagenet_prep.dataset.difference import ONLY_IN_A, ONLY_IN_B, Difference, Stored
+from imagenet_prep.dataset.difference import ONLY_IN_A, ONLY_IN_B, Difference, StoredImage
 from imagenet_prep.shards import runs
 from imagenet_prep.storage import scratch
 from imagenet_prep.storage.opened import Dataset
@@ -141,12 +141,12 @@ def _between(
         key for key, rest in of_a.items() if of_b.get(key, b"")[:-_PLACE] != rest[:-_PLACE]
     ]
     for key in sorted(itertools.chain(differing, of_b.keys() - of_a.keys())):
-        stored: list[Stored | None] = []
+        stored: list[StoredImage | None] = []
         for at, rest in enumerate(each.get(key) for each in rests):
             if rest is None:
                 stored.append(None)
                 continue
             label, _, width, height, sha256 = rest[: -_PLACE - 1].decode().split(",")
             one = classes[int(label)], int(width), int(height), sha256, *place(at, rest)
-            stored.append(Stored(*one))
+            stored.append(StoredImage(*one))
         yield Difference(split, key.decode(), *stored)

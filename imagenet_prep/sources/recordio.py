@@ -143,7 +143,7 @@ class RecordIO(source.Stored):
                 raise SourceError(f"{path}: {error}. Get the file again.") from error
         return source.sorted_by_key(members, str(path))
 
-    def _member(self, task: IndexTask, record: recordio.Stored) -> Member:
+    def _member(self, task: IndexTask, record: recordio.ImageRecord) -> Member:
         where = f"{self.files[task.part]}: byte {record.offset:,}: image {record.number}"
         try:
             index = _class_index(record.label)

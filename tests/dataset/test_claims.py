@@ -72,7 +72,7 @@ def test_classes_in_another_order_or_number_are_named() -> None:
     more = ClassList((*OWN.wnids, "emu"), (*OWN.words, "an emu"))
     assert "(3 classes, expected 2)" in said(there, more)
     twice = ClassList(("cat", "cat"), ("", ""))
-    assert "a class is in it twice" in said(made(twice, {"train": [1, 1]}), twice)
+    assert "a class is listed twice" in said(made(twice, {"train": [1, 1]}), twice)
 
 
 def test_names_of_tensorflow_datasets_are_those_of_the_class_list() -> None:
@@ -90,11 +90,14 @@ def test_names_of_tensorflow_datasets_are_those_of_the_class_list() -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"examples": 5}, "train has 5 examples in 256 bytes; its classes have 4 and its shards 4"),
+        (
+            {"examples": 5},
+            "train has 5 examples in 256 bytes, but its classes have 4 and its shards 4",
+        ),
         ({"num_bytes": 1}, "train has 4 examples in 1 bytes"),
-        ({"examples_per_class": [4]}, "counts 1 class of train, and labels.txt has 2"),
+        ({"examples_per_class": [4]}, "has counts for 1 class of train, but labels.txt has 2"),
         ({"examples_per_class": [3, 3]}, "its classes have 6"),
-        ({"wnids": ["cat"]}, "the classes that it names for train are not those with images"),
+        ({"wnids": ["cat"]}, "the classes listed for train are not the classes with images"),
     ],
 )
 def test_counts_that_contradict_each_other_are_named(change: dict[str, Any], expected: str) -> None:
@@ -109,14 +112,19 @@ def test_a_list_that_is_not_what_it_is_called_is_named(official: bool) -> None:
     counts = {"train": spread(2000, len(classes.wnids))}
     wrong = Classes(len(classes.wnids), classes.digest, official)
     there = dataclasses.replace(made(classes, counts), classes=wrong)
-    assert f"says {'' if official else 'not '}that the classes are ILSVRC" in said(there, classes)
+    assert f"classes are {'' if official else 'not '}ILSVRC2012's" in said(there, classes)
 
 
 @pytest.mark.parametrize(
     ("classes", "counts", "more", "expected"),
     [
-        (OWN, {"train": [2, 2]}, {"edition": FALL11.name}, "fall11, which has other classes"),
-        (OWN, {"test": [2, 2]}, {"edition": IMAGENET_A.name}, "imagenet-a, which has other cla"),
+        (OWN, {"train": [2, 2]}, {"edition": FALL11.name}, "fall11, which has different classes"),
+        (
+            OWN,
+            {"test": [2, 2]},
+            {"edition": IMAGENET_A.name},
+            "imagenet-a, which has different",
+        ),
         (OWN, {"train": [2, 2]}, {"edition": "mine"}, "an edition that this program does not know"),
         (OFFICIAL, {"train": spread(2000)}, {"subset": False}, "all of ILSVRC2012, but it has"),
         (

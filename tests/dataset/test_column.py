@@ -123,7 +123,7 @@ def test_refuses_what_is_no_column(data: bytes) -> None:
 
 
 def test_refuses_the_column_of_another_folder() -> None:
-    with pytest.raises(DataDamagedError, match="another name than features"):
+    with pytest.raises(DataDamagedError, match="expected features"):
         column.loads(made().dumps(), "x", "features")
 
 

@@ -58,13 +58,17 @@ def test_a_pipe_with_a_writer_is_a_list_and_one_without_is_not_waited_for(tmp_pa
         assert set(read_list(f"/dev/fd/{reading}").keys) == {"a/1", "b/2"}
 
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UsageError, match="lists no key"):
+    with pytest.raises(UsageError, match="no keys, expected one per line"):
         read_list(tmp_path / "pipe")
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(b"\n \n", "lists no key"), (b"a/\xff\n", "not UTF-8"), (None, "cannot be read: No such")],
+    [
+        (b"\n \n", "no keys, expected one per line"),
+        (b"a/\xff\n", "not UTF-8"),
+        (None, "cannot be read: No such"),
+    ],
 )
 def test_what_is_no_list_is_refused(tmp_path: Path, content: bytes | None, said: str) -> None:
     path = tmp_path / "keys"
@@ -98,7 +102,7 @@ def test_no_message_repeats_a_line_of_what_is_no_list(tmp_path: Path) -> None:
         found.refuse_unknown(found.keys.keys() - {"a/1"}, "x")
     assert "hunter2" not in str(refused.value)
     path.write_bytes(b"hunter2\nhunter3\xff\n")
-    with pytest.raises(UsageError, match="not UTF-8: byte 15$") as refused:
+    with pytest.raises(UsageError, match="not UTF-8 at byte 15$") as refused:
         read_list(path)
     assert "hunter" not in str(refused.value)
 

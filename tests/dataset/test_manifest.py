@@ -203,16 +203,14 @@ def test_garbage_is_refused_and_nothing_else_happens(data: bytes) -> None:
 
 @pytest.mark.parametrize("version", [0, 2, 999, "1", None], ids=repr)
 def test_another_schema_version_says_to_upgrade(version: object) -> None:
-    with pytest.raises(
-        ManifestError, match=rf"schema version {version!r}, this program knows 1.*upgrade"
-    ):
+    with pytest.raises(ManifestError, match=rf"schema version {version!r}, expected 1.*upgrade"):
         manifest.loads(edited(schema_version=version), "here")
 
 
 def test_an_edited_value_is_refused_with_what_to_do() -> None:
     data = SMALL.dumps().replace(b'"label_offset": 1', b'"label_offset": 0')
 
-    with pytest.raises(ManifestError, match=r"damaged or was edited\. Fetch it again"):
+    with pytest.raises(ManifestError, match=r"damaged or edited: .* Copy it again"):
         manifest.loads(data, "here")
 
 
@@ -352,16 +350,16 @@ def test_a_split_without_shards_is_refused() -> None:
 def test_small_files_have_plain_names_that_nothing_else_has(name: str) -> None:
     files = [dataclasses.asdict(File(each, 20, "f0")) for each in ("labels.txt", name)]
 
-    with pytest.raises(ManifestError, match="^here: .* is no name of a file beside it"):
+    with pytest.raises(ManifestError, match="^here: .* is not a valid name for a small file"):
         manifest.loads(edited(files=files), "here")
 
 
 def test_small_files_come_once_and_the_class_list_is_one_of_them() -> None:
     labels, other = (dataclasses.asdict(File(n, 20, "f0")) for n in ("labels.txt", "notes.txt"))
 
-    with pytest.raises(ManifestError, match=r"here: the file 'labels\.txt' comes twice"):
+    with pytest.raises(ManifestError, match=r"here: the file 'labels\.txt' is listed twice"):
         manifest.loads(edited(files=[labels, labels]), "here")
-    with pytest.raises(ManifestError, match=r"here: it names no labels\.txt"):
+    with pytest.raises(ManifestError, match=r"here: it does not list labels\.txt"):
         manifest.loads(edited(files=[other]), "here")
 
 
@@ -415,7 +413,7 @@ def test_no_number_counts_less_than_nothing_or_more_than_64_bits_hold(number: in
         there[path[-1]] = number
         with pytest.raises(
             ManifestError,
-            match=r"number below 0|add up to more|64 bits",
+            match=r"number is below 0|sum of its numbers|64 bits",
         ):
             manifest.loads(signed(edited), "dataset.json")
 
@@ -426,18 +424,18 @@ def test_numbers_that_only_together_are_too_large_are_refused() -> None:
     shard = content["splits"]["train"]["shards"][0] | {"examples": 2**58, "num_bytes": 2**62}
     names = [naming.shard_name("train", number, 64) for number in range(64)]
     content["splits"]["train"]["shards"] = [shard | {"name": name} for name in names]
-    with pytest.raises(ManifestError, match="numbers that add up to more than 9,223,372,036,854"):
+    with pytest.raises(ManifestError, match="sum of its numbers is above 9,223,372,036,854"):
         manifest.loads(signed(content), "dataset.json")
 
 
 @pytest.mark.parametrize("number", [2**63, -(2**63) - 1, -(10**400)], ids=["+", "-", "--"])
 def test_a_setting_that_no_flag_can_have_is_refused(number: int) -> None:
-    with pytest.raises(ManifestError, match="a setting beyond 9,223,372,036,854,775,807"):
+    with pytest.raises(ManifestError, match="a setting is beyond 9,223,372,036,854,775,807"):
         manifest.loads(edited(config={"resize": {"train": [number]}}), "dataset.json")
 
 
 def test_a_data_set_without_a_split_is_refused() -> None:
-    with pytest.raises(ManifestError, match="it has no split"):
+    with pytest.raises(ManifestError, match="it has no splits"):
         manifest.loads(edited(splits={}), "dataset.json")
 
 

@@ -55,7 +55,7 @@ def test_lines_are_canonical_json_and_come_back(found: list[Member]) -> None:
     ],
 )
 def test_a_damaged_list_is_said(damage: bytes) -> None:
-    with pytest.raises(DataDamagedError, match=r"below \.work is damaged"):
+    with pytest.raises(DataDamagedError, match=r"in \.work is damaged"):
         parse_members(b'["a","b",1,2,3]\n' + damage)
 
 

@@ -159,7 +159,7 @@ def test_a_placement_is_read_as_it_was_written(manifest: Manifest, tmp_path: Pat
     assert [shard.name[:11] for shard in there.shards(manifest, "train")] == [
         f"train-0000{n}" for n in (0, 3, 4, 5)
     ]
-    with pytest.raises(ManifestError, match="of the data set"):
+    with pytest.raises(ManifestError, match="belongs to the dataset"):
         module.load(tmp_path, dataclasses.replace(manifest, subset=False))
 
 

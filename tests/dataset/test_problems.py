@@ -16,5 +16,5 @@ def test_a_shard_is_given_up_after_its_first_thousand_problems() -> None:
 
     assert problems.listed("a")[-2:] == [
         "the last",
-        "a: was given up after 1,000 problems: there may be more",
+        "a: checking stopped after 1,000 problems: there may be more",
     ]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import recordio
-from imagenet_prep.dataset.recordio import Stored
+from imagenet_prep.dataset.recordio import ImageRecord
 from tests.kit.recordio import framed
 
 MAGIC = bytes.fromhex("0a23d7ce")
@@ -18,7 +18,7 @@ MAGIC = bytes.fromhex("0a23d7ce")
 IMAGES = st.lists(st.one_of(st.just(MAGIC), st.binary(max_size=9)), max_size=12).map(b"".join)
 
 
-def scan(data: bytes, start: int = 0, stop: int | None = None) -> list[Stored]:
+def scan(data: bytes, start: int = 0, stop: int | None = None) -> list[ImageRecord]:
     stop = len(data) if stop is None else stop
     return list(recordio.scan(io.BytesIO(data), start, stop, len(data)))
 
@@ -88,13 +88,19 @@ def test_damage_is_named_with_its_byte_or_changes_no_frame(data: st.DataObject) 
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (lambda f: f[:-9], "byte 32: a record of 29 bytes, the file ends at byte 63"),
+        (lambda f: f[:-9], "byte 32: a record of 29 bytes, but the file ends at byte 63"),
         (lambda f: f[:36], "byte 32: the file ends in the frame of a record"),
         (lambda f: f[:32] + b"JUNK" + f[36:], "byte 32: 4a 55 4e 4b .* expected the frame"),
         (lambda f: b"\x0a" * 4 + f[4:], "byte 0: 0a 0a 0a 0a"),
-        (lambda f: f[:7] + b"\x60" + f[8:], "byte 0: a part of a record whose beginning"),
-        (lambda f: f[:7] + b"\x20" + f[8:], "byte 32: a new record; the one of byte 0"),
-        (lambda f: f[:4] + b"\x19\0\0\x20" + f[8:], "byte 0: a part of 25 bytes, no multiple of"),
+        (lambda f: f[:7] + b"\x60" + f[8:], "byte 0: the beginning of this record"),
+        (
+            lambda f: f[:7] + b"\x20" + f[8:],
+            "byte 32: a new record begins before the record at byte 0",
+        ),
+        (
+            lambda f: f[:4] + b"\x19\0\0\x20" + f[8:],
+            "byte 0: a part of 25 bytes, not a multiple of",
+        ),
         (lambda f: f[:8] + b"\x09" + f[9:], "byte 8: 9 labels in 24 bytes"),
         (lambda _: MAGIC + struct.pack("<I", 4) + b"1234", "too few for MXNet's header"),
     ],

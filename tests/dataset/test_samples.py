@@ -53,7 +53,10 @@ def test_heads_are_read_from_lines_as_they_are_made_of_samples(rows: list[Sample
 
 @pytest.mark.parametrize("read", [samples.parse, samples.heads])
 def test_lines_of_other_tables_and_classes_that_are_not_there_are_refused(read: Any) -> None:
-    for line, said in ((b"no row\r\n", "is no line"), (ROW.line, "has class 7, and there are 7")):
+    for line, said in (
+        (b"no row\r\n", "is not a line"),
+        (ROW.line, "has class 7, but there are only 7"),
+    ):
         with pytest.raises(DataDamagedError, match=f"table: line 2 {said}"):
             list(read([samples.HEADER, line], "table", 7))
 

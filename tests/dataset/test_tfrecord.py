@@ -93,7 +93,7 @@ def test_a_record_of_a_different_size_than_its_index_says_is_refused(size: int) 
     record = framed(b"abc")
     assert tfrecord.unframe(record, len(record)) == b"abc"
 
-    with pytest.raises(DataDamagedError, match=f"holds 3 bytes, its index says {3 + size}"):
+    with pytest.raises(DataDamagedError, match=f"has 3 bytes, its index says {3 + size}"):
         tfrecord.unframe(record + bytes(16), len(record) + size)
 
 
@@ -103,5 +103,5 @@ def test_a_line_of_an_index_is_two_numbers(line: str) -> None:
 
     with pytest.raises(DataDamagedError, match="is not two numbers"):
         tfrecord.index_numbers(f"{line}\n")
-    with pytest.raises(DataDamagedError, match="the file ends after 18 of 19 bytes"):
+    with pytest.raises(DataDamagedError, match="the file ends after 18 of its 19 bytes"):
         tfrecord.unframe(framed(b"abc")[:-1], 19)

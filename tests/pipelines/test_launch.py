@@ -162,7 +162,7 @@ def parts(cluster: Path) -> Path:
         (
             "part0 slots=1\nlocalhost slots=1\n",
             2,
-            "localhost: holds the whole data set, expected part 1",
+            "localhost: holds the complete dataset, expected part 1",
         ),
         ("part0 slots=2\npart1 slots=2\n", 3, "give all hosts equally many ranks"),
     ],

@@ -281,9 +281,9 @@ def changed(root: Path, name: str, old: bytes, new: bytes) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        (b"_35.JPEG", b"_3\n.JPEG", "line 6 is no line of a table"),
-        (b",3,", b",8,", "line 6.*has class 8, and there are 8"),
-        (b"_35.JPEG,3,", b"_35.JPEG,03,", "line 6 is no line of a table"),
+        (b"_35.JPEG", b"_3\n.JPEG", "line 6 is not a line of a table"),
+        (b",3,", b",8,", "line 6.*has class 8, but there are only 8"),
+        (b"_35.JPEG,3,", b"_35.JPEG,03,", "line 6 is not a line of a table"),
         (b"key,", b"Key,", "line 1 is not the header"),
         (b"\r\n", b"\r\na,0,1,\r\n", "more than 20 lines"),
     ],

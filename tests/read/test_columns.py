@@ -177,7 +177,7 @@ def linked(root: Path) -> None:
         (of_another_split, UsageError, "no rows for the records of train-00000"),
         (unknown, UsageError, "there is no such column. Columns of this dataset: none"),
         (unfinished, IncompleteError, "the column is not complete yet"),
-        (edited, DataDamagedError, "its digest is of different content"),
+        (edited, DataDamagedError, "its digest does not match its content"),
         (hostile, DataDamagedError, r"column.json: damaged \(shape"),
         (linked, DataDamagedError, "column.json: is a link, and columns have none"),
     ],
@@ -192,7 +192,7 @@ def test_a_column_that_does_not_fit_is_refused_before_the_first_batch(
 
 @pytest.mark.parametrize("name", ["../labels", "", ".work", "a/b", "a" * 101])
 def test_a_name_that_leads_elsewhere_is_refused(marked: Path, name: str) -> None:
-    with pytest.raises(UsageError, match="the name of a column has up to 100"):
+    with pytest.raises(UsageError, match="a column name has up to 100"):
         open_set(marked, "train", 8, "native", fields=("number", f"column:{name}"))
 
 

@@ -170,7 +170,7 @@ def test_the_published_counts_have_no_problem(root: Path) -> None:
     assert source.count_problems("train", [5000] * 10) == []
     assert source.count_problems("validation", [1000] * 9 + [999]) == [
         "validation has 9,999 images, expected 10,000",
-        "validation expects 1,000 images a class, got truck with 999",
+        "validation has truck with 999, expected 1,000 images per class",
     ]
 
 

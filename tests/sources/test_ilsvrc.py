@@ -320,7 +320,7 @@ def test_a_moved_image_of_validation_is_a_problem(official: ClassList) -> None:
 
     odd = f"{official.wnids[3]} with 49, {official.wnids[7]} with 51"
     assert ILSVRC2012.problems("validation", official, counts) == [
-        f"validation expects 50 images a class, got {odd}"
+        f"validation has {odd}, expected 50 images per class"
     ]
 
 
@@ -332,9 +332,9 @@ def test_a_class_beyond_the_official_range_is_a_problem(
     train_counts[high] += 1
 
     (problem,) = ILSVRC2012.problems("train", official, train_counts)
-    assert problem.startswith("train expects 732 to 1300 images a class, got ")
+    assert problem.endswith(", expected 732 to 1300 images per class")
     assert {f"{official.wnids[low]} with 731", f"{official.wnids[high]} with 1,301"} == set(
-        problem.split("got ")[1].split(", ")
+        problem.removeprefix("train has ").split(", ")[:2]
     )
 
 
@@ -345,7 +345,7 @@ def test_missing_classes_are_counted_and_the_first_are_named(
 
     problems = ILSVRC2012.problems("train", official, counts)
     assert problems[1:] == [
-        f"train misses {', '.join(official.wnids[:5])} and 5 more",
+        f"train has no images of {', '.join(official.wnids[:5])} and 5 more",
     ]
 
 

@@ -101,7 +101,7 @@ def test_a_manifest_with_other_names_is_refused_in_a_sentence(
     assert found.code == 3, found
     assert "Traceback" not in found.err
     assert "dataset.json: the s" in found.err
-    assert "It was not made by this program." in found.err
+    assert "This program did not write it." in found.err
     assert unchanged(home, planted) == before
 
 

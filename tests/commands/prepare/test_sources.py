@@ -277,7 +277,7 @@ def test_cifar10_keeps_its_labels_and_nearly_its_pixels(tmp_path: Path) -> None:
     out = tmp_path / "out"
     refused = command.run("prepare", "--source", root, "--out", out)
     assert refused.code == 3
-    assert "train expects 5,000 images a class" in refused.err
+    assert "expected 5,000 images per class" in refused.err
     result = command.run("prepare", "--source", root, "--out", out, "--allow-subset")
 
     assert result.code == 0, result

@@ -64,7 +64,7 @@ def test_every_host_gets_its_own_part_and_damage_of_it_is_mended(
     checked = hosts.run(dataset, *flags, "--check")
     assert checked.code == 3
     assert f"10.0.0.2:~/set: {name}: sha256 " in checked.out
-    assert "placement.json: the whole data set, expected part 2 of 3" in checked.out
+    assert "placement.json: the complete dataset, expected part 2 of 3" in checked.out
     mended = hosts.run(dataset, *flags, "--repair", "--json")
     moved = [replica["moved_bytes"] for replica in mended.json["replicas"]]
     assert moved == [0, len(contents(dataset)[name]), 0]
@@ -94,7 +94,7 @@ def test_a_folder_with_another_part_is_refused_untouched(
     assert give(*PARTITION, "--part", "1/4").code == 0
     there = part(dataset, Placement(1, 4))
     for flags, said in (
-        ((), "holds part 1 of 4, copies: 1; expected the whole data set"),
+        ((), "holds part 1 of 4, copies: 1; expected the complete dataset"),
         ((*PARTITION, "--part", "1/4", "--copies", "2"), "expected part 1 of 4, copies: 2"),
         ((*PARTITION, "--part", "1/3"), "expected part 1 of 3, copies: 1"),
     ):

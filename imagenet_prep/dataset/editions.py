@@ -66,8 +66,8 @@ class Edition:
             if count and not low <= count <= high
         ]
         if odd:
-            expected = f"{low:,}" if low == high else f"{low} to {high}"
-            problems.append(f"{split} has {some(odd)}, expected {expected} images per class")
+            bounds = f"{low:,}" if low == high else f"{low} to {high}"
+            problems.append(f"{split} has {some(odd)}, expected {bounds} images per class")
         return problems
 
     def is_it(self, classes: ClassList, totals: Mapping[str, int]) -> bool:

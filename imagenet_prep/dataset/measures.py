@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from imagenet_prep.dataset.samples import Sample
+from imagenet_prep.dataset.samples import KEPT, Sample
 
 # An eighth of an octave: 9 % from one bin to the next.
 BINS_PER_OCTAVE = 8
@@ -26,11 +26,15 @@ Histograms = dict[str, Counter[int]]
 
 @dataclass
 class Measured:
-    """Histograms (counts by bin) and sums by measure, and the class indices, of some images."""
+    """Histograms (counts by bin) and sums by measure, and the class indices, of some images.
+
+    `changed` is the number of images whose action is not `kept`.
+    """
 
     histograms: Histograms = field(default_factory=dict)
     sums: Counter[str] = field(default_factory=Counter)
     classes: set[int] = field(default_factory=set)
+    changed: int = 0
 
     def add(self, other: Measured) -> None:
         """Adds the statistics of other images."""
@@ -38,6 +42,7 @@ class Measured:
             self.histograms.setdefault(name, Counter()).update(counts)
         self.sums.update(other.sums)
         self.classes |= other.classes
+        self.changed += other.changed
 
 
 def of(samples: Iterable[Sample]) -> Measured:
@@ -62,7 +67,8 @@ def of(samples: Iterable[Sample]) -> Measured:
             bins = np.floor(BINS_PER_OCTAVE * np.log2(column)).astype(np.int64)
             histograms[name] = Counter(bins.tolist())
         sums = Counter({name: float(column.sum()) for name, column in values.items()})
-        measured.add(Measured(histograms, sums, {row.class_index for row in rows}))
+        changed = sum(row.action != KEPT for row in rows)
+        measured.add(Measured(histograms, sums, {row.class_index for row in rows}, changed))
     return measured
 
 

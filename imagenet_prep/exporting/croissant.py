@@ -11,6 +11,12 @@ from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File
 from imagenet_prep.storage.opened import Dataset
 
+# All terms of the standard context: mlcroissant warns about every other context.
+_TERMS = (
+    "arrayShape citeAs column containedIn equivalentProperty extract field fileObject fileProperty "
+    "fileSet format includes isArray isLiveDataset jsonPath key md5 parentField path recordSet "
+    "references regex repeated replace samplingRate separator source subField transform"
+)
 _CONTEXT = {
     "@language": "en",
     "@vocab": "https://schema.org/",
@@ -25,16 +31,7 @@ _CONTEXT = {
     "examples": {"@id": "cr:examples", "@type": "@json"},
     "description": {"@container": "@language"},
     "name": {"@container": "@language"},
-    **{
-        word: f"cr:{word}"
-        for word in (
-            *("arrayShape", "citeAs", "column", "containedIn", "equivalentProperty", "extract"),
-            *("field", "fileObject", "fileProperty", "fileSet", "format", "includes", "isArray"),
-            *("isLiveDataset", "jsonPath", "key", "md5", "parentField", "path", "recordSet"),
-            *("references", "regex", "repeated", "replace", "samplingRate", "separator"),
-            *("source", "subField", "transform"),
-        )
-    },
+    **{term: f"cr:{term}" for term in _TERMS.split()},
 }
 _CONFORMS = ["http://mlcommons.org/croissant/1.1", "http://mlcommons.org/croissant/RAI/1.0"]
 # Fields that are generated from the manifest, so the user's file must not contain them.
@@ -52,43 +49,46 @@ def document(dataset: Dataset, name: str, about: Json) -> Json:
 
     Raises UsageError if `about` contains generated fields. `name` is the default for its name.
     """
-    if given := sorted(_OURS & about.keys()):
-        raise UsageError(f"--about: {', '.join(given)}: the manifest says this. Leave it out.")
-    there, classes = dataset.manifest, dataset.classes
-    files = [_manifest(dataset), *there.files_of(there.splits)]
-    images = sum(split.examples for split in there.splits.values())
+    if generated := sorted(_OURS & about.keys()):
+        raise UsageError(
+            f"--about: {', '.join(generated)}: these come from the manifest. Remove them."
+        )
+    manifest, classes = dataset.manifest, dataset.classes
+    of_manifest = hashlib.sha256(dataset.data).hexdigest()
+    files = [
+        File(naming.MANIFEST, len(dataset.data), of_manifest),
+        *manifest.files_of(manifest.splits),
+    ]
+    images = sum(split.examples for split in manifest.splits.values())
     sources = [
         {"@type": "prov:Entity", "prov:label": source.name}
         | ({"sc:identifier": f"md5:{source.md5}"} if source.md5 else {})
-        for source in there.sources
+        for source in manifest.sources
     ]
-    of_producer = f"{there.producer.name} {there.producer.version}"
-    settings = json.dumps(there.config, sort_keys=True)
-    quarantined = sum(there.quarantined.values())
-    facts = {
-        "name": name,
-        "description": f"{images:,} images of {len(classes.wnids):,} classes in TFRecord shards. "
-        f"The digest {there.digest} of {naming.MANIFEST} identifies the images and labels.",
-        "isLiveDataset": False,
-        "rai:dataPreprocessingProtocol": [f"{of_producer} with the settings {settings}"],
-        "rai:dataCollectionMissingData": f"{quarantined:,} images of the source are quarantined.",
-        **({"prov:wasDerivedFrom": sources} if sources else {}),
-        "prov:wasGeneratedBy": {"@type": "prov:Activity", "prov:label": of_producer},
-    }
+    producer = f"{manifest.producer.name} {manifest.producer.version}"
+    settings = json.dumps(manifest.config, sort_keys=True)
+    quarantined = sum(manifest.quarantined.values())
     rows = [
         {"classes/index": index, "classes/id": wnid, "classes/words": words}
         for index, (wnid, words) in enumerate(zip(classes.wnids, classes.words, strict=True))
     ]
     splits = [
-        {"splits/name": split, "splits/images": of.examples, "splits/root": of.samples_root}
-        for split, of in there.splits.items()
+        {"splits/name": name, "splits/images": split.examples, "splits/root": split.samples_root}
+        for name, split in manifest.splits.items()
     ]
     return {
         "@context": _CONTEXT,
         "@type": "sc:Dataset",
         "conformsTo": _CONFORMS,
-        "version": f"1.0.0+{there.digest[:16]}",
-        **facts,
+        "version": f"1.0.0+{manifest.digest[:16]}",
+        "name": name,
+        "description": f"{images:,} images of {len(classes.wnids):,} classes in TFRecord shards. "
+        f"The digest {manifest.digest} of {naming.MANIFEST} identifies the images and labels.",
+        "isLiveDataset": False,
+        "rai:dataPreprocessingProtocol": [f"{producer} with the settings {settings}"],
+        "rai:dataCollectionMissingData": f"{quarantined:,} images of the source are quarantined.",
+        **({"prov:wasDerivedFrom": sources} if sources else {}),
+        "prov:wasGeneratedBy": {"@type": "prov:Activity", "prov:label": producer},
         **about,
         "distribution": [_object(file) for file in files],
         "recordSet": [
@@ -96,10 +96,6 @@ def document(dataset: Dataset, name: str, about: Json) -> Json:
             _records("splits", {"name": "Text", "images": "Integer", "root": "Text"}, splits),
         ],
     }
-
-
-def _manifest(dataset: Dataset) -> File:
-    return File(naming.MANIFEST, len(dataset.data), hashlib.sha256(dataset.data).hexdigest())
 
 
 def _object(file: File) -> Json:
@@ -123,8 +119,8 @@ def _records(name: str, fields: dict[str, str], rows: list[Json]) -> Json:
         "name": name,
         "key": {"@id": f"{name}/{next(iter(fields))}"},
         "field": [
-            {"@type": "cr:Field", "@id": f"{name}/{each}", "name": each, "dataType": f"sc:{kind}"}
-            for each, kind in fields.items()
+            {"@type": "cr:Field", "@id": f"{name}/{field}", "name": field, "dataType": f"sc:{kind}"}
+            for field, kind in fields.items()
         ],
         "data": rows,
     }

@@ -102,15 +102,12 @@ def compare(one: Facts, other: Facts, differences: Iterable[Difference], seed: i
     kinds = {OTHER_BYTES: _PAIRS, ONLY_IN_A: _SHOWN, ONLY_IN_B: _SHOWN, OTHER_LABEL: _SHOWN}
     some = {kind: _Some[Difference](most, chance) for kind, most in kinds.items()}
     for difference in differences:
-        found = difference.kinds
-        comparison.counts.update(found)
+        comparison.counts.update(difference.kinds)
         comparison.same -= difference.a is not None
-        for kind in some.keys() & {*found}:
+        for kind in some.keys() & {*difference.kinds}:
             some[kind].add(difference)
-    comparison.missing = (
-        _shown(one, some[ONLY_IN_A].items),
-        _shown(other, some[ONLY_IN_B].items),
-    )
+    missing = _shown(one, some[ONLY_IN_A].items), _shown(other, some[ONLY_IN_B].items)
+    comparison.missing = missing
     comparison.relabelled = _shown(one, some[OTHER_LABEL].items)
     _match_all(comparison, some[OTHER_BYTES].items)
     return comparison
@@ -118,12 +115,10 @@ def compare(one: Facts, other: Facts, differences: Iterable[Difference], seed: i
 
 def _match_all(comparison: Comparison, differences: Sequence[Difference]) -> None:
     one, other = comparison.facts
-    first = _images(one, [each.a for each in differences if each.a])
-    second = _images(other, [each.b for each in differences if each.b])
+    first = _images(one, [difference.a for difference in differences])
+    second = _images(other, [difference.b for difference in differences])
     pairs = {
-        each.key: (first[each.a], second[each.b])
-        for each in differences
-        if each.a in first and each.b in second
+        key: (first[a], second[b]) for _, key, a, b in differences if a in first and b in second
     }
     for key, pair in pairs.items():
         if (match := _match(key, *pair)) is not None:
@@ -135,38 +130,37 @@ def _match_all(comparison: Comparison, differences: Sequence[Difference]) -> Non
 
 
 def _shown(facts: Facts, differences: Sequence[Difference]) -> list[Shown]:
-    places = {each: each.a or each.b for each in differences}
-    images = _images(facts, [place for place in places.values() if place])
+    images = _images(facts, [difference.a or difference.b for difference in differences])
     shown = []
-    for difference in sorted(differences, key=lambda each: (each.split, each.key)):
-        image, place = None, places[difference]
-        if place in images:
-            image = pictures.decode(images[place].encoded, 2 * _SMALL_SIDE)
-        picture = pictures.thumbnail(image, _SMALL_SIDE, _QUALITY) if image else None
+    for difference in sorted(differences, key=lambda difference: difference[:2]):
+        image = images.get(difference.a or difference.b)
+        picture = image and pictures.thumbnail(image.encoded, _SMALL_SIDE, _QUALITY)
         shown.append(Shown(difference, picture))
     return shown
 
 
-def _images(facts: Facts, places: Sequence[StoredImage]) -> dict[StoredImage | None, ImageExample]:
+def _images(
+    facts: Facts, locations: Sequence[StoredImage | None]
+) -> dict[StoredImage | None, ImageExample]:
     by_shard: dict[str, list[StoredImage]] = {}
-    for place in places:
-        by_shard.setdefault(place.shard, []).append(place)
+    for location in filter(None, locations):
+        by_shard.setdefault(location.shard, []).append(location)
 
     def read(of_shard: list[StoredImage]) -> list[ImageExample]:
         shard = of_shard[0].shard
-        lines = index_of(facts, shard, {place.record for place in of_shard})
+        lines = index_of(facts, shard, {location.record for location in of_shard})
         return [
-            sample.read(facts, sample.Record(shard, place.record, lines.get(place.record, "")))
-            for place in of_shard
+            sample.read(facts, sample.Record(shard, record, lines.get(record, "")))
+            for *_, record in of_shard
         ]
 
-    found: dict[StoredImage | None, ImageExample] = {}
+    images: dict[StoredImage | None, ImageExample] = {}
     for of_shard, reading in ahead(read, by_shard.values()):
         try:
-            found.update(zip(of_shard, reading.result(), strict=True))
+            images.update(zip(of_shard, reading.result(), strict=True))
         except DataDamagedError as error:
             facts.problems.append(str(error))
-    return found
+    return images
 
 
 def _pictures(one: ImageExample, other: ImageExample) -> tuple[str, str]:

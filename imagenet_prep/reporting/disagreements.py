@@ -66,7 +66,7 @@ def find(
     numbers = [number for *_, number in heapq.nsmallest(_MOST_PICTURES, ranks)]
     images = images_of([keys[number] for number in numbers])
     for number, image in zip(numbers, images, strict=True):
-        picture = image and pictures.of_example(image)
+        picture = image and pictures.thumbnail(image.encoded)
         labels = {n: list(map(words, of[number])) for n, of in said.items() if number in of}
         found.shown.append(Shown(keys[number], labels, picture))
     return found

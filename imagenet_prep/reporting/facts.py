@@ -6,24 +6,25 @@ of raising an error. Only receipts that name a shard of this dataset are used.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from imagenet_prep.core import canonical, records
 from imagenet_prep.core.errors import DataDamagedError, StoreError
 from imagenet_prep.dataset import measures, naming
+from imagenet_prep.dataset.column import Column
 from imagenet_prep.dataset.manifest import Manifest, Shard
 from imagenet_prep.dataset.measures import Measured
 from imagenet_prep.dataset.member import Incident, Origin
-from imagenet_prep.dataset.placement import Placement
-from imagenet_prep.storage import origins
+from imagenet_prep.storage import columns, origins
 from imagenet_prep.storage.ahead import ahead
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.opened import Dataset
@@ -44,23 +45,7 @@ _STAGE = re.compile(r"([a-z]+)-[0-9a-z-]+")
 
 Item = TypeVar("Item")
 
-_READ, _CODEC, _PROOF = "read and write", "decode, shrink, encode", "md5 of the sources"
-
-
-class ClassName(NamedTuple):
-    """The WNID or other id of a class, and its name in words."""
-
-    wnid: str
-    words: str
-
-
-class Task(NamedTuple):
-    """A finished task of the run; `start_s` is in seconds since the epoch."""
-
-    start_s: float
-    seconds: float
-    worker: str
-    examples: int
+_READ, _CODEC, _PROOF = "read and write", "decode, resize, encode", "md5 of the sources"
 
 
 @dataclass(frozen=True)
@@ -73,8 +58,8 @@ class Replica:
 
 
 @dataclass(frozen=True)
-class _Receipt:
-    """The parts of a receipt, of any stage, that a page shows."""
+class Receipt:
+    """The parts of a receipt, of any stage, that a page shows; `start_s` is since the epoch."""
 
     start_s: float
     seconds: float
@@ -87,18 +72,26 @@ class _Receipt:
     origins: list[Origin] = field(default_factory=list)
 
 
+class ColumnState(NamedTuple):
+    """A column; its settings are None if they are unreadable."""
+
+    name: str
+    column: Column | None
+    state: str
+
+
 @dataclass
 class Facts:
     """The facts of one dataset, none of them verified."""
 
     dataset: Dataset
-    classes: list[ClassName]  # by class index
+    classes: list[tuple[str, str]]  # WNID and words, by class index
     incidents: list[Incident]  # lines of quarantine.jsonl
     problems: list[str]  # one sentence each
-    origins: list[tuple[str, Origin]] = field(default_factory=list)  # by shard, for some records
+    columns: list[ColumnState]
     measured: Measured = field(default_factory=Measured)  # all images, from the tables of samples
     num_classes: dict[str, int] = field(default_factory=dict)  # by shard, if it has a table
-    tasks: list[Task] = field(default_factory=list)  # tasks that wrote the shards
+    tasks: list[Receipt] = field(default_factory=list)  # of the tasks that wrote the shards
     seconds_of: dict[str, float] = field(default_factory=dict)  # of all workers, by stage
     source: Readable | None = None  # store of the source, if known
     source_files: dict[str, str] = field(default_factory=dict)  # paths of its other files, by name
@@ -115,19 +108,9 @@ class Facts:
         return self.dataset.manifest
 
     @property
-    def part(self) -> Placement:
-        """The part of the shards that is in this store."""
-        return self.dataset.placement
-
-    @property
     def name(self) -> str:
         """The last part of the dataset's path."""
         return self.store.where().rpartition("/")[2]
-
-    @cached_property
-    def index_of_wnid(self) -> dict[str, int]:
-        """Class index by WNID."""
-        return {name.wnid: index for index, name in enumerate(self.classes)}
 
     @property
     def examples(self) -> int:
@@ -137,10 +120,10 @@ class Facts:
     @cached_property
     def examples_per_class(self) -> dict[int, int]:
         """Number of records in all splits by class index, without empty classes."""
-        found: Counter[int] = Counter()
+        counts: Counter[int] = Counter()
         for split in self.manifest.splits.values():
-            found.update({index: n for index, n in enumerate(split.examples_per_class) if n})
-        return found
+            counts.update({index: n for index, n in enumerate(split.examples_per_class) if n})
+        return counts
 
     @property
     def shards(self) -> list[Shard]:
@@ -148,20 +131,15 @@ class Facts:
         return [shard for split in self.manifest.splits for shard in self.dataset.shards(split)]
 
     @property
-    def num_shards(self) -> int:
-        """Number of shards in all splits."""
-        return sum(len(split.shards) for split in self.manifest.splits.values())
-
-    @property
     def num_bytes(self) -> int:
         """Size of all shards in bytes."""
         return sum(split.num_bytes for split in self.manifest.splits.values())
 
-    def class_name(self, class_index: int) -> ClassName:
-        """Returns a class, or a substitute if labels.txt is damaged."""
+    def class_name(self, class_index: int) -> tuple[str, str]:
+        """Returns WNID and words of a class, or a substitute if labels.txt is damaged."""
         if 0 <= class_index < len(self.classes):
             return self.classes[class_index]
-        return ClassName(f"class {class_index}", "")
+        return f"class {class_index}", ""
 
     def source_bytes(self, archive: str, offset: int, size: int) -> bytes | None:
         """Returns bytes of the source, or None if it is missing.
@@ -175,13 +153,10 @@ class Facts:
         if archive in self.source_files:
             path = Path(self.source_files[archive])
             store, name = LocalStore(path.parent), path.name
-        if store is None:
-            return None
-        try:
-            data = store.read(name, offset, size)
-        except (DataDamagedError, StoreError, OverflowError, ValueError):
-            return None
-        return data if len(data) == size else None
+        with contextlib.suppress(DataDamagedError, StoreError, OverflowError, ValueError):
+            data = store.read(name, offset, size) if store else b""
+            return data if len(data) == size else None
+        return None
 
 
 def gather(dataset: Dataset, problems: list[str], source: Readable | None = None) -> Facts:
@@ -190,12 +165,16 @@ def gather(dataset: Dataset, problems: list[str], source: Readable | None = None
     Without a `source`, the archives are looked up at the locations used by this user's runs.
     """
     store = dataset.store
+    replicas = _lines(store, naming.REPLICAS, Replica)
     facts = Facts(
         dataset,
         classes=_classes(dataset),
         incidents=list(filter(_is_shown, _lines(store, naming.QUARANTINE, Incident))),
         problems=list(problems),
-        replicas=list({one.where: one for one in _lines(store, naming.REPLICAS, Replica)}.values()),
+        columns=[
+            _column(dataset, name) for name in _unless_refused(store.list_folder, naming.COLUMNS)
+        ],
+        replicas=list({line.where: line for line in replicas}.values()),
     )
     if source is not None:
         facts.source = source
@@ -221,7 +200,7 @@ def _read_receipts(facts: Facts) -> None:
     archives = {source.name for source in facts.manifest.sources}
     stages: defaultdict[str, float] = defaultdict(float)
     # One receipt per shard, even if a shard was written twice, e.g. repaired.
-    left = {s.name: s.sha256 for split in facts.manifest.splits.values() for s in split.shards}
+    pending = {s.name: s.sha256 for split in facts.manifest.splits.values() for s in split.shards}
     for folder, receipt in _receipts(facts.store):
         shard, seconds = receipt.shard, receipt.seconds
         if shard is None:
@@ -230,12 +209,11 @@ def _read_receipts(facts: Facts) -> None:
                 stages[_PROOF] += seconds
             elif stage:
                 stages[stage[1]] += seconds
-        elif shard in left and left[shard] == receipt.sha256:
-            del left[shard]
+        elif shard in pending and pending[shard] == receipt.sha256:
+            del pending[shard]
             stages[_CODEC] += receipt.transform_s
             stages[_READ] += max(seconds - receipt.transform_s, 0.0)
-            facts.tasks.append(Task(receipt.start_s, seconds, receipt.worker, receipt.examples))
-            facts.origins += [(shard, origin) for origin in receipt.origins]
+            facts.tasks.append(receipt)
     facts.seconds_of = dict(stages)
 
 
@@ -244,42 +222,48 @@ def _read_tables(facts: Facts) -> None:
     shards = [shard for shard in facts.shards if shard.samples]
     for shard, rows in zip(shards, facts.dataset.rows(shards), strict=True):
         try:
-            found = measures.of(rows)
+            of_shard = measures.of(rows)
         except (DataDamagedError, StoreError) as error:
             facts.problems.append(str(error))
             continue
-        facts.measured.add(found)
-        facts.num_classes[shard.name] = len(found.classes)
+        facts.measured.add(of_shard)
+        facts.num_classes[shard.name] = len(of_shard.classes)
 
 
-def _makes_sense(receipt: _Receipt) -> bool:
+def _column(dataset: Dataset, name: str) -> ColumnState:
+    """Returns the state of a column; the check reports the problems of its files."""
+    store = dataset.store
+    try:
+        column, begun = (columns.find(store, name, begun=begun) for begun in (False, True))
+    except (DataDamagedError, StoreError):
+        return ColumnState(name, None, "damaged")
+    if column is None or begun:
+        return ColumnState(name, column or begun, "not complete")
+    state = columns.foreign(dataset, column) or "belongs to the current tables of samples"
+    return ColumnState(name, column, state)
+
+
+def _makes_sense(receipt: Receipt) -> bool:
     counts = [receipt.examples]
-    counts += [
-        number for record, _, _, *numbers in receipt.origins for number in (record, *numbers)
-    ]
+    for record, _, _, *numbers in receipt.origins:
+        counts += [record, *numbers]
+    times = [seconds for seconds in (receipt.seconds, receipt.transform_s) if seconds != 0]
     return (
         0 <= receipt.start_s <= _LAST_S
-        and all(
-            _LEAST_SECONDS <= each <= _MAX_SECONDS
-            for each in (receipt.seconds, receipt.transform_s)
-            if each != 0
-        )
+        and all(_LEAST_SECONDS <= seconds <= _MAX_SECONDS for seconds in times)
         and all(0 <= count < _MAX_COUNT for count in counts)
     )
 
 
-def _receipts(store: Readable) -> Iterator[tuple[str, _Receipt]]:
+def _receipts(store: Readable) -> Iterator[tuple[str, Receipt]]:
     """Yields valid receipts with the folder name of their stage, ordered by path."""
-
-    def read(name: str) -> bytes:
-        return _bytes(store, name, _MAX_JSON_BYTES)
-
+    read = partial(_bytes, store, most=_MAX_JSON_BYTES)
     for folder in _unless_refused(store.list_folder, naming.WORK):
         place = f"{naming.WORK}/{folder}/receipts"
         names = [name for name in _unless_refused(store.names, place) if name.endswith(".json")]
         # Parse one receipt at a time, because JSON takes much memory.
         for _, reading in ahead(read, (f"{place}/{name}" for name in names)):
-            receipt = _parsed(_Receipt, reading.result())
+            receipt = _parsed(Receipt, reading.result())
             if receipt is not None and _makes_sense(receipt):
                 yield folder, receipt
 
@@ -292,13 +276,12 @@ def _unless_refused(listing: Callable[[str], list[str]], folder: str) -> list[st
         return []
 
 
-def _classes(dataset: Dataset) -> list[ClassName]:
+def _classes(dataset: Dataset) -> list[tuple[str, str]]:
     """Returns the classes; none if the list is damaged, which the check reports."""
     try:
-        classes = dataset.labels
+        return [*zip(dataset.labels.wnids, dataset.labels.words, strict=True)]
     except (DataDamagedError, StoreError):
         return []
-    return [ClassName(*row) for row in zip(classes.wnids, classes.words, strict=True)]
 
 
 def _is_shown(incident: Incident) -> bool:
@@ -314,11 +297,9 @@ def _lines(store: Readable, name: str, kind: type[Item]) -> Iterator[Item]:
 
 
 def _parsed(kind: type[Item], data: bytes) -> Item | None:
-    try:
+    with contextlib.suppress(ValueError):
         if len(data) <= _MAX_JSON_BYTES:
             return records.parse(kind, canonical.loads(data), others=True)
-    except ValueError:
-        pass
     return None
 
 

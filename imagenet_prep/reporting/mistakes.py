@@ -73,7 +73,7 @@ def find(
     surest = heapq.nlargest(_MOST_PICTURES, wrong(), key=lambda one: one[:2])
     shown = images_of([each.key for *_, each in surest])
     for (share, _, each), image in zip(surest, shown, strict=True):
-        picture = image and pictures.of_example(image)
+        picture = image and pictures.thumbnail(image.encoded)
         label, other = words(each.class_index), words(each.classes[0])
         found.surest.append(Mistake(each.key, label, other, share, picture))
     worst = sorted(taken.items(), key=lambda pair: (-pair[1], pair[0]))[:_MOST_PAIRS]

@@ -13,7 +13,6 @@ from PIL import Image, ImageFile, ImageOps
 
 from imagenet_prep.codec import opening
 from imagenet_prep.core.errors import BadImageError
-from imagenet_prep.dataset.example import ImageExample
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -38,15 +37,10 @@ def decode(data: bytes, smallest: int | None = None) -> Image.Image | None:
         return None
 
 
-def thumbnail(image: Image.Image, side: int, quality: int) -> str:
-    """Returns the centre of an image as a square WebP data URI."""
-    return data_uri(ImageOps.fit(image, (side, side), _LANCZOS), quality)
-
-
-def of_example(image: ImageExample) -> str | None:
-    """Returns a small square picture of an image for lists; None if it cannot be decoded."""
-    decoded = decode(image.encoded, 2 * _SIDE)
-    return thumbnail(decoded, _SIDE, _QUALITY) if decoded else None
+def thumbnail(data: bytes, side: int = _SIDE, quality: int = _QUALITY) -> str | None:
+    """Returns the centre of an image as a square data URI; None if it cannot be decoded."""
+    image = decode(data, 2 * side)
+    return data_uri(ImageOps.fit(image, (side, side), _LANCZOS), quality) if image else None
 
 
 def data_uri(image: Image.Image, quality: int) -> str:

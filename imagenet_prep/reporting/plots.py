@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, BinaryIO
 
 import matplotlib as mpl
@@ -19,7 +18,7 @@ from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import measures, schema
 from imagenet_prep.dataset.manifest import Split
-from imagenet_prep.reporting.facts import Facts, Task
+from imagenet_prep.reporting.facts import Facts
 from imagenet_prep.reporting.training import Row
 
 # Placeholders for colours of the page.
@@ -60,39 +59,42 @@ class Plot:
     svg: str
 
 
+# Title, measures before and after, label of the axis, and format of a value.
+_BEFORE_AND_AFTER: tuple[tuple[str, tuple[str, str], str, Callable[[float], str]], ...] = (
+    (
+        "Short side",
+        (measures.SOURCE_SHORT_SIDE, measures.SHORT_SIDE),
+        "pixels, logarithmic",
+        "{:,.0f}".format,
+    ),
+    (
+        "Aspect ratio",
+        (measures.SOURCE_ASPECT, measures.ASPECT),
+        "width / height, logarithmic",
+        "{:.2g}".format,
+    ),
+    (
+        "Bytes per image",
+        (measures.SOURCE_BYTES, measures.BYTES),
+        "logarithmic",
+        lambda value: human_bytes(value).replace(".0 ", " "),
+    ),
+)
+
+
 def of(facts: Facts) -> list[Plot]:
     """Returns the plots for which there are enough facts."""
-    makers: Sequence[Callable[[Facts], Plot | None]] = (
-        _examples_per_class,
-        partial(
-            _before_and_after,
-            title="Short side",
-            names=(measures.SOURCE_SHORT_SIDE, measures.SHORT_SIDE),
-            label="pixels, logarithmic",
-            shown=lambda value, _=None: f"{value:,.0f}",
-        ),
-        partial(
-            _before_and_after,
-            title="Aspect, width over height",
-            names=(measures.SOURCE_ASPECT, measures.ASPECT),
-            label="width / height, logarithmic",
-            shown=lambda value, _=None: f"{value:.2g}",
-        ),
-        partial(
-            _before_and_after,
-            title="Bytes per image",
-            names=(measures.SOURCE_BYTES, measures.BYTES),
-            label="logarithmic",
-            shown=lambda value, _=None: human_bytes(value).replace(".0 ", " "),
-        ),
-        _bytes_per_shard,
-        _classes_per_shard,
-        _throughput,
-        _time_by_stage,
-        _per_worker,
-    )
     with _style():
-        return [plot for maker in makers if (plot := maker(facts)) is not None]
+        plots = [
+            _examples_per_class(facts),
+            *(_before_and_after(facts, *row) for row in _BEFORE_AND_AFTER),
+            _bytes_per_shard(facts),
+            _classes_per_shard(facts),
+            _throughput(facts),
+            _time_by_stage(facts),
+            _per_worker(facts),
+        ]
+    return [plot for plot in plots if plot is not None]
 
 
 def training(rows: Sequence[Row]) -> Plot:
@@ -148,12 +150,16 @@ def _draw_training(rows: Sequence[Row], figure: Figure, colours: tuple[str, str,
             {
                 "trained": [row.images_per_s for row in rows],
                 "without input": [row.images_per_s_without_input for row in rows],
-                "as fast a rank as at first": [first * each for each in ranks],
+                "linear scaling": [first * rank for rank in ranks],
             },
             "{:,.0f}",
         ),
         ("hours for 90 epochs", {"": [row.hours for row in rows]}, "{:,.3g}"),
-        ("share", {name: all_ for name, all_ in shares.items() if None not in all_}, "{:.0%}"),
+        (
+            "share",
+            {name: of_rows for name, of_rows in shares.items() if None not in of_rows},
+            "{:.0%}",
+        ),
     ]
     if all(row.dollars is not None for row in rows):
         panels.append(("dollars for 90 epochs", {"": [row.dollars for row in rows]}, "{:,.0f}"))
@@ -194,40 +200,34 @@ def _examples_per_class(facts: Facts) -> Plot:
 
 def _before_and_after(
     facts: Facts,
-    *,
     title: str,
     names: tuple[str, str],
     label: str,
-    shown: Callable[..., str],
+    text_of: Callable[[float], str],
 ) -> Plot | None:
-    if not all(facts.measured.histograms.get(name) for name in names):
+    histograms = [facts.measured.histograms.get(name, Counter()) for name in names]
+    if not all(histograms):
         return None
     figure, axes = _axes(label)
-    means = []
-    styles = ((_BEFORE, "before", False), (_AFTER, "after", True))
-    for name, (colour, called, filled) in zip(names, styles, strict=True):
-        counts = facts.measured.histograms[name]
-        first, last = min(counts), max(counts)
-        bins = range(first, last + 2)
-        values = [counts[number] for number in bins[:-1]]
+    styles: tuple[Any, ...] = (
+        {"label": "before", "color": _BEFORE},
+        {"label": "after", "color": _AFTER, "fill": True, "alpha": 0.6},
+    )
+    for counts, style in zip(histograms, styles, strict=True):
+        bins = range(min(counts), max(counts) + 2)
         edges = [measures.lower_edge(number) for number in bins]
-        axes.stairs(
-            values,
-            edges,
-            fill=filled,
-            color=colour,
-            alpha=0.6 if filled else 1,
-            linewidth=1.6,
-            label=called,
-        )
-        means.append(shown(facts.measured.sums[name] / counts.total()))
+        axes.stairs([counts[number] for number in bins[:-1]], edges, linewidth=1.6, **style)
     axes.set_xscale("log", base=2)
-    numbers = [number for name in names for number in facts.measured.histograms[name]]
+    numbers = [number for counts in histograms for number in counts]
     axes.set_xlim(measures.lower_edge(min(numbers) - 1), measures.lower_edge(max(numbers) + 2))
-    axes.xaxis.set_major_formatter(FuncFormatter(shown))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: text_of(value)))
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))
     _legend(axes)
-    return _plot(title, f"{means[0]} on average before, {means[1]} after", figure)
+    before, after = (
+        text_of(facts.measured.sums[name] / counts.total())
+        for name, counts in zip(names, histograms, strict=True)
+    )
+    return _plot(title, f"mean {before} before, {after} after", figure)
 
 
 def _bytes_per_shard(facts: Facts) -> Plot:
@@ -236,12 +236,10 @@ def _bytes_per_shard(facts: Facts) -> Plot:
     every = [size for of_split in sizes.values() for size in of_split]
     # All splits share the bins, although their sizes differ. A margin shows even a single shard.
     bins = np.linspace(0.95 * min(every), 1.05 * max(every), min(40, max(8, len(every))) + 1)
-    _bars(facts, axes, sizes, bins.tolist())
+    _bars(facts, axes, sizes, bins)
     says = [f"{name}: {_range(of_split, human_bytes)}" for name, of_split in sizes.items()]
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: human_bytes(value)))
     axes.xaxis.set_major_locator(MaxNLocator(4))
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    _legend(axes)
     return _plot("Bytes per shard", "; ".join(says), figure)
 
 
@@ -251,21 +249,19 @@ def _classes_per_shard(facts: Facts) -> Plot | None:
     figure, axes = _axes("different classes in a shard", "shards")
     says = []
     # The axis extends from 0 to all classes, to show how representative each shard is.
-    whole = max(map(num_classes, facts.manifest.splits.values()))
-    bins = np.linspace(-0.5, whole + 0.5, min(whole + 1, 40) + 1).tolist()
+    most = max(map(num_classes, facts.manifest.splits.values()))
+    bins = np.linspace(-0.5, most + 0.5, min(most + 1, 40) + 1)
     counts = {}
     for name, split, _ in _splits(facts):
-        found = [facts.num_classes[s.name] for s in split.shards if s.name in facts.num_classes]
-        if found:
-            counts[name] = found
+        of_split = [facts.num_classes[s.name] for s in split.shards if s.name in facts.num_classes]
+        if of_split:
+            counts[name] = of_split
             says.append(
-                f"a shard of {name} holds {_range(found, '{:,}'.format)} of "
+                f"a shard of {name} has {_range(of_split, '{:,}'.format)} of "
                 f"{counted(num_classes(split), 'class')}"
             )
     _bars(facts, axes, counts, bins)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    _legend(axes)
     return _plot("Classes per shard", "; ".join(says), figure)
 
 
@@ -282,33 +278,39 @@ def _throughput(facts: Facts) -> Plot | None:
         done += task.examples * np.clip((edges - (task.start_s - start)) / task.seconds, 0, 1)
     rates = np.diff(done) / np.diff(edges)
     unit, seconds = _time_unit(end - start)
-    figure, axes = _axes(f"{unit} since the first shard was begun", "images/s")
+    figure, axes = _axes(f"{unit} since the first shard was started", "images/s")
     axes.stairs(rates, edges / seconds, fill=True, color=_AFTER, alpha=0.75)
     mean = sum(task.examples for task in tasks) / (end - start)
     return _plot(
         "Throughput over the run",
-        f"{mean:,.0f} images/s over {(end - start) / seconds:,.1f} {unit}, breaks included",
+        f"{mean:,.0f} images/s over {(end - start) / seconds:,.1f} {unit}, pauses included",
         figure,
     )
 
 
 def _time_by_stage(facts: Facts) -> Plot | None:
-    stages = sorted(facts.seconds_of.items(), key=lambda stage: -stage[1])
-    if not any(value for _, value in stages):
+    stages = facts.seconds_of
+    if not any(stages.values()):
         return None
-    unit, seconds = _time_unit(max(value for _, value in stages))
-    figure, axes = _axes(f"{unit}, all workers together")
-    names, values = [name for name, _ in stages], [value / seconds for _, value in stages]
+    unit, seconds_per_unit = _time_unit(max(stages.values()))
+    figure, axes = _axes(f"{unit}, sum over all workers")
+    names = sorted(stages, key=lambda name: -stages[name])
+    values = [stages[name] / seconds_per_unit for name in names]
     axes.barh(names, values, color=_AFTER, alpha=0.75, height=0.6)
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
-    whole = sum(value for _, value in stages)
-    says = ", ".join(f"{name} {value / whole:.0%}" for name, value in stages)
+    total = sum(stages.values())
+    says = ", ".join(f"{name} {stages[name] / total:.0%}" for name in names)
     return _plot("Time by stage", says, figure)
 
 
 def _per_worker(facts: Facts) -> Plot | None:
-    rates = _rates(facts.tasks)
+    examples, seconds = Counter[str](), defaultdict[str, float](float)
+    for task in facts.tasks:
+        if task.worker:
+            examples[task.worker] += task.examples
+            seconds[task.worker] += task.seconds
+    rates = sorted((examples[w] / seconds[w] for w in seconds if seconds[w] > 0), reverse=True)
     if not rates:
         return None
     figure, axes = _axes("workers, fastest first", "images/s")
@@ -320,16 +322,6 @@ def _per_worker(facts: Facts) -> Plot | None:
     axes.set_ylim(bottom=0)
     says = f"{counted(len(rates), 'worker')}, {rates[-1]:,.0f} to {rates[0]:,.0f} images/s each"
     return _plot("Images/s per worker", says, figure)
-
-
-def _rates(tasks: Sequence[Task]) -> list[float]:
-    examples: Counter[str] = Counter()
-    seconds: Counter[str] = Counter()
-    for task in tasks:
-        if task.worker:
-            examples[task.worker] += task.examples
-            seconds[task.worker] += task.seconds  # type: ignore[assignment]
-    return sorted((examples[w] / seconds[w] for w in examples if seconds[w] > 0), reverse=True)
 
 
 def _time_unit(seconds: float) -> tuple[str, float]:
@@ -344,17 +336,17 @@ def _splits(facts: Facts) -> Iterator[tuple[str, Split, str]]:
         yield name, split, colours.get(name, _AFTER)
 
 
-def _range(values: Sequence[int], shown: Callable[[int], str]) -> str:
-    low, high = shown(min(values)), shown(max(values))
+def _range(values: Sequence[int], text_of: Callable[[int], str]) -> str:
+    low, high = text_of(min(values)), text_of(max(values))
     return low if low == high else f"{low} to {high}"
 
 
-def _bars(
-    facts: Facts, axes: Any, values: Mapping[str, Sequence[int]], bins: Sequence[float]
-) -> None:
+def _bars(facts: Facts, axes: Any, values: Mapping[str, Sequence[int]], bins: Any) -> None:
     """Draws the histograms of splits next to each other, so that they do not overlap."""
     colours = [colour for name, _, colour in _splits(facts) if name in values]
     axes.hist([*values.values()], bins=bins, color=colours, label=[*values])
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    _legend(axes)
 
 
 def num_classes(split: Split) -> int:
@@ -379,17 +371,16 @@ def _plot(title: str, says: str, figure: Figure) -> Plot:
     buffer = io.StringIO()
     no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     figure.savefig(buffer, format="svg", transparent=True, metadata=no_metadata)
-    _, tag, rest = buffer.getvalue().partition("<svg")
-    svg = tag + rest
-    for colour, variable in _VARIABLES.items():
-        svg = svg.replace(colour, variable)
     # The page sets the size. Screen readers read the sentence below the plot instead.
     svg = re.sub(
-        r'<svg [^>]*?viewBox="([^"]*)"[^>]*>',
+        r'.*?<svg [^>]*?viewBox="([^"]*)"[^>]*>',
         r'<svg viewBox="\1" aria-hidden="true">',
-        svg,
+        buffer.getvalue(),
         count=1,
+        flags=re.DOTALL,
     )
+    for colour, variable in _VARIABLES.items():
+        svg = svg.replace(colour, variable)
     svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     # A page has several plots, so their ids need a prefix.
     prefix = re.sub(r"\W+", "-", title.lower())

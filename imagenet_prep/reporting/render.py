@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Mapping
+import json
 from datetime import datetime
+from functools import partial
 from importlib import resources
-from types import MappingProxyType
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -20,8 +20,7 @@ from markupsafe import Markup
 import imagenet_prep
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.terminal import counted, human_bytes
-
-_NONE: Mapping[str, Callable[[Any], str]] = MappingProxyType({})
+from imagenet_prep.dataset import ignored
 
 
 def render(
@@ -30,7 +29,6 @@ def render(
     made_at: datetime,
     *,
     data: Json,
-    filters: Mapping[str, Callable[[Any], str]] = _NONE,
     **values: Any,
 ) -> str:
     """Returns a page as HTML; `data` is for the script, `values` are for the template."""
@@ -46,14 +44,16 @@ def render(
         "counted": counted,
         "size": human_bytes,
         "percent": lambda share: f"{share:.1%}",
-        **filters,
+        "by_extension": ignored.in_words,
+        "json": partial(json.dumps, ensure_ascii=False),
+        "repr": repr,
     }
     script = _ours("script.js")
     digest = hashlib.sha256(script.encode()).digest()
     return environment.get_template(template).render(
         title=title,
         version=imagenet_prep.__version__,
-        made_at=time_of(made_at),
+        made_at=made_at.strftime("%Y-%m-%d %H:%M UTC"),
         style=Markup(_ours("style.css")),  # noqa: S704 - our own file
         script=Markup(script),  # noqa: S704 - our own file
         script_hash="sha256-" + base64.b64encode(digest).decode(),
@@ -64,8 +64,3 @@ def render(
 
 def _ours(name: str) -> str:
     return (resources.files("imagenet_prep.reporting") / "templates" / name).read_text("utf-8")
-
-
-def time_of(moment: datetime) -> str:
-    """Returns a time in the format of the pages."""
-    return moment.strftime("%Y-%m-%d %H:%M UTC")

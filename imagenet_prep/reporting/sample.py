@@ -84,33 +84,39 @@ def draw(facts: Facts, seed: int) -> list[Tile]:
 
     The first image of each class comes before any second one. Damage is added to `facts`.
     """
-    left = _quota(facts)
-    num = min(sum(left.values()), _MAX_TILES)
+    quota = _quota(facts)
+    num = min(sum(quota.values()), _MAX_TILES)
     side, quality = _LARGE if num <= _MAX_LARGE else _SMALL
     tiles: list[Tile] = []
     used = 0
     most_problems = len(facts.problems) + _MAX_DAMAGED
-    wanted = (each for each in _records(facts, seed) if _has_room(facts, each, left))
+    index_of_wnid = {wnid: index for index, (wnid, _) in enumerate(facts.classes)}
+
+    def has_room(record: Record) -> bool:
+        """Returns whether a record's class may need more images; True if its class is unknown."""
+        index = index_of_wnid.get(record.origin.key.partition("/")[0]) if record.origin else None
+        return index is None or bool(quota.get(index))
+
+    wanted = filter(has_room, _records(facts, seed))
     for record, reading in ahead(partial(read, facts), wanted):
         if len(tiles) >= num or used >= _TILE_BYTES or len(facts.problems) >= most_problems:
             break
         try:
-            found = reading.result()
+            stored = reading.result()
         except DataDamagedError as error:
             facts.problems.append(str(error))
             continue
-        class_index = found.stored_label - facts.manifest.label_offset
-        if left.get(class_index, 0) <= 0:
+        class_index = stored.stored_label - facts.manifest.label_offset
+        if quota.get(class_index, 0) <= 0:
             continue
-        image = pictures.decode(found.encoded, 2 * side)
-        if image is None:
+        picture = pictures.thumbnail(stored.encoded, side, quality)
+        if picture is None:
             facts.problems.append(f"{record.where}: its image cannot be decoded")
             continue
-        picture = pictures.thumbnail(image, side, quality)
-        shown, num_bytes = found._replace(encoded=b""), len(found.encoded)
         used += len(picture)
-        left[class_index] -= 1
-        tiles.append(Tile(record, class_index, shown, num_bytes, picture))
+        quota[class_index] -= 1
+        num_bytes, stored = len(stored.encoded), stored._replace(encoded=b"")
+        tiles.append(Tile(record, class_index, stored, num_bytes, picture))
     _compare_with_source(facts, tiles)
     tiles.sort(key=lambda tile: (tile.class_index, tile.record[:2]))
     seen: Counter[int] = Counter()
@@ -128,29 +134,17 @@ def _quota(facts: Facts) -> dict[int, int]:
     return {index: min(quota, count) for index, count in per_class.items()}
 
 
-def _has_room(facts: Facts, record: Record, left: dict[int, int]) -> bool:
-    """Returns whether a record's class may need more images; True if its class is unknown."""
-    if record.origin is None:
-        return True
-    known = facts.index_of_wnid.get(record.origin.key.partition("/")[0])
-    return known is None or bool(left.get(known))
-
-
 def incidents(facts: Facts) -> list[ShownIncident]:
-    """Returns some images for each reason, excluded ones first."""
-    shown: Counter[tuple[str, str]] = Counter()
-    found = []
-    lines = sorted(facts.incidents, key=lambda line: line.action != QUARANTINED)
-    for line in lines:
-        kind = (line.action, line.reason)
-        if shown[kind] >= _INCIDENTS_PER_REASON:
-            continue
-        shown[kind] += 1
-        data = facts.source_bytes(line.archive, line.offset, line.size)
-        image = pictures.decode(data, 2 * _INCIDENT[0]) if data else None
-        picture = None if image is None else pictures.thumbnail(image, *_INCIDENT)
-        found.append(ShownIncident(line, *facts.class_name(line.class_index), picture))
-    return found
+    """Returns some images for each reason, quarantined ones first."""
+    counts: Counter[tuple[str, str]] = Counter()
+    shown = []
+    for line in sorted(facts.incidents, key=lambda line: line.action != QUARANTINED):
+        counts[line.action, line.reason] += 1
+        if counts[line.action, line.reason] <= _INCIDENTS_PER_REASON:
+            data = facts.source_bytes(line.archive, line.offset, line.size)
+            picture = pictures.thumbnail(data, *_INCIDENT) if data else None
+            shown.append(ShownIncident(line, *facts.class_name(line.class_index), picture))
+    return shown
 
 
 def _records(facts: Facts, seed: int) -> Iterator[Record]:
@@ -173,9 +167,11 @@ def _records(facts: Facts, seed: int) -> Iterator[Record]:
 def _groups(facts: Facts, seed: int) -> Iterator[_Group]:
     """Yields shards with some records in random order, first those with an origin in a receipt."""
     chance = random.Random(seed)
-    known: dict[str, dict[int, Origin | None]] = {}
-    for name, origin in facts.origins:
-        known.setdefault(name, {})[origin.record] = origin
+    known: dict[str, dict[int, Origin | None]] = {
+        task.shard: {origin.record: origin for origin in task.origins}
+        for task in facts.tasks
+        if task.shard and task.origins
+    }
     shards = facts.shards
     starts = [0, *itertools.accumulate(shard.examples for shard in shards)]
     drawn: dict[str, dict[int, Origin | None]] = {}
@@ -198,9 +194,9 @@ def read(facts: Facts, record: Record) -> ImageExample:
     try:
         offset, size = tfrecord.index_numbers(record.line)
         if size < tfrecord.FRAMING_BYTES:
-            raise ValueError("its index claims a record where there can be none")
+            raise ValueError(f"its index claims {size:,} bytes, too few for a record")
         if size > MAX_SHOWN_BYTES:
-            raise ValueError(f"it has {size:,} bytes, and {MAX_SHOWN_BYTES:,} at most are shown")
+            raise ValueError(f"it has {size:,} bytes, expected at most {MAX_SHOWN_BYTES:,}")
         frame = facts.store.read(record.shard, offset, size)
         lacks = facts.manifest.lacks
         image = example.decode(tfrecord.unframe(frame, size), lacks)
@@ -221,11 +217,12 @@ def _compare_with_source(facts: Facts, tiles: list[Tile]) -> None:
         data = facts.source_bytes(origin.archive, origin.offset, origin.size)
         return data, b"" if data is None else read(facts, tile.record).encoded
 
-    resized = (
+    resized = [
         (tile, origin)
-        for tile, origin in ((tile, tile.record.origin) for tile in tiles)
-        if origin and (origin.height, origin.width) != (tile.image.height, tile.image.width)
-    )
+        for tile in tiles
+        if (origin := tile.record.origin)
+        and (origin.height, origin.width) != (tile.image.height, tile.image.width)
+    ]
     for (tile, origin), reading in ahead(both, resized):
         data, encoded = reading.result()
         source = pictures.decode(data) if data else None
@@ -239,9 +236,8 @@ def _compare_with_source(facts: Facts, tiles: list[Tile]) -> None:
             after = pictures.middle(stored, _PAIR_SIDE, _PAIR_SIDE)
             # The same part of the source at its own resolution, at most twice the stored one.
             factor = source.width / stored.width
-            part = pictures.middle(
-                source, round(after.width * factor), round(after.height * factor)
-            )
+            sides = (round(after.width * factor), round(after.height * factor))
+            part = pictures.middle(source, *sides)
             if factor > 2:
                 part = pictures.shrunk(part, (2 * after.width, 2 * after.height))
             tile.before = pictures.data_uri(part, 80)

@@ -80,12 +80,12 @@ def complete(dataset: Dataset, wanted: Iterable[str] = ()) -> tuple[list[Column]
         if made is None or store.size(column.begun_name(name)) is not None:
             left.append(name)
     for made in found:
-        if why := _foreign(dataset, made):
+        if why := foreign(dataset, made):
             raise DataDamagedError(f"{store.where(column.record_name(made.name))}: {why}")
     return found, left
 
 
-def _foreign(dataset: Dataset, made: Column) -> str | None:
+def foreign(dataset: Dataset, made: Column) -> str | None:
     """Returns why a column is not of the records of this dataset; None if it is."""
     for split, files in made.splits.items():
         there = dataset.manifest.splits.get(split)
@@ -181,7 +181,7 @@ class Survey:
         ]
 
     def _look_at_files(self, made: Column) -> None:
-        if why := _foreign(self._dataset, made):
+        if why := foreign(self._dataset, made):
             self.problems.append(f"{column.folder_name(made.name)}: {why}")
         for split in made.splits.keys() & self._dataset.manifest.splits.keys():
             found, _ = made.of(split, self._dataset.shards(split))

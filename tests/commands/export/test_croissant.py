@@ -60,10 +60,15 @@ def test_fields_that_are_wrong_or_the_manifests_are_refused(
     assert not (tmp_path / "made.json").exists()
 
 
-def test_mlcroissant_finds_no_error(prepared: Path, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # its own, of rdflib
+def test_mlcroissant_finds_nothing_to_warn_of(
+    prepared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     mlcroissant = pytest.importorskip("mlcroissant", reason="mlcroissant is not installed")
-    described(prepared, tmp_path / "croissant.json", ABOUT)
+    about = {**ABOUT, "citeAs": "A (2026)", "datePublished": "2026-11-27"}
+    described(prepared, tmp_path / "croissant.json", about)
 
     read = mlcroissant.Dataset(str(tmp_path / "croissant.json"))
     assert read.metadata.ctx.issues.report() == ""
+    assert caplog.text == ""
     assert len(list(read.records("splits"))) == 2

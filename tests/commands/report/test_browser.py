@@ -232,7 +232,7 @@ def test_no_text_of_a_data_set_becomes_markup(
         )
         for tile in sample.draw(known, 0)[:3]
     ]
-    known.classes = [facts.ClassName(EVIL, EVIL) for _ in known.classes]
+    known.classes = [(EVIL, EVIL) for _ in known.classes]
     known.replicas = [facts.Replica(EVIL, EVIL, EVIL)]
     line = Incident(EVIL, EVIL, 1, 1, 0, EVIL, EVIL, EVIL)
     incident = sample.ShownIncident(line, EVIL, EVIL, None)

@@ -257,8 +257,9 @@ def run(config: Config) -> None:
             print(f"for publication, add by --about FILE: {', '.join(summary['missing'])}")
     else:
         for split, of_split in summary["splits"].items():
+            files = f"{counted(of_split['files'], 'file')}, {human_bytes(of_split['bytes'])}"
             print(
-                f"{summary['place']}: {counted(of_split['examples'], 'example')} of {split} in "
-                f"{counted(of_split['files'], 'file')}, {human_bytes(of_split['bytes'])}"
+                f"{summary['place']}: {counted(of_split['examples'], 'example')} of {split} as "
+                f"{summary['to']} in {files}"
             )
         print(f"{summary['place']}/{summary['sums']} lists every file, for sha256sum --check")

@@ -97,23 +97,23 @@ class Source:
         for start in range(0, len(part.numbers), _TOGETHER):
             block = [int(number) for number in part.numbers[start : start + _TOGETHER]]
             images = [
-                found or records.read(number)
-                for number, found in zip(block, records.read_many(block), strict=True)
+                image or records.read(number)
+                for number, image in zip(block, records.read_many(block), strict=True)
             ]
             encoded = [bytes(image.encoded) for image in images]
             digests = sha256(encoded)
             rows = {name: column.rows(block, len(block)) for name, column in columns.items()}
-            found_all = zip(block, images, encoded, digests, strict=True)
-            for at, (number, image, data, digest) in enumerate(found_all):
+            examples = zip(block, images, encoded, digests, strict=True)
+            for at, (number, image, data, digest) in enumerate(examples):
                 class_index = image.stored_label - records.manifest.label_offset
                 key, *expected = next(named) if named else (records.key(image), class_index, digest)
                 if [class_index, digest] != expected:
                     raise DataDamagedError(
-                        f"{records.where(number)}: its image or its label is another than the "
-                        f"table of samples says. To see all: imagenet-prep verify {self.root}"
+                        f"{records.where(number)}: its image or its label differs from the table "
+                        f"of samples. To list all problems: imagenet-prep verify {self.root}"
                     )
-                if (why := keys.problem(key)) is not None:
-                    raise DataDamagedError(f"{records.where(number)}: {why}")
+                if (problem := keys.problem(key)) is not None:
+                    raise DataDamagedError(f"{records.where(number)}: {problem}")
                 of_record = {name: of_block[at] for name, of_block in rows.items()}
                 wnid = records.wnids[class_index]
                 yield Example(number, key, class_index, wnid, data, digest, of_record)

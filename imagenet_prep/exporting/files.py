@@ -29,8 +29,8 @@ class Piece(NamedTuple):
     sha256: str = ""
 
 
-class Made(NamedTuple):
-    """The files of a part; `sizes` is as for `Written`, `settle` as for `engine.Output`."""
+class Files(NamedTuple):
+    """The files of a part; `sizes` is as in `Written`, `settle` as in `engine.Output`."""
 
     num_bytes: int
     sums: list[str]  # one line per file, in the format of sha256sum
@@ -49,7 +49,7 @@ def name_in(line: bytes) -> str:
     return line.decode().rstrip("\n").partition("  ")[2]
 
 
-def write_few(store: Store, pieces: Iterable[Piece]) -> Made:
+def write_few(store: Store, pieces: Iterable[Piece]) -> Files:
     """Writes large files, interleaved; they are published in the order of their first pieces."""
     files: dict[str, LargeFile] = {}
     paths = {}
@@ -62,7 +62,7 @@ def write_few(store: Store, pieces: Iterable[Piece]) -> Made:
                 files[name] = opened.enter_context(LargeFile(path))
             files[name].append(data)
         opened.close()  # This computes their sums.
-        return Made(
+        return Files(
             sum(file.num_bytes for file in files.values()),
             [sum_line(name, file.sha256) for name, file in files.items()],
             tuple(Output(paths[name], name, file.sha256) for name, file in files.items()),
@@ -76,21 +76,21 @@ class Tree:
     def __init__(self, folder: LocalStore, unseen: str) -> None:
         """Takes the folder of the export, and the hidden folder below `.work`."""
         self._folder, self._unseen = folder, unseen
-        self._made: set[str] = set()  # folders that are not links
+        self._folders: set[str] = set()  # folders that exist and are not links
 
-    def write(self, pieces: Iterable[Piece]) -> Made:
+    def write(self, pieces: Iterable[Piece]) -> Files:
         """Writes a file per piece, or a folder if its name ends with a slash; `settle` syncs."""
         self._folder.make_folder(self._unseen)
-        place = self._folder.path(self._unseen)
-        with storage_errors("write", place):
-            settle = FolderSync(place)
+        path = self._folder.path(self._unseen)
+        with storage_errors("write", path):
+            settle = FolderSync(path)
             return write_each(self._write, pieces)._replace(settle=settle)
 
     def _write(self, name: str, data: bytes) -> None:
         folder, _, file = self._place(name).rpartition("/")
-        if folder not in self._made:
+        if folder not in self._folders:
             self._folder.make_folder(folder)
-            self._made.add(folder)
+            self._folders.add(folder)
         if not file:
             return
         # Overwrite files of a killed run.
@@ -106,12 +106,8 @@ class Tree:
 
     def sizes(self, names: Iterable[str]) -> dict[str, int]:
         """Returns the sizes of the files that exist."""
-        found = {}
-        for name in names:
-            path = Path(self._folder.root, self._place(name))
-            if path.is_file():
-                found[name] = path.stat().st_size
-        return found
+        paths = {name: Path(self._folder.root, self._place(name)) for name in names}
+        return {name: path.stat().st_size for name, path in paths.items() if path.is_file()}
 
     def show(self) -> None:
         """Moves the folders of complete splits to their final names."""
@@ -128,11 +124,11 @@ def forget_lost(store: Store, tree: Tree | None, sizes: Mapping[str, Sequence[in
     for sums in sizes:
         with store.opened(sums) as lines:
             names[sums] = [*map(name_in, lines)]
-    there = (tree or store).sizes(itertools.chain.from_iterable(names.values()))
-    store.remove(*(sums for sums, of in sizes.items() if [*map(there.get, names[sums])] != [*of]))
+    actual = (tree or store).sizes(itertools.chain.from_iterable(names.values()))
+    store.remove(*(sums for sums in sizes if [*map(actual.get, names[sums])] != [*sizes[sums]]))
 
 
-def write_each(write: Callable[[str, bytes], None], pieces: Iterable[Piece]) -> Made:
+def write_each(write: Callable[[str, bytes], None], pieces: Iterable[Piece]) -> Files:
     """Writes each piece as a file, or creates a folder if its name ends with a slash."""
     sizes, sums = [], []
     for name, data, sha256 in pieces:
@@ -140,4 +136,4 @@ def write_each(write: Callable[[str, bytes], None], pieces: Iterable[Piece]) -> 
         if not name.endswith("/"):
             sizes.append(len(data))
             sums.append(sum_line(name, sha256))
-    return Made(sum(sizes), sums, (), sizes)
+    return Files(sum(sizes), sums, (), sizes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import itertools
@@ -46,19 +47,18 @@ class Folder(Format):
     def settled(self, source: Source, parts: Sequence[Part]) -> Folder:
         """Returns the format for these examples; UsageError if folder names would change labels."""
         ordered = sorted(self.wnids)
-        if moved := [w for w, other in zip(self.wnids, ordered, strict=True) if w != other]:
-            first = moved[0]
+        if moved := [a for a, b in zip(self.wnids, ordered, strict=True) if a != b]:
             raise UsageError(
-                f"{source.root}: ImageFolder numbers classes in the order of their names, and "
-                f"would give {len(moved):,} of {len(ordered):,} another label: {first} is class "
-                f"{self.wnids.index(first):,} here and would be {ordered.index(first):,}. Choose "
-                "another format."
+                f"{source.root}: ImageFolder numbers classes in the order of their names, which "
+                f"would change the labels of {len(moved):,} of {len(ordered):,} classes: "
+                f"{moved[0]} would be {ordered.index(moved[0]):,} instead of "
+                f"{self.wnids.index(moved[0]):,}. Choose a different format."
             )
         folders = Counter(map(_folded, self.wnids))
         if alike := [wnid for wnid in self.wnids if folders[_folded(wnid)] > 1]:
             raise UsageError(
-                f"{source.root}: {some(alike)}: on a disk that ignores case or Unicode form, these "
-                "classes would be the same folder. Choose another format."
+                f"{source.root}: {some(alike)}: these classes would be the same folder on a disk "
+                "that ignores case or Unicode form. Choose a different format."
             )
         numbered: dict[str, str] = {}
         for split in dict.fromkeys(part.split for part in parts):
@@ -68,26 +68,28 @@ class Folder(Format):
 
     def _numbered(self, records: Records, chosen: npt.NDArray[np.int64]) -> dict[str, str]:
         """Returns new names for colliding files; refuses missing classes and invalid names."""
-        where, wanted = f"{records.split} of {records.dataset.where}", np.zeros(len(records), bool)
-        wanted[chosen] = True
-        there, hashed = np.zeros(len(self.wnids), bool), np.empty(len(chosen), np.int64)
-        odd = []
-        heads = itertools.compress(Names(records), wanted)
-        for place, (class_index, key, _) in enumerate(heads):
-            there[class_index] = True
-            file = _file(f"{self.wnids[class_index]}/{keys.name_in(key, self.wnids[class_index])}")
-            hashed[place] = hash(_folded(file))
+        where = f"{records.split} of {records.dataset.where}"
+        is_chosen = np.zeros(len(records), bool)
+        is_chosen[chosen] = True
+        has_images, hashed = np.zeros(len(self.wnids), bool), np.empty(len(chosen), np.int64)
+        invalid = []
+        heads = itertools.compress(Names(records), is_chosen)
+        for number, (class_index, key, _) in enumerate(heads):
+            has_images[class_index] = True
+            file = _file(self._path(class_index, key))
+            hashed[number] = hash(_folded(file))
             if not _is_found(file):
-                odd.append(key)
-        if leading_out := [key for key in odd if keys.leads_out(key)]:
+                invalid.append(key)
+        if leading_out := [key for key in invalid if keys.leads_out(key)]:
             raise DataDamagedError(
                 f"{where}: {some(leading_out)}: a key has a part that is empty, . or .., so its "
-                "file would be outside the export. Get the dataset again."
+                "file would be outside the export. Copy the dataset again."
             )
-        if odd:
+        if invalid:
             raise UsageError(
-                f"{where}: ImageFolder would pass over {len(odd):,} images, or no file can be "
-                f"called so: {some(odd)}. Leave them out with --exclude, or choose another format."
+                f"{where}: {len(invalid):,} keys are not valid file names, or ImageFolder would "
+                f"skip their images: {some(invalid)}. Exclude them by --exclude, or choose a "
+                "different format."
             )
         values, counts = np.unique(hashed, return_counts=True)
         numbered, same = dict[str, str](), list[str]()
@@ -96,8 +98,8 @@ class Folder(Format):
             groups: dict[int, list[tuple[bool, str, str]]] = {
                 value: [] for value in values[counts > 1].tolist()
             }
-            for index, key, _ in itertools.compress(Names(records), wanted):
-                path = f"{self.wnids[index]}/{keys.name_in(key, self.wnids[index])}"
+            for index, key, _ in itertools.compress(Names(records), is_chosen):
+                path = self._path(index, key)
                 if (group := groups.get(hash(_folded(_file(path))))) is not None:
                     group.append((_file(path) != path, path, key))
             for group in groups.values():
@@ -110,32 +112,35 @@ class Folder(Format):
                     same += [] if gets_ending else [min(group)[2], key]
         if same:
             raise UsageError(
-                f"{where}: {some([*dict.fromkeys(same)])}: on a disk that ignores case or Unicode "
-                "form, these would be the same file. --exclude all but one of them, or choose "
-                "another format."
+                f"{where}: {some([*dict.fromkeys(same)])}: these would be the same file on a disk "
+                "that ignores case or Unicode form. Exclude all but one of them by --exclude, or "
+                "choose a different format."
             )
-        missing = np.flatnonzero(~there)
-        moved = there[missing[0] :].sum() if len(missing) else 0
+        missing = np.flatnonzero(~has_images)
+        moved = has_images[missing[0] :].sum() if len(missing) else 0
         if moved and not self.allow_empty_class:
             raise UsageError(
-                f"{where} has no image of {len(missing):,} of {len(there):,} classes: "
-                f"{some([self.wnids[index] for index in missing])}. ImageFolder would find "
-                f"{there.sum():,} classes there, and {moved:,} of them, those behind "
-                f"{self.wnids[missing[0]]}, would have other labels than here. "
-                "--allow-empty-class writes empty folders for them, which newer versions of "
-                "torchvision take: ImageFolder(..., allow_empty=True)."
+                f"{where} has no images of {len(missing):,} of {len(has_images):,} classes: "
+                f"{some([self.wnids[index] for index in missing])}. ImageFolder would change the "
+                f"labels of the {moved:,} classes after {self.wnids[missing[0]]}. To write empty "
+                "folders for these classes, use --allow-empty-class, and read them by "
+                "ImageFolder(..., allow_empty=True) of torchvision."
             )
         return numbered
+
+    def _path(self, class_index: int, key: str) -> str:
+        wnid = self.wnids[class_index]
+        return f"{wnid}/{keys.name_in(key, wnid)}"
 
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
         """Yields each image; with `allow_empty_class`, first the folders, as names with a slash."""
         top = FOLDERS.get(part.split, part.split)
         if self.allow_empty_class and not part.number:
             yield from (Piece(f"{top}/{wnid}/", b"") for wnid in self.wnids)
-        for each in examples:
-            path = f"{each.wnid}/{each.name}"
+        for example in examples:
+            path = f"{example.wnid}/{example.name}"
             file = self.numbered.get(f"{part.split}/{path}") or _file(path)
-            yield Piece(f"{top}/{file}", each.encoded, each.sha256)
+            yield Piece(f"{top}/{file}", example.encoded, example.sha256)
 
     def beside(self, parts: Mapping[str, Sequence[Written]]) -> dict[str, bytes]:  # noqa: ARG002
         """Returns Kaggle's class list, which gives `prepare` the same numbers, and DINOv2's CSV.
@@ -163,8 +168,6 @@ def _file(path: str) -> str:
 
 def _is_found(path: str) -> bool:
     """Returns whether ImageFolder and `prepare` find a file with this name."""
-    try:
-        naming.check_inside(path)
-    except ValueError:
-        return False
-    return not any(map(is_hidden, path.split("/")))
+    with contextlib.suppress(ValueError):
+        return not any(map(is_hidden, naming.check_inside(path).split("/")))
+    return False

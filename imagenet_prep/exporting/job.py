@@ -43,16 +43,16 @@ class Work:
         """Writes the files of a part; returns its receipt and the files to publish."""
         pieces = self.format.pieces(part, self.source.read(part))
         if self.tree is not None:
-            made = self.tree.write(pieces)
+            done = self.tree.write(pieces)
         elif self.format.file_an_image:
-            made = files.write_each(self.store.write, pieces)
+            done = files.write_each(self.store.write, pieces)
         else:
-            made = files.write_few(self.store, pieces)
-        with removed_on_failure(*(output.temporary for output in made.outputs)):
-            sums = [Piece(self.sums(part), "".join(made.sums).encode())]
+            done = files.write_few(self.store, pieces)
+        with removed_on_failure(*(output.temporary for output in done.outputs)):
+            sums = [Piece(self.sums(part), "".join(done.sums).encode())]
             (listed,) = files.write_few(self.store, sums).outputs
-        written = Written(len(part.numbers), made.num_bytes, len(made.sums), made.sizes)
-        return engine.Result(written, (*made.outputs, listed._replace(settle=made.settle)))
+        written = Written(len(part.numbers), done.num_bytes, len(done.sums), done.sizes)
+        return engine.Result(written, (*done.outputs, listed._replace(settle=done.settle)))
 
 
 @dataclass(frozen=True)
@@ -82,16 +82,16 @@ class Job:
                 ends = [records.numbers_of(shard).stop for shard in range(len(records.shards))]
             cuts = [0, *(bisect.bisect_left(numbers, end) for end in ends)]
             groups = [numbers[a:b] for a, b in itertools.pairwise(cuts) if a < b]
-            parts += [Part(records.split, n, len(groups), each) for n, each in enumerate(groups)]
+            parts += [Part(records.split, n, len(groups), group) for n, group in enumerate(groups)]
         return parts
 
     def digest(self) -> str:
         """Returns a digest that identifies this export."""
         dataset = self.source.dataset.manifest.digest
-        wanted = [self.to, dataset, self.splits, self.choice.asked(), self.called]
+        request = [self.to, dataset, self.splits, self.choice.asked(), self.called]
         rows = self.source.rows_of(self.splits[0]) if self.splits else {}
-        columns = [each.column.digest for each in rows.values()]
-        return canonical.digest([*wanted, self.format, *columns])
+        columns = [of_column.column.digest for of_column in rows.values()]
+        return canonical.digest([*request, self.format, *columns])
 
     def receipt(
         self, written: Mapping[str, Sequence[Written]], beside: int, sums: str, sha256: str
@@ -105,19 +105,26 @@ class Job:
             }
             for split, parts in written.items()
         }
-        totals = sum((Counter(each) for each in splits.values()), Counter())
-        dataset = self.source.dataset.manifest.digest
-        asked = {"to": self.to, "dataset": dataset, "chosen": self.choice.asked()}
-        listed = {"sums": sums, "sha256": sha256, "listed_bytes": totals["bytes"] + beside}
-        return {"request": self.digest(), **asked, "splits": splits, **totals, **listed}
+        totals = sum(map(Counter, splits.values()), Counter[str]())
+        return {
+            "request": self.digest(),
+            "to": self.to,
+            "dataset": self.source.dataset.manifest.digest,
+            "chosen": self.choice.asked(),
+            "splits": splits,
+            **totals,
+            "sums": sums,
+            "sha256": sha256,
+            "listed_bytes": totals["bytes"] + beside,
+        }
 
     def finished(self) -> Json:
         """Returns the content of export.json; {} if it is missing or invalid."""
         name = self.called + naming.EXPORT
         with contextlib.suppress(ValueError, DataDamagedError):
             if self.store.size(name) is not None:
-                found = canonical.loads(self.store.read(name))
-                return found if isinstance(found, dict) else {}
+                content = canonical.loads(self.store.read(name))
+                return content if isinstance(content, dict) else {}
         return {}
 
     def is_complete(self, done: Json) -> bool:
@@ -161,9 +168,9 @@ def run(job: Job) -> Json:
         if store.claim(mark, digest.encode()) != digest.encode():
             raise _others(store)
         if job.format.file_an_image:
-            named = {part.name: work.sums(part) for part in parts}
-            finished = stage.receipts(named).items()
-            files.forget_lost(store, tree, {named[name]: r.content.sizes for name, r in finished})
+            sums_of = {part.name: work.sums(part) for part in parts}
+            finished = stage.receipts(sums_of).items()
+            files.forget_lost(store, tree, {sums_of[name]: r.content.sizes for name, r in finished})
         receipts = engine.run(
             stage, parts, job.workers, title="export", images=images, quiet=job.quiet
         )
@@ -179,7 +186,7 @@ def run(job: Job) -> Json:
             line = files.sum_line(name, hashlib.sha256(data).hexdigest())
             lines = itertools.chain(lines, [line.encode()])
         sums = job.called + files.SUMS
-        (output,) = files.write_few(store, (Piece(sums, each) for each in lines)).outputs
+        (output,) = files.write_few(store, (Piece(sums, line) for line in lines)).outputs
         store.publish(output.temporary, sums, output.sha256)
         done = job.receipt(written, sum(map(len, beside.values())), sums, str(output.sha256))
         store.write(job.called + naming.EXPORT, canonical.dumps(done))
@@ -198,25 +205,20 @@ def _remove_work(store: Store, mark: str, *folders: str) -> None:
 
 def _refuse_others(job: Job, mark: str, digest: str) -> None:
     """Raises UsageError if the folder contains anything that is not part of this export."""
-    names = job.store.list_folder()
+    names, existing = job.store.list_folder(), job.finished().get("request")
     if naming.WORK in names and job.store.size(mark) is not None:
-        if job.store.read(mark) != digest.encode():
-            raise _others(job.store)
-        return
-    if request := job.finished().get("request"):
-        if request != digest:
-            raise _others(job.store)
-        return
-    alike = [name for name in names if name.startswith(job.called) and not name.startswith(".")]
-    if alike:
+        existing = job.store.read(mark).decode(errors="replace")
+    if existing and existing != digest:
+        raise _others(job.store)
+    others = [name for name in names if name.startswith(job.called) and not name.startswith(".")]
+    if others and not existing:
         raise UsageError(
-            f"{job.store.where()} already holds {some(alike)}, which no export left there as it "
-            "is asked for now. Choose an empty folder."
+            f"{job.store.where()} has other files: {some(others)}. Choose an empty folder."
         )
 
 
 def _others(store: Store) -> UsageError:
     return UsageError(
-        f"{store.where()} holds another export, or one that was begun with other flags or from "
-        "another set. Finish it as it was begun, or choose another folder."
+        f"{store.where()} has a different export, or one that was started with different flags or "
+        "from a different dataset. Finish it by the same command, or choose a different folder."
     )

@@ -49,28 +49,28 @@ class Parquet(Format):
             "image": {"_type": "Image"},
             "label": {"names": self.wnids, "_type": "ClassLabel"},
         }
-        for each in self.columns:
-            values = pa.from_numpy_dtype(np.dtype(each.descr))
-            said: Json = {"_type": "Value", "dtype": str(values)}
-            for side in reversed(each.shape):
+        for column in self.columns:
+            values = pa.from_numpy_dtype(np.dtype(column.descr))
+            feature: Json = {"_type": "Value", "dtype": str(values)}
+            for side in reversed(column.shape):
                 values = pa.list_(values, side)
-                said = {"_type": "Sequence", "length": side, "feature": said}
-            columns[each.name], features[each.name] = values, said
+                feature = {"_type": "Sequence", "length": side, "feature": feature}
+            columns[column.name], features[column.name] = values, feature
         metadata = {
             "huggingface": json.dumps({"info": {"features": features}}),
             schema.PARQUET_NAMES: "below the class",
         }
         table, sink = pa.schema(columns, metadata), _Sink()
         # JPEGs cannot be compressed further, and all are different.
-        how = {"compression": "none", "use_dictionary": False, "write_statistics": ["label"]}
-        with pq.ParquetWriter(sink, table, **how) as writer:
-            coming = iter(examples)
-            while rows := list(itertools.islice(coming, _GROUP_ROWS)):
+        options = {"compression": "none", "use_dictionary": False, "write_statistics": ["label"]}
+        with pq.ParquetWriter(sink, table, **options) as writer:
+            remaining = iter(examples)
+            while rows := list(itertools.islice(remaining, _GROUP_ROWS)):
                 images = [{"bytes": row.encoded, "path": row.name} for row in rows]
                 labels = [row.class_index for row in rows]
                 values = [
-                    pa.array([row.rows[each.name].tolist() for row in rows], columns[each.name])
-                    for each in self.columns
+                    pa.array([row.rows[column.name].tolist() for row in rows], columns[column.name])
+                    for column in self.columns
                 ]
                 writer.write_batch(pa.record_batch([images, labels, *values], schema=table))
                 yield from (Piece(name, data) for data in sink.taken())
@@ -81,20 +81,20 @@ class _Sink(io.RawIOBase):
     """The file for pyarrow: keeps the written bytes until they are taken."""
 
     def __init__(self) -> None:
-        self._kept: list[bytes] = []
-        self._place = 0
+        self._pending: list[bytes] = []
+        self._position = 0
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any) -> int:
-        self._kept.append(bytes(data))  # the memory belongs to pyarrow
-        self._place += len(self._kept[-1])
-        return len(self._kept[-1])
+        self._pending.append(bytes(data))  # the memory belongs to pyarrow
+        self._position += len(self._pending[-1])
+        return len(self._pending[-1])
 
     def tell(self) -> int:
-        return self._place
+        return self._position
 
     def taken(self) -> list[bytes]:
-        kept, self._kept = self._kept, []
-        return kept
+        pending, self._pending = self._pending, []
+        return pending

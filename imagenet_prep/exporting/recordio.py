@@ -28,10 +28,10 @@ class RecordIO(Format):
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
         """Yields the lines of both lists before their record, so that no record lacks them."""
         prefix, offset = self.prefix or part.split, 0
-        for number, each in enumerate(examples):
-            path = f"{each.wnid}/{each.name}"
-            record = recordio.frame(number, each.class_index, each.encoded)
-            line = recordio.list_line(number, each.class_index, path)
+        for number, example in enumerate(examples):
+            path = f"{example.wnid}/{example.name}"
+            record = recordio.frame(number, example.class_index, example.encoded)
+            line = recordio.list_line(number, example.class_index, path)
             yield Piece(f"{prefix}.lst", line.encode())
             yield Piece(f"{prefix}.idx", recordio.index_line(number, offset).encode())
             yield Piece(f"{prefix}.rec", record)

@@ -29,8 +29,8 @@ class Tfds(Format):
     @classmethod
     def of(cls, dataset: Dataset) -> Tfds:
         """Returns the format of a dataset."""
-        there, wnids = dataset.manifest, dataset.classes.wnids
-        if there.classes.official and not there.edition:
+        manifest, wnids = dataset.manifest, dataset.classes.wnids
+        if manifest.classes.official and not manifest.edition:
             return cls(tfds.IMAGENET, _VERSION, wnids)
         info = dataset.tfds_info
         name, version = (re.sub(r"[^\w.]", "_", str(info[key])) for key in ("name", "version"))
@@ -43,8 +43,8 @@ class Tfds(Format):
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
         """Yields the records of a file."""
         name = f"{self.name}-{part.split}.tfrecord-{part.number:05d}-of-{part.total:05d}"
-        for each in examples:
-            parts = tfds_record.encode_parts(each.encoded, each.class_index, each.name)
+        for example in examples:
+            parts = tfds_record.encode_parts(example.encoded, example.class_index, example.name)
             yield from (Piece(name, data) for data in tfrecord.frame_parts(parts))
 
     def beside(self, parts: Mapping[str, Sequence[Written]]) -> dict[str, bytes]:

@@ -29,22 +29,21 @@ class WebDataset(Format):
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
         """Yields headers and bytes of each KEY.cls, .jpg, .json and .COLUMN.npy, then the end."""
         tar, size = _tar(part.split, part.number), 0
-        for each in examples:
-            said = {
-                "filename": each.name,
-                "key": each.key,
-                "number": each.number,
-                "wnid": each.wnid,
+        for example in examples:
+            about = {
+                "filename": example.name,
+                "key": example.key,
+                "number": example.number,
+                "wnid": example.wnid,
             }
-            key = sample_key(each.key)
-            rows = [(f"{key}.{name}.npy", _npy(row)) for name, row in each.rows.items()]
-            for name, data in (
-                (f"{key}.cls", str(each.class_index).encode()),
-                (f"{key}.jpg", each.encoded),
-                (f"{key}.json", canonical.dumps(said)),
-                *rows,
-            ):
-                info = tarfile.TarInfo(name)
+            key = sample_key(example.key)
+            for extension, data in {
+                "cls": str(example.class_index).encode(),
+                "jpg": example.encoded,
+                "json": canonical.dumps(about),
+                **{f"{name}.npy": _npy(row) for name, row in example.rows.items()},
+            }.items():
+                info = tarfile.TarInfo(f"{key}.{extension}")
                 info.size, info.mode = len(data), _MODE
                 head = info.tobuf(tarfile.GNU_FORMAT)
                 filling = bytes(-len(data) % tarfile.BLOCKSIZE)
@@ -86,9 +85,9 @@ def sample_key(key: str) -> str:
 
 
 def _npy(row: npt.NDArray[Any]) -> bytes:
-    made = io.BytesIO()
-    np.save(made, row, allow_pickle=False)
-    return made.getvalue()
+    file = io.BytesIO()
+    np.save(file, row, allow_pickle=False)
+    return file.getvalue()
 
 
 def _tar(split: str, index: int) -> str:

@@ -152,7 +152,7 @@ def test_a_place_that_holds_something_else_is_refused(
         [str(official), "--to", "parquet"],
         [str(official), "--to", "webdataset", "--split", "train"],
     ):
-        with pytest.raises(UsageError, match="another export"):
+        with pytest.raises(UsageError, match="a different export"):
             export.run([*words, "--out", str(tmp_path / "out")])
     layouts.write(tmp_path / "mine" / "notes.txt", b"mine")
     with pytest.raises(UsageError, match=r"already holds notes\.txt"):

@@ -148,7 +148,7 @@ def test_a_class_without_images_is_refused_with_what_would_come_of_it(
         export.run([str(official), "--to", "folder", "--out", str(tmp_path / "out")])
     said = str(refused.value)
 
-    assert "no image of 994 of 1,000 classes" in said
+    assert "no images of 994 of 1,000 classes" in said
     # Classes 0, 1 and 2 are there, and 500, 998 and 999 would be 3, 4 and 5.
     assert "would find 6 classes" in said
     assert "and 3 of them, those behind" in said
@@ -236,7 +236,7 @@ def test_a_name_that_is_hidden_in_a_folder_is_refused(tmp_path: Path, hidden: st
     ]
     write_set(tmp_path / "set", {"train": [examples]}, num_classes=2)
     add_tables(tmp_path / "set")
-    with pytest.raises(UsageError, match=f"pass over 1 images.*: .*{re.escape(hidden)}"):
+    with pytest.raises(UsageError, match=f"1 keys are not valid.*: .*{re.escape(hidden)}"):
         export.run([str(tmp_path / "set"), "--to", "folder", "--out", str(tmp_path / "out")])
 
 

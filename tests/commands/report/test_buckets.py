@@ -53,7 +53,7 @@ def test_facts_and_pictures_of_a_bucket_are_those_of_a_folder(
     there = gathered(BucketStore(f"{bucket}/out"), BucketStore(f"{bucket}/in"))
 
     assert there.tasks
-    for name in ("classes", "origins", "measured", "tasks", "seconds_of", "name"):
+    for name in ("classes", "measured", "tasks", "seconds_of", "name"):
         assert getattr(there, name) == getattr(here, name)
     tiles = sample.draw(there, seed=1)
     assert tiles == sample.draw(here, seed=1)

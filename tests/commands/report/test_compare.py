@@ -64,8 +64,8 @@ def test_what_is_missing_is_counted_and_shown(small: Demo, tmp_path: Path) -> No
     result = command.run("report", "--compare", small.out, other, "--out", out)
     assert result.code == 0, result
     page = out.read_text("utf-8")
-    assert f"In {small.out.name}, and not in less" in page
-    assert f"and not in {small.out.name}" not in page
+    assert f"Only in {small.out.name}, not in less" in page
+    assert f"not in {small.out.name}" not in page
     assert all(key in page for key in keys)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import html
 import json
 import os
 import re
@@ -22,6 +24,7 @@ from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.opened import open_dataset
 from tests.commands.report.conftest import Demo
 from tests.kit import command
+from tests.kit.columns import make_column
 from tests.kit.dataset import contents, everything, receipts
 from tests.kit.faults import cut, flip_bit
 from tests.kit.hostile import manifests
@@ -79,13 +82,13 @@ def test_mistakes_of_a_network_are_shown_where_its_predictions_are_given(
     page = written(small.out, "--predictions", said)
 
     section = page[page.index('id="mistakes"') : page.index('id="incidents"')]
-    assert "another class than the label says: 2 of 3 images; top-1 33.3%" in section
+    assert "differs from the label for 2 of 3 images; top-1 33.3%" in section
     assert section.count("<img") == 1
     assert section.index("87.5%") < section.index("75.0%")
     assert first in section
     assert second not in section
     assert "&lt;b&gt;/absent.JPEG" in section
-    assert '<th scope="col">taken for</th>' in section
+    assert '<th scope="col">predicted</th>' in section
     assert 'id="mistakes"' not in (small.out / "report.html").read_text("utf-8")
 
 
@@ -104,8 +107,8 @@ def test_lists_of_labels_are_shown_where_they_disagree(
     assert first in section
     assert second in section
     assert third not in section
-    assert "does not count" in section
-    assert "1 of no image here, such as nobody" in section
+    assert "excluded" in section
+    assert "1 of them not in this dataset, such as nobody" in section
     assert "&lt;own&gt;.csv" in section
     assert hashlib.sha256(own.read_bytes()).hexdigest() in section
     assert 'id="labels"' not in written(small.out)
@@ -153,7 +156,7 @@ def test_each_class_is_shown_with_facts_of_its_source(small: Demo) -> None:
     assert sum(line["examples"] for line in found["classes"]) == 48  # type: ignore[misc]
     assert len({tile["title"] for tile in found["tiles"]}) == manifest["classes"]["count"]
     rows = [dict(tile["rows"]) for tile in found["tiles"]]  # type: ignore[call-overload]
-    told = [row for row in rows if "lies in" in row]
+    told = [row for row in rows if "archive" in row]
     assert len(told) >= 45
     assert all("source" in row for row in told)
     assert all(float(row["PSNR"].split()[0]) > 25 for row in rows if "PSNR" in row)
@@ -198,7 +201,7 @@ def test_damaged_receipts_cost_plots_and_nothing_else(copy: Path, written: Repor
     assert data(page)["tiles"]
     # The same as without them, which costs three of nine plots above.
     found = facts.gather(open_dataset(str(copy)), [])
-    assert (found.tasks, found.origins) == ([], [])
+    assert found.tasks == []
 
 
 def test_a_damaged_set_has_a_report_that_says_so_first(copy: Path, written: Report) -> None:
@@ -301,6 +304,41 @@ def test_a_report_of_what_prepare_and_resize_made_changes_no_dataset(
     assert found == plain
 
 
+def test_columns_are_listed_with_their_state(copy: Path, written: Report) -> None:
+    assert 'id="columns"' not in written(copy)
+    made = make_column(copy, about="<resnet>")
+    old = dataclasses.replace(make_column(copy, "old"), splits={})
+    for name, file in (
+        ("old/column.json", old.with_files("train", made.splits["train"][:1]).dumps()),
+        ("part/begun.json", dataclasses.replace(old, name="part").dumps()),
+        ("bad/column.json", b"{"),
+    ):
+        path = copy / "columns" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(file)
+    page = written(copy)
+
+    section = page[page.index('id="columns"') : page.index('id="incidents"')]
+    rows = [re.sub(r"</t[hd]>", "|", row) for row in re.findall("<tr>.*?</tr>", section)[1:]]
+    bad, latents, foreign, part = (html.unescape(re.sub("<[^>]+>", "", row)) for row in rows)
+    assert bad == "bad|||||||damaged|"
+    assert latents.startswith("latents|float32|[2]|")
+    assert latents.endswith('|image|image|"<resnet>"|belongs to the current tables of samples|')
+    count = sum(rows.rows for files in made.splits.values() for rows in files)
+    assert f"|{count:,}|" in latents
+    assert "was made of other records" in foreign
+    assert part.endswith("|not complete|")
+    assert verdict(page).startswith("Damaged"), "the check names damaged and foreign columns"
+
+
+def test_images_that_are_not_as_in_the_source_are_counted(copy: Path, written: Report) -> None:
+    tables = "".join(table.read_text("utf-8") for table in copy.glob("samples/*.csv"))
+    changed = len(re.findall(",(?:shrunk|repaired),", tables))
+
+    assert changed > 0
+    assert f"<dt>Changed</dt><dd>{changed}<small>" in written(copy)
+
+
 def test_replicas_are_told_with_what_they_hold(copy: Path, written: Report) -> None:
     digest = json.loads((copy / "dataset.json").read_bytes())["digest"]
     lines = [
@@ -313,7 +351,7 @@ def test_replicas_are_told_with_what_they_hold(copy: Path, written: Report) -> N
     page = written(copy)
 
     assert "s3://bucket/imagenet" in page
-    assert page.count("another state of this data set") == 1
+    assert page.count("a different version of this dataset") == 1
 
 
 def test_a_page_is_replaced_whole(copy: Path, unplotted: None, sourceless: None) -> None:
@@ -343,7 +381,7 @@ def test_a_page_of_720_classes_of_noise_is_below_5_mb(tmp_path: Path, written: R
 
     shown = len(data(page)["tiles"])
     assert 600 < shown < 720
-    assert f"{shown} stored images, of {shown} of 720 classes" in page
+    assert f"{shown} stored images of {shown} of 720 classes" in page
     assert 2_500_000 < len(page.encode()) < 5_000_000
 
 

@@ -149,8 +149,8 @@ def _as_encoded(payload: bytes | memoryview) -> ImageExample | None:
         name_end=image_end + name + name_size,
         end=len(payload),
     )
-    found = decode_at(memoryview(payload), places)
-    return found and found._replace(encoded=bytes(found.encoded))
+    example = decode_at(memoryview(payload), places)
+    return example and example._replace(encoded=bytes(example.encoded))
 
 
 def decode_at(data: memoryview, places: Places) -> ImageExample | None:
@@ -181,8 +181,8 @@ def decode_at(data: memoryview, places: Places) -> ImageExample | None:
 
 def _value(pattern: re.Pattern[bytes], data: bytes) -> tuple[int, int]:
     """Returns the presumed offset and size of a key's value; zeros if the key is not found."""
-    found = pattern.search(data)
-    return (found.end(), _read_varint(found[1], 0)[0]) if found else (0, 0)
+    match = pattern.search(data)
+    return (match.end(), _read_varint(match[1], 0)[0]) if match else (0, 0)
 
 
 # Large enough for the recurring parts: one per class, and one per image size.
@@ -259,11 +259,9 @@ def checked(features: dict[str, Value], lacks: Mapping[str, str]) -> ImageExampl
             if type(value) is not schema.TYPES[key]:
                 kind = protobuf.KINDS[schema.TYPES[key]]
                 raise DataDamagedError(f"{key} is not a {kind} list")
-    for key, expected in CONSTANTS.items():
-        if key in lacks:
-            continue
-        if (found := protobuf.one(features, key, schema.TYPES[key])) != expected:
-            raise DataDamagedError(f"{key} is {found!r}, expected {expected!r}")
+    for key in (key for key in CONSTANTS if key not in lacks):
+        if (value := protobuf.one(features, key, schema.TYPES[key])) != CONSTANTS[key]:
+            raise DataDamagedError(f"{key} is {value!r}, expected {CONSTANTS[key]!r}")
     boxes = Boxes(*(cast("tuple[float, ...]", features[key]) for key in schema.FLOAT_KEYS))
     if len({*map(len, boxes), len(features[schema.BBOX_LABEL])}) != 1:
         raise DataDamagedError("the bounding box lists differ in length")

@@ -49,8 +49,8 @@ def one(features: Mapping[str, Value], key: str, kind: type[_Kind]) -> _Kind:
     values = features[key]
     value = values[0] if len(values) == 1 else None
     if type(value) is not kind:
-        found = "" if len(values) == 1 else f": it holds {len(values)} values"
-        raise DataDamagedError(f"{key} is not one {_CALLED[kind]}{found}")
+        count = "" if len(values) == 1 else f": it has {len(values)} values"
+        raise DataDamagedError(f"{key} is not one {_CALLED[kind]}{count}")
     return value
 
 
@@ -64,12 +64,12 @@ def text(features: Mapping[str, Value], key: str) -> str:
 
 def entries(features: Mapping[str, Value]) -> bytes:
     """Returns the serialized entries of a features map, sorted by key; keys are the schema's."""
-    whole = _Features()
+    map_of_lists = _Features()
     for key, values in features.items():
-        listed = getattr(whole.feature[key], f"{KINDS[schema.TYPES[key]]}_list")
+        listed = getattr(map_of_lists.feature[key], f"{KINDS[schema.TYPES[key]]}_list")
         listed.value.extend(values)
         listed.SetInParent()  # needed for empty lists
-    serialized: bytes = whole.SerializeToString(deterministic=True)
+    serialized: bytes = map_of_lists.SerializeToString(deterministic=True)
     return serialized
 
 
@@ -108,8 +108,10 @@ def _messages() -> tuple[Any, Any]:
     feature = descriptor_pb2.DescriptorProto(name="Feature")
     feature.oneof_decl.add(name="kind")
     of_message = {"type": number.TYPE_MESSAGE}
-    types = (number.TYPE_BYTES, number.TYPE_FLOAT, number.TYPE_INT64)
-    for index, (kind, of_value) in enumerate(zip(KINDS.values(), types, strict=True), start=1):
+    value_types = (number.TYPE_BYTES, number.TYPE_FLOAT, number.TYPE_INT64)
+    for index, (kind, of_value) in enumerate(
+        zip(KINDS.values(), value_types, strict=True), start=1
+    ):
         listed = file.message_type.add(name=f"{kind.capitalize()}List")
         listed.field.add(name="value", number=1, type=of_value, label=number.LABEL_REPEATED)
         feature.field.add(
@@ -126,9 +128,11 @@ def _messages() -> tuple[Any, Any]:
     example.field.add(name="features", number=1, type_name="Features", **of_message)
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    made = (pool.FindMessageTypeByName(f"imagenet_prep.{name}") for name in ("Example", "Features"))
-    whole, inner = map(message_factory.GetMessageClass, made)
-    return whole, inner
+    types = (
+        pool.FindMessageTypeByName(f"imagenet_prep.{name}") for name in ("Example", "Features")
+    )
+    example_class, features_class = map(message_factory.GetMessageClass, types)
+    return example_class, features_class
 
 
 _Example, _Features = _messages()

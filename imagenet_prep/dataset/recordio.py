@@ -67,16 +67,6 @@ def image(stored: bytes) -> bytes:
     return b"".join([*parts, stored[start:]]) if parts else stored
 
 
-def index_line(number: int, offset: int) -> str:
-    """Returns a line of the `.idx` file, with the offset of a record."""
-    return f"{number}\t{offset}\n"
-
-
-def list_line(number: int, class_index: int, path: str) -> str:
-    """Returns a line of the `.lst` file, in the format of im2rec.py."""
-    return f"{number}\t{class_index:f}\t{path}\n"
-
-
 def scan(file: BinaryIO, start: int, stop: int, size: int) -> Iterator[ImageRecord]:
     """Yields the records of a `.rec` file that begin in [start, stop); only reads their headers.
 

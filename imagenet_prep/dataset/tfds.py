@@ -28,7 +28,7 @@ def features(num_labels: int, absent: Container[str] = ()) -> bytes:
     `num_labels` is the number of lines of `label_names`.
     """
     keys = [key for key in schema.ALL_KEYS if key not in absent]
-    return _render(_nested("", {key: _leaf(key, num_labels) for key in keys}))
+    return _render(_nested("", {key: feature(key, num_labels) for key in keys}))
 
 
 def label_names(wnids: Sequence[str], label_offset: int) -> bytes:
@@ -72,24 +72,6 @@ def dataset_info(name: str, splits: Mapping[str, Sequence[Shard]], subset: bool)
     )
 
 
-def image() -> Json:
-    """Returns the feature of a JPEG of any size."""
-    shape = {"dimensions": ["-1", "-1", "3"]}
-    content = {"shape": shape, "dtype": "uint8", "encodingFormat": "jpeg"}
-    return _feature("image_feature.Image", "image", content)
-
-
-def class_label(num_labels: int) -> Json:
-    """Returns the feature of a label; its names are in a separate file."""
-    content = {"numClasses": str(num_labels)}
-    return _feature("class_label_feature.ClassLabel", "classLabel", content)
-
-
-def text() -> Json:
-    """Returns the feature of a text."""
-    return _feature("text_feature.Text", "text", {})
-
-
 def features_dict(features: Mapping[str, Json]) -> Json:
     """Returns the feature that contains other features by key."""
     return _feature("features_dict.FeaturesDict", "featuresDict", {"features": features})
@@ -99,13 +81,17 @@ def _feature(python: str, kind: str, content: Json) -> Json:
     return {"pythonClassName": f"{_PACKAGE}.{python}", kind: content}
 
 
-def _leaf(key: str, num_labels: int) -> Json:
+def feature(key: str, num_labels: int) -> Json:
+    """Returns the feature of a key of the schema; the names of labels are in a separate file."""
     if key == schema.ENCODED:
-        return image()
+        shape = {"dimensions": ["-1", "-1", "3"]}
+        content: Json = {"shape": shape, "dtype": "uint8", "encodingFormat": "jpeg"}
+        return _feature("image_feature.Image", "image", content)
     if key == schema.LABEL:
-        return class_label(num_labels)
+        content = {"numClasses": str(num_labels)}
+        return _feature("class_label_feature.ClassLabel", "classLabel", content)
     if key in schema.BYTES_KEYS:
-        return text()
+        return _feature("text_feature.Text", "text", {})
     dtype = "float32" if key in schema.FLOAT_KEYS else "int64"
     scalar = _feature("scalar.Scalar", "tensor", {"shape": {}, "dtype": dtype, "encoding": "none"})
     if "/bbox/" not in key:

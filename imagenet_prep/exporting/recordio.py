@@ -29,10 +29,10 @@ class RecordIO(Format):
         """Yields the lines of both lists before their record, so that no record lacks them."""
         prefix, offset = self.prefix or part.split, 0
         for number, example in enumerate(examples):
-            path = f"{example.wnid}/{example.name}"
             record = recordio.frame(number, example.class_index, example.encoded)
-            line = recordio.list_line(number, example.class_index, path)
+            # The line of the .lst file is in the format of im2rec.py.
+            line = f"{number}\t{example.class_index:f}\t{example.wnid}/{example.name}\n"
             yield Piece(f"{prefix}.lst", line.encode())
-            yield Piece(f"{prefix}.idx", recordio.index_line(number, offset).encode())
+            yield Piece(f"{prefix}.idx", f"{number}\t{offset}\n".encode())
             yield Piece(f"{prefix}.rec", record)
             offset += len(record)

@@ -49,11 +49,8 @@ class Tfds(Format):
 
     def beside(self, parts: Mapping[str, Sequence[Written]]) -> dict[str, bytes]:
         """Returns the label names, the features, and the metadata of the splits."""
-        features = {
-            tfds_record.NAME: tfds.text(),
-            tfds_record.IMAGE: tfds.image(),
-            tfds_record.LABEL: tfds.class_label(len(self.wnids)),
-        }
+        schema_keys = tfds_record.KEYS.items()
+        features = {name: tfds.feature(key, len(self.wnids)) for name, key in schema_keys}
         keys = [{"featureKey": key} for key in (tfds_record.IMAGE, tfds_record.LABEL)]
         info = {
             "name": self.name,

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -36,8 +36,6 @@ _SIDE, _QUALITY = 256, 80
 _SMALL_SIDE = 104
 # SSIM takes 300 bytes per pixel, so only the centre, up to this width and height, is measured.
 _SSIM = 1024
-
-Item = TypeVar("Item")
 
 
 @dataclass
@@ -80,36 +78,24 @@ class Comparison:
         return float(np.percentile([match.ssim for match in self.matches], percent))
 
 
-class _Some(Generic[Item]):
-    """A uniform sample of a stream of unknown length."""
-
-    def __init__(self, most: int, chance: random.Random) -> None:
-        self.items: list[Item] = []
-        self._most, self._chance, self._seen = most, chance, 0
-
-    def add(self, item: Item) -> None:
-        self._seen += 1
-        if len(self.items) < self._most:
-            self.items.append(item)
-        elif (at := self._chance.randrange(self._seen)) < self._most:
-            self.items[at] = item
-
-
 def compare(one: Facts, other: Facts, differences: Iterable[Difference], seed: int) -> Comparison:
     """Returns the differences of datasets A and B; damage is added to their facts' problems."""
     chance = random.Random(seed)
     comparison = Comparison((one, other), same=one.examples)
-    kinds = {OTHER_BYTES: _PAIRS, ONLY_IN_A: _SHOWN, ONLY_IN_B: _SHOWN, OTHER_LABEL: _SHOWN}
-    some = {kind: _Some[Difference](most, chance) for kind, most in kinds.items()}
+    sizes = {OTHER_BYTES: _PAIRS, ONLY_IN_A: _SHOWN, ONLY_IN_B: _SHOWN, OTHER_LABEL: _SHOWN}
+    drawn: dict[str, list[Difference]] = {kind: [] for kind in sizes}
     for difference in differences:
         comparison.counts.update(difference.kinds)
         comparison.same -= difference.a is not None
-        for kind in some.keys() & {*difference.kinds}:
-            some[kind].add(difference)
-    missing = _shown(one, some[ONLY_IN_A].items), _shown(other, some[ONLY_IN_B].items)
-    comparison.missing = missing
-    comparison.relabelled = _shown(one, some[OTHER_LABEL].items)
-    _match_all(comparison, some[OTHER_BYTES].items)
+        for kind in filter(sizes.get, difference.kinds):
+            # Keep a uniform sample, because the number of differences is unknown.
+            if len(drawn[kind]) < sizes[kind]:
+                drawn[kind].append(difference)
+            elif (at := chance.randrange(comparison.counts[kind])) < sizes[kind]:
+                drawn[kind][at] = difference
+    comparison.missing = _shown(one, drawn[ONLY_IN_A]), _shown(other, drawn[ONLY_IN_B])
+    comparison.relabelled = _shown(one, drawn[OTHER_LABEL])
+    _match_all(comparison, drawn[OTHER_BYTES])
     return comparison
 
 

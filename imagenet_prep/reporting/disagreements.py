@@ -21,7 +21,7 @@ class Shown(NamedTuple):
     """An image with different labels: the class names by list, and a picture as data URI."""
 
     key: str
-    said: Mapping[str, Sequence[str]]
+    labels: Mapping[str, Sequence[str]]
     picture: str | None
 
 
@@ -38,43 +38,43 @@ class Disagreements:
 
 def find(
     keys: Sequence[str],
-    said: Mapping[str, Mapping[int, Collection[int]]],
+    labels_of: Mapping[str, Mapping[int, Collection[int]]],
     lists: Sequence[Json],
     words: Callable[[int], str],
     images_of: Callable[[Sequence[str]], Iterable[ImageExample | None]],
 ) -> Disagreements:
     """Returns the disagreements of label lists.
 
-    `said` has the class indices of each list by position in `keys`. `words` returns the name of a
-    class index, and `images_of` yields the image for each key, or None.
+    `labels_of` has the class indices of each list by position in `keys`. `words` returns the name
+    of a class index, and `images_of` yields the image for each key, or None.
     """
-    found = Disagreements(lists)
-    found.pairs = {pair: Counter() for pair in itertools.combinations(said, 2)}
+    result = Disagreements(lists)
+    result.pairs = {pair: Counter() for pair in itertools.combinations(labels_of, 2)}
     ranks: list[tuple[int, int, int]] = []
     for number in range(len(keys)):
-        there = {name: {*labels[number]} for name, labels in said.items() if number in labels}
-        kinds = {
-            pair: _kind(there[pair[0]], there[pair[1]]) for pair in itertools.combinations(there, 2)
-        }
-        for pair, kind in kinds.items():
-            found.pairs[pair][kind] += 1
-        found.images += bool(kinds)
-        of_kind = Counter(kinds.values())
-        if len(kinds) > of_kind[EQUAL]:
-            ranks.append((-of_kind[APART], -of_kind[NONE], number))
-    found.differ = len(ranks)
+        of_image = {name: {*of[number]} for name, of in labels_of.items() if number in of}
+        pairs = [*itertools.combinations(of_image, 2)]
+        kinds = Counter[str]()
+        for a, b in pairs:
+            kind = _kind(of_image[a], of_image[b])
+            result.pairs[a, b][kind] += 1
+            kinds[kind] += 1
+        result.images += bool(pairs)
+        if len(pairs) > kinds[EQUAL]:
+            ranks.append((-kinds[APART], -kinds[NONE], number))
+    result.differ = len(ranks)
     numbers = [number for *_, number in heapq.nsmallest(_MOST_PICTURES, ranks)]
     images = images_of([keys[number] for number in numbers])
     for number, image in zip(numbers, images, strict=True):
         picture = image and pictures.thumbnail(image.encoded)
-        labels = {n: list(map(words, of[number])) for n, of in said.items() if number in of}
-        found.shown.append(Shown(keys[number], labels, picture))
-    return found
+        labels = {n: list(map(words, of[number])) for n, of in labels_of.items() if number in of}
+        result.shown.append(Shown(keys[number], labels, picture))
+    return result
 
 
-def _kind(one: Collection[int], other: Collection[int]) -> str:
-    if one == other:
+def _kind(a: Collection[int], b: Collection[int]) -> str:
+    if a == b:
         return EQUAL
-    if not one or not other:
+    if not a or not b:
         return NONE
-    return APART if {*one}.isdisjoint(other) else SHARED
+    return APART if {*a}.isdisjoint(b) else SHARED

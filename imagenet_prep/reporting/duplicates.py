@@ -23,9 +23,9 @@ def page(
     made_at: datetime,
 ) -> str:
     """Returns the page as HTML; `counts` is as printed by `duplicates --json`."""
-    ordered = sorted(groups, key=lambda group: len({each.wnid for each in group}) < 2)
-    shown = [
-        [(each, _picture(read(each.number))) for each in group[:_MOST_PICTURES]]
+    ordered = sorted(groups, key=lambda group: len({image.wnid for image in group}) < 2)
+    with_pictures = [
+        [(image, _picture(read(image.number))) for image in group[:_MOST_PICTURES]]
         for group in ordered[:_MOST_GROUPS]
     ]
     return render(
@@ -34,7 +34,7 @@ def page(
         made_at,
         data={},
         counts=counts,
-        groups=list(zip(shown, ordered, strict=False)),
+        groups=list(zip(with_pictures, ordered, strict=False)),
         num_groups=len(groups),
     )
 

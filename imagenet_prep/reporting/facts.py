@@ -169,7 +169,11 @@ def gather(dataset: Dataset, problems: list[str], source: Readable | None = None
     facts = Facts(
         dataset,
         classes=_classes(dataset),
-        incidents=list(filter(_is_shown, _lines(store, naming.QUARANTINE, Incident))),
+        incidents=[
+            line
+            for line in _lines(store, naming.QUARANTINE, Incident)
+            if all(0 <= n < _MAX_COUNT for n in (line.class_index, line.offset, line.size))
+        ],
         problems=list(problems),
         columns=[
             _column(dataset, name) for name in _unless_refused(store.list_folder, naming.COLUMNS)
@@ -282,11 +286,6 @@ def _classes(dataset: Dataset) -> list[tuple[str, str]]:
         return [*zip(dataset.labels.wnids, dataset.labels.words, strict=True)]
     except (DataDamagedError, StoreError):
         return []
-
-
-def _is_shown(incident: Incident) -> bool:
-    numbers = (incident.class_index, incident.offset, incident.size)
-    return all(0 <= number < _MAX_COUNT for number in numbers)
 
 
 def _lines(store: Readable, name: str, kind: type[Item]) -> Iterator[Item]:

@@ -49,35 +49,32 @@ class Mistakes:
 
 
 def find(
-    said: Iterable[Prediction],
+    predictions: Iterable[Prediction],
     words: Callable[[int], str],
     images_of: Callable[[Sequence[str]], Iterable[ImageExample | None]],
 ) -> Mistakes:
     """Returns the mistakes, without keeping predictions in memory."""
-    found = Mistakes()
+    mistakes = Mistakes()
     examples: Counter[int] = Counter()
-    taken: Counter[tuple[int, int]] = Counter()
+    confusions: Counter[tuple[int, int]] = Counter()
 
     def wrong() -> Iterable[tuple[float, int, Prediction]]:
-        for each in said:
-            found.images += 1
-            examples[each.class_index] += 1
-            if each.is_wrong:
-                found.wrong += 1
-                if not each.classes:
-                    continue  # There is no predicted class.
-                taken[each.class_index, each.classes[0]] += 1
+        for prediction in predictions:
+            mistakes.images += 1
+            examples[prediction.class_index] += 1
+            mistakes.wrong += prediction.is_wrong
+            if prediction.is_wrong and prediction.classes:
+                confusions[prediction.class_index, prediction.classes[0]] += 1
                 # Mistakes of equal confidence are in the order of their images.
-                yield each.shares[0], -found.images, each
+                yield prediction.shares[0], -mistakes.images, prediction
 
-    surest = heapq.nlargest(_MOST_PICTURES, wrong(), key=lambda one: one[:2])
-    shown = images_of([each.key for *_, each in surest])
-    for (share, _, each), image in zip(surest, shown, strict=True):
+    surest = [row[2] for row in heapq.nlargest(_MOST_PICTURES, wrong(), key=lambda row: row[:2])]
+    images = images_of([prediction.key for prediction in surest])
+    for (key, label, classes, shares), image in zip(surest, images, strict=True):
         picture = image and pictures.thumbnail(image.encoded)
-        label, other = words(each.class_index), words(each.classes[0])
-        found.surest.append(Mistake(each.key, label, other, share, picture))
-    worst = sorted(taken.items(), key=lambda pair: (-pair[1], pair[0]))[:_MOST_PAIRS]
-    for (label_index, other_index), images in worst:
-        share = images / examples[label_index]
-        found.pairs.append(Pair(words(label_index), words(other_index), images, share))
-    return found
+        mistakes.surest.append(Mistake(key, words(label), words(classes[0]), shares[0], picture))
+    worst = sorted(confusions.items(), key=lambda pair: (-pair[1], pair[0]))[:_MOST_PAIRS]
+    for (label, predicted), count in worst:
+        share = count / examples[label]
+        mistakes.pairs.append(Pair(words(label), words(predicted), count, share))
+    return mistakes

@@ -137,32 +137,25 @@ def _style() -> Iterator[None]:
 
 def _draw_training(rows: Sequence[Row], figure: Figure, colours: tuple[str, str, str]) -> None:
     """Draws panels for speed, time, shares of time and, if there is a price, cost."""
-    ranks = [row.ranks for row in rows]
-    first = rows[0].images_per_s / ranks[0]
-    shares: dict[str, list[Any]] = {
-        "efficiency": [row.efficiency for row in rows],
-        "lost to input": [row.input_share for row in rows],
-        "lost to communication": [row.communication_share for row in rows],
+    of = {name: [getattr(row, name) for row in rows] for name in vars(rows[0])}
+    ranks, speeds = of["ranks"], of["images_per_s"]
+    shares = {
+        "efficiency": of["efficiency"],
+        "lost to input": of["input_share"],
+        "lost to communication": of["communication_share"],
+    }
+    lines_of_speed = {
+        "trained": speeds,
+        "without input": of["images_per_s_without_input"],
+        "linear scaling": [speeds[0] / ranks[0] * rank for rank in ranks],
     }
     panels: list[tuple[str, dict[str, list[Any]], str]] = [
-        (
-            "images/s",
-            {
-                "trained": [row.images_per_s for row in rows],
-                "without input": [row.images_per_s_without_input for row in rows],
-                "linear scaling": [first * rank for rank in ranks],
-            },
-            "{:,.0f}",
-        ),
-        ("hours for 90 epochs", {"": [row.hours for row in rows]}, "{:,.3g}"),
-        (
-            "share",
-            {name: of_rows for name, of_rows in shares.items() if None not in of_rows},
-            "{:.0%}",
-        ),
+        ("images/s", lines_of_speed, "{:,.0f}"),
+        ("hours for 90 epochs", {"": of["hours"]}, "{:,.3g}"),
+        ("share", {name: shares[name] for name in shares if None not in shares[name]}, "{:.0%}"),
     ]
-    if all(row.dollars is not None for row in rows):
-        panels.append(("dollars for 90 epochs", {"": [row.dollars for row in rows]}, "{:,.0f}"))
+    if None not in of["dollars"]:
+        panels.append(("dollars for 90 epochs", {"": of["dollars"]}, "{:,.0f}"))
     for axes, (label, lines, form) in zip(figure.subplots(2, 2).flat, panels, strict=False):
         for (name, values), style, colour in zip(
             lines.items(), ("o-", "s-", ":"), colours, strict=False

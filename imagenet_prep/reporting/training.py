@@ -56,19 +56,17 @@ def load(path: Path) -> list[Row]:
     try:
         rows = records.parse(_Figures, canonical.loads(content), others=True).rows
         if not rows:
-            raise ValueError("there are no rows of figures in it")
-        if (
-            min(min(row.ranks, row.images_per_s, row.images_per_s_without_input) for row in rows)
-            <= 0
-        ):
-            raise ValueError("a number of ranks or a speed in it is not above 0")
+            raise ValueError("it has no rows")
+        for row in rows:
+            if min(row.ranks, row.images_per_s, row.images_per_s_without_input) <= 0:
+                raise ValueError("a number of ranks or a speed is not above 0")
     except ValueError as error:
         raise UsageError(
-            f"{path}: expected figures that `imagenet-prep bench-train` wrote: {error}"
+            f"{path}: not a file of figures from `imagenet-prep bench-train`: {error}"
         ) from None
     return rows
 
 
 def cells(rows: Sequence[Row]) -> list[list[str]]:
     """Returns the table cells of each row, in the order of `HEADER`."""
-    return [[shown(row) for shown in _COLUMNS.values()] for row in rows]
+    return [[text_of(row) for text_of in _COLUMNS.values()] for row in rows]

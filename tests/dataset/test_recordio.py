@@ -46,11 +46,6 @@ def test_a_magic_number_in_an_image_cuts_the_record() -> None:
     assert cut == first + MAGIC + struct.pack("<I", 3 << 29 | 3) + b"efg" + b"\0"
 
 
-def test_lines_are_those_of_im2rec() -> None:
-    assert recordio.list_line(4, 17, "n1/a b.JPEG") == "4\t17.000000\tn1/a b.JPEG\n"
-    assert recordio.index_line(4, 1024) == "4\t1024\n"
-
-
 @given(st.lists(st.tuples(IMAGES, st.booleans()), min_size=1, max_size=8), st.data())
 def test_every_image_is_found_once_from_any_pieces(
     images: list[tuple[bytes, bool]], data: st.DataObject

@@ -70,5 +70,7 @@ def test_a_record_whose_image_or_label_contradicts_the_table_is_refused(
     if images == IMAGES:
         assert len(exported(root)) == 3
     else:
-        with pytest.raises(DataDamagedError, match=f"record {number} .*table of samples says"):
+        with pytest.raises(
+            DataDamagedError, match=f"record {number} .*differs from the table of samples"
+        ):
             exported(root)

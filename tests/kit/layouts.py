@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from imagenet_prep.dataset import recordio
 from imagenet_prep.sources import labels
 from imagenet_prep.sources.labels import official_classes
 from tests.kit.miniature import Miniature
@@ -242,7 +241,7 @@ def write_recordio(
     ]
     write(path, b"".join(frames))
     if lists:
-        lines = [recordio.list_line(number, *row[:2]) for number, row in enumerate(rows)]
+        lines = [f"{number}\t{row[0]:f}\t{row[1]}\n" for number, row in enumerate(rows)]
         write(path.with_suffix(".lst"), "".join(lines).encode())
 
 

@@ -34,7 +34,7 @@ def test_images_with_nothing_in_common_come_first() -> None:
     }
     assert (found.images, found.differ) == (5, 4)
     assert [each.key for each in found.shown] == ["k5", "k3", "k2", "k1"]
-    assert found.shown[2].said == {"the data set": ["class 2"], "one": []}
+    assert found.shown[2].labels == {"the data set": ["class 2"], "one": []}
     assert [each.picture is None for each in found.shown] == [False, True, False, False]
 
 

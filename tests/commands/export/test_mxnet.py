@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from imagenet_prep.dataset import recordio
 from imagenet_prep.read.records import Records
 from imagenet_prep.storage.opened import open_dataset
 from tests.commands.export.conftest import exported
@@ -129,7 +128,7 @@ def test_records_are_framed_as_mxnet_frames_them_wherever_the_magic_number_stand
         enumerate(records),
         strict=True,
     ):
-        assert line == recordio.index_line(number, offset)
+        assert line == f"{number}\t{offset}\n"
         offset += len(record)
 
 

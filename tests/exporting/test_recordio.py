@@ -1,0 +1,19 @@
+"""The lists next to a RecordIO file."""
+
+from __future__ import annotations
+
+from imagenet_prep.exporting.examples import Example, Part
+from imagenet_prep.exporting.recordio import RecordIO
+
+
+def test_lines_are_those_of_im2rec() -> None:
+    example = Example(4, "n1/a b.JPEG", 17, "n1", b"image", "", {})
+    pieces = [*RecordIO().pieces(Part("train", 0, 1, range(2)), [example, example])]
+
+    size = len(pieces[2].data)
+    assert [(piece.name, piece.data.decode()) for piece in pieces if piece.name != "train.rec"] == [
+        ("train.lst", "0\t17.000000\tn1/a b.JPEG\n"),
+        ("train.idx", "0\t0\n"),
+        ("train.lst", "1\t17.000000\tn1/a b.JPEG\n"),
+        ("train.idx", f"1\t{size}\n"),
+    ]

@@ -84,7 +84,7 @@ _BEFORE_AND_AFTER: tuple[tuple[str, tuple[str, str], str, Callable[[float], str]
 
 def of(facts: Facts) -> list[Plot]:
     """Returns the plots for which there are enough facts."""
-    with _style():
+    with _settings(_STYLE):
         plots = [
             _examples_per_class(facts),
             *(_before_and_after(facts, *row) for row in _BEFORE_AND_AFTER),
@@ -99,7 +99,7 @@ def of(facts: Facts) -> list[Plot]:
 
 def training(rows: Sequence[Row]) -> Plot:
     """Returns the plot of `bench-train`: speed, time, shares and cost by number of ranks."""
-    with _style():
+    with _settings(_STYLE):
         figure = Figure(figsize=(7.4, 4.8), layout="constrained")
         _draw_training(rows, figure, (_AFTER, _BEFORE, _INK))
         last = rows[-1]
@@ -114,24 +114,18 @@ def training(rows: Sequence[Row]) -> Plot:
 
 def save_training(rows: Sequence[Row], file: BinaryIO) -> None:
     """Writes the plot of `training` as a PNG."""
-    with _defaults():
+    with _settings({}):
         figure = Figure(figsize=(9, 6), layout="constrained")
         _draw_training(rows, figure, ("C0", "C1", "0.5"))
         figure.savefig(file, format="png", dpi=160)
 
 
 @contextlib.contextmanager
-def _defaults() -> Iterator[None]:
-    """Uses matplotlib's defaults, because a user's settings file could start LaTeX."""
+def _settings(style: Any) -> Iterator[None]:
+    """Uses matplotlib's defaults and a style: a user's settings file could start LaTeX."""
     with mpl.rc_context():
         mpl.rcdefaults()
-        yield
-
-
-@contextlib.contextmanager
-def _style() -> Iterator[None]:
-    with _defaults():
-        mpl.rcParams.update(_STYLE)
+        mpl.rcParams.update(style)
         yield
 
 

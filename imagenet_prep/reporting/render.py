@@ -23,14 +23,7 @@ from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import ignored
 
 
-def render(
-    template: str,
-    title: str,
-    made_at: datetime,
-    *,
-    data: Json,
-    **values: Any,
-) -> str:
+def render(template: str, title: str, made_at: datetime, *, data: Json, **values: Any) -> str:
     """Returns a page as HTML; `data` is for the script, `values` are for the template."""
     environment = Environment(
         loader=PackageLoader("imagenet_prep.reporting"),

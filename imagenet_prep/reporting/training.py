@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from imagenet_prep.core import canonical, records, regular_file
 from imagenet_prep.core.errors import UsageError
@@ -25,11 +26,6 @@ class Row:
     start_up_s: float
     hours: float
     dollars: float | None  # None without a price
-
-
-@dataclass(frozen=True)
-class _Figures:
-    rows: list[Row]
 
 
 _COLUMNS: dict[str, Callable[[Row], str]] = {
@@ -54,7 +50,8 @@ def load(path: Path) -> list[Row]:
     with storage_errors("read", path):
         content = regular_file.read(path, _MOST_BYTES)
     try:
-        rows = records.parse(_Figures, canonical.loads(content), others=True).rows
+        figures = records.parse(dict[str, Any], canonical.loads(content))
+        rows = records.parse(list[Row], figures.get("rows"), others=True)
         if not rows:
             raise ValueError("it has no rows")
         for row in rows:

@@ -51,7 +51,7 @@ def load(path: Path) -> list[Row]:
         content = regular_file.read(path, _MOST_BYTES)
     try:
         figures = records.parse(dict[str, Any], canonical.loads(content))
-        rows = records.parse(list[Row], figures.get("rows"), others=True)
+        rows = records.parse(list[Row], figures.get("rows"))
         if not rows:
             raise ValueError("it has no rows")
         for row in rows:

@@ -195,9 +195,9 @@ def test_a_value_of_another_type_is_refused(key: str, value: bytes) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "complaint"),
     [
-        (schema.HEIGHT, int64s(), "image/height is not one integer: it holds 0 values"),
-        (schema.HEIGHT, int64s(1, 2), "image/height is not one integer: it holds 2 values"),
-        (schema.WIDTH, b"", "image/width is not one integer: it holds 0 values"),
+        (schema.HEIGHT, int64s(), "image/height is not one integer: it has 0 values"),
+        (schema.HEIGHT, int64s(1, 2), "image/height is not one integer: it has 2 values"),
+        (schema.WIDTH, b"", "image/width is not one integer: it has 0 values"),
         (schema.FORMAT, field(1, field(1, b"PNG")), "image/format is b'PNG'"),
         (schema.COLORSPACE, field(1, field(1, b"GRAY")), "image/colorspace is b'GRAY'"),
         (schema.CHANNELS, int64s(1), "image/channels is 1, expected 3"),

@@ -123,7 +123,9 @@ def test_a_key_that_train_and_validation_have_is_refused(tmp_path: Path) -> None
     assert (change.name, change.excluded) == ("train-00000-of-00001", {in_train})
     # A class that the image of one split has already is no change there, and is ambiguous too.
     for request in (Request(both), *(Request(None, Relabels(both, {in_both: n})) for n in (2, 3))):
-        with pytest.raises(UsageError, match=f"list: {in_both}: train and validation have an im"):
+        with pytest.raises(
+            UsageError, match=f"list: {in_both}: train and validation both have an im"
+        ):
             changes_of(request, dataset, 0)
 
 

@@ -149,7 +149,9 @@ def test_a_shard_with_too_many_problems_is_given_up_and_says_so(
     limits(listed_problems=2)
     seen = check(write(tmp_path / "set", with_value("image/encoded", [b"GIF89a"])))
 
-    given_up = [problem for problem in seen.problems if "given up after 2 problems" in problem]
+    given_up = [
+        problem for problem in seen.problems if "checking stopped after 2 problems" in problem
+    ]
     assert len(given_up) == 3
 
 

@@ -226,7 +226,9 @@ def test_a_key_of_two_splits_is_not_excluded(tmp_path: Path) -> None:
     parts = (Part("train.tar", 90, 1), Part("validation.tar", 90, 1))
     how: dict[str, Any] = {"splits": ("train", "validation"), "num_shards": {}}
     chosen = excluding(key, source=Both(CLASSES, parts), **how)
-    with pytest.raises(UsageError, match=f"^list: {key}: train and validation have an image of"):
+    with pytest.raises(
+        UsageError, match=f"^list: {key}: train and validation both have an image with"
+    ):
         take_inventory(chosen, LocalStore(tmp_path), WORKERS, quiet=True)
 
 

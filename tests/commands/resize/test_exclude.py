@@ -114,4 +114,4 @@ def test_a_set_without_tables_is_refused_with_what_makes_them(cifar: Path, tmp_p
 
     assert refused.code == 2, refused
     assert "has no tables of samples" in refused.complaints
-    assert f"imagenet-prep adopt {source} --out NEW" in refused.complaints
+    assert f"imagenet-prep adopt {source} (add --out NEW" in refused.complaints

@@ -121,10 +121,10 @@ class Folder(Format):
         if moved and not self.allow_empty_class:
             raise UsageError(
                 f"{where} has no images of {len(missing):,} of {len(has_images):,} classes: "
-                f"{some([self.wnids[index] for index in missing])}. ImageFolder would change the "
-                f"labels of the {moved:,} classes after {self.wnids[missing[0]]}. To write empty "
-                "folders for these classes, use --allow-empty-class, and read them by "
-                "ImageFolder(..., allow_empty=True) of torchvision."
+                f"{some([self.wnids[index] for index in missing])}. ImageFolder would find "
+                f"{has_images.sum():,} classes, and change the labels of the {moved:,} after "
+                f"{self.wnids[missing[0]]}. To write empty folders for the missing classes, use "
+                "--allow-empty-class, and read them by ImageFolder(..., allow_empty=True)."
             )
         return numbered
 

@@ -157,7 +157,7 @@ UNTRUE: dict[str, tuple[Callable[[Path], None], str]] = {
     "bytes": (swap_labels, "labels.txt"),
     "tfds": (rotate_tfds, "image-class-label.labels.txt: differs from labels.txt"),
     "official": (call_official, "says that the classes are ILSVRC2012's"),
-    "edition": (lambda root: change(root, edition="imagenet-a"), "imagenet-a, which has other"),
+    "edition": (lambda root: change(root, edition="imagenet-a"), "imagenet-a, which has different"),
 }
 
 

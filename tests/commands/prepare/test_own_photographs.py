@@ -200,7 +200,9 @@ def test_all_empty_classes_are_named_and_names_are_one_line(photos: Path, tmp_pa
     (photos / "fish" / "1.jpg").write_bytes(photograph(60, 80))
     made = prepare(photos, tmp_path / "out")
     assert made.code == 3
-    assert "birds/a\\x0ab.jpg: its name 'birds/a\\nb.jpg' is empty or holds a control" in made.err
+    assert (
+        "birds/a\\x0ab.jpg: its name 'birds/a\\nb.jpg' is empty or contains a control" in made.err
+    )
 
 
 def test_one_class_is_enough_and_one_without_sound_images_is_named(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from imagenet_prep.preparation.output import Output
 from imagenet_prep.preparation.planning import Census, ClassKey, Inventory, lines_by_class
 from imagenet_prep.preparation.provenance import demand_same_source
 from imagenet_prep.preparation.selection import index_stage
-from imagenet_prep.preparation.shared_plan import BlockKey, SharedPlan, ShareKey, share_of
+from imagenet_prep.preparation.shared_plan import GroupKey, SharedPlan, share_of
 from imagenet_prep.preparation.tasks import Listed, member_list
 from imagenet_prep.preparation.writing import begin, commit, write_stage, write_tasks
 from imagenet_prep.sources.boxes import BoxTask
@@ -252,8 +252,7 @@ def take_census(_: None, ours: Preparation, listed: Iterable[Done], read: Iterab
         _demand(tasks, receipts)
         if selection.annotations:
             _demand(selection.annotations.tasks, {each.task.name for each in read})
-        counts = ours.plan.count(tasks, [receipts[task.name].content for task in tasks])
-        return ours.plan.census(counts)
+        return ours.plan.count(tasks, [receipts[task.name].content for task in tasks])
 
 
 def _demand(tasks: Sequence[Any], finished: Collection[str]) -> None:
@@ -262,7 +261,7 @@ def _demand(tasks: Sequence[Any], finished: Collection[str]) -> None:
         raise errors.JobLostError(f"{left} of {len(tasks)} tasks were left undone")
 
 
-def _share(listed: tuple[_Key, str], census: Census) -> tuple[ShareKey, tuple[_Key, str]]:
+def _share(listed: tuple[_Key, str], census: Census) -> tuple[GroupKey, tuple[_Key, str]]:
     return share_of(ClassKey(*listed[0]), census), listed
 
 
@@ -282,7 +281,7 @@ def _write(
     block: tuple[_Key, Iterable[bytes]], ours: Preparation, census: Census
 ) -> list[ShardKey]:
     with reported(ours.lease):
-        return ours.plan.write(BlockKey(*block[0]), block[1], census)
+        return ours.plan.write(GroupKey(*block[0]), block[1], census)
 
 
 def _complete(

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Generic
 
 from imagenet_prep.core import counter, errors
-from imagenet_prep.engine import cluster, lease
-from imagenet_prep.engine.lease import Lease
+from imagenet_prep.engine import cluster
+from imagenet_prep.engine.lease import Lease, end_jobs
 from imagenet_prep.engine.progress import Progress
 from imagenet_prep.engine.stage import AnyContent, AnyTask, Receipt, Stage
 from imagenet_prep.engine.workers import PROCESSES, Processes, Started, Threads, Workers
@@ -38,7 +38,7 @@ class Followed(Generic[AnyContent]):
         stage: Stage[Any, AnyContent],
         tasks: Sequence[Any],
         *,
-        title: str,
+        title: str = "",
         images: int = 0,
         watch: Callable[[Receipt[AnyContent]], None] = lambda _: None,
         quiet: bool = False,
@@ -51,11 +51,11 @@ class Followed(Generic[AnyContent]):
         # If images are written, the shards come last; archives that are hashed are no shards.
         counted = [task for task in tasks if not images or isinstance(task, type(tasks[-1]))]
         self._progress = Progress(
-            title,
+            title or stage.name,
             len(counted),
             sum(task.name in self.receipts for task in counted),
             images=images,
-            images_done=sum(_examples(each) for each in self.receipts.values()),
+            images_done=sum(map(_examples, self.receipts.values())),
             quiet=quiet or not self.left,
         )
 
@@ -87,7 +87,7 @@ def run(
     tasks: Sequence[AnyTask],
     workers: Workers,
     *,
-    title: str,
+    title: str = "",
     images: int = 0,
     watch: Callable[[Receipt[AnyContent]], None] = lambda _: None,
     quiet: bool = False,
@@ -96,12 +96,13 @@ def run(
 
     After the first failure, workers finish their current task and stop. Finished tasks are kept.
     `watch` is called in this process with each receipt, including those of earlier runs; the run
-    stops if it raises ImagenetPrepError. The progress counts tasks if `images` is 0.
+    stops if it raises ImagenetPrepError. The progress is called `title` (default: the name of the
+    stage) and counts tasks if `images` is 0.
     """
     followed = Followed(stage, tasks, title=title, images=images, watch=watch, quiet=quiet)
     with contextlib.closing(followed):
         if followed.left and workers.remote:
-            _run_elsewhere(stage, followed, workers, title=title, quiet=quiet)
+            _run_elsewhere(stage, followed, workers, quiet=quiet)
         elif followed.left:
             _run_here(stage, followed, workers)
     return [followed.receipts[task.name] for task in tasks]
@@ -109,7 +110,7 @@ def run(
 
 def _run_here(stage: Stage[Any, Any], followed: Followed[Any], workers: Workers) -> None:
     # A killed run may have left a cluster job.
-    lease.end_jobs(stage.store)
+    end_jobs(stage.store)
     stage.clear()
     tasks = followed.left
     processes = workers.resolved_kind == PROCESSES and workers.count > 1
@@ -120,20 +121,20 @@ def _run_here(stage: Stage[Any, Any], followed: Followed[Any], workers: Workers)
         except BaseException:
             # Ctrl-C or an error from `watch`. The note makes workers stop after their task.
             with contextlib.suppress(errors.ImagenetPrepError, OSError):
-                stage.fail("", "the run was ended")
+                stage.fail("", "the run was stopped")
             raise
     stage.raise_failure()
-    if left := len(followed.left):
+    if pending := len(followed.left):
         # A retry would not help: a process killed for its memory would be killed again.
         raise errors.IncompleteError(
-            f"{stage.name}: a worker process died (killed for memory?); {left} of {len(tasks)} "
-            "tasks are left. Finished work is kept: run the same command again to resume, with "
-            "fewer --workers if it repeats."
+            f"{stage.name}: a worker process was killed, perhaps because memory ran out; {pending} "
+            f"of {len(tasks)} tasks are not finished. Finished work is kept: run the same command "
+            "again to resume, with fewer --workers if this happens again."
         )
 
 
 def _run_elsewhere(
-    stage: Stage[Any, Any], followed: Followed[Any], workers: Workers, *, title: str, quiet: bool
+    stage: Stage[Any, Any], followed: Followed[Any], workers: Workers, *, quiet: bool
 ) -> None:
     def build(pipeline: Any, lease: Lease) -> None:
         import apache_beam as beam
@@ -141,7 +142,7 @@ def _run_elsewhere(
         from imagenet_prep.engine.transform import Receipts
 
         tasks = pipeline | "Tasks" >> beam.Create(followed.left)
-        _ = tasks | title.capitalize() >> Receipts(stage, lease)
+        _ = tasks | stage.name.capitalize() >> Receipts(stage, lease)
 
     jobs = Jobs(stage.store, workers.beam_args, stage.name, stage.log("runner"), quiet=quiet)
     jobs.run(build, followed.collect)
@@ -165,45 +166,45 @@ class Jobs:
         (before, _), futile = collect(), 0
         while True:
             lost = self._lost(build, collect)
-            finished, whole = collect()
-            if not lost and whole:
+            finished, is_complete = collect()
+            if not lost and is_complete:
                 return
-            lost = lost or errors.JobLostError("The job ended before its tasks were done")
+            lost = lost or errors.JobLostError("the job ended before its tasks were finished")
             futile = 0 if finished > before else futile + 1
             before = finished
             if futile == _FUTILE_JOBS:
                 raise errors.IncompleteError(
-                    f"{self.name}: the workers were lost {_FUTILE_JOBS} times on end. {lost}. "
-                    "Finished work is kept: mend that, then run the same command again to resume."
+                    f"{self.name}: the workers were lost {_FUTILE_JOBS} times in a row: {lost}. "
+                    "Finished work is kept: fix this and run the same command again to resume."
                 ) from lost
             if not self.quiet:
-                print(f"{self.name}: workers were lost. {lost}", file=sys.stderr, flush=True)
+                print(f"{self.name}: workers were lost: {lost}", file=sys.stderr, flush=True)
             time.sleep(_PAUSE_S if futile else 0)
 
     def _lost(
         self, build: Callable[[Any, Lease], object], collect: Collect
     ) -> errors.JobLostError | None:
         """Runs one job; returns an error if it was lost. BusyError if the lease was taken over."""
-        held = Lease.take_over(self.store)
-        name = f"imagenet-prep-{self.name}-{held.job}"
+        lease = Lease.take_over(self.store)
+        name = f"imagenet-prep-{self.name}-{lease.job}"
         try:
             with cluster.submit(
-                self.beam_args, lambda pipeline: build(pipeline, held), name=name, log=self.log
+                self.beam_args, lambda pipeline: build(pipeline, lease), name=name, log=self.log
             ) as job:
                 follow(job, collect, _poll_s(self.store))
         except (errors.JobLostError, errors.StoreError) as lost:
             # The run that now holds the lease may remove files that this one is about to read.
-            if not held.held:
+            if not lease.held:
                 raise errors.BusyError(
-                    f"{self.store.where()}: another run has begun, so this one has ended. What it "
-                    "has finished is kept, and the other run goes on from there."
+                    f"{self.store.where()}: a newer run has taken over, so this run has stopped. "
+                    "Its finished work is kept, and the newer run continues from there."
                 ) from lost
             if isinstance(lost, errors.StoreError):
                 raise
             return lost
         finally:
-            if held.held:
-                lease.end_jobs(self.store)
+            if lease.held:
+                end_jobs(self.store)
         return None
 
 

@@ -63,13 +63,13 @@ class Job(Started):
         text = str(error)
         # A remote runner only sends the text of a worker's error; a local one raises the error.
         named = f"{type(error).__module__}.{type(error).__name__}: {text}"
-        if found := _BUG.search(named):
-            return RuntimeError(found[1].strip())
-        if found := _OURS.search(named):
-            return errors.by_name(found[1])(found[2].strip())
+        if match := _BUG.search(named):
+            return RuntimeError(match[1].strip())
+        if match := _OURS.search(named):
+            return errors.by_name(match[1])(match[2].strip())
         causes = _CAUSE.findall(text) or [text.strip().partition("\n")[0] or type(error).__name__]
         return errors.JobLostError(
-            f"{self._runner}: {causes[-1][:300]}. All it said is in {self._log}"
+            f"{self._runner}: {causes[-1][:300]}. The complete log is {self._log}"
         )
 
 
@@ -138,8 +138,8 @@ def _job_server(runner: Any, options: Any, ending: contextlib.ExitStack) -> None
     launcher = options.view_as(pipeline_options.JobServerOptions).job_server_java_launcher
     if shutil.which(launcher) is None:
         raise errors.ImagenetPrepError(
-            f"no {launcher!r} on this machine: Beam's job server needs Java. Install it (Debian: "
-            "openjdk-17-jre-headless), or name a running job server by --runner=PortableRunner "
+            f"no {launcher!r} on this machine: Beam's job server needs Java. Install Java (Debian: "
+            "openjdk-17-jre-headless), or use a running job server: --runner=PortableRunner "
             "--job_endpoint=HOST:PORT."
         )
     make = runner.default_job_server
@@ -167,9 +167,9 @@ def _demand_answer(endpoint: str) -> None:
             )
     except grpc.RpcError as error:
         raise errors.ImagenetPrepError(
-            f"no job server answers at {endpoint} ({error.code().name}: {error.details()}). "
-            "Expected the HOST:PORT of Beam's job server in --job_endpoint, e.g. localhost:8099: "
-            "check it, and that the server is up."
+            f"the job server does not answer at {endpoint} ({error.code().name}: "
+            f"{error.details()}). Check that Beam's job server is running and that --job_endpoint "
+            "is its HOST:PORT, e.g. localhost:8099."
         ) from error
 
 
@@ -184,8 +184,8 @@ def _demand_spark(url: str) -> None:
         else:
             return
     raise errors.ImagenetPrepError(
-        f"no Spark answers at {url} ({', '.join(refused)}). Expected the master's address in "
-        "--spark_master_url, e.g. spark://master:7077: check it, and that the cluster is up."
+        f"Spark does not answer at {url} ({', '.join(refused)}). Check that the cluster is running "
+        "and that --spark_master_url is its master's address, e.g. spark://master:7077."
     )
 
 
@@ -214,17 +214,18 @@ class _Flink:
             overview = self._ask("GET", "/v1/overview")
         except requests.RequestException as error:
             raise errors.ImagenetPrepError(
-                f"no Flink answers at {self._url} ({type(error).__name__}). Expected the "
-                "JobManager's REST address in --flink_master, e.g. http://jobmanager:8081: "
-                "check it, and that the cluster is up."
+                f"Flink does not answer at {self._url} ({type(error).__name__}). Check that the "
+                "cluster is running and that --flink_master is the REST address of its JobManager, "
+                "e.g. http://jobmanager:8081."
             ) from error
         if not (slots := overview["slots-total"]):
             raise errors.ImagenetPrepError(
-                f"Flink at {self._url} has no TaskManager. Start some, then run this again."
+                f"Flink at {self._url} has no TaskManager. Start one, then run the same command "
+                "again."
             )
-        asked = options.view_as(pipeline_options.FlinkRunnerOptions)
-        if asked.parallelism < 1:
-            asked.parallelism = slots
+        flink_options = options.view_as(pipeline_options.FlinkRunnerOptions)
+        if flink_options.parallelism < 1:
+            flink_options.parallelism = slots
 
     def cancel(self) -> None:
         """Cancels the job if it still runs. Beam's own cancel only forgets the job."""

@@ -12,7 +12,7 @@ import socket
 import time
 import uuid
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,21 +32,6 @@ _IN_HAND = 3
 _chance = random.Random()
 # Jobs whose leases this process has seen.
 _seen: set[str] = set()
-
-
-class Claimed(Iterator[AnyTask]):
-    """The tasks that a worker claims one by one, see `Lease.claimed`."""
-
-    def __init__(self, lease: Lease, tasks: Generator[AnyTask, None, None]) -> None:
-        self.check = lease.check
-        self._tasks = tasks
-
-    def __next__(self) -> AnyTask:
-        return next(self._tasks)
-
-    def close(self) -> None:
-        """Releases claimed tasks that have no receipt."""
-        self._tasks.close()
 
 
 @dataclass(frozen=True)
@@ -77,7 +62,7 @@ class Lease:
         """Raises JobLostError if another run has taken over the lease."""
         if not self.held:
             raise errors.JobLostError(
-                f"{self.store.where()}: another run has begun, so this one has ended"
+                f"{self.store.where()}: a newer run has taken over, so this run has stopped"
             )
 
     def arrive(self) -> None:
@@ -89,42 +74,39 @@ class Lease:
         while not self.held:
             if time.monotonic() > end:
                 raise errors.UsageError(
-                    f"worker {socket.gethostname()} does not see {self.store.where(self._folder)}, "
-                    "which was just written where this was started. Give an output that all "
+                    f"worker {socket.gethostname()} cannot see {self.store.where(self._folder)}, "
+                    "which the launching machine has just written. Choose an output that all "
                     "workers share under the same path (NFS, Lustre), or s3://bucket/prefix"
                 )
             time.sleep(_SEEN_POLL_S)
         _seen.add(self.job)
 
-    def claimed(self, stage: Stage[Any, Any], tasks: Sequence[AnyTask]) -> Claimed[AnyTask]:
-        """Returns tasks that no other worker of this job has claimed, until none is left.
+    def claimed(
+        self, stage: Stage[Any, Any], tasks: Sequence[AnyTask]
+    ) -> Generator[AnyTask, None, None]:
+        """Yields tasks that no other worker of this job has claimed, until none is left.
 
         After a collision, a worker skips a random number of tasks, so it rarely lists all claims.
         If closed early, it releases tasks without a receipt. A runner that retries after a failure,
         as Spark does, then meets the same failure again.
         """
-        return Claimed(self, self._claimed(stage, tasks))
-
-    def _claimed(
-        self, stage: Stage[Any, Any], tasks: Sequence[AnyTask]
-    ) -> Generator[AnyTask, None, None]:
         claims = f"{self._folder}/{stage.name}"
-        if place := self.store.as_folder:
-            place.make_folder(claims)
-        left, spread = _without(tasks, self.store.names(claims)), 1
+        if folder := self.store.as_folder:
+            folder.make_folder(claims)
+        pending, spread = _without(tasks, self.store.names(claims)), 1
         mine: deque[str] = deque(maxlen=_IN_HAND)
         try:
-            while left:
-                task = left.popleft()
+            while pending:
+                task = pending.popleft()
                 self.check()
                 if self.store.take(f"{claims}/{task.name}"):
                     mine.append(task.name)
                     yield task
                     continue
                 # Each attempt may be a request, so list all claims after a failed one.
-                left, spread = _without(left, self.store.names(claims)), 2 * spread
-                if left:
-                    left.rotate(-_chance.randrange(min(spread, len(left))))
+                pending, spread = _without(pending, self.store.names(claims)), 2 * spread
+                if pending:
+                    pending.rotate(-_chance.randrange(min(spread, len(pending))))
         except GeneratorExit:
             with contextlib.suppress(errors.ImagenetPrepError):
                 failed = set(mine).difference(stage.receipts(mine))

@@ -46,14 +46,14 @@ def serve(port: int, container_executable: str | None) -> None:
     except RuntimeError as error:
         raise OSError(f"{_ADDRESS}:{port}: {error}") from error
     # Python may handle a signal late if it arrives just before a lock wait; a socket is never late.
-    asked, on_signal = socket.socketpair()
+    signalled, on_signal = socket.socketpair()
     on_signal.setblocking(False)
     signal.set_wakeup_fd(on_signal.fileno())
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     server.start()
-    print(f"workers are started at {_ADDRESS}:{port}", flush=True)
-    asked.recv(1)
+    print(f"listening for requests to start workers on {_ADDRESS}:{port}", flush=True)
+    signalled.recv(1)
     server.stop(0).wait()
     for worker in pool._worker_processes.values():
         worker_pool_main.kill_process_gracefully(worker)
@@ -91,15 +91,15 @@ def main(argv: Sequence[str]) -> int:
     """Runs the pool; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m imagenet_prep.engine.pool",
-        description="Beam's pool of workers, on loopback, for --environment_type=EXTERNAL.",
+        description="Beam's worker pool on the loopback address, for --environment_type=EXTERNAL.",
     )
     parser.add_argument("--port", type=int, default=_PORT, help="default: %(default)s")
-    parser.add_argument("--container_executable", help="Beam's boot program, in its images")
+    parser.add_argument("--container_executable", help="Beam's boot program in its Docker images")
     flags = parser.parse_args(argv)
     try:
         serve(flags.port, flags.container_executable)
     except OSError as error:
-        print(f"imagenet-prep: {error}. Give another --port.", file=sys.stderr)
+        print(f"imagenet-prep: {error}. Choose a different --port.", file=sys.stderr)
         return 1
     return 0
 

@@ -41,8 +41,8 @@ class Progress:
         self._bar: Any = None
         self._quiet = quiet
         if done and not quiet:
-            kept = counted(total, "shard" if images else "task")
-            self._say(f"resuming: {done:,} of {kept} are kept")
+            tasks = counted(total, "shard" if images else "task")
+            self._say(f"resuming: {done:,} of {tasks} already finished")
         # A terminal may report no width (docker run -t); then print lines instead of a bar.
         if not quiet and is_live() and os.get_terminal_size(2).columns:
             from tqdm import tqdm

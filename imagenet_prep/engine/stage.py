@@ -83,8 +83,8 @@ class Receipt(_Work, Generic[AnyContent]):
 
     def dumps(self) -> bytes:
         """Returns the bytes of the receipt file."""
-        whole = canonical.fields(self)
-        return canonical.dumps(canonical.fields(whole.pop("content")) | whole)
+        work = canonical.fields(self)
+        return canonical.dumps(canonical.fields(work.pop("content")) | work)
 
 
 @dataclass(frozen=True)
@@ -129,13 +129,13 @@ class Stage(Generic[AnyTask, AnyContent]):
 
     def receipts(self, tasks: Iterable[str]) -> dict[str, Receipt[AnyContent]]:
         """Returns receipts by task, except invalid ones and those with files that are missing."""
-        there = set(self.store.names(f"{self.folder}/receipts"))
-        return self._sound([task for task in tasks if f"{task}.json" in there])
+        files = set(self.store.names(f"{self.folder}/receipts"))
+        return self._sound([task for task in tasks if f"{task}.json" in files])
 
     def receipt(self, task: str) -> Receipt[AnyContent] | None:
         """Returns the receipt of one task, or None if it is not finished."""
-        there = self.store.size(self._receipt(task)) is not None
-        return self._sound([task]).get(task) if there else None
+        exists = self.store.size(self._receipt(task)) is not None
+        return self._sound([task]).get(task) if exists else None
 
     def _receipt(self, task: str) -> str:
         return f"{self.folder}/receipts/{task}.json"
@@ -160,9 +160,9 @@ class Stage(Generic[AnyTask, AnyContent]):
 
     def _parse(self, text: bytes) -> Receipt[AnyContent] | None:
         try:
-            whole = canonical.loads(text, _MOST_VALUES)
-            work = records.parse(_Work, whole, others=True)
-            rest = {name: whole[name] for name in whole.keys() - vars(work)}
+            fields = canonical.loads(text, _MOST_VALUES)
+            work = records.parse(_Work, fields, others=True)
+            rest = {name: fields[name] for name in fields.keys() - vars(work)}
             for output in work.outputs:
                 naming.check_inside(output.name)
             return Receipt(**vars(work), content=records.parse(self.kind, rest))
@@ -174,22 +174,22 @@ class Stage(Generic[AnyTask, AnyContent]):
         start = time.time()
         with _named(task):
             content, outputs = self.function(task)
-            listed = [Published(each.name, each.temporary.stat().st_size) for each in outputs]
+            published = [Published(file.name, file.temporary.stat().st_size) for file in outputs]
         seconds = round(time.time() - start, 3)
         worker = f"{_PROCESS}/{threading.current_thread().name}"
-        return Receipt(listed, round(start, 3), seconds, worker, content), outputs
+        return Receipt(published, round(start, 3), seconds, worker, content), outputs
 
     def publish(
         self,
         task: AnyTask,
-        made: tuple[Receipt[AnyContent], Sequence[Output]],
+        result: tuple[Receipt[AnyContent], Sequence[Output]],
         check: Check = unchecked,
     ) -> Receipt[AnyContent]:
         """Publishes the result of `make`; returns the receipt. Calls `check` before each file.
 
         The receipt is published before its files, so every visible file has a receipt.
         """
-        receipt, outputs = made
+        receipt, outputs = result
         with _named(task), removed_on_failure(*(output.temporary for output in outputs)):
             check()
             self.store.write(self._receipt(task.name), receipt.dumps())
@@ -230,8 +230,8 @@ class Stage(Generic[AnyTask, AnyContent]):
                 failure = records.loads(Failure, local.read(path))
             except ValueError as damage:
                 raise errors.IncompleteError(
-                    f"{local.where(path)}: a task has failed, and its note is damaged "
-                    f"({damage}). Run the same command again."
+                    f"{local.where(path)}: a task has failed, and the record of its error is "
+                    f"damaged ({damage}). Run the same command again."
                 ) from damage
             kind = errors.by_name(failure.error) if failure.error else RuntimeError
             raise kind(failure.message)

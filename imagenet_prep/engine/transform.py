@@ -73,10 +73,10 @@ class _Do(beam.DoFn):
             reported(self._lease),
             contextlib.closing(self._lease.claimed(stage, tasks)) as claimed,
         ):
-            for each in done(stage, claimed):
-                if each.new:
-                    _count(stage.name, each.receipt)
-                yield each
+            for finished in done(stage, claimed, self._lease.check):
+                if finished.new:
+                    _count(stage.name, finished.receipt)
+                yield finished
         self._none_left = True
 
 
@@ -98,8 +98,8 @@ def reported(lease: Lease) -> Iterator[None]:
         # Drop the cause: the launcher would print it first.
         raise kind(f"{error}{where}") from None
     except Exception as error:  # noqa: BLE001 - the launcher raises it again
-        if (lack := errors.of_memory(error)) is not None:
-            raise lack from None
+        if (of_memory := errors.of_memory(error)) is not None:
+            raise of_memory from None
         raise BugError("".join(traceback.format_exception(error))) from None
 
 

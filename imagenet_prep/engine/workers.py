@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Self
 
 from imagenet_prep.core import children, counter, errors, installed, program, terminal, turns
-from imagenet_prep.engine.lease import Claimed
 from imagenet_prep.engine.stage import AnyTask, Output, Receipt, Stage
+from imagenet_prep.storage.remote import Check, unchecked
 
 THREADS = "threads"
 PROCESSES = "processes"
@@ -39,12 +39,12 @@ class Workers:
 
     def __post_init__(self) -> None:
         if self.remote:
-            installed.demand("beam", "options after -- are for Apache Beam", "apache_beam")
+            installed.demand("beam", "options after -- need Apache Beam", "apache_beam")
         if self.beam_args and not self.remote:
             raise errors.UsageError(
-                f"{' '.join(self.beam_args)}: expected a --runner among the options after --. "
-                "For Apache Beam on this machine, add --runner=DirectRunner; to run without Beam, "
-                "leave these options out."
+                f"{' '.join(self.beam_args)}: the options after -- do not contain a --runner. To "
+                "run Apache Beam on this machine, add --runner=DirectRunner; to run without Beam, "
+                "remove these options."
             )
 
     @property
@@ -166,12 +166,13 @@ class Done(NamedTuple):
     new: bool
 
 
-def done(stage: Stage[AnyTask, Any], tasks: Iterable[AnyTask]) -> Iterator[Done]:
-    """Runs the unfinished tasks in order; tasks claimed under a lease are published under it."""
+def done(
+    stage: Stage[AnyTask, Any], tasks: Iterable[AnyTask], check: Check = unchecked
+) -> Iterator[Done]:
+    """Runs the unfinished tasks in order; calls `check` before each published file."""
 
-    def publish(task: AnyTask, made: tuple[Receipt[Any], Sequence[Output]]) -> Done:
-        check = (tasks.check,) if isinstance(tasks, Claimed) else ()
-        return Done(task, stage.publish(task, made, *check), new=True)
+    def publish(task: AnyTask, result: tuple[Receipt[Any], Sequence[Output]]) -> Done:
+        return Done(task, stage.publish(task, result, check), new=True)
 
     # The result of one task is published while the next task runs.
     with futures.ThreadPoolExecutor(1, thread_name_prefix="publish") as publisher:
@@ -182,14 +183,14 @@ def done(stage: Stage[AnyTask, Any], tasks: Iterable[AnyTask]) -> Iterator[Done]
                 if (receipt := stage.receipt(task.name)) is not None:
                     yield Done(task, receipt, new=False)
                     continue
-                made = stage.make(task)
-                publishing = [*publishing[-1:], publisher.submit(publish, task, made)]
+                result = stage.make(task)
+                publishing = [*publishing[-1:], publisher.submit(publish, task, result)]
                 if len(publishing) == 2:
                     yield publishing[0].result()
             if publishing:
                 yield publishing[-1].result()
         except Exception as error:
-            failures = [failure for each in publishing if (failure := each.exception())]
+            failures = [failure for future in publishing if (failure := future.exception())]
             if failures in ([], [error]):
                 raise
             raise _together(failures if error in failures else [*failures, error]) from error
@@ -199,8 +200,8 @@ def _together(failures: Sequence[BaseException]) -> BaseException:
     """Returns one error for several: of the class of the first, or a group if one is a bug."""
     first = failures[0]
     if all(isinstance(failure, errors.ImagenetPrepError) for failure in failures):
-        return type(first)(". And then: ".join(str(failure).rstrip(".") for failure in failures))
-    return BaseExceptionGroup("a task has failed, and so has the one before it", failures)
+        return type(first)(". Then: ".join(str(failure).rstrip(".") for failure in failures))
+    return BaseExceptionGroup("a task failed, and the task before it failed too", failures)
 
 
 def _claimed(stage: Stage[AnyTask, Any], tasks: list[AnyTask]) -> Iterator[AnyTask]:

@@ -53,8 +53,8 @@ def finish_renames(store: LocalStore) -> None:
 
 def complete(
     store: Store,
-    found: TfrecordSet,
-    seen: ExistingSet,
+    source: TfrecordSet,
+    checked: ExistingSet,
     workers: engine.Workers,
     *,
     in_place: bool,
@@ -64,122 +64,122 @@ def complete(
 
     The caller has locked the store. If `in_place`, the shards are already in the store.
     """
-    shards = [(each.shard, each.sha256) for each in seen.all_shards]
+    shards = [(shard.shard, shard.sha256) for shard in checked.all_shards]
     note, begun = _begun(store)
     if begun is None:
-        _refuse_obstacles(store, found, seen, in_place=in_place)
-        adoption, wanted = Adoption(moves(found) if in_place else [], shards), _wanted(seen)
+        _refuse_obstacles(store, source, checked, in_place=in_place)
+        adoption, wanted = Adoption(moves(source) if in_place else [], shards), _wanted(checked)
         begun_here = Begun(wanted.settings.config, wanted.libraries, adoption)
         store.write(note, canonical.dumps(begun_here))
     elif begun.shards != shards:
-        made = f"everything in {store.where()}"
+        written = f"everything in {store.where()}"
         if in_place:
             folders = (f"{folder}/" for folder in naming.BESIDE)
-            made = f"{note} and the files of adopt: {', '.join((*folders, *_SMALL_FILES))}"
+            written = f"{note} and the files of adopt: {', '.join((*folders, *_SMALL_FILES))}"
         raise UsageError(
-            f"{store.where()}: another set was adopted here, or its shards were replaced since. "
-            f"Choose an empty --out; or remove {made}; then run the same command again."
+            f"{store.where()}: a different dataset was adopted here, or its shards were replaced "
+            f"since. Choose an empty --out, or remove {written}; then run the same command again."
         )
     if in_place:
-        _rename(store.local, moves(found))
+        _rename(store.local, moves(source))
     else:
-        checked = [
-            shard._replace(listed=each.entry)
-            for split, shards_seen in seen.shards.items()
-            for shard, each in zip(found.splits[split], shards_seen, strict=True)
+        tasks = [
+            shard._replace(listed=checked_shard.entry)
+            for split, of_split in checked.shards.items()
+            for shard, checked_shard in zip(source.splits[split], of_split, strict=True)
         ]
-        bring = partial(_bring, source=found.store, store=store)
+        bring = partial(_bring, source=source.store, store=store)
         stage = engine.Stage(ADOPT, canonical.digest(shards), store, bring, _Brought)
-        engine.run(stage, checked, workers, title=ADOPT, quiet=quiet)
-    _publish(store, seen, with_index=True)
-    _commit(store, seen)
+        engine.run(stage, tasks, workers, quiet=quiet)
+    _publish(store, checked, with_index=True)
+    _commit(store, checked)
 
 
 def restore(
-    store: Store, there: Manifest, lost: Sequence[str], workers: engine.Workers, *, quiet: bool
+    store: Store, manifest: Manifest, lost: Sequence[str], workers: engine.Workers, *, quiet: bool
 ) -> None:
     """Recreates lost files and missing sample tables, or raises DataDamagedError."""
     where = store.where()
-    shards = {shard.name for split in there.splits.values() for shard in split.shards}
-    if gone := [name for name in lost if name in shards]:
+    shards = {shard.name for split in manifest.splits.values() for shard in split.shards}
+    if lost_shards := [name for name in lost if name in shards]:
         raise DataDamagedError(
-            f"{where}: missing, or not as long as the manifest says: "
-            f"{counted(len(gone), 'shard')}: {some(gone)}. Copy them again from where the set came "
-            "from, then run the same command again."
+            f"{where}: {counted(len(lost_shards), 'shard')} missing or of a different size than in "
+            f"the manifest: {some(lost_shards)}. Copy them from the original dataset, then run "
+            "the same command again."
         )
-    found = shard_files.find(store, check=naming.LABELS not in lost)
+    source = shard_files.find(store, check=naming.LABELS not in lost)
     if naming.LABELS in lost:
         # The classes come from the records. Our TFDS files would be mistaken for those of TFDS.
         lost = [*dict.fromkeys((*lost, *naming.TFDS_FILES))]
         store.remove(*naming.TFDS_FILES)
-        found = replace(found, dataset=None)
-    seen = check_existing_set(found, store, workers, quiet=quiet)
-    if seen.problems:
+        source = replace(source, dataset=None)
+    checked = check_existing_set(source, store, workers, quiet=quiet)
+    if checked.problems:
         raise DataDamagedError(
-            f"{where}: {counted(len(seen.problems), 'problem')}: {some(seen.problems)}. Nothing "
-            "was changed. imagenet-prep verify says how to fix them."
+            f"{where}: {counted(len(checked.problems), 'problem')}: {some(checked.problems)}. "
+            "Nothing was changed. Run imagenet-prep verify: it says how to fix them."
         )
-    small = small_files(there, incidents=(), classes=seen.labelling.classes, name=tfds.IMAGENET)
-    made = {file.name: file for each in seen.all_shards for file in each.entry.files[:2]}
-    expected = {file.name: file.sha256 for file in there.files_of(there.splits)}
-    other = []
+    classes = checked.labelling.classes
+    small = small_files(manifest, incidents=(), classes=classes, name=tfds.IMAGENET)
+    files = {file.name: file for shard in checked.all_shards for file in shard.entry.files[:2]}
+    expected = {file.name: file.sha256 for file in manifest.files_of(manifest.splits)}
+    different = []
     for name in lost:
-        content = small[name] if name in small else _made(store, seen, made[name])
+        content = small[name] if name in small else _content(store, checked, files[name])
         if hashlib.sha256(content).hexdigest() == expected[name]:
             store.write(name, content)
         else:
-            other.append(name)
-    if other:
+            different.append(name)
+    if different:
         raise DataDamagedError(
-            f"{where}: missing, or not as long as the manifest says, and not to be made from the "
-            f"shards: {counted(len(other), 'file')}: {some(other)}. imagenet-prep verify says how "
-            "to get them again."
+            f"{where}: {counted(len(different), 'file')} missing or of a different size than in "
+            f"the manifest, and cannot be restored from the shards: {some(different)}. Run "
+            "imagenet-prep verify: it says how to get them again."
         )
-    if not there.has_samples:
-        _add_tables(store, there, seen)
+    if not manifest.has_samples:
+        _add_tables(store, manifest, checked)
 
 
-def _add_tables(store: Store, there: Manifest, seen: ExistingSet) -> None:
-    _publish(store, seen, with_index=False)
+def _add_tables(store: Store, manifest: Manifest, checked: ExistingSet) -> None:
+    _publish(store, checked, with_index=False)
     splits = {}
-    for name, split in there.splits.items():
-        made = zip(split.shards, seen.shards[name], strict=True)
+    for name, split in manifest.splits.items():
         shards = [
-            replace(shard, samples_bytes=each.samples_bytes, samples_sha256=each.samples_sha256)
-            for shard, each in made
+            replace(shard, samples_bytes=new.samples_bytes, samples_sha256=new.samples_sha256)
+            for shard, new in zip(split.shards, checked.shards[name], strict=True)
         ]
         splits[name] = with_root(store, replace(split, shards=shards))
-    finished = replace(there, splits=splits)
+    finished = replace(manifest, splits=splits)
     store.verify_published(finished.files_of(splits))
     store.write(naming.MANIFEST, finished.dumps())
 
 
-def _publish(store: Store, seen: ExistingSet, *, with_index: bool) -> None:
-    for each in seen.all_shards:
-        for file in each.entry.files[0 if with_index else 1 : 2]:
-            store.write(file.name, _made(store, seen, file))
+def _publish(store: Store, checked: ExistingSet, *, with_index: bool) -> None:
+    for shard in checked.all_shards:
+        for file in shard.entry.files[0 if with_index else 1 : 2]:
+            store.write(file.name, _content(store, checked, file))
 
 
-def _made(store: Store, seen: ExistingSet, file: File) -> bytes:
+def _content(store: Store, checked: ExistingSet, file: File) -> bytes:
     """Returns the content of an index or table that the check wrote."""
-    made = f"{seen.tables}/{file.name}"
-    if new := seen.renamed.get(file.name):
-        data, _ = distinct_keys.renamed(store, made, new)
+    name = f"{checked.tables}/{file.name}"
+    if new := checked.renamed.get(file.name):
+        data, _ = distinct_keys.renamed(store, name, new)
     else:
-        data = store.read(made, most=file.num_bytes)
+        data = store.read(name, most=file.num_bytes)
     if hashlib.sha256(data).hexdigest() != file.sha256:
         raise DataDamagedError(
-            f"{store.where(made)}: is not the file that was made. Remove {naming.WORK} of the "
+            f"{store.where(name)}: has changed since it was written. Remove {naming.WORK} of the "
             "dataset, then run the same command again."
         )
     return data
 
 
-def moves(found: TfrecordSet) -> list[tuple[str, str]]:
+def moves(source: TfrecordSet) -> list[tuple[str, str]]:
     """Returns (old path, new name) pairs, ordered so that each new name is free when it is used."""
     return [
         (shard.path, shard.name)
-        for shards in found.splits.values()
+        for shards in source.splits.values()
         for shard in shards
         if shard.path != shard.name
     ]
@@ -202,10 +202,10 @@ def _begun(store: Store) -> tuple[str, Adoption | None]:
 def _rename(store: LocalStore, renames: Sequence[Sequence[str]]) -> None:
     """Renames in order. If the new name exists, an earlier run has already renamed the file."""
     for before, after in renames:
-        there, here = store.path(after), store.path(before)
-        if not there.exists():
+        old, new = store.path(before), store.path(after)
+        if not new.exists():
             store.rename(before, after)
-        elif here.exists() and here.samefile(there):
+        elif old.exists() and old.samefile(new):
             # A crash can leave the file under both names, in two folders.
             store.remove(before)
     for folder in {store.path(before).parent for before, _ in renames} - {store.root}:
@@ -220,9 +220,9 @@ def _bring(shard: ShardFile, *, source: Store, store: Store) -> engine.Result[_B
     temporary = store.temporary()
     if (folder := source.as_folder) and store.as_folder:
         with storage_errors("link", temporary):
-            called = source.where(), store.where()
-            path, seen = folder.path(shard.path), shard.stat
-            hard_link(path, temporary, seen.size, seen, called, "let --rewrite copy the shards")
+            called, stat = (source.where(), store.where()), shard.stat
+            remedy = "copy the shards with --rewrite"
+            hard_link(folder.path(shard.path), temporary, stat.size, stat, called, remedy)
     else:
         _copy(source, shard, temporary)
     return engine.Result(_Brought(), (engine.Output(temporary, shard.name, shard.sha256),))
@@ -240,25 +240,25 @@ def _copy(source: Store, shard: ShardFile, target: Path) -> None:
                 file.append(chunk)
         if file.sha256 != shard.sha256:
             raise DataDamagedError(
-                f"{where}: sha256 {file.sha256}, and {shard.sha256} when it was checked. Run the "
-                "same command again."
+                f"{where}: changed after it was checked: sha256 {file.sha256}, expected "
+                f"{shard.sha256}. Run the same command again."
             )
 
 
 def _refuse_obstacles(
-    store: Store, found: TfrecordSet, seen: ExistingSet, *, in_place: bool
+    store: Store, source: TfrecordSet, checked: ExistingSet, *, in_place: bool
 ) -> None:
-    shards = {shard.path for shards in found.splits.values() for shard in shards}
+    shards = {shard.path for shards in source.splits.values() for shard in shards}
     folders = {path.rpartition("/")[0] for path in shards} - {""}
     ours = shards | folders if in_place else set()
     strangers = [name for name in _SMALL_FILES if store.size(name) is not None]
-    made = [file for each in seen.all_shards for file in each.entry.files[:2]]
-    expected = {file.name: file for file in made}
+    files = (file for shard in checked.all_shards for file in shard.entry.files[:2])
+    expected = {file.name: file for file in files}
     strangers += [
         f"{folder}/{name}"
         for folder in naming.BESIDE
         for name in store.names(folder)
-        if not _is_there(store, expected.get(f"{folder}/{name}"))
+        if not _has(store, expected.get(f"{folder}/{name}"))
     ]
     strangers += [
         name for name in store.list_folder() if naming.looks_like_shard(name) and name not in ours
@@ -266,8 +266,8 @@ def _refuse_obstacles(
     if in_place:
         if linked := sorted(name for name in folders if store.local.path(name).is_symlink()):
             raise UsageError(
-                f"{store.where()}: {', '.join(linked)} is a link: shards of another folder are not "
-                "moved. Give --out DIR, which links them."
+                f"{store.where()}: {', '.join(linked)} is a symbolic link, and adopt does not move "
+                "shards out of a different folder. Add --out DIR, which links them."
             )
         strangers += [
             path
@@ -276,42 +276,38 @@ def _refuse_obstacles(
             if (path := f"{folder}/{name}") not in shards
         ]
     if strangers:
-        advice = "or give --out DIR" if in_place else "or choose an empty --out"
+        advice = "or add --out DIR" if in_place else "or choose an empty --out"
         raise UsageError(
-            f"{store.where()}: {some(strangers)} in the way: no file is replaced, "
-            "and readers would take what begins with train or valid for a shard. Move them away, "
-            f"{advice}."
+            f"{store.where()}: these files are in the way: {some(strangers)}. adopt replaces no "
+            "file, and readers treat every file as a shard if its name starts with train or valid. "
+            f"Move them away, {advice}."
         )
 
 
-def _is_there(store: Store, file: File | None) -> bool:
+def _has(store: Store, file: File | None) -> bool:
     if file is None or store.size(file.name) != file.num_bytes:
         return False
     data = store.read(file.name, most=file.num_bytes)
     return hashlib.sha256(data).hexdigest() == file.sha256
 
 
-def _wanted(seen: ExistingSet) -> Wanted:
+def _wanted(checked: ExistingSet) -> Wanted:
     return Wanted(
-        Settings(ADOPT, {split: {} for split in seen.shards}),
+        Settings(ADOPT, {split: {} for split in checked.shards}),
         libraries={},
-        label_offset=seen.labelling.offset,
-        subset=bool(seen.count_problems),
+        label_offset=checked.labelling.offset,
+        subset=bool(checked.count_problems),
     )
 
 
-def _commit(store: Store, seen: ExistingSet) -> None:
+def _commit(store: Store, checked: ExistingSet) -> None:
+    per_class = checked.examples_per_class
     # The original sources of the shards are unknown, so the manifest lists none.
     draft = Draft(
-        splits={
-            split: split_of(shards, seen.examples_per_class[split])
-            for split, shards in seen.shards.items()
-        },
-        classes=seen.labelling.classes,
-        lacks=seen.lacks,
-        plan_digest=canonical.digest(
-            [shard.sha256 for shards in seen.shards.values() for shard in shards]
-        ),
-        edition=seen.edition,
+        splits={name: split_of(of, per_class[name]) for name, of in checked.shards.items()},
+        classes=checked.labelling.classes,
+        lacks=checked.lacks,
+        plan_digest=canonical.digest([shard.sha256 for shard in checked.all_shards]),
+        edition=checked.edition,
     )
-    Output(store, _wanted(seen)).commit(draft)
+    Output(store, _wanted(checked)).commit(draft)

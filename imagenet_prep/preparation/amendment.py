@@ -12,23 +12,16 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from imagenet_prep import engine
 from imagenet_prep.codec.policy import CHECK_DECODE, CHECK_HEADER, CODECS, Policy
 from imagenet_prep.codec.transform import keep, require, transform
-from imagenet_prep.core import canonical, records
+from imagenet_prep.core import canonical, errors, records
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.errors import (
-    DataDamagedError,
-    IncompleteError,
-    ManifestError,
-    UsageError,
-    some,
-)
+from imagenet_prep.core.errors import UsageError, some
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import naming, samples, schema, settings, tfds
-from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.column import Column
 from imagenet_prep.dataset.manifest import Manifest, Shard, Split
 from imagenet_prep.dataset.member import Incident, PreparedImage
@@ -52,9 +45,11 @@ from imagenet_prep.storage import columns, tables
 from imagenet_prep.storage.opened import Dataset, open_dataset
 from imagenet_prep.storage.store import Store, same_place
 
+_T = TypeVar("_T")
+
 
 @dataclass(frozen=True)
-class _Made:
+class _ImageSettings:
     """The image settings of a split, from the manifest."""
 
     short_side: int | None = None
@@ -81,39 +76,32 @@ class Job:
     quiet: bool = False
 
     @property
-    def there(self) -> Manifest:
+    def manifest(self) -> Manifest:
         """The manifest of the dataset."""
         return self.dataset.manifest
-
-    @property
-    def classes(self) -> ClassList:
-        """The classes of the dataset."""
-        return self.dataset.classes
 
     @cached_property
     def steps(self) -> list[Amendment]:
         """All amendments since the dataset was prepared; this one is the last."""
-        request = self.request
-        exclude, relabel, add = request.exclude, request.relabel, request.add
+        exclude, relabel, add = self.request.exclude, self.request.relabel, self.request.add
         step = Amendment(
-            self.there.digest,
+            self.manifest.digest,
             exclude and Listed(len(exclude.keys), exclude.sha256),
             relabel and Listed(len(relabel.class_of), relabel.listed.sha256),
             add.summary if add else None,
         )
-        return [*_parsed(self, settings.amendments), step]
+        return [*self._of_config(settings.amendments), step]
 
     @cached_property
     def base(self) -> settings.Config:
         """The config of the dataset before its first amendment."""
-        found: settings.Config = _parsed(self, settings.base)
-        return found
+        return self._of_config(settings.base)
 
     @cached_property
     def seed(self) -> int:
         """The seed that assigned images to shards; 0 if the manifest contains none."""
-        found = self.base.get("seed")
-        return found if type(found) is int else 0
+        seed = self.base.get("seed")
+        return seed if type(seed) is int else 0
 
     @cached_property
     def changes(self) -> list[ShardChange]:
@@ -128,13 +116,13 @@ class Job:
     @cached_property
     def wanted(self) -> Wanted:
         """The dataset to make."""
-        splits = list(self.there.splits)
+        splits = list(self.manifest.splits)
         config = {"verb": AMEND, "splits": splits, "amendments": self.steps, "base": self.base}
         return Wanted(
             # A JSON round trip, so that it equals the config read back from disk.
             Settings(AMEND, dict.fromkeys(splits, canonical.loads(canonical.dumps(config)))),
-            self.there.producer.libraries,
-            label_offset=self.there.label_offset,
+            self.manifest.producer.libraries,
+            label_offset=self.manifest.label_offset,
             # An amended dataset never matches a published edition's counts and labels.
             subset=True,
             name=tfds.name_of(self.dataset.tfds_info),
@@ -142,18 +130,20 @@ class Job:
 
     def transform_of(self, split: str) -> Callable[[bytes], PreparedImage]:
         """Returns the transform that encodes new images like the existing ones of a split."""
-        try:
-            made = settings.parse(self.base)
-            of_split = records.parse(_Made, made.splits.get(split, {}), others=True)
-        except ValueError as error:
-            raise _not_ours(self, error) from None
-        codec = self.there.producer.libraries.get("codec", "")
-        if made.verb == ADOPT or of_split.short_side is of_split.quality is None:
+
+        def parse(config: settings.Config) -> tuple[str, _ImageSettings]:
+            verb, splits = settings.parse(settings.base(config))
+            return verb, records.parse(_ImageSettings, splits.get(split, {}), others=True)
+
+        verb, of_split = self._of_config(parse)
+        codec = self.manifest.producer.libraries.get("codec", "")
+        if verb == ADOPT or of_split.short_side is of_split.quality is None:
             return keep
         if codec not in CODECS.values():
             raise UsageError(
-                f"{self.dataset.where}: its images were made by the codec {codec}, which this "
-                "program has not, so --add cannot make others alike."
+                f"{self.dataset.where}: this version does not have the codec {codec} that encoded "
+                "its images, so it cannot encode the images of --add in the same way. Use the "
+                "version of imagenet-prep that made the dataset."
             )
         policy = Policy(
             of_split.short_side,
@@ -166,6 +156,15 @@ class Job:
         require(policy)
         return partial(transform, policy=policy)
 
+    def _of_config(self, parse: Callable[[settings.Config], _T]) -> _T:
+        try:
+            return parse(self.manifest.config)
+        except ValueError as error:
+            where = self.dataset.store.where(naming.MANIFEST)
+            raise errors.ManifestError(
+                f"{where}: this program did not write its config: {error}. Get the dataset again."
+            ) from None
+
 
 def refuse(dataset: Dataset, out: Store) -> None:
     """Raises an error if the dataset cannot be amended into `out`, before anything is written."""
@@ -173,23 +172,23 @@ def refuse(dataset: Dataset, out: Store) -> None:
     folder = store.as_folder
     if (folder is None) != (out.as_folder is None):
         raise UsageError(
-            f"--out {out.where()}: {where} is amended where it lies, into another "
-            f"{'prefix of its server' if folder is None else 'folder beside it'}. Then "
-            "`imagenet-prep replicate` brings the new set elsewhere."
+            f"--out {out.where()}: the result must be on the same storage as {where}: choose "
+            f"{'a prefix of the same server' if folder is None else 'a local folder'}. Afterwards, "
+            "`imagenet-prep replicate` copies the new dataset to other locations."
         )
     places = [where, out.where()]
     if folder:
         places = [str(Path(place).resolve()) for place in places]
     if same_place(*places) or places[1].startswith(f"{places[0]}/"):
         raise UsageError(
-            f"--out {out.where()} lies in the set itself, which stays as it is. Choose a place "
-            "beside it."
+            f"--out {out.where()} is inside the dataset itself, which never changes. Choose a "
+            "location next to it."
         )
     dataset.demand_samples()
-    if wrong := dataset.lost():
-        raise DataDamagedError(
-            f"{where}: missing, or not as long as the manifest says: "
-            f"{counted(len(wrong), 'file')}: {some(wrong)}. Nothing was written. Run verify there."
+    if lost := dataset.lost():
+        raise errors.DataDamagedError(
+            f"{where}: {counted(len(lost), 'file')} missing or of a different size than in the "
+            f"manifest: {some(lost)}. Nothing was written. Run imagenet-prep verify {where}"
         )
 
 
@@ -202,17 +201,17 @@ def run(job: Job, store: Store) -> Json:
     _ = job.columns  # A damaged one is reported before anything is written.
     if output.left():
         with output.store.lock():
-            if left := output.left():
-                output.begin(left)
+            if pending := output.left():
+                output.begin(pending)
                 carried = _write(job, changes, output)
     summary = output.end()
-    made = Dataset.at(store).manifest
-    lost = {
-        name: some([job.classes.wnids[index] for index in indices])
-        for name, split in made.splits.items()
-        if (indices := emptied(job.there.splits[name].examples_per_class, split.examples_per_class))
+    before, now = job.manifest.splits, Dataset.at(store).manifest.splits
+    empty = {
+        name: some([job.dataset.classes.wnids[index] for index in indices])
+        for name, split in now.items()
+        if (indices := emptied(before[name].examples_per_class, split.examples_per_class))
     }
-    return {**summary, "amended": {**_changed(job), "emptied": lost, "columns": carried}}
+    return {**summary, "amended": {**_changed(job), "emptied": empty, "columns": carried}}
 
 
 def preview(job: Job, store: Store) -> Json:
@@ -224,12 +223,12 @@ def preview(job: Job, store: Store) -> Json:
 def _changed(job: Job) -> Json:
     changes = job.changes
     return {
-        "parent": job.there.digest,
+        "parent": job.manifest.digest,
         "excluded": sum(len(change.excluded) for change in changes),
         "relabelled": sum(len(change.relabelled) for change in changes),
         "added": sum(len(change.added) for change in changes),
         "shards": len(changes),
-        "of_shards": sum(len(split.shards) for split in job.there.splits.values()),
+        "of_shards": sum(len(split.shards) for split in job.manifest.splits.values()),
         "bytes": sum(change.shard.num_bytes for change in changes),
         "columns_left_behind": job.columns[1],
     }
@@ -237,7 +236,7 @@ def _changed(job: Job) -> Json:
 
 def _write(job: Job, changes: Sequence[ShardChange], output: Output) -> dict[str, Json]:
     """Writes changed shards, links or copies the rest, and commits; returns carried columns."""
-    store, add = output.store, job.request.add
+    store, manifest, add = output.store, job.manifest, job.request.add
     parent = job.dataset.store.as_folder
     stats = {}
     for folder in ("", *naming.BESIDE):
@@ -247,33 +246,23 @@ def _write(job: Job, changes: Sequence[ShardChange], output: Output) -> dict[str
         split: WriteWork(
             store=store,
             transform=job.transform_of(split) if add else keep,
-            classes=job.classes,
-            label_offset=job.there.label_offset,
+            classes=job.dataset.classes,
+            label_offset=manifest.label_offset,
             fail_on_bad_image=False,
         )
-        for split in job.there.splits
+        for split in manifest.splits
     }
-    work = AmendWork(
-        job.dataset.store,
-        job.there.lacks,
-        job.there.label_offset,
-        job.classes,
-        job.seed,
-        writes,
-        add.source.images if add else None,
-        add.sha256 if add else {},
-    )
+    new = (add.source.images, add.sha256) if add else (None, {})
+    work = AmendWork(job.dataset, job.seed, writes, *new)
     digest = canonical.digest(job.wanted.settings.config)
     stage = engine.Stage(AMEND, digest, store, work, WrittenShard)
-    receipts = engine.run(
-        stage, changes, job.workers, title=AMEND, watch=output.watch, quiet=job.quiet
-    )
+    receipts = engine.run(stage, changes, job.workers, watch=output.watch, quiet=job.quiet)
     written = {receipt.content.shard: receipt.content for receipt in receipts}
-    shards = [shard for split in job.there.splits.values() for shard in split.shards]
-    others = [shard for shard in shards if shard.name not in written]
+    shards = (shard for split in manifest.splits.values() for shard in split.shards)
+    files = [file for shard in shards if shard.name not in written for file in shard.files]
     try:
-        store.take_over(job.dataset.store, [f for shard in others for f in shard.files], stats)
-    except IncompleteError:
+        store.take_over(job.dataset.store, files, stats)
+    except errors.IncompleteError:
         _demand_parent(job)
         raise
     _demand_parent(job)
@@ -282,44 +271,41 @@ def _write(job: Job, changes: Sequence[ShardChange], output: Output) -> dict[str
 
 def _demand_parent(job: Job) -> None:
     now = open_dataset(job.dataset.store, check=False).manifest.digest
-    if now != job.there.digest:
+    if now != job.manifest.digest:
         raise UsageError(
-            f"{job.dataset.where}: the dataset was replaced while it was amended: digest "
-            f"{now[:16]}, expected {job.there.digest[:16]}. Choose an empty --out, and run the "
+            f"{job.dataset.where}: the dataset was replaced while amend read it: digest "
+            f"{now[:16]}, expected {job.manifest.digest[:16]}. Choose an empty --out and run the "
             "same command again."
         )
 
 
 def _commit(job: Job, output: Output, written: Mapping[str, WrittenShard]) -> dict[str, Json]:
-    there = job.there
-    splits = {
-        name: _split(
-            output.store,
-            [written[s.name].entry if s.name in written else s for s in split.shards],
-            len(job.classes.wnids),
-        )
-        for name, split in there.splits.items()
-    }
+    parent = job.manifest
+    splits = {}
+    for name, split in parent.splits.items():
+        shards = [written[s.name].entry if s.name in written else s for s in split.shards]
+        splits[name] = _split(output.store, shards, parent.classes.count)
     carried = {
-        each.name: Carrier(job.dataset, output.store, each).carry(splits) for each in job.columns[0]
+        column.name: Carrier(job.dataset, output.store, column).carry(splits)
+        for column in job.columns[0]
     }
-    incidents = [incident for each in written.values() for incident in each.incidents]
-    changed = {(split_of(each.shard), i.key) for each in written.values() for i in each.incidents}
+    new = [(shard.shard, incident) for shard in written.values() for incident in shard.incidents]
+    changed = {(split_of(shard), incident.key) for shard, incident in new}
     changed |= {(split, key) for split, of_split in job.request.new.items() for key in of_split}
     taken_out = schema.VALIDATION if job.base.get("holdout_per_class") else schema.HOLDOUT
-    before = (
-        each
-        for each in listed_incidents(job.dataset.store, there)
-        if not any((split, each.key) in changed for split in _splits_of(each, splits, taken_out))
+    unchanged = (
+        incident
+        for incident in listed_incidents(job.dataset.store, parent)
+        if not any((s, incident.key) in changed for s in _splits_of(incident, splits, taken_out))
     )
     draft = Draft(
         splits=splits,
-        classes=job.classes,
-        incidents=[*before, *incidents],
-        sources=there.sources,
-        lacks=there.lacks,
-        plan_digest=canonical.digest([s.sha256 for each in splits.values() for s in each.shards]),
-        parent=there,
+        classes=job.dataset.classes,
+        incidents=[*unchanged, *(incident for _, incident in new)],
+        sources=parent.sources,
+        lacks=parent.lacks,
+        plan_digest=canonical.digest([s.sha256 for of in splits.values() for s in of.shards]),
+        parent=parent,
     )
     output.commit(draft)
     return carried
@@ -343,19 +329,17 @@ def _split(store: Store, shards: list[Shard], num_classes: int) -> Split:
     per_class: Counter[int] = Counter()
     resized = height = width = 0
 
-    def counted() -> Iterator[Head]:
+    def heads() -> Iterator[Head]:
         nonlocal resized, height, width
         for sample in chain.from_iterable(tables.each(samples.parse, store, shards)):
             per_class[sample.class_index] += 1
             # A rotated image has the same sides.
-            resized += {sample.height, sample.width} != {
-                sample.source_height,
-                sample.source_width,
-            }
+            source = {sample.source_height, sample.source_width}
+            resized += {sample.height, sample.width} != source
             height, width = max(height, sample.height), max(width, sample.width)
             yield sample.head
 
-    root = samples_root(counted(), store, shards)
+    root = samples_root(heads(), store, shards)
     return Split(
         examples=per_class.total(),
         num_bytes=sum(shard.num_bytes for shard in shards),
@@ -366,15 +350,3 @@ def _split(store: Store, shards: list[Shard], num_classes: int) -> Split:
         shards=shards,
         samples_root=root,
     )
-
-
-def _parsed(job: Job, parse: Callable[[settings.Config], Any]) -> Any:
-    try:
-        return parse(job.there.config)
-    except ValueError as error:
-        raise _not_ours(job, error) from None
-
-
-def _not_ours(job: Job, error: ValueError) -> ManifestError:
-    where = job.dataset.store.where(naming.MANIFEST)
-    return ManifestError(f"{where}: its config was not written by this program: {error}")

@@ -97,16 +97,16 @@ class Archives:
     def bring(self) -> list[Json]:
         """Downloads and verifies all missing archives; returns one entry per archive."""
         # Archives that are present are only read, which needs no server and no write access.
-        is_whole = all(self._path(archive).exists() for archive in self.archives)
-        if is_whole:
+        is_complete = all(self._path(archive).exists() for archive in self.archives)
+        if is_complete:
             self.store.settle()
-        with contextlib.nullcontext() if is_whole else self.store.lock():
+        with contextlib.nullcontext() if is_complete else self.store.lock():
             self._ledger.reload()
-            there = [archive for archive in self.archives if self._path(archive).exists()]
-            self._prove_there(there)
-            stats = {a: self._stat(a) for a in self.archives if a not in there}
+            present = [archive for archive in self.archives if self._path(archive).exists()]
+            self._verify_present(present)
+            stats = {a: self._stat(a) for a in self.archives if a not in present}
             for archive, stat in stats.items():
-                self._keep_what_is_valid(archive, stat)
+                self._discard_invalid(archive, stat)
             self._check_space(stats)
             # Smallest first: a wrong address or login fails early.
             for archive in sorted(stats, key=lambda archive: stats[archive].size):
@@ -132,11 +132,11 @@ class Archives:
         budget = RetryBudget(where, retries, remedy=remedy)
         stat = with_retries(lambda: self.remote.stat(archive.name), budget)
         if not stat.size:
-            raise StoreError(f"{where}: it is empty. Choose another --base-url.")
+            raise StoreError(f"{where}: the file is empty. Choose a different --base-url.")
         if not self.allow_other and archive.size not in (None, stat.size):
             raise SourceError(
-                f"{where}: {stat.size:,} bytes, the official archive has {archive.size:,}. "
-                "Choose another --base-url, or accept it as it is with --allow-other."
+                f"{where}: {stat.size:,} bytes, but the official archive has {archive.size:,}. "
+                "Choose a different --base-url, or accept this archive with --allow-other."
             )
         return stat
 
@@ -150,7 +150,7 @@ class Archives:
     def _accepts(self, archive: Archive, md5: str | None) -> bool:
         return md5 is not None and (self.allow_other or md5 == archive.md5)
 
-    def _prove_there(self, archives: Sequence[Archive]) -> None:
+    def _verify_present(self, archives: Sequence[Archive]) -> None:
         """Verifies present archives once; a wrong one stays for the user to remove."""
         new = [archive for archive in archives if self._md5(archive.name) is None]
         for archive in new:
@@ -159,15 +159,15 @@ class Archives:
             expected = self._stat(archive).size if self.allow_other else archive.size
             if expected not in (None, size):
                 raise SourceError(
-                    f"{path}: {size:,} bytes, expected {expected:,}: an unfinished or another "
-                    "download. Remove it, then run the same command again."
+                    f"{path}: {size:,} bytes, expected {expected:,}: an unfinished download or a "
+                    "different file. Remove it, then run the same command again."
                 )
         # Take the status before the file is read. All files are hashed in parallel.
-        self._prove({a.name: (self._path(a).stat(), Hasher(self._path(a))) for a in new})
+        self._record_md5({a.name: (self._path(a).stat(), Hasher(self._path(a))) for a in new})
         for archive in archives:
-            self._refuse_other(archive, archive.name, "remove it and run this again")
+            self._refuse_other(archive, archive.name, "remove it and run the same command again")
 
-    def _keep_what_is_valid(self, archive: Archive, stat: Stat) -> None:
+    def _discard_invalid(self, archive: Archive, stat: Stat) -> None:
         """Discards a partial download if it failed verification or the remote file has changed."""
         self.store.size(_partial(archive))  # no link
         partial = self.store.path(_partial(archive))
@@ -176,8 +176,8 @@ class Archives:
         same = self.store.path(self._fetch_stage(archive, stat).folder).is_dir()
         if wrong or not same or not partial.exists() or partial.stat().st_size != stat.size:
             if partial.exists():
-                why = "its md5 was wrong" if wrong else "another file is offered now"
-                print(f"{archive.name}: fetched from its start again: {why}", file=sys.stderr)
+                why = "its md5 was wrong" if wrong else "the file on the server has changed"
+                print(f"{archive.name}: downloading it from the start: {why}", file=sys.stderr)
             # Receipts first: bytes without a receipt are merely fetched again.
             self._forget_receipts(archive)
             self.store.remove(_partial(archive))
@@ -186,22 +186,23 @@ class Archives:
         needed = 0
         for archive, stat in stats.items():
             partial = self.store.path(_partial(archive))
-            there = partial.stat().st_blocks * 512 if partial.exists() else 0
-            needed += max(0, stat.size - there)
+            on_disk = partial.stat().st_blocks * 512 if partial.exists() else 0
+            needed += max(0, stat.size - on_disk)
         free = self.store.free_bytes()
         if needed > free:
             raise StoreError(
-                f"{self.store.root}: {human_bytes(needed)} are still to be fetched, "
+                f"{self.store.root}: {human_bytes(needed)} left to download, but only "
                 f"{human_bytes(free)} are free. Free {human_bytes(needed - free)}, or "
-                "choose another --into."
+                "choose a different --into."
             )
 
     def _bring(self, archive: Archive, stat: Stat) -> None:
         partial = self.store.path(_partial(archive))
         if self._md5(_partial(archive)) is None:
             hasher = self._fetch(archive, stat)
-            self._prove({_partial(archive): (partial.stat(), hasher)})
-        self._refuse_other(archive, _partial(archive), "run this again to fetch it from its start")
+            self._record_md5({_partial(archive): (partial.stat(), hasher)})
+        remedy = "run the same command again to download it from the start"
+        self._refuse_other(archive, _partial(archive), remedy)
         with open(partial, "rb") as verified:
             md5 = self._md5(_partial(archive))
             self.store.publish(partial, archive.name)
@@ -222,8 +223,8 @@ class Archives:
         if stat.size > part and not stat.ranges:
             part = stat.size
             print(
-                f"{archive.name}: the server cannot send parts of a file: one connection, and "
-                "what is interrupted begins anew",
+                f"{archive.name}: the server cannot send parts of a file, so there is only one "
+                "connection, and an interrupted download starts again from the beginning",
                 file=sys.stderr,
             )
         starts = range(0, stat.size, part)
@@ -256,7 +257,7 @@ class Archives:
         size = task.stop - task.start
         return engine.Result(Fetched(task.start, size, budget.failures))
 
-    def _prove(self, files: dict[str, tuple[os.stat_result, Hasher]]) -> None:
+    def _record_md5(self, files: dict[str, tuple[os.stat_result, Hasher]]) -> None:
         """Records the md5 of complete files with their status; `prepare` uses it too."""
         with contextlib.closing(engine.Progress("md5", len(files), 0, quiet=self.quiet)) as bar:
             for name, (status, hasher) in files.items():
@@ -267,8 +268,8 @@ class Archives:
         md5 = self._md5(name)
         if not self._accepts(archive, md5):
             raise SourceError(
-                f"{self.store.path(name)}: md5 {md5}, the official archive has {archive.md5}: "
-                f"damaged, or another archive. Either {remedy}, or accept it as it is with "
+                f"{self.store.path(name)}: md5 {md5}, but the official archive has {archive.md5}: "
+                f"the file is damaged or a different archive. Either {remedy}, or accept it with "
                 "--allow-other."
             )
 

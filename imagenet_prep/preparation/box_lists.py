@@ -45,8 +45,8 @@ class BoxLookup:
         name = _list_name(self._folder, split, wnid if split == schema.TRAIN else split)
         # All classes of validation share one list.
         if self._last[0] != name:
-            found = self._store.size(name) is not None
-            lines = self._store.read(name, most=MOST_LIST_BYTES) if found else b""
+            exists = self._store.size(name) is not None
+            lines = self._store.read(name, most=MOST_LIST_BYTES) if exists else b""
             self._last = name, boxes.parse(lines, self._store.where(name))
         return self._last[1]
 
@@ -64,14 +64,14 @@ def box_stage(
 
 def _read(task: boxes.BoxTask, *, store: Store, folder: str) -> engine.Result[ReadBoxes]:
     """Reads annotations into JSON lines: one file per class of train, one for validation."""
-    found = boxes.read(task)
+    read = boxes.read(task)
     outputs = []
-    for group, lines in found.lines.items():
+    for group, lines in read.lines.items():
         temporary = store.temporary()
         with storage_errors("write", temporary), new_file(temporary) as file:
             file.write(lines)
         outputs.append(engine.Output(temporary, _list_name(folder, task.split, group)))
-    return engine.Result(ReadBoxes(found.images, found.boxes, found.dropped), tuple(outputs))
+    return engine.Result(ReadBoxes(read.images, read.boxes, read.dropped), tuple(outputs))
 
 
 def _list_name(folder: str, split: str, group: str) -> str:
@@ -89,14 +89,14 @@ def read_boxes(
     if annotations is None:
         return None
     stage, lookup = box_stage(annotations, store)
-    receipts = engine.run(stage, annotations.tasks, workers, title="boxes", quiet=quiet)
+    receipts = engine.run(stage, annotations.tasks, workers, quiet=quiet)
     if not quiet:
-        read = [receipt.content for receipt in receipts]
+        lists = [receipt.content for receipt in receipts]
+        annotated = counted(sum(of.images for of in lists), "annotation")
         print(
-            f"boxes: {sum(each.boxes for each in read):,} in "
-            f"{counted(sum(each.images for each in read), 'annotation')}; "
-            f"dropped, since they have no area: {sum(each.dropped for each in read):,}",
+            f"boxes: {sum(of.boxes for of in lists):,} in {annotated}; dropped because they have "
+            f"no area: {sum(of.dropped for of in lists):,}",
             file=sys.stderr,
         )
-    lookup.num_bytes = sum(output.num_bytes for r in receipts for output in r.outputs)
+    lookup.num_bytes = sum(file.num_bytes for receipt in receipts for file in receipt.outputs)
     return lookup

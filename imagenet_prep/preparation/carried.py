@@ -32,27 +32,26 @@ _FIRST_KEYS = 10
 class Carrier:
     """Leaves one column of the parent in the store of the amended dataset."""
 
-    def __init__(self, parent: Dataset, store: Store, made: Column) -> None:
-        self._parent, self._store, self._made = parent, store, made
+    def __init__(self, parent: Dataset, store: Store, of_parent: Column) -> None:
+        self._parent, self._store, self._column = parent, store, of_parent
         self._linked = self._rows = 0
         self._missing: list[str] = []
 
     def carry(self, splits: Mapping[str, Split]) -> Json:
-        """Carries the column to the records of these splits; returns what became of it."""
-        made, complete, receipts = self._made, self._made.begun(), list[ColumnFile]()
-        for split in made.splits:
-            rows = self._of_split(split, splits[split])
-            if any(each.missing for each in rows):
-                receipts += rows
+        """Carries the column to the records of these splits; returns the counts for the summary."""
+        name, complete, unfinished = self._column.name, self._column.begun(), list[ColumnFile]()
+        for split in self._column.splits:
+            files = self._of_split(split, splits[split])
+            if any(file.missing for file in files):
+                unfinished += files
             else:
-                complete = complete.with_files(split, rows)
-        for each in receipts:
-            name = column.receipt_name(made.name, each.shard)
-            self._store.write(name, canonical.dumps(each))
-        if receipts:
-            self._store.write(column.begun_name(made.name), made.begun().dumps())
+                complete = complete.with_files(split, files)
+        for file in unfinished:
+            self._store.write(column.receipt_name(name, file.shard), canonical.dumps(file))
+        if unfinished:
+            self._store.write(column.begun_name(name), self._column.begun().dumps())
         if complete.splits:
-            self._store.write(column.record_name(made.name), complete.dumps())
+            self._store.write(column.record_name(name), complete.dumps())
         return {
             "linked_files": self._linked,
             "copied_rows": self._rows,
@@ -62,8 +61,8 @@ class Carrier:
 
     def _of_split(self, split: str, amended: Split) -> list[ColumnFile]:
         old = self._parent.manifest.splits[split].shards
-        files = list(zip(self._made.splits[split], old, amended.shards, strict=True))
-        staying = [self._made.file(rows) for rows, _, new in files if rows.is_of(new)]
+        files = list(zip(self._column.splits[split], old, amended.shards, strict=True))
+        staying = [self._column.file(rows) for rows, _, new in files if rows.is_of(new)]
         self._store.take_over(self._parent.store, staying)
         self._linked += len(staying)
         return [
@@ -72,43 +71,45 @@ class Carrier:
 
     def _of_shard(self, rows: ColumnFile, old: Shard, new: Shard) -> ColumnFile:
         """Writes the rows of a shard that changed, with zeros for the missing ones."""
-        made, store, digest = self._made, self._store, hashlib.sha256()
+        of_parent, store, digest = self._column, self._store, hashlib.sha256()
         before, after = self._records(self._parent.store, old), self._records(store, new)
         stay = {*before} & {*after}
         missing = [number for number, record in enumerate(after) if record not in stay]
         # Records that stay keep their order.
-        kept = (row for each, row in zip(before, self._read(rows), strict=True) if each in stay)
-        temporary, header = store.temporary(), made.header(len(after))
+        old_rows = zip(before, self._read(rows), strict=True)
+        kept = (row for record, row in old_rows if record in stay)
+        temporary, header = store.temporary(), of_parent.header(len(after))
         with removed_on_failure(temporary), storage_errors("write", temporary):
             with new_file(temporary) as file:
-                written = (next(kept) if each in stay else bytes(made.row_bytes) for each in after)
+                zeros = bytes(of_parent.row_bytes)
+                written = (next(kept) if record in stay else zeros for record in after)
                 for data in itertools.chain([header], written):
                     digest.update(data)
                     file.write(data)
                 # The parent's file is only verified at its end.
                 deque(kept, maxlen=0)
-            name, sha256 = column.file_name(made.name, new.name), digest.hexdigest()
+            name, sha256 = column.file_name(of_parent.name, new.name), digest.hexdigest()
             store.publish(temporary, name, sha256)
         self._rows += len(after) - len(missing)
         self._missing += [after[number][1] for number in missing]
-        num_bytes, table = made.num_bytes(len(after)), new.samples_sha256
+        num_bytes, table = of_parent.num_bytes(len(after)), new.samples_sha256
         return ColumnFile(new.name, len(after), num_bytes, sha256, table, tuple(missing))
 
     def _records(self, store: Readable, shard: Shard) -> list[tuple[int, str, bytes]]:
-        """Returns what a row of each record depends on: a class if it does, a key, an image."""
-        of_class = self._made.made_from == column.OF_CLASS
+        """Returns the inputs of each record's row: its class (if used, else 0), key and image."""
+        of_class = self._column.made_from == column.OF_CLASS
         heads = tables.each(partial(samples.heads, images=True), store, [shard])
         return [(index if of_class else 0, key, image) for index, key, image in next(heads)]
 
     def _read(self, rows: ColumnFile) -> Iterator[bytes]:
         """Yields the rows of a file of the parent, which is verified at its end."""
-        made, digest, store = self._made, hashlib.sha256(), self._parent.store
-        name = made.file(rows).name
+        of_parent, digest, store = self._column, hashlib.sha256(), self._parent.store
+        name = of_parent.file(rows).name
         with store.opened(name) as opened:
             file = as_file(hashed(opened, [digest]))
-            head = file.read(len(made.header(rows.rows)))
+            head = file.read(len(of_parent.header(rows.rows)))
             for _ in range(rows.rows):
-                yield file.read(made.row_bytes)
+                yield file.read(of_parent.row_bytes)
             file.read()
-        if wrong := columns.misfit(made, rows, head, digest.hexdigest(), store.where(name)):
+        if wrong := columns.misfit(of_parent, rows, head, digest.hexdigest(), store.where(name)):
             raise DataDamagedError(f"{wrong}.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +14,7 @@ from typing import NamedTuple
 
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import UsageError, some
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import keys, schema
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.keys import KeyList
@@ -78,30 +80,30 @@ class Request:
     def __post_init__(self) -> None:
         """Raises UsageError if a key is named twice."""
         for listed in self.lists:
-            _refuse(listed.path, listed.repeated, "a key that an earlier line names")
-        left_out = self.exclude.keys if self.exclude else {}
+            _refuse(listed.path, listed.repeated, "a key that an earlier line already lists")
         if self.exclude and self.relabel:
             others = self.relabel.listed
-            twice = [line for key, line in others.keys.items() if key in left_out]
-            _refuse(others.path, twice, f"a key that {self.exclude.path} names too")
-        for member in (each for of_split in self.new.values() for each in of_split.values()):
+            twice = [line for key, line in others.keys.items() if key in self.exclude.keys]
+            _refuse(others.path, twice, f"a key that {self.exclude.path} lists too")
+        for key in (key for of_split in self.new.values() for key in of_split):
             for listed in self.lists:
-                if (line := listed.keys.get(member.key)) is not None:
+                if (line := listed.keys.get(key)) is not None:
                     raise UsageError(
-                        f"{listed.path}: line {line} names a key that --add brings. Amend twice: "
-                        "each time makes a set of its own."
+                        f"{listed.path}: line {line} lists the key of an image of --add. Run amend "
+                        "twice: first without --add, then with --add on the result."
                     )
 
     @property
     def lists(self) -> list[KeyList]:
         """The lists of keys that were given."""
-        return [each for each in (self.exclude, self.relabel and self.relabel.listed) if each]
+        lists = self.exclude, self.relabel and self.relabel.listed
+        return [listed for listed in lists if listed]
 
     @cached_property
     def new(self) -> dict[str, dict[str, Member]]:
         """The images to add, by split and key."""
         of_splits = self.add.members.items() if self.add else ()
-        return {split: {each.key: each for each in of_split} for split, of_split in of_splits}
+        return {split: {member.key: member for member in members} for split, members in of_splits}
 
 
 def read_relabels(path: str, classes: ClassList) -> Relabels:
@@ -109,7 +111,7 @@ def read_relabels(path: str, classes: ClassList) -> Relabels:
     try:
         text = keys.read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: is not UTF-8: byte {error.start:,}") from None
+        raise UsageError(f"{path}: not UTF-8 text: byte {error.start:,}") from None
     rows = csv.reader(io.StringIO(text, newline=""), strict=True)
     numbered: dict[str, int] = {}
     class_of: dict[str, int] = {}
@@ -119,7 +121,7 @@ def read_relabels(path: str, classes: ClassList) -> Relabels:
             raise UsageError(f"{path}: line 1: expected the header {','.join(_HEADER)}")
         for row in filter(None, rows):
             if len(row) != len(_HEADER):
-                raise UsageError(f"{path}: line {rows.line_num}: expected a key and a class")
+                raise UsageError(f"{path}: line {rows.line_num}: expected two fields, key,class")
             key, name = (part.strip(keys.BLANKS) for part in row)
             if numbered.setdefault(key, rows.line_num) != rows.line_num:
                 repeated.append(rows.line_num)
@@ -129,9 +131,9 @@ def read_relabels(path: str, classes: ClassList) -> Relabels:
                 class_of[key] = index
     except csv.Error as error:
         raise UsageError(f"{path}: line {rows.line_num}: {error}") from None
-    _refuse(path, absent, f"a class that is not one of the {len(classes.wnids):,}")
+    _refuse(path, absent, f"a class that is not one of the dataset's {len(classes.wnids):,}")
     if not numbered:
-        raise UsageError(f"{path}: lists no key below its header")
+        raise UsageError(f"{path}: no key after the header")
     digest = canonical.digest(sorted([key, index] for key, index in class_of.items()))
     return Relabels(KeyList(path, numbered, digest, repeated), class_of)
 
@@ -149,35 +151,35 @@ def read_additions(where: str, classes: ClassList, splits: Collection[str]) -> A
     """Lists and hashes images: train/CLASS/* and val/CLASS/*, or CLASS/* for train."""
     root = Path(where).expanduser()
     if not root.is_dir():
-        raise UsageError(f"--add {where}: no such folder. It takes a folder of class folders.")
-    there = layout.split_folders(root)
-    if not there.folders:
+        raise UsageError(f"--add {where}: no such folder. Expected a folder of class folders.")
+    split_folders = layout.split_folders(root)
+    if not split_folders.folders:
         raise UsageError(
-            f"--add {where}: holds no images of classes: train/CLASS/*, val/CLASS/*, or CLASS/*."
+            f"--add {where}: no images found. Expected train/CLASS/*, val/CLASS/* or CLASS/*."
         )
-    base, folders = there[:2]
-    if unread := layout.unread(there):
+    base, folders = split_folders[:2]
+    if unread := layout.unread(split_folders):
         raise UsageError(
-            f"--add {where}: {some([*unread])}: these images would not be read. Move them away, or "
-            "into a folder of a split that the set has."
+            f"--add {where}: the images in {some([*unread])} would not be read. Move them away, or "
+            "into the folder of a split of the dataset."
         )
     if absent := sorted(set(folders) - set(splits)):
-        raise UsageError(f"--add {where}: holds {some(absent)}, and the set has no such split")
+        raise UsageError(f"--add {where}: has images of {some(absent)}, not a split of the dataset")
     paths = (base / path for path in folders.values())
     names = {name for path in paths for name in layout.class_folders(path, classes)}
     if absent := sorted(name for name in names if classes.of_folder(name) is None):
         raise UsageError(
-            f"--add {where}: {len(absent):,} of its classes are not in the set: {some(absent)}. "
-            "Labels are places in a list of classes that stays as it is."
+            f"--add {where}: {len(absent):,} of its classes are not in the dataset: "
+            f"{some(absent)}. amend cannot add classes: labels are positions in the class list."
         )
-    found = folder.find(root, [s for s in schema.SOURCE_SPLITS if s in folders], classes=classes)
-    members: dict[str, tuple[Member, ...]] = {}
-    for task in found.tasks:
-        members[task.split] = (*members.get(task.split, ()), *found.index(task))
-    reader, sha256 = found.images, {}
-    for member in (each for of_split in members.values() for each in of_split):
-        sha256[member.archive] = hashlib.sha256(reader.read(member)).hexdigest()
-    return Additions(found, members, sha256)
+    source = folder.find(root, [s for s in schema.SOURCE_SPLITS if s in folders], classes=classes)
+    reader, members, sha256 = source.images, dict[str, tuple[Member, ...]](), {}
+    for task in source.tasks:
+        of_task = source.index(task)
+        members[task.split] = (*members.get(task.split, ()), *of_task)
+        for member in of_task:
+            sha256[member.archive] = hashlib.sha256(reader.read(member)).hexdigest()
+    return Additions(source, members, sha256)
 
 
 def changes_of(request: Request, dataset: Dataset, seed: int) -> list[ShardChange]:
@@ -186,18 +188,18 @@ def changes_of(request: Request, dataset: Dataset, seed: int) -> list[ShardChang
     split_of: dict[str, str] = {}
     for name, split in dataset.manifest.splits.items():
         of_split = list(_changes_in(request, name, split, dataset, seed))
-        named = {key for each in of_split for key in each.named}
+        named = {key for of_shard in of_split for key in of_shard.named}
         for listed in request.lists:
             listed.refuse_ambiguous(named & split_of.keys() & listed.keys.keys())
         split_of |= dict.fromkeys(named, name)
-        changes += [each.change for each in of_split if any(each.change[1:])]
+        changes += [change for change, _ in of_split if any(change[1:])]
     for listed in request.lists:
         unknown = [line for key, line in listed.keys.items() if key not in split_of]
         _refuse(listed.path, unknown, f"a key that no image of {dataset.where} has")
     return changes
 
 
-class _Found(NamedTuple):
+class _Resolved(NamedTuple):
     """A shard's change and the listed keys in it, including those that change nothing."""
 
     change: ShardChange
@@ -206,53 +208,48 @@ class _Found(NamedTuple):
 
 def _changes_in(
     request: Request, name: str, split: Split, dataset: Dataset, seed: int
-) -> Iterable[_Found]:
-    left_out = request.exclude.keys if request.exclude else {}
+) -> Iterable[_Resolved]:
+    excluded = request.exclude.keys if request.exclude else {}
     class_of = request.relabel.class_of if request.relabel else {}
     new = request.new.get(name, {})
-    wanted = left_out.keys() | class_of.keys() | new.keys()
-    coming: dict[int, list[Member]] = {}
+    listed = excluded.keys() | class_of.keys() | new.keys()
+    added = defaultdict[int, list[Member]](list)
     for member in new.values():
-        number = plan.keyed_hash(seed, "add", member.key) % len(split.shards)
-        coming.setdefault(number, []).append(member)
+        added[plan.keyed_hash(seed, "add", member.key) % len(split.shards)].append(member)
     taken, emptied, seen = [], [], set[str]()
-    found = dataset.heads(split.shards)
-    for number, (shard, heads) in enumerate(zip(split.shards, found, strict=True)):
+    tables = dataset.heads(split.shards)
+    for number, (shard, heads) in enumerate(zip(split.shards, tables, strict=True)):
         named: dict[str, int] = {}
         for class_index, key, _ in heads:
-            if key in wanted and (key in seen or key in named):
-                raise equal_keys(dataset.store, split.shards, key)
-            if key in wanted:
+            if key in listed:
+                if key in seen or key in named:
+                    raise equal_keys(dataset.store, split.shards, key)
                 named[key] = class_index
         seen |= named.keys()
         taken += [key for key in named if key in new]
         change = ShardChange(
             shard,
-            frozenset(named.keys() & left_out.keys()),
-            {
-                key: class_of[key]
-                for key, class_index in named.items()
-                if key in class_of and class_of[key] != class_index
-            },
-            tuple(coming.get(number, ())),
+            frozenset(named.keys() & excluded.keys()),
+            {key: class_of[key] for key in named if class_of.get(key, named[key]) != named[key]},
+            tuple(added[number]),
         )
         if len(change.excluded) == shard.examples and not change.added:
             emptied.append(shard.name)
-        yield _Found(change, frozenset(named.keys() - new.keys()))
+        yield _Resolved(change, frozenset(named.keys() - new.keys()))
     if taken:
         raise UsageError(
-            f"--add: {len(taken):,} of its images have keys that are in {name} already; the first "
-            f"is {min(taken)}. Rename them, or exclude those first."
+            f"--add: {len(taken):,} of its images have keys that already exist in {name}; the "
+            f"first is {min(taken)}. Rename these files, or exclude the existing images first."
         )
     if emptied:
         raise UsageError(
             f"--exclude leaves no image in {some(emptied)}, and no shard may be empty. Keep one "
-            "image of each, or make the set anew with fewer shards."
+            "image of each shard, or prepare the dataset again with fewer shards."
         )
 
 
-def _refuse(path: str, lines: Collection[int], what: str) -> None:
+def _refuse(path: str, lines: Collection[int], problem: str) -> None:
     """Raises UsageError that shows only line numbers, as `KeyList.refuse_unknown` does."""
     if lines:
-        count = f"{len(lines):,} line{'s' * (len(lines) > 1)}"
-        raise UsageError(f"{path}: {count} with {what}; the first is line {min(lines):,}.")
+        count = counted(len(lines), "line")
+        raise UsageError(f"{path}: {count} with {problem}; the first is line {min(lines):,}.")

@@ -28,13 +28,13 @@ class RunFlags(WorkerFlags):
     on_bad_image: str = flag(
         "quarantine",
         choices=("quarantine", "fail"),
-        help="handling of unusable images; quarantine: leave an image out and list it in "
-        "quarantine.jsonl; fail: end the run with exit code 3",
+        help="handling of unusable images; quarantine: exclude the image and list it in "
+        "quarantine.jsonl; fail: stop the run with exit code 3",
     )
     max_bad: int | None = optional(
-        least=0, help="stop when more images than this cannot be used (default: no limit)"
+        least=0, help="stop if more than this number of images are unusable (default: no limit)"
     )
-    dry_run: bool = switch(help="print what was found and what would be made; write nothing")
+    dry_run: bool = switch(help="print the source and the planned dataset; write nothing")
     json: bool = switch(help="print the result as JSON")
     beam_args: tuple[str, ...] = after_dashes("Options for Apache Beam go", are_flags=True)
 
@@ -56,7 +56,7 @@ class Config(RunFlags):
     source: str = flag(
         place=Place.ANYWHERE,
         help="folder with the archives or images; or s3://bucket/prefix or http(s)://... with the "
-        "archives of ILSVRC2012, ImageNet-21K or an evaluation set, which are read there",
+        "archives of ILSVRC2012, ImageNet-21K or an evaluation set, read directly from there",
         positional=True,
         aliases=("--source",),
         metavar="SOURCE",
@@ -71,34 +71,34 @@ class Config(RunFlags):
     source_kind: str = flag(
         "auto",
         choices=(*_ON_SERVERS, "folder", "parquet", "recordio", "cifar10", "mnist"),
-        help="layout of the source; auto recognises it and prints what it found",
+        help="layout of the source; auto detects and prints it",
     )
     follow_links: bool = switch(
-        help="take images also where links in a folder of images lead out of it; else these are "
-        "refused, since a source from elsewhere could name private pictures"
+        help="also read images through links that lead out of the folder of images; by default "
+        "they are refused, since a downloaded source could link to private images"
     )
     splits: tuple[str, ...] = flag(
         schema.SOURCE_SPLITS,
         choices=(*schema.SOURCE_SPLITS, schema.TEST),
-        help="splits to make, separated by commas; of an evaluation set it is always test",
+        help="splits to make, separated by commas; for an evaluation set always test",
         metavar="NAMES",
     )
     holdout: str = flag(
         "0",
         help="move this number of images, or this share of each class, from train to a split "
-        "holdout; at least one image of each class that has two, chosen by the seed",
+        "holdout; at least one image of each class with two or more, chosen by the seed",
         metavar="N|N%",
     )
     holdout_per_class: int = flag(
         0,
         least=0,
-        help="make validation of this many images of each class of train, chosen by the seed, at "
-        "most half of a class; for sources without a validation split, such as ImageNet-21K",
+        help="move this number of images of each class, at most half of it, from train to "
+        "validation; for sources without a validation split, such as ImageNet-21K",
     )
     exclude: str | None = optional(
         place=Place.FILE,
-        help="exclude the images whose keys this file lists; one per line: "
-        "n01440764/n01440764_10026.JPEG. Their places stay empty, so only their shards change",
+        help="file with the keys of images to exclude, one per line: "
+        "n01440764/n01440764_10026.JPEG; no image moves to a different shard",
     )
     train_shards: int | None = optional(
         least=1, most=naming.MAX_SHARDS, help="shards of train (default: 1024, fewer for a subset)"
@@ -121,41 +121,38 @@ class Config(RunFlags):
     keep_original: bool = switch(help="keep all sizes, and the bytes of sound RGB JPEGs")
     orientation: str | None = optional(
         choices=RULES,
-        help="an image whose EXIF orientation is not 1: apply turns its pixels and boxes; neutral "
-        "leaves its pixels and sets the tag to 1; keep leaves its bytes, so that some decoders "
-        "turn it and others do not (default: neutral for ImageNet, as all frameworks have read "
-        "it; keep with --keep-original; else apply)",
+        help="handling of images with an EXIF orientation other than 1; apply: rotate pixels and "
+        "boxes; neutral: keep the pixels and set the tag to 1; keep: keep the bytes, which some "
+        "decoders rotate and others do not (default: neutral for ImageNet, as all frameworks have "
+        "read it; keep with --keep-original; otherwise apply)",
     )
     check: str = flag(
         "decode",
         choices=("decode", "header"),
-        help="how much is read; decode: decode every image and compute the md5 of the archives; "
-        "header: read only "
-        "the headers of images, for archives whose md5 was checked before",
+        help="extent of the checks; decode: decode every image, and compute the md5 of archives; "
+        "header: read only the headers of images, for archives with an already verified md5",
     )
     rehash: bool = switch(
-        help="read archives for their md5 even if imagenet-prep download has proven it and they "
-        "are untouched since; list those on a server anew, whatever an earlier run has kept"
+        help="compute the md5 of archives again, even if imagenet-prep download verified it and "
+        "they have not changed; list archives on a server again, ignoring stored lists"
     )
-    no_boxes: bool = switch(help="leave out bounding boxes that lie beside the source")
-    seed: int = flag(
-        0, least=-(2**63), most=2**63 - 1, help="decides which image lies in which shard"
-    )
+    no_boxes: bool = switch(help="ignore the bounding boxes next to the source")
+    seed: int = flag(0, least=-(2**63), most=2**63 - 1, help="determines the shard of each image")
     label_offset: int = flag(
         schema.DEFAULT_LABEL_OFFSET,
         least=0,
         most=1,
-        help="stored label = class index + this. 1 is what readers of TensorFlow, NVIDIA and "
-        "MLPerf expect: their label 0 is a background class. 0 is for trainers that take stored "
-        "labels as class indices, such as timm and big_vision",
+        help="stored label = class index + this. 1 is for readers of TensorFlow, NVIDIA and "
+        "MLPerf: their label 0 is a background class. 0 is for trainers that use stored labels as "
+        "class indices, such as timm and big_vision",
         metavar="0|1",
     )
     allow_subset: bool = switch(
-        help="accept other numbers of images than those of a published edition"
+        help="accept a different number of images than in a published edition"
     )
     subset_classes: tuple[str, ...] = flag(
         (),
-        help="only these WNIDs, or the first N classes; labels stay as in the whole set",
+        help="only these WNIDs, or the first N classes; labels stay as in the complete dataset",
         metavar="N|WNIDS",
     )
     subset_per_class: int | None = optional(
@@ -170,34 +167,34 @@ class Config(RunFlags):
         number = _HOLDOUT.fullmatch(self.holdout)
         if number is None or not 0 <= float(number[1]) < (100 if number[2] else math.inf):
             raise ValueError(
-                f"--holdout {self.holdout}: expected a number of images, such as 1000, or a share "
-                "of them, such as 10%"
+                f"--holdout {self.holdout}: expected a number of images, such as 1000, or a "
+                "percentage, such as 10%"
             )
         if self.holds_out and schema.TRAIN not in self.splits:
-            raise ValueError("--holdout takes images out of train, which is not in --splits")
-        if self.holdout_per_class and (
-            self.holds_out or set(self.splits) != {*schema.SOURCE_SPLITS}
-        ):
+            raise ValueError("--holdout: moves images out of train: add train to --splits")
+        is_split = set(self.splits) == {*schema.SOURCE_SPLITS}
+        if self.holdout_per_class and (self.holds_out or not is_split):
             raise ValueError(
-                "--holdout-per-class makes train and validation, so both are in --splits, and "
-                "there is no --holdout"
+                "--holdout-per-class: makes both train and validation: include both in --splits, "
+                "and remove --holdout"
             )
         for split in schema.SOURCE_SPLITS:
             if getattr(self, f"{split}_shards") and split not in self.splits:
-                raise ValueError(f"--{split}-shards without {split} in --splits")
+                raise ValueError(f"--{split}-shards: {split} is not in --splits")
         if self.rehash and self.check == "header" and not address.is_remote(self.source):
-            raise ValueError("--rehash: --check header computes no md5")
+            raise ValueError("--rehash: has no effect with --check header, which computes no md5")
         if address.is_remote(self.source) and self.source_kind not in _ON_SERVERS:
             raise ValueError(
-                "--source: from a server, only the archives of ILSVRC2012, ImageNet-21K and "
-                "evaluation sets are read; bring anything else into a folder"
+                "--source: only the archives of ILSVRC2012, ImageNet-21K and evaluation sets can "
+                "be read from a server; download other sources into a folder"
             )
 
     def byte_settings(self) -> Json:
         """Returns the settings that determine the bytes of the dataset."""
-        made = (*self.splits, schema.HOLDOUT) if self.holds_out else self.splits
+        names = (*self.splits, schema.HOLDOUT) if self.holds_out else self.splits
+        holdout = self.holdout_number or f"{self.holdout_percent:g}%"
         return {
-            "splits": [split for split in schema.SPLITS if split in made],
+            "splits": [split for split in schema.SPLITS if split in names],
             "train_shards": self.train_shards,
             "validation_shards": self.validation_shards,
             "short_side": None if self.keep_original else self.short_side,
@@ -207,8 +204,9 @@ class Config(RunFlags):
             "label_offset": self.label_offset,
             "subset_classes": list(self.subset_classes),
             "subset_per_class": self.subset_per_class,
-            # Omitted if unset, so that older datasets keep the same settings.
-            **({"holdout": self._holdout_setting} if self.holds_out else {}),
+            # Omitted if unset, so that older datasets keep the same settings. Without "by class",
+            # an older setting means images chosen regardless of class.
+            **({"holdout": f"{holdout} by class"} if self.holds_out else {}),
             **({"holdout_per_class": self.holdout_per_class} if self.holdout_per_class else {}),
         }
 
@@ -226,11 +224,6 @@ class Config(RunFlags):
     def holds_out(self) -> bool:
         """Whether images are moved from train to the split holdout."""
         return bool(self.holdout_number or self.holdout_percent)
-
-    @property
-    def _holdout_setting(self) -> str:
-        # Without "by class", an older setting means images chosen regardless of class.
-        return f"{self.holdout_number or f'{self.holdout_percent:g}%'} by class"
 
     def orientation_of(self, *, is_imagenet: bool) -> str:
         """Returns the EXIF orientation rule, one of RULES, for a source of this kind."""

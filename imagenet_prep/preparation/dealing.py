@@ -1,7 +1,4 @@
-"""Assigns the images of a source to shards: first class by class, then a check of all classes.
-
-`planning` combines these rules into steps.
-"""
+"""The rules by which images of a source are selected and divided among splits; see `planning`."""
 
 from __future__ import annotations
 
@@ -10,26 +7,19 @@ import itertools
 import math
 import operator
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from imagenet_prep.core.errors import SourceError, UsageError
+from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset import naming, schema
-from imagenet_prep.dataset.keys import VALIDATION_NAME
-from imagenet_prep.dataset.member import NO_BOXES, Member, dump_member, parse_members
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.member import NO_BOXES, Member
 from imagenet_prep.preparation.box_lists import BoxLookup
 from imagenet_prep.preparation.selection import Selection
-from imagenet_prep.preparation.tasks import plan_name
 from imagenet_prep.shards import plan
-from imagenet_prep.shards.plan import SplitPlan
-from imagenet_prep.sources import labels
 from imagenet_prep.sources.source import sorted_by_key
-from imagenet_prep.storage.store import Store
-
-_READ_AT_ONCE = 64
 
 
 class ShardKey(NamedTuple):
@@ -66,20 +56,20 @@ class ChosenMembers:
         """Counts members and boxes per source part."""
         part_of = self._part_of[split]
         first_part = next(iter(part_of.values()))
-        found = Counter(part_of.get(member.archive, first_part) for member in members)
+        counts = Counter(part_of.get(member.archive, first_part) for member in members)
         if self.lookup is not None and split in self.lookup.parts:
-            found[self.lookup.parts[split].name] += sum(bool(m.boxes.xmin) for m in members)
-        return found
+            counts[self.lookup.parts[split].name] += sum(bool(m.boxes.xmin) for m in members)
+        return counts
 
     @cached_property
     def _part_of(self) -> dict[str, dict[str, str]]:
         """The source part of each archive, by source split."""
         # A file of unpacked images is named after its task. Other members are in the part itself,
         # or in an archive of the only part of their split.
-        found: dict[str, dict[str, str]] = {}
+        part_of: dict[str, dict[str, str]] = {}
         for task in self.selection.index_tasks():
-            found.setdefault(task.split, {}).update({task.name: task.part, task.part: task.part})
-        return found
+            part_of.setdefault(task.split, {}).update({task.name: task.part, task.part: task.part})
+        return part_of
 
 
 @dataclass(frozen=True)
@@ -109,8 +99,8 @@ class Division:
         by_rank = sorted(members, key=lambda member: plan.rank(member, seed))
         keys = {member.key for member in by_rank[:number]}
         return {
-            split: [member for member in members if (member.key in keys) == out]
-            for split, out in zip(self.counts, (False, True), strict=True)
+            split: [member for member in members if (member.key in keys) == is_held_out]
+            for split, is_held_out in zip(self.counts, (False, True), strict=True)
         }
 
 
@@ -118,13 +108,12 @@ def divide(selection: Selection, split: str, used: Sequence[int]) -> Division:
     """Returns the division of a source split, given its number of images by class index."""
     counts: dict[str, Sequence[int]] = {split: used}
     if split == schema.TRAIN and (selection.holds_out or selection.holdout_per_class):
-        out = _held_out(selection, used)
-        counts = {
-            split: list(map(operator.sub, used, out)),
-            schema.VALIDATION if selection.holdout_per_class else schema.HOLDOUT: out,
-        }
-    num_shards = {name: selection.shards_of(name, sum(each)) for name, each in counts.items()}
-    return Division(counts, num_shards)
+        held_out = _held_out(selection, used)
+        new = schema.VALIDATION if selection.holdout_per_class else schema.HOLDOUT
+        counts = {split: list(map(operator.sub, used, held_out)), new: held_out}
+    return Division(
+        counts, {name: selection.shards_of(name, sum(of)) for name, of in counts.items()}
+    )
 
 
 def _held_out(selection: Selection, used: Sequence[int]) -> list[int]:
@@ -137,7 +126,7 @@ def _held_out(selection: Selection, used: Sequence[int]) -> list[int]:
     else:
         flag, out = f"--holdout {selection.holdout:,}", _apportioned(selection.holdout, used)
     if not any(out):
-        raise UsageError(f"{flag}: no class has two images, so that one could be taken")
+        raise UsageError(f"{flag}: every class has fewer than two images, so none can be taken out")
     return out
 
 
@@ -149,8 +138,8 @@ def _apportioned(number: int, used: Sequence[int]) -> list[int]:
     """
     if number > (most := sum(max(0, count - 1) for count in used)):
         raise UsageError(
-            f"--holdout {number:,}: train has {counted(sum(used), 'image')}, and one of each class "
-            f"must be left in it: expected {most:,} at most"
+            f"--holdout {number:,}: expected at most {most:,}, since train has "
+            f"{counted(sum(used), 'image')} and must keep one of each class"
         )
     out = [0] * len(used)
     # The first heap entry is the class with the largest size relative to its held-out images.
@@ -166,14 +155,11 @@ def _apportioned(number: int, used: Sequence[int]) -> list[int]:
 
 
 class Facts(NamedTuple):
-    """The result for one class, as JSON; the plan needs the facts of all classes.
+    """The result for one class of the split `source`; the plan needs the facts of all classes.
 
-    Attributes:
-      source: the split of the source.
-      kept: for each output split, the number and total bytes of members that are not excluded.
-      taken: counts of these members by `ChosenMembers.taken`.
-      excluded: excluded members, one per line, as written by `dump_member`.
-      labelled: (key, number) of all images named like ILSVRC2012's validation images.
+    For each output split, `kept` has the number and total bytes of members that are not excluded;
+    `taken` has their counts by `ChosenMembers.taken`. `excluded` lists the others as written by
+    `dump_member`. `labelled` has (key, number) of images named like ILSVRC2012's validation images.
     """
 
     source: str
@@ -182,95 +168,3 @@ class Facts(NamedTuple):
     taken: dict[str, int]
     excluded: list[str]
     labelled: list[tuple[str, int]]
-
-
-def deal_class(
-    choice: ChosenMembers, source: str, members: Sequence[Member], division: Division
-) -> tuple[Facts, dict[str, list[bytes]]]:
-    """Plans a class: returns facts and entries by output split; excluded positions stay empty."""
-    selection, index = choice.selection, members[0].class_index
-    excluded = selection.excluded.keys if selection.excluded else ()
-    seed = selection.seed
-    chosen = choice.among(source, members)
-    kept: dict[str, tuple[int, int]] = {}
-    entries: dict[str, list[bytes]] = {}
-    for split, part in division.of(chosen, seed).items():
-        first, num_shards = division.before[split][index], division.num_shards[split]
-        dealt = [
-            (shard, member)
-            for shard, member in plan.deal_class(part, first, num_shards, seed)
-            if member.key not in excluded
-        ]
-        entries[split] = [plan.entry(shard, member, seed) for shard, member in dealt]
-        kept[split] = len(dealt), sum(member.size for _, member in dealt)
-    matches = (VALIDATION_NAME.match(member.key) for member in members)
-    facts = Facts(
-        source,
-        index,
-        kept,
-        choice.taken(source, [member for member in chosen if member.key not in excluded]),
-        [dump_member(member).decode() for member in chosen if member.key in excluded],
-        [(match[0], int(match[1])) for match in matches if match],
-    )
-    return facts, entries
-
-
-def check_classes(
-    selection: Selection, facts: Sequence[Facts]
-) -> tuple[Counter[str], list[Member]]:
-    """Checks the facts of all classes; returns the counts of `taken` and the excluded members."""
-    where, excluded = selection.where, selection.excluded
-    unknown = set(excluded.keys if excluded else ())
-    taken, members = Counter[str](), list[Member]()
-    for split in selection.splits:
-        class_of: dict[int, int] = {}
-        left_out: set[str] = set()
-        for each in facts:
-            if each.source != split:
-                continue
-            taken.update(each.taken)
-            left_out_of_class = parse_members("".join(each.excluded).encode())
-            left_out.update(member.key for member in left_out_of_class)
-            members += left_out_of_class
-            for key, number in each.labelled:
-                if class_of.setdefault(number, each.class_index) != each.class_index:
-                    raise SourceError(f"{where}: {key!r} comes twice, in two classes")
-        labels.check_validation(selection.source.classes, class_of, where)
-        if excluded:
-            excluded.refuse_ambiguous(left_out - unknown)
-            unknown -= left_out
-    if excluded:
-        excluded.refuse_unknown(unknown, f"what is taken from {where}")
-    return taken, members
-
-
-def split_plans(
-    divisions: Mapping[str, Division],
-    facts: Sequence[Facts],
-    filled: Collection[ShardKey],
-    store: Store,
-    folder: str,
-) -> list[SplitPlan]:
-    """Returns the plans of all output splits; `filled` are the shards that have members."""
-    plans = []
-    for source, division in divisions.items():
-        for split, num in division.num_shards.items():
-            plan.refuse_empty(
-                split, num, {shard.number for shard in filled if shard.split == split}
-            )
-            num_per_class, source_bytes = [0] * len(division.counts[split]), 0
-            for each in facts:
-                if each.source == source:
-                    num_per_class[each.class_index], num_bytes = each.kept[split]
-                    source_bytes += num_bytes
-            names = [plan_name(naming.shard_name(split, i, num), folder) for i in range(num)]
-            # A bucket fetches all files of one call in parallel.
-            files = (
-                data
-                for start in range(0, num, _READ_AT_ONCE)
-                for data in store.read_each(names[start : start + _READ_AT_ONCE], plan.MOST_BYTES)
-            )
-            plans.append(
-                SplitPlan(split, num, tuple(num_per_class), source_bytes, plan.digest(files))
-            )
-    return plans

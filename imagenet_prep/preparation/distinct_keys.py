@@ -25,7 +25,7 @@ _TILDES = re.compile("~+")
 
 def numbered(store: Store, folder: str, tables: Sequence[str]) -> dict[str, dict[int, str]]:
     """Returns a split's new keys by table and record; tables are in shard order."""
-    longest, found = 0, defaultdict[str, dict[int, str]](dict)
+    longest, new_keys = 0, defaultdict[str, dict[int, str]](dict)
 
     def entries() -> Iterator[bytes]:
         nonlocal longest
@@ -45,17 +45,17 @@ def numbered(store: Store, folder: str, tables: Sequence[str]) -> dict[str, dict
                     new = keys.numbered(key.decode(), number, "~" * (longest + 1))
                     if problem := keys.problem(new):
                         raise DataDamagedError(f"{store.where()}: {new[:80]!r}: {problem}")
-                    found[tables[int(at[:5])]][int(at[5:])] = new
-    return dict(found)
+                    new_keys[tables[int(at[:5])]][int(at[5:])] = new
+    return dict(new_keys)
 
 
 def renamed(store: Store, table: str, new: Mapping[int, str]) -> tuple[bytes, str]:
     """Returns a copy of a table with some keys replaced (by record), and its sha256."""
     file = io.BytesIO()
-    made = Table(file)
+    copy = Table(file)
     for record, sample in enumerate(samples.parse(_lines(store, table), table)):
-        made.append(sample._replace(key=new.get(record, sample.key)))
-    return file.getvalue(), made.sha256
+        copy.append(sample._replace(key=new.get(record, sample.key)))
+    return file.getvalue(), copy.sha256
 
 
 def _lines(store: Store, table: str) -> Iterator[bytes]:

@@ -23,9 +23,7 @@ class Draft:
     """The splits that a run adds or replaces, and the facts about their images.
 
     Attributes:
-      splits: complete splits, as described in `Manifest`.
-      incidents: images of these splits that were quarantined, excluded or repaired.
-      sources, lacks, answers: as in `Manifest`.
+      splits, sources, lacks, answers: as in `Manifest`.
       plan_digest: None for the digest of the sources.
       edition: of ImageNet; "" for an unnamed one, None to derive it from the sources.
       parent: the dataset that the images come from; its edition and answers are used.

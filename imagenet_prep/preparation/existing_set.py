@@ -17,6 +17,7 @@ from imagenet_prep import engine
 from imagenet_prep.codec.transform import is_rgb, keep
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import editions, example, naming, schema, tfrecord
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.keys import VALIDATION_NAME
@@ -73,7 +74,7 @@ class Counts:
 
 
 @dataclass
-class _Found(Counts):
+class _Checked(Counts):
     """Counts plus the facts that only the check collects; see `CheckedShard`."""
 
     examples: int = 0
@@ -93,14 +94,14 @@ def _list_labels(shard: ShardFile, *, store: Store) -> engine.Result[_ListedLabe
 def _check_shard(
     shard: ShardFile, *, store: Store, out: Store, tables: str, labelling: Labelling
 ) -> engine.Result[CheckedShard]:
-    found, lines, sha256, problems = _Found(), list[str](), hashlib.sha256(), Problems()
+    counts, lines, sha256, problems = _Checked(), list[str](), hashlib.sha256(), Problems()
 
     def look(record: tfrecord.Record) -> Sample:
         entry = tfrecords.parse(record.payload)
-        found.examples += 1
+        counts.examples += 1
         member = tfrecords.member(shard, record, entry, labelling)
-        found.add(member)
-        return _checked(record.payload, entry, member, found)
+        counts.add(member)
+        return _row(record.payload, entry, member, counts)
 
     table_path, index_path = out.temporary(), out.temporary()
     with removed_on_failure(table_path, index_path), storage_errors("write", table_path):
@@ -127,7 +128,7 @@ def _check_shard(
         incidents=[],
         origins=[],
         problems=problems.listed(shard.file),
-        **vars(found),
+        **vars(counts),
     )
     index_name, table_name = naming.beside(shard.name)
     outputs = (
@@ -137,33 +138,33 @@ def _check_shard(
     return engine.Result(checked, outputs)
 
 
-def _checked(payload: bytes, entry: Entry, member: Member, found: _Found) -> Sample:
+def _row(payload: bytes, entry: Entry, member: Member, counts: _Checked) -> Sample:
     """Counts the keys that a record lacks; returns its table row, as if it were its own source."""
     features = entry.features
     image = keep(entry.encoded)
-    found.max_height = max(found.max_height, image.height)
-    found.max_width = max(found.max_width, image.width)
+    counts.max_height = max(counts.max_height, image.height)
+    counts.max_width = max(counts.max_width, image.width)
     lacks = {key: schema.ABSENT for key in schema.ALL_KEYS if key not in features}
     true = example.CONSTANTS | {schema.HEIGHT: image.height, schema.WIDTH: image.width}
     for key in true:
         if key in features and features[key] != (true[key],):
             lacks[key] = schema.WRONG
     if not is_rgb(entry.encoded):
-        found.not_rgb += 1
+        counts.not_rgb += 1
         lacks.setdefault(schema.COLORSPACE, schema.WRONG)
     if features.get(schema.TEXT) == (b"",):
         lacks[schema.TEXT] = schema.EMPTY
     if schema.ENCODED in features:
         example.decode(payload, lacks)
     for key, kind in lacks.items():
-        found.lacks[key][kind] += 1
+        counts.lacks[key][kind] += 1
     digest = hashlib.sha256(entry.encoded).hexdigest()
     stored = len(entry.encoded), image.width, image.height, digest
     return Sample(member.key, member.class_index, *stored, KEPT, "", *stored)
 
 
 def settle_labels(
-    found: TfrecordSet,
+    source: TfrecordSet,
     splits: Sequence[str],
     store: Store,
     workers: engine.Workers,
@@ -175,19 +176,19 @@ def settle_labels(
 
     A `known` class list is preferred if it fits.
     """
-    labelling = tfrecords.known_labelling(found, splits)
+    labelling = tfrecords.known_labelling(source, splits)
     if labelling is not None:
         return labelling
-    shards = [shard for split in splits for shard in found.splits[split]]
-    work = partial(_list_labels, store=found.store)
+    shards = [shard for split in splits for shard in source.splits[split]]
+    work = partial(_list_labels, store=source.store)
     stage = engine.Stage("labels", identity(shards), store, work, _ListedLabels)
-    receipts = engine.run(stage, shards, workers, title="labels", quiet=quiet)
+    receipts = engine.run(stage, shards, workers, quiet=quiet)
     listed = [receipt.content for receipt in receipts]
-    if damage := [line for each in listed for line in each.damage]:
-        where = found.store.where()
-        damage.append(f"{where}: {len(damage)} damaged; fetch these shards again.")
+    if damage := [line for shard in listed for line in shard.damage]:
+        problems = counted(len(damage), "problem")
+        damage.append(f"{source.store.where()}: {problems}. Download the damaged shards again.")
         raise DataDamagedError("\n".join(damage))
-    return labelling_of([use for each in listed for use in each.uses], known)
+    return labelling_of([use for shard in listed for use in shard.uses], known)
 
 
 def identity(shards: Sequence[ShardFile]) -> str:
@@ -196,11 +197,11 @@ def identity(shards: Sequence[ShardFile]) -> str:
 
 
 def check_validation_labels(
-    of_each: Iterable[Mapping[int, int]], classes: ClassList, store: Store
+    of_shards: Iterable[Mapping[int, int]], classes: ClassList, store: Store
 ) -> None:
     """Compares the 50,000 validation labels with the known ones, if all are present."""
-    noted = {number: index for each in of_each for number, index in each.items()}
-    check_validation(classes, noted, store.where())
+    class_of = {number: index for of_shard in of_shards for number, index in of_shard.items()}
+    check_validation(classes, class_of, store.where())
 
 
 @dataclass(frozen=True)
@@ -239,12 +240,10 @@ class ExistingSet:
         """Differences from ILSVRC2012's counts, one sentence each; empty for other editions."""
         if self.edition:
             return []
-        problems = [
-            problem
-            for split, counts in self.examples_per_class.items()
-            if split != schema.TEST  # the evaluation set is unknown
-            for problem in editions.ILSVRC2012.problems(split, self.labelling.classes, counts)
-        ]
+        problems = list[str]()
+        for split, counts in self.examples_per_class.items():
+            if split != schema.TEST:  # the evaluation set is unknown
+                problems += editions.ILSVRC2012.problems(split, self.labelling.classes, counts)
         return list(dict.fromkeys(problems))
 
     @property
@@ -256,10 +255,9 @@ class ExistingSet:
     @property
     def examples_per_class(self) -> dict[str, list[int]]:
         """Number of records by split and class index."""
+        num = len(self.labelling.classes.wnids)
         return {
-            split: num_per_class(
-                [shard.num_per_class for shard in shards], len(self.labelling.classes.wnids)
-            )
+            split: num_per_class((shard.num_per_class for shard in shards), num)
             for split, shards in self.shards.items()
         }
 
@@ -280,51 +278,46 @@ class ExistingSet:
 
 
 def check_existing_set(
-    found: TfrecordSet, store: Store, workers: engine.Workers, *, quiet: bool
+    source: TfrecordSet, store: Store, workers: engine.Workers, *, quiet: bool
 ) -> ExistingSet:
     """Reads all shards except those with a receipt in `store` from an earlier run."""
-    splits = tuple(found.splits)
-    labelling = settle_labels(found, splits, store, workers, quiet=quiet)
-    shards = [shard for split in splits for shard in found.splits[split]]
+    labelling = settle_labels(source, tuple(source.splits), store, workers, quiet=quiet)
+    shards = [shard for of_split in source.splits.values() for shard in of_split]
     digest = canonical.digest(
         [labelling.offset, labelling.classes.render().decode(), identity(shards)]
     )
     tables = f"{naming.WORK}/tables-{digest[:16]}"
-    work = partial(_check_shard, store=found.store, out=store, tables=tables, labelling=labelling)
+    work = partial(_check_shard, store=source.store, out=store, tables=tables, labelling=labelling)
     stage = engine.Stage("check", digest, store, work, CheckedShard)
-    receipts = engine.run(stage, shards, workers, title="check", quiet=quiet)
+    receipts = engine.run(stage, shards, workers, quiet=quiet)
     checked = [receipt.content for receipt in receipts]
-    problems = [problem for each in checked for problem in each.problems]
+    by_shard = {shard.shard: shard for shard in checked}
+    problems = [problem for shard in checked for problem in shard.problems]
     problems += _copies(shards, checked)
     try:
-        noted = (each.validation for each in checked)
-        check_validation_labels(noted, labelling.classes, found.store)
+        validation = (shard.validation for shard in checked)
+        check_validation_labels(validation, labelling.classes, source.store)
     except DataDamagedError as error:
         problems.append(str(error))
-    by_shard = {each.shard: each for each in checked}
     renamed: dict[str, dict[int, str]] = {}
-    for split in splits:
-        shard_of = {naming.samples_name(s.name): s.name for s in found.splits[split]}
-        renamed |= (of_split := distinct_keys.numbered(store, tables, [*shard_of]))
-        for table, new in of_split.items():
+    for of_split in source.splits.values():
+        shard_of = {naming.samples_name(shard.name): shard.name for shard in of_split}
+        new_keys = distinct_keys.numbered(store, tables, [*shard_of])
+        for table, new in new_keys.items():
             data, sha256 = distinct_keys.renamed(store, f"{tables}/{table}", new)
-            each = by_shard[shard_of[table]]
-            by_shard[each.shard] = replace(each, samples_bytes=len(data), samples_sha256=sha256)
-    return ExistingSet(
-        labelling,
-        {split: [by_shard[s.name] for s in found.splits[split]] for split in splits},
-        problems,
-        tables,
-        renamed,
-    )
+            shard = by_shard[shard_of[table]]
+            by_shard[shard.shard] = replace(shard, samples_bytes=len(data), samples_sha256=sha256)
+        renamed |= new_keys
+    of_splits = {name: [by_shard[s.name] for s in of] for name, of in source.splits.items()}
+    return ExistingSet(labelling, of_splits, problems, tables, renamed)
 
 
 def _copies(shards: Sequence[ShardFile], checked: Sequence[CheckedShard]) -> list[str]:
     """Reports shards with identical bytes: one was overwritten by a copy of the other."""
     first: dict[str, str] = {}
     problems = []
-    for shard, each in zip(shards, checked, strict=True):
+    for shard, result in zip(shards, checked, strict=True):
         name = shard.file
-        if each.sha256 and first.setdefault(each.sha256, name) != name:
-            problems.append(f"{name}: holds the same bytes as {first[each.sha256]}")
+        if result.sha256 and first.setdefault(result.sha256, name) != name:
+            problems.append(f"{name}: has the same bytes as {first[result.sha256]}")
     return problems

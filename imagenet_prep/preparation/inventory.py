@@ -19,14 +19,7 @@ from imagenet_prep.core import regular_file
 from imagenet_prep.dataset import naming
 from imagenet_prep.preparation.box_lists import read_boxes
 from imagenet_prep.preparation.dealing import Facts, ShardKey
-from imagenet_prep.preparation.planning import (
-    Census,
-    ClassKey,
-    Counts,
-    Inventory,
-    Planning,
-    lines_by_class,
-)
+from imagenet_prep.preparation.planning import Census, ClassKey, Inventory, Planning, lines_by_class
 from imagenet_prep.preparation.selection import Selection, index_stage
 from imagenet_prep.preparation.space import check_plan
 from imagenet_prep.preparation.tasks import PLAN_FOLDER, SHARED_PLANS, UNPACKED
@@ -54,20 +47,18 @@ def take_inventory(
     stage = index_stage(selection, store, unpack=unpack)
     tasks = selection.index_tasks()
     listing = listing_workers(workers, len(tasks))
-    receipts = engine.run(stage, tasks, listing, title="index", quiet=quiet)
+    receipts = engine.run(stage, tasks, listing, quiet=quiet)
     lookup = read_boxes(selection.annotations, store, listing, quiet=quiet)
     store.make_folder(PLAN_FOLDER)
     steps = _LocalPlan(selection, lookup, store, PLAN_FOLDER, workers, quiet)
-    counts = steps.count(tasks, [receipt.content for receipt in receipts])
+    census = steps.count(tasks, [receipt.content for receipt in receipts])
     # The list is the last output of each task.
     files = [receipt.outputs[-1] for receipt in receipts]
-    num_bytes = sum(file.num_bytes for file in files)
-    if lookup is not None:
-        num_bytes += lookup.num_bytes
+    num_bytes = sum(file.num_bytes for file in files) + (lookup.num_bytes if lookup else 0)
     listed = sum(sum(receipt.content.num_per_class.values()) for receipt in receipts)
-    check_plan(out, sum(map(sum, counts.used.values())), num_bytes / listed)
+    check_plan(out, sum(map(sum, census.used.values())), num_bytes / listed)
     lists = [store.root / file.name for file in files]
-    return steps.make(list(zip(tasks, lists, strict=True)), counts)
+    return steps.make(list(zip(tasks, lists, strict=True)), census)
 
 
 def listing_workers(workers: engine.Workers, num_tasks: int) -> engine.Workers:
@@ -98,7 +89,7 @@ class _Range(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Result:
     """A task's result: names of its runs by split, facts, and shards that have members."""
 
     runs: dict[str, list[str]] = field(default_factory=dict)
@@ -133,11 +124,10 @@ class _LocalPlan(Planning):
     workers: engine.Workers
     quiet: bool
 
-    def make(self, listed: Sequence[tuple[IndexTask, Path]], counts: Counts) -> Inventory:
-        lists = self._lists(listed, counts)
-        census = self.census(counts)
+    def make(self, listed: Sequence[tuple[IndexTask, Path]], census: Census) -> Inventory:
+        lists = self._lists(listed, census.used)
         deal = partial(self._deal_range, lists=lists, census=census)
-        dealt = self._run("deal", deal, counts.used)
+        dealt = self._run("deal", deal, census.used)
         for of_split in lists.values():
             _remove(of_split.runs)
         examples = {
@@ -150,28 +140,30 @@ class _LocalPlan(Planning):
         entries = {split: self._runs(dealt, split) for split in sizes}
         write = partial(self._write, entries=entries, census=census)
         written = self._run("plan", write, sizes)
-        for of_made in entries.values():
-            _remove(of_made)
-        facts = [fact for each in dealt for fact in each.facts]
-        filled = {shard for each in written for shard in each.filled}
+        for files in entries.values():
+            _remove(files)
+        facts = [fact for result in dealt for fact in result.facts]
+        filled = {shard for result in written for shard in result.filled}
         return self.complete(census, facts, filled)
 
-    def _lists(self, listed: Sequence[tuple[IndexTask, Path]], counts: Counts) -> dict[str, _Lists]:
+    def _lists(
+        self, listed: Sequence[tuple[IndexTask, Path]], used: Mapping[str, Sequence[int]]
+    ) -> dict[str, _Lists]:
         """Returns the lists by split; those with several classes are sorted by class first."""
-        of_class: dict[str, dict[int | None, list[Path]]] = {split: {} for split in counts.used}
+        of_class: dict[str, dict[int | None, list[Path]]] = {split: {} for split in used}
         for task, path in listed:
             of_class[task.split].setdefault(task.class_index, []).append(path)
         mixed = {split: lists.pop(None, []) for split, lists in of_class.items()}
         # Assume equal sizes; most lists have the same size.
         sizes = {
-            split: [sum(counts.used[split]) // len(paths)] * len(paths)
+            split: [sum(used[split]) // len(paths)] * len(paths)
             for split, paths in mixed.items()
             if paths
         }
-        found = self._run("sort", partial(self._sort, mixed=mixed), sizes)
-        return {split: _Lists(of_class[split], self._runs(found, split)) for split in of_class}
+        results = self._run("sort", partial(self._sort, mixed=mixed), sizes)
+        return {split: _Lists(of_class[split], self._runs(results, split)) for split in of_class}
 
-    def _sort(self, task: _Range, *, mixed: Mapping[str, Sequence[Path]]) -> engine.Result[_Found]:
+    def _sort(self, task: _Range, *, mixed: Mapping[str, Sequence[Path]]) -> engine.Result[_Result]:
 
         def entries() -> Iterator[bytes]:
             for path in mixed[task.split][task.start : task.stop]:
@@ -180,11 +172,11 @@ class _LocalPlan(Planning):
                         for line in lines.splitlines(keepends=True):
                             yield b"%08d%b" % (key.class_index, line)
 
-        return engine.Result(_Found(self._written(task, {task.split: entries()})))
+        return engine.Result(_Result(self._written(task, {task.split: entries()})))
 
     def _deal_range(
         self, task: _Range, *, lists: Mapping[str, _Lists], census: Census
-    ) -> engine.Result[_Found]:
+    ) -> engine.Result[_Result]:
         facts: list[Facts] = []
         entries: dict[str, list[bytes]] = {split: [] for split in census.num_shards}
         for index, lines in lists[task.split].lines(task.start, task.stop):
@@ -193,11 +185,11 @@ class _LocalPlan(Planning):
             for split, new in dealt.items():
                 entries[split] += new
         examples = sum(map(len, entries.values()))
-        return engine.Result(_Found(self._written(task, entries), examples, facts))
+        return engine.Result(_Result(self._written(task, entries), examples, facts))
 
     def _write(
         self, task: _Range, *, entries: Mapping[str, Sequence[Path]], census: Census
-    ) -> engine.Result[_Found]:
+    ) -> engine.Result[_Result]:
         of_shards = runs.read(entries[task.split], task.start, task.stop)
         filled = []
         for shard, name, data in plan.files(task.split, census.num_shards[task.split], of_shards):
@@ -205,26 +197,26 @@ class _LocalPlan(Planning):
             with storage_errors("write", self._folder / name):
                 (self._folder / name).write_bytes(data)
             filled.append(ShardKey(task.split, shard))
-        return engine.Result(_Found(filled=filled))
+        return engine.Result(_Result(filled=filled))
 
     def _written(
         self, task: _Range, entries: Mapping[str, Iterable[bytes]]
     ) -> dict[str, list[str]]:
         return {
-            split: [file.name for file in runs.write(self._folder, f"{task.name}-{split}", each)]
-            for split, each in entries.items()
+            split: [path.name for path in runs.write(self._folder, f"{task.name}-{split}", of)]
+            for split, of in entries.items()
         }
 
-    def _runs(self, written: Iterable[_Found], split: str) -> list[Path]:
-        names = (name for each in written for name in each.runs.get(split, ()))
+    def _runs(self, results: Iterable[_Result], split: str) -> list[Path]:
+        names = (name for result in results for name in result.runs.get(split, ()))
         return [self._folder / name for name in names]
 
     def _run(
         self,
         title: str,
-        work: Callable[[_Range], engine.Result[_Found]],
+        work: Callable[[_Range], engine.Result[_Result]],
         counts: Mapping[str, Sequence[int]],
-    ) -> list[_Found]:
+    ) -> list[_Result]:
         """Runs `work`, which only writes to the plan folder, on ranges of about equal size."""
         tasks = [
             _Range(f"{title}-{split}-{start:08d}", split, start, stop)
@@ -233,13 +225,13 @@ class _LocalPlan(Planning):
         ]
         if sum(map(sum, counts.values())) < _WORTH_PROCESSES_IMAGES:
             return [work(task).content for task in tasks]
-        stage = engine.Stage(title, self.selection.index_digest, self.store, work, _Found)
+        stage = engine.Stage(title, self.selection.index_digest, self.store, work, _Result)
         # The plan folder of an earlier run was removed, so its receipts are invalid.
         self.store.remove_tree(stage.folder)
         workers = engine.Workers(self.workers.count, engine.PROCESSES)
-        found = engine.run(stage, tasks, workers, title=title, quiet=self.quiet)
+        receipts = engine.run(stage, tasks, workers, quiet=self.quiet)
         self.store.remove_tree(stage.folder)
-        return [receipt.content for receipt in found]
+        return [receipt.content for receipt in receipts]
 
     @property
     def _folder(self) -> Path:

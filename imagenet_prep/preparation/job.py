@@ -35,14 +35,14 @@ from imagenet_prep.storage.store import Store
 # If images are only copied, a third of the time is spent in Python. From this size, processes
 # finish earlier than threads although they start 1 s later (benchmarks/README.md).
 _WORTH_PROCESSES_BYTES = 8 << 30
-_TURNED = "; images are turned as their EXIF orientation says (see --orientation)"
+_ROTATED = "; images are rotated according to their EXIF orientation (see --orientation)"
 
 
 @dataclass(frozen=True)
 class Job:
     """A prepare command, resolved.
 
-    `description` is one line for people about the source. `expected_md5` (of official archives)
+    `description` is a line about the source for the user. `expected_md5` (of official archives)
     and `proven_md5` (already verified, not read again) are by archive name.
     """
 
@@ -59,7 +59,7 @@ class Job:
     @classmethod
     def of(cls, config: Config) -> Job:
         """Returns the job for a command line."""
-        config = _splits_there(config)
+        config = _with_existing_splits(config)
         policy = Policy(
             None if config.keep_original else config.short_side,
             config.quality,
@@ -81,7 +81,7 @@ class Job:
             selection=selection,
             description=description
             + ("; with bounding boxes" if selection.annotations else "")
-            + (_TURNED if rule == APPLY and not isinstance(selection.source, Pixels) else ""),
+            + (_ROTATED if rule == APPLY and not isinstance(selection.source, Pixels) else ""),
             policy=policy,
             workers=Workers(config.workers, kind, config.beam_args),
             wanted=_wanted(config, selection, policy),
@@ -102,24 +102,24 @@ class Job:
 
     def forecast(self, out: Store, plans: Store, folder: str = PLAN_FOLDER) -> Forecast:
         """Returns the estimate of the bytes to be written to `out`."""
-        shrinks = self.policy.short_side is not None
-        return Forecast(self.selection, self.transform, shrinks, self.workers, out, plans, folder)
+        resizes = self.policy.short_side is not None
+        return Forecast(self.selection, self.transform, resizes, self.workers, out, plans, folder)
 
 
-def _splits_there(config: Config) -> Config:
+def _with_existing_splits(config: Config) -> Config:
     """Drops the validation split if the source is only a folder of classes."""
     if address.is_remote(config.source) or schema.VALIDATION not in config.source_splits:
         return config
     root, kinds = Path(config.source).expanduser(), [config.source_kind]
     if kinds == [detect.AUTO]:
         kinds = detect.recognised(root)
-    if kinds != [detect.FOLDER] or (found := layout.split_folders(root)).names or not found.folders:
+    if kinds != [detect.FOLDER] or (of := layout.split_folders(root)).names or not of.folders:
         return config
     if config.validation_shards or {*config.splits} != {*schema.SOURCE_SPLITS}:
         raise UsageError(
-            f"--source {config.source}: holds only folders of classes, which are the split train. "
-            "Leave out --splits and --validation-shards, or give --holdout-per-class N, which "
-            "makes validation of N images of each class."
+            f"--source {config.source}: contains only folders of classes, so the only split is "
+            "train. Remove --splits and --validation-shards, or add --holdout-per-class N, which "
+            "moves N images of each class to validation."
         )
     return dataclasses.replace(config, splits=(schema.TRAIN,))
 
@@ -130,7 +130,7 @@ def _select(config: Config) -> tuple[Selection, str]:
         lists = KeptLists(base, writes=not config.dry_run, believed=not config.rehash)
     root = remote_path.locate(config.source, lists, hashes=config.check != CHECK_HEADER)
     splits = [split for split in schema.SPLITS if split in config.source_splits]
-    found, description = detect.find(
+    source, description = detect.find(
         root,
         splits,
         config.source_kind,
@@ -139,27 +139,24 @@ def _select(config: Config) -> tuple[Selection, str]:
         follow_links=config.follow_links,
     )
     annotations = None
-    if found.evaluation is not None:
+    if source.evaluation is not None:
         splits = [schema.TEST]
         if config.holds_out or config.train_shards or config.validation_shards:
             raise UsageError(
-                f"--holdout, --train-shards, --validation-shards: {config.source} is a set to "
-                "evaluate on and has the split test alone. Leave them out."
+                f"--holdout, --train-shards, --validation-shards: {config.source} is an evaluation "
+                "set, which only has the split test. Remove these flags."
             )
     elif not config.no_boxes and schema.TEST not in splits and not root.is_file():
-        annotations = boxes.find(root, splits, official=found.classes.official)
+        annotations = boxes.find(root, splits, official=source.classes.official)
     selection = Selection(
-        source=found,
+        source=source,
         where=config.source,
         annotations=annotations,
         splits=tuple(splits),
-        classes=_chosen(found.classes, config.subset_classes),
+        classes=_chosen(source.classes, config.subset_classes),
         per_class=config.subset_per_class,
         any_counts=config.asks_for_subset,
-        num_shards={
-            schema.TRAIN: config.train_shards,
-            schema.VALIDATION: config.validation_shards,
-        },
+        num_shards={split: getattr(config, f"{split}_shards") for split in schema.SOURCE_SPLITS},
         seed=config.seed,
         holdout=config.holdout_number,
         holdout_percent=config.holdout_percent,
@@ -175,14 +172,11 @@ def _proven_md5(policy: Policy, parts: Sequence[Part]) -> dict[str, str]:
     """Returns the md5, by name, of files verified by `download` and not changed since."""
     if policy.check == CHECK_HEADER:
         return {}
-    found = {
-        part.name: ledger.verified_md5(part.path) for part in parts if isinstance(part.path, Path)
-    }
-    return {name: md5 for name, md5 in found.items() if md5 is not None}
+    files = {part.name: part.path for part in parts if isinstance(part.path, Path)}
+    return {name: md5 for name, path in files.items() if (md5 := ledger.verified_md5(path))}
 
 
 def _wanted(config: Config, selection: Selection, policy: Policy) -> Wanted:
-    excluded = selection.excluded
     from_pixels = isinstance(selection.source, Pixels)
     byte_settings = {
         **config.byte_settings(),
@@ -190,13 +184,13 @@ def _wanted(config: Config, selection: Selection, policy: Policy) -> Wanted:
         **({"splits": [schema.TEST]} if selection.source.evaluation else {}),
         **({"border": policy.border} if policy.border else {}),
         **({"encoded_from_pixels": RAW_ENCODING} if from_pixels else {}),
-        **({} if excluded is None else {EXCLUDED: excluded.summary}),
+        **({EXCLUDED: selection.excluded.summary} if selection.excluded else {}),
         **({} if policy.orientation == KEEP or from_pixels else {ORIENTATION: policy.orientation}),
     }
-    parts, is_remote = selection.parts, address.is_remote(config.source)
-    files = {p.name: str(p.path.absolute()) for p in parts if isinstance(p.path, Path)}
     origin = None
-    if not is_remote:
+    if not address.is_remote(config.source):
+        paths = ((part.name, part.path) for part in selection.parts)
+        files = {name: str(path.absolute()) for name, path in paths if isinstance(path, Path)}
         root = Path(config.source).expanduser()
         if isinstance(selection.source, Folder):
             # Keys of a folder that contains only classes are relative to its parent.
@@ -215,10 +209,9 @@ def _wanted(config: Config, selection: Selection, policy: Policy) -> Wanted:
     )
 
 
-def _chosen(classes: ClassList, asked: Sequence[str]) -> frozenset[int]:
+def _chosen(classes: ClassList, requested: Sequence[str]) -> frozenset[int]:
     """Returns the indices of the requested classes; a single number N means the first N."""
-    if not asked:
-        return frozenset(range(len(classes.wnids)))
-    if len(asked) == 1 and asked[0].isascii() and asked[0].isdecimal():
-        return frozenset(range(min(int(asked[0]), len(classes.wnids))))
-    return frozenset(classes.indices(asked))
+    indices = range(len(classes.wnids))
+    if len(requested) == 1 and requested[0].isascii() and requested[0].isdecimal():
+        return frozenset(indices[: int(requested[0])])
+    return frozenset(classes.indices(requested) if requested else indices)

@@ -14,12 +14,7 @@ from typing import Any
 
 from imagenet_prep.core import canonical, monitoring, records
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.errors import (
-    DataDamagedError,
-    ImagenetPrepError,
-    ManifestError,
-    StoreError,
-)
+from imagenet_prep.core.errors import DataDamagedError, ImagenetPrepError, ManifestError, StoreError
 from imagenet_prep.dataset import naming, settings
 from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.dataset.member import QUARANTINED, Incident
@@ -71,11 +66,11 @@ class Output:
     def begin(self, left: Sequence[str]) -> None:
         """Claims the output to write the splits `left`; removes those that --force replaces."""
         decision = self._decision or self._decide()
-        made = dict(decision.made)
         for split in decision.replaced:
             self._discard(split)
-            del made[split]
-        content = self._mark(made, left)
+        existing = decision.made.items()
+        kept = {split: config for split, config in existing if split not in decision.replaced}
+        content = self._mark(kept, left)
         if self.store.claim(standing.BEGUN, content) != content:
             # A bucket keeps an existing claim: from a different run, or from ours for other splits.
             self.store.write(standing.BEGUN, self._mark(self._decide().made, left))
@@ -95,15 +90,15 @@ class Output:
     def forget_others(self, stage: Stage[Any, Any]) -> None:
         """Removes receipts of a stage's other runs: their files may have the same sizes."""
         for name in self.store.list_folder(naming.WORK):
-            others = name.startswith(f"{stage.name}-") and len(name) == len(stage.name) + 17
-            if others and f"{naming.WORK}/{name}" != stage.folder:
+            is_other = name.startswith(f"{stage.name}-") and len(name) == len(stage.name) + 17
+            if is_other and f"{naming.WORK}/{name}" != stage.folder:
                 self.store.remove_tree(f"{naming.WORK}/{name}")
 
     def watch(self, receipt: Receipt[Any]) -> None:
         """Counts bad images and collects new shards; a callback for `engine.run`."""
         shard = receipt.content
         if isinstance(shard, WrittenShard):
-            self._bad += [each for each in shard.incidents if each.action == QUARANTINED]
+            self._bad += [bad for bad in shard.incidents if bad.action == QUARANTINED]
             monitoring.quarantined(len(self._bad))
             refuse_too_many(self._bad, self.wanted.allowed_bad_images)
             if receipt.start_s >= self._start:
@@ -151,9 +146,9 @@ class Output:
                 return kept, listed
         if kept - {*(self._decision.left if self._decision else ())}:
             raise DataDamagedError(
-                f"{self.store.where(naming.QUARANTINE)}: missing or cut, and it names images of "
-                f"{', '.join(sorted(kept))}. Run the same command for all splits together "
-                f"({', '.join(there.splits)}): it makes the file again."
+                f"{self.store.where(naming.QUARANTINE)}: missing or truncated, and it lists images "
+                f"of {', '.join(sorted(kept))}. Run the same command for all splits together "
+                f"({', '.join(there.splits)}): it writes the file again."
             )
         return set(), []
 
@@ -185,11 +180,8 @@ class Output:
         store, dataset = self.store, self.seen.dataset
         if dataset and split in dataset.manifest.splits:
             self.commit(Draft(splits={}, classes=dataset.classes), dropped=split)
-        shards = [
-            name
-            for name in store.names("")
-            if (parsed := naming.parse_shard_name(name)) is not None and parsed.split == split
-        ]
+        names = {name: naming.parse_shard_name(name) for name in store.names("")}
+        shards = [name for name, parsed in names.items() if parsed and parsed.split == split]
         store.remove(*shards, *(name for shard in shards for name in naming.beside(shard)))
         # An old receipt would make a new shard of the same size look finished.
         for name in store.list_folder(naming.WORK):
@@ -210,6 +202,6 @@ def listed_incidents(store: Readable, there: Manifest | None = None) -> Iterator
         if there and digest.hexdigest() not in (f.sha256 for f in there.files):
             raise ValueError(f"sha256 {digest.hexdigest()} is not in {naming.MANIFEST}")
     except ValueError as error:
-        raise ManifestError(f"{where}: {error}. Fetch it again.") from None
+        raise ManifestError(f"{where}: {error}. Copy it from the original dataset.") from None
     except OSError as error:
         raise StoreError(f"cannot read {where}: {error.strerror or error}") from error

@@ -80,7 +80,7 @@ class ShardPiece:
                 for record in tfrecord.read_records(opened, self.where, problems.add):
                     where = f"{self.where}: record {record.number} at byte {record.offset:,}"
                     if record.number == self.shard.examples:
-                        raise DataDamagedError(f"{where}: more records than its manifest says")
+                        raise DataDamagedError(f"{where}: more records than in the manifest")
                     try:
                         encoded = bytes(example.decode(record.payload, self.lacks).encoded)
                         yield Seen(record.number, hashes.of(encoded))
@@ -103,14 +103,15 @@ class ShardPiece:
 
 @functools.lru_cache(maxsize=64)
 def _index(store: Any, shard: Shard) -> list[tuple[int, int]]:
-    text = store.read(naming.index_name(shard.name), most=shard.examples * _MAX_LINE_BYTES)
-    found = [tfrecord.index_numbers(line) for line in text.decode("ascii", "replace").splitlines()]
-    if len(found) != shard.examples:
+    name = naming.index_name(shard.name)
+    text = store.read(name, most=shard.examples * _MAX_LINE_BYTES).decode("ascii", "replace")
+    numbers = [tfrecord.index_numbers(line) for line in text.splitlines()]
+    if len(numbers) != shard.examples:
         raise DataDamagedError(
-            f"{store.where(naming.index_name(shard.name))}: {len(found):,} lines, expected "
-            f"{shard.examples:,}"
+            f"{store.where(name)}: {len(numbers):,} lines, expected {shard.examples:,}. Run "
+            f"imagenet-prep verify on {store.where()}."
         )
-    return found
+    return numbers
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ class SourcePiece:
 
     @functools.cached_property
     def _keys(self) -> list[str]:
-        return [each.key for each in self.samples()]
+        return [sample.key for sample in self.samples()]
 
     def samples(self) -> Iterator[Sample]:
         """Yields the lines of the table that `seen` wrote."""
@@ -189,8 +190,8 @@ def of_set(dataset: Dataset, splits: Sequence[str], *, other: bool = False) -> l
     """Returns the pieces of a dataset."""
     for split in splits:
         if split not in dataset.manifest.splits:
-            there = ", ".join(dataset.manifest.splits)
-            raise UsageError(f"{dataset.where}: has no split {split!r}, only {there}")
+            splits = ", ".join(dataset.manifest.splits)
+            raise UsageError(f"{dataset.where}: has no split {split!r}, only {splits}")
     dataset.demand_samples()
     return [
         ShardPiece(dataset.store, shard, split, dataset.manifest.lacks, other)
@@ -207,29 +208,25 @@ def hash_all(
     stage = engine.Stage(_STAGE, hashes.DEFINITION, kept, work, Hashed)
     tasks = list({piece.name: piece for piece in pieces}.values())
     receipts = engine.run(stage, tasks, workers, title="hash", quiet=quiet)
-    damaged = [
-        (task, receipt.content.problems)
-        for task, receipt in zip(tasks, receipts, strict=True)
-        if receipt.content.problems
-    ]
+    problems = {
+        task.name: receipt.content.problems for task, receipt in zip(tasks, receipts, strict=True)
+    }
     # Without a receipt, they are checked again next time, when they may have been fixed.
-    kept.remove(*(f"{stage.folder}/receipts/{task.name}.json" for task, _ in damaged))
-    return [problem for _, problems in damaged for problem in problems]
+    kept.remove(*(f"{stage.folder}/receipts/{name}.json" for name in problems if problems[name]))
+    return [problem for of_piece in problems.values() for problem in of_piece]
 
 
 def rows_of(kept: Store, pieces: Sequence[AnyPiece], scratch: Path) -> list[Path]:
     """Returns the files of rows; those in a bucket are downloaded to `scratch`."""
+    if (folder := kept.as_folder) is not None:
+        return [folder.path(f"{FOLDER}/{piece.name}.rows") for piece in pieces]
     paths = []
     for piece in pieces:
-        name = f"{FOLDER}/{piece.name}.rows"
-        if (folder := kept.as_folder) is not None:
-            paths.append(folder.path(name))
-            continue
         assert isinstance(piece, ShardPiece)  # the rows of a source are in a folder
-        path, left = scratch / f"{piece.name}.rows", piece.shard.examples * hashes.ROW.itemsize + 1
-        with kept.opened(name) as opened, open(path, "wb") as file:
-            while part := opened.read(min(left, _PART_BYTES)):
-                left -= file.write(part)
+        path, most = scratch / f"{piece.name}.rows", piece.shard.examples * hashes.ROW.itemsize + 1
+        with kept.opened(f"{FOLDER}/{path.name}") as opened, open(path, "wb") as file:
+            while part := opened.read(min(most, _PART_BYTES)):
+                most -= file.write(part)
         paths.append(path)
     return paths
 
@@ -248,8 +245,8 @@ def _hash(kept: Store, piece: AnyPiece) -> engine.Result[Hashed]:
                     lines.append(line)
         outputs = [engine.Output(path, f"{FOLDER}/{piece.name}.rows")]
         if isinstance(piece, SourcePiece):
-            other = kept.temporary()
-            with new_file(other) as file:
+            table_path = kept.temporary()
+            with new_file(table_path) as file:
                 file.write(table.getvalue())
-            outputs.append(engine.Output(other, f"{FOLDER}/{piece.name}.csv"))
+            outputs.append(engine.Output(table_path, f"{FOLDER}/{piece.name}.csv"))
     return engine.Result(Hashed(examples, problems.listed(piece.where)), tuple(outputs))

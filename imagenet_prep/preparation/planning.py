@@ -13,26 +13,21 @@ from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple
 
 from imagenet_prep.core.errors import SourceError, UsageError
-from imagenet_prep.dataset import editions
+from imagenet_prep.dataset import editions, naming
+from imagenet_prep.dataset.keys import VALIDATION_NAME
 from imagenet_prep.dataset.member import Member, damaged_list, dump_member, parse_members
-from imagenet_prep.preparation.dealing import (
-    ChosenMembers,
-    Division,
-    Facts,
-    ShardKey,
-    check_classes,
-    deal_class,
-    divide,
-    split_plans,
-)
-from imagenet_prep.preparation.tasks import Listed
+from imagenet_prep.preparation.dealing import ChosenMembers, Division, Facts, ShardKey, divide
+from imagenet_prep.preparation.tasks import Listed, plan_name
+from imagenet_prep.shards import plan
 from imagenet_prep.shards.commit import num_per_class
 from imagenet_prep.shards.plan import SplitPlan
+from imagenet_prep.sources.labels import check_validation
 from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage.store import Store
 
 # Parse a list of several classes in parts: all 1.28 million members at once would take 730 MB.
 _PARSED_BYTES = 1 << 20
+_READ_AT_ONCE = 64
 
 
 class ClassKey(NamedTuple):
@@ -71,25 +66,22 @@ class Inventory(NamedTuple):
         return sum(split.examples for split in self.plans)
 
 
-class Counts(NamedTuple):
-    """Image counts of the source; `used` has the selected images by split and class index."""
+class Census(NamedTuple):
+    """Facts about all images that a worker needs before it assigns those of a class.
+
+    `used` has the number of selected images by source split and class index.
+    """
 
     edition: str
     used: dict[str, list[int]]
     md5: dict[str, str]
-
-
-class Census(NamedTuple):
-    """Facts about all images that a worker needs before it assigns those of a class."""
-
-    counts: Counts
     divisions: dict[str, Division]
 
     @property
     def num_shards(self) -> dict[str, int]:
         """The number of shards by output split."""
-        of_each = (division.num_shards.items() for division in self.divisions.values())
-        return {split: num for items in of_each for split, num in items}
+        of_sources = (division.num_shards.items() for division in self.divisions.values())
+        return {split: num for items in of_sources for split, num in items}
 
 
 @dataclass(frozen=True)
@@ -99,14 +91,14 @@ class Planning(ChosenMembers):
     store: Store
     folder: str
 
-    def count(self, tasks: Sequence[IndexTask], listed: Sequence[Listed]) -> Counts:
+    def count(self, tasks: Sequence[IndexTask], listed: Sequence[Listed]) -> Census:
         """Counts the listed images; raises SourceError if any are missing."""
         wanted = self.selection
         classes, parts = wanted.source.classes, wanted.source.parts
         lists = list(zip(tasks, listed, strict=True))
         counts = {
             split: num_per_class(
-                [each.num_per_class for task, each in lists if task.split == split],
+                [pieces.num_per_class for task, pieces in lists if task.split == split],
                 len(classes.wnids),
             )
             for split in wanted.splits
@@ -118,49 +110,115 @@ class Planning(ChosenMembers):
             problems = [] if edition else wanted.source.count_problems(split, numbers)
             if problems and not wanted.any_counts:
                 raise SourceError(
-                    f"{wanted.where}: not whole: {'; '.join(problems)}. "
-                    "Get the missing part, or pass --allow-subset if this is what you want."
+                    f"{wanted.where}: incomplete: {'; '.join(problems)}. "
+                    "Get the missing part, or pass --allow-subset to prepare an incomplete dataset."
                 )
             used[split] = [
                 min(count, wanted.per_class or count) if index in wanted.classes else 0
                 for index, count in enumerate(numbers)
             ]
             if not any(used[split]):
-                raise UsageError(f"{split}: no image of the chosen classes")
+                raise UsageError(f"{split}: has no images of the selected classes")
         # A part that is not a file has no md5.
         files = {part.name for part in parts if part.path is not None}
-        md5 = {task.part: each.md5 for task, each in lists if each.md5 and task.part in files}
+        md5 = {task.part: piece.md5 for task, piece in lists if piece.md5 and task.part in files}
         if wanted.source.evaluation is not None:
             edition = wanted.source.evaluation.edition.name
-        return Counts(edition, used, md5)
-
-    def census(self, counts: Counts) -> Census:
-        """Divides the images among the splits."""
-        used = counts.used.items()
-        return Census(counts, {split: divide(self.selection, split, each) for split, each in used})
+        divisions = {split: divide(wanted, split, numbers) for split, numbers in used.items()}
+        return Census(edition, used, md5, divisions)
 
     def deal(
         self, key: ClassKey, lines: bytes, census: Census
     ) -> tuple[Facts, dict[str, list[bytes]]]:
-        """Assigns a class to shards from the lines of its lists; returns as `deal_class`."""
-        members = _members(key, lines)
-        return deal_class(self, key.split, members, census.divisions[key.split])
+        """Assigns a class to shards, given the lines of its lists; excluded positions stay empty.
+
+        Returns facts, and plan entries by output split.
+        """
+        selection, seed, members = self.selection, self.selection.seed, parse_members(lines)
+        if any(member.class_index != key.class_index for member in members):
+            raise damaged_list("it lists an image of a different class")
+        excluded = selection.excluded.keys if selection.excluded else ()
+        chosen, division = self.among(key.split, members), census.divisions[key.split]
+        kept: dict[str, tuple[int, int]] = {}
+        entries: dict[str, list[bytes]] = {}
+        for split, part in division.of(chosen, seed).items():
+            first, num_shards = division.before[split][key.class_index], division.num_shards[split]
+            dealt = [
+                (shard, member)
+                for shard, member in plan.deal_class(part, first, num_shards, seed)
+                if member.key not in excluded
+            ]
+            entries[split] = [plan.entry(shard, member, seed) for shard, member in dealt]
+            kept[split] = len(dealt), sum(member.size for _, member in dealt)
+        matches = (VALIDATION_NAME.match(member.key) for member in members)
+        facts = Facts(
+            key.split,
+            key.class_index,
+            kept,
+            self.taken(key.split, [member for member in chosen if member.key not in excluded]),
+            [dump_member(member).decode() for member in chosen if member.key in excluded],
+            [(match[0], int(match[1])) for match in matches if match],
+        )
+        return facts, entries
 
     def complete(
         self, census: Census, facts: Sequence[Facts], filled: Collection[ShardKey]
     ) -> Inventory:
         """Checks and completes the plan once the files of the `filled` shards are written."""
-        taken, excluded = check_classes(self.selection, facts)
-        plans = split_plans(census.divisions, facts, filled, self.store, self.folder)
-        counts = census.counts
-        return Inventory(plans, taken, counts.edition, self.folder, counts.md5, excluded)
+        taken, excluded = self._checked(facts)
+        plans = self._plans(census, facts, filled)
+        return Inventory(plans, taken, census.edition, self.folder, census.md5, excluded)
 
+    def _checked(self, facts: Sequence[Facts]) -> tuple[Counter[str], list[Member]]:
+        """Checks the facts of all classes; returns the counts of `taken` and excluded members."""
+        where, listed = self.selection.where, self.selection.excluded
+        unknown = set(listed.keys if listed else ())
+        taken, excluded = Counter[str](), list[Member]()
+        for split in self.selection.splits:
+            class_of: dict[int, int] = {}
+            excluded_keys: set[str] = set()
+            for of_class in (fact for fact in facts if fact.source == split):
+                taken.update(of_class.taken)
+                members = parse_members("".join(of_class.excluded).encode())
+                excluded_keys.update(member.key for member in members)
+                excluded += members
+                for key, number in of_class.labelled:
+                    if class_of.setdefault(number, of_class.class_index) != of_class.class_index:
+                        raise SourceError(f"{where}: the image {key!r} is in two classes")
+            check_validation(self.selection.source.classes, class_of, where)
+            if listed:
+                listed.refuse_ambiguous(excluded_keys - unknown)
+                unknown -= excluded_keys
+        if listed:
+            listed.refuse_unknown(unknown, f"what is taken from {where}")
+        return taken, excluded
 
-def _members(key: ClassKey, lines: bytes) -> list[Member]:
-    members = parse_members(lines)
-    if any(member.class_index != key.class_index for member in members):
-        raise damaged_list("it holds an image of another class")
-    return members
+    def _plans(
+        self, census: Census, facts: Sequence[Facts], filled: Collection[ShardKey]
+    ) -> list[SplitPlan]:
+        plans = []
+        for source, division in census.divisions.items():
+            of_source = [fact for fact in facts if fact.source == source]
+            for split, num in division.num_shards.items():
+                plan.refuse_empty(split, num, {s.number for s in filled if s.split == split})
+                counts, source_bytes = [0] * len(division.counts[split]), 0
+                for fact in of_source:
+                    counts[fact.class_index], num_bytes = fact.kept[split]
+                    source_bytes += num_bytes
+                names = [
+                    plan_name(naming.shard_name(split, i, num), self.folder) for i in range(num)
+                ]
+                # A bucket fetches all files of one call in parallel.
+                files = (
+                    data
+                    for start in range(0, num, _READ_AT_ONCE)
+                    for data in self.store.read_each(
+                        names[start : start + _READ_AT_ONCE], plan.MOST_BYTES
+                    )
+                )
+                digest = plan.digest(files)
+                plans.append(SplitPlan(split, num, tuple(counts), source_bytes, digest))
+        return plans
 
 
 def lines_by_class(split: str, file: BinaryIO) -> Iterator[tuple[ClassKey, bytes]]:

@@ -50,22 +50,22 @@ def demand_same_source(job: Job, output: Output, *, note: bool = True) -> None:
 
     If it has not, records this unless `note` is False, so that the next run skips the comparison.
     """
-    there, newest = output.seen.committed, output.seen.noted.newest
-    if there is None or not output.is_doubted:
+    manifest, newest = output.seen.committed, output.seen.noted.newest
+    if manifest is None or not output.is_doubted:
         return
-    with scratch.place() as place:
-        plans = LocalStore(place)
-        found, listed = list[str](), _is_listed(output.store, there)
+    with scratch.place() as folder:
+        plans = LocalStore(folder)
+        changes, listed = list[str](), _is_listed(output.store, manifest)
         try:
-            found += _other_images(job, output.store, there, plans, newest) if listed else ()
+            changes += _other_images(job, output.store, manifest, plans, newest) if listed else ()
         except (SourceError, UsageError) as error:
-            found.append(str(error))
-        found = found or [*_other_files(job, there, plans, newest, listed=listed)]
-    _settle(output, found, note=note)
+            changes.append(str(error))
+        changes = changes or [*_other_files(job, manifest, plans, newest, listed=listed)]
+    _settle(output, changes, note=note)
 
 
 def demand_same_shards(
-    read: TfrecordSet,
+    source: TfrecordSet,
     splits: Iterable[str],
     excluded: Mapping[str, frozenset[str]],
     output: Output,
@@ -76,58 +76,56 @@ def demand_same_shards(
 
     `excluded` holds excluded keys by shard. With --force, changed splits are replaced instead.
     """
-    there, found = output.seen.committed, dict[str, list[str]]()
-    if there is None or not output.is_doubted:
+    manifest, changes = output.seen.committed, dict[str, list[str]]()
+    if manifest is None or not output.is_doubted:
         return
     for split in splits:
-        if read.manifest and read.manifest.has_samples:
+        if source.manifest and source.manifest.has_samples:
             images = [
-                partial(_kept, read.store, shard, excluded.get(shard.name, frozenset()))
-                for shard in read.manifest.splits[split].shards
+                partial(_kept, source.store, shard, excluded.get(shard.name, frozenset()))
+                for shard in source.manifest.splits[split].shards
             ]
-            found[split] = [*_differences(output.store, there, split, images, _is_other)]
+            changes[split] = [*_differences(output.store, manifest, split, images, _is_other)]
             continue
-        work = partial(_hash_shard, store=read.store)
-        with scratch.place() as place:
-            stage = engine.Stage("md5", there.digest, LocalStore(place), work, HashedArchive)
-            found[split] = [*_other_md5s(there, stage, read.splits[split], quiet=quiet)]
-    if output.wanted.force and any(found.values()):
-        output.changed.update(split for split in found if found[split])
+        work = partial(_hash_shard, store=source.store)
+        with scratch.place() as folder:
+            stage = engine.Stage("md5", manifest.digest, LocalStore(folder), work, HashedArchive)
+            changes[split] = [*_other_md5s(manifest, stage, source.splits[split], quiet=quiet)]
+    if output.wanted.force and any(changes.values()):
+        output.changed.update(split for split in changes if changes[split])
     else:
-        _settle(output, [each for of_split in found.values() for each in of_split])
+        _settle(output, [*itertools.chain.from_iterable(changes.values())])
 
 
-def _settle(output: Output, found: Sequence[str], *, note: bool = True) -> None:
-    if found:
-        advice = "" if output.wanted.force is None else ", or let --force replace what is there"
+def _settle(output: Output, changes: Sequence[str], *, note: bool = True) -> None:
+    if changes:
+        advice = "" if output.wanted.force is None else ", or replace the dataset with --force"
         raise UsageError(
-            f"{output.store.where()} holds another dataset, since its source has changed: "
-            f"{'; '.join(found)}. Choose another folder{advice}."
+            f"{output.store.where()}: the source has changed since this dataset was made from it: "
+            f"{'; '.join(changes)}. Choose a different folder{advice}."
         )
     if note:
         output.note_source()
 
 
-def _is_listed(store: Store, there: Manifest) -> bool:
-    shards = (shard for split in there.splits.values() for shard in split.shards)
-    files = [*there.files, *filter(None, (shard.samples for shard in shards))]
-    return there.has_samples and not lost(store, files)
+def _is_listed(store: Store, manifest: Manifest) -> bool:
+    shards = (shard for split in manifest.splits.values() for shard in split.shards)
+    files = [*manifest.files, *filter(None, (shard.samples for shard in shards))]
+    return manifest.has_samples and not lost(store, files)
 
 
 def _other_images(
-    job: Job, store: Store, there: Manifest, plans: LocalStore, newest: int
+    job: Job, store: Store, manifest: Manifest, plans: LocalStore, newest: int
 ) -> Iterator[str]:
-    selection = job.selection
+    selection, workers = job.selection, engine.Workers(job.workers.num)
     reads = job.policy.check != CHECK_HEADER and any(not p.path for p in selection.source.parts)
-    inventory = take_inventory(
-        selection, plans, engine.Workers(job.workers.num), quiet=job.quiet, unpack=reads
-    )
+    inventory = take_inventory(selection, plans, workers, quiet=job.quiet, unpack=reads)
     differs = None
     if reads:
         differs = partial(_is_other_file, job=job, images=selection.images(plans), newest=newest)
     for split in inventory.plans:
         images = [partial(_planned, plans, name) for name in split.shard_names]
-        yield from _differences(store, there, split.split, images, differs)
+        yield from _differences(store, manifest, split.split, images, differs)
 
 
 def _planned(plans: LocalStore, shard: str) -> Iterator[tuple[_Facts, Member]]:
@@ -141,8 +139,8 @@ def _kept(store: Store, shard: Shard, excluded: frozenset[str]) -> Iterator[tupl
             yield (sample.key, sample.class_index, sample.num_bytes), sample
 
 
-def _is_other(found: Sample, row: Sample | None) -> bool:
-    return row is not None and found.sha256 != row.source_sha256
+def _is_other(sample: Sample, row: Sample | None) -> bool:
+    return row is not None and sample.sha256 != row.source_sha256
 
 
 def _is_other_file(
@@ -166,82 +164,82 @@ def _is_other_file(
 
 def _differences(
     store: Store,
-    there: Manifest,
+    manifest: Manifest,
     split: str,
     images: Sequence[Callable[[], Iterable[tuple[_Facts, Any]]]],
     differs: _Differs | None,
 ) -> Iterator[str]:
     """Yields the differences between a split and the images now planned for each of its shards."""
-    shards = there.splits[split].shards if split in there.splits else []
-    lines = listed_incidents(store, there)
+    shards = manifest.splits[split].shards if split in manifest.splits else []
+    lines = listed_incidents(store, manifest)
     bad = {(i.key, i.class_index, i.size) for i in lines if i.action == QUARANTINED}
     altered: list[str] = []
     sides: tuple[list[Path], list[Path]] = [], []
     with scratch.place() as folder:
         for number, (shard, of_shard) in enumerate(itertools.zip_longest(shards, images)):
             rows = [*tables.rows(store, shard)] if shard else []
-            found = [*of_shard()] if of_shard else []
-            same = _altered(rows, found, bad, differs)
+            planned = [*of_shard()] if of_shard else []
+            same = _altered(rows, planned, bad, differs)
             if same is not None:
                 altered += same
                 continue
             was = ((row.key, row.class_index, row.source_bytes) for row in rows)
-            now = (facts for facts, _ in found if facts not in bad)
-            for side, name, each in zip(sides, ("was", "is"), (was, now), strict=True):
-                entries = (b"%b\0%d,%d\n" % (k.encode(), index, n) for k, index, n in each)
+            now = (facts for facts, _ in planned if facts not in bad)
+            for side, name, images_of in zip(sides, ("was", "is"), (was, now), strict=True):
+                entries = (b"%b\0%d,%d\n" % (k.encode(), index, n) for k, index, n in images_of)
                 side += runs.write(folder, f"{name}-{number}", entries)
-        kinds: dict[str, list[str]] = {"gone": [], "new": [], "of another class or size": []}
+        removed, added, other = list[str](), list[str](), list[str]()
         for entries_of in runs.side_by_side(sides) if any(sides) else ():
             old, new = (dict(e.split(b"\0") for e in entries) for entries in entries_of)
-            kinds["gone"] += [key.decode() for key in old.keys() - new.keys()]
-            kinds["new"] += [key.decode() for key in new.keys() - old.keys()]
-            both = old.keys() & new.keys()
-            kinds["of another class or size"] += [k.decode() for k in both if old[k] != new[k]]
-    for kind, keys in {**kinds, "of other bytes": altered}.items():
+            removed += (key.decode() for key in old.keys() - new.keys())
+            added += (key.decode() for key in new.keys() - old.keys())
+            other += (key.decode() for key in old.keys() & new.keys() if old[key] != new[key])
+    kinds = {"removed": removed, "added": added, "with a different class or size": other}
+    for kind, keys in {**kinds, "with changed bytes": altered}.items():
         if keys:
             yield f"{split}: {counted(len(keys), 'image')} {kind} ({some(sorted(keys))})"
-    if any(sides) and not any(kinds.values()):
-        yield f"{split}: images belong to other shards"
+    if any(sides) and not (removed or added or other):
+        yield f"{split}: images belong to different shards"
 
 
 def _altered(
     rows: Iterable[Sample],
-    found: Iterable[tuple[_Facts, Any]],
+    images: Iterable[tuple[_Facts, Any]],
     bad: set[_Facts],
     differs: _Differs | None,
 ) -> list[str] | None:
     """Returns the keys of images with changed bytes; None if the shard has different images."""
-    left, altered = iter(rows), []
-    row = next(left, None)
-    for facts, image in found:
+    remaining, altered = iter(rows), []
+    row = next(remaining, None)
+    for facts, image in images:
         is_row = row is not None and facts == (row.key, row.class_index, row.source_bytes)
         if not is_row and facts not in bad:
             return None
         if differs and differs(image, row if is_row else None):
             altered.append(facts[0])
         if is_row:
-            row = next(left, None)
+            row = next(remaining, None)
     return altered if row is None else None
 
 
 def _other_files(
-    job: Job, there: Manifest, place: LocalStore, newest: int, *, listed: bool
+    job: Job, manifest: Manifest, work_store: LocalStore, newest: int, *, listed: bool
 ) -> Iterator[str]:
-    before = {source.name: source for source in there.sources}
+    before = {source.name: source for source in manifest.sources}
     names, archives = [], {}
     for part in job.selection.parts:
         if part.path is None and part in job.selection.source.parts and listed:
             continue  # the images of this folder are compared one by one
         if (was := before.get(part.name)) is None or was.num_bytes != part.num_bytes:
-            said = f"had {was.num_bytes:,} bytes" if was else "was not there"
-            yield f"{part.name} {said}, has {part.num_bytes:,}"
+            size = f"{was.num_bytes:,} bytes" if was else "absent"
+            yield f"{part.name}: was {size}, now has {part.num_bytes:,} bytes"
         elif part.path and was.md5 and not 0 < part.newest <= newest:
             names.append(HashTask(part.name))
             archives[part.name] = part.path
     if names and job.policy.check != CHECK_HEADER:
         work = partial(hash_archive, archives=open_archives(archives))
-        stage = engine.Stage("md5", there.digest, place, work, HashedArchive)
-        yield from _other_md5s(there, stage, names, quiet=job.quiet)
+        stage = engine.Stage("md5", manifest.digest, work_store, work, HashedArchive)
+        yield from _other_md5s(manifest, stage, names, quiet=job.quiet)
 
 
 def _hash_shard(shard: ShardFile, *, store: Store) -> engine.Result[HashedArchive]:
@@ -253,10 +251,14 @@ def _hash_shard(shard: ShardFile, *, store: Store) -> engine.Result[HashedArchiv
 
 
 def _other_md5s(
-    there: Manifest, stage: engine.Stage[Any, HashedArchive], tasks: Sequence[Any], *, quiet: bool
+    manifest: Manifest,
+    stage: engine.Stage[Any, HashedArchive],
+    tasks: Sequence[Any],
+    *,
+    quiet: bool,
 ) -> Iterator[str]:
-    before = {source.name: source.md5 for source in there.sources}
-    receipts = engine.run(stage, tasks, engine.Workers(0), title="md5", quiet=quiet)
-    for each in (receipt.content for receipt in receipts):
-        if each.md5 != (md5 := before.get(each.archive)):
-            yield f"{each.archive}: had md5 {md5}, has {each.md5}"
+    before = {source.name: source.md5 for source in manifest.sources}
+    for receipt in engine.run(stage, tasks, engine.Workers(), quiet=quiet):
+        archive = receipt.content
+        if archive.md5 != (md5 := before.get(archive.archive)):
+            yield f"{archive.archive}: had md5 {md5}, has {archive.md5}"

@@ -13,6 +13,7 @@ from imagenet_prep.codec.transform import is_rgb, keep, transform
 from imagenet_prep.core import canonical
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import BadImageError, UsageError
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.keys import KeyList
 from imagenet_prep.dataset.manifest import Source, demand_samples
@@ -23,21 +24,15 @@ from imagenet_prep.dataset.settings import (
     KEEP_ORIGINAL,
     ORIENTATION,
     RESIZE,
-    Listed,
+    Config,
     Settings,
 )
-from imagenet_prep.preparation import changes
+from imagenet_prep.preparation import changes, existing_set
 from imagenet_prep.preparation.draft import Draft
-from imagenet_prep.preparation.existing_set import (
-    Counts,
-    check_validation_labels,
-    identity,
-    settle_labels,
-)
 from imagenet_prep.preparation.output import Output
 from imagenet_prep.preparation.provenance import demand_same_shards
 from imagenet_prep.preparation.standing import Wanted
-from imagenet_prep.preparation.tasks import WriteWork
+from imagenet_prep.preparation.tasks import WriteWork, excluded_incident
 from imagenet_prep.shards.commit import num_per_class, split_of
 from imagenet_prep.shards.samples_root import same_key
 from imagenet_prep.shards.writer import WrittenShard
@@ -46,8 +41,6 @@ from imagenet_prep.sources.labelling import Labelling, are_wnids
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
 from imagenet_prep.storage.origins import Origin
 from imagenet_prep.storage.store import Store, same_place
-
-_LISTED = "the list of --exclude has its key"
 
 
 @dataclass(frozen=True)
@@ -67,21 +60,20 @@ class RewriteWork:
     def __call__(self, shard: ShardFile) -> engine.Result[WrittenShard]:
         """Writes the shard; returns its receipt content and its three files."""
         md5 = hashlib.md5(usedforsecurity=False)
-        counts = Counts()
+        counts, incidents = existing_set.Counts(), list[Incident]()
         excluded = self.excluded.get(shard.name, frozenset())
-        left_out: list[Incident] = []
 
         def images() -> Iterator[tuple[Member, bytes]]:
-            new = self.renamed.get(naming.samples_name(shard.name), {})
-            found, seen = tfrecords.read(self.store, shard, self.labelling, [md5]), dict[str, int]()
-            for number, (read, data) in enumerate(found):
+            new, seen = self.renamed.get(naming.samples_name(shard.name), {}), dict[str, int]()
+            records = tfrecords.read(self.store, shard, self.labelling, [md5])
+            for number, (read, data) in enumerate(records):
                 member = read._replace(key=new.get(number, read.key))
                 if (first := seen.setdefault(member.key, number)) != number:
                     # Keys repeated in different shards are found when the split is committed.
-                    places = (f"record {each} of {shard.file}" for each in (first, number))
+                    places = (f"record {record} of {shard.file}" for record in (first, number))
                     raise same_key(self.store, member.key, *places)
                 if member.key in excluded:
-                    left_out.append(Incident(*member[:5], EXCLUDED, "listed", _LISTED))
+                    incidents.append(excluded_incident(member))
                     continue
                 counts.add(member)
                 counts.not_rgb += self.count_colorspaces and _is_kept_without_rgb(data)
@@ -90,10 +82,9 @@ class RewriteWork:
         written, outputs = self.write(shard.name, images())
         images_read = counts.num_per_class.total()
         source = Source(shard.file, shard.num_bytes, md5.hexdigest(), images_read)
-        incidents = [*written.incidents, *left_out]
-        return engine.Result(
-            replace(written, incidents=incidents, source=source, **vars(counts)), outputs
-        )
+        incidents = [*written.incidents, *incidents]
+        content = replace(written, incidents=incidents, source=source, **vars(counts))
+        return engine.Result(content, outputs)
 
 
 @dataclass(frozen=True)
@@ -103,7 +94,6 @@ class Job:
     Attributes:
       policy: for the codec; None keeps every image byte for byte.
       allowed_bad_images: 0 stops at the first bad image, None never.
-      labelling: the meaning of the labels, if already known.
       renamed: new keys for records that repeat an earlier key, by shard and record.
       wnids_only: refuse classes whose names are not WNIDs.
       force: replace a split that has other settings; None if the verb has no such flag.
@@ -128,12 +118,12 @@ class Job:
             return {}
         demand_samples(self.found.manifest, self.found.store.where())
         assert self.found.dataset
-        found = changes.changes_of(changes.Request(self.exclude), self.found.dataset, seed=0)
-        return {change.name: change.excluded for change in found}
+        of_shards = changes.changes_of(changes.Request(self.exclude), self.found.dataset, seed=0)
+        return {change.name: change.excluded for change in of_shards}
 
     def num_excluded(self, split: str) -> int:
         """Returns the number of excluded images of a split."""
-        return sum(len(self.excluded.get(each.name, ())) for each in self.found.splits[split])
+        return sum(len(self.excluded.get(shard.name, ())) for shard in self.found.splits[split])
 
     @cached_property
     def wanted(self) -> Wanted:
@@ -144,32 +134,30 @@ class Job:
             if self.policy.orientation != KEEP:
                 byte_settings[ORIENTATION] = self.policy.orientation
             libraries = self.policy.libraries
-        files = {
-            split: [[shard.file, shard.num_bytes] for shard in self.found.splits[split]]
-            for split in self.splits
-        }
+        identities, made = dict[str, str](), dict[str, Config]()
+        manifest = self.found.manifest
+        for split in self.splits:
+            files = self.found.splits[split]
+            source = canonical.digest([[shard.file, shard.num_bytes] for shard in files])
+            made[split] = {**byte_settings, "source": source}
+            if self.exclude:
+                listed = {"images": self.num_excluded(split), "sha256": self.exclude.sha256}
+                made[split][EXCLUDED] = listed
+            identities[split] = manifest.digest if manifest else existing_set.identity(files)
         # For `report`: the previous location of the images.
         origin = None
         if folder := self.found.store.as_folder:
             root = folder.root.absolute()
             shards = [shard for split in self.found.splits.values() for shard in split]
             origin = Origin(str(root), {shard.file: str(root / shard.path) for shard in shards})
-        made = {s: {**byte_settings, "source": canonical.digest(files[s])} for s in self.splits}
-        if self.exclude:
-            for split in made:
-                listed = Listed(self.num_excluded(split), self.exclude.sha256)
-                made[split][EXCLUDED] = vars(listed)
-        there, subset = self.found.manifest, None
-        if there and there.evaluates:
-            subset = there.subset or self.exclude is not None
+        subset = None
+        if manifest and manifest.evaluates:
+            subset = manifest.subset or self.exclude is not None
         return Wanted(
             Settings(RESIZE, made),
             libraries,
             subset=subset,
-            identities={
-                split: there.digest if there else identity(self.found.splits[split])
-                for split in self.splits
-            },
+            identities=identities,
             allowed_bad_images=self.allowed_bad_images,
             origin=origin,
             force=self.force,
@@ -181,17 +169,17 @@ def run(job: Job, store: Store) -> Json:
     source = job.found.store
     folders = {shard.path.rpartition("/")[0] for s in job.splits for shard in job.found.splits[s]}
     if any(same_place(store.where(), source.where(folder)) for folder in {"", *folders}):
-        raise UsageError(f"{store.where()} is the input; the result needs a folder of its own")
+        raise UsageError(f"{store.where()} is the input. Choose a different folder for the result.")
     output = Output(store, job.wanted)
-    left = output.left()
-    finished = [split for split in job.splits if split not in left]
+    pending = output.left()
+    finished = [split for split in job.splits if split not in pending]
     demand_same_shards(job.found, finished, job.excluded, output, quiet=job.quiet)
-    if left or output.changed:
+    if pending or output.changed:
         with output.store.lock():
-            left = output.left()
-            labelling = _labelling(job, store, output, left)
-            output.begin(left)
-            for split in left:
+            pending = output.left()
+            labelling = _labelling(job, store, output, pending)
+            output.begin(pending)
+            for split in pending:
                 _write(job, store, output, split, labelling)
     summary = output.end()
     return {**summary, "left_in_input": sorted(set(job.found.splits) - set(summary["splits"]))}
@@ -201,11 +189,11 @@ def preview(job: Job, store: Store) -> Json:
     """Returns the result of a dry run; reads only the first and last shards, and tables."""
     _ = job.wanted  # fails on keys that match no image, as a run does
     labelling = tfrecords.known_labelling(job.found, job.splits)
-    labels = "known only after the whole set is read, so it is read twice"
+    labels = "only known after all shards are read, so a run reads them twice"
     if labelling is not None:
         last = len(labelling.classes.wnids) - 1 + labelling.offset
-        what = "ILSVRC2012's classes" if labelling.classes.official else "its own classes"
-        labels = f"{what}, labels {labelling.offset} ... {last}"
+        classes = "ILSVRC2012's classes" if labelling.classes.official else "its own classes"
+        labels = f"{classes}, labels {labelling.offset} ... {last}"
     return {
         "out": store.where(),
         "splits": {
@@ -223,24 +211,24 @@ def preview(job: Job, store: Store) -> Json:
     }
 
 
-def _labelling(job: Job, store: Store, output: Output, left: Sequence[str]) -> Labelling:
-    there, known = output.seen.dataset, None
-    if there and set(there.manifest.splits) - set(left):
-        known = there.classes
-    labelling = job.labelling or settle_labels(
-        job.found, left, store, job.workers, known=known, quiet=job.quiet
+def _labelling(job: Job, store: Store, output: Output, pending: Sequence[str]) -> Labelling:
+    existing, known = output.seen.dataset, None
+    if existing and set(existing.manifest.splits) - set(pending):
+        known = existing.classes
+    labelling = job.labelling or existing_set.settle_labels(
+        job.found, pending, store, job.workers, known=known, quiet=job.quiet
     )
     classes = labelling.classes
     where = job.found.store.where()
     if job.wnids_only and not are_wnids(classes.wnids):
         raise UsageError(
-            f"{where}: its classes are called {', '.join(classes.wnids[:3])}, no WNIDs. If that "
-            "is right, leave --dataset_name out."
+            f"{where}: its classes are not WNIDs but {', '.join(classes.wnids[:3])} ... If this "
+            "is intended, remove --dataset_name."
         )
     if known is not None and known.digest != classes.digest:
         raise UsageError(
-            f"{where}: has other classes ({len(classes.wnids):,}) than {store.where()} has already "
-            f"({len(known.wnids):,}). Choose another folder."
+            f"{where}: its {counted(len(classes.wnids), 'class')} are not the "
+            f"{len(known.wnids):,} of the dataset in {store.where()}. Choose a different folder."
         )
     return labelling
 
@@ -274,30 +262,31 @@ def _write(job: Job, store: Store, output: Output, split: str, labelling: Labell
     )
     stage = engine.Stage(f"{RESIZE}-{split}", digest, store, work, WrittenShard)
     output.forget_others(stage)
-    there = job.found.manifest
+    manifest = job.found.manifest
     receipts = engine.run(
         stage,
         shards,
         job.workers,
         title=f"{RESIZE} {split}",
         # Without a manifest, the number of images is unknown until all are read.
-        images=there.splits[split].examples - job.num_excluded(split) if there else 0,
+        images=manifest.splits[split].examples - job.num_excluded(split) if manifest else 0,
         watch=output.watch,
         quiet=job.quiet,
     )
     written = [receipt.content for receipt in receipts]
-    if there is None or not there.has_own_keys:
-        check_validation_labels((each.validation for each in written), classes, job.found.store)
-    counts = num_per_class([each.num_per_class for each in written], len(classes.wnids))
-    not_rgb = any(each.not_rgb for each in written)
+    if manifest is None or not manifest.has_own_keys:
+        validation = (shard.validation for shard in written)
+        existing_set.check_validation_labels(validation, classes, job.found.store)
+    counts = num_per_class([shard.num_per_class for shard in written], len(classes.wnids))
+    not_rgb = any(shard.not_rgb for shard in written)
     draft = Draft(
         splits={split: split_of(written, counts)},
         classes=classes,
-        incidents=[incident for each in written for incident in each.incidents],
-        sources=[each.source for each in written if each.source],
+        incidents=[incident for shard in written for incident in shard.incidents],
+        sources=[shard.source for shard in written if shard.source],
         lacks={schema.COLORSPACE: schema.WRONG} if not_rgb else {},
         # Do not derive an edition from counts: the images may be a selection.
-        parent=there,
+        parent=manifest,
     )
     output.commit(draft)
 

@@ -28,16 +28,13 @@ class Selection:
 
     Attributes:
       where: the source, for messages.
-      annotations: its bounding boxes; None if there are none or they are not wanted.
       splits: of the source, in order.
       classes: indices of the selected classes.
       per_class: maximum number of images per class, chosen by the seed; None for all.
       any_counts: accept counts other than the published ones.
       num_shards: by split; None for the official number of examples per shard.
-      seed: determines the shard of each image.
-      holdout: the number of images to move from train to the split holdout.
-      holdout_percent: the same as a percentage of each class.
-      holdout_per_class: the number of images of each class to move from train to validation.
+      holdout, holdout_percent: images to move from train to the split holdout.
+      holdout_per_class: images of each class to move from train to validation.
       excluded: keys that are excluded last, so that all other images stay in their shards.
       listed_anew: list images again, even if an earlier run has stored a list.
     """
@@ -60,8 +57,8 @@ class Selection:
     @property
     def is_subset(self) -> bool:
         """Whether the counts of the splits differ from the published ones, or may differ."""
-        takes_out = self.holds_out or self.holdout_per_class
-        return bool(self.any_counts or takes_out or self.excluded)
+        moved = self.holds_out or self.holdout_per_class
+        return bool(self.any_counts or moved or self.excluded)
 
     @property
     def is_part(self) -> bool:
@@ -115,16 +112,16 @@ class Selection:
     def shards_of(self, split: str, examples: int) -> int:
         """Returns the number of shards of an output split."""
         like = {schema.HOLDOUT: schema.TRAIN, schema.TEST: schema.VALIDATION}.get(split, split)
-        asked, official = self.num_shards.get(split), schema.DEFAULT_NUM_SHARDS[like]
-        if asked is None:
+        requested, official = self.num_shards.get(split), schema.DEFAULT_NUM_SHARDS[like]
+        if requested is None:
             per_shard = -(-schema.OFFICIAL_NUM_EXAMPLES[like] // official)
             return min(official, -(-examples // per_shard))
-        if asked > examples:
+        if requested > examples:
             raise UsageError(
-                f"--{split}-shards {asked}: {split} has {counted(examples, 'image')}, and no shard "
-                "may be empty"
+                f"--{split}-shards {requested}: expected at most {counted(examples, 'shard')}, one "
+                f"for each image of {split}, since no shard may be empty"
             )
-        return asked
+        return requested
 
 
 def index_stage(
@@ -144,13 +141,13 @@ def refuse_source_as_output(out: str, where: str, source: Source) -> None:
         text.rstrip("/") if address.is_remote(text) else str(Path(text).expanduser())
         for text in (out, where)
     ]
-    advice = "The source stays as it is: choose another folder for the data set."
+    advice = "The source is never changed. Choose a different folder for the dataset."
     if same_place(*places):
         raise UsageError(f"--out {out} is the source itself. {advice}")
     if isinstance(source, Folder) and not address.is_remote(out):
         for folder in source.split_folders:
             if Path(places[0]).resolve().is_relative_to(folder.resolve()):
                 raise UsageError(
-                    f"--out {out} lies in {folder}, among the images of the source, and the next "
-                    f"run would take it for a class. {advice}"
+                    f"--out {out} is inside {folder}, among the images of the source, and the next "
+                    f"run would treat it as a class. {advice}"
                 )

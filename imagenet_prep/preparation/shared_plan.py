@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from imagenet_prep.core import canonical
 from imagenet_prep.dataset import naming
-from imagenet_prep.dataset.member import dump_member, parse_members
+from imagenet_prep.dataset.member import Member, dump_member, parse_members
 from imagenet_prep.preparation.box_lists import BoxLookup
 from imagenet_prep.preparation.dealing import Facts, ShardKey
 from imagenet_prep.preparation.planning import Census, ClassKey, Inventory, Planning
@@ -25,7 +25,7 @@ from imagenet_prep.shards import plan, runs
 from imagenet_prep.storage import notes
 from imagenet_prep.storage.store import Store
 
-_EXCLUDED = "excluded.jsonl"
+_EXCLUDED, _NOTE = "excluded.jsonl", "plan.json"
 # Target number of members in a block: one call writes the plan files of its shards.
 _BLOCK_MEMBERS = 1 << 14
 # Target number of members in a share: neighbouring classes that one call assigns. Their
@@ -43,24 +43,17 @@ class _Note:
     md5: dict[str, str]
 
 
-class ShareKey(NamedTuple):
-    """A group of neighbouring classes of a source split."""
+class GroupKey(NamedTuple):
+    """A share, of neighbouring classes of a source split, or a block, of neighbouring shards."""
 
     split: str
     number: int
 
 
-class BlockKey(NamedTuple):
-    """A group of neighbouring shards of an output split."""
-
-    split: str
-    number: int
-
-
-def share_of(key: ClassKey, census: Census) -> ShareKey:
+def share_of(key: ClassKey, census: Census) -> GroupKey:
     """Returns the share that a class belongs to."""
     before = census.divisions[key.split].before.values()
-    return ShareKey(key.split, sum(each[key.class_index] for each in before) // _SHARE_MEMBERS)
+    return GroupKey(key.split, sum(counts[key.class_index] for counts in before) // _SHARE_MEMBERS)
 
 
 @dataclass(frozen=True)
@@ -90,26 +83,26 @@ class SharedPlan(Planning):
 
     def deal_share(
         self, lists: Iterable[tuple[ClassKey, str]], census: Census
-    ) -> tuple[list[Facts], dict[BlockKey, bytes]]:
+    ) -> tuple[list[Facts], dict[GroupKey, bytes]]:
         """Assigns some classes to shards; returns plan entries, grouped by block."""
         lists_of = defaultdict[ClassKey, list[str]](list)
         for key, name in lists:
             lists_of[key].append(name)
-        found, blocks = [], defaultdict[BlockKey, bytearray](bytearray)
+        facts, blocks = [], defaultdict[GroupKey, bytearray](bytearray)
         for key, names in lists_of.items():
-            if not (lines := self._lines(names)):
+            if not (lines := b"".join(self.store.read_each(names, plan.MOST_BYTES))):
                 continue
             division = census.divisions[key.split]
-            facts, entries = self.deal(key, lines, census)
-            found.append(facts)
+            of_class, entries = self.deal(key, lines, census)
+            facts.append(of_class)
             for split, of_split in entries.items():
                 num_shards, examples = division.num_shards[split], division.before[split][-1]
                 size = max(1, _BLOCK_MEMBERS * num_shards // max(1, examples))
                 for entry in of_split:
-                    blocks[BlockKey(split, plan.shard_of(entry) // size)] += entry
-        return found, {block: bytes(packed) for block, packed in blocks.items()}
+                    blocks[GroupKey(split, plan.shard_of(entry) // size)] += entry
+        return facts, {block: bytes(packed) for block, packed in blocks.items()}
 
-    def write(self, block: BlockKey, entries: Iterable[bytes], census: Census) -> list[ShardKey]:
+    def write(self, block: GroupKey, entries: Iterable[bytes], census: Census) -> list[ShardKey]:
         """Writes the plan files of one block of shards; returns the non-empty shards."""
         num_shards = census.num_shards[block.split]
         lines = [line for part in entries for line in part.splitlines(keepends=True)]
@@ -123,31 +116,26 @@ class SharedPlan(Planning):
         self, census: Census, facts: Sequence[Facts], filled: Collection[ShardKey]
     ) -> Inventory:
         """Completes the plan and writes its note; see `Planning.complete`."""
-        made = super().complete(census, facts, filled)
-        content = _Note(made.plans, made.taken, made.edition, made.md5)
-        if made.excluded:
-            lines = b"".join(map(dump_member, made.excluded))
+        inventory = super().complete(census, facts, filled)
+        content = _Note(inventory.plans, inventory.taken, inventory.edition, inventory.md5)
+        if inventory.excluded:
+            lines = b"".join(map(dump_member, inventory.excluded))
             self.store.write(f"{self.folder}/{_EXCLUDED}", lines)
         # The note is written last: if it exists, the plan is complete.
-        self.store.write(f"{self.folder}/plan.json", canonical.dumps(content))
-        return made
+        self.store.write(f"{self.folder}/{_NOTE}", canonical.dumps(content))
+        return inventory
 
     def found(self) -> Inventory | None:
         """Returns the stored plan if it is complete."""
-        there = set(self.store.names(self.folder))
-        if "plan.json" not in there:
+        files, excluded = set(self.store.names(self.folder)), list[Member]()
+        if _NOTE not in files:
             return None
-        note = notes.read(self.store, f"{self.folder}/plan.json", _Note)
-        names = (name for each in note.plans for name in each.shard_names)
-        if not there.issuperset(map(plan.file_name, names)):
+        note = notes.read(self.store, f"{self.folder}/{_NOTE}", _Note)
+        names = (name for split in note.plans for name in split.shard_names)
+        if not files.issuperset(map(plan.file_name, names)):
             return None
-        excluded = []
-        if _EXCLUDED in there:
+        if _EXCLUDED in files:
             name = f"{self.folder}/{_EXCLUDED}"
             excluded = parse_members(self.store.read(name, most=plan.MOST_BYTES))
-        return Inventory(
-            note.plans, Counter(note.taken), note.edition, self.folder, note.md5, excluded
-        )
-
-    def _lines(self, lists: Iterable[str]) -> bytes:
-        return b"".join(self.store.read_each(lists, plan.MOST_BYTES))
+        taken = Counter(note.taken)
+        return Inventory(note.plans, taken, note.edition, self.folder, note.md5, excluded)

@@ -34,7 +34,7 @@ _ENTRY_OVERHEAD_BYTES = 24
 def check_plan(out: Store, images: int, line_bytes: float) -> None:
     """Checks disk space for a plan of `images`; `line_bytes` is the mean size of a list line."""
     needed = images * (2 * line_bytes + _ENTRY_OVERHEAD_BYTES)
-    why = f" to deal {counted(images, 'image')} out to shards"
+    why = f" to assign {counted(images, 'image')} to shards"
     _refuse(out, needed, out.local.free_bytes(), why, "or use a larger disk")
 
 
@@ -44,7 +44,7 @@ class Forecast:
 
     selection: Selection
     transform: Callable[[bytes], PreparedImage]
-    shrinks: bool
+    resizes: bool
     workers: engine.Workers
     out: Store
     plans: Store
@@ -74,33 +74,34 @@ class Forecast:
                 shards += num_bytes * (after + _RECORD_OVERHEAD_BYTES) / before if before else 0
             names = filter(naming.looks_like_shard, out.names(""))
             shards = max(0, shards - sum(out.sizes(names).values()))
-        _refuse(self.out, unpacked + _MARGIN * shards, free, "; images are unpacked first")
+        why = ", since images are unpacked first"
+        _refuse(self.out, unpacked + _MARGIN * shards, free, why)
 
     def check_shards(self, plans: Sequence[SplitPlan], finished: Container[str]) -> None:
         """Checks that the unfinished shards fit on the disk."""
         free = self.out.local.free_bytes()
         overhead = _RECORD_OVERHEAD_BYTES * sum(split.examples for split in plans)
         enough = _PLENTY * (sum(split.source_bytes for split in plans) + overhead)
-        pending = {s: sum(name not in finished for name in s.shard_names) for s in plans}
-        left = [split for split in plans if pending[split]]
-        if free > enough or not left:
+        counts = {s: sum(name not in finished for name in s.shard_names) for s in plans}
+        pending = [split for split in plans if counts[split]]
+        if free > enough or not pending:
             return
         if self.out.as_folder is None:
             # Workers on other machines have their own disks, which are not checked here.
-            needed = 0.0 if self.workers.remote else _MARGIN * self._passing_bytes(left)
-            _refuse(self.out, needed, free, " here while shards are sent")
+            needed = 0.0 if self.workers.remote else _MARGIN * self._uploading_bytes(pending)
+            _refuse(self.out, needed, free, " on this machine while shards are uploaded")
             return
-        needed = sum(self._shard_bytes(split) * pending[split] for split in left)
+        needed = sum(self._shard_bytes(split) * counts[split] for split in pending)
         _refuse(self.out, _MARGIN * needed, free)
 
     def content(self, plans: Sequence[SplitPlan]) -> Json:
         """Returns the output of a run, for --dry-run."""
         out = self.out
         estimated = {split.split: round(self._split_bytes(split)) for split in plans}
-        packed = isinstance(self.selection.source, Packed)
-        unpacked = sum(split.source_bytes for split in plans) if packed else 0
+        is_packed = isinstance(self.selection.source, Packed)
+        unpacked = sum(split.source_bytes for split in plans) if is_packed else 0
         shards = sum(estimated.values())
-        on_disk = shards if out.as_folder else round(self._passing_bytes(plans))
+        on_disk = shards if out.as_folder else round(self._uploading_bytes(plans))
         names = [plan_name(shard) for split in plans for shard in split.shard_names]
         # The image lists stay as long as the plan and have the same size.
         on_disk += 2 * sum(self.plans.sizes(names).values())
@@ -123,7 +124,7 @@ class Forecast:
             "workers": f"{self.workers.count} {self.workers.resolved_kind}",
         }
 
-    def _passing_bytes(self, plans: Sequence[SplitPlan]) -> float:
+    def _uploading_bytes(self, plans: Sequence[SplitPlan]) -> float:
         # A worker makes the next shard while it sends one.
         return 2 * self.workers.count * max(map(self._shard_bytes, plans))
 
@@ -132,7 +133,7 @@ class Forecast:
 
     def _split_bytes(self, split: SplitPlan) -> float:
         overhead = _RECORD_OVERHEAD_BYTES * split.examples
-        if not self.shrinks:
+        if not self.resizes:
             return split.source_bytes + overhead
         _, mean = self._mean_bytes(self._sample(split))
         return (mean or split.source_bytes / split.examples) * split.examples + overhead
@@ -164,9 +165,9 @@ def _refuse(out: Store, needed: float, free: int, why: str = "", elsewhere: str 
     if needed <= free:
         return
     if not elsewhere and out.as_folder:
-        elsewhere = "choose another --out or a smaller --short-side"
+        elsewhere = "choose a different --out or a smaller --short-side"
     raise StoreError(
-        f"{out.local.root}: about {human_bytes(needed)} are still to be written{why}, "
+        f"{out.local.root}: about {human_bytes(needed)} are needed{why}, but only "
         f"{human_bytes(free)} are free. Free {human_bytes(needed - free)}, "
         f"{elsewhere or 'or set TMPDIR to a folder on a larger disk'}."
     )

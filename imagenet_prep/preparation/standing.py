@@ -35,9 +35,7 @@ class Wanted:
     """The dataset to make.
 
     Attributes:
-      settings: the verb, and the settings that determine the bytes of each split.
       libraries: {"codec": name} of the image codec; empty if all images are kept.
-      label_offset: stored label = class index + this.
       subset: whether images of ILSVRC2012 are missing; None to derive it from the sources.
       name: of the dataset, for `dataset.tfds`.
       identities: digest of each split's source files; empty if the settings identify the source.
@@ -97,9 +95,8 @@ class Standing:
     """The content of the output location at one moment.
 
     Attributes:
-      where: the location, for messages.
       noted: note about the finished dataset; without one, its sources are unknown.
-      whole: splits of the manifest with all files present and of the right sizes.
+      complete: splits of the manifest with all files present and of the right sizes.
       others: datasets below it, if it is the root of a bucket.
     """
 
@@ -108,7 +105,7 @@ class Standing:
     dataset: Dataset | None = None
     begun: Begun | None = None
     noted: Noted = Noted("", 0, {})
-    whole: frozenset[str] = frozenset()
+    complete: frozenset[str] = frozenset()
     others: tuple[str, ...] = ()
 
     @property
@@ -142,53 +139,48 @@ def look(store: Store, wanted: Wanted) -> Standing:
     """Returns the content of a store."""
     # Listing fails if the bucket does not exist; a request for the manifest would not.
     names = tuple(store.list_folder())
-    notes_of = store.list_folder(naming.WORK) if naming.WORK in names else ()
-    in_work = {f"{naming.WORK}/{name}" for name in notes_of}
+    work_files = store.list_folder(naming.WORK) if naming.WORK in names else ()
+    in_work = {f"{naming.WORK}/{name}" for name in work_files}
     dataset = committed(store, in_work.union(names))
-    there = dataset.manifest if dataset else None
     begun = notes.read(store, BEGUN, Begun) if BEGUN in in_work else None
-    noted = Noted("", 0, {})
-    if there:
-        noted = Noted(there.digest, 0, dict.fromkeys(there.splits, ("", there.lacks)))
-        with contextlib.suppress(ImagenetPrepError):
-            found = notes.read(store, NOTED, Noted) if NOTED in in_work else noted
-            if found.dataset == there.digest and {*found.splits} == {*there.splits}:
-                noted = found
-    others = () if there or begun else _sets_below(store, names)
-    whole = _whole(store, there, wanted) if naming.MANIFEST in names else frozenset[str]()
-    return Standing(store.where(), names, dataset, begun, noted, whole, others)
+    if dataset is None:
+        others = () if begun else _datasets_below(store, names)
+        return Standing(store.where(), names, begun=begun, others=others)
+    manifest, complete = dataset.manifest, frozenset[str]()
+    noted = Noted(manifest.digest, 0, dict.fromkeys(manifest.splits, ("", manifest.lacks)))
+    with contextlib.suppress(ImagenetPrepError):
+        note = notes.read(store, NOTED, Noted) if NOTED in in_work else noted
+        if note.dataset == manifest.digest and {*note.splits} == {*manifest.splits}:
+            noted = note
+    if naming.MANIFEST in names:
+        files = {s: manifest.files_of([s]) for s in wanted.settings.splits if s in manifest.splits}
+        missing = lost(store, manifest.files_of(files))
+        complete = frozenset(s for s in files if missing.isdisjoint(f.name for f in files[s]))
+    return Standing(store.where(), names, dataset, begun, noted, complete)
 
 
-def _sets_below(store: Store, names: Iterable[str]) -> tuple[str, ...]:
+def _datasets_below(store: Store, names: Iterable[str]) -> tuple[str, ...]:
     """Returns datasets found in the top two levels of folders of a bucket, within limits."""
-    _, _, place = store.where().partition("://")
-    if store.as_folder is not None or "/" in place.rstrip("/"):
+    _, _, path = store.where().partition("://")
+    if store.as_folder is not None or "/" in path.rstrip("/"):
         return ()
-    found = []
+    datasets = []
     for name in itertools.islice(names, _MOST_LOOKED_AT):
         below = store.list_folder(name)
         if naming.MANIFEST in below:
-            found.append(name)
+            datasets.append(name)
             continue
-        inner = [f"{name}/{each}" for each in below[:_MOST_LOOKED_AT_BELOW]]
-        found += [each for each in inner if store.size(f"{each}/{naming.MANIFEST}") is not None]
-    return tuple(found)
-
-
-def _whole(store: Store, there: Manifest | None, wanted: Wanted) -> frozenset[str]:
-    if there is None:
-        return frozenset()
-    splits = [split for split in wanted.settings.splits if split in there.splits]
-    gone = lost(store, there.files_of(splits))
-    return frozenset(s for s in splits if gone.isdisjoint(f.name for f in there.files_of([s])))
+        inner = [f"{name}/{folder}" for folder in below[:_MOST_LOOKED_AT_BELOW]]
+        datasets += [name for name in inner if store.size(f"{name}/{naming.MANIFEST}") is not None]
+    return tuple(datasets)
 
 
 def decide(standing: Standing, wanted: Wanted, changed: Collection[str] = frozenset()) -> Decision:
     """Returns the decision for a run; `changed` are the splits whose source has changed."""
     if standing.others:
         raise UsageError(
-            f"{standing.where} is the root of a bucket, and holds other data sets: "
-            f"{some(standing.others)}. Choose a prefix of its own for this one, such as "
+            f"{standing.where} is the root of a bucket and already contains datasets: "
+            f"{some(standing.others)}. Choose a prefix for this one, such as "
             f"{standing.where.rstrip('/')}/NAME."
         )
     made, splits, finished = _made(standing, wanted), wanted.settings.splits, standing.finished
@@ -199,23 +191,21 @@ def decide(standing: Standing, wanted: Wanted, changed: Collection[str] = frozen
     if wanted.force:
         others = made.keys() if _other_libraries(standing, wanted) else changed
         replaced = [s for s in splits if s in made and (s in others or made[s] != splits[s])]
-    left = [
-        split
-        for split in splits
-        if split in replaced or split not in standing.whole or finished.get(split) != splits[split]
-    ]
+    done = standing.complete.difference(replaced)
+    left = [s for s in splits if s not in done or finished.get(s) != splits[s]]
     if kept := made.keys() - set(replaced):
         _refuse_other_codec(standing, wanted, left, kept)
-    if not left and (there := standing.committed) is not None:
-        bad = sum(there.quarantined.values())
+    if not left and (manifest := standing.committed) is not None:
+        bad = sum(manifest.quarantined.values())
         if not wanted.settings.all_at_once:
             # The member counts of sources include bad images.
-            read = sum(each.members for each in there.sources if split_of(each.name) in splits)
-            bad = read - sum(there.splits[split].examples for split in splits)
+            read = sum(file.members for file in manifest.sources if split_of(file.name) in splits)
+            bad = read - sum(manifest.splits[split].examples for split in splits)
         check_finished(standing.where, bad, wanted.allowed_bad_images)
-    noted, asked = standing.noted.splits, wanted.identities
-    is_known = all(asked.get(split, noted[split][0]) == noted[split][0] for split in noted)
-    return Decision(made, replaced, left, not is_known)
+    identities = wanted.identities
+    before = {split: identity for split, (identity, _) in standing.noted.splits.items()}
+    is_doubted = any(identities.get(split, before[split]) != before[split] for split in before)
+    return Decision(made, replaced, left, is_doubted)
 
 
 def _parsed(config: settings.Config) -> Settings:
@@ -227,15 +217,14 @@ def _parsed(config: settings.Config) -> Settings:
 
 def _made(standing: Standing, wanted: Wanted) -> dict[str, settings.Config]:
     verb, made = wanted.settings.verb, dict[str, settings.Config]()
-    configs = [each.config for each in (standing.begun, standing.committed) if each is not None]
-    for config in configs:
-        found = _parsed(config)
-        if found.verb != verb:
+    for config in [run.config for run in (standing.begun, standing.committed) if run]:
+        existing = _parsed(config)
+        if existing.verb != verb:
             raise UsageError(
-                f"{standing.where} holds a data set that {verb} did not make. Choose another "
+                f"{standing.where} contains a dataset that {verb} did not make. Choose a different "
                 "folder."
             )
-        made |= found.splits
+        made |= existing.splits
         if wanted.settings.all_at_once:
             # Different splits would make a different dataset.
             made |= dict.fromkeys(wanted.settings.splits, config)
@@ -245,22 +234,22 @@ def _made(standing: Standing, wanted: Wanted) -> dict[str, settings.Config]:
 def _refuse_differences(
     standing: Standing, wanted: Wanted, made: dict[str, settings.Config]
 ) -> None:
-    found = [
-        f"{name} is {made[split].get(name)!r} there, {asked.get(name)!r} here"
-        for split, asked in wanted.settings.splits.items()
-        for name in asked | made.get(split, {})
-        if split in made and made[split].get(name) != asked.get(name)
+    differences = [
+        f"{name} is {made[split].get(name)!r} there, {requested.get(name)!r} here"
+        for split, requested in wanted.settings.splits.items()
+        for name in requested | made.get(split, {})
+        if split in made and made[split].get(name) != requested.get(name)
     ]
-    if not found:
+    if not differences:
         return
-    held = "another data set" if standing.committed else "the unfinished work of another run"
-    advice = "Choose another folder"
+    existing, advice = "a dataset with different settings", "Choose a different folder"
     if standing.committed is None:
-        advice = "Finish it as it was started, or choose another folder"
+        existing = "an unfinished dataset with different settings"
+        advice = "Finish it with its own settings, or choose a different folder"
     if wanted.force is not None:
-        advice += ", or let --force replace what is there"
-    differences = "; ".join(dict.fromkeys(found))
-    raise UsageError(f"{standing.where} holds {held}: {differences}. {advice}.")
+        advice += ", or replace it with --force"
+    differences = list(dict.fromkeys(differences))
+    raise UsageError(f"{standing.where} contains {existing}: {'; '.join(differences)}. {advice}.")
 
 
 def _refuse_strangers(standing: Standing, verb: str, made: Iterable[str]) -> None:
@@ -271,8 +260,8 @@ def _refuse_strangers(standing: Standing, verb: str, made: Iterable[str]) -> Non
     ]
     if strangers:
         raise UsageError(
-            f"{standing.where} already holds {some(strangers)}, which no run of {verb} left "
-            "there. Choose an empty folder."
+            f"{standing.where} already contains {some(strangers)}, which {verb} did not write. "
+            "Choose an empty folder."
         )
 
 
@@ -294,11 +283,11 @@ def _refuse_other_codec(
     used, left = _other_libraries(standing, wanted), set(left)
     if standing.begun is None and standing.committed and standing.committed.splits.keys() <= left:
         return  # all of its splits are replaced
-    advice = "Finish it with that, or choose another folder."
+    advice = "Use that codec, or choose a different folder"
     if wanted.force is False and set(kept) <= wanted.settings.splits.keys():
-        advice = "Finish it with that, choose another folder, or let --force replace what is there."
+        advice = "Use that codec, choose a different folder, or replace the dataset with --force"
     if used:
         raise UsageError(
-            f"{standing.where} was begun with codec {used.get(_CODEC)} (here "
-            f"{wanted.libraries.get(_CODEC)}). {advice}"
+            f"{standing.where} was started with codec {used.get(_CODEC)}, but this run uses "
+            f"{wanted.libraries.get(_CODEC)}. {advice}."
         )

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.class_list import ClassList
-from imagenet_prep.dataset.member import Member, PreparedImage, dump_member
+from imagenet_prep.dataset.member import Incident, Member, PreparedImage, dump_member
+from imagenet_prep.dataset.settings import EXCLUDED
 from imagenet_prep.engine import Output, Result
 from imagenet_prep.shards import plan, writer
 from imagenet_prep.sources.source import IndexTask, Packed, Source, Stored, sorted_by_key
@@ -61,8 +62,7 @@ class IndexWork:
 
     def __call__(self, task: IndexTask) -> Result[Listed]:
         """Lists the images of one piece; the files are the unpacked images and the list."""
-        outputs = []
-        md5 = None
+        outputs, md5 = [], None
         if isinstance(self.source, Packed):
             images = self.store.temporary() if self.unpacked else None
             members = self._unpack(self.source, task, images)
@@ -124,6 +124,11 @@ class ShardTask(NamedTuple):
     """Writes the shard of this name."""
 
     name: str
+
+
+def excluded_incident(member: Member) -> Incident:
+    """Returns the incident of an image that --exclude lists."""
+    return Incident(*member[:5], EXCLUDED, "listed", "the list of --exclude has its key")
 
 
 def plan_name(shard: str, folder: str = PLAN_FOLDER) -> str:

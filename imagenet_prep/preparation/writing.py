@@ -14,8 +14,7 @@ from imagenet_prep.core.errors import SourceError, some
 from imagenet_prep.core.terminal import printable, say
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import Source
-from imagenet_prep.dataset.member import QUARANTINED, Incident, Member, parse_members
-from imagenet_prep.dataset.settings import EXCLUDED
+from imagenet_prep.dataset.member import QUARANTINED, Member, parse_members
 from imagenet_prep.engine import Stage
 from imagenet_prep.preparation.draft import Draft
 from imagenet_prep.preparation.job import Job
@@ -28,6 +27,7 @@ from imagenet_prep.preparation.tasks import (
     HashTask,
     ShardTask,
     WriteWork,
+    excluded_incident,
     hash_archive,
     plan_name,
 )
@@ -61,9 +61,9 @@ class PrepareWork:
         """Returns the receipt content and, for a shard, its files."""
         if isinstance(task, ShardTask):
             return self.write(task.name, self._planned(task.name))
-        made = hash_archive(task, archives=self.archives)
-        _refuse_other({task.archive: made.content.md5}, self.expected_md5)
-        return made
+        result = hash_archive(task, archives=self.archives)
+        _refuse_other({task.archive: result.content.md5}, self.expected_md5)
+        return result
 
     def _planned(self, shard: str) -> Iterator[tuple[Member, bytes]]:
         name = plan_name(shard, self.folder)
@@ -75,13 +75,13 @@ class PrepareWork:
             yield member, self.images.read(member)
 
 
-def _refuse_other(found: Mapping[str, str], expected: Mapping[str, str]) -> None:
-    for archive, md5 in found.items():
+def _refuse_other(actual: Mapping[str, str], expected: Mapping[str, str]) -> None:
+    for archive, md5 in actual.items():
         if md5 != expected.get(archive, md5):
             raise SourceError(
                 f"{archive}: md5 {md5}, expected {expected[archive]}. The archive is damaged: "
-                "download it again. If it was repacked on purpose, --allow-subset accepts it and "
-                "the manifest says so."
+                "download it again. If it was repacked on purpose, accept it with --allow-subset; "
+                "the manifest then records a subset."
             )
 
 
@@ -90,14 +90,9 @@ def write(job: Job, inventory: Inventory, forecast: Forecast, output: Output) ->
     announce_proven(job)
     stage = write_stage(job, inventory, output.store, output.store.local)
     begin(stage, inventory, forecast, output)
+    tasks, images = write_tasks(job, inventory), inventory.examples
     receipts = engine.run(
-        stage,
-        write_tasks(job, inventory),
-        job.workers,
-        title="write",
-        images=inventory.examples,
-        watch=output.watch,
-        quiet=job.quiet,
+        stage, tasks, job.workers, images=images, watch=output.watch, quiet=job.quiet
     )
     commit(job, inventory, output, [receipt.content for receipt in receipts])
 
@@ -127,8 +122,8 @@ def announce_proven(job: Job) -> None:
     if job.proven_md5 and not job.quiet:
         names = ", ".join(job.proven_md5)
         print(
-            f"md5 of {names}: proven by download, and the file is untouched since. It is not "
-            "read again for it (--rehash reads it).",
+            f"md5 of {names}: verified by imagenet-prep download, and not changed since, so not "
+            "computed again (use --rehash to compute it)",
             file=sys.stderr,
         )
 
@@ -174,25 +169,26 @@ def _demand_unchanged(selection: Selection) -> None:
         is_older = stamp(status) < parts.get(path, 0)
         if is_newer(status, parts.get(path, newest)) or (is_older and status.st_nlink < 2):
             raise SourceError(
-                f"{path}: was changed while it was read. Leave the source as it is while it is "
-                "read, then run the same command again."
+                f"{path}: changed while it was read. Do not change the source during a run, and "
+                "run the same command again."
             )
 
 
 def _demand_all(job: Job, inventory: Inventory, shards: Collection[WrittenShard]) -> None:
     selection = job.selection
-    bad = sum(each.action == QUARANTINED for shard in shards for each in shard.incidents)
+    bad = sum(image.action == QUARANTINED for shard in shards for image in shard.incidents)
     stored = sum(shard.examples for shard in shards)
-    there = dealt = inventory.examples
+    listed = planned = inventory.examples
     excluded = len(inventory.excluded)
     # A folder is listed when the source is detected and again when it is read.
     if isinstance(selection.source, Folder) and not selection.is_part:
-        there = sum(part.images for part in selection.source.parts) - excluded
-    if not stored + bad == dealt == there:
+        listed = sum(part.images for part in selection.source.parts) - excluded
+    if not stored + bad == planned == listed:
         raise SourceError(
-            f"{selection.where}: {stored:,} images were stored, {bad:,} are bad and {excluded:,} "
-            f"excluded; {dealt:,} were dealt to shards, and {there + excluded:,} are in the "
-            "source. Leave it as it is while it is read, then run the same command again."
+            f"{selection.where}: has changed: {listed + excluded:,} images were in the source, "
+            f"{excluded:,} were excluded, {planned:,} were planned, {stored:,} are stored and "
+            f"{bad:,} are bad. Do not change the source during a run, and run the same command "
+            "again."
         )
 
 
@@ -200,12 +196,14 @@ def commit(
     job: Job,
     inventory: Inventory,
     output: Output,
-    made: Sequence[WrittenShard | HashedArchive],
+    contents: Sequence[WrittenShard | HashedArchive],
 ) -> None:
     """Publishes the manifest from the receipts of all tasks."""
-    read = {each.archive: each.md5 for each in made if isinstance(each, HashedArchive)}
+    read = {
+        archive.archive: archive.md5 for archive in contents if isinstance(archive, HashedArchive)
+    }
     md5 = {**job.proven_md5, **inventory.md5, **read}
-    shards = {each.shard: each for each in made if isinstance(each, WrittenShard)}
+    shards = {shard.shard: shard for shard in contents if isinstance(shard, WrittenShard)}
     _demand_all(job, inventory, shards.values())
     _demand_unchanged(job.selection)
     evaluation = job.selection.source.evaluation
@@ -217,20 +215,11 @@ def commit(
         classes=job.selection.source.classes,
         incidents=[
             *(incident for shard in shards.values() for incident in shard.incidents),
-            *(
-                Incident(*member[:5], EXCLUDED, "listed", "the list of --exclude has its key")
-                for member in inventory.excluded
-            ),
+            *map(excluded_incident, inventory.excluded),
         ],
         sources=[
-            Source(
-                part.name,
-                part.num_bytes,
-                md5.get(part.name),
-                inventory.taken[part.name],
-                dict(part.ignored),
-            )
-            for part in job.selection.parts
+            Source(p.name, p.num_bytes, md5.get(p.name), inventory.taken[p.name], dict(p.ignored))
+            for p in job.selection.parts
         ],
         plan_digest=canonical.digest([split.digest for split in inventory.plans]),
         edition=inventory.edition,
@@ -239,5 +228,5 @@ def commit(
     for split in inventory.plans:
         lost = emptied(split.num_per_class, draft.splits[split.split].examples_per_class)
         if names := printable(some([draft.classes.wnids[index] for index in lost])):
-            say(f"{split.split}: every image of {names} was quarantined: see {naming.QUARANTINE}")
+            say(f"{split.split}: all images of {names} were quarantined, see {naming.QUARANTINE}")
     output.commit(draft)

@@ -48,7 +48,7 @@ def test_the_manifest_names_the_codec_and_another_is_refused(
         refused = prepare(mini, out)
         assert refused.code == 2
         assert len(refused.complaints.splitlines()) == 1
-        assert "was begun with codec portable-1 (here planes-1)" in refused.complaints
+        assert "was started with codec portable-1, but this run uses planes-1" in refused.complaints
 
     assert prepare(mini, out, "--codec", "portable").code == 0
     assert command.run("verify", out).code == 0
@@ -92,7 +92,7 @@ def test_resize_adds_no_split_of_another_codec(mini: Miniature, tmp_path: Path) 
 
     refused = command.run(*resize[:-2], "-s", "train,validation")
     assert refused.code == 2
-    assert "was begun with codec portable-1 (here planes-1)" in refused.complaints
+    assert "was started with codec portable-1, but this run uses planes-1" in refused.complaints
 
     assert command.run(*resize, "-s", "train,validation").code == 0
     forced = command.run(*resize[:-2], "-s", "train,validation", "--force")

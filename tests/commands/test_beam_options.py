@@ -47,4 +47,4 @@ def test_a_cluster_that_is_not_there_is_one_line(
 
     assert code == 1
     said = re.sub(r"\Asource: .*\n", "", capsys.readouterr().err)
-    assert re.fullmatch(rf"imagenet-prep: no {who} answers at .*\n", said)
+    assert re.fullmatch(rf"imagenet-prep: (the )?{who} does not answer at .*\n", said)

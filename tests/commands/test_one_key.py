@@ -130,7 +130,7 @@ def test_added_folders_need_not_hold_all_classes(parent: Path, tmp_path: Path) -
     assert "dog/new.jpg" in rows(tmp_path / "out", "validation")
     (tmp_path / "add/val/dog").rename(tmp_path / "add/val/a bird")
     result = command.run("amend", parent, "--add", tmp_path / "add", "--out", tmp_path / "no")
-    assert (result.code, "not in the set: a bird." in result.err) == (2, True)
+    assert (result.code, "not in the dataset: a bird." in result.err) == (2, True)
 
 
 @pytest.mark.parametrize("rewrite", [False, True])

@@ -26,7 +26,7 @@ from imagenet_prep.core.errors import (
 from imagenet_prep.engine import Lease, lease
 from imagenet_prep.engine.workers import done, run_worker
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
-from imagenet_prep.storage.remote import AbsentError
+from imagenet_prep.storage.remote import AbsentError, Check
 from tests.kit.limits import Limits
 
 
@@ -220,14 +220,14 @@ def test_where_publishing_and_the_next_task_fail_both_are_told(
     stage = engine.Stage("write", "0" * 64, LocalStore(tmp_path), work, Made)
     publish = type(stage).publish
 
-    def fail(stage: Stage, task: Task, made: object) -> object:
+    def fail(stage: Stage, task: Task, made: object, check: Check) -> object:
         if task.name >= failed:
             raise StoreError(f"the disk failed at {task.name}.")
-        return publish(stage, task, made)
+        return publish(stage, task, made, check)
 
     monkeypatch.setattr(type(stage), "publish", fail)
     second = "the disk failed at b" if failed == "a" else "c is damaged"
-    with pytest.raises(StoreError, match=rf"^the disk failed at {failed}\. And then: {second}"):
+    with pytest.raises(StoreError, match=rf"^the disk failed at {failed}\. Then: {second}"):
         list(done(stage, TASKS))
 
 
@@ -313,22 +313,22 @@ def test_a_claim_in_vain_because_the_lease_was_lost_says_so(
         return take(store, name)
 
     monkeypatch.setattr(type(stage.store), "take", late)
-    with pytest.raises(JobLostError, match="another run has begun"), reported(old):
+    with pytest.raises(JobLostError, match="a newer run has taken over"), reported(old):
         list(old.claimed(stage, TASKS))
 
 
 def test_workers_that_outlive_their_job_stop(stage: Stage, limits: Limits) -> None:
     old = Lease.take_over(stage.store)
-    work = done(stage, old.claimed(stage, TASKS))
+    work = done(stage, old.claimed(stage, TASKS), old.check)
     next(work)
     new = Lease.take_over(stage.store)
     assert new.held
-    with pytest.raises(JobLostError, match="another run has begun"):
+    with pytest.raises(JobLostError, match="a newer run has taken over"):
         list(work)
     assert "c" not in stage.receipts("abc")
 
     limits(lease_s=0.0)
-    with pytest.raises(UsageError, match=rf"does not see .*/jobs/{old.job}.*share"):
+    with pytest.raises(UsageError, match=rf"cannot see .*/jobs/{old.job}.*share"):
         old.arrive()
 
 
@@ -342,8 +342,8 @@ def test_a_worker_publishes_nothing_after_another_run_has_begun(stage: Stage) ->
         return made
 
     late = replace(stage, function=made_as_another_run_begins)
-    with pytest.raises(JobLostError, match="another run has begun"):
-        list(done(late, old.claimed(late, TASKS)))
+    with pytest.raises(JobLostError, match="a newer run has taken over"):
+        list(done(late, old.claimed(late, TASKS), old.check))
     assert stage.receipts("abc") == {}
     assert not [name for name in stage.store.list_folder() if name.endswith("bin")]
 
@@ -360,7 +360,7 @@ def test_a_worker_publishes_no_second_file_after_another_run_has_begun(
             Lease.take_over(store)
 
     monkeypatch.setattr(type(stage.store), "write", taken_over)
-    with pytest.raises(JobLostError, match="another run has begun"):
+    with pytest.raises(JobLostError, match="a newer run has taken over"):
         publish(TASKS[0], stage.make(TASKS[0]), old.check)
     assert not [name for name in stage.store.list_folder() if name.endswith("bin")]
 
@@ -372,7 +372,7 @@ def test_a_worker_that_has_seen_its_lease_knows_that_it_is_gone(
     old = Lease.take_over(stage.store)
     old.arrive()
     Lease.take_over(stage.store)
-    with pytest.raises(JobLostError, match="another run has begun"):
+    with pytest.raises(JobLostError, match="a newer run has taken over"):
         old.arrive()
 
 

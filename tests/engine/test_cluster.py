@@ -43,7 +43,7 @@ BUG = "imagenet_prep.core.errors.StoreError: first\n\nDuring handling\nKeyError:
         (
             "x\nCaused by: java.net.ConnectException: refused",
             JobLostError,
-            "Flink: java.net.ConnectException: refused. All it said is in /log",
+            "Flink: java.net.ConnectException: refused. The complete log is /log",
         ),
     ],
     ids=["store", "worker", "bug", "lost"],
@@ -82,7 +82,9 @@ def test_an_endpoint_at_which_nobody_listens_is_named_at_once(
 ) -> None:
     """Beam alone waits for five minutes."""
     said = refused_endpoint(endpoint, tmp_path / "log")
-    assert re.fullmatch(rf"no job server answers at {endpoint} \({reason}\)\. Expected .*", said)
+    assert re.fullmatch(
+        rf"the job server does not answer at {endpoint} \({reason}\)\. Check .*", said
+    )
 
 
 @pytest.mark.beam
@@ -93,7 +95,7 @@ def test_an_endpoint_that_accepts_and_says_nothing_is_given_up(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"127.0.0.1:{silent.getsockname()[1]}"
         said = refused_endpoint(endpoint, tmp_path / "log")
-    assert f"no job server answers at {endpoint} (DEADLINE_EXCEEDED" in said
+    assert f"the job server does not answer at {endpoint} (DEADLINE_EXCEEDED" in said
 
 
 @pytest.mark.beam
@@ -108,7 +110,7 @@ def test_an_endpoint_of_another_service_is_named(tmp_path: Path) -> None:
         said = refused_endpoint(endpoint, tmp_path / "log")
     finally:
         server.stop(0)
-    assert f"no job server answers at {endpoint} (UNIMPLEMENTED" in said
+    assert f"the job server does not answer at {endpoint} (UNIMPLEMENTED" in said
 
 
 @pytest.mark.beam
@@ -237,4 +239,4 @@ def test_a_spark_master_that_is_not_there_is_named_at_once(masters: str, tmp_pat
     """Spark alone looks for it for a minute, in each of three jobs."""
     url = f"spark://{masters}"
     said = refusal(tmp_path / "log", "--runner=SparkRunner", f"--spark_master_url={url}")
-    assert said.startswith(f"no Spark answers at {url} (")
+    assert said.startswith(f"Spark does not answer at {url} (")

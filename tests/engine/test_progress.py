@@ -31,7 +31,7 @@ def test_images_are_counted_within_shards_and_what_is_left_is_printed(
     clock: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown = Progress("write", 40, 10, images=40_000, images_done=10_000)
-    assert capsys.readouterr().err == "write: resuming: 10 of 40 shards are kept\n"
+    assert capsys.readouterr().err == "write: resuming: 10 of 40 shards already finished\n"
     clock[0] = 1.9
     shown.tick(50)
     assert capsys.readouterr().err == "", "an estimate would be wrong"
@@ -75,7 +75,7 @@ def test_hashed_archives_are_not_counted_as_shards(capsys: pytest.CaptureFixture
     tasks = [*map(_Archive, ("archive-0", "archive-1")), *map(_Shard, ("shard-0", "shard-1"))]
     Followed(cast(Any, _Stage()), tasks, title="write", images=2).close()
 
-    assert capsys.readouterr().err == "write: resuming: 1 of 2 shards are kept\n"
+    assert capsys.readouterr().err == "write: resuming: 1 of 2 shards already finished\n"
 
 
 def test_without_images_tasks_are_counted(
@@ -88,7 +88,7 @@ def test_without_images_tasks_are_counted(
     shown.add(62_000_000)
 
     assert capsys.readouterr().err == (
-        "index: resuming: 1 of 3 tasks are kept\n"
+        "index: resuming: 1 of 3 tasks already finished\n"
         "index: 1 of 3 tasks, starting, 2 tasks left\n"
         "index: 2 of 3 tasks, 1.0 MB/s, 1 task left, about 62 s\n"
     )

@@ -122,7 +122,9 @@ def test_a_worker_that_cannot_go_on_says_why(stage: Stage, kind: str) -> None:
 def test_a_worker_that_dies_ends_the_run_and_what_is_done_stays(
     stage: Stage,
 ) -> None:
-    with pytest.raises(IncompleteError, match=r"a worker process died .* 1 of 2 tasks are left"):
+    with pytest.raises(
+        IncompleteError, match=r"a worker process was killed, .* 1 of 2 tasks are not finished"
+    ):
         run(stage, engine.PROCESSES, "a", "killed")
 
     assert set(stage.receipts(["a", "killed"])) == {"a"}
@@ -175,7 +177,7 @@ def test_threads_that_are_stuck_hold_up_nobody(stage: Stage, tmp_path: Path) -> 
     assert stage.receipts(["a", "b", "c"]) == {}
 
     # Told to stop, they finish what they have and take nothing more.
-    stage.fail("", "the run was ended")
+    stage.fail("", "the run was stopped")
     release.set()
     assert not workers.wait(PATIENCE_S)
     assert len(stage.receipts(["a", "b", "c"])) <= 2
@@ -184,7 +186,9 @@ def test_threads_that_are_stuck_hold_up_nobody(stage: Stage, tmp_path: Path) -> 
 @pytest.mark.beam
 def test_options_of_beam_want_a_runner() -> None:
     assert Workers(beam_args=("--runner", "SparkRunner", "--parallelism=4")).remote
-    with pytest.raises(UsageError, match=r"--parallelism=4: expected a --runner") as raised:
+    with pytest.raises(
+        UsageError, match=r"--parallelism=4: the options after -- do not contain a --runner"
+    ) as raised:
         Workers(beam_args=("--parallelism=4",))
     assert "on this machine, add --runner=DirectRunner" in str(raised.value)
     assert Workers(beam_args=("--parallelism=4", "--runner=DirectRunner")).remote

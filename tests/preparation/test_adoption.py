@@ -100,7 +100,9 @@ def test_another_file_system_is_named_with_what_to_do(tmp_path: Path, system: Sy
     source = write(tmp_path / "set")
     system.fails("link", errno.EXDEV)
 
-    with pytest.raises(UsageError, match="on the same file system, .* let --rewrite copy"):
+    with pytest.raises(
+        UsageError, match="on the same file system, .* copy the shards with --rewrite"
+    ):
         adopt(source, LocalStore(tmp_path / "out"))
     assert not (tmp_path / "out" / naming.MANIFEST).exists()
 
@@ -174,7 +176,9 @@ def test_a_shard_that_changes_behind_the_check_is_not_copied(
     # What is not a folder is copied, and proven by the way.
     monkeypatch.setattr(LocalStore, "as_folder", None)
 
-    with pytest.raises(DataDamagedError, match="when it was checked. Run the same command again"):
+    with pytest.raises(
+        DataDamagedError, match="changed after it was checked: sha256 .*Run the same command again"
+    ):
         adoption.complete(store, found, seen, THREADS, in_place=False, quiet=True)
     assert not (tmp_path / "out" / NAMES[0]).exists()
 
@@ -198,7 +202,7 @@ def test_no_file_is_replaced_and_none_is_left_where_readers_look(
     (store.root / name).write_bytes(content)
     before = all_files(store.root)
 
-    with pytest.raises(UsageError, match=f"{name} in the way: no file is replaced"):
+    with pytest.raises(UsageError, match=f"these files are in the way: {name}"):
         adopt(store)
     after = {name: d for name, d in all_files(store.root).items() if not name.startswith(".work")}
     assert after == before
@@ -299,7 +303,7 @@ def test_another_set_is_not_mixed_into_one_that_was_begun(tmp_path: Path, versio
     name = other.root / NAMES[0]
     name.write_bytes((other.root / NAMES[0]).read_bytes() * 2)
 
-    with pytest.raises(UsageError, match="another set was adopted here") as refused:
+    with pytest.raises(UsageError, match="a different dataset was adopted here") as refused:
         adopt(other, out)
     # The remedy works.
     assert f"remove everything in {out.root}" in str(refused.value)
@@ -353,7 +357,7 @@ def test_a_file_that_is_not_the_one_of_the_manifest_is_not_made(finished: LocalS
     splits = {**there.splits, "train": replace(train, shards=[first, *train.shards[1:]])}
     (finished.root / naming.MANIFEST).write_bytes(replace(there, splits=splits).dumps())
     (finished.root / INDEX).unlink()
-    with pytest.raises(DataDamagedError, match=f"not to be made from the shards: 1 file: {INDEX}"):
+    with pytest.raises(DataDamagedError, match=f"cannot be restored from the shards: {INDEX}"):
         restore(finished)
     assert not (finished.root / INDEX).exists()
 
@@ -367,7 +371,9 @@ def test_a_file_below_work_that_has_changed_since_the_check_is_not_published(
     (finished.root / INDEX).unlink()
     [made] = (finished.root / ".work").glob(f"tables-*/{INDEX}")
     made.write_bytes(b"1" * len(sound))
-    with pytest.raises(DataDamagedError, match=f"{INDEX}: is not the file that was made. Remove"):
+    with pytest.raises(
+        DataDamagedError, match=f"{INDEX}: has changed since it was written. Remove"
+    ):
         restore(finished)
     assert not (finished.root / INDEX).exists()
 

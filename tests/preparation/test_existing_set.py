@@ -160,7 +160,7 @@ def test_a_shard_that_was_copied_over_another_is_a_problem(tmp_path: Path) -> No
     shutil.copy(root / FIRST, root / "train-00001-of-00002")
 
     assert check(root).problems == [
-        f"train-00001-of-00002: holds the same bytes as {FIRST}",
+        f"train-00001-of-00002: has the same bytes as {FIRST}",
     ]
 
 
@@ -178,7 +178,9 @@ def test_damage_ends_the_listing_of_labels_and_is_counted(tmp_path: Path) -> Non
     faults.flip_bit(root / FIRST, (root / FIRST).stat().st_size - 2)
     found, work = shard_files.find(LocalStore(root)), LocalStore(tmp_path / "receipts")
 
-    with pytest.raises(DataDamagedError, match=r"CRC(.|\n)*1 damaged; fetch these shards again"):
+    with pytest.raises(
+        DataDamagedError, match=r"CRC(.|\n)*1 problem. Download the damaged shards again"
+    ):
         settle_labels(found, ("train",), work, THREADS, quiet=True)
 
 

@@ -19,8 +19,9 @@ from imagenet_prep.dataset.member import Member, dump_member, parse_members
 from imagenet_prep.engine import Stage, Workers
 from imagenet_prep.preparation import inventory as inventories
 from imagenet_prep.preparation import planning
+from imagenet_prep.preparation.dealing import divide
 from imagenet_prep.preparation.inventory import remove_unpacked, take_inventory
-from imagenet_prep.preparation.planning import ClassKey, Counts, Planning
+from imagenet_prep.preparation.planning import Census, ClassKey, Planning
 from imagenet_prep.preparation.selection import Selection
 from imagenet_prep.preparation.tasks import PLAN_FOLDER, UNPACKED, plan_name
 from imagenet_prep.shards import plan
@@ -120,7 +121,9 @@ def test_validation_is_taken_out_of_each_class_at_most_half_of_it(tmp_path: Path
         *(f"{CLASSES.wnids[i]}/{n}.JPEG" for i in (0, 2) for n in range(4))
     }
     single = selection((1, 1, 1), holdout_per_class=3, any_counts=True)
-    with pytest.raises(UsageError, match="--holdout-per-class 3: no class has two images"):
+    with pytest.raises(
+        UsageError, match="--holdout-per-class 3: every class has fewer than two images"
+    ):
         take_inventory(single, LocalStore(tmp_path / "b"), WORKERS, quiet=True)
 
 
@@ -150,7 +153,7 @@ def test_other_counts_need_a_word(tmp_path: Path) -> None:
 
 def test_classes_without_an_image_are_refused(tmp_path: Path) -> None:
     empty = selection((9, 0, 0), classes=frozenset((1,)), any_counts=True)
-    with pytest.raises(UsageError, match="train: no image of the chosen classes"):
+    with pytest.raises(UsageError, match="train: has no images of the selected classes"):
         take_inventory(empty, LocalStore(tmp_path), WORKERS, quiet=True)
 
 
@@ -453,9 +456,10 @@ def test_a_list_below_work_with_an_image_of_another_class_is_damaged(tmp_path: P
     def dumped(*members: Member) -> bytes:
         return b"".join(dump_member(member) for member in members)
 
-    census = steps.census(Counts("", {"train": [0, 3, 0]}, {}))
+    used = [0, 3, 0]
+    census = Census("", {"train": used}, {}, {"train": divide(selection(), "train", used)})
     assert steps.deal(key, dumped(*lines), census)
     for index in (0, 2):
         other = dumped(*lines[:2], lines[2]._replace(class_index=index))
-        with pytest.raises(DataDamagedError, match="it holds an image of another class"):
+        with pytest.raises(DataDamagedError, match="it lists an image of a different class"):
             steps.deal(key, other, census)

@@ -164,7 +164,9 @@ def test_other_settings_are_refused(tmp_path: Path, wanted: Any) -> None:
     with pytest.raises(UsageError, match="holds another data set: short_side is 64 there, 50 here"):
         make(tmp_path, wanted(50))
     (tmp_path / naming.MANIFEST).unlink()
-    with pytest.raises(UsageError, match="unfinished work of another run: short_side is 64 there"):
+    with pytest.raises(
+        UsageError, match="an unfinished dataset with different settings: short_side is 64 there"
+    ):
         make(tmp_path, wanted(50))
 
     del before[naming.MANIFEST]
@@ -180,7 +182,7 @@ def test_force_replaces_a_split_that_has_other_settings_and_no_other(tmp_path: P
     assert [there[split]["short_side"] for split in BOTH] == [50, 64]
     assert after[name("train")] != before[name("train")]
     assert after[name("validation")] == before[name("validation")]
-    with pytest.raises(UsageError, match="or let --force replace"):
+    with pytest.raises(UsageError, match="or replace .*with --force"):
         make(tmp_path, resized("train", force=False))
 
 
@@ -218,7 +220,7 @@ def test_what_another_verb_makes_is_not_touched(tmp_path: Path, unfinished: bool
     make(tmp_path, prepared())
     if unfinished:
         (tmp_path / naming.MANIFEST).unlink()
-    with pytest.raises(UsageError, match="a data set that resize did not make"):
+    with pytest.raises(UsageError, match="a dataset that resize did not make"):
         make(tmp_path, resized(*BOTH, force=True))
 
 
@@ -230,7 +232,7 @@ def test_files_that_readers_would_take_for_shards_are_refused(
     if stranger.startswith("test"):
         assert Output(LocalStore(tmp_path), resized(*BOTH)).left() == [*BOTH]
         return
-    with pytest.raises(UsageError, match=f"already holds {stranger}, which no run of resize"):
+    with pytest.raises(UsageError, match=f"already contains {stranger}, which resize did not"):
         Output(LocalStore(tmp_path), resized(*BOTH)).left()
 
 
@@ -254,10 +256,10 @@ def test_settings_that_nobody_wrote_are_no_set_of_ours(tmp_path: Path) -> None:
 def test_other_libraries_neither_finish_nor_add_to_a_set(tmp_path: Path) -> None:
     make(tmp_path, resized("train"))
     newer = dataclasses.replace(resized(*BOTH), libraries={"codec": "2"})
-    with pytest.raises(UsageError, match=r"was begun with codec 1 \(here 2\)"):
+    with pytest.raises(UsageError, match=r"was started with codec 1, but this run uses 2"):
         make(tmp_path, newer)
     (tmp_path / ".work" / "run.json").unlink()
-    with pytest.raises(UsageError, match=r"was begun with codec 1 \(here 2\)"):
+    with pytest.raises(UsageError, match=r"was started with codec 1, but this run uses 2"):
         make(tmp_path, newer)
     # Nothing of the older is left in the set then.
     (tmp_path / name("train")).unlink()
@@ -270,7 +272,7 @@ def test_force_replaces_what_another_codec_made_and_mixes_nothing(tmp_path: Path
     newer = dataclasses.replace(resized(*BOTH, force=True), libraries={"codec": "2"})
     one = dataclasses.replace(resized("train", force=True), libraries={"codec": "2"})
     before = stamps(tmp_path)
-    with pytest.raises(UsageError, match="or let --force replace"):
+    with pytest.raises(UsageError, match="or replace .*with --force"):
         make(tmp_path, dataclasses.replace(newer, force=False))
     for begun in (True, False):
         if not begun:

@@ -24,4 +24,4 @@ def test_the_plan_is_shown_also_if_the_shards_do_not_fit(tmp_path: Path, system:
     shown = preview(job, Output(LocalStore(out), job.wanted))
 
     assert shown["splits"]["train"]["examples"] == 1
-    assert "are still to be written, " in shown["refusal"]
+    assert "are needed, but only " in shown["refusal"]

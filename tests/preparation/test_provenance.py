@@ -224,7 +224,7 @@ def test_an_archive_that_changes_after_the_first_look_is_refused(
 
     with monkeypatch.context() as patched:
         patched.setattr(provenance, "demand_same_source", change)
-        with pytest.raises(SourceError, match=f"{name}: was changed while it was read"):
+        with pytest.raises(SourceError, match=f"{name}: changed while it was read"):
             run("out")
         assert not (tmp_path / "out/dataset.json").exists()
         patched.setattr(provenance, "demand_same_source", link)
@@ -277,7 +277,7 @@ def test_resize_knows_its_input_by_the_images(source: Path, tmp_path: Path) -> N
     resized("set")
     shutil.copytree(tmp_path / "set", tmp_path / "copy")
     resized("copy")
-    with pytest.raises(UsageError, match=r"1 image of another class or size \(cat/0.jpg\)"):
+    with pytest.raises(UsageError, match=r"1 image with a different class or size \(cat/0.jpg\)"):
         resized("other")
     shutil.rmtree(tmp_path / "small/.work")
     with pytest.raises(UsageError, match=r"or size \(cat/0.jpg\)\. .*let --force replace"):

@@ -115,7 +115,7 @@ def test_classes_of_another_set_are_not_added(tmp_path: Path) -> None:
     validation = [picture(number, plain(number)) for number in (0, 1)]
     write_set(tmp_path / "other", {"validation": [validation]}, num_classes=2)
     before = stamps(tmp_path / "out")
-    with pytest.raises(UsageError, match="has other classes \\(2\\) than .* has already \\(3\\)"):
+    with pytest.raises(UsageError, match="its 2 classes are not the 3 of the dataset"):
         rewrite.run(job(tmp_path / "other"), LocalStore(tmp_path / "out"))
     assert stamps(tmp_path / "out") == before
 
@@ -127,5 +127,5 @@ def test_classes_that_are_no_wnids_are_refused_where_those_are_expected(tmp_path
     for name in (naming.LABELS, naming.MANIFEST):
         (root / name).unlink()
 
-    with pytest.raises(UsageError, match="its classes are called cat, dog, eel, no WNIDs"):
+    with pytest.raises(UsageError, match="its classes are not WNIDs but cat, dog, eel"):
         rewrite.run(job(root, "train", wnids_only=True), LocalStore(tmp_path / "out"))

@@ -41,7 +41,7 @@ def together(wanted: Selection, store: LocalStore) -> Inventory:
             mixed[key].append(lines)
     for key, pieces in mixed.items():
         classes[key].append(steps.gather(key, pieces))
-    census = steps.census(steps.count(tasks, [receipt.content for receipt in receipts]))
+    census = steps.count(tasks, [receipt.content for receipt in receipts])
     shares = defaultdict(list)
     # In any order, as they come from workers.
     for of_class in sorted(classes, reverse=True):
@@ -121,9 +121,9 @@ class Repeated(Listed):
     ("wanted", "error", "said"),
     [
         (selection((1, 1, 1)), SourceError, "train has 3 images"),
-        (selection(holdout=7), UsageError, "one of each class must be left in it"),
+        (selection(holdout=7), UsageError, "and must keep one of each class"),
         (selection(num_shards={"train": 10}), UsageError, "no shard may be empty"),
-        (selection(source=Repeated(CLASSES, PARTS)), SourceError, "twice, in two classes"),
+        (selection(source=Repeated(CLASSES, PARTS)), SourceError, "is in two classes"),
         (excluding("x/y.JPEG"), UsageError, "list: line 1: no such key"),
         (
             excluding(

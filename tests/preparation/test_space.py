@@ -62,7 +62,7 @@ def test_shards_that_are_still_to_be_written_must_fit(
     if fits:
         forecast.check_shards([PLAN], finished)
     else:
-        with pytest.raises(StoreError, match="are still to be written"):
+        with pytest.raises(StoreError, match="are needed"):
             forecast.check_shards([PLAN], finished)
 
 
@@ -102,7 +102,7 @@ def test_unpacked_images_and_shards_must_fit_together(
     forecast = replace(
         forecast_of(disk, disk), selection=selection(source=Packs()), transform=stored
     )
-    too_small = pytest.raises(StoreError, match="to be written; images are unpacked first")
+    too_small = pytest.raises(StoreError, match="are needed, since images are unpacked first")
     with contextlib.nullcontext() if fits else too_small:
         forecast.check_unpacking()
     assert len(sampled) == (0 if free > 3_000_000 else 64)
@@ -148,7 +148,9 @@ def test_shards_on_their_way_to_a_bucket_must_fit_here(
     if fits:
         forecast.check_shards([PLAN], finished)
     else:
-        with pytest.raises(StoreError, match="to be written here while shards are sent, .* TMPDIR"):
+        with pytest.raises(
+            StoreError, match="are needed on this machine while shards are uploaded, .* TMPDIR"
+        ):
             forecast.check_shards([PLAN], finished)
     # Workers on other machines have disks of their own.
     remote = cast("Any", SimpleNamespace(remote=True, count=1))

@@ -120,8 +120,8 @@ def test_what_a_run_does(there: Standing, asked: Wanted, expected: Decision) -> 
             at(begun=begun("train", size=50)),
             wanted("train"),
             (
-                "/out holds the unfinished work of another run: short_side is 50 there, 64 here. "
-                "Finish it as it was started, or choose another folder."
+                "/out contains an unfinished dataset with different settings: short_side is 50 there, 64 here. "
+                "Finish it with its own settings, or choose a different folder."
             ),
         ),
         (
@@ -129,28 +129,28 @@ def test_what_a_run_does(there: Standing, asked: Wanted, expected: Decision) -> 
             wanted("train", force=False),
             (
                 "/out holds another data set: short_side is 50 there, 64 here. Choose another "
-                "folder, or let --force replace what is there."
+                "folder, or replace it with --force."
             ),
         ),
         (
             at(names=("train.txt",)),
             wanted("train"),
             (
-                "/out already holds train.txt, which no run of resize left there. Choose an empty "
+                "/out already contains train.txt, which resize did not write. Choose an empty "
                 "folder."
             ),
         ),
         (
             at(begun=Begun({"splits": ["train"]}, {})),
             wanted("train"),
-            "/out holds a data set that resize did not make. Choose another folder.",
+            "/out contains a dataset that resize did not make. Choose a different folder.",
         ),
         (
             at(begun=begun("train", codec="0")),
             wanted("train", force=False),
             (
-                "/out was begun with codec 0 (here 1). Finish it with that, choose another folder, "
-                "or let --force replace what is there."
+                "/out was started with codec 0, but this run uses 1. Use that codec, choose a different folder, "
+                "or replace the dataset with --force."
             ),
         ),
     ],

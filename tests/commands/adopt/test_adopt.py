@@ -257,7 +257,7 @@ def test_the_same_shard_twice_is_found(copy: Callable[[str], ForeignSet]) -> Non
     result = adopt(source)
 
     assert result.code == 3
-    assert f"{NAMES[4]}: holds the same bytes as {NAMES[1]}" in result.err
+    assert f"{NAMES[4]}: has the same bytes as {NAMES[1]}" in result.err
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_shards_of_another_folder_are_not_moved_out_of_it(
     result = adopt(source.root)
 
     assert result.code == 2, result
-    assert "train is a link: shards of another folder are not moved. Give --out" in result.err
+    assert "train is a symbolic link, and adopt does not move shards out of" in result.err
     assert everything(tmp_path / "other") == before
     assert adopt(source.root, "--out", tmp_path / "out").code == 0
 
@@ -368,7 +368,7 @@ def test_lost_files_of_a_finished_set_are_made_again_and_a_lost_shard_is_refused
         index.unlink(missing_ok=True)
         result = adopt(source)
         assert result.code == 3, result
-        assert f"1 shard: {shard.name}. Copy them again" in result.err
+        assert f"manifest: {shard.name}. Copy them from the original" in result.err
     shard.write_bytes(before[shard.name])
     assert adopt(source).code == 0
     assert contents(source) == before
@@ -381,7 +381,7 @@ def test_what_cannot_be_made_from_the_shards_is_named(reference: Reference, tmp_
     result = adopt(there)
 
     assert result.code == 3, result
-    assert "1 file: quarantine.jsonl. imagenet-prep verify says" in result.err
+    assert "from the shards: quarantine.jsonl. Run imagenet-prep verify" in result.err
     assert (there / "index" / "train-00001-of-00008").exists()
 
 

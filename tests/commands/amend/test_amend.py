@@ -200,14 +200,17 @@ def test_lists_that_name_what_is_not_there_are_refused(
     known, other = changes.excluded
     lists = {
         ("exclude", f"{known}\nnobody\n\nn0/nobody.jpg\n"): "2 lines with a key that no image of",
-        ("exclude", f"{known}\n{other}\n{known}\n"): "1 line with a key that an earlier line names",
+        (
+            "exclude",
+            f"{known}\n{other}\n{known}\n",
+        ): "1 line with a key that an earlier line already lists",
         ("relabel", f"key,class\n{known},0\nnobody,1\n"): "1 line with a key that no image of",
         ("relabel", f"key,class\n{known},n00000000\n"): "1 line with a class that is not one of",
         ("relabel", f"key,class\n{known},8\n"): "1 line with a class that is not one of",
         ("relabel", f"key,class\n{known},-1\n"): "1 line with a class that is not one of",
         ("relabel", f"key,class\n{known},0\n{known},1\n"): "1 line with a key that an earlier",
         ("relabel", f"{known},0\n"): "line 1: expected the header key,class",
-        ("relabel", f"key,class\n{known}\n"): "line 2: expected a key and a class",
+        ("relabel", f"key,class\n{known}\n"): "line 2: expected two fields, key,class",
         ("relabel", "key,class\n"): "lists no key",
         ("relabel", 'key,class\n"a,1\n'): "line 2: ",
     }
@@ -232,12 +235,12 @@ def test_images_that_cannot_come_in_are_refused(
     again = amend(tmp_path / "first", tmp_path / "new", "--add", changes.add)
     assert again.code == 2
     assert (
-        f"3 of its images have keys that are in train already; the first is {changes.added[0]}"
+        f"3 of its images have keys that already exist in train; the first is {changes.added[0]}"
         in (again.err)
     )
     named = write(tmp_path / "named", f"{changes.added[0]}\n")
     twice = amend(tmp_path / "first", tmp_path / "new", "--add", changes.add, "--exclude", named)
-    assert (twice.code, "line 1 names a key that --add brings" in twice.err) == (2, True)
+    assert (twice.code, "line 1 lists the key of an image of --add" in twice.err) == (2, True)
     stranger = tmp_path / "stranger" / "train" / "n00000007"
     stranger.mkdir(parents=True)
     (stranger / "a.jpg").write_bytes((changes.add / "train" / changes.added[0]).read_bytes())
@@ -251,7 +254,7 @@ def test_images_that_cannot_come_in_are_refused(
         (tmp_path / "no", "no such folder"),
         (tmp_path / "empty", "no images of classes"),
         (tmp_path, f"Name one of them: {tmp_path}/stranger"),
-        (tmp_path / "unread", "test/: these images would not be read"),
+        (tmp_path / "unread", "the images in test/ would not be read"),
     ):
         refused = amend(reference.out, tmp_path / "new", "--add", folder)
         assert (refused.code, said in refused.err) == (2, True), refused
@@ -327,7 +330,10 @@ def test_a_run_that_was_ended_goes_on(
     (out / "train-00006-of-00008").unlink()
     (out / "train-00006-of-00008").write_bytes(b"another file")
     refused = amend(reference.out, out, "--exclude", changes.exclude)
-    assert (refused.code, "unfinished work of another run" in refused.err) == (2, True), refused
+    assert (refused.code, "an unfinished dataset with different settings" in refused.err) == (
+        2,
+        True,
+    ), refused
     assert made(reference.out, out, *changes.flags) == whole
     seen = stamps(out)
     again = amend(reference.out, out, *changes.flags)
@@ -342,9 +348,9 @@ def test_a_set_cannot_be_made_in_the_one_that_is_changed(
     (tmp_path / "link").symlink_to(reference.out)
     for out in (reference.out, reference.out / "new", tmp_path / "link", tmp_path / "link" / "new"):
         refused = amend(reference.out, out, "--exclude", changes.exclude)
-        assert (refused.code, "lies in the set itself" in refused.err) == (2, True)
+        assert (refused.code, "is inside the dataset itself" in refused.err) == (2, True)
     refused = command.run("amend", reference.out, "--out", "s3://b/c", "--exclude", changes.exclude)
-    assert (refused.code, "is amended where it lies" in refused.err) == (2, True)
+    assert (refused.code, "must be on the same storage" in refused.err) == (2, True)
     inside = amend(reference.out, changes.add / "train" / "new", "--add", changes.add)
     assert (inside.code, "among the images of the source" in inside.err) == (2, True)
     assert {**everything(reference.out), "": ()} == {**before, "": ()}
@@ -367,7 +373,7 @@ def test_a_parent_that_is_replaced_while_it_is_linked_is_noticed(
 
     monkeypatch.setattr(folder_store, "hard_link", link_from_a_replaced_parent)
     out = tmp_path / "out"
-    with pytest.raises(UsageError, match="the dataset was replaced while it was amended"):
+    with pytest.raises(UsageError, match="the dataset was replaced while amend read it"):
         amend_verb.run([str(parent), "--exclude", str(changes.exclude), "--out", str(out)])
     assert linked
     assert not (out / "dataset.json").exists()

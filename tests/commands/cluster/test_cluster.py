@@ -222,7 +222,7 @@ def test_a_bad_image_that_ends_the_run_is_one_message_with_its_exit_code(
     assert re.fullmatch(r"imagenet-prep: .*(truncated|empty).*\n", message(result.err)), result
 
 
-# In short: test_claims' worker that does not see the lease.
+# In short: test_claims' worker that cannot see the lease.
 @pytest.mark.long
 def test_an_output_that_workers_do_not_see_is_named(
     cluster: Cluster, reference: Reference, tmp_path: Path
@@ -238,7 +238,7 @@ def test_an_output_that_workers_do_not_see_is_named(
     result = subprocess.run([*lonely, *argv], env=command.environment(), capture_output=True)
     said = message(result.stderr.decode())
     assert result.returncode == 2, said
-    assert re.fullmatch(rf"imagenet-prep: .*does not see {out}.*share.*\n", said), said
+    assert re.fullmatch(rf"imagenet-prep: .*cannot see {out}.*share.*\n", said), said
 
 
 # In short: test_beam_options of the commands.

@@ -56,7 +56,7 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_fetched(tmp_path
         result = command.run("download", *arguments(tmp_path / "disk", server.url, *TRAIN_ONLY))
 
         assert (result.code, result.out) == (1, "")
-        assert "8.4 MB are still to be fetched" in result.err
+        assert "8.4 MB left to download" in result.err
         assert server.reads(f"/{TRAIN}") == []
 
 

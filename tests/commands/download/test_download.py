@@ -177,7 +177,9 @@ def test_a_wrong_md5_gets_no_name_and_is_fetched_anew(tmp_path: Path, official: 
         server.files[f"/{TRAIN}"] = FILES[TRAIN]
         assert download.run(flags) == 0
 
-    assert re.search(r"md5 [0-9a-f]{32}, the official archive has [0-9a-f]{32}", str(caught.value))
+    assert re.search(
+        r"md5 [0-9a-f]{32}, but the official archive has [0-9a-f]{32}", str(caught.value)
+    )
     assert "run this again" in str(caught.value)
     assert archives(tmp_path) == {TRAIN: FILES[TRAIN]}
     assert len(server.reads(f"/{TRAIN}")) == 2 * 9
@@ -303,7 +305,7 @@ def test_a_dry_run_asks_and_writes_nothing(tmp_path: Path) -> None:
 
 def test_a_disk_that_is_too_small_is_refused_first(tmp_path: Path, system: System) -> None:
     system.has_free_bytes(1_000_000)
-    said = pytest.raises(StoreError, match=r"10.5 MB are still to be fetched, 1.0 MB are free")
+    said = pytest.raises(StoreError, match=r"10.5 MB left to download, but only 1.0 MB are free")
     with serve(FILES) as server, said:
         download.run(arguments(tmp_path, server.url, "--allow-other"))
 

@@ -158,7 +158,7 @@ def test_an_archive_that_is_touched_while_it_is_read_is_not_believed(
 
     out = tmp_path / "out"
     run = with_job(monkeypatch, touching)
-    with pytest.raises(SourceError, match="was changed while it was read"):
+    with pytest.raises(SourceError, match="changed while it was read"):
         run(downloaded, out)
     assert "dataset.json" not in contents(out)
 

@@ -51,7 +51,7 @@ def test_the_source_is_no_place_for_the_set(photos: Path, more: tuple[str, ...])
     before = stamps(photos)
     itself = prepare(photos, photos, *more)
     assert itself.code == 2
-    assert f"--out {photos} is the source itself. The source stays as it is" in itself.err
+    assert f"--out {photos} is the source itself. The source is never changed" in itself.err
     inside = prepare(photos, photos / "set", *more)
     assert inside.code == 2
     assert f"lies in {photos}, among the images of the source" in inside.err
@@ -69,5 +69,5 @@ def test_the_root_of_a_bucket_with_other_sets_is_refused(
     for more in ((), ("--dry-run",)):
         refused = prepare(photos, root, *more, env=s3.environment)
         assert refused.code == 2, refused
-        assert "is the root of a bucket, and holds other data sets: " in refused.err
+        assert "is the root of a bucket and already contains datasets: " in refused.err
         assert f"such as {root}/NAME." in refused.err

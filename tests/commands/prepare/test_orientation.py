@@ -67,7 +67,9 @@ def test_every_photograph_is_shown_in_one_way(photos: Path, tmp_path: Path, rule
     made = prepare(photos, out, *(["--orientation", rule] if rule != "apply" else []))
     assert made.code == 0, made
     assert "\nrepaired: 28 (28 orientation)\n" in made.out
-    assert ("images are turned as their EXIF orientation says" in made.err) == (rule == "apply")
+    assert ("images are rotated according to their EXIF orientation" in made.err) == (
+        rule == "apply"
+    )
     assert json.loads((out / "dataset.json").read_bytes())["config"]["orientation"] == rule
 
     for before, stored, encoded in pairs(photos, out, obeys=rule == "apply"):

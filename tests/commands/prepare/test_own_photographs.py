@@ -219,7 +219,7 @@ def test_one_class_is_enough_and_one_without_sound_images_is_named(tmp_path: Pat
     (tmp_path / "in" / "dogs" / "1.jpg").write_bytes(b"text")
     made = prepare(tmp_path / "in", tmp_path / "other", "--splits", "train")
     assert made.code == 0
-    assert "train: every image of dogs was quarantined: see quarantine.jsonl\n" in made.err
+    assert "train: all images of dogs were quarantined, see quarantine.jsonl\n" in made.err
 
 
 def test_a_test_split_is_read_as_validation_or_counted(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def image_in_two_classes(mini: Miniature, root: Path) -> str:
     layouts.make_folder(mini, root, truth="folders")
     image = next((root / "val" / wnids(mini)[0]).iterdir())
     write(root / "val" / wnids(mini)[1] / image.name, image.read_bytes())
-    return f"'{image.name}' comes twice, in two classes"
+    return f"the image '{image.name}' is in two classes"
 
 
 def label_against_wnid(mini: Miniature, root: Path) -> str:
@@ -172,7 +172,7 @@ def test_a_finished_set_is_held_against_the_source_of_a_second_run(
     result = command.run(*arguments)
 
     assert result.code == 2
-    assert "train: 1 image of another class or size (" in result.err
+    assert "train: 1 image with a different class or size (" in result.err
 
 
 @pytest.mark.root
@@ -185,5 +185,5 @@ def test_a_disk_too_small_to_unpack_is_refused_before_anything_is_written(
         result = command.run("prepare", "--source", root, "--out", out, *SETTINGS)
 
         assert result.code == 1, result
-        assert "are still to be written; images are unpacked first" in result.err
+        assert "are needed, since images are unpacked first" in result.err
         assert not (out / ".work" / "unpacked").exists()

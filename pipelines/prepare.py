@@ -40,9 +40,8 @@ def prepare(config: Config) -> Json:
     from imagenet_prep.preparation.inventory import remove_unpacked, take_inventory
     from imagenet_prep.preparation.job import Job
     from imagenet_prep.preparation.output import Output
-    from imagenet_prep.preparation.preview import preview
     from imagenet_prep.preparation.provenance import demand_same_source
-    from imagenet_prep.preparation.writing import write
+    from imagenet_prep.preparation.writing import preview, write
     from imagenet_prep.storage.store import open_store
 
     job = Job.of(config)

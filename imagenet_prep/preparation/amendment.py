@@ -81,18 +81,6 @@ class Job:
         return self.dataset.manifest
 
     @cached_property
-    def steps(self) -> list[Amendment]:
-        """All amendments since the dataset was prepared; this one is the last."""
-        exclude, relabel, add = self.request.exclude, self.request.relabel, self.request.add
-        step = Amendment(
-            self.manifest.digest,
-            exclude and Listed(len(exclude.keys), exclude.sha256),
-            relabel and Listed(len(relabel.class_of), relabel.listed.sha256),
-            add.summary if add else None,
-        )
-        return [*self._of_config(settings.amendments), step]
-
-    @cached_property
     def base(self) -> settings.Config:
         """The config of the dataset before its first amendment."""
         return self._of_config(settings.base)
@@ -115,9 +103,16 @@ class Job:
 
     @cached_property
     def wanted(self) -> Wanted:
-        """The dataset to make."""
-        splits = list(self.manifest.splits)
-        config = {"verb": AMEND, "splits": splits, "amendments": self.steps, "base": self.base}
+        """The dataset to make; its config lists all amendments since it was prepared."""
+        exclude, relabel, add = self.request.exclude, self.request.relabel, self.request.add
+        step = Amendment(
+            self.manifest.digest,
+            exclude and Listed(len(exclude.keys), exclude.sha256),
+            relabel and Listed(len(relabel.class_of), relabel.listed.sha256),
+            add.summary if add else None,
+        )
+        steps, splits = [*self._of_config(settings.amendments), step], [*self.manifest.splits]
+        config = {"verb": AMEND, "splits": splits, "amendments": steps, "base": self.base}
         return Wanted(
             # A JSON round trip, so that it equals the config read back from disk.
             Settings(AMEND, dict.fromkeys(splits, canonical.loads(canonical.dumps(config)))),

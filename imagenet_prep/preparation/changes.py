@@ -188,7 +188,7 @@ def changes_of(request: Request, dataset: Dataset, seed: int) -> list[ShardChang
     split_of: dict[str, str] = {}
     for name, split in dataset.manifest.splits.items():
         of_split = list(_changes_in(request, name, split, dataset, seed))
-        named = {key for of_shard in of_split for key in of_shard.named}
+        named = {key for _, keys in of_split for key in keys}
         for listed in request.lists:
             listed.refuse_ambiguous(named & split_of.keys() & listed.keys.keys())
         split_of |= dict.fromkeys(named, name)
@@ -199,16 +199,10 @@ def changes_of(request: Request, dataset: Dataset, seed: int) -> list[ShardChang
     return changes
 
 
-class _Resolved(NamedTuple):
-    """A shard's change and the listed keys in it, including those that change nothing."""
-
-    change: ShardChange
-    named: frozenset[str]
-
-
 def _changes_in(
     request: Request, name: str, split: Split, dataset: Dataset, seed: int
-) -> Iterable[_Resolved]:
+) -> Iterable[tuple[ShardChange, set[str]]]:
+    """Yields each shard's change and its listed keys, including those that change nothing."""
     excluded = request.exclude.keys if request.exclude else {}
     class_of = request.relabel.class_of if request.relabel else {}
     new = request.new.get(name, {})
@@ -235,7 +229,7 @@ def _changes_in(
         )
         if len(change.excluded) == shard.examples and not change.added:
             emptied.append(shard.name)
-        yield _Resolved(change, frozenset(named.keys() - new.keys()))
+        yield change, named.keys() - new.keys()
     if taken:
         raise UsageError(
             f"--add: {len(taken):,} of its images have keys that already exist in {name}; the "

@@ -11,7 +11,7 @@ from imagenet_prep.core import address
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.flags import Place, WorkerFlags, after_dashes, flag, optional, switch
 from imagenet_prep.dataset import naming, schema
-from imagenet_prep.dataset.orientation import APPLY, KEEP, NEUTRAL, RULES
+from imagenet_prep.dataset.orientation import RULES
 
 # Source kinds that can be read from a server.
 _ON_SERVERS = ("auto", "ilsvrc", "imagenet21k", "evaluation")
@@ -225,18 +225,7 @@ class Config(RunFlags):
         """Whether images are moved from train to the split holdout."""
         return bool(self.holdout_number or self.holdout_percent)
 
-    def orientation_of(self, *, is_imagenet: bool) -> str:
-        """Returns the EXIF orientation rule, one of RULES, for a source of this kind."""
-        return self.orientation or (
-            KEEP if self.keep_original else NEUTRAL if is_imagenet else APPLY
-        )
-
     @property
     def source_splits(self) -> tuple[str, ...]:
         """The splits to read from the source."""
         return (schema.TRAIN,) if self.holdout_per_class else self.splits
-
-    @property
-    def asks_for_subset(self) -> bool:
-        """Whether counts other than the official ones are accepted."""
-        return bool(self.allow_subset or self.subset_classes or self.subset_per_class)

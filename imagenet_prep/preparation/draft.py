@@ -41,16 +41,16 @@ class Draft:
 
     def with_kept(
         self,
-        there: Manifest,
+        existing: Manifest,
         kept: Collection[str],
         listed: Iterable[Incident],
         lacks: dict[str, str],
     ) -> Draft:
         """Returns this draft plus the splits that stay, with their incidents and missing keys."""
-        before = (source for source in there.sources if split_of(source.name) in kept)
+        before = (source for source in existing.sources if split_of(source.name) in kept)
         return dataclasses.replace(
             self,
-            splits=self.splits | {split: there.splits[split] for split in kept},
+            splits=self.splits | {split: existing.splits[split] for split in kept},
             lacks=lacks | self.lacks,
             incidents=[*self.incidents, *(i for i in listed if split_of(i.archive) in kept)],
             sources=sorted([*self.sources, *before], key=_place),

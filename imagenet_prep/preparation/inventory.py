@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -128,8 +129,8 @@ class _LocalPlan(Planning):
         lists = self._lists(listed, census.used)
         deal = partial(self._deal_range, lists=lists, census=census)
         dealt = self._run("deal", deal, census.used)
-        for of_split in lists.values():
-            _remove(of_split.runs)
+        for path in chain.from_iterable(of_split.runs for of_split in lists.values()):
+            path.unlink()
         examples = {
             split: sum(numbers)
             for division in census.divisions.values()
@@ -140,8 +141,8 @@ class _LocalPlan(Planning):
         entries = {split: self._runs(dealt, split) for split in sizes}
         write = partial(self._write, entries=entries, census=census)
         written = self._run("plan", write, sizes)
-        for files in entries.values():
-            _remove(files)
+        for path in chain.from_iterable(entries.values()):
+            path.unlink()
         facts = [fact for result in dealt for fact in result.facts]
         filled = {shard for result in written for shard in result.filled}
         return self.complete(census, facts, filled)
@@ -236,8 +237,3 @@ class _LocalPlan(Planning):
     @property
     def _folder(self) -> Path:
         return self.store.path(self.folder)
-
-
-def _remove(files: Iterable[Path]) -> None:
-    for file in files:
-        file.unlink()

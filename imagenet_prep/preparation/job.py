@@ -16,7 +16,7 @@ from imagenet_prep.dataset import keys, schema
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.editions import OBJECTNET
 from imagenet_prep.dataset.member import PreparedImage
-from imagenet_prep.dataset.orientation import APPLY, KEEP
+from imagenet_prep.dataset.orientation import APPLY, KEEP, NEUTRAL
 from imagenet_prep.dataset.settings import EXCLUDED, ORIENTATION, PREPARE, Settings
 from imagenet_prep.engine import PROCESSES, Workers
 from imagenet_prep.preparation.config import Config
@@ -69,7 +69,8 @@ class Job:
         require(policy)
         selection, description = _select(config)
         refuse_source_as_output(config.out, config.source, selection.source)
-        rule = config.orientation_of(is_imagenet=selection.source.is_imagenet)
+        default = NEUTRAL if selection.source.is_imagenet else APPLY
+        rule = config.orientation or (KEEP if config.keep_original else default)
         # ObjectNet's images have a red border one pixel wide.
         border = int(selection.source.edition == OBJECTNET)
         policy = dataclasses.replace(policy, orientation=rule, border=border)
@@ -155,7 +156,7 @@ def _select(config: Config) -> tuple[Selection, str]:
         splits=tuple(splits),
         classes=_chosen(source.classes, config.subset_classes),
         per_class=config.subset_per_class,
-        any_counts=config.asks_for_subset,
+        any_counts=bool(config.allow_subset or config.subset_classes or config.subset_per_class),
         num_shards={split: getattr(config, f"{split}_shards") for split in schema.SOURCE_SPLITS},
         seed=config.seed,
         holdout=config.holdout_number,
@@ -196,11 +197,12 @@ def _wanted(config: Config, selection: Selection, policy: Policy) -> Wanted:
             # Keys of a folder that contains only classes are relative to its parent.
             root = selection.source.root
         origin = Origin(str(root.absolute()), files)
+    moved = config.holds_out or config.holdout_per_class
     return Wanted(
         Settings(PREPARE, dict.fromkeys(byte_settings["splits"], byte_settings)),
         policy.libraries,
         label_offset=config.label_offset,
-        subset=selection.is_subset,
+        subset=bool(selection.any_counts or moved or selection.excluded),
         name=selection.source.name,
         identities=dict.fromkeys(byte_settings["splits"], selection.identity),
         newest=max((part.newest for part in selection.parts), default=0),

@@ -190,7 +190,7 @@ class Planning(ChosenMembers):
                 listed.refuse_ambiguous(excluded_keys - unknown)
                 unknown -= excluded_keys
         if listed:
-            listed.refuse_unknown(unknown, f"what is taken from {where}")
+            listed.refuse_unknown(unknown, f"the images taken from {where}")
         return taken, excluded
 
     def _plans(

@@ -55,12 +55,6 @@ class Selection:
     listed_anew: bool = False
 
     @property
-    def is_subset(self) -> bool:
-        """Whether the counts of the splits differ from the published ones, or may differ."""
-        moved = self.holds_out or self.holdout_per_class
-        return bool(self.any_counts or moved or self.excluded)
-
-    @property
     def is_part(self) -> bool:
         """Whether only some classes, or some images per class, are selected."""
         return bool(self.per_class or len(self.classes) < len(self.source.classes.wnids))
@@ -69,10 +63,6 @@ class Selection:
     def holds_out(self) -> bool:
         """Whether images are moved from train to the split holdout."""
         return bool(self.holdout or self.holdout_percent)
-
-    def source_split(self, split: str) -> str:
-        """Returns the source split that contains the images of an output split."""
-        return split if split in self.splits else schema.TRAIN
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:

@@ -11,7 +11,7 @@ from imagenet_prep import engine
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import BadImageError, StoreError
 from imagenet_prep.core.terminal import counted, human_bytes
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.member import PreparedImage, parse_members
 from imagenet_prep.preparation.selection import Selection, index_stage
 from imagenet_prep.preparation.tasks import PLAN_FOLDER, plan_name
@@ -151,14 +151,12 @@ class Forecast:
     def _sample(self, split: SplitPlan) -> Iterator[bytes]:
         source = self.selection.source
         if isinstance(source, Packed):
-            tasks = source.index_tasks(self.selection.source_split(split.split))
-            yield from _packed_sample(source, tasks)
-            return
-        images = self.selection.images(self.plans.local)
+            # Images moved out of train are still in its part of the source.
+            of = split.split if split.split in self.selection.splits else schema.TRAIN
+            return _packed_sample(source, source.index_tasks(of))
         name = plan_name(split.shard_names[0], self.folder)
         members = parse_members(self.plans.read(name, most=plan.MOST_BYTES))
-        for member in members[:_SAMPLE_IMAGES]:
-            yield images.read(member)
+        return map(self.selection.images(self.plans.local).read, members[:_SAMPLE_IMAGES])
 
 
 def _refuse(out: Store, needed: float, free: int, why: str = "", elsewhere: str = "") -> None:
@@ -174,5 +172,4 @@ def _refuse(out: Store, needed: float, free: int, why: str = "", elsewhere: str 
 
 
 def _packed_sample(source: Packed, tasks: Sequence[IndexTask]) -> Iterator[bytes]:
-    images = (image.data for task in tasks for image in source.images(task))
-    yield from islice(images, _SAMPLE_IMAGES)
+    return islice((image.data for task in tasks for image in source.images(task)), _SAMPLE_IMAGES)

@@ -24,8 +24,6 @@ from imagenet_prep.storage.store import Store
 
 BEGUN = f"{naming.WORK}/run.json"
 NOTED = f"{naming.WORK}/source.json"
-# The key of the image codec in the libraries.
-_CODEC = "codec"
 # Limits of the search for datasets in a bucket: top-level folders, and subfolders in each.
 _MOST_LOOKED_AT, _MOST_LOOKED_AT_BELOW = 100, 10
 
@@ -94,10 +92,8 @@ class Noted:
 class Standing:
     """The content of the output location at one moment.
 
-    Attributes:
-      noted: note about the finished dataset; without one, its sources are unknown.
-      complete: splits of the manifest with all files present and of the right sizes.
-      others: datasets below it, if it is the root of a bucket.
+    `complete` are the splits of the manifest whose files are all present with the right sizes;
+    `others` are the datasets below, if it is the root of a bucket.
     """
 
     where: str
@@ -120,13 +116,10 @@ class Standing:
 
 
 class Decision(NamedTuple):
-    """The decision for a run.
+    """The decision for a run: splits that --force removes, and wanted splits that must be written.
 
-    Attributes:
-      made: the settings of the splits that this verb has started or finished there.
-      replaced: the splits that --force removes.
-      left: the wanted splits that must be written.
-      is_doubted: whether the dataset's sources may have changed.
+    `made` has the settings of the splits that this verb has started or finished there. If
+    `is_doubted`, the dataset's sources may have changed.
     """
 
     made: dict[str, settings.Config]
@@ -288,6 +281,6 @@ def _refuse_other_codec(
         advice = "Use that codec, choose a different folder, or replace the dataset with --force"
     if used:
         raise UsageError(
-            f"{standing.where} was started with codec {used.get(_CODEC)}, but this run uses "
-            f"{wanted.libraries.get(_CODEC)}. {advice}."
+            f"{standing.where} was started with codec {used.get('codec')}, but this run uses "
+            f"{wanted.libraries.get('codec')}. {advice}."
         )

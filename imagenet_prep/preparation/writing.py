@@ -1,4 +1,4 @@
-"""The write step of prepare: from plans to shards and a committed dataset."""
+"""The write step of prepare: from plans to shards and a committed dataset, or its preview."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from pathlib import Path
 from imagenet_prep import engine
 from imagenet_prep.codec.policy import CHECK_HEADER
 from imagenet_prep.core import canonical
-from imagenet_prep.core.errors import SourceError, some
+from imagenet_prep.core.canonical import Json
+from imagenet_prep.core.errors import SourceError, StoreError, some
 from imagenet_prep.core.terminal import printable, say
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import ignored, naming
 from imagenet_prep.dataset.manifest import Source
 from imagenet_prep.dataset.member import QUARANTINED, Member, parse_members
 from imagenet_prep.engine import Stage
 from imagenet_prep.preparation.draft import Draft
+from imagenet_prep.preparation.inventory import take_inventory
 from imagenet_prep.preparation.job import Job
 from imagenet_prep.preparation.output import Output
 from imagenet_prep.preparation.planning import Inventory
@@ -38,7 +40,9 @@ from imagenet_prep.sources.folder import Folder
 from imagenet_prep.sources.ilsvrc import Tars
 from imagenet_prep.sources.member_reader import MemberReader
 from imagenet_prep.sources.scan import read_errors
+from imagenet_prep.storage import scratch
 from imagenet_prep.storage.archive import ArchiveReader
+from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.remote import is_newer, stamp
 from imagenet_prep.storage.remote_archives import RemoteArchives, open_archives
 from imagenet_prep.storage.store import Store
@@ -230,3 +234,30 @@ def commit(
         if names := printable(some([draft.classes.wnids[index] for index in lost])):
             say(f"{split.split}: all images of {names} were quarantined, see {naming.QUARANTINE}")
     output.commit(draft)
+
+
+def preview(job: Job, output: Output) -> Json:
+    """Plans and checks a run without writing; lack of space is `refusal`, so the plan is shown."""
+    pending = output.left()
+    store = output.store
+    with scratch.place() as folder:
+        plans, refusal = LocalStore(folder), None
+        forecast = job.forecast(store, plans)
+        try:
+            if pending:
+                forecast.check_unpacking()
+        except StoreError as error:
+            refusal = str(error)
+        inventory = take_inventory(job.selection, plans, job.workers, quiet=True, unpack=False)
+        try:
+            if pending:
+                stage = write_stage(job, inventory, store, plans)
+                forecast.check_shards(inventory.plans, stage.receipts(inventory.shard_names))
+        except StoreError as error:
+            refusal = refusal or str(error)
+        return {
+            **forecast.content(inventory.plans),
+            "ignored": ignored.together(dict(part.ignored) for part in job.selection.parts),
+            "left": pending,
+            "refusal": refusal,
+        }

@@ -344,7 +344,7 @@ def test_nothing_is_made_of_lost_or_damaged_shards(finished: LocalStore) -> None
         restore(finished)
     assert not (finished.root / INDEX).exists()
     faults.cut(finished.root / SHARD, len(data) - 1)
-    with pytest.raises(DataDamagedError, match=f"manifest says: 1 shard: {SHARD}.*Copy them"):
+    with pytest.raises(DataDamagedError, match=f"in the manifest: {SHARD}.*Copy them"):
         restore(finished)
     assert not (finished.root / INDEX).exists()
 

@@ -167,6 +167,6 @@ def test_a_parent_that_lacks_bytes_is_refused_before_anything_is_written(tmp_pat
         DataDamagedError, match=r"1 file missing .*: train-00001.*Nothing was written"
     ):
         amendment.refuse(dataset, LocalStore(tmp_path / "new"))
-    with pytest.raises(UsageError, match="in the set itself"):
+    with pytest.raises(UsageError, match="inside the dataset itself"):
         amendment.refuse(dataset, LocalStore(tmp_path / "set" / "new"))
     assert not (tmp_path / "new").exists()

@@ -101,7 +101,9 @@ def test_a_share_is_held_out_of_each_class(tmp_path: Path) -> None:
 
 
 def test_something_of_each_class_must_be_left_in_train(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--holdout 7: train has 9 images.*expected 6 at most"):
+    with pytest.raises(
+        UsageError, match="--holdout 7: expected at most 6, since train has 9 images"
+    ):
         take_inventory(selection(holdout=7), LocalStore(tmp_path), WORKERS, quiet=True)
 
 
@@ -144,7 +146,7 @@ def test_a_known_edition_is_named_and_needs_no_word(
 
 def test_other_counts_need_a_word(tmp_path: Path) -> None:
     few = selection((4, 3, 1))
-    with pytest.raises(SourceError, match="/in: not whole: train has 8 images.*--allow-subset"):
+    with pytest.raises(SourceError, match="/in: incomplete: train has 8 images.*--allow-subset"):
         take_inventory(few, LocalStore(tmp_path / "a"), WORKERS, quiet=True)
     few = replace(few, any_counts=True)
     (split,) = take_inventory(few, LocalStore(tmp_path / "b"), WORKERS, quiet=True).plans
@@ -164,7 +166,7 @@ def test_classes_without_an_image_are_refused(tmp_path: Path) -> None:
 def test_the_number_of_shards(asked: int | None, examples: int, shards: int | None) -> None:
     wanted = selection(num_shards={"train": asked})
     if shards is None:
-        with pytest.raises(UsageError, match="--train-shards 8: train has 7 images"):
+        with pytest.raises(UsageError, match="--train-shards 8: expected at most 7 shards"):
             wanted.shards_of("train", examples)
     else:
         assert wanted.shards_of("train", examples) == shards
@@ -217,7 +219,7 @@ def test_keys_that_no_image_has_are_not_excluded_in_silence(tmp_path: Path) -> N
     with pytest.raises(UsageError) as refused:
         take_inventory(chosen, LocalStore(tmp_path), WORKERS, quiet=True)
     assert str(refused.value).startswith(
-        "list: lines 2, 3: no such key in what is taken from /in. "
+        "list: lines 2, 3: no such key in the images taken from /in. "
     )
 
 

@@ -87,10 +87,10 @@ def shrunk(source: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (moved, r"train: 1 image gone \(cat/2.jpg\); train: 1 image new \(dog/9.jpg\)\."),
-        (replaced, r"train: 1 image of other bytes \(cat/2.jpg\)\."),
-        (grown, r"train: 1 image new \(cat/7.jpg\)\."),
-        (shrunk, r"train: 2 images gone \(cat/1.jpg, dog/1.jpg\)\."),
+        (moved, r"train: 1 image removed \(cat/2.jpg\); train: 1 image added \(dog/9.jpg\)\."),
+        (replaced, r"train: 1 image with changed bytes \(cat/2.jpg\)\."),
+        (grown, r"train: 1 image added \(cat/7.jpg\)\."),
+        (shrunk, r"train: 2 images removed \(cat/1.jpg, dog/1.jpg\)\."),
     ],
 )
 @pytest.mark.parametrize("noted", [True, False])
@@ -154,7 +154,7 @@ def test_a_bad_image_that_was_fixed_in_the_source_is_named(source: Path, tmp_pat
     path.write_bytes(damaged(good))
     made(source, tmp_path / "out")
     path.write_bytes(good)
-    with pytest.raises(UsageError, match=r"1 image of other bytes \(cat/0.jpg\)"):
+    with pytest.raises(UsageError, match=r"1 image with changed bytes \(cat/0.jpg\)"):
         made(source, tmp_path / "out")
 
 
@@ -188,7 +188,7 @@ def test_a_file_that_vanishes_between_two_listings_is_missed(
         (source / "train/cat/1.jpg").unlink()
 
     monkeypatch.setattr(provenance, "demand_same_source", vanish)
-    with pytest.raises(SourceError, match="5 images were stored.* and 6 are in the source"):
+    with pytest.raises(SourceError, match="6 images were in the source.* 5 are stored"):
         made(source, tmp_path / "out")
     assert not (tmp_path / "out/dataset.json").exists()
 
@@ -280,7 +280,9 @@ def test_resize_knows_its_input_by_the_images(source: Path, tmp_path: Path) -> N
     with pytest.raises(UsageError, match=r"1 image with a different class or size \(cat/0.jpg\)"):
         resized("other")
     shutil.rmtree(tmp_path / "small/.work")
-    with pytest.raises(UsageError, match=r"or size \(cat/0.jpg\)\. .*let --force replace"):
+    with pytest.raises(
+        UsageError, match=r"or size \(cat/0.jpg\)\. .*replace the dataset with --force"
+    ):
         resized("other")
     assert labels(tmp_path / "small")["cat/0.jpg"] == 0
     resized("other", force=True)
@@ -325,6 +327,8 @@ def test_an_image_that_is_in_no_shard_or_in_two_is_missed(
         commit(job, inventory, output, [*others, shard])
 
     monkeypatch.setattr(writing, "commit", lossy)
-    with pytest.raises(SourceError, match=f"{6 - lost} images were stored.* 6 were dealt.* and 6 "):
+    with pytest.raises(
+        SourceError, match=f"6 images were in .* 6 were planned, {6 - lost} are stored"
+    ):
         made(source, tmp_path / "out")
     assert not (tmp_path / "out" / "dataset.json").exists()

@@ -39,7 +39,7 @@ class Disk(LocalStore):
 def forecast_of(out: LocalStore, plans: LocalStore, workers: int = 1) -> Forecast:
     """Of shards whose images keep their sizes, so that none is read."""
     threads = Workers(workers, "threads")
-    return Forecast(selection(), keep, shrinks=False, workers=threads, out=out, plans=plans)
+    return Forecast(selection(), keep, resizes=False, workers=threads, out=out, plans=plans)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_with_plenty_of_room_no_image_is_sampled(tmp_path: Path, free: int, samp
     """Twice the images and what records add to them is plenty, even if images are resized."""
     disk = Disk(tmp_path)
     disk.free = free
-    forecast = replace(forecast_of(disk, disk), shrinks=True)
+    forecast = replace(forecast_of(disk, disk), resizes=True)
     read = pytest.raises(AssertionError, match="no image is read")
     with read if samples else contextlib.nullcontext():
         forecast.check_shards([PLAN], set())
@@ -161,7 +161,7 @@ def test_a_plan_that_does_not_fit_is_refused_before_it_is_written(tmp_path: Path
     disk = Disk(tmp_path)
     # A line of at most 42 bytes in a run, with 24 bytes more, and in a plan file.
     disk.free = 9 * (2 * 40 + 24)
-    with pytest.raises(StoreError, match="to deal 9 images out to shards, .* or use a larger disk"):
+    with pytest.raises(StoreError, match="to assign 9 images to shards, .* or use a larger disk"):
         take_inventory(selection(), disk, Workers(1, "threads"), quiet=True)
     assert not disk.names(PLAN_FOLDER)
     disk.free = 9 * (2 * 42 + 24)

@@ -60,7 +60,7 @@ def at(committed: Manifest | None = None, **there: Any) -> Standing:
         return Standing("/out", **there)
     dataset = Dataset(LocalStore(Path("/out")), b"")
     vars(dataset)["manifest"] = committed
-    return Standing("/out", dataset=dataset, **{"whole": frozenset(committed.splits), **there})
+    return Standing("/out", dataset=dataset, **{"complete": frozenset(committed.splits), **there})
 
 
 TRAIN = {"train": {"short_side": 64}}
@@ -73,7 +73,7 @@ TRAIN = {"train": {"short_side": 64}}
         (at(begun=begun("train")), wanted("train"), Decision(TRAIN, [], ["train"])),
         (at(committed=committed("train")), wanted("train"), Decision(TRAIN, [], [])),
         (
-            at(committed=committed("train"), whole=frozenset()),
+            at(committed=committed("train"), complete=frozenset()),
             wanted("train"),
             Decision(TRAIN, [], ["train"]),
         ),
@@ -120,16 +120,16 @@ def test_what_a_run_does(there: Standing, asked: Wanted, expected: Decision) -> 
             at(begun=begun("train", size=50)),
             wanted("train"),
             (
-                "/out contains an unfinished dataset with different settings: short_side is 50 there, 64 here. "
-                "Finish it with its own settings, or choose a different folder."
+                "/out contains an unfinished dataset with different settings: short_side is 50 "
+                "there, 64 here. Finish it with its own settings, or choose a different folder."
             ),
         ),
         (
             at(committed=committed("train", size=50)),
             wanted("train", force=False),
             (
-                "/out holds another data set: short_side is 50 there, 64 here. Choose another "
-                "folder, or replace it with --force."
+                "/out contains a dataset with different settings: short_side is 50 there, 64 "
+                "here. Choose a different folder, or replace it with --force."
             ),
         ),
         (
@@ -149,8 +149,8 @@ def test_what_a_run_does(there: Standing, asked: Wanted, expected: Decision) -> 
             at(begun=begun("train", codec="0")),
             wanted("train", force=False),
             (
-                "/out was started with codec 0, but this run uses 1. Use that codec, choose a different folder, "
-                "or replace the dataset with --force."
+                "/out was started with codec 0, but this run uses 1. Use that codec, choose a "
+                "different folder, or replace the dataset with --force."
             ),
         ),
     ],

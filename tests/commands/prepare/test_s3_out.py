@@ -331,7 +331,10 @@ def test_a_second_run_of_one_machine_is_refused_by_name(
 def test_other_settings_are_refused(s3: S3Server, reference: Reference, machine: Machine) -> None:
     other = machine.prepare(reference.source, "same", *SETTINGS, "--quality", "80")
     assert other.code == 2, other
-    assert f"s3://{BUCKET}/same holds another data set: quality is 90 there" in other.err
+    assert (
+        f"s3://{BUCKET}/same contains a dataset with different settings: quality is 90 there"
+        in other.err
+    )
 
     s3.client().put_object(Bucket=BUCKET, Key="taken/train-of-somebody", Body=b"x")
     taken = machine.prepare(reference.source, "taken", *SETTINGS)

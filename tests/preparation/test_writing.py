@@ -7,7 +7,7 @@ from pathlib import Path
 from imagenet_prep.preparation.config import Config
 from imagenet_prep.preparation.job import Job
 from imagenet_prep.preparation.output import Output
-from imagenet_prep.preparation.preview import preview
+from imagenet_prep.preparation.writing import preview
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit.system import System
 from tests.kit.tfrecords import plain

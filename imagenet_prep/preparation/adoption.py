@@ -9,7 +9,6 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from imagenet_prep import engine
 from imagenet_prep.core import canonical
@@ -217,32 +216,27 @@ def _rename(store: LocalStore, renames: Sequence[Sequence[str]]) -> None:
 
 
 def _bring(shard: ShardFile, *, source: Store, store: Store) -> engine.Result[_Brought]:
-    temporary = store.temporary()
+    temporary, where = store.temporary(), source.where(shard.path)
     if (folder := source.as_folder) and store.as_folder:
         with storage_errors("link", temporary):
             called, stat = (source.where(), store.where()), shard.stat
             remedy = "copy the shards with --rewrite"
             hard_link(folder.path(shard.path), temporary, stat.size, stat, called, remedy)
     else:
-        _copy(source, shard, temporary)
+        with removed_on_failure(temporary):
+            with (
+                storage_errors(f"copy {where} to", temporary),
+                source.opened(shard.path, shard.stat) as stream,
+                LargeFile(temporary) as file,
+            ):
+                for chunk in hashed(stream, ()):
+                    file.append(chunk)
+            if file.sha256 != shard.sha256:
+                raise DataDamagedError(
+                    f"{where}: changed after it was checked: sha256 {file.sha256}, expected "
+                    f"{shard.sha256}. Run the same command again."
+                )
     return engine.Result(_Brought(), (engine.Output(temporary, shard.name, shard.sha256),))
-
-
-def _copy(source: Store, shard: ShardFile, target: Path) -> None:
-    where = source.where(shard.path)
-    with removed_on_failure(target):
-        with (
-            storage_errors(f"copy {where} to", target),
-            source.opened(shard.path, shard.stat) as stream,
-            LargeFile(target) as file,
-        ):
-            for chunk in hashed(stream, ()):
-                file.append(chunk)
-        if file.sha256 != shard.sha256:
-            raise DataDamagedError(
-                f"{where}: changed after it was checked: sha256 {file.sha256}, expected "
-                f"{shard.sha256}. Run the same command again."
-            )
 
 
 def _refuse_obstacles(

@@ -140,14 +140,8 @@ class Job:
                 "its images, so it cannot encode the images of --add in the same way. Use the "
                 "version of imagenet-prep that made the dataset."
             )
-        policy = Policy(
-            of_split.short_side,
-            of_split.quality or Policy.quality,
-            of_split.check,
-            stretch=of_split.stretch,
-            codec=codec,
-            orientation=of_split.orientation,
-        )
+        image_settings = {**vars(of_split), "quality": of_split.quality or Policy.quality}
+        policy = Policy(codec=codec, **image_settings)
         require(policy)
         return partial(transform, policy=policy)
 

@@ -27,27 +27,27 @@ class ReadBoxes:
     dropped: int
 
 
+@dataclass
 class BoxLookup:
     """Finds the boxes of a class in the lists.
 
     `parts` are the sources of the boxes, by split. `num_bytes` is the total size of all lists.
     """
 
-    def __init__(self, store: Store, folder: str, parts: dict[str, source.Part]) -> None:
-        self.parts = parts
-        self.num_bytes = 0
-        self._store = store
-        self._folder = folder
-        self._last: tuple[str, dict[str, Boxes]] = "", {}
+    store: Store
+    folder: str
+    parts: dict[str, source.Part]
+    num_bytes: int = 0
+    _last: tuple[str, dict[str, Boxes]] = "", {}
 
     def of(self, split: str, wnid: str) -> dict[str, Boxes]:
         """Returns the boxes by stem, for one class of train or for all of validation."""
-        name = _list_name(self._folder, split, wnid if split == schema.TRAIN else split)
+        name = _list_name(self.folder, split, wnid if split == schema.TRAIN else split)
         # All classes of validation share one list.
         if self._last[0] != name:
-            exists = self._store.size(name) is not None
-            lines = self._store.read(name, most=MOST_LIST_BYTES) if exists else b""
-            self._last = name, boxes.parse(lines, self._store.where(name))
+            exists = self.store.size(name) is not None
+            lines = self.store.read(name, most=MOST_LIST_BYTES) if exists else b""
+            self._last = name, boxes.parse(lines, self.store.where(name))
         return self._last[1]
 
 

@@ -22,11 +22,8 @@ from imagenet_prep.sources.shard_files import split_of
 class Draft:
     """The splits that a run adds or replaces, and the facts about their images.
 
-    Attributes:
-      splits, sources, lacks, answers: as in `Manifest`.
-      plan_digest: None for the digest of the sources.
-      edition: of ImageNet; "" for an unnamed one, None to derive it from the sources.
-      parent: the dataset that the images come from; its edition and answers are used.
+    `plan_digest` is None for the digest of the sources. `edition` is "" for an unnamed one, None to
+    derive it from the sources. If there is a `parent`, its edition and answers are used.
     """
 
     splits: dict[str, Split]
@@ -48,12 +45,16 @@ class Draft:
     ) -> Draft:
         """Returns this draft plus the splits that stay, with their incidents and missing keys."""
         before = (source for source in existing.sources if split_of(source.name) in kept)
+
+        def place(source: Source) -> tuple[int, str]:
+            return schema.SPLITS.index(split_of(source.name)), source.name
+
         return dataclasses.replace(
             self,
             splits=self.splits | {split: existing.splits[split] for split in kept},
             lacks=lacks | self.lacks,
             incidents=[*self.incidents, *(i for i in listed if split_of(i.archive) in kept)],
-            sources=sorted([*self.sources, *before], key=_place),
+            sources=sorted([*self.sources, *before], key=place),
         )
 
     def manifest(self, wanted: Wanted, config: Config, libraries: dict[str, str]) -> Manifest:
@@ -100,7 +101,3 @@ class Draft:
         complete = "" if edition == "" else editions.recognised(self.classes, totals)
         is_it = editions.ILSVRC2012.is_it(self.classes, totals)
         return edition or complete, not complete and not is_it
-
-
-def _place(source: Source) -> tuple[int, str]:
-    return schema.SPLITS.index(split_of(source.name)), source.name

@@ -74,6 +74,7 @@ class Job:
         # ObjectNet's images have a red border one pixel wide.
         border = int(selection.source.edition == OBJECTNET)
         policy = dataclasses.replace(policy, orientation=rule, border=border)
+        official = () if config.allow_subset else selection.parts
         kind = config.worker_kind
         num_bytes = sum(part.num_bytes for part in selection.source.parts)
         if kind == "auto" and policy.only_copies and num_bytes > _WORTH_PROCESSES_BYTES:
@@ -86,11 +87,7 @@ class Job:
             policy=policy,
             workers=Workers(config.workers, kind, config.beam_args),
             wanted=_wanted(config, selection, policy),
-            expected_md5={
-                part.name: part.md5
-                for part in selection.parts
-                if part.md5 is not None and not config.allow_subset
-            },
+            expected_md5={part.name: part.md5 for part in official if part.md5},
             proven_md5={} if config.rehash else _proven_md5(policy, selection.parts),
             fail_on_bad_image=config.on_bad_image == "fail",
             quiet=config.json,
@@ -197,12 +194,11 @@ def _wanted(config: Config, selection: Selection, policy: Policy) -> Wanted:
             # Keys of a folder that contains only classes are relative to its parent.
             root = selection.source.root
         origin = Origin(str(root.absolute()), files)
-    moved = config.holds_out or config.holdout_per_class
     return Wanted(
         Settings(PREPARE, dict.fromkeys(byte_settings["splits"], byte_settings)),
         policy.libraries,
         label_offset=config.label_offset,
-        subset=bool(selection.any_counts or moved or selection.excluded),
+        subset=selection.is_subset,
         name=selection.source.name,
         identities=dict.fromkeys(byte_settings["splits"], selection.identity),
         newest=max((part.newest for part in selection.parts), default=0),

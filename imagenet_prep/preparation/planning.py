@@ -38,14 +38,10 @@ class ClassKey(NamedTuple):
 
 
 class Inventory(NamedTuple):
-    """The plan of the shards to be written.
+    """The plan of the shards to be written; its files are in `folder` of the dataset.
 
-    Attributes:
-      taken: images by name of their part; for annotations, images with boxes.
-      edition: the edition of ImageNet in the source; see `editions.recognised`.
-      folder: of the plan files, relative to the dataset.
-      md5: of parts that were read completely for listing, by name.
-      excluded: the members that a list of keys excludes.
+    `taken` counts images by the name of their part; for annotations, images with boxes. `md5` has
+    the parts that were read completely for listing. `excluded` are the members listed by --exclude.
     """
 
     plans: list[SplitPlan]

@@ -79,13 +79,17 @@ def demand_same_shards(
     manifest, changes = output.seen.committed, dict[str, list[str]]()
     if manifest is None or not output.is_doubted:
         return
+
+    def differs(sample: Sample, row: Sample | None) -> bool:
+        return row is not None and sample.sha256 != row.source_sha256
+
     for split in splits:
         if source.manifest and source.manifest.has_samples:
             images = [
                 partial(_kept, source.store, shard, excluded.get(shard.name, frozenset()))
                 for shard in source.manifest.splits[split].shards
             ]
-            changes[split] = [*_differences(output.store, manifest, split, images, _is_other)]
+            changes[split] = [*_differences(output.store, manifest, split, images, differs)]
             continue
         work = partial(_hash_shard, store=source.store)
         with scratch.place() as folder:
@@ -137,10 +141,6 @@ def _kept(store: Store, shard: Shard, excluded: frozenset[str]) -> Iterator[tupl
     for sample in tables.rows(store, shard):
         if sample.key not in excluded:
             yield (sample.key, sample.class_index, sample.num_bytes), sample
-
-
-def _is_other(sample: Sample, row: Sample | None) -> bool:
-    return row is not None and sample.sha256 != row.source_sha256
 
 
 def _is_other_file(

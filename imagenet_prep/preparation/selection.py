@@ -27,7 +27,6 @@ class Selection:
     """The selected images, and the number of shards for them.
 
     Attributes:
-      where: the source, for messages.
       splits: of the source, in order.
       classes: indices of the selected classes.
       per_class: maximum number of images per class, chosen by the seed; None for all.
@@ -53,6 +52,12 @@ class Selection:
     holdout_per_class: int = 0
     excluded: KeyList | None = None
     listed_anew: bool = False
+
+    @property
+    def is_subset(self) -> bool:
+        """Whether the counts of the splits differ from the published ones, or may differ."""
+        moved = self.holds_out or self.holdout_per_class
+        return bool(self.any_counts or moved or self.excluded)
 
     @property
     def is_part(self) -> bool:

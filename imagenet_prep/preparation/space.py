@@ -154,9 +154,10 @@ class Forecast:
             # Images moved out of train are still in its part of the source.
             of = split.split if split.split in self.selection.splits else schema.TRAIN
             return _packed_sample(source, source.index_tasks(of))
+        images = self.selection.images(self.plans.local)
         name = plan_name(split.shard_names[0], self.folder)
         members = parse_members(self.plans.read(name, most=plan.MOST_BYTES))
-        return map(self.selection.images(self.plans.local).read, members[:_SAMPLE_IMAGES])
+        return map(images.read, members[:_SAMPLE_IMAGES])
 
 
 def _refuse(out: Store, needed: float, free: int, why: str = "", elsewhere: str = "") -> None:

@@ -35,7 +35,6 @@ class Wanted:
     Attributes:
       libraries: {"codec": name} of the image codec; empty if all images are kept.
       subset: whether images of ILSVRC2012 are missing; None to derive it from the sources.
-      name: of the dataset, for `dataset.tfds`.
       identities: digest of each split's source files; empty if the settings identify the source.
       newest: the latest time at which one of these files changed, in ns.
       allowed_bad_images: 0 stops at the first bad image, None never.

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from imagenet_prep.core import children, errors
 from imagenet_prep.engine.workers import Started
@@ -189,12 +189,11 @@ def _demand_spark(url: str) -> None:
     )
 
 
-class _Flink:
+class _Flink(NamedTuple):
     """Checks that Flink answers, and cancels its job; Beam does neither."""
 
-    def __init__(self, url: str, name: str) -> None:
-        self._url = url
-        self._name = name
+    url: str
+    name: str
 
     @classmethod
     def of(cls, options: Any, name: str) -> _Flink | None:
@@ -214,13 +213,13 @@ class _Flink:
             overview = self._ask("GET", "/v1/overview")
         except requests.RequestException as error:
             raise errors.ImagenetPrepError(
-                f"Flink does not answer at {self._url} ({type(error).__name__}). Check that the "
+                f"Flink does not answer at {self.url} ({type(error).__name__}). Check that the "
                 "cluster is running and that --flink_master is the REST address of its JobManager, "
                 "e.g. http://jobmanager:8081."
             ) from error
         if not (slots := overview["slots-total"]):
             raise errors.ImagenetPrepError(
-                f"Flink at {self._url} has no TaskManager. Start one, then run the same command "
+                f"Flink at {self.url} has no TaskManager. Start one, then run the same command "
                 "again."
             )
         flink_options = options.view_as(pipeline_options.FlinkRunnerOptions)
@@ -233,12 +232,12 @@ class _Flink:
 
         with contextlib.suppress(requests.RequestException, KeyError):
             for job in self._ask("GET", "/v1/jobs/overview")["jobs"]:
-                if job["name"] == self._name:
+                if job["name"] == self.name:
                     self._ask("PATCH", f"/v1/jobs/{job['jid']}?mode=cancel")
 
     def _ask(self, method: str, path: str) -> Any:
         import requests
 
-        answer = requests.request(method, self._url + path, timeout=_ANSWER_TIMEOUT_S)
+        answer = requests.request(method, self.url + path, timeout=_ANSWER_TIMEOUT_S)
         answer.raise_for_status()
         return answer.json()

@@ -18,9 +18,8 @@ from imagenet_prep.dataset import naming, tfds
 from imagenet_prep.dataset.manifest import File, Manifest
 from imagenet_prep.dataset.settings import ADOPT, Settings
 from imagenet_prep.preparation import distinct_keys
-from imagenet_prep.preparation.draft import Draft
 from imagenet_prep.preparation.existing_set import ExistingSet, check_existing_set
-from imagenet_prep.preparation.output import Output
+from imagenet_prep.preparation.output import Draft, Output
 from imagenet_prep.preparation.standing import BEGUN, Adoption, Begun, Wanted
 from imagenet_prep.shards.commit import small_files, split_of, with_root
 from imagenet_prep.sources import shard_files

@@ -31,8 +31,7 @@ from imagenet_prep.dataset.settings import ADOPT, AMEND, Amendment, Listed, Sett
 from imagenet_prep.preparation.amended_shard import AmendWork
 from imagenet_prep.preparation.carried import Carrier
 from imagenet_prep.preparation.changes import Request, ShardChange, changes_of
-from imagenet_prep.preparation.draft import Draft
-from imagenet_prep.preparation.output import Output, listed_incidents
+from imagenet_prep.preparation.output import Draft, Output, listed_incidents
 from imagenet_prep.preparation.selection import refuse_source_as_output
 from imagenet_prep.preparation.standing import Wanted
 from imagenet_prep.preparation.tasks import WriteWork

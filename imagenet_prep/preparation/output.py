@@ -9,23 +9,27 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import imagenet_prep
 from imagenet_prep.core import canonical, monitoring, records
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError, ImagenetPrepError, ManifestError, StoreError
-from imagenet_prep.dataset import naming, settings
-from imagenet_prep.dataset.manifest import Manifest
+from imagenet_prep.dataset import editions, manifest, naming, schema, settings
+from imagenet_prep.dataset.class_list import ClassList
+from imagenet_prep.dataset.manifest import Manifest, Source, Split
 from imagenet_prep.dataset.member import QUARANTINED, Incident
 from imagenet_prep.dataset.settings import Settings
 from imagenet_prep.engine import Receipt, Stage
 from imagenet_prep.preparation import standing
-from imagenet_prep.preparation.draft import Draft
 from imagenet_prep.preparation.standing import Begun, Decision, Noted, Standing, Wanted
 from imagenet_prep.shards.commit import publish, refuse_too_many
 from imagenet_prep.shards.summary import summarise
 from imagenet_prep.shards.writer import WrittenShard
+from imagenet_prep.sources.shard_files import split_of
 from imagenet_prep.storage import origins
 from imagenet_prep.storage.fetch import as_file, hashed
 from imagenet_prep.storage.opened import Dataset
@@ -35,11 +39,98 @@ from imagenet_prep.storage.store import Readable, Store
 _MOST_LINE_BYTES = 64 << 10
 
 
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """The splits that a run adds or replaces, and the facts about their images.
+
+    `plan_digest` is None for the digest of the sources. `edition` is "" for an unnamed one, None to
+    derive it from the sources. If there is a `parent`, its edition and answers are used.
+    """
+
+    splits: dict[str, Split]
+    classes: ClassList
+    incidents: Sequence[Incident] = ()
+    sources: Sequence[Source] = ()
+    lacks: dict[str, str] = field(default_factory=dict)
+    plan_digest: str | None = None
+    edition: str | None = None
+    answers: dict[str, list[str]] = field(default_factory=dict)
+    parent: Manifest | None = None
+
+    def with_kept(
+        self,
+        existing: Manifest,
+        kept: Collection[str],
+        listed: Iterable[Incident],
+        lacks: dict[str, str],
+    ) -> Draft:
+        """Returns this draft plus the splits that stay, with their incidents and missing keys."""
+        before = (source for source in existing.sources if split_of(source.name) in kept)
+
+        def place(source: Source) -> tuple[int, str]:
+            return schema.SPLITS.index(split_of(source.name)), source.name
+
+        return replace(
+            self,
+            splits=self.splits | {split: existing.splits[split] for split in kept},
+            lacks=lacks | self.lacks,
+            incidents=[*self.incidents, *(i for i in listed if split_of(i.archive) in kept)],
+            sources=sorted([*self.sources, *before], key=place),
+        )
+
+    def manifest(
+        self, wanted: Wanted, config: settings.Config, libraries: dict[str, str]
+    ) -> Manifest:
+        """Returns the dataset's manifest, to be completed by `shards.commit.publish`."""
+        plan_digest, classes, parent = self.plan_digest, self.classes, self.parent
+        if plan_digest is None:
+            plan_digest = canonical.digest([[s.name, s.num_bytes, s.md5] for s in self.sources])
+        edition, subset = parent.edition if parent else self.edition, wanted.subset
+        if subset is None:
+            edition, subset = self._identified(edition)
+        return Manifest(
+            schema_version=manifest.SCHEMA_VERSION,
+            producer=manifest.Producer("imagenet-prep", imagenet_prep.__version__, libraries),
+            config=config,
+            config_digest=canonical.digest(config),
+            plan_digest=plan_digest,
+            label_offset=wanted.label_offset,
+            subset=subset,
+            classes=manifest.Classes(len(classes.wnids), classes.digest, classes.official),
+            sources=[*self.sources],
+            splits={name: self._with_wnids(name) for name in schema.SPLITS if name in self.splits},
+            quarantined={},
+            repaired={},
+            files=[],
+            lacks=self.lacks,
+            edition=edition or "",
+            answers=parent.answers if parent else self.answers,
+        )
+
+    def _with_wnids(self, name: str) -> Split:
+        """Returns a split; the split of an evaluation set lists only the classes that occur."""
+        split = self.splits[name]
+        if name != schema.TEST:
+            return split
+        counts = zip(self.classes.wnids, split.examples_per_class, strict=True)
+        return replace(split, wnids=[wnid for wnid, count in counts if count])
+
+    def _identified(self, edition: str | None) -> tuple[str, bool]:
+        """Returns the edition, and whether the sources lack images of ILSVRC2012."""
+        members = Counter(dict.fromkeys(self.splits, 0))
+        for source in self.sources:
+            members[split_of(source.name)] += source.members
+        totals = {name: members[name] or split.examples for name, split in self.splits.items()}
+        complete = "" if edition == "" else editions.recognised(self.classes, totals)
+        is_it = editions.ILSVRC2012.is_it(self.classes, totals)
+        return edition or complete, not complete and not is_it
+
+
 class Output:
     """The output folder or prefix of a run.
 
-    `seen` is its content at the last call of `left`. `changed` are the splits that --force replaces
-    because their source has changed.
+    As of the last call of `left`, `seen` is its content, and `is_doubted` tells whether the sources
+    may have changed since. `changed` are splits that --force replaces because their source has.
     """
 
     seen: Standing
@@ -49,15 +140,11 @@ class Output:
         self.wanted = wanted
         self._splits = wanted.settings.splits
         self.changed = set[str]()
+        self.is_doubted = False
         self._decision: Decision | None = None
         self._bad: list[Incident] = []
         self._start = time.time()
         self._new: list[WrittenShard] = []
-
-    @property
-    def is_doubted(self) -> bool:
-        """Whether the sources may have changed since the dataset was made, as of `left`."""
-        return self._decision is not None and self._decision.is_doubted
 
     def left(self) -> list[str]:
         """Reads the output again; returns the wanted splits that are not complete."""
@@ -78,6 +165,7 @@ class Output:
     def _decide(self) -> Decision:
         self.seen = standing.look(self.store, self.wanted)
         decision = self._decision = standing.decide(self.seen, self.wanted, self.changed)
+        self.is_doubted = decision.is_doubted
         if not decision.left and (folder := self.store.as_folder):
             folder.settle()
         return decision
@@ -107,48 +195,48 @@ class Output:
     def commit(self, draft: Draft, *, dropped: str = "") -> None:
         """Publishes a manifest of the draft's splits and the existing ones except `dropped`."""
         wanted, seen = self.wanted, standing.look(self.store, self.wanted)
-        there, libraries = seen.committed, wanted.libraries
+        existing, libraries = seen.committed, wanted.libraries
         made = {split: self._splits[split] for split in draft.splits}
         noted = {split: (wanted.identities.get(split, ""), draft.lacks) for split in draft.splits}
-        kept, listed = self._kept(there, {*draft.splits, dropped}) if there else (set(), [])
-        if there and kept:
+        kept, listed = self._kept(existing, {*draft.splits, dropped}) if existing else (set(), [])
+        if existing and kept:
             noted |= {split: seen.noted.splits[split] for split in kept}
             finished = seen.finished
-            libraries = there.producer.libraries | (libraries if made else {})
+            libraries = existing.producer.libraries | (libraries if made else {})
             made |= {split: finished[split] for split in kept}
             lacks = {key: kind for split in kept for key, kind in noted[split][1].items()}
-            draft = draft.with_kept(there, kept, listed, lacks)
+            draft = draft.with_kept(existing, kept, listed, lacks)
         if not draft.splits:
             self.store.remove(naming.MANIFEST, naming.REPLACED)
             return
-        manifest = publish(
+        published = publish(
             self.store,
             draft.manifest(wanted, Settings(wanted.settings.verb, made).config, libraries),
             incidents=draft.incidents,
             classes=draft.classes,
             name=wanted.name,
-            replaced=there,
+            replaced=existing,
         )
         if wanted.identities:
-            self._note(manifest.digest, noted)
+            self._note(published.digest, noted)
 
-    def _kept(self, there: Manifest, others: set[str]) -> tuple[set[str], list[Incident]]:
+    def _kept(self, existing: Manifest, others: set[str]) -> tuple[set[str], list[Incident]]:
         """Returns the splits to keep and the lines of quarantine.jsonl; none if lines are lost.
 
         A killed run may have left extra lines in the file.
         """
-        kept = set(there.splits) - others
+        kept = set(existing.splits) - others
         if not kept:
             return kept, []
         with contextlib.suppress(ManifestError):
             listed = [*listed_incidents(self.store)]
-            if len(listed) >= sum((*there.quarantined.values(), *there.repaired.values())):
+            if len(listed) >= sum((*existing.quarantined.values(), *existing.repaired.values())):
                 return kept, listed
         if kept - {*(self._decision.left if self._decision else ())}:
             raise DataDamagedError(
                 f"{self.store.where(naming.QUARANTINE)}: missing or truncated, and it lists images "
                 f"of {', '.join(sorted(kept))}. Run the same command for all splits together "
-                f"({', '.join(there.splits)}): it writes the file again."
+                f"({', '.join(existing.splits)}): it writes the file again."
             )
         return set(), []
 
@@ -189,8 +277,8 @@ class Output:
                 store.remove_tree(f"{naming.WORK}/{name}")
 
 
-def listed_incidents(store: Readable, there: Manifest | None = None) -> Iterator[Incident]:
-    """Streams the incidents of quarantine.jsonl, verified if a manifest `there` is given."""
+def listed_incidents(store: Readable, of: Manifest | None = None) -> Iterator[Incident]:
+    """Streams the incidents of quarantine.jsonl, verified if `of`, its manifest, is given."""
     digest, where = hashlib.sha256(), store.where(naming.QUARANTINE)
     try:
         if store.size(naming.QUARANTINE) is None:
@@ -199,7 +287,7 @@ def listed_incidents(store: Readable, there: Manifest | None = None) -> Iterator
             file = as_file(hashed(opened, [digest]))
             while line := file.readline(_MOST_LINE_BYTES):
                 yield records.loads(Incident, line)
-        if there and digest.hexdigest() not in (f.sha256 for f in there.files):
+        if of and digest.hexdigest() not in (file.sha256 for file in of.files):
             raise ValueError(f"sha256 {digest.hexdigest()} is not in {naming.MANIFEST}")
     except ValueError as error:
         raise ManifestError(f"{where}: {error}. Copy it from the original dataset.") from None

@@ -28,8 +28,7 @@ from imagenet_prep.dataset.settings import (
     Settings,
 )
 from imagenet_prep.preparation import changes, existing_set
-from imagenet_prep.preparation.draft import Draft
-from imagenet_prep.preparation.output import Output
+from imagenet_prep.preparation.output import Draft, Output
 from imagenet_prep.preparation.provenance import demand_same_shards
 from imagenet_prep.preparation.standing import Wanted
 from imagenet_prep.preparation.tasks import WriteWork, excluded_incident
@@ -91,12 +90,8 @@ class RewriteWork:
 class Job:
     """One resize or rewrite command, resolved.
 
-    Attributes:
-      policy: for the codec; None keeps every image byte for byte.
-      allowed_bad_images: 0 stops at the first bad image, None never.
-      renamed: new keys for records that repeat an earlier key, by shard and record.
-      wnids_only: refuse classes whose names are not WNIDs.
-      force: replace a split that has other settings; None if the verb has no such flag.
+    A `policy` of None keeps every image byte for byte. `renamed` has new keys for records that
+    repeat an earlier key, by shard and record. `allowed_bad_images` and `force` are as in `Wanted`.
     """
 
     found: TfrecordSet

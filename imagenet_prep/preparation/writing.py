@@ -17,10 +17,9 @@ from imagenet_prep.dataset import ignored, naming
 from imagenet_prep.dataset.manifest import Source
 from imagenet_prep.dataset.member import QUARANTINED, Member, parse_members
 from imagenet_prep.engine import Stage
-from imagenet_prep.preparation.draft import Draft
 from imagenet_prep.preparation.inventory import take_inventory
 from imagenet_prep.preparation.job import Job
-from imagenet_prep.preparation.output import Output
+from imagenet_prep.preparation.output import Draft, Output
 from imagenet_prep.preparation.planning import Inventory
 from imagenet_prep.preparation.selection import Selection
 from imagenet_prep.preparation.space import Forecast

@@ -18,8 +18,7 @@ from imagenet_prep.dataset.manifest import Manifest, Shard, Source, Split
 from imagenet_prep.dataset.member import Incident
 from imagenet_prep.dataset.settings import Settings
 from imagenet_prep.engine import Stage
-from imagenet_prep.preparation.draft import Draft
-from imagenet_prep.preparation.output import Output, listed_incidents
+from imagenet_prep.preparation.output import Draft, Output, listed_incidents
 from imagenet_prep.preparation.standing import Wanted
 from imagenet_prep.shards import commit
 from imagenet_prep.shards.commit import publish

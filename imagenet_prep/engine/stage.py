@@ -114,10 +114,6 @@ class Stage(Generic[AnyTask, AnyContent]):
         """The stage's folder, relative to the dataset."""
         return f"{naming.WORK}/{self.name}-{self.digest[:16]}"
 
-    @property
-    def _reserve(self) -> str:
-        return f"{self.folder}/reserve"
-
     def clear(self) -> None:
         """Removes claims and failures of an earlier run on this machine."""
         local = self.store.local
@@ -125,7 +121,7 @@ class Stage(Generic[AnyTask, AnyContent]):
             local.remove_tree(f"{self.folder}/{name}")
             local.make_folder(f"{self.folder}/{name}")
         local.make_folder(f"{self.folder}/receipts")
-        local.write(self._reserve, bytes(_RESERVE_BYTES))
+        local.write(f"{self.folder}/reserve", bytes(_RESERVE_BYTES))
 
     def receipts(self, tasks: Iterable[str]) -> dict[str, Receipt[AnyContent]]:
         """Returns receipts by task, except invalid ones and those with files that are missing."""
@@ -216,10 +212,13 @@ class Stage(Generic[AnyTask, AnyContent]):
             local.write(name, canonical.dumps(Failure(error, message)))
         except (errors.IncompleteError, errors.StoreError):
             # The disk is full or fails. The reserved file has space for one short note.
-            short = canonical.dumps(Failure(error, message[:900]))
-            with os.fdopen(local.open(self._reserve, os.O_WRONLY), "wb") as file:
+            short, reserve = (
+                canonical.dumps(Failure(error, message[:900])),
+                f"{self.folder}/reserve",
+            )
+            with os.fdopen(local.open(reserve, os.O_WRONLY), "wb") as file:
                 file.write(short.ljust(_RESERVE_BYTES))
-            local.rename(self._reserve, name)
+            local.rename(reserve, name)
 
     def raise_failure(self) -> None:
         """Raises the first recorded failure, if any."""

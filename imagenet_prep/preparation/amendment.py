@@ -156,8 +156,7 @@ class Job:
 
 def refuse(dataset: Dataset, out: Store) -> None:
     """Raises an error if the dataset cannot be amended into `out`, before anything is written."""
-    store, where = dataset.store, dataset.where
-    folder = store.as_folder
+    folder, where = dataset.store.as_folder, dataset.where
     if (folder is None) != (out.as_folder is None):
         raise UsageError(
             f"--out {out.where()}: the result must be on the same storage as {where}: choose "

@@ -140,8 +140,8 @@ def read_relabels(path: str, classes: ClassList) -> Relabels:
 
 def _index_of(name: str, classes: ClassList) -> int | None:
     # A class name may itself be a number, as in MNIST; the name takes precedence.
-    if (index := classes.index.get(name)) is not None:
-        return index
+    if name in classes.index:
+        return classes.index[name]
     if not (name.isascii() and name.isdecimal() and len(name) <= len(str(len(classes.wnids)))):
         return None
     return int(name) if int(name) < len(classes.wnids) else None

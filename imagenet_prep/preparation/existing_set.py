@@ -283,9 +283,8 @@ def check_existing_set(
     """Reads all shards except those with a receipt in `store` from an earlier run."""
     labelling = settle_labels(source, tuple(source.splits), store, workers, quiet=quiet)
     shards = [shard for of_split in source.splits.values() for shard in of_split]
-    digest = canonical.digest(
-        [labelling.offset, labelling.classes.render().decode(), identity(shards)]
-    )
+    classes = labelling.classes.render().decode()
+    digest = canonical.digest([labelling.offset, classes, identity(shards)])
     tables = f"{naming.WORK}/tables-{digest[:16]}"
     work = partial(_check_shard, store=source.store, out=store, tables=tables, labelling=labelling)
     stage = engine.Stage("check", digest, store, work, CheckedShard)

@@ -165,7 +165,6 @@ class _LocalPlan(Planning):
         return {split: _Lists(of_class[split], self._runs(results, split)) for split in of_class}
 
     def _sort(self, task: _Range, *, mixed: Mapping[str, Sequence[Path]]) -> engine.Result[_Result]:
-
         def entries() -> Iterator[bytes]:
             for path in mixed[task.split][task.start : task.stop]:
                 with open(regular_file.open_to_read(path), "rb") as file:

@@ -92,13 +92,10 @@ class Planning(ChosenMembers):
         wanted = self.selection
         classes, parts = wanted.source.classes, wanted.source.parts
         lists = list(zip(tasks, listed, strict=True))
-        counts = {
-            split: num_per_class(
-                [pieces.num_per_class for task, pieces in lists if task.split == split],
-                len(classes.wnids),
-            )
-            for split in wanted.splits
-        }
+        counts = {}
+        for split in wanted.splits:
+            pieces = (piece.num_per_class for task, piece in lists if task.split == split)
+            counts[split] = num_per_class(pieces, len(classes.wnids))
         totals = {split: sum(numbers) for split, numbers in counts.items()}
         edition = editions.recognised(classes, totals, [part.name for part in parts])
         used = {}
@@ -205,12 +202,9 @@ class Planning(ChosenMembers):
                     plan_name(naming.shard_name(split, i, num), self.folder) for i in range(num)
                 ]
                 # A bucket fetches all files of one call in parallel.
+                batches = (names[i : i + _READ_AT_ONCE] for i in range(0, num, _READ_AT_ONCE))
                 files = (
-                    data
-                    for start in range(0, num, _READ_AT_ONCE)
-                    for data in self.store.read_each(
-                        names[start : start + _READ_AT_ONCE], plan.MOST_BYTES
-                    )
+                    data for of in batches for data in self.store.read_each(of, plan.MOST_BYTES)
                 )
                 digest = plan.digest(files)
                 plans.append(SplitPlan(split, num, tuple(counts), source_bytes, digest))

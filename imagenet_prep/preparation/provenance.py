@@ -226,7 +226,7 @@ def _other_files(
     job: Job, manifest: Manifest, work_store: LocalStore, newest: int, *, listed: bool
 ) -> Iterator[str]:
     before = {source.name: source for source in manifest.sources}
-    names, archives = [], {}
+    archives = {}
     for part in job.selection.parts:
         if part.path is None and part in job.selection.source.parts and listed:
             continue  # the images of this folder are compared one by one
@@ -234,12 +234,11 @@ def _other_files(
             size = f"{was.num_bytes:,} bytes" if was else "absent"
             yield f"{part.name}: was {size}, now has {part.num_bytes:,} bytes"
         elif part.path and was.md5 and not 0 < part.newest <= newest:
-            names.append(HashTask(part.name))
             archives[part.name] = part.path
-    if names and job.policy.check != CHECK_HEADER:
+    if archives and job.policy.check != CHECK_HEADER:
         work = partial(hash_archive, archives=open_archives(archives))
         stage = engine.Stage("md5", manifest.digest, work_store, work, HashedArchive)
-        yield from _other_md5s(manifest, stage, names, quiet=job.quiet)
+        yield from _other_md5s(manifest, stage, [*map(HashTask, archives)], quiet=job.quiet)
 
 
 def _hash_shard(shard: ShardFile, *, store: Store) -> engine.Result[HashedArchive]:

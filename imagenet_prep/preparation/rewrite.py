@@ -79,8 +79,7 @@ class RewriteWork:
                 yield member, data
 
         written, outputs = self.write(shard.name, images())
-        images_read = counts.num_per_class.total()
-        source = Source(shard.file, shard.num_bytes, md5.hexdigest(), images_read)
+        source = Source(shard.file, shard.num_bytes, md5.hexdigest(), counts.num_per_class.total())
         incidents = [*written.incidents, *incidents]
         content = replace(written, incidents=incidents, source=source, **vars(counts))
         return engine.Result(content, outputs)

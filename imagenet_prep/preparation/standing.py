@@ -259,11 +259,8 @@ def _refuse_strangers(standing: Standing, verb: str, made: Iterable[str]) -> Non
 
 def _other_libraries(standing: Standing, wanted: Wanted) -> dict[str, str]:
     """Returns the libraries used here if they prevent this run from continuing, else {}."""
-    used: dict[str, str] = {}
-    if standing.begun is not None:
-        used = standing.begun.libraries
-    elif standing.committed is not None:
-        used = standing.committed.producer.libraries
+    run = standing.begun or (standing.committed and standing.committed.producer)
+    used = run.libraries if run else {}
     # A run that re-encodes nothing can continue with any library version.
     return used if wanted.libraries and used != wanted.libraries else {}
 

@@ -46,7 +46,8 @@ from imagenet_prep.storage.remote import is_newer, stamp
 from imagenet_prep.storage.remote_archives import RemoteArchives, open_archives
 from imagenet_prep.storage.store import Store
 
-WriteStage = Stage[HashTask | ShardTask, WrittenShard | HashedArchive]
+Content = WrittenShard | HashedArchive
+WriteStage = Stage[HashTask | ShardTask, Content]
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class PrepareWork:
     archives: ArchiveReader | RemoteArchives
     expected_md5: Mapping[str, str]
 
-    def __call__(self, task: HashTask | ShardTask) -> engine.Result[WrittenShard | HashedArchive]:
+    def __call__(self, task: HashTask | ShardTask) -> engine.Result[Content]:
         """Returns the receipt content and, for a shard, its files."""
         if isinstance(task, ShardTask):
             return self.write(task.name, self._planned(task.name))
@@ -195,16 +196,9 @@ def _demand_all(job: Job, inventory: Inventory, shards: Collection[WrittenShard]
         )
 
 
-def commit(
-    job: Job,
-    inventory: Inventory,
-    output: Output,
-    contents: Sequence[WrittenShard | HashedArchive],
-) -> None:
+def commit(job: Job, inventory: Inventory, output: Output, contents: Sequence[Content]) -> None:
     """Publishes the manifest from the receipts of all tasks."""
-    read = {
-        archive.archive: archive.md5 for archive in contents if isinstance(archive, HashedArchive)
-    }
+    read = {file.archive: file.md5 for file in contents if isinstance(file, HashedArchive)}
     md5 = {**job.proven_md5, **inventory.md5, **read}
     shards = {shard.shard: shard for shard in contents if isinstance(shard, WrittenShard)}
     _demand_all(job, inventory, shards.values())

@@ -14,8 +14,7 @@ from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.manifest import Manifest, Shard, Source, Split
 from imagenet_prep.dataset.settings import Settings
 from imagenet_prep.preparation import standing
-from imagenet_prep.preparation.draft import Draft
-from imagenet_prep.preparation.output import Output
+from imagenet_prep.preparation.output import Draft, Output
 from imagenet_prep.preparation.standing import Begun, Decision, Standing, Wanted
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.opened import Dataset

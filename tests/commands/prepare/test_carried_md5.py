@@ -22,7 +22,7 @@ from tests.kit import command
 from tests.kit.dataset import SETTINGS, Reference, contents, receipts
 
 TRAIN, VALIDATION = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
-SAID = "proven by download"
+SAID = "verified by imagenet-prep download"
 
 
 @pytest.fixture

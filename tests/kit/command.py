@@ -53,7 +53,7 @@ class Finished(NamedTuple):
     @property
     def complaints(self) -> str:
         """Stderr but for what the source was taken for, and how far a slow machine has got."""
-        shown = r"(?:(?:tasks?|images?), .* left.*|\w+ are kept)"
+        shown = r"(?:(?:tasks?|images?), .* left.*|\w+ already finished)"
         progress = rf"^\w+: (?:resuming: )?[\d,]+ of [\d,]+ {shown}\n"
         return re.sub(progress, "", re.sub(r"\Asource: .*\n", "", self.err), flags=re.MULTILINE)
 

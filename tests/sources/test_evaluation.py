@@ -417,7 +417,7 @@ def test_several_sets_in_one_place_are_named(tmp_path: Path) -> None:
 def test_another_split_than_test_is_refused(tmp_path: Path) -> None:
     root = put(by_wnid("imagenet-a", {WNIDS[0]: 1}).files, tmp_path, "imagenet-a", "tar")
 
-    with pytest.raises(UsageError, match="an evaluation set, which only has the split test"):
+    with pytest.raises(UsageError, match="a set to evaluate on and has the split test alone"):
         found(root, [schema.TRAIN])
     assert found(root, [schema.TEST]).edition == editions.IMAGENET_A
 

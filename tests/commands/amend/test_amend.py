@@ -211,7 +211,7 @@ def test_lists_that_name_what_is_not_there_are_refused(
         ("relabel", f"key,class\n{known},0\n{known},1\n"): "1 line with a key that an earlier",
         ("relabel", f"{known},0\n"): "line 1: expected the header key,class",
         ("relabel", f"key,class\n{known}\n"): "line 2: expected two fields, key,class",
-        ("relabel", "key,class\n"): "lists no key",
+        ("relabel", "key,class\n"): "no key after the header",
         ("relabel", 'key,class\n"a,1\n'): "line 2: ",
     }
     for (flag, text), said in lists.items():
@@ -245,14 +245,14 @@ def test_images_that_cannot_come_in_are_refused(
     stranger.mkdir(parents=True)
     (stranger / "a.jpg").write_bytes((changes.add / "train" / changes.added[0]).read_bytes())
     refused = amend(reference.out, tmp_path / "new", "--add", tmp_path / "stranger")
-    assert (refused.code, "1 of its classes are not in the set" in refused.err) == (2, True)
+    assert (refused.code, "1 of its classes are not in the dataset" in refused.err) == (2, True)
     (tmp_path / "empty" / "n01440764").mkdir(parents=True)
     shutil.copytree(stranger.parent, tmp_path / "unread" / "train")
     for name in ("valid", "test"):
         shutil.copytree(stranger, tmp_path / "unread" / name / "n01440764")
     for folder, said in (
         (tmp_path / "no", "no such folder"),
-        (tmp_path / "empty", "no images of classes"),
+        (tmp_path / "empty", "no images found"),
         (tmp_path, f"Name one of them: {tmp_path}/stranger"),
         (tmp_path / "unread", "the images in test/ would not be read"),
     ):

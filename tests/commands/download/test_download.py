@@ -119,7 +119,7 @@ def test_the_list_of_real_is_proven_and_another_one_is_refused(
     data = b"[[1], []]"
     with serve({"real.json": data}) as server:
         flags = ["--into", str(tmp_path), "--base-url", server.url, "--what", "real"]
-        with pytest.raises(SourceError, match=r"real\.json: 9 bytes, the official .* 388,478"):
+        with pytest.raises(SourceError, match=r"real\.json: 9 bytes, but the official .* 388,478"):
             download.run(flags)
         assert archives(tmp_path) == {}
         official({"real.json": data})
@@ -180,7 +180,7 @@ def test_a_wrong_md5_gets_no_name_and_is_fetched_anew(tmp_path: Path, official: 
     assert re.search(
         r"md5 [0-9a-f]{32}, but the official archive has [0-9a-f]{32}", str(caught.value)
     )
-    assert "run this again" in str(caught.value)
+    assert "run the same command again" in str(caught.value)
     assert archives(tmp_path) == {TRAIN: FILES[TRAIN]}
     assert len(server.reads(f"/{TRAIN}")) == 2 * 9
 
@@ -346,7 +346,7 @@ def test_an_empty_archive_on_the_server_is_named(tmp_path: Path) -> None:
     result = command.run("download", *flags)
 
     assert (result.code, result.out) == (1, "")
-    assert f"{DEVKIT}: it is empty" in result.err
+    assert f"{DEVKIT}: the file is empty" in result.err
 
 
 @pytest.mark.parametrize(

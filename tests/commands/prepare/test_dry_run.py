@@ -54,7 +54,7 @@ def test_the_source_is_no_place_for_the_set(photos: Path, more: tuple[str, ...])
     assert f"--out {photos} is the source itself. The source is never changed" in itself.err
     inside = prepare(photos, photos / "set", *more)
     assert inside.code == 2
-    assert f"lies in {photos}, among the images of the source" in inside.err
+    assert f"is inside {photos}, among the images of the source" in inside.err
     (photos.parent / "link").symlink_to(photos)
     assert prepare(photos.parent / "link", photos, *more).code == 2
     assert stamps(photos) == before

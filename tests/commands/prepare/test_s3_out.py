@@ -339,7 +339,7 @@ def test_other_settings_are_refused(s3: S3Server, reference: Reference, machine:
     s3.client().put_object(Bucket=BUCKET, Key="taken/train-of-somebody", Body=b"x")
     taken = machine.prepare(reference.source, "taken", *SETTINGS)
     assert taken.code == 2, taken
-    assert "already holds train-of-somebody" in taken.err
+    assert "already contains train-of-somebody" in taken.err
     assert set(objects(s3.client(), "taken")) == {"train-of-somebody"}
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Iterable
 
+from imagenet_prep.core.errors import install_line
 from imagenet_prep.core.installed import is_there
+from imagenet_prep.core.terminal import counted
 
 HEAD_BYTES = 64
 HEIC = "HEIC"
@@ -13,8 +16,11 @@ HEIC = "HEIC"
 READ = frozenset({"JPEG", "PNG", "GIF", "BMP", "WebP", "TIFF", "AVIF"})
 # Photographs under any file name. Not TIFF, since raw camera files look like TIFF.
 PHOTOGRAPHS = READ - {"TIFF"} | {HEIC, "JPEG XL"}
-# Decoder modules that an installation may lack.
-_DECODERS = {"AVIF": "PIL._avif", HEIC: "pillow_heif"}
+# Decoder modules that an installation may lack, and the commands that install them.
+_DECODERS = {
+    "AVIF": ("PIL._avif", "pip install --force-reinstall --only-binary :all: pillow"),
+    HEIC: ("pillow_heif", install_line("heif")),
+}
 
 _BEGINNINGS = {
     b"\xff\xd8\xff": "JPEG",
@@ -60,8 +66,8 @@ def name_of(head: bytes) -> str | None:
 
 def is_readable(name: str | None) -> bool:
     """Returns whether this installation can decode a format."""
-    if module := _DECODERS.get(name or ""):
-        return is_there(module)
+    if decoder := _DECODERS.get(name or ""):
+        return is_there(decoder[0])
     return name in READ
 
 
@@ -75,5 +81,14 @@ def unreadable(head: bytes) -> str:
 
 def remedy(names: Collection[str]) -> str:
     """Returns the advice for photographs in unsupported formats."""
-    extra = "run pip install 'imagenet-prep[heif]', or " if HEIC in names else ""
-    return f"{extra}convert to JPEG or PNG"
+    commands = [f"run {_DECODERS[name][1]}" for name in sorted(names) if name in _DECODERS]
+    return ", or ".join([*commands, "convert to JPEG or PNG"])
+
+
+def in_words(details: Iterable[str]) -> list[str]:
+    """Returns a line per unsupported format, given texts of `unreadable` for quarantined images."""
+    counts = Counter(detail for detail in details if detail.startswith("is "))
+    return [
+        f"{counted(number, 'quarantined image')}: the format {detail}"
+        for detail, number in sorted(counts.items())
+    ]

@@ -17,10 +17,14 @@ from typing import Any
 import imagenet_prep
 from imagenet_prep.core import canonical, monitoring, records
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.errors import DataDamagedError, ImagenetPrepError, ManifestError, StoreError
-from imagenet_prep.dataset import editions, manifest, naming, schema, settings
-from imagenet_prep.dataset.class_list import ClassList
-from imagenet_prep.dataset.manifest import Manifest, Source, Split
+from imagenet_prep.core.errors import (
+    DataDamagedError,
+    ImagenetPrepError,
+    ManifestError,
+    StoreError,
+)
+from imagenet_prep.dataset import formats, naming, settings
+from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.dataset.member import QUARANTINED, Incident
 from imagenet_prep.dataset.settings import Settings
 from imagenet_prep.engine import Receipt, Stage
@@ -261,7 +265,14 @@ class Output:
         if self.wanted.origin is not None:
             origins.note(finished.manifest.digest, self.wanted.origin)
         path = self.store.where(naming.MANIFEST)
-        return summarise(path, finished, self._new, time.time() - self._start)
+        summary = summarise(path, finished, self._new, time.time() - self._start)
+        if "unknown_format" in finished.manifest.quarantined:
+            with contextlib.suppress(ImagenetPrepError):  # a lost list must not fail the run
+                of_format = (
+                    i.detail for i in listed_incidents(self.store) if i.reason == "unknown_format"
+                )
+                summary["unread"] = formats.in_words(of_format)
+        return summary
 
     def _discard(self, split: str) -> None:
         """Removes a split from the manifest first, so that it never lists missing files."""

@@ -139,6 +139,7 @@ def _lines_of_set(summary: Json) -> list[str]:
         reasons = summary[action]
         counts = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
         lines.append(f"{action}: {sum(reasons.values()):,}" + (f" ({counts})" if counts else ""))
+    lines += summary.get("unread", ())
     if summary["excluded"]:
         lines.append(f"excluded: {summary['excluded']:,}")
     if summary["ignored"]:

@@ -20,7 +20,7 @@ from imagenet_prep.core.errors import SourceError
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.member import NO_BOXES, Boxes
 from imagenet_prep.sources import layout, packed, published, source, tar
-from imagenet_prep.sources.scan import scan, subfolders
+from imagenet_prep.sources.scan import read_errors, scan, subfolders
 from imagenet_prep.storage.remote_path import Location, open_to_read
 
 _PUBLISHED = {schema.TRAIN: published.TRAIN_BOXES, schema.VALIDATION: published.VALIDATION_BOXES}
@@ -79,6 +79,7 @@ class Found(NamedTuple):
     dropped: int
 
 
+@read_errors("")
 def find(root: Location, splits: Sequence[str], *, official: bool) -> Annotations | None:
     """Returns the annotations next to a source, or None; on a server, only archives are found."""
     parts: dict[str, source.Part] = {}
@@ -100,6 +101,7 @@ def find(root: Location, splits: Sequence[str], *, official: bool) -> Annotation
     return Annotations(parts, tuple(tasks)) if parts else None
 
 
+@read_errors("")
 def read(task: BoxTask) -> Found:
     """Returns the boxes of an archive or a folder."""
     lines: dict[str, bytearray] = {}

@@ -108,7 +108,7 @@ def _classes(wnids: Sequence[str], place: Location) -> ClassList:
 
 def _class_files(folder: Location) -> list[File]:
     files = []
-    with read_errors(folder, "Check links and permissions."):
+    with read_errors(folder):
         paths = [*folder.iterdir()]
     for path in paths:
         if path.suffix != ".tar" or path.name.startswith("."):
@@ -120,7 +120,7 @@ def _class_files(folder: Location) -> list[File]:
         if isinstance(path, RemotePath):
             files.append(File(path.name, path.stat.size, path.stat.validator))
             continue
-        with read_errors(path, "Check links and permissions."):
+        with read_errors(path):
             status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             raise SourceError(f"{path}: is no file. Remove it.")

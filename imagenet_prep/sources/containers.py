@@ -30,9 +30,9 @@ _ZIP_ERRORS = (zipfile.BadZipFile, RuntimeError, NotImplementedError, ValueError
 
 def contents(path: Location, most: Callable[[str], int]) -> Iterator[tuple[str, int, bytes]]:
     """Yields the name, size and first `most(name)` bytes of each file in an archive."""
-    size = path.stat.size if isinstance(path, RemotePath) else path.stat().st_size
-    allowance = Allowance(_LEAST_ALLOWANCE + _MOST_RATIO * size)
     try:
+        size = path.stat.size if isinstance(path, RemotePath) else path.stat().st_size
+        allowance = Allowance(_LEAST_ALLOWANCE + _MOST_RATIO * size)
         with open_to_read(path) as file:
             is_zip = file.read(len(_ZIP)) == _ZIP
         if is_zip:

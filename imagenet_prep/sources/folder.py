@@ -148,6 +148,7 @@ class Folder(source.Stored):
         return Member(key, path, 0, file.num_bytes, index)
 
 
+@read_errors("")
 def find(
     root: Path,
     splits: Sequence[str],

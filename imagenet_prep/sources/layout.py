@@ -90,6 +90,7 @@ def split_folders(root: Path) -> Splits:
     return Splits(place.parent, {schema.TRAIN: place.name}, [root], place, {})
 
 
+@read_errors("")
 def named_splits(root: Path) -> Splits:
     """Returns the splits that have folders named like splits."""
     bases = [each for each in (root / "ILSVRC", root) if (each / KAGGLE).is_dir()]

@@ -134,7 +134,7 @@ class RecordIO(source.Stored):
     def index(self, task: IndexTask) -> list[Member]:
         """Returns the images of the records that begin in a task's byte range, sorted by key."""
         path = self.files[task.part]
-        with open_to_read(path) as file:
+        with read_errors(path, "Get the file again."), open_to_read(path) as file:
             size = os.fstat(file.fileno()).st_size
             try:
                 records = recordio.scan(file, task.start, min(task.stop, size), size)

@@ -18,6 +18,7 @@ from imagenet_prep.storage.remote import stamp
 _FOLLOW = (
     "To include the images there in the dataset, add --follow-links; otherwise, remove the link."
 )
+_CHECK = "Check links, permissions and the disk."
 _MOST_KEPT = 50
 
 
@@ -41,7 +42,7 @@ class Problems:
     def add(self, problem: str | SourceError | OSError, where: object = "") -> None:
         """Adds a message, or an error at the path `where`."""
         if isinstance(problem, OSError):
-            problem = _unreadable(where, problem, "Check links, permissions and the disk.")
+            problem = _unreadable(where, problem, _CHECK)
         self._number += 1
         if len(self._kept) < _MOST_KEPT:
             self._kept.append(printable(str(problem)))
@@ -58,12 +59,12 @@ class Problems:
 
 
 @contextlib.contextmanager
-def read_errors(path: object, remedy: str = "Check the permissions.") -> Iterator[None]:
+def read_errors(path: object, remedy: str = _CHECK) -> Iterator[None]:
     """Turns an OSError into a SourceError for `path`, or for the error's own path if that is ""."""
     try:
         yield
     except OSError as error:
-        raise _unreadable(path or error.filename, error, remedy) from error
+        raise _unreadable(path or error.filename or "the source", error, remedy) from error
 
 
 def _unreadable(where: object, error: OSError, remedy: str) -> SourceError:

@@ -10,6 +10,7 @@ from imagenet_prep.core.errors import SourceError, UsageError, some
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.manifest import Manifest, Shard
+from imagenet_prep.sources.scan import read_errors
 from imagenet_prep.storage.opened import Dataset, demand_file, open_dataset
 from imagenet_prep.storage.remote import Stat
 from imagenet_prep.storage.store import Store
@@ -64,6 +65,7 @@ class TfrecordSet:
         return self.dataset.manifest if self.dataset else None
 
 
+@read_errors("")
 def find(store: Store, *, check: bool = True) -> TfrecordSet:
     """Returns the shards in `store` or its split folders; `check` is as for `open_dataset`."""
     where = store.where()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
@@ -11,21 +12,29 @@ from typing import Any, NoReturn
 
 import pytest
 
-from imagenet_prep.core.errors import StoreError
+from imagenet_prep.core.errors import ImagenetPrepError, StoreError
+from imagenet_prep.dataset.class_list import ClassList
+from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import (
+    boxes,
     class_tars,
     containers,
+    detect,
     folder,
+    layout,
     packed,
     parquet,
     recordio,
     scan,
+    shard_files,
     source,
     tar,
 )
+from imagenet_prep.sources.source import IndexTask
+from imagenet_prep.storage.folder import LocalStore
 from tests.kit.layouts import PARQUET_NAME as NAME
 from tests.kit.layouts import parquet_row as row
-from tests.kit.layouts import write_parquet
+from tests.kit.layouts import write, write_parquet
 from tests.kit.system import System
 
 
@@ -88,3 +97,43 @@ def test_a_disk_that_fails_while_a_folder_is_listed_is_named(
     for list_folder in (class_tars._class_files, lambda folder: scan.scan(folder, folder)):
         with pytest.raises(StoreError, match=f"{tmp_path}: cannot be read: Input/output error"):
             list_folder(tmp_path)
+
+
+ENTRIES: dict[str, Callable[[Path], object]] = {
+    **{
+        kind: lambda root, kind=kind: detect.find(  # type: ignore[misc]
+            root, ["train", "validation"], kind, encode=bytes, encoding=""
+        )
+        for kind in [*detect.LAYOUTS, detect.AUTO]
+    },
+    "the kinds of a folder": detect.recognised,
+    "class folders": lambda root: folder.find(root, ["train"]),
+    "splits by name": layout.named_splits,
+    "boxes": lambda root: boxes.find(root, ["train"], official=True),
+    "the boxes of a folder": lambda root: boxes.read(boxes.BoxTask("train", "train", root)),
+    "an archive": lambda root: list(containers.contents(root / "train.tar", len)),
+    "shards": lambda root: shard_files.find(LocalStore(root)),
+    "records": lambda root: list(of_records(root)),
+    "a folder": scan.scan,
+    "subfolders": scan.subfolders,
+}
+
+
+def of_records(root: Path) -> list[Member]:
+    classes = ClassList(("cat",), ("cat",))
+    task = IndexTask("train", "train", "train.rec", stop=100)
+    return recordio.RecordIO(classes, (), {"train.rec": root / "train.rec"}, {}).index(task)
+
+
+@pytest.mark.parametrize("call", ["stat", "lstat", "listdir", "scandir", "open"])
+@pytest.mark.parametrize("code", [errno.EACCES, errno.ENOENT])
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_a_failing_call_of_the_system_is_an_error_of_this_program(
+    entry: str, code: int, call: str, tmp_path: Path, system: System
+) -> None:
+    for name in ("train/cat/a.jpg", "train/Annotations/a.xml", "train.rec", "train.tar"):
+        write(tmp_path / name, b"")
+    for after in range(3):
+        with contextlib.suppress(ImagenetPrepError):
+            system.fails(call, code, after=after, times=1)
+            ENTRIES[entry](tmp_path)

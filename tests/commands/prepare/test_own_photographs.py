@@ -15,6 +15,7 @@ from PIL import Image
 from imagenet_prep import report
 from tests.kit import command
 from tests.kit.dataset import split_records
+from tests.kit.layouts import write
 from tests.kit.photographs import exif, photograph, pixels
 
 JXL = b"\0\0\0\x0cJXL \r\n\x87\n" + bytes(200)
@@ -67,8 +68,7 @@ IGNORED = {
 def photos(tmp_path: Path) -> Path:
     root = tmp_path / "photos"
     for name, data in FILES.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(data)
+        write(root / name, data)
     return root
 
 
@@ -120,6 +120,40 @@ def test_every_file_is_in_the_set_in_the_quarantine_or_counted(
     again = {f"{r.wnid}/{r.filename}" for r in split_records(tmp_path / "small", "train")}
     assert again == keys
     assert "nothing was left to do" in prepare(photos, out).out
+
+
+WITHOUT_DECODERS = """
+import importlib.util, runpy
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: (
+    None if name in ("pillow_heif", "PIL._avif") else find(name, package)
+)
+runpy.run_module("imagenet_prep", run_name="__main__")
+"""
+
+
+def test_the_extra_of_a_format_is_named_in_each_summary(tmp_path: Path) -> None:
+    heic = b"\0\0\0\x18ftypheic" + bytes(200)
+    avif = b"\0\0\0\x18ftypavif" + bytes(200)
+    files = {"a.jpg": photograph(60, 80), "b.heic": heic, "c.jpg": heic, "d.avif": avif}
+    for name, data in (files | {"e.jxl": JXL, "f.jpg": b"text" * 50}).items():
+        write(tmp_path / "photos" / "cats" / name, data)
+    lines = [
+        "quarantined: 5 (5 unknown_format)",
+        ("1 quarantined image: the format is AVIF, which is not read here: run pip install "
+        "--force-reinstall --only-binary :all: pillow, or convert to JPEG or PNG"),
+        ("2 quarantined images: the format is HEIC, which is not read here: run pip install "
+        "'imagenet-prep[heif]', or convert to JPEG or PNG"),
+        ("1 quarantined image: the format is JPEG XL, which is not read here: convert to JPEG or "
+        "PNG"),
+    ]
+    for _ in range(2):  # the second run finds a finished dataset
+        flags = ("--source", tmp_path / "photos", "--out", tmp_path / "out")
+        made = command.run(
+            "prepare", *flags, "--worker-kind", "threads", program=("-c", WITHOUT_DECODERS)
+        )
+        assert made.code == 0, made
+        assert "\n".join(lines) in made.out
 
 
 @pytest.mark.slow

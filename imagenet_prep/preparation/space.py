@@ -60,16 +60,16 @@ class Forecast:
         tasks = self.selection.index_tasks()
         done = index_stage(self.selection, out.local).receipts(task.name for task in tasks)
         pending = [task for task in tasks if task.name not in done]
-        unpacked = share * sum(map(source.unpacked_bytes, pending))
+        unpacked = share * sum(task.num_bytes for task in pending)
         free = out.local.free_bytes()
-        if not pending or free > (1 + _PLENTY) * share * sum(map(source.unpacked_bytes, tasks)):
+        if not pending or free > (1 + _PLENTY) * share * sum(task.num_bytes for task in tasks):
             return
         shards = 0.0
         # For a bucket, only a few shards are on this disk at a time; `check_shards` counts them.
         if out.as_folder:
             for split in self.selection.splits:
                 of_split = [task for task in tasks if task.split == split]
-                num_bytes = share * sum(map(source.unpacked_bytes, of_split))
+                num_bytes = share * sum(task.num_bytes for task in of_split)
                 before, after = self._mean_bytes(_packed_sample(source, of_split))
                 shards += num_bytes * (after + _RECORD_OVERHEAD_BYTES) / before if before else 0
             names = filter(naming.looks_like_shard, out.names(""))

@@ -1,7 +1,4 @@
-"""Bounding boxes: PASCAL VOC annotations of ILSVRC2012, from its archives or Kaggle's folders.
-
-The 544,546 small XML files are read once. Boxes are matched to images by base name.
-"""
+"""Bounding boxes: PASCAL VOC annotations of ILSVRC2012, from its archives or Kaggle's folders."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ _MAX_DEPTH = 1
 # ILSVRC2012's annotations unpack to about 1 GB; the listed boxes take 100 MB.
 _MAX_UNPACKED_BYTES = 2 << 30
 _MAX_LINES_BYTES = 256 << 20
-_ADVICE = "Download the annotations again, or leave them out with --no-boxes."
+_ADVICE = "Download the annotations again, or add --no-boxes."
 
 
 class BoxTask(NamedTuple):
@@ -91,12 +88,12 @@ def find(root: Location, splits: Sequence[str], *, official: bool) -> Annotation
             parts[split] = source.file_part(archive, md5)
             tasks.append(BoxTask(split, split, archive))
         elif isinstance(root, Path):
-            name = f"{KAGGLE}/{_KAGGLE_FOLDERS[split]}"
-            below = layout.named_splits(root).base / name
+            part = f"{KAGGLE}/{_KAGGLE_FOLDERS[split]}"
+            below = layout.named_splits(root).base / part
             if below.is_dir():
-                parts[split] = source.folder_part(name, [("", scan(below))])
+                parts[split] = source.folder_part(part, [("", scan(below))])
                 classes = subfolders(below)
-                tasks += [BoxTask(f"{split}-{each}", split, below / each) for each in classes]
+                tasks += [BoxTask(f"{split}-{name}", split, below / name) for name in classes]
                 tasks += [BoxTask(split, split, below)] * (not classes)
     return Annotations(parts, tuple(tasks)) if parts else None
 
@@ -112,25 +109,25 @@ def read(task: BoxTask) -> Found:
         stem = name.rpartition("/")[2].removesuffix(".xml")
         match = _STEM[task.split].match(stem)
         if match is None:
-            raise SourceError(f"{where}: is not named like an image of {task.split}. {_ADVICE}")
-        found, bad = _parse_xml(data, where)
+            raise SourceError(f"{where}: does not have the name of a {task.split} image. {_ADVICE}")
+        boxes, bad = _parse_xml(data, where)
         if of_class is not None and match[1] != of_class:
-            raise SourceError(f"{where}: lies in the folder of {of_class}. {_ADVICE}")
+            raise SourceError(f"{where}: is in the folder of {of_class}. {_ADVICE}")
         group = match[1] if task.split == schema.TRAIN else task.split
-        line = canonical.dumps([stem, found]) + b"\n"
+        line = canonical.dumps([stem, boxes]) + b"\n"
         num_bytes += len(line)
         if num_bytes > _MAX_LINES_BYTES:
-            raise SourceError(f"{task.path}: has more boxes than any such archive. {_ADVICE}")
+            raise SourceError(f"{task.path}: has more boxes than ILSVRC2012. {_ADVICE}")
         lines.setdefault(group, bytearray()).extend(line)
         images += 1
-        num_boxes += len(found.xmin)
+        num_boxes += len(boxes.xmin)
         dropped += bad
     return Found(lines, images, num_boxes, dropped)
 
 
 def parse(lines: bytes, where: str) -> dict[str, Boxes]:
     """Parses the lines of `read` into boxes by image name (without extension)."""
-    found: dict[str, Boxes] = {}
+    by_name: dict[str, Boxes] = {}
     for line in io.BytesIO(lines):
         try:
             stem, sides = canonical.loads(line)
@@ -140,9 +137,9 @@ def parse(lines: bytes, where: str) -> dict[str, Boxes]:
                 f"{where}: the list of boxes is damaged ({error}). Remove its folder, then run the "
                 "same command again."
             ) from error
-        if found.setdefault(str(stem), boxes) is not boxes:
+        if by_name.setdefault(str(stem), boxes) is not boxes:
             raise SourceError(f"{where}: {stem}.xml comes twice. {_ADVICE}")
-    return found
+    return by_name
 
 
 def _files(path: Location) -> Iterator[tuple[str, bytes]]:
@@ -169,10 +166,7 @@ def _archived(
             if member.size > _MAX_INNER_BYTES:
                 raise SourceError(f"{name}: {member.name} has {member.size:,} bytes. {_ADVICE}")
             if depth == _MAX_DEPTH:
-                raise SourceError(
-                    f"{name}: {member.name} is an archive in an archive in an archive. "
-                    f"Annotations are not packed like that. {_ADVICE}"
-                )
+                raise SourceError(f"{name}: {member.name} is nested too deeply. {_ADVICE}")
             with packed.gunzip(io.BytesIO(read_up_to(member.size))) as inner:
                 yield from _archived(inner, f"{name}: {member.name}", allowance, depth + 1)
 
@@ -186,30 +180,24 @@ def _parse_xml(data: bytes, where: str) -> tuple[Boxes, int]:
         text = data.decode("utf-8")
         # Entities can expand without limit or read local files.
         if "<!DOCTYPE" in text:
-            raise SourceError(
-                f"{where}: has a document type declaration; annotations have none. {_ADVICE}"
-            )
+            raise SourceError(f"{where}: has a document type declaration. {_ADVICE}")
         root = ET.fromstring(text)  # noqa: S314 - without a DOCTYPE there are no entities
         width, height = (float(root.findtext(f"size/{side}", "")) for side in ("width", "height"))
         corners = [
             [float(box.findtext(side, "")) for side in Boxes._fields] for box in root.iter("bndbox")
         ]
         if not all(map(math.isfinite, itertools.chain([width, height], *corners))):
-            raise ValueError("a size or a corner is not a number")
+            raise ValueError("a size or a corner is not finite")
     except (ValueError, ET.ParseError) as error:
-        raise SourceError(f"{where}: is no PASCAL VOC annotation: {error}. {_ADVICE}") from error
+        raise SourceError(f"{where}: is not a PASCAL VOC annotation: {error}. {_ADVICE}") from error
     if width <= 0 or height <= 0:
-        raise SourceError(f"{where}: annotates an image of {width:g} x {height:g}. {_ADVICE}")
+        raise SourceError(f"{where}: states an image size of {width:g} x {height:g}. {_ADVICE}")
     kept = []
     for corner in corners:
-        x1, x2 = sorted(_relative(value, width) for value in corner[:2])
-        y1, y2 = sorted(_relative(value, height) for value in corner[2:])
+        x1, x2 = sorted(min(max(value / width, 0.0), 1.0) for value in corner[:2])
+        y1, y2 = sorted(min(max(value / height, 0.0), 1.0) for value in corner[2:])
         if x1 < x2 and y1 < y2:
             kept.append((x1, x2, y1, y2))
     if not kept:
         return NO_BOXES, len(corners)
     return Boxes(*zip(*kept, strict=True)), len(corners) - len(kept)
-
-
-def _relative(value: float, side: float) -> float:
-    return min(max(value / side, 0.0), 1.0)

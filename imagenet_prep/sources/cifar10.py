@@ -1,7 +1,6 @@
 """CIFAR-10's Python version: pickles of raw pixels, in the archive or extracted.
 
-Labels stay 0 to 9 in the published order. Each image is encoded once, because raw pixels have no
-file format. `sources/pickles` reads the pickles without running any code from them.
+Labels stay 0 to 9 in the published order.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from imagenet_prep.sources.source import Encode, IndexTask, PackedImage
 ARCHIVE = published.CIFAR10.name
 FOLDER = "cifar-10-batches-py"
 ARCHIVE_MD5 = published.CIFAR10.md5
+_ADVICE = f"Download {ARCHIVE} again (md5 {ARCHIVE_MD5})."
 
 BATCHES = {
     schema.TRAIN: tuple(f"data_batch_{number}" for number in range(1, 6)),
@@ -64,14 +64,15 @@ class Cifar10(source.Pixels):
             or not len(classes) == len(names) == len(pixels.data) / _PIXEL_BYTES
         ):
             raise SourceError(
-                f"{where}: expected data [N, {_PIXEL_BYTES}] uint8, N labels and N filenames. "
-                f"Use the original {ARCHIVE} (md5 {ARCHIVE_MD5})."
+                f"{where}: expected data [N, 3072] uint8, N labels and N filenames. {_ADVICE}"
             )
         for row, (label, name) in enumerate(zip(classes, names, strict=True)):
             if not isinstance(label, int) or not 0 <= label < len(self.classes.wnids):
-                raise SourceError(f"{where}: row {row:,}: its label is not one of 0 to 9")
+                raise SourceError(
+                    f"{where}: row {row:,}: label {label!r}, expected 0 to 9. {_ADVICE}"
+                )
             # File names may repeat, so the key includes the batch and the row.
-            stem = _name(name, where).rpartition("/")[2].rpartition(".")[0]
+            stem = _text(name, where).rpartition("/")[2].rpartition(".")[0]
             base = f"{task.name}_{row:05d}_{stem}.jpg"
             planes = np.frombuffer(pixels.data, np.uint8, _PIXEL_BYTES, row * _PIXEL_BYTES)
             image = planes.reshape(3, _SIDE, _SIDE).transpose(1, 2, 0)
@@ -91,12 +92,12 @@ def find(root: Path, encode: Encode, encoding: str) -> Cifar10:
     """Returns the batches and the class list."""
     path = locate(root)
     if path is None:
-        raise UsageError(f"--source {root}: neither {ARCHIVE} nor {FOLDER}/ is there.")
+        raise UsageError(f"--source {root}: expected {ARCHIVE} or {FOLDER}/. Download it.")
     where = f"{path}: {_META}"
     names = _load(_read(path, _META), where).get("label_names")
     if not isinstance(names, list) or len(names) != 10:
-        raise SourceError(f"{where}: label_names is not a list of ten names")
-    classes = labels.classes_called([_name(name, where) for name in names], where)
+        raise SourceError(f"{where}: label_names is not a list of ten names. {_ADVICE}")
+    classes = labels.classes_called([_text(name, where) for name in names], where)
     if path.is_dir():
         part = source.folder_part(path.name, [("", scan(path))])
     else:
@@ -115,7 +116,7 @@ def _read(path: Path, name: str) -> bytes:
         [name],
         max_bytes=_MAX_BATCH_BYTES,
         max_unpacked_bytes=_MAX_UNPACKED_BYTES,
-        advice=f"Download {ARCHIVE} again (md5 {ARCHIVE_MD5}).",
+        advice=_ADVICE,
     )
     return data
 
@@ -123,26 +124,18 @@ def _read(path: Path, name: str) -> bytes:
 def _load(data: bytes, where: str) -> dict[str, Any]:
     """Returns a pickled dict with text keys; raises SourceError for anything else."""
     try:
-        content = pickles.loads(data)
-        return {_text(key): value for key, value in content.items()}
+        items = pickles.loads(data).items()
     except Exception as error:
         # A damaged pickle can raise any exception.
         raise SourceError(
-            f"{where}: is not one of CIFAR-10's pickles: {error}. Nothing of it was run. "
-            f"Use the original {ARCHIVE} (md5 {ARCHIVE_MD5})."
+            f"{where}: is not a pickle of CIFAR-10: {error}. None of its code was run. {_ADVICE}"
         ) from error
+    return {_text(key, where): value for key, value in items}
 
 
-def _name(value: Any, where: str) -> str:
-    try:
-        return _text(value)
-    except ValueError as error:
-        raise SourceError(f"{where}: {error}") from error
-
-
-def _text(value: Any) -> str:
+def _text(value: Any, where: str) -> str:
     if not isinstance(value, str | bytes):
-        raise ValueError(f"a {type(value).__name__} where a name is expected")
+        raise SourceError(f"{where}: a {type(value).__name__}, expected a name. {_ADVICE}")
     if len(value) > _MAX_NAME_BYTES:
-        raise ValueError(f"a name has more than {_MAX_NAME_BYTES} bytes")
+        raise SourceError(f"{where}: a name has more than {_MAX_NAME_BYTES} bytes. {_ADVICE}")
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value

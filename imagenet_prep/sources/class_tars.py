@@ -60,28 +60,28 @@ def find(root: Location, splits: Sequence[str]) -> ClassTars:
     places = [*_places(root)]
     if len(places) > 1:
         raise UsageError(
-            f"--source {root}: holds {' and '.join(place.name for place in places)}: name the one "
-            "that is to be read."
+            f"--source {root}: holds {' and '.join(place.name for place in places)}. Name one of "
+            "them."
         )
     if not places:
         raise UsageError(
-            f"--source {root}: neither {WHOLE} nor the tars of classes, nNNNNNNNN.tar, are there. "
-            "Get them from image-net.org (login needed), and unpack what is a .tar.gz."
+            f"--source {root}: has neither {WHOLE} nor class tars, nNNNNNNNN.tar. Get them from "
+            "image-net.org (login needed), and unpack .tar.gz files."
         )
     (place,) = places
     if schema.VALIDATION in splits:
         raise UsageError(
-            f"--source {root}: ImageNet-21K has no validation split. Take one out of train by "
-            "--holdout-per-class N, or choose --splits train."
+            f"--source {root}: ImageNet-21K has no validation split. Choose --splits train, with "
+            "--holdout-per-class N to split it."
         )
     archives: dict[str, Location]
     if place.is_file():
         archives = {place.name: place}
         part = source.file_part(place)
-        advice = "Of tars, only one of class tars is read as it is: unpack any other."
+        advice = "Unpack the archive: only a tar of class tars is read directly."
         tars = ilsvrc.inner_tars(open_archives(archives), part.name, advice)
         if not tars:
-            raise SourceError(f"{place.name}: holds no tar of a class. Download it again.")
+            raise SourceError(f"{place.name}: holds no class tar. Download it again.")
     else:
         files = _class_files(place)
         # Paths are relative to the source, so that `report` finds them.
@@ -115,7 +115,7 @@ def _class_files(folder: Location) -> list[File]:
             continue
         if CLASS_TAR.fullmatch(path.name) is None:
             raise SourceError(
-                f"{path}: lies among the tars of classes and is called after no WNID. Move it away."
+                f"{path}: is next to class tars, but not named <WNID>.tar. Move it away."
             )
         if isinstance(path, RemotePath):
             files.append(File(path.name, path.stat.size, path.stat.validator))
@@ -123,6 +123,6 @@ def _class_files(folder: Location) -> list[File]:
         with read_errors(path):
             status = path.stat()
         if not stat.S_ISREG(status.st_mode):
-            raise SourceError(f"{path}: is no file. Remove it.")
+            raise SourceError(f"{path}: is not a regular file. Remove it.")
         files.append(File(path.name, status.st_size, stamp(status)))
     return sorted(files)

@@ -8,14 +8,12 @@ import zipfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from imagenet_prep.core.errors import SourceError
 from imagenet_prep.sources import packed, tar
 from imagenet_prep.sources.tar import Allowance
-from imagenet_prep.storage.os_errors import demand_disk
 from imagenet_prep.storage.remote_path import Location, RemotePath, open_to_read
 
 _ZIP = b"PK\x03\x04"
-# The password on ObjectNet's page, for readers of its licence. Other archives have none.
+# Published on ObjectNet's page, next to its licence. Other archives have no password.
 _PASSWORD = b"objectnetisatestset"
 # Images barely compress, but tars of small images do because of their padding.
 _LEAST_ALLOWANCE = 1 << 30
@@ -30,7 +28,7 @@ _ZIP_ERRORS = (zipfile.BadZipFile, RuntimeError, NotImplementedError, ValueError
 
 def contents(path: Location, most: Callable[[str], int]) -> Iterator[tuple[str, int, bytes]]:
     """Yields the name, size and first `most(name)` bytes of each file in an archive."""
-    try:
+    with packed.errors(path, "Download it again.", *_ZIP_ERRORS):
         size = path.stat.size if isinstance(path, RemotePath) else path.stat().st_size
         allowance = Allowance(_LEAST_ALLOWANCE + _MOST_RATIO * size)
         with open_to_read(path) as file:
@@ -41,9 +39,6 @@ def contents(path: Location, most: Callable[[str], int]) -> Iterator[tuple[str, 
         with packed.unpacked(path) as stream:
             for member, read in tar.contents(stream, path.name, allowance):
                 yield member.name, member.size, read(most(member.name))
-    except (*packed.UNPACKING_ERRORS, *_ZIP_ERRORS) as error:
-        demand_disk(path, error)
-        raise SourceError(f"{path}: cannot be unpacked: {error}. Download it again.") from error
 
 
 def _in_zip(
@@ -53,11 +48,11 @@ def _in_zip(
     with _Zip(raw, _AHEAD_BYTES) as opened, zipfile.ZipFile(opened) as archive:
         opened.most = sys.maxsize
         for info in (info for info in archive.infolist() if not info.is_dir()):
-            data, wanted = b"", most(info.filename)
-            if wanted:
+            data, num_bytes = b"", most(info.filename)
+            if num_bytes:
                 with archive.open(info, pwd=_PASSWORD) as member:
                     # zipfile checks the CRC only at the end of the file, so read one byte more.
-                    data = member.read(wanted + 1)[:wanted]
+                    data = member.read(num_bytes + 1)[:num_bytes]
                 allowance.take(len(data), path.name)
             yield info.filename, info.file_size, data
 
@@ -70,7 +65,7 @@ class _Zip(io.BufferedReader):
     def read(self, size: int | None = -1, /) -> bytes:
         if size is not None and size > self.most:
             raise zipfile.BadZipFile(
-                f"its list of files has {size:,} bytes, expected {self.most:,} at most"
+                f"its list of files has {size:,} bytes, expected at most {self.most:,}"
             )
         return super().read(size)
 

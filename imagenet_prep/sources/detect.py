@@ -35,17 +35,16 @@ EVALUATION = "evaluation"
 
 LAYOUTS = {
     ILSVRC: "ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar, ILSVRC2012_devkit_t12.tar.gz; "
-    "ILSVRC2012_img_test_v10102019.tar by --splits test",
-    IMAGENET21K: "fall11_whole.tar, or a folder of nNNNNNNNN.tar, into which winter21_whole.tar.gz "
-    "was unpacked",
-    FOLDER: "CLASS/*.jpg; train/CLASS/*.JPEG and val/CLASS/*.JPEG, or "
-    "val/*.JPEG beside its labels; Kaggle's ILSVRC/Data/CLS-LOC; train_blurred/ and "
-    "val_blurred/; imagenet21k_train/ and imagenet21k_val/",
-    EVALUATION: "imagenetv2-*.tar.gz, imagenet-a.tar ..., or unpacked (docs/evaluation.md)",
+    "ILSVRC2012_img_test_v10102019.tar with --splits test",
+    IMAGENET21K: "fall11_whole.tar; a folder of nNNNNNNNN.tar, as in winter21_whole.tar.gz",
+    FOLDER: "CLASS/*.jpg; train/CLASS/*.JPEG and val/CLASS/*.JPEG, or val/*.JPEG with a list of "
+    "labels; Kaggle's ILSVRC/Data/CLS-LOC; train_blurred/ and val_blurred/; imagenet21k_train/ "
+    "and imagenet21k_val/",
+    EVALUATION: "imagenetv2-*.tar.gz, imagenet-a.tar ..., packed or not (docs/evaluation.md)",
     PARQUET: "data/train-00000-of-00294.parquet ..., data/validation-00000-of-00014.parquet ...",
-    RECORDIO: "train*.rec and val*.rec, each with its .lst; synset.txt where lists name no class",
+    RECORDIO: "train*.rec and val*.rec, each with its .lst; synset.txt if lists name no class",
     CIFAR10: "cifar-10-python.tar.gz, or cifar-10-batches-py/",
-    MNIST: "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, t10k-..., unpacked or not",
+    MNIST: "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, t10k-..., packed or not",
 }
 
 
@@ -80,33 +79,33 @@ def find(
         raise UsageError(_nothing(root))
     if schema.TEST in splits and kinds[0] not in (EVALUATION, ILSVRC):
         raise UsageError(
-            f"--source {root}: only evaluation sets, such as ImageNetV2, and ILSVRC2012's archives "
-            f"have the split {schema.TEST}, and this is {kinds[0]}. Choose other --splits."
+            f"--source {root}: is {kinds[0]}; only evaluation datasets, such as ImageNetV2, and "
+            f"ILSVRC2012's archives have the split {schema.TEST}. Choose other --splits."
         )
     source = finders[kinds[0]]()
     classes = source.classes
-    whose = "ILSVRC2012's" if classes.official else f"{some(classes.wnids)}; not ILSVRC2012's"
+    names = "ILSVRC2012's" if classes.official else f"{some(classes.wnids)}; not ILSVRC2012's"
     parts = [part.name for part in source.parts]
-    line = f"{kinds[0]}: {some(parts)}; {counted(len(classes.wnids), 'class')} ({whose})"
+    line = f"{kinds[0]}: {some(parts)}; {counted(len(classes.wnids), 'class')} ({names})"
     if source.evaluation is not None:
         line += f"; {source.evaluation.edition.name}, all of it is {schema.TEST}"
     if kinds[0] == FOLDER and isinstance(source, folder.Folder):
         line += "".join(f"; {remark}" for remark in _remarks(source, root))
     if kinds[1:]:
-        line += f"; also there, not read: {', '.join(kinds[1:])} (see --source-kind)"
+        line += f"; also found, not read: {', '.join(kinds[1:])} (see --source-kind)"
     return source, printable(line)
 
 
-def _remarks(found: folder.Folder, root: Location) -> Iterator[str]:
+def _remarks(source: folder.Folder, root: Location) -> Iterator[str]:
     """Yields how folders with ambiguous names were interpreted."""
-    if isinstance(root, Path) and root.resolve() in found.split_folders:
+    if isinstance(root, Path) and root.resolve() in source.split_folders:
         yield "no train/ and no val/, so all of it is train"
-        for name in filter(layout.split_called, found.classes.wnids):
+        for name in filter(layout.split_called, source.classes.wnids):
             yield f"{name}/ is a class, since it holds images itself"
-    for name in sorted({task.part for task in found.tasks if task.split == schema.VALIDATION}):
+    for name in sorted({task.part for task in source.tasks if task.split == schema.VALIDATION}):
         if layout.split_called(name) == schema.TEST:
             yield f"{name}/ is read as {schema.VALIDATION}, since there is no other"
-    for name, number in (each for part in found.parts for each in part.ignored):
+    for name, number in (count for part in source.parts for count in part.ignored):
         if name.endswith("/") and not is_hidden(name[:-1]):
             yield f"{name} is not read: {counted(number, 'image')}"
 
@@ -114,61 +113,55 @@ def _remarks(found: folder.Folder, root: Location) -> Iterator[str]:
 @read_errors("")
 def recognised(root: Location) -> list[str]:
     """Returns the kinds that match a folder, original archives first."""
-    found = []
+    kinds = []
     if any((root / name).is_file() for name in ilsvrc.ARCHIVES.values()):
-        found.append(ILSVRC)
+        kinds.append(ILSVRC)
     elif root.name != class_tars.WHOLE and evaluation.locate(root):
-        found.append(EVALUATION)
+        kinds.append(EVALUATION)
     elif class_tars.locate(root) is not None:
-        found.append(IMAGENET21K)
+        kinds.append(IMAGENET21K)
     if isinstance(root, RemotePath):
-        return found
-    there = {
+        return kinds
+    contents = {
         FOLDER: layout.named_splits(root).folders,
         PARQUET: parquet.folder(root),
         RECORDIO: recordio.locate(root),
         CIFAR10: cifar10.locate(root),
         MNIST: mnist.is_there(root),
     }
-    found += [kind for kind, seen in there.items() if seen]
+    kinds += [kind for kind, content in contents.items() if content]
     # Checked last, because any folders can be classes.
-    return found or [FOLDER] * bool(layout.split_folders(root).folders)
+    return kinds or [FOLDER] * bool(layout.split_folders(root).folders)
 
 
 def _nothing(root: Location) -> str:
     """Returns the error message for a location without a source."""
     if isinstance(root, RemotePath):
         return (
-            f"--source {root}: holds neither {' nor '.join(ilsvrc.ARCHIVES.values())} nor "
-            f"{class_tars.WHOLE}, nor, in a bucket, which can be listed, tars of classes, nor an "
-            "archive of an evaluation set. From a server, only these are read; bring anything else "
-            "into a folder."
+            f"--source {root}: has none of the archives that can be read from a server: "
+            f"{', '.join([*ilsvrc.ARCHIVES.values(), class_tars.WHOLE])}, archives of evaluation "
+            "datasets and, in a bucket, class tars. Download the source into a folder."
         )
     if not root.exists():
         return f"--source {root}: no such folder."
     if not root.is_dir():
         unpack = _to_unpack(root.parent, [root.name])
         unpack = unpack or "Name the folder that holds it, or the one into which it was unpacked."
-        return f"--source {root}: is a file, and none of those that are read alone. {unpack}"
-    held = sorted(path.name + "/" * path.is_dir() for path in root.iterdir())
+        return f"--source {root}: is a file that cannot be read directly. {unpack}"
+    names = sorted(path.name + "/" * path.is_dir() for path in root.iterdir())
     files = Counter(ending(Path(path).name) for path in layout.files_below(root))
     if unread := {name: files[name] for name in sorted(PHOTOGRAPHS & files.keys())}:
-        return f"--source {root}: holds no image that is read, but {in_words(unread)}."
+        return f"--source {root}: holds no supported image, but {in_words(unread)}."
     lines = "".join(f"\n  {kind:11} {layout}" for kind, layout in LAYOUTS.items())
     return (
-        f"these layouts are read:{lines}\n"
-        f"--source {root}: holds {printable(', '.join(held[:20])) or 'nothing'}, which is none of "
-        f"them. {_to_unpack(root, held)}Get one of these, or name the folder that holds it."
+        f"supported layouts:{lines}\n"
+        f"--source {root}: holds {printable(', '.join(names[:20])) or 'nothing'}, which is none "
+        f"of them. {_to_unpack(root, names)}Get one of these, or name the folder that holds it."
     )
 
 
 def _to_unpack(folder: Path, names: Sequence[str]) -> str:
     """Returns commands that unpack .tar.gz files, which do not allow random access."""
     packed = [str(folder / name) for name in names if name.endswith((".tar.gz", ".tgz"))]
-    if not packed:
-        return ""
-    return (
-        "Unpack what is packed, since it can only be read from its start: "
-        + "; ".join(shlex.join(["tar", "-xzf", path, "-C", str(folder)]) for path in packed)
-        + ". Then name the folder that holds what came out. "
-    )
+    commands = [shlex.join(["tar", "-xzf", path, "-C", str(folder)]) for path in packed]
+    return f"Unpack it: {'; '.join(commands)}. Then name the new folder. " if packed else ""

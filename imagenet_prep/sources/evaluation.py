@@ -47,10 +47,10 @@ class Folder(folder.Folder):
 
     def index(self, task: IndexTask) -> list[Member]:
         """Returns the images, sorted by key."""
-        found = listing.below(self.root / task.archive, self.inside, by_content=False)
+        files = self._below(task).images
         members = (
             _member(self, f"{task.part}/{path}", f"{task.archive}/{path}", size)
-            for path, size, _ in found.images
+            for path, size, _ in files
         )
         return source.sorted_by_key(filter(None, members), str(self.root))
 
@@ -72,13 +72,11 @@ class Archives(source.Packed):
                 yield PackedImage(member.key, member.class_index, data)
 
 
-def _member(found: source.Source, path: str, archive: str = "", size: int = 0) -> Member | None:
-    assert found.evaluation is not None
-    if not listing.is_called_an_image(path):
+def _member(of: source.Source, path: str, archive: str = "", size: int = 0) -> Member | None:
+    assert of.evaluation is not None
+    if not listing.is_called_an_image(path) or (place := of.evaluation.place(path, path)) is None:
         return None
-    if (place := found.evaluation.place(path, path)) is None:
-        return None
-    key = found.key_of(schema.TEST, place[0], path, path, place[1])
+    key = of.key_of(schema.TEST, place[0], path, path, place[1])
     return Member(key, archive, 0, size, place[0])
 
 
@@ -98,8 +96,8 @@ def locate(root: Location) -> list[Location]:
         # Folders named like a dataset come before folders that only look like one.
         below = [root / name for name in subfolders(root)]
         named = [path for path in below if edition_called(path.name)]
-        if found := [path for path in named if _is_set(path)] or [root] * _is_set(root):
-            return [*found]
+        if folders := [path for path in named if _is_set(path)] or [root] * _is_set(root):
+            return [*folders]
         # Many folders are probably classes; checking each would take minutes.
         below = below * (len(below) < _FEW_FOLDERS)
     archives = [
@@ -123,8 +121,8 @@ def _is_archive(archive: Location) -> bool:
         )
     except SourceError:
         return False  # reading the archive later reports the error
-    called = first.rpartition("/")[0].rpartition("/")[2]
-    return bool(WNID.fullmatch(called) or called.isdigit())
+    folder_name = first.rpartition("/")[0].rpartition("/")[2]
+    return bool(WNID.fullmatch(folder_name) or folder_name.isdigit())
 
 
 def _called(place: Path) -> str:
@@ -156,18 +154,15 @@ def find(root: Location, splits: Sequence[str], *, follow_links: bool) -> Folder
     names = [place.name for place in places]
     if not places:
         raise UsageError(
-            f"--source {root}: holds no evaluation set: no archive or folder that is called or "
-            "looks like one. docs/evaluation.md lists them."
+            f"--source {root}: holds no evaluation dataset. docs/evaluation.md lists them."
         )
     if len(places) > 1 and not {*names} <= _C:
-        raise UsageError(
-            f"--source {root}: holds {' and '.join(names)}: name the one that is to be read."
-        )
+        raise UsageError(f"--source {root}: holds {' and '.join(names)}. Name one of them.")
     # The default splits mean that the user did not choose any.
     if tuple(splits) not in (schema.SOURCE_SPLITS, (schema.TEST,)):
         raise UsageError(
-            f"--source {root}: {names[0]} is a set to evaluate on and has the split test alone. "
-            "Choose --splits test, or leave it out."
+            f"--source {root}: {names[0]} is an evaluation dataset and only has the split test. "
+            "Choose --splits test, or remove --splits."
         )
     (place, *_) = places
     if isinstance(place, Path) and place.is_dir():
@@ -176,21 +171,17 @@ def find(root: Location, splits: Sequence[str], *, follow_links: bool) -> Folder
 
 
 def _folder(place: Path, inside: Path | None) -> Folder:
-    found, name = listing.below(place, inside, by_content=False), _called(place)
-    in_folder = Counter(f"{name}/{path}".rpartition("/")[0] for path, *_ in found.images)
-    lists = {each: place / each for each in MAPPING if (place / each).is_file()}
-    mapping = {each: source.read_list(path).encode() for each, path in lists.items()}
-    sample = f"{name}/{found.images[0][0]}" if found.images else ""
-    meant = layout_of([name], sample, in_folder, mapping)
-    part = source.folder_part(name, [("", found.images)])
-    part = _with_ignored(part, found.ignored, in_folder, meant)
-    classes, task = (
-        labels.official_classes(),
-        IndexTask(schema.TEST, schema.TEST, name, archive=place.name),
-    )
-    return Folder(
-        classes, (part,), place.parent, None, inside, is_own=False, evaluation=meant, tasks=(task,)
-    )
+    files, name = listing.below(place, inside, by_content=False), _called(place)
+    in_folder = Counter(f"{name}/{path}".rpartition("/")[0] for path, *_ in files.images)
+    lists = [path for path in MAPPING if (place / path).is_file()]
+    mapping = {path: source.read_list(place / path).encode() for path in lists}
+    sample = f"{name}/{files.images[0][0]}" if files.images else ""
+    layout = layout_of([name], sample, in_folder, mapping)
+    part = source.folder_part(name, [("", files.images)])
+    part = _with_ignored(part, files.ignored, in_folder, layout)
+    task = IndexTask(schema.TEST, schema.TEST, name, archive=place.name)
+    arguments = labels.official_classes(), (part,), place.parent, None, inside
+    return Folder(*arguments, is_own=False, evaluation=layout, tasks=(task,))
 
 
 def _archives(archives: dict[str, Location]) -> Archives:
@@ -213,13 +204,13 @@ def _archives(archives: dict[str, Location]) -> Archives:
             if left < 0:
                 raise SourceError(
                     f"{archive}: the names of its folders have more than {_FOLDERS_BYTES:,} bytes. "
-                    "No set that is published has so many: get the original archive."
+                    "Get the original archive."
                 )
             known[kind] += 1
     every = sum(in_folder.values(), Counter())
-    meant = layout_of([*archives], sample, every, mapping)
+    layout = layout_of([*archives], sample, every, mapping)
     parts = (
-        _with_ignored(source.file_part(archive), ignored[name], in_folder[name], meant)
+        _with_ignored(source.file_part(archive), ignored[name], in_folder[name], layout)
         for name, archive in archives.items()
     )
     tasks = (
@@ -227,15 +218,15 @@ def _archives(archives: dict[str, Location]) -> Archives:
         for i, name in enumerate(archives)
     )
     classes = labels.official_classes()
-    return Archives(classes, tuple(parts), archives, evaluation=meant, tasks=tuple(tasks))
+    return Archives(classes, tuple(parts), archives, evaluation=layout, tasks=tuple(tasks))
 
 
 def _with_ignored(
-    part: source.Part, ignored: Counter[str], in_folder: Counter[str], meant: Layout
+    part: source.Part, ignored: Counter[str], in_folder: Counter[str], layout: Layout
 ) -> source.Part:
     """Adds ignored files to a part, including images of ObjectNet's objects without a class."""
     others = sum(
-        number for path, number in in_folder.items() if meant.place(f"{path}/*", path) is None
+        number for path, number in in_folder.items() if layout.place(f"{path}/*", path) is None
     )
     ignored["of other objects"] += others
     counted = tuple(most_frequent(+ignored).items())

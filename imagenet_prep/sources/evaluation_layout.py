@@ -56,12 +56,11 @@ class Layout:
         Returns None if the object has no class.
         """
         folder = path.rpartition("/")[0].rpartition("/")[2]
-        index: int | None
         if self.objects is not None:
             if not self.objects.get(folder, True):
                 return None
             index = next(iter(self.objects.get(folder, ())), None)
-            expected = f"those that {FOLDERS} names"
+            expected = f"those in {FOLDERS}"
         elif self.is_numbered:
             index = int(folder) if _NUMBER.fullmatch(folder) else None
             expected = "class indices, 0 to 999 (folders 1 to 1000 would be ILSVRC2012_IDs)"
@@ -70,22 +69,22 @@ class Layout:
             expected = "WNIDs of ILSVRC2012's 1,000 classes"
             if self.edition.name.startswith(editions.IMAGENETV2.name):
                 expected = "class indices, 0 to 999, or all of them WNIDs of ILSVRC2012's classes"
-        found = _CORRUPTED.search(path) if self.edition is editions.IMAGENET_C else None
-        if self.edition is editions.IMAGENET_C and not found:
+        match = _CORRUPTED.search(path) if self.edition is editions.IMAGENET_C else None
+        if self.edition is editions.IMAGENET_C and not match:
             index, expected = None, "CORRUPTION/SEVERITY/WNID, with ImageNet-C's 19 corruptions"
         if index is None:
             raise SourceError(
-                f"{where}: its folder is {folder!r}, and {self.edition.name}'s folders are "
-                f"{expected}. Move away what does not belong there, or get the original archive."
+                f"{where}: its folder is {folder!r}, but {self.edition.name}'s folders are "
+                f"{expected}. Move the folder away, or get the original archive."
             )
-        return index, found[1] if found else ""
+        return index, match[1] if match else ""
 
     @property
     def answers(self) -> dict[str, list[str]]:
         """The accepted classes, as in `Manifest`."""
         wnids = labels.official_classes().wnids
         several = [indices for indices in (self.objects or {}).values() if len(indices) > 1]
-        return {wnids[each[0]]: [wnids[index] for index in sorted(each)] for each in several}
+        return {wnids[indices[0]]: [wnids[i] for i in sorted(indices)] for indices in several}
 
 
 def layout_of(
@@ -101,10 +100,9 @@ def layout_of(
         edition = editions.IMAGENETV2
     if edition is None:
         raise SourceError(
-            f"{where}: nothing says which evaluation set this is: neither its name nor its "
-            f"{counted(len(folders), 'folder')} of images, such as {min(folders)!r}. Give it the "
-            "name that it was published by; or, if it is none, unpack it and add --source-kind "
-            "folder."
+            f"{where}: is not known as an evaluation dataset, by its name or its "
+            f"{counted(len(folders), 'folder')} of images, such as {min(folders)!r}. Give it its "
+            "published name; or unpack it and add --source-kind folder."
         )
     layout = Layout(
         edition,
@@ -115,8 +113,8 @@ def layout_of(
     for path, number in in_folder.items():
         if place := layout.place(f"{path}/*", f"{where}: {path or sample}"):
             counts.setdefault(place[1].rstrip("/") or schema.TEST, Counter())[place[0]] += number
-    each = ((group, _problems(layout, counts[group])) for group in sorted(counts))
-    return replace(layout, problems=[f"{group} {one}" for group, all_ in each for one in all_])
+    problems = [f"{name} {p}" for name in sorted(counts) for p in _problems(layout, counts[name])]
+    return replace(layout, problems=problems)
 
 
 def mapped(path: str) -> list[str]:
@@ -126,9 +124,10 @@ def mapped(path: str) -> list[str]:
 
 def edition_called(name: str) -> Edition | None:
     """Returns the dataset that the name of an archive or folder matches, or None."""
-    names = ((each, edition) for edition in editions.EVALUATION for each in edition.names)
-    matching = (e for each, e in names if re.match(rf"{re.escape(each)}(?![a-z0-9])", name.lower()))
-    return next(matching, None)
+    for edition in editions.EVALUATION:
+        if re.match(rf"(?:{'|'.join(map(re.escape, edition.names))})(?![a-z0-9])", name.lower()):
+            return edition
+    return None
 
 
 def edition_of(names: Iterable[str], folders: Collection[str], sample: str) -> Edition | None:
@@ -143,8 +142,8 @@ def edition_of(names: Iterable[str], folders: Collection[str], sample: str) -> E
         called = None  # sketches, but not ImageNet-Sketch
     # Image names that begin with a WNID are ILSVRC2012's train images of the same classes.
     if called is not editions.IMAGENET_O and not WNID.match(image):
-        digest = hashlib.sha256("".join(f"{each}\n" for each in sorted(folders)).encode())
-        known = {each.digest: each for each in editions.EVALUATION if each.digest}
+        digest = hashlib.sha256("".join(f"{name}\n" for name in sorted(folders)).encode())
+        known = {edition.digest: edition for edition in editions.EVALUATION if edition.digest}
         called = known.get(digest.hexdigest(), called)
     if called is None and sum(map(bool, map(_NUMBER.fullmatch, folders))) >= _MANY_NUMBERS:
         return editions.IMAGENETV2
@@ -161,11 +160,11 @@ def _problems(layout: Layout, counts: Mapping[int, int]) -> list[str]:
     if (classes := edition.num_classes or len(counts)) != len(counts):
         problem = f"has {counted(len(counts), 'class')}, expected {classes:,}"
         absent = [name for index, name in enumerate(names) if index not in counts]
-        problems.append(problem + (classes == len(wnids)) * f": it misses {some(absent)}")
+        problems.append(problem + (classes == len(wnids)) * f", missing {some(absent)}")
     low, high = edition.class_range.get(schema.TEST, (1, total))
     odd = [f"{names[i]} with {n:,}" for i, n in sorted(counts.items()) if not low <= n <= high]
     if odd:
-        problems.append(f"expects {low:,} images a class, got {some(odd)}")
+        problems.append(f"expects {low:,} images per class, got {some(odd)}")
     return problems
 
 
@@ -178,25 +177,25 @@ def _objects(files: Mapping[str, bytes], where: str) -> Mapping[str, Sequence[in
             index_of = {lines[number]: index for index, number in numbers.items()}
         words_of = records.loads(dict[str, str], files[OBJECTS])
         folders = records.loads(dict[str, str], files[FOLDERS])
-        if (
-            most := max([len(folders), *(w.count(";") for w in words_of.values())])
-        ) > _MOST_OBJECTS:
+        most = max([len(folders), *(words.count(";") for words in words_of.values())])
+        if most > _MOST_OBJECTS:
             raise ValueError(f"{most:,} folders or classes, expected at most {_MOST_OBJECTS:,}")
-        found = {
-            folder: [index_of[each.strip()] for each in words_of.get(name, "").split(";") if each]
+        objects = {
+            folder: [
+                index_of[words.strip()] for words in words_of.get(name, "").split(";") if words
+            ]
             for folder, name in folders.items()
         }
-        uses = Counter(index for indices in found.values() for index in indices)
-        for indices in found.values():
+        uses = Counter(index for indices in objects.values() for index in indices)
+        for indices in objects.values():
             indices.sort(key=uses.__getitem__)  # the first is the label: no other object has it
             if indices and (uses[indices[0]] > 1 or not 0 <= min(indices) <= max(indices) < 1000):
-                raise ValueError("two objects are of the same class, or a class is none of ours")
+                raise ValueError("two objects have the same class, or a class is not ILSVRC2012's")
     except (ValueError, LookupError) as error:
         # The text of a LookupError is only the missing key.
-        why = "a name or a number is not in its other files"
-        if isinstance(error, ValueError):
-            why = str(error)
+        is_value = isinstance(error, ValueError)
+        problem = str(error) if is_value else "a name or a number is not in its other files"
         raise SourceError(
-            f"{where}: ObjectNet's mapping cannot be read: {why}. Get its folder mappings/ again."
+            f"{where}: ObjectNet's mapping cannot be read: {problem}. Get its mappings/ again."
         ) from error
-    return found
+    return objects

@@ -55,8 +55,8 @@ class FileReader:
         if size_differs or is_newer(now, self._newest):
             sizes = f": has {now.st_size:,} bytes, had {size:,}" if size_differs else ""
             raise SourceError(
-                f"{path}: was changed after it was listed{sizes}. Leave the source as it is while "
-                "it is read, then run this again."
+                f"{path}: was changed after it was listed{sizes}. Do not change the source while "
+                "it is read, and run the same command again."
             )
         return data
 
@@ -103,21 +103,21 @@ class Folder(source.Stored):
     def index(self, task: IndexTask) -> list[Member]:
         """Returns the images of one folder, sorted by key."""
         problems, members = Problems(), list[Member]()
-        found = self._below(task, problems)
-        for file in found.images:
+        files = self._below(task, problems)
+        for file in files.images:
             try:
                 members.append(self._member(task, file))
             except SourceError as error:
                 problems.add(error)
-        if not found.images and not problems:
-            for each in self.tasks:
-                _note_empty(self.root / each.archive, self._below(each), problems)
+        if not files.images and not problems:
+            for other in self.tasks:
+                _note_empty(self.root / other.archive, self._below(other), problems)
         problems.raise_all(self.root)
-        if found.unread.total() == len(members):
-            kinds = ", ".join(f"{number:,} {kind}" for kind, number in found.unread.items())
+        if files.unread.total() == len(members):
+            kinds = ", ".join(f"{number:,} {kind}" for kind, number in files.unread.items())
             raise UsageError(
                 f"{self.root / task.archive}: holds only photographs that are not read here: "
-                f"{kinds}. To read them, {formats.remedy(found.unread)}; or remove the folder."
+                f"{kinds}. To read them, {formats.remedy(files.unread)}; or remove the folder."
             )
         return source.sorted_by_key(members, str(self.root))
 
@@ -140,8 +140,7 @@ class Folder(source.Stored):
             index = (self.validation_class_index or {}).get(stem)
         if index is None:
             raise SourceError(
-                f"{where}: has no label. Images and labels do not belong together, or this file "
-                "does not belong here."
+                f"{where}: has no label. Get the labels of these images, or move the file away."
             )
         folder = file.path[: file.path.rfind("/") + 1] if self.is_own else ""
         key = self.key_of(task.split, index, path, where, folder)
@@ -163,55 +162,52 @@ def find(
     class folders (labels then do not shift in a subset), else the sorted folder names.
     """
     inside = None if follow_links else root
-    found = layout.split_folders(root)
-    base, folders, beside = found[:3]
+    names = layout.split_folders(root)
+    base, folders, lists = names[:3]
     if missing := [split for split in splits if split not in folders]:
         if schema.TRAIN in folders:
             layout.class_folders(base / folders[schema.TRAIN])
-        expected = (", ".join(f"{name}/" for name in layout.FOLDERS[split]) for split in missing)
-        held = subfolders(found.top, any_name=True) if found.top.is_dir() else []
-        there = [f"{name}/" for name in held]
+        expected = [", ".join(f"{name}/" for name in layout.FOLDERS[split]) for split in missing]
+        existing = subfolders(names.top, any_name=True) if names.top.is_dir() else []
         raise UsageError(
-            f"--source {root}: no folder of {' and '.join(missing)}; expected "
-            + " and ".join(f"one of {names}" for names in expected)
-            + f", or choose --splits. There are: {printable(some(there)) or 'no folders'}."
+            f"--source {root}: no folder of {' and '.join(missing)}; expected one of "
+            f"{' and one of '.join(expected)}. Choose --splits. There are: "
+            f"{printable(some([f'{name}/' for name in existing])) or 'no folders'}."
         )
     for split in splits:
-        if len(rivals := found.names.get(split, ())) > 1:
+        if len(rivals := names.names.get(split, ())) > 1:
             raise UsageError(
-                f"--source {root}: holds {printable(' and '.join(rivals))}. Keep only the one "
-                "that is to be read."
+                f"--source {root}: holds {printable(' and '.join(rivals))}. Keep only one of them."
             )
     flat = schema.VALIDATION in splits and not subfolders(base / folders[schema.VALIDATION])
-    archive, mapping = _first(beside, *_DEVKITS), _first(beside, SYNSET_MAPPING)
+    archive, mapping = _first(lists, *_DEVKITS), _first(lists, SYNSET_MAPPING)
     devkit = labels.read_devkit(archive) if archive else None
     if classes is None and devkit is not None:
         classes = devkit.classes
     elif classes is None:
         classes = _read_mapping(mapping) if mapping else _classes_of(base, folders)
-    truth = _validation(devkit, beside, classes, root) if flat else None
+    truth = _validation(devkit, lists, classes, root) if flat else None
     is_own = truth is None and not is_imagenet(classes, folders.values())
     parts, tasks, problems = list[source.Part](), list[IndexTask](), Problems()
     for split in splits:
         folder = base / folders[split]
         below: list[tuple[int | None, str]] = [(None, "")]
-        ignored = Counter(() if parts else layout.unread(found))
+        ignored = Counter(() if parts else layout.unread(names))
         if not flat or split != schema.VALIDATION:
             below = [*_class_folders(folder, classes, problems).items()]
             if (root / naming.EXPORT).is_file():
                 # `export` creates empty folders for classes that a split does not have.
-                below = [each for each in below if any((folder / each[1]).iterdir())]
-            ignored.update(_beside_classes(folder, is_own, problems))
+                below = [(index, name) for index, name in below if any((folder / name).iterdir())]
+            ignored.update(_loose_files(folder, is_own, problems))
         list_below = partial(listing.below, inside=inside, by_content=is_own)
-        groups = _listed(folder, [each for _, each in below], list_below, ignored, problems)
-        name = found.names.get(split, [folder.name])[0]
-        part = source.folder_part(name, groups)
+        groups = _listed(folder, [name for _, name in below], list_below, ignored, problems)
+        part = source.folder_part(names.names.get(split, [folder.name])[0], groups)
         parts.append(part._replace(ignored=tuple(most_frequent(ignored).items())))
-        for index, each in below:
+        for index, name in below:
             # Class folders can have names that are not valid in receipts.
-            called = split if index is None else f"{split}-{index:05d}"
-            path = str(Path(folders[split], each))
-            tasks.append(IndexTask(called, split, name, index, archive=path))
+            task = split if index is None else f"{split}-{index:05d}"
+            path = str(Path(folders[split], name))
+            tasks.append(IndexTask(task, split, part.name, index, archive=path))
     problems.raise_all(f"--source {root}")
     return Folder(classes, tuple(parts), base, truth, inside, is_own, tasks=tuple(tasks))
 
@@ -233,21 +229,19 @@ def _listed(
     """Yields images class by class, because the names of 13 million files take gigabytes."""
     empty = []
     for name in names:
-        found = list_below(folder / name, problems=problems)
-        ignored.update(found.ignored)
-        empty += [(folder / name, found)] * (not found.images)
-        yield name, found.images
+        files = list_below(folder / name, problems=problems)
+        ignored.update(files.ignored)
+        empty += [(folder / name, files)] * (not files.images)
+        yield name, files.images
     # Without other problems, an empty folder is reported only if its class is read.
-    for path, found in empty if problems else ():
-        _note_empty(path, found, problems)
+    for path, files in empty if problems else ():
+        _note_empty(path, files, problems)
 
 
-def _note_empty(folder: Path, found: listing.Listing, problems: Problems) -> None:
-    if not found.images:
-        others = f" but {in_words(found.ignored)}" if found.ignored else ""
-        problems.add(
-            f"{folder}: holds no image{others}. Get what is missing, or remove the folder."
-        )
+def _note_empty(folder: Path, files: listing.Listing, problems: Problems) -> None:
+    if not files.images:
+        others = f" but {in_words(files.ignored)}" if files.ignored else ""
+        problems.add(f"{folder}: holds no image{others}. Add its images, or remove the folder.")
 
 
 def _first(folders: Sequence[Path], *names: str) -> Path | None:
@@ -256,22 +250,21 @@ def _first(folders: Sequence[Path], *names: str) -> Path | None:
 
 
 def _validation(
-    devkit: labels.Devkit | None, beside: Sequence[Path], classes: ClassList, root: Path
+    devkit: labels.Devkit | None, lists: Sequence[Path], classes: ClassList, root: Path
 ) -> dict[str, int]:
     """Returns validation class indices by file name, without extension, from the first list."""
     if devkit is not None:
         numbers = enumerate(devkit.validation_class_index, start=1)
         return {f"ILSVRC2012_val_{number:08d}": index for number, index in numbers}
-    if (path := _first(beside, SYNSET_LABELS, "synset_labels.txt")) is not None:
+    if (path := _first(lists, SYNSET_LABELS, "synset_labels.txt")) is not None:
         lines = source.read_list(path).split()
         rows = [(f"ILSVRC2012_val_{i:08d}", wnid) for i, wnid in enumerate(lines, start=1)]
         return _class_indices(rows, classes, path)
-    if (path := _first(beside, SOLUTION)) is not None:
+    if (path := _first(lists, SOLUTION)) is not None:
         return _class_indices(_read_solution(path), classes, path)
     raise UsageError(
-        f"--source {root}: the validation folder is flat and its labels are not there. Put "
-        f"one of these beside it: {labels.DEVKIT}, {SYNSET_LABELS}, {SOLUTION}; or give each "
-        "class a folder."
+        f"--source {root}: the validation folder has no class folders and its labels are missing. "
+        f"Put {labels.DEVKIT}, {SYNSET_LABELS} or {SOLUTION} there, or make class folders."
     )
 
 
@@ -290,30 +283,29 @@ def _classes_of(base: Path, folders: dict[str, str]) -> ClassList:
         strangers = sorted(set(names) - set(known))
         raise SourceError(
             f"{base / first}: {len(known):,} of {len(names):,} folders are classes of ILSVRC2012, "
-            f"but not {some(strangers)}. Move away the folders that are no classes."
+            f"but not {some(strangers)}. Move those folders away."
         )
     return labels.classes_called(names, str(base / first))
 
 
 def _class_folders(folder: Path, classes: ClassList, problems: Problems) -> dict[int, str]:
-    found: dict[int, str] = {}
+    names: dict[int, str] = {}
     for name in layout.class_folders(folder, classes):
         index = classes.of_folder(name)
         if index is None:
             problems.add(
                 f"{folder / name}: is not in the class list of "
-                f"{counted(len(classes.wnids), 'class')}. Move the folder away, or get the class "
-                "list that belongs to it."
+                f"{counted(len(classes.wnids), 'class')}. Move the folder away, or get its list."
             )
-        elif (other := found.setdefault(index, name)) != name:
+        elif (first := names.setdefault(index, name)) != name:
             problems.add(
-                f"{folder}: {other!a} and {name!a} are one class: blanks count as '_', and neither "
-                "case nor Unicode form counts. Put their images into one folder, or rename one."
+                f"{folder}: {first!a} and {name!a} are the same class (blanks equal '_'; case and "
+                "Unicode form are ignored). Put their images into one folder, or rename one."
             )
-    return dict(sorted(found.items()))
+    return dict(sorted(names.items()))
 
 
-def _beside_classes(folder: Path, by_content: bool, problems: Problems) -> Counter[str]:
+def _loose_files(folder: Path, by_content: bool, problems: Problems) -> Counter[str]:
     ignored = Counter[str]()
     for path in folder.iterdir():
         if is_hidden(path.name):
@@ -321,7 +313,7 @@ def _beside_classes(folder: Path, by_content: bool, problems: Problems) -> Count
         elif path.is_file():
             if listing.is_image(path, by_content=by_content):
                 problems.add(
-                    f"{path}: lies beside the class folders and has no class. Move it away, or "
+                    f"{path}: is next to the class folders, so it has no class. Move it away, or "
                     "into the folder of its class."
                 )
             ignored[ending(path.name)] += 1
@@ -334,7 +326,7 @@ def _read_mapping(path: Path) -> ClassList:
     odd = [wnid for wnid, _ in rows if not keys.WNID.fullmatch(wnid)]
     if odd or not rows or len({wnid for wnid, _ in rows}) != len(rows):
         raise SourceError(
-            f"{path}: expected a line 'WNID words' for each class, once. Get it again from Kaggle."
+            f"{path}: expected one line 'WNID words' per class. Get it again from Kaggle."
         )
     classes = ClassList(tuple(row[0] for row in rows), tuple(row[1].strip() for row in rows))
     return labels.official_classes() if classes.official else classes
@@ -356,12 +348,12 @@ def _read_solution(path: Path) -> list[tuple[str, str]]:
 def _class_indices(
     rows: Sequence[tuple[str, str]], classes: ClassList, path: Path
 ) -> dict[str, int]:
-    found: dict[str, int] = {}
+    indices: dict[str, int] = {}
     for number, (stem, wnid) in enumerate(rows, start=1):
-        if wnid not in classes.index or stem in found:
+        if wnid not in classes.index or stem in indices:
             raise SourceError(
                 f"{path}: entry {number}: expected one of {len(classes.wnids):,} classes, and each "
                 "image once. Get the file again."
             )
-        found[stem] = classes.index[wnid]
-    return found
+        indices[stem] = classes.index[wnid]
+    return indices

@@ -40,7 +40,7 @@ _SPLIT_WORDS = {
     schema.VALIDATION: "val|valid|validation|validate|dev|devel|development|eval|evaluation",
     schema.TEST: "test|testing",
 }
-_SPLIT = {s: re.compile(f"{_NEUTRAL}(?:{each}){_NEUTRAL}") for s, each in _SPLIT_WORDS.items()}
+_SPLIT = {s: re.compile(f"{_NEUTRAL}(?:{words}){_NEUTRAL}") for s, words in _SPLIT_WORDS.items()}
 _BETWEEN_WORDS = re.compile(r"[\W\d_]+|(?<=[a-z])(?=[A-Z])")
 # Limits the search for the first image of a folder, which may contain any files.
 _MOST_LOOKED_AT = 10_000
@@ -81,19 +81,19 @@ def split_folders(root: Path) -> Splits:
     """Returns the splits in a folder; a folder of only class folders is itself the train folder."""
     named = named_splits(root)
     if named.folders:
-        inner = {split: _inner(named.base, each) for split, each in named.folders.items()}
+        inner = {split: _inner(named.base, name) for split, name in named.folders.items()}
         return named._replace(folders=inner)
     below = subfolders(root) if root.is_dir() else []
     if not any(has_image(root / name, below=True) for name in below):
         return named
-    place = root.resolve()
-    return Splits(place.parent, {schema.TRAIN: place.name}, [root], place, {})
+    train = root.resolve()
+    return Splits(train.parent, {schema.TRAIN: train.name}, [root], train, {})
 
 
 @read_errors("")
 def named_splits(root: Path) -> Splits:
     """Returns the splits that have folders named like splits."""
-    bases = [each for each in (root / "ILSVRC", root) if (each / KAGGLE).is_dir()]
+    bases = [path for path in (root / "ILSVRC", root) if (path / KAGGLE).is_dir()]
     base, prefix = (bases[0], f"{KAGGLE}/") if bases else (root, "")
     top = base / prefix
     below = subfolders(top, any_name=True) if top.is_dir() else []
@@ -103,7 +103,7 @@ def named_splits(root: Path) -> Splits:
         # A test folder with train's classes is used for validation.
         inner = {name: {*subfolders(top / _inner(top, name))} for name in chain(*names.values())}
         of_train = inner[names[schema.TRAIN][0]]
-        chosen[schema.VALIDATION] = [each for each in names[schema.TEST] if of_train & inner[each]]
+        chosen[schema.VALIDATION] = [name for name in names[schema.TEST] if of_train & inner[name]]
     folders = {split: prefix + chosen[split][0] for split in FOLDERS if chosen.get(split)}
     # Kaggle's lists are in ILSVRC/ or next to it.
     return Splits(base, folders, [base, base.parent] if prefix else [base], top, chosen)
@@ -112,14 +112,15 @@ def named_splits(root: Path) -> Splits:
 def _named(below: Sequence[str]) -> dict[str, list[str]]:
     groups: dict[str, dict[str, list[str]]] = {}
     for name in below:
-        if (split := split_called(name)) is not None:
-            groups.setdefault(_meaning(name)[1], {}).setdefault(split, []).append(name)
-    found: dict[str, list[str]] = {}
+        split, words = _meaning(name)
+        if split is not None:
+            groups.setdefault(words, {}).setdefault(split, []).append(name)
+    named: dict[str, list[str]] = {}
     for words, group in groups.items():
         for split, names in group.items() if not words or len(group) > 1 else ():
-            found[split] = [*found.get(split, ()), *names]
-    exact = {s: [each for each in below if each.casefold() in FOLDERS[s]] for s in FOLDERS}
-    return found | {split: names for split, names in exact.items() if names}
+            named.setdefault(split, []).extend(names)
+    exact = {s: [name for name in below if name.casefold() in FOLDERS[s]] for s in FOLDERS}
+    return named | {split: names for split, names in exact.items() if names}
 
 
 def _are_classes(top: Path, names: dict[str, list[str]], below: Sequence[str]) -> bool:
@@ -147,7 +148,7 @@ def class_folders(root: Path, known: ClassList | None = None) -> list[str]:
     """Returns the class folders. Unless `known` or WNIDs, they must directly contain images."""
     names = subfolders(root)
     if not names:
-        raise without_classes(root, "" if has_image(root) else "no images and ")
+        raise without_classes(root, "images and " if has_image(root) else "no images and ")
     if (root.parent / naming.EXPORT).is_file():
         return names  # images of exported classes can be in subfolders
     odd = [name for name in names if not keys.WNID.fullmatch(name)]
@@ -161,13 +162,12 @@ def class_folders(root: Path, known: ClassList | None = None) -> list[str]:
     return names
 
 
-def without_classes(root: Path, held: str = "") -> UsageError:
+def without_classes(root: Path, content: str = "images and ") -> UsageError:
     """Returns the error for a folder of images without labels."""
     return UsageError(
         printable(
-            f"{root}: holds {held or 'images and '}no class folders. Put the images of each class "
-            "into a folder that is called like the class; labels in names of files, or in lists "
-            "that this program does not know, are not read."
+            f"{root}: holds {content}no class folders. Put the images of each class into a folder "
+            "named like the class: labels in file names or in unknown lists are not read."
         )
     )
 
@@ -175,7 +175,7 @@ def without_classes(root: Path, held: str = "") -> UsageError:
 def _no_classes(root: Path, parts: dict[str, list[str]]) -> UsageError:
     count = Counter(chain.from_iterable(parts.values()))
     same = some([name for name in count if count[name] > 1])
-    same = f"Some in different ones have the same names ({same}), as splits have. " if same else ""
+    same = f"Like splits, their folders have the same names ({same}). " if same else ""
     first = next(f"{name}/{inner[0]}/" for name, inner in parts.items())
     sources = [shlex.quote(str(_source_in(root / name))) for name in islice(parts, _MOST_NAMED)]
     return UsageError(
@@ -188,27 +188,25 @@ def _no_classes(root: Path, parts: dict[str, list[str]]) -> UsageError:
     )
 
 
-def _source_in(place: Path) -> Path:
+def _source_in(folder: Path) -> Path:
     """Returns the folder to suggest as a source: the first one down that has several subfolders."""
-    below = _with_images(place)
-    if len(below) > 1 or named_splits(place).folders or has_image(place / below[0]):
-        return place
-    return _source_in(place / below[0])
+    below = _with_images(folder)
+    if len(below) > 1 or named_splits(folder).folders or has_image(folder / below[0]):
+        return folder
+    return _source_in(folder / below[0])
 
 
-def unread(found: Splits) -> Counter[str]:
+def unread(splits: Splits) -> Counter[str]:
     """Counts files named like images next to the splits, by folder or else by extension."""
-    counts = Counter[str]()
-    if not found.names:
+    counts, top = Counter[str](), splits.top
+    if not splits.names:
         return counts
-    read = {(found.base / each).relative_to(found.top).parts[0] for each in found.folders.values()}
-    for name in subfolders(found.top, any_name=True):
-        if name not in read and has_image(found.top / name, below=True, by_content=False):
-            called = name.encode(errors="backslashreplace").decode()
-            counts[f"{called}/"] = sum(
-                map(listing.is_called_an_image, files_below(found.top / name))
-            )
-    loose = filter(listing.is_called_an_image, files_below(found.top, below=False))
+    read = {(splits.base / name).relative_to(top).parts[0] for name in splits.folders.values()}
+    for name in subfolders(top, any_name=True):
+        if name not in read and has_image(top / name, below=True, by_content=False):
+            text = name.encode(errors="backslashreplace").decode()
+            counts[f"{text}/"] = sum(map(listing.is_called_an_image, files_below(top / name)))
+    loose = filter(listing.is_called_an_image, files_below(top, below=False))
     counts.update(ending(Path(path).name) for path in loose)
     return counts
 

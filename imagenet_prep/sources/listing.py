@@ -43,8 +43,8 @@ def _photograph(path: Path) -> str | None:
         return None
     try:
         with open_to_read(path) as file:
-            found = formats.name_of(file.read(formats.HEAD_BYTES))
-            return found if found in formats.PHOTOGRAPHS else None
+            name = formats.name_of(file.read(formats.HEAD_BYTES))
+            return name if name in formats.PHOTOGRAPHS else None
     except OSError as error:
         demand_disk(path, error)
         return None  # unreadable files are counted as ignored

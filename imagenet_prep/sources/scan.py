@@ -15,9 +15,7 @@ from imagenet_prep.dataset.ignored import is_hidden
 from imagenet_prep.storage.os_errors import demand_disk
 from imagenet_prep.storage.remote import stamp
 
-_FOLLOW = (
-    "To include the images there in the dataset, add --follow-links; otherwise, remove the link."
-)
+_FOLLOW = "To include the images there, add --follow-links; otherwise, remove the link."
 _CHECK = "Check links, permissions and the disk."
 _MOST_KEPT = 50
 
@@ -49,13 +47,13 @@ class Problems:
 
     def raise_all(self, where: object) -> None:
         """Raises one SourceError for all problems, if any; its last line counts them."""
-        told = sorted(self._kept)
+        lines = sorted(self._kept)
         if self._number > 1:
-            left = f", {_MOST_KEPT} of them above" if self._number > _MOST_KEPT else ""
+            shown = f", {_MOST_KEPT} of them above" if self._number > _MOST_KEPT else ""
             advice = "Fix them and run the same command again."
-            told.append(f"{where}: {self._number:,} problems{left}. {advice}")
-        if told:
-            raise SourceError("\n".join(told))
+            lines.append(f"{where}: {self._number:,} problems{shown}. {advice}")
+        if lines:
+            raise SourceError("\n".join(lines))
 
 
 @contextlib.contextmanager
@@ -84,7 +82,7 @@ def scan(
     loop. Hidden paths go to `hidden`. Problems go to `problems`, or are raised if it is None.
     """
     files, folders = list[File](), [""]
-    found = Problems() if problems is None else problems
+    noted = Problems() if problems is None else problems
     root = None if inside is None else os.path.realpath(inside)
     while folders:
         below = folders.pop()
@@ -105,21 +103,21 @@ def scan(
                         else:
                             files.append(_file(folder, path, entry, root))
                     except (SourceError, OSError) as error:
-                        found.add(error, folder / path)
+                        noted.add(error, folder / path)
         except (SourceError, OSError) as error:
-            found.add(error, folder / below)
+            noted.add(error, folder / below)
     if problems is None:
-        found.raise_all(folder)
+        noted.raise_all(folder)
     return sorted(files)
 
 
 def _file(folder: Path, path: str, entry: os.DirEntry[str], root: str | None) -> File:
     if entry.is_dir():
-        raise SourceError(f"{folder / path}: is a link to a folder. Put the folder itself there.")
+        raise SourceError(f"{folder / path}: is a link to a folder. Replace it by the folder.")
     status = entry.stat()
     if not stat.S_ISREG(status.st_mode):
         # Reading a pipe would wait for a writer.
-        raise SourceError(f"{folder / path}: is no file. Remove it.")
+        raise SourceError(f"{folder / path}: is not a regular file. Remove it.")
     if entry.is_symlink():
         _refuse_out(folder / path, root, _FOLLOW)
     return File(path, status.st_size, stamp(status))
@@ -141,7 +139,7 @@ def _refuse_out(path: Path, root: str | None, remedy: str) -> None:
 
 def refuse_link_out(path: Path) -> None:
     """Refuses a list that is a link out of its folder, because its text becomes public."""
-    _refuse_out(path, os.path.realpath(path.parent), "Put the list itself there.")
+    _refuse_out(path, os.path.realpath(path.parent), "Replace it by the list.")
 
 
 def subfolders(folder: Path, *, any_name: bool = False) -> list[str]:
@@ -161,5 +159,5 @@ def _refuse_unprintable(folder: Path, name: str) -> None:
         name.encode()
     except UnicodeEncodeError as error:
         raise SourceError(
-            f"{folder}: the name {os.fsencode(name)!r} is not UTF-8. Rename it: records hold text."
+            f"{folder}: the name {os.fsencode(name)!r} is not UTF-8. Rename it."
         ) from error

@@ -140,14 +140,14 @@ class Source(ABC):
         base, class_id = path.rpartition("/")[2], self.classes.wnids[class_index]
         if len(base.encode()) > _MAX_BASE_BYTES:
             raise SourceError(
-                f"{where}: its name has {len(base.encode()):,} bytes, expected {_MAX_BASE_BYTES} "
-                "at most, as a file's has. Rename it, or get the original archives."
+                f"{where}: its name has {len(base.encode()):,} bytes; file names have at most "
+                f"{_MAX_BASE_BYTES}. Rename it, or get the original archives."
             )
         prefix = _WNID_PREFIX.match(base)
         if prefix is not None and prefix[1] != class_id and prefix[1] in self.classes.index:
             raise SourceError(
-                f"{where}: is of class {class_id} but is named after {prefix[1]}. "
-                "One of them is wrong: compare with the original archives."
+                f"{where}: is in class {class_id}, but its name starts with {prefix[1]}. One of "
+                "them is wrong: compare with the original archives."
             )
         key = keys.key_of(split, class_id, folder + base)
         if (problem := keys.problem(key)) is not None:
@@ -169,8 +169,7 @@ class Source(ABC):
         """Returns messages about differences from the published counts per class."""
         if self.evaluation is not None:
             return [*self.evaluation.problems]
-        edition = self.edition
-        return edition.problems(split, self.classes, num_per_class) if edition else []
+        return self.edition.problems(split, self.classes, num_per_class) if self.edition else []
 
 
 class Stored(Source):
@@ -202,10 +201,6 @@ class Packed(Source):
     def images(self, task: IndexTask) -> Iterator[PackedImage]:
         """Yields the images of a task in stored order; raises SourceError."""
 
-    def unpacked_bytes(self, task: IndexTask) -> int:
-        """Returns the approximate total size of the images of a task."""
-        return task.num_bytes
-
 
 @dataclass(frozen=True)
 class Pixels(Packed):
@@ -219,8 +214,8 @@ class Pixels(Packed):
 def file_part(path: Location, md5: str | None = None) -> Part:
     """Returns a file as a part."""
     if isinstance(path, RemotePath):
-        found = path.demand_ranges()
-        return Part(path.name, found.size, found.validator, md5, path)
+        stat = path.demand_ranges()
+        return Part(path.name, stat.size, stat.validator, md5, path)
     try:
         with open_to_read(path) as file:
             status = os.fstat(file.fileno())
@@ -234,42 +229,33 @@ def file_part(path: Location, md5: str | None = None) -> Part:
 
 def sorted_by_key(members: Iterable[Member], where: str) -> list[Member]:
     """Returns members sorted by key; raises SourceError for a duplicate key."""
-    found: dict[str, Member] = {}
+    by_key: dict[str, Member] = {}
     for member in members:
-        if (other := found.setdefault(member.key, member)) is not member:
-            places = f"in {other.archive} and in {member.archive}"
-            if other.archive == member.archive:
-                places = f"at bytes {other.offset:,} and {member.offset:,}"
-            raise SourceError(
-                f"{where}: {member.key!r} comes twice, {places}. An image has one place: this was "
-                "put together wrongly."
-            )
-    return [found[key] for key in sorted(found)]
+        if (first := by_key.setdefault(member.key, member)) is not member:
+            places = f"in {first.archive} and in {member.archive}"
+            if first.archive == member.archive:
+                places = f"at bytes {first.offset:,} and {member.offset:,}"
+            raise SourceError(f"{where}: {member.key!r} comes twice, {places}. Remove one of them.")
+    return [by_key[key] for key in sorted(by_key)]
 
 
 def read_list(path: Location, *, lenient: bool = False) -> str:
     """Returns the text of a small list; if `lenient`, text that is not UTF-8 is read as Latin-1."""
     if not isinstance(path, RemotePath):
         refuse_link_out(path)
-    data = read_bytes(path, _MAX_LIST_BYTES)
+    data = bytearray()
+    with read_errors(path, "Get it again."), open_to_read(path) as file:
+        # A read allocates its full size, so read in pieces.
+        while len(data) <= _MAX_LIST_BYTES and (part := file.read(_PIECE_BYTES)):
+            data += part
+    if len(data) > _MAX_LIST_BYTES:
+        raise SourceError(f"{path}: has more than {_MAX_LIST_BYTES:,} bytes. Get it again.")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         if lenient:
             return data.decode("latin-1")
-        raise SourceError(f"{path}: cannot be read: {error}. Get it again.") from error
-
-
-def read_bytes(path: Location, most: int) -> bytes:
-    """Returns the content of a file; raises SourceError if it has over `most` bytes."""
-    data = bytearray()
-    with read_errors(path, "Get it again."), open_to_read(path) as file:
-        # A read allocates its full size, so read in pieces.
-        while len(data) <= most and (part := file.read(_PIECE_BYTES)):
-            data += part
-    if len(data) > most:
-        raise SourceError(f"{path}: has more than {most:,} bytes. Get it again.")
-    return bytes(data)
+        raise SourceError(f"{path}: is not UTF-8 text: {error}. Get it again.") from error
 
 
 def folder_part(name: str, groups: Iterable[tuple[str, Sequence[File]]]) -> Part:

@@ -108,9 +108,6 @@ class Pack(Packed):
     def images(self, _: IndexTask) -> Iterator[PackedImage]:
         yield PackedImage("a", 0, plain(1))
 
-    def unpacked_bytes(self, _: IndexTask) -> int:
-        return len(plain(1))
-
 
 @pytest.mark.parametrize("number", [0, 1], ids=["images", "list"])
 def test_where_the_disk_is_full_nothing_that_was_unpacked_stays(

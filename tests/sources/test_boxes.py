@@ -73,7 +73,7 @@ def packed_in(name: str, data: bytes, depth: int, folder: Path) -> bytes:
 
 @pytest.mark.parametrize(
     ("depth", "most", "complaint"),
-    [(2, 1 << 20, ""), (3, 1 << 20, "an archive in an archive in an"), (2, 10, "n.tar.gz has ")],
+    [(2, 1 << 20, ""), (3, 1 << 20, "is nested too deeply"), (2, 10, "n.tar.gz has ")],
 )
 def test_packed_tars_that_would_fill_the_memory_are_refused(
     tmp_path: Path, limits: Limits, depth: int, most: int, complaint: str
@@ -101,18 +101,18 @@ FILE = b'<!DOCTYPE b [<!ENTITY f SYSTEM "file:///etc/passwd">]><annotation>&f;</
     [
         (BOMB, "has a document type"),
         (FILE, "has a document type"),
-        (BOMB.decode().encode("utf-16"), "no PASCAL VOC annotation"),
-        (b'<?xml version="1.0" encoding="cp037"?><annotation/>', "no PASCAL VOC annotation"),
-        (b"<annotation>" * 50_000, "no PASCAL VOC annotation"),
+        (BOMB.decode().encode("utf-16"), "not a PASCAL VOC annotation"),
+        (b'<?xml version="1.0" encoding="cp037"?><annotation/>', "not a PASCAL VOC annotation"),
+        (b"<annotation>" * 50_000, "not a PASCAL VOC annotation"),
         (b"<annotation>" + b" " * 2_000_000 + b"</annotation>", "more than 1,048,576 bytes"),
-        (b"", "no PASCAL VOC annotation"),
-        (b"\xff\xfe\x00", "no PASCAL VOC annotation"),
-        (b"<annotation/>", "no PASCAL VOC annotation"),
-        (voc_xml(0, 100, [], WNID), "annotates an image of 0 x 100"),
-        (voc_xml(10, 10, [], WNID).replace(b">10<", b">nan<"), "not a number"),
-        (voc_xml(10, 10, [], WNID).replace(b">10<", b">inf<"), "not a number"),
-        (voc_xml(10, 10, [(1, 2, 3, 4)], WNID).replace(b">3<", b">nan<"), "not a number"),
-        (voc_xml(10, 10, [(1, 2, 3, 4)], WNID).replace(b">3<", b"><"), "no PASCAL VOC"),
+        (b"", "not a PASCAL VOC annotation"),
+        (b"\xff\xfe\x00", "not a PASCAL VOC annotation"),
+        (b"<annotation/>", "not a PASCAL VOC annotation"),
+        (voc_xml(0, 100, [], WNID), "states an image size of 0 x 100"),
+        (voc_xml(10, 10, [], WNID).replace(b">10<", b">nan<"), "not finite"),
+        (voc_xml(10, 10, [], WNID).replace(b">10<", b">inf<"), "not finite"),
+        (voc_xml(10, 10, [(1, 2, 3, 4)], WNID).replace(b">3<", b">nan<"), "not finite"),
+        (voc_xml(10, 10, [(1, 2, 3, 4)], WNID).replace(b">3<", b"><"), "not a PASCAL VOC"),
     ],
     ids=range(14),
 )
@@ -124,7 +124,7 @@ def test_what_is_no_annotation_is_refused_and_named(
 
 
 def test_a_file_named_otherwise_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"cat\.xml: is not named like an image of train"):
+    with pytest.raises(SourceError, match=r"cat\.xml: does not have the name of a train image"):
         read_one(tmp_path, voc_xml(2, 2, [], WNID), "cat.xml")
 
 
@@ -174,7 +174,7 @@ def test_kaggles_folders_are_one_task_a_class(tmp_path: Path) -> None:
 
 def test_an_annotation_in_the_folder_of_another_class_is_named(tmp_path: Path) -> None:
     write(tmp_path / "n01443537" / f"{STEM}.xml", voc_xml(2, 2, [], WNID))
-    with pytest.raises(SourceError, match=r"lies in the folder of n01443537"):
+    with pytest.raises(SourceError, match=r"is in the folder of n01443537"):
         boxes.read(BoxTask("train-n01443537", "train", tmp_path / "n01443537"))
 
 

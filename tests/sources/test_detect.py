@@ -36,7 +36,9 @@ def test_a_folder_of_nothing_known_lists_what_is_known_and_then_what_it_holds(
 def test_a_folder_of_raw_photographs_alone_is_refused_with_their_ending(tmp_path: Path) -> None:
     write(tmp_path / "cat" / "1.CR2", b"")
     write(tmp_path / "cat" / "notes.txt", b"")
-    with pytest.raises(UsageError, match=r"read, but 1 file: 1 \.cr2 \(.* convert them to JPEG\)"):
+    with pytest.raises(
+        UsageError, match=r"supported image, but 1 file: 1 \.cr2 \(.* convert them to JPEG\)"
+    ):
         find(tmp_path)
 
 
@@ -45,7 +47,7 @@ def test_what_is_no_folder_is_said_without_a_list_of_layouts(tmp_path: Path) -> 
     with pytest.raises(UsageError, match=r"absent: no such folder\.$"):
         find(tmp_path / "absent")
     with pytest.raises(
-        UsageError, match=r"file: is a file, .* Name the folder that holds it, or .*$"
+        UsageError, match=r"file: is a file that .* Name the folder that holds it, or .*$"
     ):
         find(tmp_path / "file")
 
@@ -70,7 +72,7 @@ def test_where_two_kinds_lie_together_the_other_one_is_named(tmp_path: Path) -> 
 
     assert find(tmp_path) == (
         "folder: train; 1 class (cat; not ILSVRC2012's); "
-        "also there, not read: cifar10 (see --source-kind)"
+        "also found, not read: cifar10 (see --source-kind)"
     )
     assert find(tmp_path, "cifar10").startswith(
         "cifar10: cifar-10-batches-py; 10 classes (airplane"

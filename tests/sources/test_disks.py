@@ -57,7 +57,7 @@ class Failing(io.FileIO):
 
 READS: dict[str, Callable[[Path], object]] = {
     "an image": lambda root: folder.FileReader(root, 0).read(NAME, 0, 1),
-    "a list": lambda root: source.read_bytes(root / NAME, 10),
+    "a list": lambda root: source.read_list(root / NAME),
     "a Parquet file": lambda root: list(of_parquet(root)),
     "a list of records": lambda root: recordio.ImageList(root / NAME),
     "a packed file": lambda root: tar.small_files(

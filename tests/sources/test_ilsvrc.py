@@ -206,7 +206,7 @@ def test_a_member_named_after_another_class_is_named(
 
     with pytest.raises(
         SourceError,
-        match=rf"'{second}_\d+\.JPEG': is of class {first} but is named after {second}",
+        match=rf"'{second}_\d+\.JPEG': is in class {first}, but its name starts with {second}",
     ):
         indexed(folder, "train")
 

@@ -222,15 +222,15 @@ REFUSED = {
     "asl_alphabet_train/asl_alphabet_train/{A,B}/1.jpg asl_alphabet_test/asl_alphabet_test/1.jpg": (
         "no folder of validation; | There are: asl_alphabet_test/, asl_alphabet_train/."
     ),
-    "{train.X1,train.X2,val.X}/cat/1.jpg": "holds train.X1 and train.X2. Keep only the one",
+    "{train.X1,train.X2,val.X}/cat/1.jpg": "holds train.X1 and train.X2. Keep only one of",
     "{train_cats,train_dogs,test_cats,test_dogs}/1.jpg": "train_cats: holds images and no class",
     "{rps,rps-test-set,rps-validation}/{rock,paper}/1.jpg": "no folder of train; | There are: rps/",
     "{horses,validation-horses}/{a,b}/1.jpg": ": horses/, validation-horses/. | same names (a, b)",
     "{Cat,Dog}/1.jpg pets/{Cat,Dog}/1.jpg": "are not classes: pets/. Name one of them: {root}/pets",
-    "{train,Train}/cat/1.jpg val/cat/1.jpg": "holds Train and train. Keep only the one",
-    "train/cat/1.jpg {val,valid}/cat/1.jpg": "holds val and valid. Keep only the one",
+    "{train,Train}/cat/1.jpg val/cat/1.jpg": "holds Train and train. Keep only one of",
+    "train/cat/1.jpg {val,valid}/cat/1.jpg": "holds val and valid. Keep only one of",
     "train/cat/1.jpg {test_a,test_b,test}/cat/1.jpg test1/cat/1.jpg": "holds test and test1. Keep",
-    "notes.txt empty/notes.txt": "these layouts are read: | holds empty/, notes.txt, which is none",
+    "notes.txt empty/notes.txt": "supported layouts: | holds empty/, notes.txt, which is none",
 }
 
 

@@ -84,7 +84,7 @@ def test_one_tar_of_class_tars_is_named_itself(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_class_tars_needs_a_bucket() -> None:
-    told = pytest.raises(UsageError, match="in a bucket, which can be listed, tars of classes")
+    told = pytest.raises(UsageError, match="in a bucket, class tars")
     with serve({"n00000001.tar": b""}) as server, told:
         found(RemotePath(Site(server.url)), "train")
 

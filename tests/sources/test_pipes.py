@@ -97,7 +97,7 @@ def test_a_file_that_becomes_a_pipe_once_it_is_listed_is_not_waited_for(root: Pa
         if path.is_file():
             become_a_pipe(path)
     for split in SPLITS:
-        with pytest.raises(ImagenetPrepError, match="pipe|no file|cannot be read"):
+        with pytest.raises(ImagenetPrepError, match="pipe|regular file|cannot be read"):
             read(source, source.index_tasks(split))
 
 

@@ -148,7 +148,7 @@ def test_a_dry_run_says_what_would_be_made(made: Made, tmp_path: Path) -> None:
     [
         (("--splits", "train"), "has the split test alone"),
         (("--holdout", "10%"), "--holdout"),
-        (("--holdout-per-class", "1"), "is a set to evaluate on"),
+        (("--holdout-per-class", "1"), "is an evaluation dataset"),
         (("--train-shards", "2"), "--train-shards"),
     ],
 )

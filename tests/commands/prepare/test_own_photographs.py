@@ -140,12 +140,18 @@ def test_the_extra_of_a_format_is_named_in_each_summary(tmp_path: Path) -> None:
         write(tmp_path / "photos" / "cats" / name, data)
     lines = [
         "quarantined: 5 (5 unknown_format)",
-        ("1 quarantined image: the format is AVIF, which is not read here: run pip install "
-        "--force-reinstall --only-binary :all: pillow, or convert to JPEG or PNG"),
-        ("2 quarantined images: the format is HEIC, which is not read here: run pip install "
-        "'imagenet-prep[heif]', or convert to JPEG or PNG"),
-        ("1 quarantined image: the format is JPEG XL, which is not read here: convert to JPEG or "
-        "PNG"),
+        (
+            "1 quarantined image: the format is AVIF, which is not read here: run pip install "
+            "--force-reinstall --only-binary :all: pillow, or convert to JPEG or PNG"
+        ),
+        (
+            "2 quarantined images: the format is HEIC, which is not read here: run pip install "
+            "'imagenet-prep[heif]', or convert to JPEG or PNG"
+        ),
+        (
+            "1 quarantined image: the format is JPEG XL, which is not read here: convert to JPEG "
+            "or PNG"
+        ),
     ]
     for _ in range(2):  # the second run finds a finished dataset
         flags = ("--source", tmp_path / "photos", "--out", tmp_path / "out")
@@ -202,7 +208,7 @@ def test_a_photograph_beside_the_classes_has_no_class(photos: Path, tmp_path: Pa
     made = prepare(photos, tmp_path / "out")
     assert made.code == 3
     assert (
-        "IMG_9: lies beside the class folders and has no class. Move it away, or into" in made.err
+        "IMG_9: is next to the class folders, so it has no class. Move it away, or into" in made.err
     )
 
 

@@ -78,7 +78,7 @@ def found(base: Seen, other: Seen) -> np.ndarray:
                 differing ^= mirror
             counts = np.bitwise_count(differing)
             near = (counts[:, 0] <= radii.key) & (counts.sum(axis=1) <= radii.all)
-            near &= hashes.may_be_judged(other.rows) & ~there
+            near &= hashes.judged(other.rows, hashes.LESS) & ~there
             at = np.flatnonzero(near)
             there[at] = proven(
                 *(Seen(*(column[at] for column in each)) for each in (base, other)),
@@ -125,7 +125,7 @@ def tiles_of(path: Path) -> Seen:
     ]
     means = [likeness.means_of_pixels(cut) for cut in cuts]
     rows = [hashes.row(each) for each in means]
-    keep = [i for i, each in enumerate(rows) if hashes.may_be_judged(each)]
+    keep = [i for i, each in enumerate(rows) if hashes.judged(each, hashes.LESS)]
     return Seen(
         np.array([means[i] for i in keep], np.uint16).reshape(-1, likeness.CELLS, likeness.CELLS),
         np.array([rows[i] for i in keep], hashes.ROW),

@@ -35,7 +35,7 @@ class Found:
     def __init__(self, pictures: Pictures, *, across: bool, workers: int) -> None:
         """Takes all images; with `across`, only finds duplicates between the two datasets."""
         self._pictures, self._across, self._workers = pictures, across, workers
-        self._other = pictures.of(lambda piece: piece.other)
+        self._other = pictures.other
         self._means = functools.lru_cache(_KEPT_MEANS)(
             lambda number: self._read(number, likeness.means)
         )
@@ -54,11 +54,10 @@ class Found:
         for run in filter(self._is_wanted, self._equal_pixels()):
             self._join(run, self.by_pixels, self.by_sight)
         with futures.ThreadPoolExecutor(self._workers) as pool:
-            for number, each in enumerate(searches := self._searches(), start=1):
-                said = f"search {number} of {len(searches)}"
-                say = functools.partial(tick, said)
-                for left, right in each.candidates(pool, self._workers, say, self._is_open):
-                    self._prove(pool, left, right, each.mirror is not None)
+            for number, search in enumerate(searches := self._searches(), start=1):
+                say = functools.partial(tick, f"search {number} of {len(searches)}")
+                for pairs in search.candidates(pool, self._workers, say, self._is_open):
+                    self._prove(pool, *pairs, search.mirror is not None)
 
     def kind(self, one: int, other: int) -> str:
         """Returns the kind of duplicate of two images of a group."""
@@ -72,12 +71,11 @@ class Found:
         """Returns the number of differing bits between the nearest forms of two images."""
         if self.kind(one, other) != NEARLY:
             return 0
-        mirror, seen = likeness.mirror(), self._pictures
-        forms = ((seen.whole, seen.whole), (seen.whole, seen.window), (seen.window, seen.whole))
+        whole, window = self._pictures.whole, self._pictures.window
         return min(
             int(np.bitwise_count(a[one] ^ b[other] ^ turned).sum())
-            for a, b in forms
-            for turned in (np.uint64(0), mirror)
+            for a, b in ((whole, whole), (whole, window), (window, whole))
+            for turned in (np.uint64(0), likeness.mirror())
         )
 
     def _is_wanted(self, run: npt.NDArray[np.uint32]) -> bool:
@@ -130,7 +128,7 @@ class Found:
         joins = [(left, right, WHOLE_RADII), (left, Side(theirs, window), WINDOW_RADII)]
         if self._across:
             joins.append((Side(ours, window), right, WINDOW_RADII))
-        return [Search(*each, turned) for each in joins for turned in (None, likeness.mirror())]
+        return [Search(*join, turned) for join in joins for turned in (None, likeness.mirror())]
 
     def _prove(
         self,
@@ -143,10 +141,10 @@ class Found:
             looks = left[at : at + _LOOKS_AT_ONCE], right[at : at + _LOOKS_AT_ONCE]
             likely = self._tried(pool, looks, functools.partial(self._likely, mirrored=mirrored), 1)
             for start in range(0, len(likely[0]), _PROOFS_AT_ONCE):
-                one, other = (each[start : start + _PROOFS_AT_ONCE] for each in likely)
+                pairs = tuple(side[start : start + _PROOFS_AT_ONCE] for side in likely)
                 prove = functools.partial(self._proven, mirrored=mirrored)
-                proven = self._tried(pool, (one, other), prove, _PROOF_COST)
-                for pair in zip(*(each.tolist() for each in proven), strict=True):
+                proven = self._tried(pool, (pairs[0], pairs[1]), prove, _PROOF_COST)
+                for pair in zip(*(side.tolist() for side in proven), strict=True):
                     self.by_sight.join(*pair)
 
     def _is_open(
@@ -194,11 +192,11 @@ class Found:
         for number, pair in enumerate(zip(left.tolist(), right.tolist(), strict=True)):
             least = int(min(known.width[[*pair]].min(), known.height[[*pair]].min()))
             try:
-                one, other = map(self._means, pair)
+                means = [*map(self._means, pair)]
             except DataDamagedError as error:
                 self._note(error)
                 continue
-            proven[number] = proof.proven(one, other, mirrored, least)
+            proven[number] = proof.proven(*means, mirrored, least)
         return proven
 
     def _note(self, error: Exception) -> None:
@@ -232,7 +230,7 @@ def _runs(values: npt.NDArray[np.uint64]) -> Iterator[npt.NDArray[np.uint32]]:
 def _split(
     numbers: npt.NDArray[np.uint32], values: list[object]
 ) -> Iterator[npt.NDArray[np.uint32]]:
-    found: dict[object, list[int]] = {}
+    groups: dict[object, list[int]] = {}
     for number, value in zip(numbers.tolist(), values, strict=True):
-        found.setdefault(value, []).append(number)
-    yield from (np.array(each, np.uint32) for each in found.values() if len(each) > 1)
+        groups.setdefault(value, []).append(number)
+    yield from (np.array(group, np.uint32) for group in groups.values() if len(group) > 1)

@@ -28,11 +28,11 @@ class Union:
 
     def first(self, numbers: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
         """Returns the first image of the group of each of these images."""
-        found = self._first[numbers]
-        while not np.array_equal(further := self._first[found], found):
-            found = further
-        self._first[numbers] = found
-        return found
+        first = self._first[numbers]
+        while not np.array_equal(further := self._first[first], first):
+            first = further
+        self._first[numbers] = first
+        return first
 
     def joined(self) -> npt.NDArray[np.uint32]:
         """Returns the first image of the group of every image."""
@@ -76,20 +76,20 @@ def rank(member: Member) -> tuple[bool, int, bytes]:
 
 def contradicts(group: Group) -> bool:
     """Returns whether its images have different labels."""
-    return len({each.wnid for each in group}) > 1
+    return len({member.wnid for member in group}) > 1
 
 
 def crosses(group: Group) -> bool:
     """Returns whether its images come from different splits or datasets."""
-    return len({each.split for each in group}) > 1
+    return len({member.split for member in group}) > 1
 
 
 def counts(groups: Sequence[Group]) -> dict[tuple[str, str, str], list[int]]:
     """Returns the number of pairs, and of those with different labels, by splits and kind."""
-    found: dict[tuple[str, str, str], list[int]] = {}
-    for kept, *others in groups:
-        for each in others:
-            pair = found.setdefault((kept.split, each.split, each.kind), [0, 0])
+    numbers: dict[tuple[str, str, str], list[int]] = {}
+    for first, *others in groups:
+        for member in others:
+            pair = numbers.setdefault((first.split, member.split, member.kind), [0, 0])
             pair[0] += 1
-            pair[1] += each.wnid != kept.wnid
-    return dict(sorted(found.items(), key=lambda item: (item[0][:2], KINDS.index(item[0][2]))))
+            pair[1] += member.wnid != first.wnid
+    return dict(sorted(numbers.items(), key=lambda item: (item[0][:2], KINDS.index(item[0][2]))))

@@ -33,33 +33,29 @@ ROW = np.dtype(
 )
 # An image has enough detail if LEAST_STRONG of its frequencies have an amplitude of a quarter of a
 # grey level, and LEAST_ROUGH of its cells differ from their surroundings by a grey level. Since
-# re-encoding removes detail, one image of a pair must reach these numbers, the other _LESS of them.
+# re-encoding removes detail, one image of a pair must reach these numbers, the other LESS of them.
 LEAST_STRONG, LEAST_ROUGH = 128, 820
-_LESS = 0.75
+LESS = 0.75
 
 
 def row(means: npt.NDArray[np.uint16]) -> npt.NDArray[Any]:
     """Returns the row of an image with these means."""
-    made = np.zeros((), ROW)
-    seen = likeness.hashes(means)
-    made["whole"], made["window"] = seen["bits"]
-    made["strong"], made["rough"], made["sound"] = seen["strong"][0], seen["rough"][0], 1
+    result = np.zeros((), ROW)
+    measured = likeness.hashes(means)
+    result["whole"], result["window"] = measured["bits"]
+    result["strong"], result["rough"] = measured["strong"][0], measured["rough"][0]
+    result["sound"] = 1
     digest = hashlib.blake2b(means.tobytes(), digest_size=8).digest()
-    made["means"] = int.from_bytes(digest, "little")
+    result["means"] = int.from_bytes(digest, "little")
     four = means.reshape(SMALL, 2, SMALL, 2).sum(axis=(1, 3), dtype=np.uint32)
-    made["small"] = (four + 2 * likeness.SIXTEENTHS) // (4 * likeness.SIXTEENTHS)
-    return made
+    result["small"] = (four + 2 * likeness.SIXTEENTHS) // (4 * likeness.SIXTEENTHS)
+    return result
 
 
 def judged(rows: npt.NDArray[Any], share: float = 1) -> npt.NDArray[np.bool_]:
     """Returns whether each image has enough detail to be compared by appearance."""
     enough = rows["strong"] >= share * LEAST_STRONG
     return np.asarray(enough & (rows["rough"] >= share * LEAST_ROUGH))
-
-
-def may_be_judged(rows: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Returns whether each image has enough detail to be compared with a `judged` one."""
-    return judged(rows, _LESS)
 
 
 def of(data: bytes) -> bytes:
@@ -81,9 +77,8 @@ def rows_of(array: npt.NDArray[np.uint64], ids: npt.NDArray[np.uint32]) -> npt.N
     """
     if not isinstance(array, np.memmap) or array.filename is None:
         return array[ids]
-    found = np.empty((len(ids), *array.shape[1:]), array.dtype)
-    size = array.strides[0]
+    rows = np.empty((len(ids), *array.shape[1:]), array.dtype)
     with open(array.filename, "rb", buffering=0) as file:
-        for row, each in zip(found, ids.tolist(), strict=True):
-            os.preadv(file.fileno(), [row], each * size)
-    return found
+        for row, number in zip(rows, ids.tolist(), strict=True):
+            os.preadv(file.fileno(), [row], number * array.strides[0])
+    return rows

@@ -27,7 +27,10 @@ def publish(
 
     Files of earlier runs are removed, unless the disk is full or a different run holds the lock.
     """
-    content = {f"exclude-{split}.txt": _lines(keys) for split, keys in excluded.items()}
+    content = {
+        f"exclude-{split}.txt": "".join(f"{key}\n" for key in keys).encode()
+        for split, keys in excluded.items()
+    }
     if page is not None:
         content[PAGE] = page.encode("utf-8", "replace")
     content[PAIRS] = pairs(groups)
@@ -42,20 +45,15 @@ def publish(
                 out.publish(path, name)
 
 
-def _lines(keys: Sequence[str]) -> bytes:
-    return "".join(f"{key}\n" for key in keys).encode()
-
-
 def pairs(groups: Sequence[Group]) -> bytes:
     """Returns `pairs.csv`: RFC 4180, one line per image of a group."""
     text = io.StringIO()
     lines = csv.writer(text)
     lines.writerow(HEADER)
     for number, group in enumerate(groups, start=1):
-        for each in group:
-            kept = "yes" if each.kept else "no"
-            what = (each.split, each.key, each.class_index, each.kind, each.distance, kept)
-            lines.writerow((number, *what))
+        for member in group:
+            columns = (member.split, member.key, member.class_index, member.kind, member.distance)
+            lines.writerow((number, *columns, "yes" if member.kept else "no"))
     return text.getvalue().encode()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -56,9 +56,9 @@ class Columns(NamedTuple):
 def columns(samples: Iterable[Sample]) -> Columns:
     """Returns the columns of a table that the search needs."""
     numbers, digests = array("q"), bytearray()
-    for each in samples:
-        numbers.extend((each.class_index, each.width, each.height))
-        digests += bytes.fromhex(each.sha256)
+    for sample in samples:
+        numbers.extend((sample.class_index, sample.width, sample.height))
+        digests += bytes.fromhex(sample.sha256)
     table = np.frombuffer(numbers, np.int64).reshape(-1, 3)
     sha256 = np.frombuffer(digests, np.uint8).reshape(-1, 32)
     return Columns._make((*np.ascontiguousarray(table.T), sha256))
@@ -69,17 +69,17 @@ def _read(path: Path, num: int) -> Iterator[npt.NDArray[Any]]:
     with open(regular_file.open_to_read(path), "rb") as file:
         if (size := os.fstat(file.fileno()).st_size) > num * hashes.ROW.itemsize:
             raise DataDamagedError(
-                f"{path}: {size:,} bytes of rows of {num:,} images. Remove that file, then run the "
-                "same command again."
+                f"{path}: has {size:,} bytes, too many for {num:,} images. Remove the file, then "
+                "run the same command again."
             )
         for start in range(0, max(num, 1), _ROWS_AT_ONCE):
-            kept = np.zeros(min(num - start, _ROWS_AT_ONCE), hashes.ROW)
-            file.readinto(kept.view(np.uint8).data)
-            yield kept
+            rows = np.zeros(min(num - start, _ROWS_AT_ONCE), hashes.ROW)
+            file.readinto(rows.view(np.uint8).data)
+            yield rows
 
 
 class Pictures:
-    """The images of some pieces, numbered from 0; for judged and may_be_judged, see `hashes`.
+    """The images of some pieces, numbered from 0; for `judged`, see `hashes`.
 
     `starts` are the first numbers of the pieces, and the total. `sound` images were decoded.
     `means` are digests, equal for equal pixels. `whole` and `window` are [n, 4] hashes in files.
@@ -94,20 +94,20 @@ class Pictures:
     ) -> None:
         """Reads all tables and rows; `scratch` is an empty folder for arrays not kept in memory."""
         self.pieces, self._rows = pieces, rows
-        found, others, counts = [], [], [0]
+        of_tables, of_rows, counts = [], [], [0]
         with open(scratch / "whole", "wb") as whole, open(scratch / "window", "wb") as window:
             for table, path in zip(tables, rows, strict=True):
-                found.append(table)
+                of_tables.append(table)
                 counts.append(len(table.width))
-                for kept in _read(path, len(table.width)):
-                    shown = (hashes.judged(kept), hashes.may_be_judged(kept))
-                    others.append((kept["sound"] > 0, *shown, kept["means"].copy()))
-                    whole.write(kept["whole"].tobytes())
-                    window.write(kept["window"].tobytes())
+                for block in _read(path, len(table.width)):
+                    detail = hashes.judged(block), hashes.judged(block, hashes.LESS)
+                    of_rows.append((block["sound"] > 0, *detail, block["means"].copy()))
+                    whole.write(block["whole"].tobytes())
+                    window.write(block["window"].tobytes())
         self.starts = np.cumsum(counts)
-        self.known = Columns._make(np.concatenate(each) for each in zip(*found, strict=True))
+        self.known = Columns._make(np.concatenate(parts) for parts in zip(*of_tables, strict=True))
         self.sound, self.judged, self.may_be_judged, self.means = (
-            np.concatenate(each) for each in zip(*others, strict=True)
+            np.concatenate(parts) for parts in zip(*of_rows, strict=True)
         )
         shape = (len(self), *hashes.ROW["whole"].shape)
         self.whole, self.window = (
@@ -126,9 +126,10 @@ class Pictures:
         piece = int(np.searchsorted(self.starts, number, side="right")) - 1
         return self.pieces[piece], number - int(self.starts[piece])
 
-    def of(self, wanted: Callable[[Piece], bool]) -> npt.NDArray[np.bool_]:
-        """Returns for each image whether its piece is wanted."""
-        return np.repeat([wanted(each) for each in self.pieces], np.diff(self.starts))
+    @property
+    def other(self) -> npt.NDArray[np.bool_]:
+        """Whether each image belongs to the dataset given by --against."""
+        return np.repeat([piece.other for piece in self.pieces], np.diff(self.starts))
 
     def read(self, number: int) -> bytes:
         """Returns the bytes of an image."""
@@ -137,12 +138,12 @@ class Pictures:
 
     def small(self, numbers: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
         """Returns the small pictures, [n, 32, 32]."""
-        found = np.empty((len(numbers), hashes.SMALL, hashes.SMALL), np.uint8)
+        small = np.empty((len(numbers), hashes.SMALL, hashes.SMALL), np.uint8)
         pieces = np.searchsorted(self.starts, numbers, side="right") - 1
         order = np.argsort(pieces, kind="stable")
         for group in np.split(order, np.flatnonzero(np.diff(pieces[order])) + 1):
             if len(group):
                 piece = int(pieces[group[0]])
                 rows = np.memmap(self._rows[piece], hashes.ROW, "r")
-                found[group] = rows["small"][numbers[group] - self.starts[piece]]
-        return found
+                small[group] = rows["small"][numbers[group] - self.starts[piece]]
+        return small

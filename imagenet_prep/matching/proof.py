@@ -42,13 +42,13 @@ def scores(
     The images are [n, side, side], with 16, 32 or 64 samples per side and `divisor` units per grey
     level; `mirrored` flips the left ones first. `simd`, as in simd.h, does not change the result.
     """
-    one, other = (np.ascontiguousarray(each, np.uint16) for each in (left, right))
-    found = np.empty((len(one), 8), np.float32)
+    left, right = (np.ascontiguousarray(images, np.uint16) for images in (left, right))
+    result = np.empty((len(left), 8), np.float32)
     kernels.library().matching_prove(
-        *(one.ctypes.data, other.ctypes.data, mirrored, len(one), one.shape[-1]),
-        *(divisor, found.ctypes.data, kernels.best() if simd is None else simd),
+        *(left.ctypes.data, right.ctypes.data, mirrored, len(left), left.shape[-1]),
+        *(divisor, result.ctypes.data, kernels.best() if simd is None else simd),
     )
-    return found
+    return result
 
 
 def proven(
@@ -58,8 +58,8 @@ def proven(
     divisor, fine = likeness.SIXTEENTHS, LEAST_FINE
     if least_side < _LEAST_PIXELS:
         left, right, divisor, fine = _halved(left), _halved(right), 4 * divisor, LEAST_FINE_OF_TINY
-    found = scores(left[None], right[None], mirrored, divisor)
-    return bool(_are_one(found, LEAST_WHOLE, fine, MOST_OUTSIDE)[0])
+    measured = scores(left[None], right[None], mirrored, divisor)
+    return bool(_are_one(measured, LEAST_WHOLE, fine, MOST_OUTSIDE)[0])
 
 
 def likely(
@@ -75,12 +75,12 @@ def _halved(means: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint16]:
 
 
 def _are_one(
-    found: npt.NDArray[np.float32], whole: float, fine: float, outside: float
+    measured: npt.NDArray[np.float32], whole: float, fine: float, outside: float
 ) -> npt.NDArray[np.bool_]:
     # The C code returns squared correlations with their sign.
-    alike = (found[:, 6] >= whole**2) & (found[:, 7] >= fine**2)
-    alike &= (found[:, 4] >= LEAST_GAIN) & (found[:, 4] <= MOST_GAIN)
-    scales, shifts = found[:, (0, 2)], found[:, (1, 3)]
+    alike = (measured[:, 6] >= whole**2) & (measured[:, 7] >= fine**2)
+    alike &= (measured[:, 4] >= LEAST_GAIN) & (measured[:, 4] <= MOST_GAIN)
+    scales, shifts = measured[:, (0, 2)], measured[:, (1, 3)]
     with np.errstate(divide="ignore", invalid="ignore"):
         within = np.abs(shifts) + scales <= 1 + 2 * outside
         around = np.abs(shifts / scales) + 1 / scales <= 1 + 2 * outside

@@ -76,17 +76,17 @@ class Search(NamedTuple):
         pool: futures.Executor,
         workers: int,
         tick: Callable[[], None] = lambda: None,
-        wanted: Callable[[npt.NDArray[np.uint32], npt.NDArray[np.uint32]], Any] | None = None,
+        is_open: Callable[[npt.NDArray[np.uint32], npt.NDArray[np.uint32]], Any] | None = None,
     ) -> Iterator[Pairs]:
-        """Yields each pair once, in an order independent of `workers`; `wanted` filters pairs."""
+        """Yields each pair once, in an order independent of `workers`; `is_open` filters pairs."""
         for band in range(_BANDS):
-            for found in self._of_band(band, pool, workers):
+            for block in self._of_band(band, pool, workers):
                 tick()
-                if not len(found):
+                if not len(block):
                     continue
-                left, right = found.T
-                if wanted is not None:
-                    left, right = found[wanted(left, right)].T
+                left, right = block.T
+                if is_open is not None:
+                    left, right = block[is_open(left, right)].T
                 pairs = self._confirmed(left, right)
                 if len(pairs[0]):
                     yield pairs
@@ -97,7 +97,7 @@ class Search(NamedTuple):
         """Yields the pairs found in a band, and then frees its sorted hashes."""
         left = self.left.sorted_by(band)
         right = left if self.left is self.right else self.right.sorted_by(band)
-        joins = [self._join(left, right, band, each, workers) for each in range(workers)]
+        joins = [self._join(left, right, band, worker, workers) for worker in range(workers)]
         running = [pool.submit(next, join, _NONE) for join in joins]
         for at in range(self._num_ranges):
             worker, is_last = at % workers, False
@@ -120,7 +120,7 @@ class Search(NamedTuple):
         pairs = np.empty((max(_ROOM, int(np.diff(right.start).max())), 2), np.uint32)
         # Fill the structs `join` and `place` of matching.c.
         job = np.zeros(_MEMBERS, np.uint64)
-        job[:6] = [each.ctypes.data for side in (left, right) for each in side]
+        job[:6] = [array.ctypes.data for side in (left, right) for array in side]
         job[6:10] = left is right, band, self.radii.key, self.radii.key // _BANDS
         job[10] = 0 if self.mirror is None else self.mirror[0]
         job[12:] = pairs.ctypes.data, len(pairs)
@@ -129,10 +129,10 @@ class Search(NamedTuple):
         for at in range(worker, self._num_ranges, workers):
             place[:], job[_END] = (bounds[at], 0, 0), bounds[at + 1]
             while place[0] < bounds[at + 1]:
-                found = kernels.library().matching_join(
+                count = kernels.library().matching_join(
                     job.ctypes.data, place.ctypes.data, kernels.best()
                 )
-                yield pairs[:found], place[0] >= bounds[at + 1]
+                yield pairs[:count], place[0] >= bounds[at + 1]
 
     def _confirmed(self, left: npt.NDArray[np.uint32], right: npt.NDArray[np.uint32]) -> Pairs:
         differing = hashes.rows_of(self.left.bits, left) ^ hashes.rows_of(self.right.bits, right)

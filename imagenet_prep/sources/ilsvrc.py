@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from imagenet_prep.core.errors import SourceError, UsageError
+from imagenet_prep.core.errors import SourceError, UsageError, some
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import editions, keys, schema
 from imagenet_prep.dataset.class_list import ClassList
@@ -58,7 +58,7 @@ class Tars(source.Stored):
         if not members:
             raise SourceError(
                 f"{archive}: byte {task.start:,}: {task.name} holds no image. "
-                "The archive is not whole: compare its md5 and download it again."
+                "The archive is incomplete: compare its md5 and download it again."
             )
         return members
 
@@ -68,21 +68,19 @@ class Tars(source.Stored):
 
     def _member(self, task: IndexTask, archive: str, file: tar.TarMember) -> Member:
         where = f"{archive}: byte {file.offset:,}: {file.name!r}"
-        index = task.class_index
-        if index is None:
-            index = self._label(file.name, where)
+        index = self._label(file.name, where) if task.class_index is None else task.class_index
         key = self.key_of(task.split, index, file.name, where)
         return Member(key, archive, file.offset, file.size, index)
 
     def _label(self, path: str, where: str) -> int:
         number = VALIDATION_NAME.match(path.rpartition("/")[2])
         if number is None:
-            raise SourceError(f"{where}: expected ILSVRC2012_val_<8 digits>.JPEG")
+            raise SourceError(f"{where}: expected a name ILSVRC2012_val_<8 digits>.JPEG")
         position = int(number[1])
         if not 1 <= position <= len(self.validation_class_index):
             raise SourceError(
                 f"{where}: the devkit has labels for images 1 to "
-                f"{len(self.validation_class_index):,}. Archive and devkit do not belong together."
+                f"{len(self.validation_class_index):,}. Archive and devkit do not match."
             )
         return self.validation_class_index[position - 1]
 
@@ -91,7 +89,7 @@ def inner_tars(
     reader: ArchiveReader | RemoteArchives, archive: str, advice: str
 ) -> dict[str, Range]:
     """Returns the byte range of each class tar; `advice` is for errors about other members."""
-    found: dict[str, Range] = {}
+    tars: dict[str, Range] = {}
     for inner in tar.files_of(reader, archive, 0, reader.size(archive), skipping=True):
         match = CLASS_TAR.fullmatch(inner.name.rpartition("/")[2])
         if match is None:
@@ -99,10 +97,10 @@ def inner_tars(
                 f"{archive}: byte {inner.offset:,}: member {inner.name!r}, expected <WNID>.tar. "
                 f"{advice}"
             )
-        if match[1] in found:
-            raise SourceError(f"{archive}: holds {match[1]} twice")
-        found[match[1]] = archive, inner.offset, inner.size
-    return found
+        if match[1] in tars:
+            raise SourceError(f"{archive}: holds {match[1]} twice. Download it again.")
+        tars[match[1]] = archive, inner.offset, inner.size
+    return tars
 
 
 def class_tasks(part: str, tars: Mapping[str, Range], classes: ClassList) -> list[IndexTask]:
@@ -113,8 +111,7 @@ def class_tasks(part: str, tars: Mapping[str, Range], classes: ClassList) -> lis
         if index is None:
             raise SourceError(
                 f"{archive}: byte {start:,}: class {wnid!r} is not in the class list of "
-                f"{counted(len(classes.wnids), 'class')}. Archive and devkit do not belong "
-                "together."
+                f"{counted(len(classes.wnids), 'class')}. Archive and devkit do not match."
             )
         name = f"{schema.TRAIN}-{wnid}"
         tasks.append(IndexTask(name, schema.TRAIN, part, index, start, start + size, archive))
@@ -159,30 +156,33 @@ def find(folder: Location, splits: Sequence[str]) -> Ilsvrc2012 | Unlabelled:
     """
     if isinstance(folder, Path) and not folder.is_dir():
         expected = ", ".join([*(ARCHIVES[split] for split in splits), labels.DEVKIT])
-        raise UsageError(f"--source {folder}: no such folder. It should hold {expected}.")
-    wanted = {ARCHIVES[split]: folder / ARCHIVES[split] for split in splits}
+        raise UsageError(f"--source {folder}: no such folder. Put {expected} there.")
+    archives = {ARCHIVES[split]: folder / ARCHIVES[split] for split in splits}
     devkit_path = folder / labels.DEVKIT
-    missing = [name for name, path in wanted.items() if not path.is_file()]
+    missing = [name for name, path in archives.items() if not path.is_file()]
     if schema.VALIDATION in splits and not devkit_path.is_file():
         missing.append(labels.DEVKIT)
     if missing:
-        held = ""
+        found = ""
         if folder.is_dir():
-            found = sorted(path.name for path in folder.iterdir())[:20]
-            held = f"; the folder holds {', '.join(found) or 'nothing'}"
+            names = sorted(path.name for path in folder.iterdir())
+            found = f"; found {some(names) or 'nothing'}"
         raise UsageError(
-            f"--source {folder}: {' and '.join(missing)} not found{held}. Get the archives from "
+            f"--source {folder}: {' and '.join(missing)} not found{found}. Get the archives from "
             "image-net.org (login needed), or choose other --splits."
         )
     if schema.TEST in splits:
         if len(splits) > 1:
             raise UsageError(
                 "--splits: the images of test have no labels, so they cannot be in a dataset with "
-                "other splits. Choose --splits test, and another --out for it."
+                "other splits. Choose --splits test and a different --out."
             )
-        part, split = source.file_part(wanted[ARCHIVES[schema.TEST]], published.TEST.md5), splits[0]
+        part, split = (
+            source.file_part(archives[ARCHIVES[schema.TEST]], published.TEST.md5),
+            splits[0],
+        )
         task = IndexTask(split, split, part.name, 0, 0, part.num_bytes)
-        return Unlabelled(_UNLABELLED, (part,), wanted, tasks=(task,))
+        return Unlabelled(_UNLABELLED, (part,), archives, tasks=(task,))
     if devkit_path.is_file():
         devkit = labels.read_devkit(devkit_path)
         classes, truth = devkit.classes, devkit.validation_class_index
@@ -190,7 +190,7 @@ def find(folder: Location, splits: Sequence[str]) -> Ilsvrc2012 | Unlabelled:
         classes, truth = labels.official_classes(), ()
     # Archives with a different class list have different md5s.
     parts = tuple(
-        source.file_part(wanted[ARCHIVES[s]], _PUBLISHED[s].md5 if classes.official else None)
+        source.file_part(archives[ARCHIVES[s]], _PUBLISHED[s].md5 if classes.official else None)
         for s in splits
     )
-    return Ilsvrc2012(classes, parts, wanted, truth)
+    return Ilsvrc2012(classes, parts, archives, truth)

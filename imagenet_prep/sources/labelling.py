@@ -39,14 +39,13 @@ class Labelling:
                 last = len(self.classes.wnids) - 1 + self.offset
                 raise DataDamagedError(f"label {label}, expected {self.offset} to {last}")
             return index
-        known = self.classes.index.get(name)
-        if known is None:
-            raise DataDamagedError(
-                f"class {name!r} is not one of the {len(self.classes.wnids)} of this set"
-            )
-        if label - known != self.offset:
-            raise DataDamagedError(f"label {label}, expected {known + self.offset} for {name}")
-        return known
+        index = self.classes.index.get(name, -1)
+        if index < 0:
+            count = len(self.classes.wnids)
+            raise DataDamagedError(f"class {name!r} is not one of this dataset's {count}")
+        if label - index != self.offset:
+            raise DataDamagedError(f"label {label}, expected {index + self.offset} for {name}")
+        return index
 
 
 def labelling_of(uses: Iterable[LabelUse], known: ClassList | None = None) -> Labelling:
@@ -63,10 +62,10 @@ def labelling_of(uses: Iterable[LabelUse], known: ClassList | None = None) -> La
     strays_of = [[use for use in uses if _problem(use, c)] for c in candidates]
     strays, best = min(zip(strays_of, candidates, strict=True), key=lambda pair: _examples(pair[0]))
     if strays:
-        shown = "; ".join(_problem(use, best) for use in strays[:_MAX_EXAMPLES_IN_MESSAGE])
+        examples = "; ".join(_problem(use, best) for use in strays[:_MAX_EXAMPLES_IN_MESSAGE])
         raise DataDamagedError(
-            f"labels that do not fit the others ({_examples(strays):,}): {shown}. Labels must be "
-            "the place of their class in the sorted class list, from 0 or from 1 throughout."
+            f"labels that do not match the others ({_examples(strays):,}): {examples}. All labels "
+            "must be positions in the sorted class list, counted from 0 or from 1."
         )
     return best
 

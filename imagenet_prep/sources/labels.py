@@ -74,13 +74,10 @@ def classes_called(
     words = dict(zip(*dataclasses.astuple(official_classes()), strict=True)) | dict(lemmas or {})
     ids = tuple("_".join(name.split()) for name in names)
     forms = Counter(unicodedata.normalize("NFC", name) for name in ids)
-    odd = sorted(
-        {name for name in ids if forms[unicodedata.normalize("NFC", name)] > 1 or not name}
-    )
-    if odd:
+    if odd := sorted({i for i in ids if forms[unicodedata.normalize("NFC", i)] > 1 or not i}):
         raise SourceError(
             f"{where}: {some([*map(ascii, odd)])} is not the name of exactly one class (blanks "
-            "count as '_', and Unicode form does not count). Rename all but one of the folders."
+            "equal '_'; Unicode form is ignored). Rename all but one of the folders."
         )
     return ClassList(ids, tuple(words.get(name, " ".join(name.split())) for name in names))
 
@@ -101,9 +98,8 @@ def read_devkit(path: Location) -> Devkit:
         max_unpacked_bytes=_MAX_UNPACKED_BYTES,
         advice=_ADVICE,
     )
-    rows = _leaf_synsets(path, meta)
-    by_wnid = sorted(rows, key=lambda row: row[1])
-    classes = ClassList(tuple(row[1] for row in by_wnid), tuple(row[2] for row in by_wnid))
+    rows = sorted(_leaf_synsets(path, meta), key=lambda row: row[1])
+    classes = ClassList(tuple(row[1] for row in rows), tuple(row[2] for row in rows))
     index_of_id = {row[0]: classes.index[row[1]] for row in rows}
     if len(index_of_id) != len(rows) or len(classes.index) != len(rows):
         raise SourceError(f"{path}: meta.mat lists a WNID or an ILSVRC2012_ID twice. {_ADVICE}")
@@ -123,11 +119,11 @@ def read_devkit(path: Location) -> Devkit:
 
 def check_canaries(wnids: Sequence[str], path: Location | str) -> None:
     """Compares ILSVRC2012's validation labels, in file-name order, with the known ones."""
-    for number, (found, expected) in enumerate(zip(wnids, CANARIES, strict=False), start=1):
-        if found != expected:
+    for number, (wnid, expected) in enumerate(zip(wnids, CANARIES, strict=False), start=1):
+        if wnid != expected:
             raise SourceError(
-                f"{path}: ILSVRC2012_val_{number:08d}.JPEG would get {found}, it is {expected}. "
-                f"The labels are in another order than the file names. {_ADVICE}"
+                f"{path}: ILSVRC2012_val_{number:08d}.JPEG has label {wnid}, expected {expected}: "
+                f"the labels are not in the order of the file names. {_ADVICE}"
             )
     if digest_of(wnids) != OFFICIAL_VALIDATION_DIGEST:
         raise SourceError(

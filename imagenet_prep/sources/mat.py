@@ -30,7 +30,7 @@ def read(data: bytes) -> dict[str, Any]:
     A structure becomes a dict with the list of values of each field.
     """
     if data[126:_HEADER_BYTES] != b"IM":
-        raise ValueError("it is no MAT-file of version 5")
+        raise ValueError("it is not a MAT-file of version 5")
     unpacked = bytearray()  # bytes would be copied for each of 500,000 small elements
     for kind, content in _elements(data[_HEADER_BYTES:]):
         if kind == _COMPRESSED:
@@ -61,7 +61,7 @@ def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 def _array(kind: int, content: bytes, depth: int) -> tuple[str, Any]:
     if kind != _MATRIX:
-        raise ValueError(f"an element of kind {kind} where an array is expected")
+        raise ValueError(f"an element of kind {kind}, expected an array")
     if depth > _MAX_DEPTH:
         raise ValueError("its arrays are nested too deeply")
     if not content:
@@ -80,10 +80,10 @@ def _array(kind: int, content: bytes, depth: int) -> tuple[str, Any]:
         (part,) = parts
         values = _numbers(*part)
     else:
-        raise ValueError(f"an array of kind {array}, which the devkit has not")
+        raise ValueError(f"an array of unsupported kind {array}")
     dimensions = _numbers(*sides)
     if len(dimensions) > _MAX_DIMENSIONS or math.prod(dimensions) * len(fields) != len(values):
-        raise ValueError(f"an array claims {list(dimensions[:4])} values that are not there")
+        raise ValueError(f"an array of {list(dimensions[:4])} has {len(values):,} values")
     if array == _STRUCT:
         values = {field.decode(): values[i :: len(fields)] for i, field in enumerate(fields)}
     return name.decode(), values

@@ -1,7 +1,6 @@
 """Reads members of archives, and verifies them by their tar headers if the listing is untrusted.
 
-The listing of a remote archive may be stored next to a dataset, and others may have changed it. So
-the tar header before each image is read as well: 512 bytes more in the same request.
+The listing of a remote archive may be stored next to a dataset, and others may have changed it.
 """
 
 from __future__ import annotations
@@ -59,17 +58,14 @@ class TarReader(MemberReader):
 
 def _is_of(member: Member, before: bytes) -> bool:
     """Returns whether the headers before an image have this member's name and size."""
-    found = tar.file_behind(before, member.archive, member.offset)
-    return found is not None and (found.name.rpartition("/")[2], found.size) == (
-        member.filename,
-        member.size,
-    )
+    file = tar.file_behind(before, member.archive, member.offset)
+    expected = member.filename, member.size
+    return file is not None and (file.name.rpartition("/")[2], file.size) == expected
 
 
 def _wrong(member: Member) -> SourceError:
     return SourceError(
-        f"{member.archive}: byte {member.offset:,}: the archive does not hold {member.key} with "
-        f"{member.size:,} bytes there. The list that an earlier run has kept of this archive, in "
-        "imagenet-prep-lists beside the data set or in .work, was changed or is damaged. Run the "
-        "same command again with --rehash: it lists the archive anew."
+        f"{member.archive}: byte {member.offset:,}: expected {member.key} with {member.size:,} "
+        "bytes. The stored list of this archive, in imagenet-prep-lists next to the dataset or in "
+        ".work, is damaged. Run the same command again with --rehash to list the archive again."
     )

@@ -44,17 +44,18 @@ class Mnist(source.Pixels):
         """Yields the images of a split, encoded."""
         import numpy as np
 
-        images, marks = self.files[task.split]
-        pixels, classes = _read(images, (_SIDE, _SIDE)), _read(marks, ())
+        images, labels_path = self.files[task.split]
+        pixels, classes = _read(images, (_SIDE, _SIDE)), _read(labels_path, ())
         planes = np.frombuffer(pixels, np.uint8).reshape(-1, _SIDE, _SIDE)
         if len(planes) != len(classes):
             raise SourceError(
-                f"{marks}: {counted(len(classes), 'label')}, expected one for each of the "
-                f"{len(planes):,} images in {images.name}. Download both again."
+                f"{labels_path}: {counted(len(classes), 'label')}, expected {len(planes):,}, one "
+                f"per image in {images.name}. Download both again."
             )
         for row, (plane, label) in enumerate(zip(planes, classes, strict=True)):
             if label >= _NUM_CLASSES:
-                raise SourceError(f"{marks}: label {row:,} is {label}, expected 0 to 9. {_ADVICE}")
+                where = f"{labels_path}: label {row:,}"
+                raise SourceError(f"{where} is {label}, expected 0 to 9. {_ADVICE}")
             key = f"{self.classes.wnids[label]}/{_PREFIX[task.split]}_{row:05d}.jpg"
             yield PackedImage(key, label, self.encode(np.stack([plane] * 3, axis=-1)))
 
@@ -67,13 +68,13 @@ def is_there(root: Path) -> bool:
 def find(root: Path, splits: Sequence[str], encode: Encode, encoding: str) -> Mnist:
     """Returns the files of `splits`."""
     names = {split: [f"{_PREFIX[split]}-{kind}" for kind in (_IMAGES, _LABELS)] for split in splits}
-    found = {name: _locate(root, name) for of_split in names.values() for name in of_split}
-    if missing := [name for name, path in found.items() if path is None]:
+    paths = {name: _locate(root, name) for pair in names.values() for name in pair}
+    if missing := [name for name, path in paths.items() if path is None]:
         raise UsageError(f"--source {root}: holds no {' and no '.join(missing)}, packed or not.")
-    paths = {name: path for name, path in found.items() if path is not None}
-    files = {split: (paths[images], paths[marks]) for split, (images, marks) in names.items()}
+    found = {name: path for name, path in paths.items() if path is not None}
+    files = {split: (found[pair[0]], found[pair[1]]) for split, pair in names.items()}
     classes = labels.classes_called([str(digit) for digit in range(_NUM_CLASSES)], str(root))
-    parts = tuple(map(source.file_part, paths.values()))
+    parts = tuple(map(source.file_part, found.values()))
     sizes = {split: _ENCODED_BYTES * number for split, number in Mnist.edition.examples.items()}
     tasks = tuple(
         IndexTask(names[split][0], split, images.name, num_bytes=sizes[split])
@@ -89,27 +90,22 @@ def _locate(root: Path, name: str) -> Path | None:
 def _read(path: Path, shape: tuple[int, ...]) -> bytes:
     """Returns the items of an IDX file, each uint8 of this shape; raises SourceError."""
     header = struct.Struct(f">{2 + len(shape)}I")
+    expected = f"expected an IDX file of uint8 [{', '.join(['N', *map(str, shape)])}]"
     with packed.errors(path, _ADVICE), packed.unpacked(path) as stream:
         head = stream.read(header.size)
-        num_bytes = _number(path, head, header, shape) * math.prod(shape)
+        if len(head) < header.size:
+            raise SourceError(f"{path}: has {len(head)} bytes, {expected}. {_ADVICE}")
+        magic, number, *sides = header.unpack(head)
+        if magic != _MAGIC + 1 + len(shape) or tuple(sides) != shape:
+            raise SourceError(f"{path}: begins with {head.hex(' ', 4)}, {expected}. {_ADVICE}")
+        if number > _MAX_EXAMPLES:
+            raise SourceError(
+                f"{path}: {number:,} items, expected at most {_MAX_EXAMPLES:,}. {_ADVICE}"
+            )
+        num_bytes = number * math.prod(shape)
         # Reading one more byte detects surplus data and makes gzip verify its checksum.
         data = stream.read(num_bytes + 1)
     if len(data) != num_bytes:
-        there = "more" if len(data) > num_bytes else f"{len(data):,}"
-        raise SourceError(
-            f"{path}: announces {num_bytes:,} bytes of items and has {there}. {_ADVICE}"
-        )
+        size = "more" if len(data) > num_bytes else f"{len(data):,}"
+        raise SourceError(f"{path}: expected {num_bytes:,} bytes of items, found {size}. {_ADVICE}")
     return data
-
-
-def _number(path: Path, head: bytes, header: struct.Struct, shape: tuple[int, ...]) -> int:
-    dimensions = ", ".join(["N", *map(str, shape)])
-    expected = f"expected an IDX file of uint8 [{dimensions}]"
-    if len(head) < header.size:
-        raise SourceError(f"{path}: has {len(head)} bytes, {expected}. {_ADVICE}")
-    magic, number, *sides = header.unpack(head)
-    if magic != _MAGIC + 1 + len(shape) or tuple(sides) != shape:
-        raise SourceError(f"{path}: begins with {head.hex(' ', 4)}, {expected}. {_ADVICE}")
-    if number > _MAX_EXAMPLES:
-        raise SourceError(f"{path}: {number:,} items, expected at most {_MAX_EXAMPLES:,}")
-    return int(number)

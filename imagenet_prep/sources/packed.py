@@ -18,7 +18,7 @@ from imagenet_prep.storage.remote_path import Location, open_to_read
 UNPACKING_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)
 # Python's gzip reads any number of zeros after the compressed data one by one.
 _MAX_PADDING_BYTES = 1 << 20
-_PADDED = f"behind the packed bytes are more than {_MAX_PADDING_BYTES:,} zeros"
+_PADDED = f"it ends with more than {_MAX_PADDING_BYTES:,} zeros"
 # A file chooses its dictionary size, up to 4 GB; xz -9 takes 65 MB.
 _MOST_XZ_BYTES, _PIECE_BYTES = 128 << 20, 1 << 16
 
@@ -26,10 +26,9 @@ _MOST_XZ_BYTES, _PIECE_BYTES = 128 << 20, 1 << 16
 @contextlib.contextmanager
 def errors(path: Location, remedy: str, *more: type[Exception]) -> Iterator[None]:
     """Turns unpacking errors and `more` into a SourceError; a failing disk is reported as such."""
-    kinds: tuple[type[Exception], ...] = (*UNPACKING_ERRORS, *more)
     try:
         yield
-    except kinds as error:
+    except (*UNPACKING_ERRORS, *more) as error:
         demand_disk(path, error)
         raise SourceError(f"{path}: cannot be read: {error}. {remedy}") from error
 
@@ -57,7 +56,7 @@ class _Xz(io.RawIOBase):
     """An xz file with a memory limit; LZMAFile would use as much as the file requests."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file, self._unpacker = file, self._begun()
+        self._file, self._unpacker = file, self._new()
 
     def readable(self) -> bool:
         return True
@@ -82,13 +81,13 @@ class _Xz(io.RawIOBase):
                 if not (packed := self._file.read(_PIECE_BYTES)):
                     return None
                 zeros += len(packed)
-            self._unpacker = self._begun()
+            self._unpacker = self._new()
         elif self._unpacker.needs_input and not (packed := self._file.read(_PIECE_BYTES)):
-            raise EOFError("ends before its end")
+            raise EOFError("it is truncated")
         return packed
 
     @staticmethod
-    def _begun() -> lzma.LZMADecompressor:
+    def _new() -> lzma.LZMADecompressor:
         return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MOST_XZ_BYTES)
 
 
@@ -105,10 +104,9 @@ def unpacked(path: Location) -> Iterator[io.BufferedIOBase]:
     with open_to_read(path) as opened:
         file = cast(io.BufferedReader, opened)
         head = file.peek(8)
-        packers = (packer for magic, packer in _PACKERS.items() if head.startswith(magic))
-        packer = next(packers, None)
-        if packer is None:
+        for magic, unpack in _PACKERS.items():
+            if head.startswith(magic):
+                file = unpack(file)
+                break
+        with file:
             yield file
-            return
-        with packer(file) as stream:
-            yield stream

@@ -38,11 +38,11 @@ def check(descriptor: int, column: ColumnChunkMetaData) -> None:
         left -= unpacked
         if min(unpacked, packed, left) < 0:
             raise ValueError(
-                f"the page at byte {position:,} unpacks to {unpacked:,} bytes, and the footer says "
-                f"{column.total_uncompressed_size:,} of all pages of its column"
+                f"the page at byte {position:,} unpacks to {unpacked:,} bytes, but the footer says "
+                f"{column.total_uncompressed_size:,} for all pages of its column"
             )
         position += length + packed
-    raise ValueError(f"a column of a group of rows has more than {_MAX_PAGES:,} pages")
+    raise ValueError(f"a column of a row group has more than {_MAX_PAGES:,} pages")
 
 
 def _header(descriptor: int, position: int) -> tuple[int, dict[int, int]]:
@@ -53,7 +53,7 @@ def _header(descriptor: int, position: int) -> tuple[int, dict[int, int]]:
         except IndexError:
             continue
         return reader.position, fields
-    raise ValueError(f"there is no header of a page at byte {position:,}")
+    raise ValueError(f"there is no page header at byte {position:,}")
 
 
 class _Reader:
@@ -71,7 +71,7 @@ class _Reader:
         while (head := self._byte()) != 0:
             self._fields += 1
             if self._fields > _MAX_FIELDS or depth > _MAX_DEPTH:
-                raise ValueError("the header of a page has more fields than any")
+                raise ValueError("a page header has too many fields")
             kind = head & 15
             field = field + (head >> 4) if head >> 4 else self._number()
             if kind in _INTEGERS:
@@ -81,7 +81,7 @@ class _Reader:
             elif kind == _STRUCT:
                 self.struct(depth + 1)
             elif kind not in _BOOLEANS:
-                raise ValueError(f"the header of a page holds a value of kind {kind}")
+                raise ValueError(f"a page header has a value of unknown kind {kind}")
         return fields
 
     def _byte(self) -> int:
@@ -103,7 +103,7 @@ class _Reader:
                 return value
             shift += 7
             if shift > 63:
-                raise ValueError("a number in the header of a page has too many bytes")
+                raise ValueError("a number in a page header has too many bytes")
 
     def _number(self) -> int:
         """Returns a signed number in zigzag encoding."""

@@ -64,8 +64,9 @@ class Parquet(source.Packed):
         """Returns count differences from ILSVRC2012, and whether files are missing."""
         problems = []
         if self.absent[split]:
-            there = len(self.index_tasks(split))
-            problems.append(f"{split} has {there} of {counted(there + self.absent[split], 'file')}")
+            existing = len(self.index_tasks(split))
+            total = counted(existing + self.absent[split], "file")
+            problems.append(f"{split} has {existing} of {total}")
         return problems + super().count_problems(split, num_per_class)
 
     def _image(
@@ -74,13 +75,13 @@ class Parquet(source.Packed):
         if not isinstance(label, int) or not 0 <= label < len(self.classes.wnids):
             raise SourceError(
                 f"{where}: label {label!r}, expected 0 to {len(self.classes.wnids) - 1:,}. "
-                "The file does not belong here, or it is damaged: download it again."
+                "The file is damaged or of a different dataset: download it again."
             )
         data = (image or {}).get("bytes")
         if data is None:
             raise SourceError(
                 f"{where}: holds no image bytes, only the path {(image or {}).get('path')!r}. "
-                "Save the data set with its images embedded."
+                "Save the dataset with its images embedded."
             )
         class_id = self.classes.wnids[label]
         # Images without a name are named by file and row.
@@ -92,8 +93,8 @@ class Parquet(source.Packed):
         if (appended := _APPENDED_WNID.match(base)) is not None:
             if appended["wnid"] != class_id and keys.WNID.fullmatch(class_id):
                 raise SourceError(
-                    f"{where}: label {label} is {class_id}, but the path {base!r} says "
-                    f"{appended['wnid']}. Labels and images do not belong together."
+                    f"{where}: label {label} is {class_id}, but the path {base!r} names "
+                    f"{appended['wnid']}. The file is damaged: download it again."
                 )
             base = appended["stem"] + appended["suffix"]
         return PackedImage(self.key_of(task.split, label, base, where), label, data)
@@ -109,32 +110,29 @@ def folder(root: Path) -> Path | None:
 
 def find(root: Path, splits: Sequence[str]) -> Parquet:
     """Returns the files of `splits` and the class list."""
-    there = folder(root) or root
-    names = sorted(path.name for path in there.iterdir()) if there.is_dir() else []
+    place = folder(root) or root
+    names = sorted(path.name for path in place.iterdir()) if place.is_dir() else []
     matches = [match for name in names if (match := _NAME.match(name))]
-    found = {
-        split: tuple(match.string for match in matches if match["split"] == split)
-        for split in splits
-    }
-    if missing := [split for split in splits if not found[split]]:
+    of_split = {s: [match for match in matches if match["split"] == s] for s in splits}
+    if missing := [split for split in splits if not of_split[split]]:
         raise UsageError(
             f"--source {root}: no {' and no '.join(f'{split}-*.parquet' for split in missing)}; "
-            f"it holds {some(names) or 'nothing'}. Choose other --splits, or another folder."
+            f"it holds {some(names) or 'nothing'}. Choose other --splits or a different folder."
         )
     absent = {}
     for split in splits:
-        counts = {int(match["count"]) for match in matches if match["split"] == split}
+        counts = {int(match["count"]) for match in of_split[split]}
         if len(counts) > 1:
             raise SourceError(
-                f"{there}: {split} files of {' and of '.join(map(str, sorted(counts)))} lie "
-                "together. Keep only those of one data set."
+                f"{place}: has {split} files of {' and of '.join(map(str, sorted(counts)))}. Keep "
+                "only those of one dataset."
             )
-        absent[split] = counts.pop() - len(found[split])
-    files = {name: there / name for split in splits for name in found[split]}
+        absent[split] = counts.pop() - len(of_split[split])
+    files = {match.string: place / match.string for s in splits for match in of_split[s]}
     tasks = tuple(
-        IndexTask(name, split, name, num_bytes=_image_bytes(files[name]))
+        IndexTask(match.string, split, match.string, num_bytes=_image_bytes(files[match.string]))
         for split in splits
-        for name in found[split]
+        for match in of_split[split]
     )
     classes = _classes(next(iter(files.values())))
     parts = tuple(source.file_part(path) for path in files.values())
@@ -158,14 +156,13 @@ def _opened(path: Path) -> Iterator[tuple[ParquetFile, int]]:
             if not {"bytes", "path"} <= fields or "label" not in columns.names:
                 raise SourceError(
                     f"{path}: has the columns {', '.join(columns.names) or 'none'}; expected "
-                    "image {bytes, path} and label, as Hugging Face's image data sets have them."
+                    "image {bytes, path} and label, as in Hugging Face's image datasets."
                 )
             yield file, opened.fileno()
     except (pa.ArrowException, OSError, ValueError) as error:
         demand_disk(path, error)
         raise SourceError(
-            f"{path}: cannot be read as Parquet: {error}. "
-            "It is damaged or not whole: download it again."
+            f"{path}: cannot be read as Parquet: {error}. It is damaged: download it again."
         ) from error
 
 
@@ -189,8 +186,8 @@ def _image_bytes(path: Path) -> int:
         columns = [group.column(i) for group in groups for i in range(group.num_columns)]
     if any(not 0 <= c.total_uncompressed_size <= _MAX_GROUP_BYTES for c in columns):
         raise SourceError(
-            f"{path}: a group of rows claims more than {_MAX_GROUP_BYTES:,} bytes, which would lie "
-            "in memory at once. Save the data set with fewer rows a group."
+            f"{path}: a row group has more than {_MAX_GROUP_BYTES:,} bytes, which must fit in "
+            "memory. Save the dataset with fewer rows per group."
         )
     return sum(c.total_uncompressed_size for c in columns if c.path_in_schema == "image.bytes")
 
@@ -218,9 +215,9 @@ def _classes(path: Path) -> ClassList:
     if names:
         return labels.classes_called(names, str(path))
     raise UsageError(
-        f"{path}: nothing names its classes: no class names in the schema's metadata "
-        "(huggingface: features: label: names), and no WNIDs of ILSVRC2012 in the paths that fit "
-        "the labels. Save the data set with its ClassLabel feature."
+        f"{path}: has no class names in the schema's metadata (huggingface: features: label: "
+        "names), and no paths with the WNIDs of the labels. Save the dataset with its ClassLabel "
+        "feature."
     )
 
 
@@ -233,6 +230,5 @@ def _class_names(file: ParquetFile, path: Path) -> list[str]:
         return [str(name) for name in names]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SourceError(
-            f"{path}: the schema's metadata 'huggingface' is not what `datasets` writes: {error!r}."
-            " Save the file again."
+            f"{path}: the schema's metadata 'huggingface' is invalid: {error!r}. Save it again."
         ) from error

@@ -51,7 +51,7 @@ class _Reader:
                 raise ValueError(f"it has more than {_MAX_OPERATIONS:,} operations")
             act = _OPERATIONS.get(operation.name)
             if act is None:
-                raise ValueError(f"it holds the operation {operation.name}, which no batch has")
+                raise ValueError(f"it has the unsupported operation {operation.name}")
             act(self, argument)
         return self._stack.pop()
 
@@ -77,31 +77,31 @@ class _Reader:
         self._top(list).extend(items)
 
     def set(self, items: Sequence[Any]) -> None:
-        found = self._top(dict)
+        target = self._top(dict)
         for key, value in zip(items[::2], items[1::2], strict=True):
             if not isinstance(key, str | bytes):
-                raise TypeError(f"a {type(key).__name__} where text is expected as a key")
-            found[key] = value
+                raise TypeError(f"a key is a {type(key).__name__}, expected text")
+            target[key] = value
 
     def name(self, name: str) -> None:
         if name not in _NAMES:
-            raise ValueError(f"asks for {name.replace(' ', '.', 1)[:128]}")
+            raise ValueError(f"it requests {name.replace(' ', '.', 1)[:128]}")
         self.push(_NAMES[name])
 
     def reduce(self) -> None:
-        made, given = self.pop(2)
-        if made is Array:
+        function, arguments = self.pop(2)
+        if function is Array:
             self.push(Array())
-        elif made is _Type:
-            self.push(_Type(given[0]))
-        elif made is str.encode:
+        elif function is _Type:
+            self.push(_Type(arguments[0]))
+        elif function is str.encode:
             # Python 3 writes bytes like this for Python 2.
-            self._left -= len(given[0])
+            self._left -= len(arguments[0])
             if self._left < 0:
                 raise ValueError("it encodes more text than it holds")
-            self.push(str.encode(given[0], "latin-1"))
+            self.push(str.encode(arguments[0], "latin-1"))
         else:
-            raise TypeError(f"a call of a {type(made).__name__}")
+            raise TypeError(f"it calls a {type(function).__name__}")
 
     def build(self) -> None:
         (state,) = self.pop(1)
@@ -113,14 +113,13 @@ class _Reader:
                 raise ValueError("it holds an array that is not uint8 in C order")
             built.data = data
         elif not isinstance(built, _Type):
-            raise TypeError(f"a state for a {type(built).__name__}")
+            raise TypeError(f"it sets the state of a {type(built).__name__}")
 
     def _top(self, kind: type) -> Any:
-        if not isinstance(self._stack[-1], kind):
-            raise TypeError(
-                f"a {type(self._stack[-1]).__name__} where a {kind.__name__} is expected"
-            )
-        return self._stack[-1]
+        top = self._stack[-1]
+        if not isinstance(top, kind):
+            raise TypeError(f"a {type(top).__name__}, expected a {kind.__name__}")
+        return top
 
 
 # Stand-ins for the functions named in pickles of arrays and bytes. No numpy function is called.
@@ -135,9 +134,8 @@ _NAMES: dict[str, Any] = {
 # Methods by pickletools name; the second argument is the operand in the file.
 _OPERATIONS: dict[str, Callable[[_Reader, Any], None]] = {
     **dict.fromkeys(("PROTO", "FRAME", "STOP"), lambda _reader, _: None),
-    **dict.fromkeys(("BININT", "BININT1", "BININT2", "LONG1"), _Reader.push),
-    **dict.fromkeys(("BINUNICODE", "SHORT_BINUNICODE"), _Reader.push),
-    **dict.fromkeys(("BINBYTES", "SHORT_BINBYTES"), _Reader.push),
+    **dict.fromkeys(("BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE"), _Reader.push),
+    **dict.fromkeys(("SHORT_BINUNICODE", "BINBYTES", "SHORT_BINBYTES"), _Reader.push),
     # Python 2 text can be any bytes; pickletools decodes it as Latin-1.
     **dict.fromkeys(
         ("BINSTRING", "SHORT_BINSTRING"), lambda reader, text: reader.push(text.encode("latin-1"))

@@ -56,7 +56,7 @@ class ImageList:
 
     def __init__(self, path: Path) -> None:
         refuse_link_out(path)
-        firsts, lasts, odd = dict[int, str](), dict[int, str](), ""
+        firsts, lasts, problem = dict[int, str](), dict[int, str](), ""
         self._path = path
         self._reader = ArchiveReader({path.name: path})
         numbers, starts, sizes = array("q"), array("q"), array("H")
@@ -65,7 +65,7 @@ class ImageList:
             where = f"{path}: line {len(starts) + 1:,}"
             number, label, name = _row(line, where)
             if len(starts) == _MAX_IMAGES:
-                raise SourceError(f"{where}: expected {counted(_MAX_IMAGES, 'image')} at most.")
+                raise SourceError(f"{where}: expected at most {counted(_MAX_IMAGES, 'image')}.")
             numbers.append(number)
             starts.append(start)
             sizes.append(len(line))
@@ -76,21 +76,19 @@ class ImageList:
             if firsts.setdefault(label, folders[0]) != folders[0]:
                 firsts[label] = ""
             if lasts.setdefault(label, folders[-1]) != folders[-1]:
-                was = lasts[label]
-                odd = odd or f"{where}: label {label} is {folders[-1]!r}, before it was {was!r}"
+                names = f"{folders[-1]!r}, in an earlier line {lasts[label]!r}"
+                problem = problem or f"{where}: label {label} is {names}"
         is_first = all(firsts.values()) and 1 < len(firsts) == len({*firsts.values()})
-        if odd and not is_first:
-            raise SourceError(f"{odd}. Get the list again.")
+        if problem and not is_first:
+            raise SourceError(f"{problem}. Get the list again.")
         self.names = firsts if is_first else lasts
         order = np.argsort(numbers, kind="stable")
         self._numbers = np.asarray(numbers, np.int64)[order]
         self._starts = np.asarray(starts, np.int64)[order]
         self._sizes = np.asarray(sizes, np.uint16)[order]
-        twice = np.flatnonzero(self._numbers[1:] == self._numbers[:-1])
+        twice = self._numbers[1:][self._numbers[1:] == self._numbers[:-1]]
         if len(twice):
-            raise SourceError(
-                f"{path}: number {self._numbers[twice[0]]} comes twice. Get the list again."
-            )
+            raise SourceError(f"{path}: number {twice[0]} comes twice. Get the list again.")
 
     def name(self, number: int) -> str | None:
         """Returns the path of an image, or None if it is not in the list."""
@@ -110,11 +108,11 @@ def _row(line: bytes, where: str) -> tuple[int, int, str]:
     try:
         number, label, *_, name = line.decode().rstrip("\n").split("\t")
         if not number.isdecimal() or len(number) > _MAX_DIGITS:
-            raise ValueError(f"{number[:40]!r} is no number of an image")
+            raise ValueError(f"{number[:40]!r} is not an image number")
         return int(number), _class_index(float(label)), name.rstrip("\r")
     except ValueError as error:
         raise SourceError(
-            f"{where}: expected 'number, label, path' with tabs between: {str(error)[:200]}. "
+            f"{where}: expected number, label and path, separated by tabs: {str(error)[:200]}. "
             "Get the list again."
         ) from error
 
@@ -148,16 +146,15 @@ class RecordIO(source.Stored):
         try:
             index = _class_index(record.label)
         except ValueError as error:
-            raise SourceError(f"{where}: {error}") from error
+            raise SourceError(f"{where}: {error}. Get the file again.") from error
         if index >= len(self.classes.wnids):
-            raise SourceError(
-                f"{where}: label {index}, of {counted(len(self.classes.wnids), 'class')}"
-            )
+            last = len(self.classes.wnids) - 1
+            raise SourceError(f"{where}: label {index}, expected 0 to {last}. Get the file again.")
         path: str | None = f"{task.part.removesuffix('.rec')}_{record.number:08d}"
         if task.part in self.lists:
             path = self.lists[task.part].name(record.number)
         if path is None:
-            raise SourceError(f"{where}: the list beside it does not have this number")
+            raise SourceError(f"{where}: its .lst file does not have this number. Get both again.")
         class_id, (first, _, below) = self.classes.wnids[index], path.partition("/")
         # `export` writes the folders below the class folder. ImageNet's keys have none.
         has_folders = not WNID.fullmatch(class_id) and "_".join(first.split()) == class_id
@@ -168,26 +165,23 @@ class RecordIO(source.Stored):
 
 def locate(root: Path) -> dict[str, list[Path]]:
     """Returns the `.rec` files of a folder by split."""
-    found: dict[str, list[Path]] = {}
-    for path in sorted(root.glob("*.rec")):
-        for split, prefix in _PREFIXES.items():
-            if path.name.startswith(prefix):
-                found.setdefault(split, []).append(path)
-    return found
+    paths = sorted(root.glob("*.rec"))
+    found = {s: [p for p in paths if p.name.startswith(_PREFIXES[s])] for s in _PREFIXES}
+    return {split: paths for split, paths in found.items() if paths}
 
 
 def find(root: Path, splits: Sequence[str]) -> RecordIO:
     """Returns the files of `splits` and the class list."""
     found = locate(root)
     if missing := [split for split in splits if split not in found]:
-        wanted = " and no ".join(f"{_PREFIXES[split]}*.rec" for split in missing)
+        names = " and no ".join(f"{_PREFIXES[split]}*.rec" for split in missing)
         raise UsageError(
-            f"--source {root}: no {wanted}. Name the files like this, or choose --splits."
+            f"--source {root}: no {names}. Name the files like this, or choose --splits."
         )
     paths = [path for split in splits for path in found[split]]
-    beside = {path.name: path.with_suffix(".lst") for path in paths}
-    lists = {name: ImageList(path) for name, path in beside.items() if path.is_file()}
-    described = [beside[name] for name in lists]
+    list_paths = {path.name: path.with_suffix(".lst") for path in paths}
+    lists = {name: ImageList(path) for name, path in list_paths.items() if path.is_file()}
+    described = [list_paths[name] for name in lists]
     synset = root / SYNSET
     if synset.is_file():
         described.append(synset)
@@ -208,21 +202,19 @@ def find(root: Path, splits: Sequence[str]) -> RecordIO:
 def _classes_of(lists: Sequence[ImageList], root: Path) -> ClassList:
     """Returns the classes in the lists, or ILSVRC2012's if all labels match it."""
     names: dict[int, str] = {}
-    for each in lists:
-        for label, name in each.names.items():
-            if names.setdefault(label, name) != name:
-                raise SourceError(
-                    f"{root}: label {label} is {name!r} in one list and {names[label]!r} in "
-                    "another. The files do not belong together."
-                )
+    for label, name in (item for image_list in lists for item in image_list.names.items()):
+        if names.setdefault(label, name) != name:
+            raise SourceError(
+                f"{root}: two lists disagree: label {label} is {name!r} and {names[label]!r}. Keep "
+                "only the files of one dataset."
+            )
     official = labels.official_classes()
     if names and all(official.index.get(name) == label for label, name in names.items()):
         return official
     if not names or names.keys() != set(range(len(names))):
         raise UsageError(
-            f"--source {root}: nothing names the classes. Put the .lst files that im2rec.py was "
-            f"given beside the .rec files, with paths CLASS/file; or {SYNSET}, a line 'WNID words' "
-            "for each label from 0 on."
+            f"--source {root}: the class names are missing. Put im2rec.py's .lst files, with paths "
+            f"CLASS/file, next to the .rec files; or {SYNSET} with a line 'WNID words' per label."
         )
     return labels.classes_called([names[label] for label in range(len(names))], str(root))
 
@@ -239,5 +231,5 @@ def _read_synset(path: Path) -> ClassList:
 
 def _class_index(label: float) -> int:
     if not 0 <= label < _MAX_CLASSES or label != int(label):
-        raise ValueError(f"label {label}, expected a whole number from 0 on")
+        raise ValueError(f"label {label}, expected an integer from 0 to {_MAX_CLASSES - 1:,}")
     return int(label)

@@ -70,12 +70,12 @@ def find(store: Store, *, check: bool = True) -> TfrecordSet:
     """Returns the shards in `store` or its split folders; `check` is as for `open_dataset`."""
     where = store.where()
     if (local := store.as_folder) and not local.root.is_dir():
-        raise UsageError(f"{where}: no such folder")
+        raise UsageError(f"{where}: no such folder. Check the path.")
     demand_file(store)
-    there = store.list_folder()
+    entries = store.list_folder()
     files: dict[str, dict[tuple[str, int], dict[int, str]]] = {}
     stats: dict[str, Stat] = {}
-    for folder in ("", *(split for split in schema.SPLITS if split in there)):
+    for folder in ("", *(split for split in schema.SPLITS if split in entries)):
         below = f"{folder}/" if folder else ""
         for name, stat in sorted(store.stats(folder).items()):
             stats[path := below + name] = stat
@@ -84,14 +84,14 @@ def find(store: Store, *, check: bool = True) -> TfrecordSet:
                 files.setdefault(named.split, {}).setdefault(family, {})[named.number] = path
     if not files:
         raise UsageError(
-            f"{where}: no TFRecord shards here; found {some(there) or 'nothing'}. Shards are named "
-            "train-00000-of-01024 (or from 00001, or imagenet2012-train.tfrecord-00000-of-01024), "
-            "flat or in train/ and validation/."
+            f"{where}: no TFRecord shards here; found {some(entries) or 'nothing'}. Shards are "
+            "named train-00000-of-01024 (or from 00001, or imagenet2012-train.tfrecord-00000-of-"
+            "01024), in this folder or in train/ and validation/."
         )
-    known = open_dataset(store, check=check) if naming.MANIFEST in stats else None
-    stated = known.manifest.splits.values() if known else ()
-    listed = {shard.name: shard for split in stated for shard in split.shards}
-    if len(files) > 1 and not (known and known.manifest.evaluates):
+    dataset = open_dataset(store, check=check) if naming.MANIFEST in stats else None
+    listed_splits = dataset.manifest.splits.values() if dataset else ()
+    listed = {shard.name: shard for split in listed_splits for shard in split.shards}
+    if len(files) > 1 and not (dataset and dataset.manifest.evaluates):
         files.pop(schema.TEST, None)  # other programs use it for images without labels
     splits = {
         split: tuple(
@@ -101,7 +101,7 @@ def find(store: Store, *, check: bool = True) -> TfrecordSet:
         for split in schema.SPLITS
         if split in files
     }
-    return TfrecordSet(store, splits, known)
+    return TfrecordSet(store, splits, dataset)
 
 
 def _in_order(
@@ -122,16 +122,12 @@ def _in_order(
         numbers = some([f"{number:05d}" for number in missing])
         problems.append(f"missing: {len(missing):,} of {counted(total, 'shard')} ({numbers})")
     if strangers:
-        names = some(sorted(strangers))
-        problems.append(
-            f"surplus, of another set or another number of shards: "
-            f"{counted(len(strangers), 'file')} ({names})"
-        )
+        count, names = counted(len(strangers), "file"), some(sorted(strangers))
+        problems.append(f"surplus, of a different dataset or number of shards: {count} ({names})")
     if problems:
         raise SourceError(
-            f"{where}: {split}: {'; '.join(problems)}. Names count from {first} to "
-            f"{first + total - 1}. Add the missing shards, or move away the files "
-            "that do not belong here."
+            f"{where}: {split}: {'; '.join(problems)}. Expected numbers {first} to "
+            f"{first + total - 1}. Add the missing shards, and move surplus files away."
         )
     return [(number - first, path, total) for number, path in sorted(numbered.items())]
 
@@ -145,14 +141,14 @@ def split_of(name: str) -> str:
 def becomes(path: str, name: str) -> bool:
     """Returns whether the shard found at `path` can have this `name` in our datasets."""
     base = path.rpartition("/")[2]
-    there, here = _parts(base), naming.parse_shard_name(name)
+    before, after = _parts(base), naming.parse_shard_name(name)
     return (
-        there is not None
-        and here is not None
+        before is not None
+        and after is not None
         and path in (base, *(f"{folder}/{base}" for folder in schema.SPLITS))
-        and (here.split, here.num_shards) == (there.split, there.num_shards)
-        and there.number - here.number in (0, 1)
-        and here.number < here.num_shards
+        and (after.split, after.num_shards) == (before.split, before.num_shards)
+        and before.number - after.number in (0, 1)
+        and after.number < after.num_shards
     )
 
 

@@ -39,6 +39,8 @@ _MAX_EXTENDED_BYTES = 1 << 20
 _MAX_NAME_LENGTH = 4096
 # 2^63 has 19 digits; int() raises a different error from 4,300 digits on.
 _MAX_DIGITS = 19
+_DAMAGED = "It is damaged or not a tar: compare its md5 and download it again."
+_TAMPERED = "ImageNet's archives have no such member: get the original one."
 
 
 class TarMember(NamedTuple):
@@ -101,7 +103,7 @@ class _Headers(NamedTuple):
         start = offset - self.stop + len(self.data)
         data = self.data[start : start + size]
         if len(data) < size:
-            raise SourceError(f"{archive}: no header leads to byte {self.stop:,}")
+            raise SourceError(f"{archive}: has no header before byte {self.stop:,}")
         return data
 
 
@@ -113,8 +115,7 @@ def members(reader: Reads, archive: str, start: int, stop: int) -> Iterator[TarM
         where = f"{archive}: byte {position:,}"
         if position + _BLOCK > stop:
             raise SourceError(
-                f"{where}: ends without an end-of-archive block. "
-                "The tar is truncated: download it again."
+                f"{where}: has no end-of-archive block. The tar is truncated: download it again."
             )
         header = reader.read(archive, position, _BLOCK)
         if header == _ZERO:
@@ -123,21 +124,20 @@ def members(reader: Reads, archive: str, start: int, stop: int) -> Iterator[TarM
         name = extended.get("path", name)
         if len(name) > _MAX_NAME_LENGTH:
             raise SourceError(
-                f"{where}: the name {name[:64]!r}... has {len(name):,} characters, expected "
-                f"{_MAX_NAME_LENGTH:,} at most. ImageNet's archives hold no such name: this one "
-                "was tampered with."
+                f"{where}: the name {name[:64]!r}... has {len(name):,} characters, expected at "
+                f"most {_MAX_NAME_LENGTH:,}. {_TAMPERED}"
             )
         size = _number(extended["size"].encode(), 10, where) if "size" in extended else size
         content = position + _BLOCK
         position = content + -(-size // _BLOCK) * _BLOCK
         if content + size > stop:
             raise SourceError(
-                f"{where}: member {name!r} needs bytes up to {content + size:,}, the tar ends "
+                f"{where}: member {name!r} needs bytes up to {content + size:,}, but the tar ends "
                 f"at {stop:,}. It is truncated: download it again."
             )
         if kind in (_LONG_NAME, _PAX, _PAX_GLOBAL):
             if size > _MAX_EXTENDED_BYTES:
-                raise SourceError(f"{where}: the extended header has {size:,} bytes: it is damaged")
+                raise SourceError(f"{where}: the extended header has {size:,} bytes. {_DAMAGED}")
             data = reader.read(archive, content, size)
             if kind == _LONG_NAME:
                 extended["path"] = _text(data.rstrip(b"\0"))
@@ -146,20 +146,14 @@ def members(reader: Reads, archive: str, start: int, stop: int) -> Iterator[TarM
             continue
         extended = {}
         if kind in _REFUSED:
-            raise SourceError(
-                f"{where}: member {name!r} is {_REFUSED[kind]}. "
-                "ImageNet's archives hold plain files only: this one was tampered with."
-            )
+            raise SourceError(f"{where}: member {name!r} is {_REFUSED[kind]}. {_TAMPERED}")
         if name.startswith("/") or ".." in name.split("/"):
-            raise SourceError(
-                f"{where}: member {name!r} points outside its folder. "
-                "ImageNet's archives hold no such name: this one was tampered with."
-            )
+            raise SourceError(f"{where}: member {name!r} points outside its folder. {_TAMPERED}")
         # Before ustar, a folder was a file with a trailing slash.
         if kind == _FOLDER or (kind == b"\0" and name.endswith("/")):
             continue
         if kind not in _REGULAR:
-            raise SourceError(f"{where}: member {name!r} is of unknown kind {kind!r}")
+            raise SourceError(f"{where}: member {name!r} is of unknown kind {kind!r}. {_DAMAGED}")
         yield TarMember(name, content, size)
 
 
@@ -170,10 +164,7 @@ def _parse(header: bytes, where: str) -> tuple[str, int, bytes]:
         checksum = -1
     # The checksum field is summed as eight spaces (POSIX ustar).
     if checksum != _sum(header[:256]) + _sum(header[256:]) - sum(header[148:156]) + 8 * 0x20:
-        raise SourceError(
-            f"{where}: not a tar header (its checksum does not fit). "
-            "The file is not a tar, or it is damaged: compare its md5 and download it again."
-        )
+        raise SourceError(f"{where}: not a tar header (its checksum is wrong). {_DAMAGED}")
     field = header[124:136]
     if field[0] & 0x80:
         size = int.from_bytes(field, "big") & ((1 << 95) - 1)  # GNU base-256, beyond 8 GiB
@@ -201,7 +192,7 @@ def _pax_records(data: bytes, where: str) -> dict[str, str]:
         record = data[start:stop]
         key, equals, value = record.partition(b" ")[2].partition(b"=")
         if not equals or not record.endswith(b"\n") or stop > len(data):
-            raise SourceError(f"{where}: the pax header is damaged. Compare the archive's md5.")
+            raise SourceError(f"{where}: the pax header is invalid. {_DAMAGED}")
         if key in (b"path", b"size"):
             records[_text(key)] = _text(value[:-1])
         start = stop
@@ -217,7 +208,7 @@ def _number(digits: bytes, base: int, where: str) -> int:
     kind = "octal" if base == 8 else "decimal"
     raise SourceError(
         f"{where}: a member's size is {digits[:32]!r}, expected at most {_MAX_DIGITS} {kind} "
-        "digits. Compare the archive's md5."
+        f"digits. {_DAMAGED}"
     )
 
 
@@ -249,7 +240,7 @@ class _Forward:
         self.skip(archive, offset - self._position)
         data = self._next(archive, size)
         if len(data) < size:
-            raise SourceError(f"{archive}: ends at byte {self._position:,}")
+            raise SourceError(f"{archive}: is truncated at byte {self._position:,}. {_DAMAGED}")
         return data
 
     def skip(self, archive: str, num_bytes: int) -> None:
@@ -283,25 +274,25 @@ def small_files(
     path: Location, names: Sequence[str], *, max_bytes: int, max_unpacked_bytes: int, advice: str
 ) -> list[bytes]:
     """Returns files of an archive or its extracted folder; `advice` is the end of each error."""
-    found: dict[str, bytes] = {}
+    content: dict[str, bytes] = {}
     with packed.errors(path, advice, SourceError):
         if path.is_dir():
             for name in names:
                 with open_to_read(path / name) as file:
-                    found[name] = file.read(max_bytes + 1)
+                    content[name] = file.read(max_bytes + 1)
         else:
             with packed.unpacked(path) as stream:
                 files = contents(stream, path.name, Allowance(max_unpacked_bytes))
                 for member, read in files:
                     for name in names:
                         if f"/{member.name}".endswith(f"/{name}"):
-                            found[name] = read(max_bytes + 1)
-    if missing := [name for name in names if not found.get(name)]:
+                            content[name] = read(max_bytes + 1)
+    if missing := [name for name in names if not content.get(name)]:
         raise SourceError(f"{path}: holds no {' and no '.join(missing)}. {advice}")
     for name in names:
-        if len(found[name]) > max_bytes:
+        if len(content[name]) > max_bytes:
             raise SourceError(f"{path}: {name} has more than {max_bytes:,} bytes. {advice}")
-    return [found[name] for name in names]
+    return [content[name] for name in names]
 
 
 def _text(name: bytes) -> str:

@@ -90,13 +90,13 @@ def check(
         with store.opened(shard.path, shard.stat) as opened:
             chunks = hashed(opened, [*hashes, sha256] if shard.sha256 else hashes)
             records = tfrecord.check_records(as_file(chunks), name, look, report, after_damage=True)
-            for record, found in records:
+            for record, content in records:
                 seen += 1
-                if found is not None:
-                    yield record, found
+                if content is not None:
+                    yield record, content
     except DataDamagedError as error:
         if not seen and store.read(shard.path, 0, len(_GZIP)) == _GZIP:
-            error = DataDamagedError(f"{error}. It is compressed by gzip: unpack it first")
+            error = DataDamagedError(f"{error}. It is compressed with gzip: unpack it first")
         report(error)
     except OSError as error:
         # A disk error may be temporary, so it must not be recorded as damage of the shard.
@@ -108,11 +108,8 @@ def check(
         if not seen:
             report(DataDamagedError(f"{name}: holds no record"))
         if shard.sha256 and not damaged and sha256.hexdigest() != shard.sha256:
-            report(
-                DataDamagedError(
-                    f"{name}: sha256 {sha256.hexdigest()}, its manifest says {shard.sha256}"
-                )
-            )
+            problem = f"{name}: sha256 {sha256.hexdigest()}, expected {shard.sha256}"
+            report(DataDamagedError(problem))
 
 
 def where(shard: ShardFile, record: tfrecord.Record) -> str:
@@ -125,17 +122,17 @@ def parse(payload: bytes) -> Entry:
     features = protobuf.parse(payload)
     if features.keys() == tfds_record.KEYS.keys():
         filename = protobuf.text(features, tfds_record.NAME)
-        wnid_of_file = keys.WNID.match(filename)
+        wnid_match = keys.WNID.match(filename)
         return Entry(
             features=features,
             encoded=protobuf.one(features, tfds_record.IMAGE, bytes),
             label=protobuf.one(features, tfds_record.LABEL, int),
-            name=wnid_of_file[0] if wnid_of_file else "",
+            name=wnid_match[0] if wnid_match else "",
             filename=filename,
         )
     if missing := sorted(_NEEDED_KEYS - features.keys()):
         raise DataDamagedError(
-            f"keys missing: {', '.join(missing)}; there are {', '.join(sorted(features)) or 'none'}"
+            f"keys missing: {', '.join(missing)}; found {', '.join(sorted(features)) or 'none'}"
         )
     if unknown := sorted(features.keys() - set(schema.ALL_KEYS)):
         raise DataDamagedError(f"keys of no known writer: {', '.join(unknown)}")
@@ -145,7 +142,7 @@ def parse(payload: bytes) -> Entry:
     )
     name = wnid or "_".join(text.split())
     if not name:
-        raise DataDamagedError(f"neither {schema.SYNSET} nor {schema.TEXT} says its class")
+        raise DataDamagedError(f"neither {schema.SYNSET} nor {schema.TEXT} names its class")
     filename = keys.below_class(protobuf.text(features, schema.FILENAME), name)
     if not filename.rpartition("/")[2]:
         raise DataDamagedError(f"{schema.FILENAME} is empty")
@@ -168,23 +165,23 @@ def read(
 
     def look(record: tfrecord.Record) -> tuple[Member, bytes]:
         entry = parse(record.payload)
-        found = member(shard, record, entry, labelling)
+        image = member(shard, record, entry, labelling)
         if rows is not None:
             row = rows[record.number] if record.number < len(rows) else None
-            if row is None or (row.class_index, row.num_bytes) != (found.class_index, found.size):
+            if row is None or (row.class_index, row.num_bytes) != (image.class_index, image.size):
                 raise DataDamagedError("differs from its line in the table of samples")
-            found = found._replace(key=row.key)
-        return found, entry.encoded
+            image = image._replace(key=row.key)
+        return image, entry.encoded
 
     try:
         if shard.listed and shard.listed.samples:
             rows = [*tables.rows(store, shard.listed)]
-        for _, found in check(store, shard, look, hashes=hashes):
-            yield found
+        for _, image in check(store, shard, look, hashes=hashes):
+            yield image
     except DataDamagedError as error:
         raise DataDamagedError(
-            f"{error}. The shard is damaged, or of another set: fetch it again. "
-            "`imagenet-prep adopt --dry-run` names all that is wrong with a set."
+            f"{error}. The shard is damaged or of a different dataset: fetch it again. "
+            "`imagenet-prep adopt --dry-run` lists all problems of a dataset."
         ) from error
 
 

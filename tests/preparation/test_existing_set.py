@@ -168,7 +168,7 @@ def test_labels_that_contradict_the_others_end_the_check(tmp_path: Path) -> None
     root = write(tmp_path / "set", with_value("image/class/label", [77], of=1))
 
     with pytest.raises(
-        DataDamagedError, match="labels that do not fit the others \\(1\\): .* label 77"
+        DataDamagedError, match="labels that do not match the others \\(1\\): .* label 77"
     ):
         check(root)
 

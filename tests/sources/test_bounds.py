@@ -239,7 +239,7 @@ def test_a_parquet_group_that_would_lie_in_memory_whole_is_refused(
     assert parquet.find(tmp_path, ["train"]).tasks[0].num_bytes
 
     limits(parquet_group_bytes=1000)
-    with pytest.raises(SourceError, match="claims more than 1,000 bytes"):
+    with pytest.raises(SourceError, match="a row group has more than 1,000 bytes"):
         parquet.find(tmp_path, ["train"])
 
 

@@ -91,7 +91,7 @@ class Poison:
 def test_a_poisoned_pickle_runs_nothing(root: Path, tmp_path: Path, name: str) -> None:
     mark = tmp_path / "mark"
     batch(root, name).write_bytes(pickle.dumps({b"data": Poison(mark)}, protocol=2))
-    with pytest.raises(SourceError, match=r"is not a pickle of CIFAR-10: asks for \w+\.system"):
+    with pytest.raises(SourceError, match=r"is not a pickle of CIFAR-10: it requests \w+\.system"):
         source = find(root)
         for task in source.index_tasks("train"):
             list(source.images(task))

@@ -123,14 +123,14 @@ def test_missing_archives_are_named_beside_what_is_there(tmp_path: Path) -> None
 
     with pytest.raises(
         UsageError,
-        match=rf"{TRAIN} and {VALIDATION} and {labels.DEVKIT} not found; the folder holds "
+        match=rf"{TRAIN} and {VALIDATION} and {labels.DEVKIT} not found; found "
         r"ILSVRC2012_img_train\.tar\.part, notes\.txt\. Get the archives from image-net\.org",
     ):
         ilsvrc.find(tmp_path, schema.SOURCE_SPLITS)
 
 
 def test_an_empty_folder_holds_nothing(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="the folder holds nothing"):
+    with pytest.raises(UsageError, match="not found; found nothing"):
         ilsvrc.find(tmp_path, ["train"])
 
 
@@ -264,7 +264,7 @@ def test_a_validation_member_of_another_name_is_named(
 ) -> None:
     folder = edited(VALIDATION, lambda i, d: [(renamed(i, name), d)])
 
-    with pytest.raises(SourceError, match=rf"'{name}': expected ILSVRC2012_val_<8 digits>"):
+    with pytest.raises(SourceError, match=rf"'{name}': expected a name ILSVRC2012_val_<8 digits>"):
         indexed(folder, "validation")
 
 

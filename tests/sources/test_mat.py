@@ -52,13 +52,13 @@ def test_numbers_of_every_kind_keep_their_values(kind: str) -> None:
 def test_other_arrays_and_other_files_are_refused() -> None:
     with pytest.raises(ValueError, match="too many values to unpack"):
         mat.read(written(False, x=np.array([1 + 2j])))
-    with pytest.raises(ValueError, match="which the devkit has not"):
+    with pytest.raises(ValueError, match="unsupported kind"):
         mat.read(written(False, x=scipy.sparse.csc_array(np.eye(2))))
     sound = written(False, x=np.arange(9.0))
     for cut in (8, 64):
         with pytest.raises(ValueError, match="it ends inside an element"):
             mat.read(sound[:-cut])
-    with pytest.raises(ValueError, match="an element of kind 9 where an array is expected"):
+    with pytest.raises(ValueError, match="an element of kind 9, expected an array"):
         mat.read(sound[:128] + struct.pack("<II", 9, 8) + bytes(8))
-    with pytest.raises(ValueError, match="no MAT-file of version 5"):
+    with pytest.raises(ValueError, match="not a MAT-file of version 5"):
         mat.read(b"MATLAB 7.3 MAT-file".ljust(512))

@@ -95,9 +95,9 @@ DAMAGED = {
     "other sides": (IMAGES, struct.pack(">4I", 0x803, 1, 32, 32), r"begins .* 00000020 00000020"),
     "sides of 4 G": (IMAGES, struct.pack(">4I", 0x803, 1, 2**32 - 1, 28), r"begins .* ffffffff"),
     "4 G images": (IMAGES, struct.pack(">4I", 0x803, 2**32 - 1, 28, 28), r"4,294,967,295 items"),
-    "cut off": (IMAGES, HEADER + PIXELS[1:], r"announces 784 bytes of items and has 783"),
-    "too long": (IMAGES, HEADER + PIXELS + b"x", r"announces 784 bytes of items and has more"),
-    "fewer images": (IMAGES, HEADER + PIXELS, r"40 labels, expected one for each of the 1 images"),
+    "cut off": (IMAGES, HEADER + PIXELS[1:], r"expected 784 bytes of items, found 783"),
+    "too long": (IMAGES, HEADER + PIXELS + b"x", r"expected 784 bytes of items, found more"),
+    "fewer images": (IMAGES, HEADER + PIXELS, r"40 labels, expected 1, one per image"),
     "a label of 10": (LABELS, layouts.idx([3] * 39 + [10]), r"label 39 is 10, expected 0 to 9"),
 }
 
@@ -126,5 +126,5 @@ def test_what_unpacks_to_more_than_it_announces_is_not_unpacked(tmp_path: Path) 
     path = layouts.make_mnist(tmp_path) / f"{IMAGES}.gz"
     path.write_bytes(gzip.compress(HEADER + bytes(50 << 20), 1))
 
-    with pytest.raises(SourceError, match="has more"):
+    with pytest.raises(SourceError, match="found more"):
         train(tmp_path)

@@ -198,7 +198,7 @@ def test_an_image_is_proven_by_the_headers_of_its_long_name(tmp_path: Path, form
     assert read(source, members) == [name.encode() for name in names]
 
     other = members[0]._replace(key=members[1].key)
-    with pytest.raises(SourceError, match="does not hold n00000001/n00000001_1y"):
+    with pytest.raises(SourceError, match="expected n00000001/n00000001_1y"):
         read(source, [other])
 
 

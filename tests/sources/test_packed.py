@@ -46,7 +46,7 @@ def test_gigabytes_of_zeros_behind_it_are_not_read(
 
     with (
         packed.unpacked(tmp_path / "file") as stream,
-        pytest.raises(OSError, match=r"behind the packed bytes are more than 1,048,576 zeros"),
+        pytest.raises(OSError, match=r"it ends with more than 1,048,576 zeros"),
     ):
         stream.read()
 

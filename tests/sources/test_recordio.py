@@ -112,12 +112,12 @@ def test_without_a_list_the_number_is_the_name(tmp_path: Path) -> None:
     ("lists", "says"),
     [
         ("0\t0\tb/1.jpg\n0\t0\tb/2.jpg\n", "number 0 comes twice"),
-        ("0\t0\ta/1.jpg\n1\t0\tb/2.jpg\n", "line 2: label 0 is 'b', before it was 'a'"),
-        ("0\t0.5\ta/1.jpg\n", "line 1: .*label 0.5, expected a whole number"),
+        ("0\t0\ta/1.jpg\n1\t0\tb/2.jpg\n", "line 2: label 0 is 'b', in an earlier line 'a'"),
+        ("0\t0.5\ta/1.jpg\n", "line 1: .*label 0.5, expected an integer"),
         ("0\tnan\ta/1.jpg\n", "line 1: .*label nan"),
-        ("0 0 a/1.jpg\n", "line 1: expected 'number, label, path'"),
-        ("-1\t0\ta/1.jpg\n", "'-1' is no number of an image"),
-        ("7\t0\ta/1.jpg\n", "image 0: the list beside it does not have this number"),
+        ("0 0 a/1.jpg\n", "line 1: expected number, label and path"),
+        ("-1\t0\ta/1.jpg\n", "'-1' is not an image number"),
+        ("7\t0\ta/1.jpg\n", "image 0: its .lst file does not have this number"),
     ],
 )
 def test_a_damaged_list_is_named(tmp_path: Path, lists: str, says: str) -> None:
@@ -133,7 +133,9 @@ def test_a_label_without_a_class_and_a_damaged_record_are_named_with_their_byte(
 ) -> None:
     write(tmp_path / "synset.txt", b"n1 fish\n")
     write_recordio(tmp_path / "train.rec", [(0, "", b"a"), (1, "", b"b")], lists=False)
-    with pytest.raises(SourceError, match=r"train\.rec: byte 72: image 1: label 1, of 1 class"):
+    with pytest.raises(
+        SourceError, match=r"train\.rec: byte 72: image 1: label 1, expected 0 to 0"
+    ):
         members(recordio.find(tmp_path, ["train"]))
 
     data = (tmp_path / "train.rec").read_bytes()
@@ -147,7 +149,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match=r"no val\*\.rec"):
         recordio.find(tmp_path, ["train", "validation"])
-    with pytest.raises(UsageError, match=r"nothing names the classes.* synset\.txt"):
+    with pytest.raises(UsageError, match=r"the class names are missing.* synset\.txt"):
         recordio.find(tmp_path, ["train"])
 
 
@@ -163,7 +165,7 @@ def test_a_list_of_gigabytes_is_not_read_into_memory(tmp_path: Path) -> None:
 def test_a_list_of_too_many_images_is_refused(tmp_path: Path, limits: Limits) -> None:
     write_recordio(tmp_path / "train.rec", ROWS)
     limits(recordio_images=1)
-    with pytest.raises(SourceError, match=r"train\.lst: line 2: expected 1 image at most"):
+    with pytest.raises(SourceError, match=r"train\.lst: line 2: expected at most 1 image"):
         recordio.find(tmp_path, ["train"])
 
 

@@ -75,7 +75,7 @@ def test_shards_are_numbered_from_0_whatever_their_names(
         ([0, 2], "missing: 1 of 3 shards (00001)"),
         ([1, 2], "missing: 1 of 3 shards (00000)"),
         ([2, 3], "missing: 1 of 3 shards (00001)"),
-        ([0, 1, 2, 3], "surplus, of another set or another number of shards: 1 file ("),
+        ([0, 1, 2, 3], "surplus, of a different dataset or number of shards: 1 file ("),
         ([1, 2, 3, 4], "train-00004-of-00003"),
         ([0], "missing: 2 of 3 shards (00001, 00002)"),
     ],
@@ -108,7 +108,7 @@ def test_a_whole_set_has_each_number_once(total: int, first: int, data: st.DataO
 def test_a_set_in_two_places_is_two_sets(tmp_path: Path) -> None:
     make(tmp_path, "train-00000-of-00001", "train/train-00000-of-00001")
 
-    with pytest.raises(SourceError, match="surplus, of another set"):
+    with pytest.raises(SourceError, match="surplus, of a different dataset"):
         shard_files.find(LocalStore(tmp_path))
 
 
@@ -250,13 +250,17 @@ def test_the_few_that_contradict_the_many_are_named() -> None:
     uses = [use(wnid, i + 1, 50) for i, wnid in enumerate(OFFICIAL.wnids)]
     uses.append(use(OFFICIAL.wnids[7], 7, 2, "shard: record 3 at byte 99"))
 
-    expected = r"labels that do not fit the others \(2\): shard: record 3 at byte 99: label 7, exp"
+    expected = (
+        r"labels that do not match the others \(2\): shard: record 3 at byte 99: label 7, exp"
+    )
     with pytest.raises(DataDamagedError, match=expected):
         labelling_of(uses)
 
 
 def test_a_class_outside_the_list_is_named() -> None:
-    with pytest.raises(DataDamagedError, match="class 'n00000000' is not one of the 1000"):
+    with pytest.raises(
+        DataDamagedError, match="class 'n00000000' is not one of this dataset's 1000"
+    ):
         Labelling(OFFICIAL, 1).class_index("n00000000", 1)
 
 
@@ -344,5 +348,5 @@ def test_a_shard_that_is_not_the_one_of_the_manifest_is_refused(tmp_path: Path) 
     data = b"".join(framed(example.encode(image)) for image in images)
     assert len(data) == (root / SHARD).stat().st_size
     (root / SHARD).write_bytes(data)
-    with pytest.raises(DataDamagedError, match=f"{SHARD}: sha256 .*, its manifest says"):
+    with pytest.raises(DataDamagedError, match=f"{SHARD}: sha256 .*, expected"):
         read(root)

@@ -111,7 +111,7 @@ def test_a_devkit_with_another_class_list_does_not_belong(source: Path, tmp_path
     make_devkit(source / DEVKIT_ARCHIVE, leaves, [root], [1 + i % 8 for i in range(32)])
     result = prepare(source, tmp_path / "out")
 
-    assert_refused(result, 3, "do not belong together", TRAIN_ARCHIVE, out=tmp_path / "out")
+    assert_refused(result, 3, "do not match", TRAIN_ARCHIVE, out=tmp_path / "out")
 
 
 def test_a_devkit_with_too_few_labels_does_not_belong(

@@ -98,7 +98,7 @@ class Poison:
 def poisoned_pickle(mini: Miniature, root: Path) -> str:
     batch = layouts.make_cifar10(root) / "cifar-10-batches-py" / "data_batch_4"
     batch.write_bytes(pickle.dumps({b"data": Poison()}, protocol=2))
-    return "data_batch_4: is not one of CIFAR-10's pickles: asks for __builtin__.eval"
+    return "data_batch_4: is not a pickle of CIFAR-10: it requests __builtin__.eval"
 
 
 def xml_bomb(mini: Miniature, root: Path) -> str:

@@ -93,7 +93,7 @@ def test_compressed_shards_are_called_so(verb: str, source: Path, tmp_path: Path
     result = run(verb, source, tmp_path / "out")
 
     assert result.code == 3, result
-    assert "compressed by gzip" in result.err
+    assert "compressed with gzip" in result.err
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -105,7 +105,7 @@ class Found:
         try:
             return self._read(number, pixel_digest)
         except DataDamagedError as error:
-            self._note(error)
+            self.problems.add(str(error))
             return number  # a unique value
 
     def _read(self, number: int, look: Callable[[bytes], Any]) -> Any:
@@ -192,16 +192,13 @@ class Found:
         for number, pair in enumerate(zip(left.tolist(), right.tolist(), strict=True)):
             least = int(min(known.width[[*pair]].min(), known.height[[*pair]].min()))
             try:
-                means = [*map(self._means, pair)]
+                means = self._means(pair[0]), self._means(pair[1])
             except DataDamagedError as error:
-                self._note(error)
+                with self._lock:
+                    self.problems.add(str(error))
                 continue
             proven[number] = proof.proven(*means, mirrored, least)
         return proven
-
-    def _note(self, error: Exception) -> None:
-        with self._lock:
-            self.problems.add(str(error))
 
 
 def pixel_digest(data: bytes) -> tuple[tuple[int, int], bytes]:

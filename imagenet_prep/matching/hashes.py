@@ -1,7 +1,4 @@
-"""The row of an image: its hashes, and a small picture for a first comparison.
-
-A file has the rows of a shard, or of a piece of a source, in the order of its records.
-"""
+"""The row of an image: its hashes, and a small picture for a first comparison."""
 
 from __future__ import annotations
 

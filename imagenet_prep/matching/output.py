@@ -23,10 +23,7 @@ def publish(
     excluded: Mapping[str, Sequence[str]],
     page: str | None,
 ) -> None:
-    """Publishes the files of one run, with the `excluded` keys by split, and the page.
-
-    Files of earlier runs are removed, unless the disk is full or a different run holds the lock.
-    """
+    """Replaces the files of earlier runs by the pairs, the `excluded` keys, and the page."""
     content = {
         f"exclude-{split}.txt": "".join(f"{key}\n" for key in keys).encode()
         for split, keys in excluded.items()

@@ -1,8 +1,7 @@
 """Verifies duplicate candidates: aligns one image with the other and compares the residual.
 
-matching.c fits scale and shift of each axis, and gain and offset of grey levels, from coarse to
-fine. Two images are duplicates if their common part is nearly equal, even in the finest details,
-and the frame of one is within the frame of the other.
+matching.c fits scale and shift of each axis, and gain and offset of grey levels. Two images are
+duplicates if their common part is nearly equal and one frame is within the other.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Each image has two hashes: for the full image, and for the window inside its frame. Two images are
 candidates if the full hash of one is near the full or the window hash of the other (a crop), also
-for mirrored images. The first 64 bits, the lowest frequencies, find pairs; all 256 bits confirm
-them. Memory usage is twice the keys, plus a buffer of pairs.
+for mirrored images. The first 64 bits, the lowest frequencies, find pairs; all 256 confirm them.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import BadImageError, UsageError
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import naming, schema
-from imagenet_prep.dataset.keys import KeyList
+from imagenet_prep.dataset.keys import WNID, KeyList
 from imagenet_prep.dataset.manifest import Source, demand_samples
 from imagenet_prep.dataset.member import Incident, Member
 from imagenet_prep.dataset.orientation import KEEP
@@ -36,7 +36,7 @@ from imagenet_prep.shards.commit import num_per_class, split_of
 from imagenet_prep.shards.samples_root import same_key
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources import tfrecords
-from imagenet_prep.sources.labelling import Labelling, are_wnids
+from imagenet_prep.sources.labelling import Labelling
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
 from imagenet_prep.storage.origins import Origin
 from imagenet_prep.storage.store import Store, same_place
@@ -214,7 +214,7 @@ def _labelling(job: Job, store: Store, output: Output, pending: Sequence[str]) -
     )
     classes = labelling.classes
     where = job.found.store.where()
-    if job.wnids_only and not are_wnids(classes.wnids):
+    if job.wnids_only and not all(map(WNID.fullmatch, classes.wnids)):
         raise UsageError(
             f"{where}: its classes are not WNIDs but {', '.join(classes.wnids[:3])} ... If this "
             "is intended, remove --dataset_name."

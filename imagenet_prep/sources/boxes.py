@@ -65,10 +65,7 @@ class Annotations:
 
 
 class Found(NamedTuple):
-    """The result of one task: one line per image, grouped by WNID (train) or split.
-
-    `dropped` counts the boxes that have no area inside their image.
-    """
+    """One line per image, grouped by WNID (train) or split; `dropped` boxes have no area."""
 
     lines: dict[str, bytearray]
     images: int

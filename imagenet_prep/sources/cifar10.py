@@ -1,7 +1,4 @@
-"""CIFAR-10's Python version: pickles of raw pixels, in the archive or extracted.
-
-Labels stay 0 to 9 in the published order.
-"""
+"""CIFAR-10's Python version: pickles of raw pixels, in the archive or extracted."""
 
 from __future__ import annotations
 

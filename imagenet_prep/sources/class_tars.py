@@ -1,7 +1,4 @@
-"""ImageNet-21K as image-net.org ships it: one tar per class, in one tar or in a folder.
-
-fall11_whole.tar is read without unpacking it; winter21_whole.tar.gz must be unpacked first.
-"""
+"""ImageNet-21K as image-net.org ships it: one tar per class, in one tar or in a folder."""
 
 from __future__ import annotations
 
@@ -37,12 +34,8 @@ class ClassTars(ilsvrc.Tars):
         return editions.called(self.parts[0].name, number) or editions.closest(known, number)
 
 
-def locate(root: Location) -> Location | None:
-    """Returns the tar or folder of class tars that `root` is or contains, or None."""
-    return next(_places(root), None)
-
-
-def _places(root: Location) -> Iterator[Location]:
+def locate(root: Location) -> Iterator[Location]:
+    """Yields the tars or folders of class tars that `root` is or contains."""
     if root.is_file():
         # ILSVRC2012's archives are read through their folder, which verifies their md5.
         if root.suffix == ".tar" and root.name not in ilsvrc.ARCHIVES.values():
@@ -57,7 +50,7 @@ def _places(root: Location) -> Iterator[Location]:
 
 def find(root: Location, splits: Sequence[str]) -> ClassTars:
     """Returns the class tars; the class list is ILSVRC2012's if it contains all of them."""
-    places = [*_places(root)]
+    places = [*locate(root)]
     if len(places) > 1:
         raise UsageError(
             f"--source {root}: holds {' and '.join(place.name for place in places)}. Name one of "

@@ -118,7 +118,7 @@ def recognised(root: Location) -> list[str]:
         kinds.append(ILSVRC)
     elif root.name != class_tars.WHOLE and evaluation.locate(root):
         kinds.append(EVALUATION)
-    elif class_tars.locate(root) is not None:
+    elif any(class_tars.locate(root)):
         kinds.append(IMAGENET21K)
     if isinstance(root, RemotePath):
         return kinds

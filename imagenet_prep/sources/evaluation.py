@@ -1,11 +1,7 @@
-"""Evaluation datasets: ImageNetV2, ImageNet-A, -R, -O, -Sketch, -C and ObjectNet.
-
-Folders are read in place; archives (tar or zip) are unpacked first.
-"""
+"""Evaluation datasets: ImageNetV2, ImageNet-A, -R, -O, -Sketch, -C and ObjectNet."""
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -81,10 +77,7 @@ def _member(of: source.Source, path: str, archive: str = "", size: int = 0) -> M
 
 
 def locate(root: Location) -> list[Location]:
-    """Returns the archives or the folder of an evaluation dataset that `root` is or contains.
-
-    Only ImageNet-C can have several archives. On a web server, `root` must be the archive itself.
-    """
+    """Returns the archives (several for ImageNet-C) or the folder that `root` is or contains."""
     if root.is_file():
         return [root] * (root.name.endswith(ARCHIVES) and _is_archive(root))
     if not root.is_dir():
@@ -115,10 +108,8 @@ def _is_archive(archive: Location) -> bool:
     try:
         files = (path for path, *_ in islice(containers.contents(archive, lambda _: 0), _LOOKED_AT))
         # Class tars are large: finding the next file would read gigabytes.
-        first = next(
-            (path for path in files if path.endswith(".tar") or listing.is_called_an_image(path)),
-            "",
-        )
+        matches = (p for p in files if p.endswith(".tar") or listing.is_called_an_image(p))
+        first = next(matches, "")
     except SourceError:
         return False  # reading the archive later reports the error
     folder_name = first.rpartition("/")[0].rpartition("/")[2]
@@ -126,7 +117,7 @@ def _is_archive(archive: Location) -> bool:
 
 
 def _called(place: Path) -> str:
-    """Returns the folder's name, prefixed by its parent's if that is one of the corruptions."""
+    """Returns the folder's name, after its parent's if that is one of the corruptions."""
     above = place.parent.name
     return f"{above}/{place.name}" if above in CORRUPTIONS else place.name
 
@@ -137,15 +128,12 @@ def _is_set(place: Path) -> bool:
         folders, has_mapping = subfolders(place), (place / FOLDERS).is_file()
     except (OSError, SourceError):
         return False  # the folder may not belong to the source
-    images = (
-        f"{_called(place)}/{Path(base, name).relative_to(place)}"
-        for first in folders[:1]
-        for base, _, names in os.walk(place / first)
-        for name in names
-        if listing.is_called_an_image(name)
-    )
-    sample = next(images, f"{place.name}/{folders[0]}/" if folders else "")
-    return has_mapping or bool(sample and edition_of([place.name], folders, sample))
+    if not folders:
+        return has_mapping
+    images = filter(listing.is_called_an_image, layout.files_below(place / folders[0]))
+    paths = (f"{_called(place)}/{Path(path).relative_to(place)}" for path in images)
+    sample = next(paths, f"{place.name}/{folders[0]}/")
+    return has_mapping or edition_of([place.name], folders, sample) is not None
 
 
 def find(root: Location, splits: Sequence[str], *, follow_links: bool) -> Folder | Archives:
@@ -207,8 +195,7 @@ def _archives(archives: dict[str, Location]) -> Archives:
                     "Get the original archive."
                 )
             known[kind] += 1
-    every = sum(in_folder.values(), Counter())
-    layout = layout_of([*archives], sample, every, mapping)
+    layout = layout_of([*archives], sample, sum(in_folder.values(), Counter()), mapping)
     parts = (
         _with_ignored(source.file_part(archive), ignored[name], in_folder[name], layout)
         for name, archive in archives.items()

@@ -70,7 +70,7 @@ class Folder(source.Stored):
 
     Attributes:
       validation_class_index: class index by file name without extension, if validation is flat.
-      inside: folder that links must not leave; None if they may lead anywhere.
+      inside: folder that links must not leave, as they may point to private images; or None.
       is_own: whether these are custom photographs, not ImageNet's. Then the content of a file
         decides if it is an image, and keys include the folders below the class folder.
     """
@@ -157,8 +157,7 @@ def find(
 ) -> Folder:
     """Returns the folders of `splits` and the class list.
 
-    Without `follow_links`, links must stay inside `root`: one could point to a private image. The
-    class list is `classes`, else the devkit's or Kaggle's, else the official list if it has all
+    The class list is `classes`, else the devkit's or Kaggle's, else the official list if it has all
     class folders (labels then do not shift in a subset), else the sorted folder names.
     """
     inside = None if follow_links else root

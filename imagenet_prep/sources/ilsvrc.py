@@ -150,10 +150,7 @@ class Unlabelled(Tars):
 
 
 def find(folder: Location, splits: Sequence[str]) -> Ilsvrc2012 | Unlabelled:
-    """Returns the archives of `splits` and the class list.
-
-    Without a devkit, the class list is the official one and only train can be read.
-    """
+    """Returns the archives of `splits` and the class list; only train needs no devkit."""
     if isinstance(folder, Path) and not folder.is_dir():
         expected = ", ".join([*(ARCHIVES[split] for split in splits), labels.DEVKIT])
         raise UsageError(f"--source {folder}: no such folder. Put {expected} there.")

@@ -60,19 +60,15 @@ def labelling_of(uses: Iterable[LabelUse], known: ClassList | None = None) -> La
     offsets = (1, 0) if all(use.name for use in uses) else (0,)
     candidates = [Labelling(classes, offset) for classes in lists for offset in offsets]
     strays_of = [[use for use in uses if _problem(use, c)] for c in candidates]
-    strays, best = min(zip(strays_of, candidates, strict=True), key=lambda pair: _examples(pair[0]))
+    counts = [sum(use.examples for use in strays) for strays in strays_of]
+    count, strays, best = min(zip(counts, strays_of, candidates, strict=True), key=lambda c: c[0])
     if strays:
-        examples = "; ".join(_problem(use, best) for use in strays[:_MAX_EXAMPLES_IN_MESSAGE])
+        problems = "; ".join(_problem(use, best) for use in strays[:_MAX_EXAMPLES_IN_MESSAGE])
         raise DataDamagedError(
-            f"labels that do not match the others ({_examples(strays):,}): {examples}. All labels "
-            "must be positions in the sorted class list, counted from 0 or from 1."
+            f"labels that do not match the others ({count:,}): {problems}. All labels must be "
+            "positions in the sorted class list, counted from 0 or from 1."
         )
     return best
-
-
-def are_wnids(names: Iterable[str]) -> bool:
-    """Returns whether all class names are WordNet IDs."""
-    return all(map(WNID.fullmatch, names))
 
 
 def _problem(use: LabelUse, labelling: Labelling) -> str:
@@ -83,15 +79,11 @@ def _problem(use: LabelUse, labelling: Labelling) -> str:
     return ""
 
 
-def _examples(uses: Iterable[LabelUse]) -> int:
-    return sum(use.examples for use in uses)
-
-
 def _own_classes(uses: Sequence[LabelUse], official: ClassList) -> ClassList:
     """Returns the classes that records name: WNIDs sorted, other names by label."""
     named = {use.name: use for use in sorted(uses, key=lambda use: use.examples) if use.name}
     names = sorted(named)
-    if not are_wnids(names):
+    if not all(map(WNID.fullmatch, names)):
         names.sort(key=lambda name: named[name].label)
     words = dict(zip(official.wnids, official.words, strict=True))
     return ClassList(

@@ -1,7 +1,7 @@
-"""MNIST's IDX files, compressed or not. Fashion-MNIST's have the same names and sizes.
+"""MNIST's and Fashion-MNIST's IDX files, compressed or not.
 
 An IDX file has a magic number (type and number of dimensions), each dimension as a big-endian
-32-bit number, and the items. Images are raw grey pixels, so each is encoded once.
+32-bit number, and the items.
 """
 
 from __future__ import annotations

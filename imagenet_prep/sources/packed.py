@@ -26,9 +26,10 @@ _MOST_XZ_BYTES, _PIECE_BYTES = 128 << 20, 1 << 16
 @contextlib.contextmanager
 def errors(path: Location, remedy: str, *more: type[Exception]) -> Iterator[None]:
     """Turns unpacking errors and `more` into a SourceError; a failing disk is reported as such."""
+    kinds: tuple[type[Exception], ...] = (*UNPACKING_ERRORS, *more)
     try:
         yield
-    except (*UNPACKING_ERRORS, *more) as error:
+    except kinds as error:
         demand_disk(path, error)
         raise SourceError(f"{path}: cannot be read: {error}. {remedy}") from error
 

@@ -1,8 +1,7 @@
 """Checks the unpacked size of a Parquet file's pages, from their headers.
 
-The footer states the size of a column, and each page states its own. The Parquet library allocates
-the size that a page states: 2 MB can become 2 GB. So all page headers (structs in Thrift's compact
-protocol) are checked before a page is unpacked.
+The Parquet library allocates the size that a page states: 2 MB can become 2 GB. So all page headers
+(structs in Thrift's compact protocol) are checked before a page is unpacked.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ class _Reader:
             if kind in _INTEGERS:
                 fields[field] = self._number()
             elif kind == _BINARY:
-                self._skip(self._varint())
+                self.position += self._varint()
             elif kind == _STRUCT:
                 self.struct(depth + 1)
             elif kind not in _BOOLEANS:
@@ -88,11 +87,6 @@ class _Reader:
         byte = self._data[self.position]
         self.position += 1
         return byte
-
-    def _skip(self, count: int) -> None:
-        self.position += count
-        if self.position > len(self._data):
-            raise IndexError
 
     def _varint(self) -> int:
         value = shift = 0

@@ -1,10 +1,9 @@
 """Reads pickles of text, numbers and byte arrays without Python's unpickler.
 
-A pickle is a program that Python's unpickler runs: it calls functions that the file names, and
-hashes the keys that it creates. A pickle of 136 bytes can create a tuple whose hash visits 2^64
-others, in C code that no signal interrupts; one of 900 kB can overflow the C stack. This module
-supports only the operations in CIFAR-10's batches, as Python 2 and 3 write them, and calls no named
-function. Only text can be a key, and Ctrl-C always works.
+Python's unpickler calls functions that the file names, and hashes the keys that it creates: 136
+bytes can create a tuple whose hash visits 2^64 others, in C code that no signal interrupts. This
+module supports only the operations in CIFAR-10's batches, calls no named function, and only accepts
+text as keys.
 """
 
 from __future__ import annotations

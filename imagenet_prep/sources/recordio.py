@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,23 +61,24 @@ class ImageList:
         self._reader = ArchiveReader({path.name: path})
         numbers, starts, sizes = array("q"), array("q"), array("H")
         start = 0
-        for line in self._lines():
-            where = f"{path}: line {len(starts) + 1:,}"
-            number, label, name = _row(line, where)
-            if len(starts) == _MAX_IMAGES:
-                raise SourceError(f"{where}: expected at most {counted(_MAX_IMAGES, 'image')}.")
-            numbers.append(number)
-            starts.append(start)
-            sizes.append(len(line))
-            start += len(line)
-            *folders, _ = name.split("/")
-            if not folders:
-                continue
-            if firsts.setdefault(label, folders[0]) != folders[0]:
-                firsts[label] = ""
-            if lasts.setdefault(label, folders[-1]) != folders[-1]:
-                names = f"{folders[-1]!r}, in an earlier line {lasts[label]!r}"
-                problem = problem or f"{where}: label {label} is {names}"
+        with read_errors(path, "Get it again."), open_to_read(path) as file:
+            while line := file.readline(_MAX_LINE_BYTES):
+                where = f"{path}: line {len(starts) + 1:,}"
+                number, label, name = _row(line, where)
+                if len(starts) == _MAX_IMAGES:
+                    raise SourceError(f"{where}: expected at most {counted(_MAX_IMAGES, 'image')}.")
+                numbers.append(number)
+                starts.append(start)
+                sizes.append(len(line))
+                start += len(line)
+                *folders, _ = name.split("/")
+                if not folders:
+                    continue
+                if firsts.setdefault(label, folders[0]) != folders[0]:
+                    firsts[label] = ""
+                if lasts.setdefault(label, folders[-1]) != folders[-1]:
+                    names = f"{folders[-1]!r}, in an earlier line {lasts[label]!r}"
+                    problem = problem or f"{where}: label {label} is {names}"
         is_first = all(firsts.values()) and 1 < len(firsts) == len({*firsts.values()})
         if problem and not is_first:
             raise SourceError(f"{problem}. Get the list again.")
@@ -97,11 +98,6 @@ class ImageList:
             return None
         line = self._reader.read(self._path.name, int(self._starts[at]), int(self._sizes[at]))
         return _row(line, str(self._path))[2]
-
-    def _lines(self) -> Iterator[bytes]:
-        with read_errors(self._path, "Get it again."), open_to_read(self._path) as file:
-            while line := file.readline(_MAX_LINE_BYTES):
-                yield line
 
 
 def _row(line: bytes, where: str) -> tuple[int, int, str]:
@@ -147,8 +143,7 @@ class RecordIO(source.Stored):
             index = _class_index(record.label)
         except ValueError as error:
             raise SourceError(f"{where}: {error}. Get the file again.") from error
-        if index >= len(self.classes.wnids):
-            last = len(self.classes.wnids) - 1
+        if index > (last := len(self.classes.wnids) - 1):
             raise SourceError(f"{where}: label {index}, expected 0 to {last}. Get the file again.")
         path: str | None = f"{task.part.removesuffix('.rec')}_{record.number:08d}"
         if task.part in self.lists:

@@ -143,10 +143,7 @@ def refuse_link_out(path: Path) -> None:
 
 
 def subfolders(folder: Path, *, any_name: bool = False) -> list[str]:
-    """Returns the sorted names of all subfolders, including links but not hidden ones.
-
-    Raises SourceError for a name that is not UTF-8, unless `any_name`.
-    """
+    """Returns the sorted names of subfolders, except hidden ones; `any_name` allows non-UTF-8."""
     with read_errors(folder), os.scandir(folder) as entries:
         names = sorted(e.name for e in entries if e.is_dir() and not is_hidden(e.name))
     for name in () if any_name else names:

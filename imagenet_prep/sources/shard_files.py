@@ -98,8 +98,7 @@ def find(store: Store, *, check: bool = True) -> TfrecordSet:
             ShardFile(split, number, total, path, stats[path], listed.get(path))
             for number, path, total in _in_order(where, split, files[split])
         )
-        for split in schema.SPLITS
-        if split in files
+        for split in filter(files.__contains__, schema.SPLITS)
     }
     return TfrecordSet(store, splits, dataset)
 
@@ -109,18 +108,17 @@ def _in_order(
 ) -> list[tuple[int, str, int]]:
     """Returns (number from 0, path, number of shards) of each shard of a split."""
     (_, total), numbered = max(families.items(), key=lambda item: len(item[1]))
-    strangers = [
-        path for family in families.values() if family is not numbered for path in family.values()
-    ]
+    others = (family for family in families.values() if family is not numbered)
+    strangers = [path for family in others for path in family.values()]
     # The AWS resizer counts from 1.
     first = 1 if total in numbered and 0 not in numbered else 0
     expected = range(first, first + total)
-    missing = [number for number in expected if number not in numbered]
+    missing = [f"{number:05d}" for number in expected if number not in numbered]
     strangers += [path for number, path in numbered.items() if number not in expected]
     problems = []
     if missing:
-        numbers = some([f"{number:05d}" for number in missing])
-        problems.append(f"missing: {len(missing):,} of {counted(total, 'shard')} ({numbers})")
+        total_text = counted(total, "shard")
+        problems.append(f"missing: {len(missing):,} of {total_text} ({some(missing)})")
     if strangers:
         count, names = counted(len(strangers), "file"), some(sorted(strangers))
         problems.append(f"surplus, of a different dataset or number of shards: {count} ({names})")

@@ -1,7 +1,4 @@
-"""The interface of all sources: a class list, files, and images with keys and classes.
-
-Images are stored in files directly (`Stored`) or must be unpacked first (`Packed`).
-"""
+"""The interface of all sources: a class list, files, and images with keys and classes."""
 
 from __future__ import annotations
 
@@ -46,7 +43,6 @@ class Part(NamedTuple):
       num_bytes: size of the file, or of all images in the folder.
       stamp: changes with the content: a time in ns, an ETag, or a digest of these.
       md5: published md5, if the file must match it.
-      path: location of the file, local or remote, for hashing; None for a folder.
       ignored: number of files that are not images, by extension.
       newest: the latest file time in ns.
     """
@@ -98,7 +94,6 @@ class Source(ABC):
       decisive: names of additional attributes that determine the members.
       other_name: the dataset's name if it is not ILSVRC2012.
       tasks: in class order if each has one class; empty if they are listed when needed.
-      evaluation: the meaning of its folders, if it is an evaluation dataset.
     """
 
     decisive: ClassVar[tuple[str, ...]] = ()
@@ -263,10 +258,8 @@ def folder_part(name: str, groups: Iterable[tuple[str, Sequence[File]]]) -> Part
     digest = hashlib.blake2b(digest_size=16)
     num_bytes = images = newest = 0
     for group, files in groups:
-        digest.update(f"{group}\0".encode())
-        digest.update(repr(files).encode())
+        digest.update(f"{group}\0{files!r}".encode())
         num_bytes += sum(file.num_bytes for file in files)
         images += len(files)
-        times = (file.stamp for file in files if isinstance(file.stamp, int))
-        newest = max(newest, max(times, default=0))
+        newest = max([newest, *(file.stamp for file in files if isinstance(file.stamp, int))])
     return Part(name, num_bytes, digest.hexdigest(), images=images, newest=newest)

@@ -266,7 +266,7 @@ def contents(
             return reader.read(archive, member.offset, min(member.size, most))
 
         yield member, read
-    # The compression's checksum comes after the end of the tar.
+    # The checksum of the compression comes after the end of the tar.
     reader.skip(archive, reader.END)
 
 

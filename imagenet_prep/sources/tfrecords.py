@@ -55,13 +55,6 @@ class Entry(NamedTuple):
     boxes: Boxes = NO_BOXES
 
 
-def entries(
-    store: Store, shard: ShardFile, on_damage: OnDamage | None = None
-) -> Iterator[tuple[tfrecord.Record, Entry]]:
-    """Yields (record, content) in record order; arguments are as for `check`."""
-    return check(store, shard, lambda record: parse(record.payload), on_damage)
-
-
 def check(
     store: Store,
     shard: ShardFile,
@@ -206,9 +199,8 @@ def find_image(payload: bytes, encoded: bytes) -> int:
 def known_labelling(found: TfrecordSet, splits: Sequence[str]) -> Labelling | None:
     """Returns the labelling, or None if it requires reading the complete dataset.
 
-    Our manifests and TFDS's label lists state it. Any other dataset is ILSVRC2012 if its first and
-    last shards match the official class list: later classes of a shorter list have different
-    labels.
+    A dataset without a manifest or a list of labels is ILSVRC2012 if its first and last shards
+    match the official class list: later classes of a shorter list have different labels.
     """
     if found.dataset is not None:
         return Labelling(found.dataset.classes, found.dataset.manifest.label_offset)
@@ -242,7 +234,7 @@ def label_uses(store: Store, shard: ShardFile, damage: Problems) -> list[LabelUs
     """Returns each pair of class and label in a shard, its count and its first record."""
     counts: dict[tuple[str, int], LabelUse] = {}
     with contextlib.suppress(GivenUpError):
-        for record, entry in entries(store, shard, damage.add):
+        for record, entry in check(store, shard, lambda r: parse(r.payload), damage.add):
             key = entry.name, entry.label
             use = counts.get(key)
             if use is None:

@@ -51,8 +51,8 @@ def test_the_archive_or_the_folder_may_be_named_itself(tmp_path: Path) -> None:
     make_class_tars(CLASSES, tmp_path / "b", whole=False)
     whole, folder = tmp_path / "fall11_whole.tar", tmp_path / "b" / "winter21_whole"
 
-    assert class_tars.locate(whole) == class_tars.locate(tmp_path) == whole
-    assert class_tars.locate(folder) == class_tars.locate(tmp_path / "b") == folder
+    assert [*class_tars.locate(whole)] == [*class_tars.locate(tmp_path)] == [whole]
+    assert [*class_tars.locate(folder)] == [*class_tars.locate(tmp_path / "b")] == [folder]
     archives = {
         root: {m.archive for m in members(class_tars.find(root, ["train"]))}
         for root in (folder, tmp_path / "b")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagenet_prep.core.errors import DataDamagedError, SourceError, UsageError
-from imagenet_prep.dataset import example, naming
+from imagenet_prep.dataset import example, naming, tfrecord
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.problems import Problems
 from imagenet_prep.dataset.samples import HEADER, Sample
@@ -34,6 +34,12 @@ IMAGES = [
         list(zip(OFFICIAL.wnids, OFFICIAL.words, strict=True))[5:900:100]
     )
 ]
+
+
+def entries(
+    store: LocalStore, shard: shard_files.ShardFile, on_damage: tfrecords.OnDamage | None = None
+) -> Iterator[tuple[tfrecord.Record, tfrecords.Entry]]:
+    return tfrecords.check(store, shard, lambda r: tfrecords.parse(r.payload), on_damage)
 
 
 def make(root: Path, *names: str) -> Path:
@@ -266,19 +272,19 @@ def test_a_class_outside_the_list_is_named() -> None:
 
 def test_every_damaged_record_is_reported_and_the_others_read(tmp_path: Path) -> None:
     store, shard = LocalStore(tmp_path), written(tmp_path, foreign.slim)
-    whole = [record for record, _ in tfrecords.entries(store, shard)]
+    whole = [record for record, _ in entries(store, shard)]
     data = bytearray((tmp_path / shard.path).read_bytes())
     for victim in (whole[2], whole[5]):
         data[victim.offset + 40] ^= 1
     (tmp_path / shard.path).write_bytes(data)
     (shard,) = shard_files.find(store).splits["train"]
     damage: list[str] = []
-    left = [r.number for r, _ in tfrecords.entries(store, shard, lambda e: damage.append(str(e)))]
+    left = [r.number for r, _ in entries(store, shard, lambda e: damage.append(str(e)))]
 
     assert left == [r.number for r in whole if r.number not in (2, 5)]
     assert [re.search(r"record (\d+) at byte", line)[1] for line in damage] == ["2", "5"]
     with pytest.raises(DataDamagedError, match="record 2 at byte"):
-        list(tfrecords.entries(store, shard))
+        list(entries(store, shard))
 
 
 @given(st.binary(max_size=300))

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
     from imagenet_prep.matching.pictures import Pictures
 
+    Numbers = npt.NDArray[np.uint32]
+    Flags = npt.NDArray[np.bool_]
+
 _KEPT_MEANS = 4096  # 32 MB
 _LOOKS_AT_ONCE, _PROOFS_AT_ONCE = 1 << 14, 1 << 8
 # The cost limit per image: comparing two small pictures that are no duplicates costs 1, comparing
@@ -57,7 +60,7 @@ class Found:
             for number, search in enumerate(searches := self._searches(), start=1):
                 say = functools.partial(tick, f"search {number} of {len(searches)}")
                 for pairs in search.candidates(pool, self._workers, say, self._is_open):
-                    self._prove(pool, *pairs, search.mirror is not None)
+                    self._prove(pool, pairs, search.mirror is not None)
 
     def kind(self, one: int, other: int) -> str:
         """Returns the kind of duplicate of two images of a group."""
@@ -78,16 +81,16 @@ class Found:
             for turned in (np.uint64(0), likeness.mirror())
         )
 
-    def _is_wanted(self, run: npt.NDArray[np.uint32]) -> bool:
+    def _is_wanted(self, run: Numbers) -> bool:
         """Returns whether equal images are reported; with `across`, both datasets must have one."""
         return not self._across or len({*self._other[run].tolist()}) == 2
 
-    def _join(self, run: npt.NDArray[np.uint32], *unions: Union) -> None:
+    def _join(self, run: Numbers, *unions: Union) -> None:
         for number in run[1:].tolist():
             for union in unions:
                 union.join(int(run[0]), number)
 
-    def _equal_pixels(self) -> Iterator[npt.NDArray[np.uint32]]:
+    def _equal_pixels(self) -> Iterator[Numbers]:
         """Yields images of different bytes and equal pixels; decodes each candidate once."""
         wanted = self._first_of(self.by_bytes) & self._pictures.sound
         numbers = np.flatnonzero(wanted).astype(np.uint32)
@@ -95,7 +98,7 @@ class Found:
             if self._is_wanted(same := numbers[run]):
                 yield from _split(same, [self._pixels(number) for number in same.tolist()])
 
-    def _first_of(self, union: Union) -> npt.NDArray[np.bool_]:
+    def _first_of(self, union: Union) -> Flags:
         """Returns the first image of each known group; with `across`, all images."""
         first = union.joined()
         return np.asarray((first == np.arange(len(first))) | self._across)
@@ -130,26 +133,15 @@ class Found:
             joins.append((Side(ours, window), right, WINDOW_RADII))
         return [Search(*join, turned) for join in joins for turned in (None, likeness.mirror())]
 
-    def _prove(
-        self,
-        pool: futures.Executor,
-        left: npt.NDArray[np.uint32],
-        right: npt.NDArray[np.uint32],
-        mirrored: bool,
-    ) -> None:
-        for at in range(0, len(left), _LOOKS_AT_ONCE):
-            looks = left[at : at + _LOOKS_AT_ONCE], right[at : at + _LOOKS_AT_ONCE]
-            likely = self._tried(pool, looks, functools.partial(self._likely, mirrored=mirrored), 1)
-            for start in range(0, len(likely[0]), _PROOFS_AT_ONCE):
-                pairs = tuple(side[start : start + _PROOFS_AT_ONCE] for side in likely)
-                prove = functools.partial(self._proven, mirrored=mirrored)
-                proven = self._tried(pool, (pairs[0], pairs[1]), prove, _PROOF_COST)
+    def _prove(self, pool: futures.Executor, pairs: Pairs, mirrored: bool) -> None:
+        for looks in _blocks(pairs, _LOOKS_AT_ONCE):
+            likely = self._tried(pool, looks, mirrored, self._likely, 1)
+            for block in _blocks(likely, _PROOFS_AT_ONCE):
+                proven = self._tried(pool, block, mirrored, self._proven, _PROOF_COST)
                 for pair in zip(*(side.tolist() for side in proven), strict=True):
                     self.by_sight.join(*pair)
 
-    def _is_open(
-        self, left: npt.NDArray[np.uint32], right: npt.NDArray[np.uint32]
-    ) -> npt.NDArray[np.bool_]:
+    def _is_open(self, left: Numbers, right: Numbers) -> Flags:
         judged = self._pictures.judged
         is_open = self.by_sight.first(left) != self.by_sight.first(right)
         is_open &= judged[left] | judged[right]
@@ -157,7 +149,7 @@ class Found:
         return np.asarray(is_open)
 
     @property
-    def crowded(self) -> npt.NDArray[np.bool_]:
+    def crowded(self) -> Flags:
         """The images that are similar to too many others to be compared with all of them."""
         return self._cost >= _MOST_COST
 
@@ -165,29 +157,26 @@ class Found:
         self,
         pool: futures.Executor,
         pairs: Pairs,
-        attempt: Callable[[npt.NDArray[np.uint32], npt.NDArray[np.uint32]], npt.NDArray[np.bool_]],
+        mirrored: bool,
+        attempt: Callable[[Numbers, Numbers, bool], Flags],
         cost: int,
     ) -> Pairs:
         """Returns the open pairs for which an attempt succeeds; charges the cost to the others."""
         is_open = self._is_open(*pairs)
         parts = np.array_split(np.flatnonzero(is_open), self._workers)
-        jobs = [pool.submit(attempt, pairs[0][part], pairs[1][part]) for part in parts]
+        jobs = [pool.submit(attempt, pairs[0][part], pairs[1][part], mirrored) for part in parts]
         succeeded = np.zeros(len(is_open), bool)
         succeeded[is_open] = np.concatenate([job.result() for job in jobs])
         for side in pairs:
             np.add.at(self._cost, side[is_open & ~succeeded], cost)
         return pairs[0][succeeded], pairs[1][succeeded]
 
-    def _likely(
-        self, left: npt.NDArray[np.uint32], right: npt.NDArray[np.uint32], *, mirrored: bool
-    ) -> npt.NDArray[np.bool_]:
+    def _likely(self, left: Numbers, right: Numbers, mirrored: bool) -> Flags:
         with self._lock:
             small = self._pictures.small(left), self._pictures.small(right)
         return proof.likely(*small, mirrored)
 
-    def _proven(
-        self, left: npt.NDArray[np.uint32], right: npt.NDArray[np.uint32], *, mirrored: bool
-    ) -> npt.NDArray[np.bool_]:
+    def _proven(self, left: Numbers, right: Numbers, mirrored: bool) -> Flags:
         known, proven = self._pictures.known, np.zeros(len(left), bool)
         for number, pair in enumerate(zip(left.tolist(), right.tolist(), strict=True)):
             least = int(min(known.width[[*pair]].min(), known.height[[*pair]].min()))
@@ -207,7 +196,7 @@ def pixel_digest(data: bytes) -> tuple[tuple[int, int], bytes]:
         return image.size, hashlib.sha256(opening.pixels(image).data).digest()
 
 
-def equal_bytes(digests: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.uint32]]:
+def equal_bytes(digests: npt.NDArray[np.uint8]) -> Iterator[Numbers]:
     """Yields groups of images with equal digests, given as [n, 32]."""
     words = digests.view(np.uint64)
     for run in _runs(words[:, :1]):
@@ -215,7 +204,7 @@ def equal_bytes(digests: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.uint3
         yield from (run[same] for same in _runs(words[run]))
 
 
-def _runs(values: npt.NDArray[np.uint64]) -> Iterator[npt.NDArray[np.uint32]]:
+def _runs(values: npt.NDArray[np.uint64]) -> Iterator[Numbers]:
     """Yields the positions of each row, of [n, words], that occurs more than once."""
     order = np.lexsort(values.T)
     same = (values[order[1:]] == values[order[:-1]]).all(axis=1)
@@ -224,9 +213,12 @@ def _runs(values: npt.NDArray[np.uint64]) -> Iterator[npt.NDArray[np.uint32]]:
         yield order[begin : end + 1].astype(np.uint32)
 
 
-def _split(
-    numbers: npt.NDArray[np.uint32], values: list[object]
-) -> Iterator[npt.NDArray[np.uint32]]:
+def _blocks(pairs: Pairs, size: int) -> Iterator[Pairs]:
+    for start in range(0, len(pairs[0]), size):
+        yield pairs[0][start : start + size], pairs[1][start : start + size]
+
+
+def _split(numbers: Numbers, values: list[object]) -> Iterator[Numbers]:
     groups: dict[object, list[int]] = {}
     for number, value in zip(numbers.tolist(), values, strict=True):
         groups.setdefault(value, []).append(number)

@@ -68,10 +68,8 @@ def forget(array: npt.NDArray[Any]) -> None:
 
 
 def rows_of(array: npt.NDArray[np.uint64], ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
-    """Returns rows of an array; rows of a mapped file are read one by one.
-
-    Reading them through the mapping would add 2 MB per row on kernels with large folios.
-    """
+    """Returns rows of an array; rows of a mapped file are read one by one."""
+    # Reading them through the mapping would add 2 MB per row on kernels with large folios.
     if not isinstance(array, np.memmap) or array.filename is None:
         return array[ids]
     rows = np.empty((len(ids), *array.shape[1:]), array.dtype)

@@ -16,6 +16,10 @@ from imagenet_prep.matching import kernels
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    Means = npt.NDArray[np.uint16]
+    Flags = npt.NDArray[np.bool_]
+    Scores = npt.NDArray[np.float32]
+
 # Minimum correlations of two images: for the common part, and for its finest details.
 LEAST_WHOLE, LEAST_FINE = 0.9, 0.6
 # An image with fewer pixels than cells has no such details, so half of the cells are compared with
@@ -35,7 +39,7 @@ def scores(
     mirrored: bool,
     divisor: int,
     simd: int | None = None,
-) -> npt.NDArray[np.float32]:
+) -> Scores:
     """Returns [n, 8]: scale and shift across, and down; gain, offset; both correlations.
 
     The images are [n, side, side], with 16, 32 or 64 samples per side and `divisor` units per grey
@@ -50,9 +54,7 @@ def scores(
     return result
 
 
-def proven(
-    left: npt.NDArray[np.uint16], right: npt.NDArray[np.uint16], mirrored: bool, least_side: int
-) -> bool:
+def proven(left: Means, right: Means, mirrored: bool, least_side: int) -> bool:
     """Returns whether two images with these [64, 64] means, in sixteenths, are duplicates."""
     divisor, fine = likeness.SIXTEENTHS, LEAST_FINE
     if least_side < _LEAST_PIXELS:
@@ -61,21 +63,17 @@ def proven(
     return bool(_are_one(measured, LEAST_WHOLE, fine, MOST_OUTSIDE)[0])
 
 
-def likely(
-    left: npt.NDArray[np.uint8], right: npt.NDArray[np.uint8], mirrored: bool
-) -> npt.NDArray[np.bool_]:
+def likely(left: npt.NDArray[np.uint8], right: npt.NDArray[np.uint8], mirrored: bool) -> Flags:
     """Returns the pairs of small pictures that need a full comparison."""
     return _are_one(scores(left, right, mirrored, 1), LIKELY_WHOLE, LIKELY_FINE, LIKELY_OUTSIDE)
 
 
-def _halved(means: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint16]:
+def _halved(means: Means) -> Means:
     side = len(means) // 2
     return np.asarray(means.reshape(side, 2, side, 2).sum(axis=(1, 3), dtype=np.uint16))
 
 
-def _are_one(
-    measured: npt.NDArray[np.float32], whole: float, fine: float, outside: float
-) -> npt.NDArray[np.bool_]:
+def _are_one(measured: Scores, whole: float, fine: float, outside: float) -> Flags:
     # The C code returns squared correlations with their sign.
     alike = (measured[:, 6] >= whole**2) & (measured[:, 7] >= fine**2)
     alike &= (measured[:, 4] >= LEAST_GAIN) & (measured[:, 4] <= MOST_GAIN)

@@ -18,12 +18,14 @@ from imagenet_prep.matching import hashes, kernels
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    Numbers = npt.NDArray[np.uint32]
+
 _BANDS = 4
 _ROOM = 1 << 18  # pairs per worker
 _RANGES = 256  # parts of a band, assigned to the workers; fewer for few images
 _MEMBERS, _END = 14, 11  # members of `join` in matching.c, and the index of its end
 _NONE = (np.empty((0, 2), np.uint32), True)
-Pairs = tuple["npt.NDArray[np.uint32]", "npt.NDArray[np.uint32]"]
+Pairs = tuple["Numbers", "Numbers"]
 
 
 class Radii(NamedTuple):
@@ -40,7 +42,7 @@ WHOLE_RADII, WINDOW_RADII = Radii(7, 50), Radii(11, 75)
 class Side:
     """Hashes of one form (full image or window); `bits`, [n, 4] by id, may be in a file."""
 
-    def __init__(self, ids: npt.NDArray[np.uint32], bits: npt.NDArray[np.uint64]) -> None:
+    def __init__(self, ids: Numbers, bits: npt.NDArray[np.uint64]) -> None:
         self.ids, self.bits = ids, bits
         self.keys = np.ascontiguousarray(bits[:, 0][ids])
         hashes.forget(bits)
@@ -58,7 +60,7 @@ class Sorted(NamedTuple):
     """Hashes sorted by a band; bucket i is start[i] to start[i + 1]."""
 
     keys: npt.NDArray[np.uint64]
-    ids: npt.NDArray[np.uint32]
+    ids: Numbers
     start: npt.NDArray[np.int64]
 
 
@@ -75,7 +77,7 @@ class Search(NamedTuple):
         pool: futures.Executor,
         workers: int,
         tick: Callable[[], None] = lambda: None,
-        is_open: Callable[[npt.NDArray[np.uint32], npt.NDArray[np.uint32]], Any] | None = None,
+        is_open: Callable[[Numbers, Numbers], Any] | None = None,
     ) -> Iterator[Pairs]:
         """Yields each pair once, in an order independent of `workers`; `is_open` filters pairs."""
         for band in range(_BANDS):
@@ -90,9 +92,7 @@ class Search(NamedTuple):
                 if len(pairs[0]):
                     yield pairs
 
-    def _of_band(
-        self, band: int, pool: futures.Executor, workers: int
-    ) -> Iterator[npt.NDArray[np.uint32]]:
+    def _of_band(self, band: int, pool: futures.Executor, workers: int) -> Iterator[Numbers]:
         """Yields the pairs found in a band, and then frees its sorted hashes."""
         left = self.left.sorted_by(band)
         right = left if self.left is self.right else self.right.sorted_by(band)
@@ -111,7 +111,7 @@ class Search(NamedTuple):
 
     def _join(
         self, left: Sorted, right: Sorted, band: int, worker: int, workers: int
-    ) -> Iterator[tuple[npt.NDArray[np.uint32], bool]]:
+    ) -> Iterator[tuple[Numbers, bool]]:
         """Yields the pairs of a worker's ranges, and whether they are the last of a range.
 
         Each array is only valid until the next one is requested.
@@ -133,7 +133,7 @@ class Search(NamedTuple):
                 )
                 yield pairs[:count], place[0] >= bounds[at + 1]
 
-    def _confirmed(self, left: npt.NDArray[np.uint32], right: npt.NDArray[np.uint32]) -> Pairs:
+    def _confirmed(self, left: Numbers, right: Numbers) -> Pairs:
         differing = hashes.rows_of(self.left.bits, left) ^ hashes.rows_of(self.right.bits, right)
         if self.mirror is not None:
             differing ^= self.mirror

@@ -189,12 +189,11 @@ def _parse_xml(data: bytes, where: str) -> tuple[Boxes, int]:
         raise SourceError(f"{where}: is not a PASCAL VOC annotation: {error}. {_ADVICE}") from error
     if width <= 0 or height <= 0:
         raise SourceError(f"{where}: states an image size of {width:g} x {height:g}. {_ADVICE}")
-    kept = []
+    clipped = []
     for corner in corners:
         x1, x2 = sorted(min(max(value / width, 0.0), 1.0) for value in corner[:2])
         y1, y2 = sorted(min(max(value / height, 0.0), 1.0) for value in corner[2:])
         if x1 < x2 and y1 < y2:
-            kept.append((x1, x2, y1, y2))
-    if not kept:
-        return NO_BOXES, len(corners)
-    return Boxes(*zip(*kept, strict=True)), len(corners) - len(kept)
+            clipped.append((x1, x2, y1, y2))
+    boxes = Boxes(*zip(*clipped, strict=True)) if clipped else NO_BOXES
+    return boxes, len(corners) - len(clipped)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset import editions, schema
-from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.editions import FALL11, WINTER21
 from imagenet_prep.sources import ilsvrc, labels, lemmas, source
 from imagenet_prep.sources.ilsvrc import CLASS_TAR
@@ -86,17 +85,12 @@ def find(root: Location, splits: Sequence[str]) -> ClassTars:
             file.path.removesuffix(".tar"): (below + file.path, 0, file.num_bytes) for file in files
         }
     tars = dict(sorted(tars.items()))
-    classes = _classes([*tars], place)
+    classes = labels.official_classes()
+    if not tars.keys() <= classes.index.keys():
+        words = lemmas.beside([place] * place.is_dir() + [place.parent])
+        classes = labels.classes_called([*tars], str(place), words)
     tasks = ilsvrc.class_tasks(part.name, tars, classes)
     return ClassTars(classes, (part,), archives, tasks=tuple(tasks))
-
-
-def _classes(wnids: Sequence[str], place: Location) -> ClassList:
-    official = labels.official_classes()
-    if all(wnid in official.index for wnid in wnids):
-        return official
-    folders = [place] * place.is_dir() + [place.parent]
-    return labels.classes_called(wnids, str(place), lemmas.beside(folders))
 
 
 def _class_files(folder: Location) -> list[File]:

@@ -20,8 +20,7 @@ _LEAST_ALLOWANCE = 1 << 30
 _MOST_RATIO = 16
 # Bytes per request to a server: files in a zip are mostly read in order.
 _AHEAD_BYTES = 4 << 20
-# Enough to list about 120,000 images; the largest published archive lists 50,000. In memory, short
-# names take eight times this size.
+# Enough for about 120,000 images; the largest published archive has 50,000.
 _MOST_LIST_BYTES = 16 << 20
 _ZIP_ERRORS = (zipfile.BadZipFile, RuntimeError, NotImplementedError, ValueError)
 

@@ -1,7 +1,7 @@
 """Identifies evaluation datasets, and the class and key of each of their images.
 
-ImageNetV2's folders are class indices, read as numbers: as text, "100" sorts before "2".
-ObjectNet's mapping gives its folders' classes. All others use WNIDs. Ambiguous folders are refused.
+ImageNetV2's folders are class indices. ObjectNet's mapping gives its folders' classes. All others
+are WNIDs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ class Layout:
     """The meaning of the folders of a dataset.
 
     Attributes:
-      is_numbered: whether folder names are class indices.
       objects: ObjectNet's class indices by folder ([] if it has no class); None for other datasets.
       problems: differences from the published counts, one sentence each.
     """
@@ -51,10 +50,7 @@ class Layout:
     problems: Sequence[str] = ()
 
     def place(self, path: str, where: str) -> tuple[int, str] | None:
-        """Returns the class index of an image and the prefix of its key ("" except for ImageNet-C).
-
-        Returns None if the object has no class.
-        """
+        """Returns the class index and key prefix of an image; None if its object has no class."""
         folder = path.rpartition("/")[0].rpartition("/")[2]
         if self.objects is not None:
             if not self.objects.get(folder, True):

@@ -1,8 +1,7 @@
 """One folder per class, as in torchvision's ImageFolder and on Kaggle; validation may be flat.
 
-ROOT/CLASS/* is a train split. Otherwise, splits are ROOT/train/CLASS/* and ROOT/val/CLASS/* or
-ROOT/val/*, or Kaggle's ROOT/ILSVRC/Data/CLS-LOC/train and .../val. Labels of a flat validation
-folder come from the devkit, the synset list of tensorflow/models, or Kaggle's solution.
+Labels of a flat validation folder come from the devkit, the synset list of tensorflow/models, or
+Kaggle's solution.
 """
 
 from __future__ import annotations

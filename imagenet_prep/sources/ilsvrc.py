@@ -68,21 +68,20 @@ class Tars(source.Stored):
 
     def _member(self, task: IndexTask, archive: str, file: tar.TarMember) -> Member:
         where = f"{archive}: byte {file.offset:,}: {file.name!r}"
-        index = self._label(file.name, where) if task.class_index is None else task.class_index
+        index = task.class_index
+        if index is None:
+            match = VALIDATION_NAME.match(file.name.rpartition("/")[2])
+            if match is None:
+                raise SourceError(f"{where}: expected a name ILSVRC2012_val_<8 digits>.JPEG")
+            number, total = int(match[1]), len(self.validation_class_index)
+            if not 1 <= number <= total:
+                raise SourceError(
+                    f"{where}: the devkit has labels for images 1 to {total:,}. Archive and "
+                    "devkit do not match."
+                )
+            index = self.validation_class_index[number - 1]
         key = self.key_of(task.split, index, file.name, where)
         return Member(key, archive, file.offset, file.size, index)
-
-    def _label(self, path: str, where: str) -> int:
-        number = VALIDATION_NAME.match(path.rpartition("/")[2])
-        if number is None:
-            raise SourceError(f"{where}: expected a name ILSVRC2012_val_<8 digits>.JPEG")
-        position = int(number[1])
-        if not 1 <= position <= len(self.validation_class_index):
-            raise SourceError(
-                f"{where}: the devkit has labels for images 1 to "
-                f"{len(self.validation_class_index):,}. Archive and devkit do not match."
-            )
-        return self.validation_class_index[position - 1]
 
 
 def inner_tars(

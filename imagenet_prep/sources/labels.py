@@ -24,15 +24,13 @@ from imagenet_prep.storage.remote_path import Location
 
 DEVKIT = published.DEVKIT.name
 GROUND_TRUTH = "ILSVRC2012_validation_ground_truth.txt"
-# The devkit has 2.5 MB and unpacks to tens of MB. Two of its files are read: meta.mat and the
-# ground truth, 50,000 numbers of at most four digits.
+# The devkit has 2.5 MB and unpacks to tens of MB. Two of its files are read.
 _MAX_UNPACKED_BYTES = 256 << 20
 _MAX_FILE_BYTES = 8 << 20
 
 # The largest ILSVRC2012_ID is 1860. int() rejects more than 4,300 digits.
 _MAX_DIGITS = 10
 _NO_META = (ValueError, LookupError, TypeError, OverflowError, struct.error, zlib.error)
-
 
 # SHA-256 of the 50,000 validation WNIDs in file-name order, one per line.
 OFFICIAL_VALIDATION_DIGEST = "313fc3f23c864dde9183c9a368809065765dd1b657a6904fded44e3e46d34604"

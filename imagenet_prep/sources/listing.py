@@ -1,7 +1,6 @@
 """Lists the image files of a folder and counts all other files by extension.
 
-Files named like images are images. For custom photographs, the content decides if the name does
-not: phones write JPEGs named .HEIC. Images that cannot be decoded are later reported as bad.
+For custom photographs, the content decides if the name does not: phones write JPEGs named .HEIC.
 """
 
 from __future__ import annotations

@@ -25,10 +25,7 @@ _TEXT = {1: "ascii", 2: "ascii", 4: "utf-16-le", 16: "utf-8", 17: "utf-16-le", 1
 
 
 def read(data: bytes) -> dict[str, Any]:
-    """Returns arrays by name, as tuples of numbers, text, or lists of cells.
-
-    A structure becomes a dict with the list of values of each field.
-    """
+    """Returns arrays by name: tuples of numbers, text, lists of cells, dicts of lists by field."""
     if data[126:_HEADER_BYTES] != b"IM":
         raise ValueError("it is not a MAT-file of version 5")
     unpacked = bytearray()  # bytes would be copied for each of 500,000 small elements

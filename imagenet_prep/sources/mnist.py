@@ -44,18 +44,17 @@ class Mnist(source.Pixels):
         """Yields the images of a split, encoded."""
         import numpy as np
 
-        images, labels_path = self.files[task.split]
-        pixels, classes = _read(images, (_SIDE, _SIDE)), _read(labels_path, ())
+        images, truth = self.files[task.split]
+        pixels, classes = _read(images, (_SIDE, _SIDE)), _read(truth, ())
         planes = np.frombuffer(pixels, np.uint8).reshape(-1, _SIDE, _SIDE)
         if len(planes) != len(classes):
             raise SourceError(
-                f"{labels_path}: {counted(len(classes), 'label')}, expected {len(planes):,}, one "
+                f"{truth}: {counted(len(classes), 'label')}, expected {len(planes):,}, one "
                 f"per image in {images.name}. Download both again."
             )
         for row, (plane, label) in enumerate(zip(planes, classes, strict=True)):
             if label >= _NUM_CLASSES:
-                where = f"{labels_path}: label {row:,}"
-                raise SourceError(f"{where} is {label}, expected 0 to 9. {_ADVICE}")
+                raise SourceError(f"{truth}: label {row:,} is {label}, expected 0 to 9. {_ADVICE}")
             key = f"{self.classes.wnids[label]}/{_PREFIX[task.split]}_{row:05d}.jpg"
             yield PackedImage(key, label, self.encode(np.stack([plane] * 3, axis=-1)))
 

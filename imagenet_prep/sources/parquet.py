@@ -1,7 +1,6 @@
 """Parquet files with columns image {bytes, path} and label, such as Hugging Face's imagenet-1k.
 
-They are in the source folder or its `data`. Rows are compressed in pages, so images are unpacked in
-batches before they are read in a different order. The test split is ignored: it has no labels.
+They are in the source folder or its `data`. The test split is ignored: it has no labels.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ _NAME = re.compile(
 # Hugging Face appends the WNID to the base name, also in validation.
 _APPENDED_WNID = re.compile(rf"^(?P<stem>.+)_(?P<wnid>{keys.WNID.pattern})(?P<suffix>\.[A-Za-z]+)$")
 
-# 64 images of ImageNet have 7 MB. A complete page is in memory twice: 11 MB with 100 rows per group
-# (`datasets` today), 110 MB with 1,000 (older files).
+# 64 images of ImageNet have 7 MB. A complete page is in memory twice: 11 to 110 MB.
 _BATCH_ROWS = 64
 _PAGE_BUFFER_BYTES = 1 << 20
 # Enough for 1,000 rows per group, of images three times as large as ImageNet's.
@@ -63,10 +61,9 @@ class Parquet(source.Packed):
     def count_problems(self, split: str, num_per_class: Sequence[int]) -> list[str]:
         """Returns count differences from ILSVRC2012, and whether files are missing."""
         problems = []
-        if self.absent[split]:
+        if absent := self.absent[split]:
             existing = len(self.index_tasks(split))
-            total = counted(existing + self.absent[split], "file")
-            problems.append(f"{split} has {existing} of {total}")
+            problems.append(f"{split} has {existing} of {counted(existing + absent, 'file')}")
         return problems + super().count_problems(split, num_per_class)
 
     def _image(

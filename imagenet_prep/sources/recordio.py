@@ -1,7 +1,6 @@
 """MXNet's RecordIO: `train*.rec` and `val*.rec` as written by im2rec.py, and their lists.
 
-Records have numeric labels. Their `.lst` file has lines `number, label, CLASS/file`. Without lists
-or classes in them, `synset.txt` has one line "WNID words" per label, in order.
+A `.lst` file has lines `number, label, CLASS/file`; `synset.txt` has "WNID words" per label.
 """
 
 from __future__ import annotations
@@ -176,14 +175,10 @@ def find(root: Path, splits: Sequence[str]) -> RecordIO:
     paths = [path for split in splits for path in found[split]]
     list_paths = {path.name: path.with_suffix(".lst") for path in paths}
     lists = {name: ImageList(path) for name, path in list_paths.items() if path.is_file()}
-    described = [list_paths[name] for name in lists]
-    synset = root / SYNSET
-    if synset.is_file():
-        described.append(synset)
-        classes = _read_synset(synset)
-    else:
-        classes = _classes_of(list(lists.values()), root)
-    parts = {path: source.file_part(path) for path in [*paths, *described]}
+    synsets = [root / SYNSET] * (root / SYNSET).is_file()
+    classes = _read_synset(*synsets) if synsets else _classes_of(list(lists.values()), root)
+    files_read = [*paths, *(list_paths[name] for name in lists), *synsets]
+    parts = {path: source.file_part(path) for path in files_read}
     tasks = tuple(
         IndexTask(f"{path.name}-{start:015d}", split, path.name, None, start, start + _PIECE_BYTES)
         for split in splits

@@ -1,7 +1,7 @@
 """Lists the members of a tar at any nesting depth from its headers, without extracting it.
 
-Python's tarfile reads 20,000 members/s, and ImageNet has 1.28 million: plain ustar headers are read
-here ten times as fast. Members that could be written outside a folder are refused.
+Plain ustar headers are read ten times as fast as by Python's tarfile (20,000 members/s). Members
+that could be written outside a folder are refused.
 """
 
 from __future__ import annotations

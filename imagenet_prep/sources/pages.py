@@ -76,7 +76,8 @@ class _Reader:
             if kind in _INTEGERS:
                 fields[field] = self._number()
             elif kind == _BINARY:
-                self.position += self._varint()
+                size = self._varint()
+                self.position += size  # past the end, the next byte raises IndexError
             elif kind == _STRUCT:
                 self.struct(depth + 1)
             elif kind not in _BOOLEANS:

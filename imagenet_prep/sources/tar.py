@@ -40,7 +40,7 @@ _MAX_NAME_LENGTH = 4096
 # 2^63 has 19 digits; int() raises a different error from 4,300 digits on.
 _MAX_DIGITS = 19
 _DAMAGED = "It is damaged or not a tar: compare its md5 and download it again."
-_TAMPERED = "ImageNet's archives have no such member: get the original one."
+_TAMPERED = "The archive was tampered with: get the original one."
 
 
 class TarMember(NamedTuple):

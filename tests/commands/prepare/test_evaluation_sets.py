@@ -146,7 +146,7 @@ def test_a_dry_run_says_what_would_be_made(made: Made, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        (("--splits", "train"), "has the split test alone"),
+        (("--splits", "train"), "only has the split test"),
         (("--holdout", "10%"), "--holdout"),
         (("--holdout-per-class", "1"), "is an evaluation dataset"),
         (("--train-shards", "2"), "--train-shards"),
@@ -160,7 +160,7 @@ def test_flags_of_other_splits_are_refused(
 
     assert ended.code == 2
     assert problem in ended.err
-    assert "split test" in ended.err
+    assert "the split test" in ended.err
 
 
 def test_images_are_chosen_as_of_any_set(made: Made, prepared: Path, tmp_path: Path) -> None:

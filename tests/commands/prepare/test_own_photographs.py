@@ -225,7 +225,12 @@ def test_all_problems_of_a_source_come_in_one_message(photos: Path, tmp_path: Pa
     *problems, last = made.err.splitlines()
     said = f"--source {photos}: 7 problems. Fix them and run the same command again."
     assert last == f"imagenet-prep: {said}"
-    parts = ("IMG_9: lies", "a\\x0ab.jpg: is a link", "gone.jpg: cannot be", "more: is a link")
+    parts = (
+        "IMG_9: is next to",
+        "a\\x0ab.jpg: is a link",
+        "gone.jpg: cannot be",
+        "more: is a link",
+    )
     for part in (*parts, "is not UTF-8", "birds: holds no image.", "fish: holds no image."):
         assert sum(part in line for line in problems) == 1, part
 

@@ -10,31 +10,31 @@ import imagenet_prep
 from imagenet_prep.core import errors, program, terminal, usage
 
 VERBS = {
-    "demo": "make a miniature ILSVRC2012 from real photographs and take it all the way",
-    "download": "get the archives of ILSVRC2012, CIFAR-10 or MNIST, resumable and proven",
-    "prepare": "archives -> resized, sharded, proven TFRecords",
-    "preprocess-imagenet": "step 1 of the 2018 tutorial, as it was typed: download and prepare",
-    "verify": "prove that a data set is what its manifest says",
-    "resize": "TFRecord shards, whoever wrote them -> smaller images, whole schema, manifest",
-    "adopt": "TFRecord shards, whoever wrote them -> a data set with what they lack, as they are",
-    "amend": "a data set -> another one, with images left out, relabelled or added",
-    "replicate": "a data set -> other folders, a bucket, every node of a cluster, proven there",
-    "diff": "which images differ between two data sets: missing ones, labels, bytes",
-    "show": "look into a data set, find its images, or look into one of its shards",
-    "duplicates": "which images of a set, or of two, are the same picture; lists to leave out",
-    "export": "a set as folders, TFDS, WebDataset, Parquet or RecordIO; weights for PyTorch",
-    "report": "one page with pictures: is it whole, what is in it, what was done to it",
-    "train": "a ResNet or a small net on a prepared data set, one process or many",
-    "score": "how good predictions are on a set, by its labels and by other lists of labels",
-    "launch": "check every host of a hosts file, then train on all of them",
-    "sagemaker": "the same training as a job of Amazon SageMaker",
-    "sagemaker-container": "what SageMaker starts in each container of such a job",
-    "run-on-hosts": "one command on every host at once",
-    "install-horovod": "build Horovod for TensorFlow, MXNet or PyTorch, and prove it",
-    "doctor": "check this machine: what is missing or wrong, each with its remedy",
-    "completion": "the completion of verbs and flags in bash, zsh or fish",
-    "bench-read": "how fast this host feeds a trainer",
-    "bench-train": "how fast N ranks train, what they wait for, what 90 epochs cost",
+    "demo": "run all steps on a miniature ILSVRC2012 of real photographs",
+    "download": "download the archives of ILSVRC2012, CIFAR-10 or MNIST, and verify them",
+    "prepare": "resize the images of archives or folders, and write them as TFRecord shards",
+    "preprocess-imagenet": "run step 1 of the 2018 AWS tutorial with its flags",
+    "verify": "check that a dataset matches its manifest",
+    "resize": "make a dataset with smaller images from the TFRecord shards of any program",
+    "adopt": "add manifest, index and labels to the TFRecord shards of other programs",
+    "amend": "make a dataset with images excluded, relabelled or added",
+    "replicate": "copy a dataset to a folder, a bucket or all nodes of a cluster, and verify it",
+    "diff": "compare the images of two datasets: missing ones, labels, bytes, sizes",
+    "show": "show a dataset, its images by key or class, a shard, or the steps of a run",
+    "duplicates": "find duplicate images in a dataset or across two, and list them for exclusion",
+    "export": "export a dataset as folders, TFDS, WebDataset, Parquet or RecordIO, or a model",
+    "report": "write a page with the checks, contents, images and history of a dataset",
+    "train": "train a ResNet or a small network on a dataset, with one process or many",
+    "score": "score predictions by the labels of a dataset and by other lists of labels",
+    "launch": "check all hosts of a hosts file, then train on them",
+    "sagemaker": "run the same training as a job of Amazon SageMaker",
+    "sagemaker-container": "run in each container of such a job (SageMaker starts it)",
+    "run-on-hosts": "run a command on all hosts at once",
+    "install-horovod": "build Horovod for TensorFlow, MXNet or PyTorch, and test it",
+    "doctor": "check this machine, and show how to fix each problem",
+    "completion": "print the script that completes verbs and flags in bash, zsh or fish",
+    "bench-read": "measure how fast this host reads a dataset for training",
+    "bench-train": "measure the speed of N ranks, their waiting times, and the cost of 90 epochs",
 }
 # Programs of the AWS tutorial and their replacements.
 _REPLACED = {
@@ -70,7 +70,7 @@ def main() -> NoReturn:
 
 
 def _without_verb(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
+    if not arguments or arguments[0] in ("-h", "--help", "--help-all", "help"):
         print(_usage())
         return errors.EXIT_DONE if arguments else errors.UsageError.exit_code
     if arguments[0] in ("--version", "-V", "version"):
@@ -78,7 +78,7 @@ def _without_verb(arguments: list[str]) -> int:
         return errors.EXIT_DONE
     verb = arguments[0]
     if verb in _REPLACED:
-        terminal.say(f"{verb} is replaced: {_REPLACED[verb]}")
+        terminal.say(f"{verb} was replaced. Run: {_REPLACED[verb]}")
     else:
         meant = usage.meant_by(verb, VERBS)
         terminal.say(f"unknown verb {verb!r}.{meant} All verbs: imagenet-prep --help")
@@ -94,7 +94,7 @@ def _usage() -> str:
         "  imagenet-prep demo\n"
         "  imagenet-prep prepare --source /data/ilsvrc2012 --out /data/imagenet-480\n"
         "  imagenet-prep VERB --help\n\n"
-        "Every verb takes --log-format json and --metrics-file FILE: docs/monitoring.md"
+        "Every verb accepts --log-format json and --metrics-file FILE. Manual: docs/monitoring.md"
     )
 
 

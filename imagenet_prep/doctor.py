@@ -135,7 +135,7 @@ def _horovod(name: str, framework: installed.Framework) -> Check:
     title, remedy = f"Horovod for {framework.title}", installed.horovod_remedy(name)
     if (problem := installed.problem_of_horovod(name)) is None:
         return Check(title, "ok", installed.version("horovod") or "")
-    return Check(title, "wrong" if "installed is" in problem else "missing", problem, remedy)
+    return Check(title, *problem, remedy)
 
 
 def _gpus() -> Check:

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -21,14 +21,13 @@ from imagenet_prep.dataset.flag import data_set
 from imagenet_prep.storage.new_file import complete_file
 
 if TYPE_CHECKING:
-    from imagenet_prep.dataset.example import ImageExample
     from imagenet_prep.read.catalogue import Catalogue, Entry
     from imagenet_prep.read.receipt import Receipt
     from imagenet_prep.storage.opened import Dataset
 
 HELP = """\
-Look into a data set: what it is, or its images by key or by class. Or into one shard:
-its records, or one of its images. Or into a training run: the images of its steps.
+Show the contents of a dataset, its images by key or class, the records of a shard, or the
+images that the steps of a training run used.
 
 Examples:
   imagenet-prep show /data/imagenet-480
@@ -45,7 +44,7 @@ Examples:
 
 _FIRST_VALUES = 8
 # A record without an image is an error.
-_MAY_LACK = [key for key in schema.ALL_KEYS if key != schema.ENCODED]
+_MAY_LACK = {key: schema.ABSENT for key in schema.ALL_KEYS if key != schema.ENCODED}
 
 
 @dataclass(frozen=True)
@@ -54,23 +53,22 @@ class Config(Settings):
 
     dataset: str = data_set(
         place=Place.FILE_OR_OBJECT,
-        help="a dataset, or one TFRecord file; a path, s3:// or http(s)://",
+        help="a dataset or one TFRecord file, local, s3:// or http(s)://; or the --log-dir of a "
+        "training run",
     )
-    limit: int | None = optional(least=0, help="show only the first N records or images")
+    limit: int | None = optional(least=0, help="show at most N records or images")
     image: int | None = optional(
-        help="number of the record whose image is written to --out", metavar="RECORD"
+        help="number of the record of a shard to write to --out", metavar="RECORD"
     )
-    out: str | None = optional(
-        place=Place.FILE, help="the file to which --image or --key writes the image"
-    )
+    out: str | None = optional(place=Place.FILE, help="file for the image of --image or --key")
     keys: bool = switch(
-        help="list the keys of the data set, one a line, as --keys and --exclude of other verbs "
-        "read them",
+        help="list the keys of the images, one per line; other verbs read this list with --keys "
+        "and --exclude",
         without=("image", "key"),
     )
     key: str | None = optional(
-        help="show the image of the data set that has this key, CLASS/NAME or NAME; of a run, the "
-        "steps that used it",
+        help="show the image with this key, CLASS/NAME or NAME; for a training run, the steps that "
+        "used it",
         without=("image", "class_"),
     )
     class_: str | None = optional(
@@ -81,63 +79,56 @@ class Config(Settings):
     )
     step: int | None = optional(
         least=0,
-        help="list the images that this step of a training run used; the dataset argument is then "
-        "the --log-dir of the run. Steps count from 0",
+        help="list the images that this step of a training run used; steps count from 0",
         without=("key",),
     )
     check: bool = switch(
-        help="check that the steps of a run used each image exactly once per epoch; exit code 1 if "
-        "not",
+        help="check that the steps of a training run used each image exactly once per epoch; exit "
+        "code 1 if not",
         without=("step", "key"),
     )
     trained_on: str | None = optional(
-        place=Place.ANYWHERE, help="the dataset of the run, if it has moved", metavar="SET"
+        place=Place.ANYWHERE, help="dataset of the training run, if it has moved", metavar="SET"
     )
     image_file: str | None = optional(
         place=Place.FILE,
-        help="tell whether the data set holds this image file, byte for byte as it is stored or as "
-        "its source was, and where; exit code 1 if not",
+        help="find this image file in the dataset, as it is stored or as it was in the source; "
+        "exit code 1 if it is in neither",
         without=("image", "keys", "key", "class_"),
     )
     splits: tuple[str, ...] | None = optional(
         choices=schema.SPLITS,
-        help="the splits of the data set to look through, separated by commas (default: all)",
+        help="only search these splits, separated by commas (default: all)",
         metavar="NAMES",
     )
-    json: bool = switch(help="print one JSON object a line")
+    json: bool = switch(help="print one JSON object per line")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.out is not None and self.image is None and self.key is None:
-            raise ValueError("--out needs --image or --key, which say what to write")
+            raise ValueError("--out needs --image or --key, which select the image to write")
         if self.image is not None and self.out is None:
             raise ValueError("--image needs --out, the file to write")
         if self.splits is not None and not self.finds_images:
-            raise ValueError(
-                "--splits is for --keys, --key, --class and --image-file, which look into a set"
-            )
-
-    @property
-    def asks_run(self) -> bool:
-        """Whether a flag is given that only applies to runs."""
-        return self.step is not None or self.check or self.trained_on is not None
+            raise ValueError("--splits needs --keys, --key, --class or --image-file")
 
     @property
     def finds_images(self) -> bool:
         """Whether images of a dataset are requested, not a shard."""
-        asked = (self.key, self.class_, self.image_file)
-        return self.keys or any(each is not None for each in asked)
+        return self.keys or (self.key, self.class_, self.image_file) != (None, None, None)
 
 
 def records(shard: str) -> Iterator[Json]:
     """Yields the content of each record of a shard, with the image under "encoded"."""
-    from imagenet_prep.dataset import tfrecord
+    from imagenet_prep.dataset import example, protobuf, tfds_record, tfrecord
 
     name = shard.rpartition("/")[2]
     with _opened(shard) as stream:
         for record in tfrecord.read_records(stream, name):
             try:
-                image = _decoded(record.payload)
+                # Any known schema is accepted; missing keys are empty or 0.
+                features = tfds_record.renamed(protobuf.parse(record.payload))
+                image = example.with_true_size(example.checked(features, _MAY_LACK))
             except DataDamagedError as error:
                 raise DataDamagedError(
                     f"{name}: record {record.number} at byte {record.offset:,}: {error}"
@@ -149,16 +140,6 @@ def records(shard: str) -> Iterator[Json]:
                 **image._asdict(),
                 "boxes": image.boxes._asdict(),
             }
-
-
-def _decoded(payload: bytes) -> ImageExample:
-    """Returns the example of a record in any known schema; missing keys are empty or 0."""
-    from imagenet_prep.dataset import example, protobuf, tfds_record
-
-    features = tfds_record.renamed(protobuf.parse(payload))
-    return example.with_true_size(
-        example.checked(features, dict.fromkeys(_MAY_LACK, schema.ABSENT))
-    )
 
 
 def _opened(shard: str) -> contextlib.AbstractContextManager[BinaryIO]:
@@ -177,10 +158,13 @@ def _opened(shard: str) -> contextlib.AbstractContextManager[BinaryIO]:
 def run(config: Config) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
     log = Path(config.dataset).expanduser() / naming.TRAINING_LOG
-    if config.asks_run or _is_run(log):
-        others = config.image, config.class_, config.image_file, config.splits
-        if config.keys or any(each is not None for each in others):
-            raise UsageError(f"{config.dataset} is a run: give --step, --key or --check")
+    is_run = log.is_file() and not (log.parent / naming.MANIFEST).exists()
+    if is_run or config.check or (config.step, config.trained_on) != (None, None):
+        others = (config.image, config.class_, config.image_file, config.splits)
+        if config.keys or others != (None, None, None, None):
+            raise UsageError(
+                f"{config.dataset} is a training run: expected --step, --key or --check"
+            )
         return _show_run(config, log)
     if config.finds_images:
         return _show_images(config)
@@ -202,75 +186,51 @@ def _is_set(place: str) -> bool:
     return open_readable(place).size(naming.MANIFEST) is not None
 
 
-def _is_run(log: Path) -> bool:
-    return log.is_file() and not (log.parent / naming.MANIFEST).exists()
-
-
 def _show_run(config: Config, log: Path) -> int:
     from imagenet_prep.read import receipt
     from imagenet_prep.read.catalogue import Catalogue
-    from imagenet_prep.storage.opened import open_dataset
 
-    try:
-        with open(regular_file.open_to_read(log), "rb") as lines:
-            segments = receipt.parse(lines, str(log))
-    except OSError as error:
-        raise UsageError(f"{log}: cannot be read: {error.strerror}. Give a --log-dir") from error
-    state = segments[0].state
-    dataset = open_dataset(config.trained_on or state.data_dir, parts=True)
-    if dataset.manifest.digest != state.dataset:
-        raise UsageError(
-            f"{dataset.where} has the digest {dataset.manifest.digest[:16]}, the dataset of the "
-            f"run {state.dataset[:16]}. Give that dataset: --trained-on SET"
-        )
-    shards = dataset.manifest.splits[state.split].shards
-    used = receipt.Receipt(segments, [shard.examples for shard in shards])
-    catalogue = Catalogue(dataset, (state.split,))
+    dataset, used = receipt.of_run(log, config.trained_on)
     if config.key is not None:
-        entry = _trained(config, dataset, state.split)
-        return _show_uses(config, log, used, entry)
+        return _show_uses(config, log, dataset, used)
     if config.step is None:
         images, faults = used.faults()
-        _print_row(config, {"steps": segments[-1].kept, "images": images, "faults": faults})
+        _print_row(config, {"steps": used.segments[-1].kept, "images": images, "faults": faults})
         return 1 if faults else 0
     uses = list(itertools.islice(used.step(config.step), config.limit))
     if not uses:
-        last = max(each.reached for each in segments) - 1
-        raise UsageError(f"{log}: no step {config.step:,}; the last one in the log is {last:,}")
-    wanted = {number for _, number in uses}
-    entries = {each.number: each for each in catalogue.entries() if each.number in wanted}
-    if absent := wanted - entries.keys():
-        lacks = terminal.counted(len(absent), "image")
+        last = max(segment.reached for segment in used.segments) - 1
+        raise UsageError(f"{log}: no step {config.step:,}: the last one in the log is {last:,}")
+    numbers = {number for _, number in uses}
+    catalogue = Catalogue(dataset, (used.split,))
+    entries = {entry.number: entry for entry in catalogue.entries() if entry.number in numbers}
+    if absent := numbers - entries.keys():
         raise UsageError(
-            f"{dataset.where} is only a part of the dataset, without {lacks} of the step. Give a "
-            "complete one: --trained-on SET"
+            f"{dataset.where} is only a part of the dataset: it lacks "
+            f"{terminal.counted(len(absent), 'image')} of the step. Pass the complete dataset with "
+            "--trained-on SET"
         )
     for use, number in uses:
         _print_row(config, {**use._asdict(), **entries[number]._asdict()})
     return 0
 
 
-def _trained(config: Config, dataset: Dataset, split: str) -> Entry:
-    """Returns the image with `config.key` of the split that a run used; UsageError if none."""
-    from imagenet_prep.read.catalogue import Catalogue
-
-    found = _found(config, Catalogue(dataset, tuple(dataset.manifest.splits)), config.key or "")
-    used = [entry for entry in found if entry.split == split]
-    if not used:
-        raise UsageError(
-            f"{config.dataset}: no step used {found[0].key}: it is in {found[0].split}, and the "
-            f"run read {split}."
-        )
-    return used[0]
-
-
-def _show_uses(config: Config, log: Path, used: Receipt, entry: Entry) -> int:
+def _show_uses(config: Config, log: Path, dataset: Dataset, used: Receipt) -> int:
     """Shows the last checkpoint before an image was used, and the steps that used it."""
+    from imagenet_prep.read.catalogue import Catalogue
     from imagenet_prep.trainer import checkpoint
 
+    catalogue = Catalogue(dataset, tuple(dataset.manifest.splits))
+    entries = _found(config, catalogue, config.key or "")
+    entry = next((entry for entry in entries if entry.split == used.split), None)
+    if entry is None:
+        raise UsageError(
+            f"{config.dataset}: no step used {entries[0].key}: the image is in "
+            f"{entries[0].split}, and the run read {used.split}."
+        )
     step, uses = used.unseen(entry.number)
     file = checkpoint.name(step) if (log.parent / checkpoint.name(step)).exists() else None
-    key = {} if entry.key == config.key else {"key": entry.key}  # NAME alone may be ambiguous
+    key = {} if entry.key == config.key else {"key": entry.key}  # a NAME may be ambiguous
     _print_row(config, {**key, "unseen_until": step, "checkpoint": file})
     for use in itertools.islice(uses, config.limit):
         _print_row(config, use._asdict())
@@ -292,53 +252,48 @@ def _show_set(config: Config) -> int:
     from imagenet_prep.storage.opened import open_dataset
 
     if config.image is not None or config.limit is not None:
-        raise UsageError(f"{config.dataset} is a data set: --image and --limit are for one shard")
+        raise UsageError(f"{config.dataset} is a dataset: --image and --limit are for one shard")
     dataset = open_dataset(config.dataset, parts=True)
-    manifest, first_class = dataset.manifest, dataset.classes.wnids[0]
-    found = summary.of_set(dataset.store.where(naming.MANIFEST), dataset)
-    made = {name: columns.find(dataset.store, name) for name in columns.names(dataset.store)}
+    first_class = dataset.classes.wnids[0]
+    content = summary.of_set(dataset.store.where(naming.MANIFEST), dataset)
+    of_columns: Json = {}
+    for name in columns.names(dataset.store):
+        of_columns[name] = None
+        if found := columns.find(dataset.store, name):
+            num_bytes = sum(file.num_bytes for file in found.files())
+            of_columns[name] = {**vars(found.begun()), "splits": [*found.splits]}
+            of_columns[name]["bytes"] = num_bytes
     if config.json:
-        of_columns = {
-            name: each
-            and {
-                **vars(each.begun()),
-                "splits": [*each.splits],
-                "bytes": sum(file.num_bytes for file in each.files()),
-            }
-            for name, each in made.items()
-        }
-        content = {**found, "first_class": first_class, "columns": of_columns}
+        content |= {"first_class": first_class, "columns": of_columns}
         print(json.dumps(content, indent=1))
         return 0
-    print(summary.render_set(manifest, found, first_class))
-    for name, each in made.items():
-        line = "not complete"
-        if each:
-            size = terminal.human_bytes(sum(file.num_bytes for file in each.files()))
-            line = f"{each.dtype} {list(each.shape)} of {', '.join(each.splits)}, {size}"
-        if each and dataset.store.size(column.begun_name(name)) is not None:
-            line += "; not complete"
-        print(terminal.printable(f"column {name}: {line}"))
+    print(summary.render_set(dataset.manifest, content, first_class))
+    for name, of in of_columns.items():
+        words = ["not complete"] * (dataset.store.size(column.begun_name(name)) is not None)
+        if of:
+            size, splits = terminal.human_bytes(of["bytes"]), ", ".join(of["splits"])
+            words.insert(0, f"{of['dtype']} {[*of['shape']]} of {splits}, {size}")
+        print(terminal.printable(f"column {name}: {'; '.join(words) or 'not complete'}"))
     return 0
 
 
-def _rows(dataset: Dataset, split: str, shard: str, record: int) -> Json:
+def _rows(dataset: Dataset, split: str, shard_name: str, record: int) -> Json:
     """Returns type, shape and first values of a record's row in each finished column."""
     import numpy as np
 
     from imagenet_prep.read.columns import numbers_of
     from imagenet_prep.storage import columns
 
-    (there,) = (each for each in dataset.shards(split) if each.name == shard)
-    found: Json = {}
+    (shard,) = (shard for shard in dataset.shards(split) if shard.name == shard_name)
+    rows: Json = {}
     for name in columns.names(dataset.store):
-        made = columns.find(dataset.store, name)
-        row = columns.row(dataset, made, split, there, record) if made else None
-        if made and row is not None:
-            values = np.frombuffer(row, made.descr)[:_FIRST_VALUES]
-            first = numbers_of(values, made).tolist()
-            found[name] = {"dtype": made.dtype, "shape": list(made.shape), "first": first}
-    return found
+        found = columns.find(dataset.store, name)
+        row = columns.row(dataset, found, split, shard, record) if found else None
+        if found and row is not None:
+            values = np.frombuffer(row, found.descr)[:_FIRST_VALUES]
+            first = numbers_of(values, found).tolist()
+            rows[name] = {"dtype": found.dtype, "shape": list(found.shape), "first": first}
+    return rows
 
 
 def _show_images(config: Config) -> int:
@@ -346,19 +301,18 @@ def _show_images(config: Config) -> int:
     from imagenet_prep.storage.opened import open_dataset
 
     dataset = open_dataset(config.dataset, parts=True)
-    there = dataset.manifest.splits
-    if absent := set(config.splits or ()) - there.keys():
+    splits = dataset.manifest.splits
+    if absent := set(config.splits or ()) - splits.keys():
         raise UsageError(
-            f"{config.dataset}: no split {some(sorted(absent))}; there are: {', '.join(there)}"
+            f"{config.dataset}: no split {some(sorted(absent))}; its splits: {', '.join(splits)}"
         )
-    catalogue = Catalogue(dataset, config.splits or tuple(there))
+    catalogue = Catalogue(dataset, config.splits or tuple(splits))
     if config.image_file is not None:
         return _show_file(config, catalogue, Path(config.image_file).expanduser())
-    if config.key is None:
-        found = catalogue.entries(config.class_)
-    else:
-        found = iter(_found(config, catalogue, config.key))
-    for entry in itertools.islice(found, config.limit):
+    entries: Iterable[Entry] = catalogue.entries(config.class_)
+    if config.key is not None:
+        entries = _found(config, catalogue, config.key)
+    for entry in itertools.islice(entries, config.limit):
         if config.keys and config.json:
             print(json.dumps(entry._asdict(), ensure_ascii=False))
             continue
@@ -380,10 +334,10 @@ def _found(config: Config, catalogue: Catalogue, key: str) -> list[Entry]:
     if entries := catalogue.find({key}):
         return entries[key]
     near = catalogue.like(key)
+    meant = f"Did you mean {near}? " if near else ""
     raise UsageError(
-        f"{config.dataset}: no image has the key {key}. "
-        + (f"Did you mean {near}? " if near else "")
-        + "Keys are CLASS/NAME or NAME; --keys lists them all."
+        f"{config.dataset}: no image has the key {key}. {meant}Keys are CLASS/NAME or NAME; "
+        "--keys lists all of them."
     )
 
 
@@ -406,9 +360,8 @@ def _show_file(config: Config, catalogue: Catalogue, path: Path) -> int:
             continue
         how = "byte for byte"
         if not is_stored:
-            reason = f", {sample.reason}" if sample.reason else ""
-            how = f"as its source was; stored {sample.width}x{sample.height} ({sample.action}"
-            how += f"{reason})"
+            action = ", ".join(filter(None, (sample.action, sample.reason)))
+            how = f"same as the source; stored {sample.width}x{sample.height} ({action})"
         print(f"{shard} {record:>6} {terminal.printable(f'{entry.wnid} {entry.key}')}  {how}")
     if not is_found and not config.json:
         print(f"{path} (sha256 {sha256}) is not in {config.dataset}")
@@ -423,10 +376,10 @@ def _print(config: Config, row: Json, where: str) -> None:
     wnid, name, text = (terminal.printable(row[key]) for key in ("wnid", "filename", "text"))
     size = f"{row['width']:>5}x{row['height']:<5} {num_bytes:>9,} B"
     print(f"{where} {row['stored_label']:>4} {wnid} {size}  {name}  {text}")
-    for made, of in row.get("columns", {}).items():
+    for column_name, of in row.get("columns", {}).items():
         values = ", ".join(f"{value:.6g}" for value in of["first"])
         more = ", ..." if len(of["first"]) < math.prod(of["shape"]) else ""
-        print(terminal.printable(f"  {made}: {of['dtype']} {of['shape']}: {values}{more}"))
+        print(terminal.printable(f"  {column_name}: {of['dtype']} {of['shape']}: {values}{more}"))
 
 
 def _write_image(shard: str, number: int, out: Path) -> int:
@@ -435,8 +388,8 @@ def _write_image(shard: str, number: int, out: Path) -> int:
         last = row["record"]
         if last == number:
             _write(row["encoded"], out)
-            what = terminal.printable(f"{row['wnid']} {row['text']}")
-            print(f"{out}: {row['width']}x{row['height']} {what}")
+            label = terminal.printable(f"{row['wnid']} {row['text']}")
+            print(f"{out}: {row['width']}x{row['height']} {label}")
             return 0
     raise UsageError(f"{shard.rpartition('/')[2]}: no record {number}; it has records 0 to {last}")
 

@@ -22,12 +22,12 @@ LOGIN = re.compile(r"""://[^/?#\s"',;<>\[]*(?:@|:[0-9]*[^0-9/?#\s"',;<>}])""")
 class Place(enum.Enum):
     """The kind of path or address that a flag accepts; each value is the text of its message."""
 
-    FOLDER = "a folder of this machine; imagenet-prep replicate brings data sets from and to s3://"
-    FILE = "a file of this machine"
-    RUN = "a path of this machine; --mirror s3://bucket/prefix keeps a copy of a run in a bucket"
+    FOLDER = "a local folder; `imagenet-prep replicate` copies datasets from and to s3://"
+    FILE = "a local file"
+    RUN = "a local path; --mirror s3://bucket/prefix keeps a copy of a run in a bucket"
     BUCKET = "s3://bucket/prefix"
     FOLDER_OR_BUCKET = "a folder or s3://bucket/prefix"
-    FILE_OR_OBJECT = "a folder or file of this machine, http(s)://... or s3://bucket/key"
+    FILE_OR_OBJECT = "a local folder or file, http(s)://... or s3://bucket/key"
     ANYWHERE = "a folder, http(s)://... or s3://bucket/prefix"
 
     def check(self, name: str, text: str) -> None:
@@ -52,22 +52,22 @@ def check_base(base: str) -> None:
     refuse_login(base)
     parts = urlsplit(base)
     if "://" in base and parts.scheme not in ("http", "https", "s3"):
-        raise ValueError(f"{parts.scheme}:// is not supported; give http(s)://, s3:// or a folder")
+        raise ValueError(f"{parts.scheme}:// is not supported: use http(s)://, s3:// or a folder")
     if parts.scheme not in ("http", "https", "s3"):
         return
     if not parts.hostname:
         raise ValueError("the address names no host or bucket")
     if parts.query or parts.fragment:
-        raise ValueError("give the address of a folder, without ? or #")
+        raise ValueError("the address contains ? or #: give the address of a folder")
 
 
 def refuse_login(text: str) -> None:
     """Raises ValueError if a word contains an address with a user name or password."""
     if LOGIN.search(text):
         raise ValueError(
-            "the address holds a user name or password, which would end up in logs, process "
-            "lists and shell histories. For http(s) put it into ~/.netrc: machine HOST login "
-            "NAME password SECRET; for s3:// into the AWS_... variables or ~/.aws"
+            "the address contains a user name or password, which would appear in logs, process "
+            "lists and shell histories. For http(s)://, add a line to ~/.netrc: machine HOST login "
+            "NAME password SECRET. For s3://, use the AWS_... variables or ~/.aws"
         )
 
 
@@ -91,12 +91,12 @@ def refuse_logins(words: Sequence[str]) -> None:
             raise UsageError(f"argument {number} after the verb: {error}") from None
 
 
-def absolute(place: str) -> str:
+def absolute(path: str) -> str:
     """Returns the absolute path of a folder; addresses are returned unchanged."""
-    return place if "://" in place else str(Path(place).expanduser().absolute())
+    return path if "://" in path else str(Path(path).expanduser().absolute())
 
 
 def with_absolute(config: AnyConfig, *names: str) -> AnyConfig:
     """Returns a copy of a config with these fields made `absolute`."""
-    places = {name: absolute(getattr(config, name)) for name in names}
-    return dataclasses.replace(config, **places)  # type: ignore[type-var]
+    paths = {name: absolute(getattr(config, name)) for name in names}
+    return dataclasses.replace(config, **paths)  # type: ignore[type-var]

@@ -29,15 +29,15 @@ def fields(record: Any) -> dict[str, Any]:
     Fields with their default value are omitted. Mapping keys become strings, because `dumps` sorts
     them as strings.
     """
-    made = {}
+    content = {}
     for field in dataclasses.fields(record):
         value, factory = getattr(record, field.name), field.default_factory
         if value == (field.default if factory is dataclasses.MISSING else factory()):
             continue
         if isinstance(value, dict):
-            value = {str(key): each for key, each in value.items()}
-        made[field.name] = value
-    return made
+            value = {str(key): item for key, item in value.items()}
+        content[field.name] = value
+    return content
 
 
 # Shared, because json.dumps would create an encoder for each of the 1.28 million calls of a plan.
@@ -70,7 +70,7 @@ def loads(data: bytes | bytearray | str, most_values: int | None = MOST_VALUES) 
         and len(text) > most_values // 8
         and (containers > most_values // 8 or text.count(",") > most_values)
     ):
-        raise ValueError(f"more than {most_values:,} values, or an eighth as many lists")
+        raise ValueError(f"more than {most_values:,} values or {most_values // 8:,} lists")
     try:
         value = _DECODER.decode(text)
     except RecursionError:
@@ -83,7 +83,7 @@ def loads(data: bytes | bytearray | str, most_values: int | None = MOST_VALUES) 
 def _is_shallow(value: Any) -> bool:
     level, kinds = [value], (list, dict)
     for _ in range(_MAX_DEPTH):
-        inside = (each.values() if type(each) is dict else each for each in level)
+        inside = (node.values() if type(node) is dict else node for node in level)
         level = [inner for values in inside for inner in values if type(inner) in kinds]
         if not level:
             return True
@@ -96,7 +96,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 def _finite(text: str) -> float:
     if math.isinf(number := float(text)):
-        raise ValueError("a number is larger than any of 64 bits")
+        raise ValueError("a number does not fit into 64 bits")
     return number
 
 

@@ -20,10 +20,10 @@ def load(path: Path, **functions: tuple[Any, ...]) -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
-        why = str(error).removeprefix(f"{path}: ")
+        reason = str(error).removeprefix(f"{path}: ")
         raise NotCompiledError(
-            f"{path} cannot be loaded ({why}): it is compiled when imagenet-prep is installed. "
-            "Install a C compiler, or `pip install ziglang`, and then imagenet-prep again."
+            f"{path} cannot be loaded: {reason}. It is compiled when imagenet-prep is installed. "
+            "Install a C compiler or `pip install ziglang`, then reinstall imagenet-prep."
         ) from error
     for name, (result, *arguments) in functions.items():
         function = getattr(library, name)

@@ -108,15 +108,15 @@ class BadImageError(Exception):
 def of_memory(error: BaseException) -> IncompleteError | None:
     """Returns an IncompleteError if the system ran out of memory or threads; else None."""
     if isinstance(error, BaseExceptionGroup):
-        return next((lack for each in error.exceptions if (lack := of_memory(each))), None)
+        return next(filter(None, map(of_memory, error.exceptions)), None)
     # Python and the dynamic loader have no specific classes for these errors.
-    told = isinstance(error, RuntimeError | ImportError) and _NO_MEMORY.search(str(error))
-    if not told and not isinstance(error, MemoryError):
+    is_lack = isinstance(error, RuntimeError | ImportError) and _NO_MEMORY.search(str(error))
+    if not is_lack and not isinstance(error, MemoryError):
         return None
-    what = str(error) or "no more is free"
+    detail = f": {error}" if str(error) else ""
     return IncompleteError(
-        f"out of memory: {what}. Finished work is kept: run the same command again to resume, with "
-        "fewer --workers, or with less else on this machine."
+        f"out of memory{detail}. Finished work is kept. Stop other programs or use fewer "
+        "--workers, and run the same command again."
     )
 
 
@@ -131,11 +131,11 @@ def by_name(name: str) -> type[ImagenetPrepError]:
 
 
 def by_exit_code(
-    code: int | None, other: type[ImagenetPrepError] = ImagenetPrepError
+    code: int | None, default: type[ImagenetPrepError] = ImagenetPrepError
 ) -> type[ImagenetPrepError]:
-    """Returns the error class for the exit code of a process, or `other` if there is none."""
+    """Returns the error class for the exit code of a process, or `default` if there is none."""
     kinds = (UsageError, DataDamagedError, IncompleteError, BusyError)
-    return next((kind for kind in kinds if kind.exit_code == code), other)
+    return next((kind for kind in kinds if kind.exit_code == code), default)
 
 
 def some(items: Sequence[object]) -> str:
@@ -147,8 +147,7 @@ def some(items: Sequence[object]) -> str:
 def install_line(extra: str) -> str:
     """Returns the command that installs an extra, or why TensorFlow needs an older Python."""
     if extra in ("tf", "gpu") and sys.version_info >= _TENSORFLOW_ENDS:
-        here, last = sys.version_info[:2], (_TENSORFLOW_ENDS[0], _TENSORFLOW_ENDS[1] - 1)
-        return "there is no TensorFlow for Python {}.{}. Use Python {}.{} or older".format(
-            *here, *last
+        return "use Python 3.{} or older, since Python {}.{} has no TensorFlow".format(
+            _TENSORFLOW_ENDS[1] - 1, *sys.version_info[:2]
         )
     return f"pip install 'imagenet-prep[{extra}]'"

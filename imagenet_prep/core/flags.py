@@ -62,12 +62,12 @@ class Flag:
         elif isinstance(value, str) and self.choices is not None:
             if value not in self.choices:
                 one_of = "one of " * (len(self.choices) > 1)
-                wanted = f"{name} {value}: expected {one_of}{', '.join(self.choices)}."
-                raise ValueError(wanted + meant_by(value, self.choices))
+                expected = f"{name} {value}: expected {one_of}{', '.join(self.choices)}."
+                raise ValueError(expected + meant_by(value, self.choices))
         elif isinstance(value, tuple) and self.choices is not None:
             if not value or set(value) - set(self.choices):
-                words = f"{name} {','.join(value)}".rstrip()
-                raise ValueError(f"{words}: expected some of {', '.join(self.choices)}")
+                typed = f"{name} {','.join(value)}".rstrip()
+                raise ValueError(f"{typed}: expected some of {', '.join(self.choices)}")
         elif isinstance(value, int | float):
             bounds: list[tuple[str, Callable[[Any, Any], bool], int | None]] = [
                 ("at least", operator.ge, self.least),
@@ -75,11 +75,11 @@ class Flag:
                 ("at most", operator.le, self.most),
                 ("less than", operator.lt, self.below),
             ]
-            given = [each for each in bounds if each[2] is not None]
+            bounds = [bound for bound in bounds if bound[2] is not None]
             finite = isinstance(value, int) or math.isfinite(value)
-            if not finite or not all(holds(value, bound) for _, holds, bound in given):
-                wanted = " and ".join(f"{words} {bound}" for words, _, bound in given)
-                raise ValueError(f"{name} {value}: expected {wanted or 'a finite number'}")
+            if not finite or not all(holds(value, limit) for _, holds, limit in bounds):
+                expected = " and ".join(f"{words} {limit}" for words, _, limit in bounds)
+                raise ValueError(f"{name} {value}: expected {expected or 'a finite number'}")
 
 
 def flag(default: Any = dataclasses.MISSING, **how: Any) -> Any:
@@ -97,9 +97,9 @@ def switch(**how: Any) -> Any:
     return flag(False, **how)
 
 
-def after_dashes(what: str, *, are_flags: bool = False, line: bool = False) -> Any:
+def after_dashes(subject: str, *, are_flags: bool = False, line: bool = False) -> Any:
     """Returns a dataclass field for all words after --; arguments as for `AfterDashes`."""
-    metadata = {"after_dashes": AfterDashes(what, are_flags, line)}
+    metadata = {"after_dashes": AfterDashes(subject, are_flags, line)}
     return dataclasses.field(default=(), metadata=metadata)
 
 
@@ -117,53 +117,56 @@ class Settings:
     groups: ClassVar[Mapping[str, str]] = {}
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            if spec := field.metadata.get("flag"):
-                spec.check(_spelled(field.name, spec), getattr(self, field.name))
+        for name, spec in self._flags.items():
+            spec.check(_spelled(name, spec), getattr(self, name))
         self._check_together()
+
+    @property
+    def _flags(self) -> dict[str, Flag]:
+        flags = {field.name: field.metadata.get("flag") for field in dataclasses.fields(self)}
+        return {name: spec for name, spec in flags.items() if spec}
 
     def _check_together(self) -> None:
         """Raises ValueError if flags are given that cannot be combined."""
-        fields = {each.name: each for each in dataclasses.fields(self) if "flag" in each.metadata}
-        words = {name: _spelled(name, each.metadata["flag"]) for name, each in fields.items()}
-        values = {name: getattr(self, name) for name in fields}
-        given = [name for name, each in fields.items() if values[name] not in (each.default, None)]
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        values = {name: getattr(self, name) for name in self._flags}
+        given = [name for name, value in values.items() if value not in (defaults[name], None)]
+        spelled = {name: _spelled(name, spec) for name, spec in self._flags.items()}
         for name in filter(values.get, given):
-            spec: Flag = fields[name].metadata["flag"]
-            for other, allowed in spec.only.items():
-                if values[other] not in allowed:
-                    shown = words[name] if values[name] is True else f"{words[name]} {values[name]}"
-                    wanted = " or ".join(str(each) for each in allowed if each)
-                    raise ValueError(f"{shown} is for {words[other]} {wanted} alone: leave it out")
-            for other in filter(values.get, spec.without):
-                if other in given:
+            for key, allowed in self._flags[name].only.items():
+                if values[key] not in allowed:
+                    value = "" if values[name] is True else f" {values[name]}"
+                    expected = " or ".join(str(word) for word in allowed if word)
                     raise ValueError(
-                        f"{words[name]} and {words[other]} cannot go together: leave one out"
+                        f"{spelled[name]}{value} can only be used with {spelled[key]} {expected}"
                     )
+            for key in filter(values.get, self._flags[name].without):
+                if key in given:
+                    raise ValueError(f"{spelled[name]} and {spelled[key]} cannot be combined")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WorkerFlags(Settings):
     """The flags of verbs that process many shards in parallel."""
 
-    groups: ClassVar[Mapping[str, str]] = {"Where to run": "workers"}
-    workers: int = flag(0, least=0, help="shards in work at a time; 0 is one for each core")
+    groups: ClassVar[Mapping[str, str]] = {"Workers": "workers"}
+    workers: int = flag(0, least=0, help="number of parallel workers; 0: one per core")
     worker_kind: str = flag(
         "auto",
         choices=("auto", "threads", "processes"),
-        help="run workers as threads or as processes; auto chooses by their number",
+        help="run workers as threads or as processes; auto: by their number",
     )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EveryVerb(Settings):
-    """The flags that every verb has; `monitoring` removes them from the command line first."""
+    """The flags that every verb has; `monitoring.begin` applies them."""
 
     log_format: str | None = optional(
-        choices=("text", "json"), help="form of the lines on stderr (default: text)"
+        choices=("text", "json"), help="format of the lines on stderr (default: text)"
     )
     metrics_file: str | None = optional(
-        place=Place.FILE, help="at the end, write metrics for Prometheus to this file"
+        place=Place.FILE, help="file for metrics for Prometheus, written at the end"
     )
 
 
@@ -183,49 +186,49 @@ def parse(
     """
     address.refuse_logins(argv)
     words = list(argv)
-    fields = _in_order(config)
-    last = next((each for each in fields if "after_dashes" in each.metadata), None)
+    line = _CommandLine(config, verb)
+    last = next((f for f in dataclasses.fields(config) if "after_dashes" in f.metadata), None)  # type: ignore[arg-type]
     after: AfterDashes | None = last.metadata["after_dashes"] if last else None
     more: dict[str, Any] = {}
     if last and "--" in words:
-        place = words.index("--")
-        more, after = {last.name: tuple(words[place + 1 :])}, None
-        words = words[:place]
-    asks = next((place for place, word in enumerate(words) if word in _HELP), None)
-    line = _CommandLine(config, fields, verb)
-    values, unknown = line.values(words[:asks])
+        end = words.index("--")
+        more, after = {last.name: tuple(words[end + 1 :])}, None
+        words = words[:end]
+    help_at = next((place for place, word in enumerate(words) if word in _HELP), None)
+    values, unknown = line.values(words[:help_at])
     # The -h of `df -h` is not a request for our help.
     forgot = after is not None and not after.are_flags and after.expected(*unknown[:1])
-    if asks is not None and not forgot:
-        all_flags = words[asks] == "--help-all"
+    if help_at is not None and not forgot:
+        all_flags = words[help_at] == "--help-all"
         shown = [*line.entries, *entries(EveryVerb)]
         print(help_text(verb, text, shown, last is not None, all_flags=all_flags))
         raise SystemExit(errors.EXIT_DONE)
     if last and after is not None and after.is_line(unknown):
         more, unknown = {last.name: tuple(unknown)}, []
     if unknown:
-        known = [*line.spellings, *(each.names[0] for each in entries(EveryVerb))]
+        known = [*line.spellings, *(entry.names[0] for entry in entries(EveryVerb))]
         raise line.parser.unknown(words, unknown[0], known, after)
-    line.check_all_given({**fallback, **values})
-    try:
-        return config(**{**fallback, **values, **more})
-    except ValueError as error:
-        line.parser.error(str(error))
+    parsed: Config = line.config({**fallback, **values, **more})
+    return parsed
+
+
+def parse_known(
+    config: type[Config], words: Sequence[str], *, verb: str
+) -> tuple[Config, list[str]]:
+    """Returns the config for the flags in `words` that it has, and the other words."""
+    line = _CommandLine(config, verb)
+    values, others = line.values(words)
+    return line.config(values), others
 
 
 def entries(config: type[Any]) -> list[Entry]:
     """Returns the flags of a config as shown by the help and by shell completion."""
-    return _CommandLine(config, _in_order(config), "").entries
-
-
-def _in_order(config: type[Any]) -> list[dataclasses.Field[Any]]:
-    """Returns the fields of a config: the verb's own flags first, then shared ones."""
-    return sorted(dataclasses.fields(config), key=lambda each: each.kw_only is True)
+    return _CommandLine(config, "").entries
 
 
 def _groups(config: type[Any]) -> dict[str, str]:
     """Returns the heading of each field that --help shows, in the order of the help."""
-    tables = [vars(each).get("groups", {}) for each in config.__mro__]
+    tables = [vars(base).get("groups", {}) for base in config.__mro__]
     own = [field.name for field in dataclasses.fields(config) if field.kw_only is not True]
     if "groups" not in vars(config):
         tables.insert(0, {"Flags": " ".join(own)})
@@ -234,12 +237,13 @@ def _groups(config: type[Any]) -> dict[str, str]:
 
 
 class _CommandLine:
-    def __init__(
-        self, config: type[Any], fields: Sequence[dataclasses.Field[Any]], verb: str
-    ) -> None:
+    def __init__(self, config: type[Any], verb: str) -> None:
         prog = f"imagenet-prep {verb}"
         self.parser = Parser(prog=prog, add_help=False, allow_abbrev=False, exit_on_error=False)
         hints = typing.get_type_hints(config)
+        # The verb's own flags come first, then shared ones.
+        fields = sorted(dataclasses.fields(config), key=lambda field: field.kw_only is True)
+        self._config = config
         self._fields = [field for field in fields if "flag" in field.metadata]
         self._readers: dict[str, Callable[[str], Any]] = {}
         self._switches: set[str] = set()
@@ -248,7 +252,7 @@ class _CommandLine:
         for field in self._fields:
             self._add(field, field.metadata["flag"], hints[field.name])
         groups = _groups(config)
-        known = {each.field: each for each in self.entries}
+        known = {entry.field: entry for entry in self.entries}
         self.entries = [
             dataclasses.replace(known[name], group=groups.get(name, ""))
             for name in dict.fromkeys([*groups, *known])
@@ -256,8 +260,7 @@ class _CommandLine:
         ]
 
     def _add(self, field: dataclasses.Field[Any], spec: Flag, hint: Any) -> None:
-        kinds = [k for k in typing.get_args(hint) if k is not types.NoneType]
-        base = kinds[0] if isinstance(hint, types.UnionType) else hint
+        base = typing.get_args(hint)[0] if isinstance(hint, types.UnionType) else hint
         is_tuple = typing.get_origin(base) is tuple
         read = _comma_separated if is_tuple else spec.read or _READERS.get(base, base)
         options: dict[str, Any] = {"action": "store_true"} if base is bool else {"type": read}
@@ -267,9 +270,9 @@ class _CommandLine:
         names = list(dict.fromkeys([*main, *spec.aliases]))
         if spec.positional:
             # Converted later, because argparse would also convert its marker for a missing value.
-            place = f"place of {field.name}"
-            self._readers[place] = read
-            self.parser.add_argument(place, nargs="?", default=argparse.SUPPRESS)
+            position = f"position of {field.name}"
+            self._readers[position] = read
+            self.parser.add_argument(position, nargs="?", default=argparse.SUPPRESS)
         if names:
             self.parser.add_argument(*names, dest=field.name, default=argparse.SUPPRESS, **options)
             self._switches |= {*names} if base is bool else set()
@@ -294,47 +297,48 @@ class _CommandLine:
     def values(self, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         """Returns the values of the given fields, and the unknown words."""
         underscored = {
-            each.replace("-", "_").replace("__", "--", 1): each for each in self.spellings
+            name.replace("-", "_").replace("__", "--", 1): name for name in self.spellings
         }
         typed = []
         for word in words:
             name, equals, value = word.partition("=")
             name = underscored.get(name, name)
             if equals and name in self._switches:
-                self.parser.error(f"{word}: {name} is a switch, and takes no value")
+                self.parser.error(f"{word}: {name} is a switch and takes no value")
             typed.append(name + equals + value)
         try:
-            found, unknown = self.parser.parse_known_intermixed_args(typed)
+            parsed, unknown = self.parser.parse_known_intermixed_args(typed)
         except argparse.ArgumentError as error:
             self.parser.error(f"{error.argument_name}: {error.message}")
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
-            for name, value in vars(found).items()
+            for name, value in vars(parsed).items()
         }
         # Positional words fill the fields in order, except those already given by name.
-        places = [field for field in self._fields if field.metadata["flag"].positional]
-        given = [
-            read(values.pop(place)) for place, read in self._readers.items() if place in values
-        ]
-        free = [field.name for field in places if field.name not in values]
+        positional = [field for field in self._fields if field.metadata["flag"].positional]
+        given = [read(values.pop(name)) for name, read in self._readers.items() if name in values]
+        free = [field.name for field in positional if field.name not in values]
         # The word after a mistyped flag is the flag's value, so report the flag instead.
         if len(given) > len(free) and not unknown:
-            named = next(field for field in places if field.name in values)
-            by = _spelled(named.name, named.metadata["flag"])
-            self.parser.error(f"{given[-1]}: there is {by} already: leave one out")
+            named = next(field for field in positional if field.name in values)
+            flag = _spelled(named.name, named.metadata["flag"])
+            self.parser.error(f"{given[-1]}: {flag} is already given: remove one of the two")
         return values | dict(zip(free, given, strict=False)), unknown
 
-    def check_all_given(self, values: Mapping[str, Any]) -> None:
-        """Raises UsageError if a required flag is missing."""
-        missing = []
-        for field in self._fields:
-            if field.default is dataclasses.MISSING and field.name not in values:
-                spec: Flag = field.metadata["flag"]
-                place = spec.metavar if spec.positional else None
-                missing.append(place or _spelled(field.name, spec))
+    def config(self, values: Mapping[str, Any]) -> Any:
+        """Returns the config of these values; raises UsageError if they are invalid."""
+        missing = [
+            entry.value if entry.positional else entry.names[0]
+            for entry in self.entries
+            if entry.required and entry.field not in values
+        ]
         if missing:
             verb = "is" if len(missing) == 1 else "are"
             self.parser.error(f"{' and '.join(missing)} {verb} missing")
+        try:
+            return self._config(**values)
+        except ValueError as error:
+            self.parser.error(str(error))
 
 
 def _spelled(name: str, spec: Flag) -> str:

@@ -6,7 +6,7 @@ import ctypes
 import importlib.util
 import json
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from imagenet_prep.core.errors import UsageError, install_line
 
@@ -22,8 +22,7 @@ class Framework(NamedTuple):
     @property
     def remedy(self) -> str:
         """The instruction to install it."""
-        made = "docs/mxnet.md says how to make its environment"
-        return install_line(self.extra) if self.extra else made
+        return install_line(self.extra) if self.extra else "create its environment: docs/mxnet.md"
 
 
 FRAMEWORKS = {
@@ -57,7 +56,9 @@ def is_there(module: str) -> bool:
 def demand(extra: str, user: str, *modules: str) -> None:
     """Raises UsageError if `user` lacks modules that an extra installs."""
     if missing := [module for module in modules if not is_there(module)]:
-        raise UsageError(f"{user}: {', '.join(missing)} not installed. Run: {install_line(extra)}")
+        raise UsageError(
+            f"{user} needs {', '.join(missing)}, not installed here. Run: {install_line(extra)}"
+        )
 
 
 def lacking(needs: Sequence[str]) -> list[str]:
@@ -65,24 +66,24 @@ def lacking(needs: Sequence[str]) -> list[str]:
 
     `needs` starts with the training framework. `HOROVOD` and reading backends may follow.
     """
-    found = []
+    problems = []
     for need in dict.fromkeys("tensorflow" if need == "tfdata" else need for need in needs):
         if need in FRAMEWORKS and not is_there(FRAMEWORKS[need].module):
             hint = ", or add --framework pytorch" * (need == needs[0] and is_there("torch"))
-            found.append(
+            problems.append(
                 f"{FRAMEWORKS[need].title} is not installed: {FRAMEWORKS[need].remedy}{hint}"
             )
         elif need == "dali" and not is_there("nvidia.dali"):
-            found.append(
+            problems.append(
                 f"DALI is not installed: {install_line('dali')}, or "
                 "'imagenet-prep[dali-cuda13]' for CUDA 13"
             )
         elif need == HOROVOD and (problem := problem_of_horovod(needs[0])) is not None:
-            found.append(f"{problem}: run `{horovod_remedy(needs[0])}`")
-    return found
+            problems.append(f"{problem[1]}: run `{horovod_remedy(needs[0])}`")
+    return problems
 
 
-def problem_of_horovod(framework: str) -> str | None:
+def problem_of_horovod(framework: str) -> tuple[Literal["missing", "wrong"], str] | None:
     """Returns why Horovod cannot work with a framework; None if it can."""
     from importlib import metadata
 
@@ -91,15 +92,15 @@ def problem_of_horovod(framework: str) -> str | None:
         text = horovod.read_text("../horovod/metadata.json") or "{}"
         built = str(dict(json.loads(text)).get(framework, "")).partition("+")[0]
     except metadata.PackageNotFoundError:
-        return "no Horovod"
+        return "missing", "Horovod is not installed"
     except (TypeError, ValueError):
-        return "Horovod is damaged: its metadata.json cannot be read"
+        return "missing", "Horovod is damaged: its metadata.json cannot be read"
     title, _, packages, _ = FRAMEWORKS[framework]
     if not built:
-        return f"Horovod is not built for {title}"
+        return "missing", f"Horovod is not built for {title}"
     here = (version(*packages) or "").rpartition(" ")[2].partition("+")[0]
     if here and built != here:
-        return f"Horovod is built for {title} {built}, installed is {here}"
+        return "wrong", f"Horovod is built for {title} {built}, but {here} is installed"
     return None
 
 

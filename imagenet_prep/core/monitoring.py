@@ -8,19 +8,19 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from imagenet_prep.core import counter, terminal
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
-from imagenet_prep.core.flags import EveryVerb
+from imagenet_prep.core.flags import EveryVerb, parse_known
 
 _METRICS = {
-    "images": "Images that the run has finished, by stage.",
+    "images": "Finished images of the run, by stage.",
     "bytes": "Bytes that the run has read or written, by stage.",
-    "quarantined": "Images in the quarantine of the dataset.",
-    "retries": "Transfers that the run has repeated.",
+    "quarantined": "Quarantined images of the dataset.",
+    "retries": "Repeated transfers of the run.",
     "seconds": "Duration of the run.",
     "exit_code": "Exit code of the run; 0 is success.",
     "end_time_seconds": "Unix time at which the run ended.",
@@ -48,33 +48,18 @@ def begin(verb: str, words: Sequence[str]) -> list[str]:
     end = words.index("--") if "--" in words else len(words)
     _run = _Run(verb, wants_json="--json" in words[:end])
     counter.begin()
-    names = [each.name for each in fields(EveryVerb)]
-    values: dict[str, str] = {}
-    rest, left = [], iter(words[:end])
-    for word in left:
-        name, equals, value = word.partition("=")
-        known = name.removeprefix("--").replace("-", "_")
-        if known in names and name.startswith("--"):
-            values[known] = value if equals else next(left, "")
-            if not values[known]:
-                raise UsageError(f"{name}: expected a value. Help: imagenet-prep {verb} --help-all")
-        else:
-            rest.append(word)
-    try:
-        wanted = EveryVerb(**values)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    if wanted.log_format:
-        os.environ[terminal.LOG_FORMAT] = wanted.log_format
-    if wanted.metrics_file:
-        path = Path(wanted.metrics_file).expanduser().absolute()
+    config, others = parse_known(EveryVerb, words[:end], verb=verb)
+    if config.log_format is not None:
+        os.environ[terminal.LOG_FORMAT] = config.log_format
+    if config.metrics_file is not None:
+        path = Path(config.metrics_file).expanduser().absolute()
         if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
             raise UsageError(
-                f"--metrics-file {path}: expected a file in a folder in which you may write. Make "
-                "the folder, or choose another one."
+                f"--metrics-file {path}: expected a file in an existing folder that you may write "
+                "to. Create the folder or choose a different file."
             )
         _run.metrics_file = path
-    return [*rest, *words[end:]]
+    return [*others, *words[end:]]
 
 
 def count(stage: str, *, images: int = 0, num_bytes: int = 0) -> None:
@@ -90,13 +75,13 @@ def quarantined(images: int) -> None:
 
 def failed(error: BaseException, code: int, text: str) -> Json:
     """Returns an error's log fields; with --json, also prints it if stdout is still empty."""
-    found: Json = {"code": code, "kind": type(error).__name__}
-    if remedy := error.remedy if isinstance(error, ImagenetPrepError) else "":
-        found["remedy"] = remedy
+    fields: Json = {"code": code, "kind": type(error).__name__}
+    if remedy := getattr(error, "remedy", ""):
+        fields["remedy"] = remedy
     if _run.wants_json and not terminal.has_printed():
         with contextlib.suppress(OSError, ValueError):  # `program.finish` reports why
-            print(json.dumps({"error": {**found, "message": text}}))
-    return found
+            print(json.dumps({"error": {**fields, "message": text}}))
+    return fields
 
 
 def leave_to_child() -> None:

@@ -46,13 +46,13 @@ def verb(
     `text` is the text of --help: a paragraph, then examples.
     """
 
-    def made(act: Callable[[Config], int | None]) -> Callable[[Sequence[str]], int]:
+    def decorate(act: Callable[[Config], int | None]) -> Callable[[Sequence[str]], int]:
         if act.__module__ == "__main__":
             main(module)
         name = _name(module)
         return lambda argv: act(flags.parse(config, argv, verb=name, text=text)) or errors.EXIT_DONE
 
-    return made
+    return decorate
 
 
 def finish(main: Callable[[], int]) -> NoReturn:
@@ -92,7 +92,7 @@ def outcome(main: Callable[[], int]) -> int:
     except errors.ImagenetPrepError as error:
         return _explain(error, error.exit_code, str(error))
     except KeyboardInterrupt as error:
-        text = "interrupted. Finished work is kept; run the same command to resume."
+        text = "interrupted. Finished work is kept: run the same command again to resume."
         return _explain(error, errors.EXIT_INTERRUPTED, text)
     except BrokenPipeError:
         # The reader of our output (head, less) has closed the pipe, so stop.
@@ -107,7 +107,7 @@ def outcome(main: Callable[[], int]) -> int:
         if (lack := errors.of_memory(error)) is not None:
             return _explain(lack, lack.exit_code, str(lack))
         *lines, last = "".join(traceback.format_exception(error)).splitlines()
-        text = f"this is a bug; please report the lines above. {last}"
+        text = f"this is a bug: please report the lines above. {last}"
         return _explain(error, errors.EXIT_BUG, "\n".join([*lines, last, text]))
 
 
@@ -116,9 +116,9 @@ def _explain(error: BaseException, code: int, text: str) -> int:
 
     The reason is the last line, because cron's mail and the end of a log show that line.
     """
-    found = monitoring.failed(error, code, text)
+    fields = monitoring.failed(error, code, text)
     if terminal.logs_json():
-        terminal.say(text, "error", **found)
+        terminal.say(text, "error", **fields)
         return code
     *details, reason = text.split("\n")
     if reason.startswith(" "):  # the last item of a list, under its heading
@@ -139,7 +139,7 @@ def _flushed(code: int) -> int:
     except BrokenPipeError:
         pass
     except OSError as error:
-        terminal.say(f"cannot write the result: {error}")
+        terminal.say(f"the result cannot be written to stdout: {error}")
         return errors.ImagenetPrepError.exit_code
     return code
 

@@ -63,10 +63,9 @@ def parse(kind: type[T], content: object, where: str = "", *, others: bool = Fal
         names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
         content = {name: content[name] for name in names & content.keys()}
     try:
-        made: T = _parser(cast("Any", kind))(content)
+        return cast("T", _parser(cast("Any", kind))(content))
     except _MisfitError as misfit:
         raise ValueError(": ".join(filter(None, [where, misfit.path, str(misfit)]))) from None
-    return made
 
 
 @functools.cache
@@ -80,11 +79,11 @@ def _parser(kind: Any) -> _Parser:
         hints = typing.get_type_hints(kind)
         return _of_list([_parser(hints[name]) for name in hints], lambda row: kind(*row))
     if origin in (types.UnionType, typing.Union):
-        return functools.partial(_one_of, [_parser(each) for each in arguments])
+        return functools.partial(_one_of, [*map(_parser, arguments)])
     if origin is list or (origin is tuple and arguments[1:] == (...,)):
         return _of_list(_parser(arguments[0]), origin)
     if origin is tuple:
-        return _of_list([_parser(each) for each in arguments], tuple)
+        return _of_list([*map(_parser, arguments)], tuple)
     if origin in (dict, Counter):
         of_key, of_value = (*arguments, int)[:2]
         return _of_dict(of_key, _parser(of_value), origin)
@@ -95,12 +94,12 @@ def _each(
     parsers: Iterable[_Parser], values: Iterable[Any], place: Callable[[int], str]
 ) -> list[Any]:
     """Returns the parsed values; `place` names an invalid value in its message."""
-    made: list[Any] = []
+    parsed: list[Any] = []
     try:
-        made.extend(map(operator.call, parsers, values))
+        parsed.extend(map(operator.call, parsers, values))
     except _MisfitError as misfit:
-        raise misfit.below(place(len(made))) from None
-    return made
+        raise misfit.below(place(len(parsed))) from None
+    return parsed
 
 
 def _of_dataclass(kind: Any) -> _Parser:
@@ -123,9 +122,9 @@ def _of_dataclass(kind: Any) -> _Parser:
             if lacking := needed - content.keys():
                 raise _MisfitError(f"missing fields {some(sorted(lacking))}")
         names = list(content)
-        made = _each([parsers[name] for name in names], content.values(), names.__getitem__)
+        values = _each([parsers[name] for name in names], content.values(), names.__getitem__)
         try:
-            return kind(**dict(zip(names, made, strict=True)))
+            return kind(**dict(zip(names, values, strict=True)))
         except ValueError as error:  # raised by a __post_init__
             raise _MisfitError(str(error)) from None
 
@@ -153,9 +152,9 @@ def _of_dict(of_key: type, of_value: _Parser, make: Callable[..., Any]) -> _Pars
         def place(number: int) -> str:
             return f"entry {number + 1}"
 
-        made = _each(itertools.repeat(of_value), content.values(), place)
+        values = _each(itertools.repeat(of_value), content.values(), place)
         numbers = _each(itertools.repeat(_number), keys, place) if of_key is int else keys
-        return make(dict(zip(numbers, made, strict=True)))
+        return make(dict(zip(numbers, values, strict=True)))
 
     return parse_dict
 
@@ -195,7 +194,7 @@ def _is_flat(value: Any, levels: int = _MAX_DEPTH) -> bool:
     inside = value.values() if isinstance(value, dict) else value
     if not inside or not isinstance(value, dict | list):
         return True
-    return levels > 0 and all(_is_flat(each, levels - 1) for each in inside)
+    return levels > 0 and all(_is_flat(item, levels - 1) for item in inside)
 
 
 # Names of JSON types in messages.
@@ -213,7 +212,7 @@ _SCALARS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
 
 
 def _refuse(expected: str, content: Any) -> NoReturn:
-    got = _KINDS[type(content)]
+    actual = _KINDS[type(content)]
     if isinstance(content, dict | list):
-        got += f" of {len(content):,}"
-    raise _MisfitError(f"expected {expected}, got {got}")
+        actual += f" of {len(content):,}"
+    raise _MisfitError(f"expected {expected}, got {actual}")

@@ -58,11 +58,8 @@ def refuse_other_kinds(path: Path) -> None:
 
 
 def _no_file(path: Path, mode: int) -> DataDamagedError:
-    kind = _KINDS.get(stat.S_IFMT(mode), "a device") if mode else "a link that leads nowhere"
-    return DataDamagedError(
-        f"{path}: is {kind}, not a file. Nothing was read from it. Remove it, and get the file "
-        "again."
-    )
+    kind = _KINDS.get(stat.S_IFMT(mode), "a device") if mode else "a broken link"
+    return DataDamagedError(f"{path}: is {kind}, not a file. Remove it and get the file again.")
 
 
 def read(path: Path, most: int = MOST_BYTES) -> bytes:
@@ -84,8 +81,8 @@ def read_whole(file: BinaryIO, path: Path, most: int = MOST_BYTES) -> bytes:
         data += part
     if max(size, len(data)) > most:
         raise DataDamagedError(
-            f"{path}: has {max(size, len(data)):,} bytes, expected {most:,} at most. This program "
-            "did not write it so: get the file again."
+            f"{path}: has {max(size, len(data)):,} bytes, expected {most:,} at most. Get the file "
+            "again."
         )
     return bytes(data)
 
@@ -104,5 +101,6 @@ def demand_own(path: Path, kind: str, beginning: bytes, at: int = 0) -> None:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
     if head and head[at:] != beginning:
         raise UsageError(
-            f"{path}: is not {kind}, so it is not replaced. Name another file, or remove this one."
+            f"{path}: is not {kind}, so it is not replaced. Choose a different file or remove this "
+            "one."
         )

@@ -25,7 +25,7 @@ _ESCAPES = {code: f"\\x{code:02x}" if code < 0x20 else f"\\u{code:04x}" for code
 _ESCAPES_BUT_LINES = {code: text for code, text in _ESCAPES.items() if chr(code) not in "\t\n"}
 
 
-_said: _Printed | None = None
+_messages: _Printed | None = None
 
 
 def printable(text: str) -> str:
@@ -50,7 +50,7 @@ class _Printed(io.TextIOWrapper):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._lock = threading.RLock()
-        self._begun = ""
+        self._partial = ""
 
     def write(self, text: str) -> int:
         self.used = True
@@ -58,7 +58,7 @@ class _Printed(io.TextIOWrapper):
             with self._lock:
                 lines = [text]
                 if not isinstance(text, _Record):
-                    *ended, self._begun = (self._begun + text).split("\n")
+                    *ended, self._partial = (self._partial + text).split("\n")
                     lines = [_as_record(line.strip("\r")) for line in ended if line.strip()]
                 super().write("".join(lines))
             return len(text)
@@ -75,8 +75,8 @@ def open_closed_streams() -> None:
             descriptor = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(descriptor, True)
             stream = os.fdopen(descriptor, mode)
-            for each in (name, f"__{name}__"):
-                setattr(sys, each, stream)
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
 
 
 def print_data(line: str) -> None:
@@ -124,8 +124,8 @@ def is_live() -> bool:
 def _record(message: str, level: str = "info", **fields: object) -> _Record:
     now = time.time()
     utc = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1000):03d}Z"
-    said = {"time": utc, "level": level, "verb": os.environ.get(VERB, ""), "message": message}
-    return _Record(json.dumps({**said, **fields}, default=str) + "\n")
+    record = {"time": utc, "level": level, "verb": os.environ.get(VERB, ""), "message": message}
+    return _Record(json.dumps({**record, **fields}, default=str) + "\n")
 
 
 def _as_record(line: str) -> str:
@@ -138,10 +138,10 @@ def _as_record(line: str) -> str:
 
 def say_on(descriptor: int) -> None:
     """Makes `say` print to this descriptor instead of stderr."""
-    global _said
+    global _messages
     binary = os.fdopen(descriptor, "wb")
-    _said = _Printed(binary, "utf-8", "backslashreplace", line_buffering=True)
-    _said.is_log = True
+    _messages = _Printed(binary, "utf-8", "backslashreplace", line_buffering=True)
+    _messages.is_log = True
 
 
 def say(
@@ -154,7 +154,7 @@ def say(
     """
     with contextlib.suppress(OSError, ValueError):  # `program.finish` reports why
         sys.stdout.flush()
-    line, stream = f"{prefix}{text}", _said or sys.stderr
+    line, stream = f"{prefix}{text}", _messages or sys.stderr
     if logs_json():
         stream.write(_record(str(text), level, **fields))
     elif "tqdm" in sys.modules:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 
 _semaphore = threading.Semaphore(1)
-_place: tuple[int, int] | None = None
+_shared_byte: tuple[int, int] | None = None
 
 
 def among_threads(workers: int) -> None:
@@ -27,18 +27,18 @@ def among_processes(workers: int, descriptor: int) -> None:
 
     Do not close any other descriptor of that file: this would release its locks.
     """
-    global _place
-    _place = descriptor, os.getpid() % _turns(workers)
+    global _shared_byte
+    _shared_byte = descriptor, os.getpid() % _turns(workers)
 
 
 @contextlib.contextmanager
 def turn() -> Iterator[None]:
     """Waits for a turn, which lasts as long as the block."""
     with _semaphore:
-        if _place is None:
+        if _shared_byte is None:
             yield
             return
-        descriptor, byte = _place
+        descriptor, byte = _shared_byte
         fcntl.lockf(descriptor, fcntl.LOCK_EX, 1, byte)
         try:
             yield

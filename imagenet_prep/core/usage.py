@@ -34,7 +34,7 @@ _PAGES = {
 class AfterDashes:
     """The words that may follow -- on the command line of a verb."""
 
-    what: str  # text for messages, e.g. "the command goes"
+    subject: str  # text for messages, e.g. "the command goes"
     are_flags: bool  # they start with a flag, as options of Apache Beam do, instead of a word
     line: bool = False  # a quoted shell command line is also accepted without --
 
@@ -63,7 +63,7 @@ class Entry:
 
     def spelled(self, *, all_names: bool) -> str:
         """Returns names and value; short names first, other aliases only on request."""
-        short = [each for each in self.names if each[1] != "-"]
+        short = [name for name in self.names if name[1] != "-"]
         names = dict.fromkeys([*short, *(self.names if all_names else self.names[:1])])
         value = f"{{{','.join(self.choices)}}}" if self._in_braces else self.value
         if self.positional:
@@ -80,7 +80,7 @@ class Entry:
 
     @property
     def _in_braces(self) -> bool:
-        braces = sum(len(each) + 1 for each in self.choices) + 1
+        braces = sum(len(choice) + 1 for choice in self.choices) + 1
         return braces > 1 and len("".join(self.names[:1])) + braces < _COLUMN - 4
 
 
@@ -96,27 +96,28 @@ def help_text(
     width = max(60, min(shutil.get_terminal_size().columns, 100) - 1)
     indent = " " * _COLUMN
     entries = list(entries)
-    must = [
-        each.value if each.positional else f"{each.names[0]} {each.value}"
-        for each in entries
-        if each.required
+    required = [
+        entry.value if entry.positional else f"{entry.names[0]} {entry.value}"
+        for entry in entries
+        if entry.required
     ]
-    must += [f"[{each.value}]" for each in entries if each.positional and not each.required]
-    usage = [f"usage: imagenet-prep {verb}", *must, "[FLAGS]", *["[-- ...]"] * has_more]
+    optional = [f"[{e.value}]" for e in entries if e.positional and not e.required]
+    usage = [f"usage: imagenet-prep {verb}", *required, *optional, "[FLAGS]"]
+    usage += ["[-- ...]"] * has_more
     description, _, rest = text.partition("\n\n")
     examples = re.findall(r"^  .*(?:(?<=\\)\n.*)*", rest, re.MULTILINE)
     lines = wrap(" ".join(usage), width, subsequent_indent=" " * 7)
     lines += ["", description, "", "Examples:", *examples[: None if all_flags else 3]]
     groups: dict[str, list[str]] = {}
-    for each in entries:
-        if not each.group and not all_flags:
+    for entry in entries:
+        if not entry.group and not all_flags:
             continue
-        name = f"  {each.spelled(all_names=all_flags)}"
-        rows = groups.setdefault(each.group or "More flags", [])
+        name = f"  {entry.spelled(all_names=all_flags)}"
+        rows = groups.setdefault(entry.group or "More flags", [])
         if len(name) > _COLUMN - 2:
             rows.append(name)
             name = ""
-        text = each.text(brief=not all_flags)
+        text = entry.text(brief=not all_flags)
         rows += wrap(text, width, initial_indent=name.ljust(_COLUMN), subsequent_indent=indent)
     for heading, rows in groups.items():
         lines += ["", f"{heading}:", *rows]
@@ -152,11 +153,11 @@ class Parser(argparse.ArgumentParser):
                 with contextlib.suppress(ValueError):  # unbalanced quotes
                     line = shlex.split(stray)
             typed = shlex.join([*words[:place], "--", *line])
-            return UsageError(f"{name}: {after.what} after --. Type: {self.prog} {typed}")
+            return UsageError(f"{name}: {after.subject} after --. Run: {self.prog} {typed}")
         if stray.startswith("-"):
-            more = f" {after.what} after --." if after is not None and expected else meant
+            more = f" {after.subject} after --." if after is not None and expected else meant
             return UsageError(self.with_help(f"{name}: {verb} has no such flag.{more}"))
-        return UsageError(self.with_help(f"{name}: {verb} expects no such word here"))
+        return UsageError(self.with_help(f"{name}: unexpected argument of {verb}"))
 
 
 def meant_by(word: str, known: Iterable[str]) -> str:
@@ -165,5 +166,5 @@ def meant_by(word: str, known: Iterable[str]) -> str:
 
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.7)
     # A word is also treated as a prefix, however long the rest of the known word is.
-    near = near or [each for each in known if len(word) > 3 and each.startswith(word)][:1]
+    near = near or [name for name in known if len(word) > 3 and name.startswith(word)][:1]
     return f" Did you mean {near[0]}?" if near else ""

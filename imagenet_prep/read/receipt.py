@@ -9,15 +9,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from imagenet_prep.core import canonical, records
+from imagenet_prep.core import canonical, records, regular_file
 from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset.placement import Placement
 from imagenet_prep.read.order import Order, Steps
+from imagenet_prep.storage.opened import Dataset, open_dataset
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -199,6 +201,7 @@ class Receipt:
 
     def __init__(self, segments: Sequence[Segment], examples_per_shard: Sequence[int]) -> None:
         self.segments = segments
+        self.split = segments[0].state.split
         self._examples_per_shard = tuple(examples_per_shard)
         self._orders: dict[Any, list[Order]] = {}
         for each in segments:
@@ -336,3 +339,23 @@ class Receipt:
         chosen = _unpacked(state, sum(per_shard)) if state.choice else None
         parts = [Placement(node, state.nodes, state.copies) for node in range(state.nodes)]
         return [Order(per_shard, seed, state.window, part, chosen) for part in parts]
+
+
+def of_run(log: Path, data_dir: str | None) -> tuple[Dataset, Receipt]:
+    """Returns the dataset of a run and its receipt; `data_dir` is given if the dataset moved."""
+    try:
+        with open(regular_file.open_to_read(log), "rb") as lines:
+            segments = parse(lines, str(log))
+    except OSError as error:
+        raise UsageError(
+            f"{log}: cannot be read: {error.strerror}. Give the --log-dir of a run"
+        ) from error
+    state = segments[0].state
+    dataset = open_dataset(data_dir or state.data_dir, parts=True)
+    if dataset.manifest.digest != state.dataset:
+        raise UsageError(
+            f"{dataset.where}: its digest is {dataset.manifest.digest[:16]}, but the run read a "
+            f"dataset with the digest {state.dataset[:16]}. Pass that one with --trained-on SET"
+        )
+    shards = dataset.manifest.splits[state.split].shards
+    return dataset, Receipt(segments, [shard.examples for shard in shards])

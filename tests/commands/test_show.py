@@ -212,7 +212,7 @@ def test_what_is_for_a_shard_is_refused_of_a_set(reference: Reference, tmp_path:
     for flags in (("--limit", "3"), ("--image", "1", "--out", tmp_path / "1.jpg")):
         result = command.run("show", reference.out, *flags)
         assert (result.code, result.out) == (2, "")
-        assert f"{reference.out} is a data set" in result.err
+        assert f"{reference.out} is a dataset" in result.err
 
 
 def keys_of(out: Path, split: str) -> list[str]:
@@ -288,10 +288,10 @@ def test_the_images_of_a_class_are_shown_by_name_and_by_index(reference: Referen
     [
         (("--key", "absent"), "no image has the key absent. Keys are CLASS/NAME or NAME"),
         (("--class", "n0"), "n0 not in the class list"),
-        (("--keys", "--splits", "holdout"), "no split holdout; there are: train, validation"),
-        (("--splits", "train"), "--splits is for --keys, --key, --class and --image-file"),
-        (("--keys", "--key", "a"), "--keys and --key cannot go together"),
-        (("--key", "a", "--class", "1"), "--key and --class cannot go together"),
+        (("--keys", "--splits", "holdout"), "no split holdout; its splits: train, validation"),
+        (("--splits", "train"), "--splits needs --keys, --key, --class or --image-file"),
+        (("--keys", "--key", "a"), "--keys and --key cannot be combined"),
+        (("--key", "a", "--class", "1"), "--key and --class cannot be combined"),
         (("--keys", "--out", "x.jpg"), "--out needs --image or --key"),
     ],
 )
@@ -366,7 +366,7 @@ def test_an_image_file_is_found_as_it_is_stored_and_as_its_source_was(
     assert result.code == 0, result
     assert result.out.startswith("validation-000")
     assert member.name.rpartition("/")[2] in result.out
-    assert "as its source was; stored " in result.out or "byte for byte" in result.out
+    assert "same as the source; stored " in result.out or "byte for byte" in result.out
 
 
 def test_an_image_file_that_is_not_in_the_set_is_exit_code_1(

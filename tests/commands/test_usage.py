@@ -111,8 +111,8 @@ def test_source_and_out_are_required(tmp_path: Path, missing: str) -> None:
             "prepair",
             "unknown verb 'prepair'. Did you mean prepare? All verbs: imagenet-prep --help",
         ),
-        ("runclust", "runclust is replaced: imagenet-prep run-on-hosts HOSTS -- COMMAND"),
-        ("copyclust", "copyclust is replaced: imagenet-prep replicate SET hosts:HOSTS:PATH"),
+        ("runclust", "runclust was replaced. Run: imagenet-prep run-on-hosts HOSTS -- COMMAND"),
+        ("copyclust", "copyclust was replaced. Run: imagenet-prep replicate SET hosts:HOSTS:PATH"),
     ],
 )
 def test_an_unknown_verb_is_answered_in_one_line(typed: str, answer: str) -> None:
@@ -139,7 +139,7 @@ def test_source_and_target_may_be_words(mini: Miniature, tmp_path: Path) -> None
     exported = command.run("export", out, tmp_path / "folders", "--to", "folder")
     assert exported.code == 0, exported
     named_twice = command.run("prepare", source, "--out", out, tmp_path / "another")
-    assert (named_twice.code, "there is --out already" in named_twice.err) == (2, True)
+    assert (named_twice.code, "--out is already given" in named_twice.err) == (2, True)
 
 
 def test_no_verb_at_all_prints_the_usage() -> None:
@@ -149,7 +149,7 @@ def test_no_verb_at_all_prints_the_usage() -> None:
     assert "usage: imagenet-prep VERB" in result.out + result.err
 
 
-@pytest.mark.parametrize("word", ["--help", "-h", "help"])
+@pytest.mark.parametrize("word", ["--help", "-h", "--help-all", "help"])
 def test_help_goes_to_stdout(word: str) -> None:
     result = command.run(word)
 

@@ -52,7 +52,7 @@ COMMANDS = [
 def test_a_password_is_refused_before_it_is_shown(
     capsys: pytest.CaptureFixture[str], verb: str, words: str, address: str
 ) -> None:
-    with pytest.raises(UsageError, match="the address holds a user name or password") as caught:
+    with pytest.raises(UsageError, match="the address contains a user name or password") as caught:
         importlib.import_module(verb).run(words.replace("URL", address).split())
 
     out, err = capsys.readouterr()

@@ -91,7 +91,8 @@ def test_a_python_without_tensorflow_is_named_instead_of_a_line_that_fails(
     monkeypatch.setattr(errors, "_TENSORFLOW_ENDS", sys.version_info[:2])
     for extra in ("tf", "gpu"):
         said = errors.install_line(extra)
-        assert said.startswith(f"there is no TensorFlow for Python {here}. Use Python 3."), said
+        assert said.startswith("use Python 3."), said
+        assert f"Python {here} has no TensorFlow" in said
     assert errors.install_line("dali") == "pip install 'imagenet-prep[dali]'"
 
 
@@ -110,7 +111,7 @@ def test_a_trainer_and_a_reader_name_the_python_that_has_no_tensorflow(
     monkeypatch.setattr(errors, "_TENSORFLOW_ENDS", sys.version_info[:2])
     installed.packages(lambda _: False)
     wanted: Any = SimpleNamespace(backend="tfdata", device="cpu")
-    with pytest.raises(errors.UsageError, match="TensorFlow is not installed: there is no Te"):
+    with pytest.raises(errors.UsageError, match="TensorFlow is not installed: use Python 3"):
         train.train(train.Config(synthetic=True))
     with pytest.raises(errors.UsageError, match="'tfdata': TensorFlow is not installed: there is"):
         backend.choose_backend(wanted)

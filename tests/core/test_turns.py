@@ -28,7 +28,7 @@ for _ in range(20):
 def before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves to other tests what they have found."""
     monkeypatch.setattr(turns, "_semaphore", threading.Semaphore(1))
-    monkeypatch.setattr(turns, "_place", None)
+    monkeypatch.setattr(turns, "_shared_byte", None)
 
 
 @pytest.mark.parametrize(("workers", "most"), [(1, 1), (2, 1), (3, 1), (8, 4)])

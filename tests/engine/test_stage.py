@@ -160,5 +160,5 @@ def test_a_worker_without_memory_ends_the_run_with_a_sentence(stage: Stage) -> N
     stage.clear()
     stage.note(MemoryError())
 
-    with pytest.raises(IncompleteError, match="out of memory: .* with fewer --workers"):
+    with pytest.raises(IncompleteError, match="out of memory.* use fewer --workers"):
         stage.raise_failure()

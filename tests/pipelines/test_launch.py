@@ -121,7 +121,10 @@ def test_all_that_is_missing_on_all_hosts_is_named_at_once(cluster: Path) -> Non
     assert "localhost: MXNet is not installed: docs/mxnet.md says how" in finished.err
     assert (
         "localhost: Horovod is not built for MXNet: run `imagenet-prep" in finished.err
-        or ("localhost: no Horovod: run `imagenet-prep install-horovod --framework mxnet`")
+        or (
+            "localhost: Horovod is not installed: run "
+            "`imagenet-prep install-horovod --framework mxnet`"
+        )
         in finished.err
     )
     assert f"localhost: {cluster / 'absent'}" in finished.err

@@ -113,8 +113,8 @@ def test_show_of_a_run_names_what_it_cannot_do(train: Train, shades: Path, tmp_p
     held = command.run("show", shades, "--keys", "--splits", "validation").out.splitlines()[0]
     train(run, num_epochs=0.5)
     for flags, reason in (
-        (("--step", "4"), "no step 4; the last one in the log is 3"),
-        (("--keys",), "is a run: give --step, --key or --check"),
+        (("--step", "4"), "no step 4: the last one in the log is 3"),
+        (("--keys",), "is a training run: expected --step, --key or --check"),
         (("--key", "nothing"), "no image has the key nothing"),
         (("--key", held), f"no step used {held}: it is in validation, and the run read train."),
     ):
@@ -130,7 +130,7 @@ def test_show_of_a_run_names_what_it_cannot_do(train: Train, shades: Path, tmp_p
     content = (run / log.LOG).read_text()
     digest = json.loads(content.partition("\n")[0])["receipt"]["dataset"]
     (run / log.LOG).write_text(content.replace(digest, digest[::-1]))
-    assert "Give that dataset: --trained-on SET" in command.run("show", run, "--check").complaints
+    assert "Pass that one with --trained-on SET" in command.run("show", run, "--check").complaints
 
 
 def test_a_cleared_log_folder_begins_at_step_0(train: Train, tmp_path: Path) -> None:

@@ -314,7 +314,7 @@ def test_an_interrupted_download_says_how_to_resume(tmp_path: Path, signum: sign
         again = command.run("download", *flags)
 
     assert (result.code, result.out) == (130, "")
-    assert "run the same command to resume" in result.err
+    assert "run the same command again to resume" in result.err
     assert again.code == 0
     assert archives(tmp_path) == ONE
 

@@ -243,7 +243,7 @@ def test_what_cannot_be_exported_is_refused(prepared: Path, tmp_path: Path) -> N
     with pytest.raises(UsageError, match="no empty folders"):
         words = ["--to", "folder", "--out", "s3://bucket/x", "--allow-empty-class"]
         export.run([str(prepared), *words])
-    with pytest.raises(UsageError, match="--allow-empty-class is for --to folder alone"):
+    with pytest.raises(UsageError, match="--allow-empty-class can only be used with --to folder"):
         export.run([str(prepared), "--to", "tfds", "--out", "x", "--allow-empty-class"])
 
 

@@ -205,7 +205,7 @@ def test_a_dataset_that_is_replaced_while_it_is_replicated_gets_no_manifest(
         (["x", "--to", "y", "--check", "--repair"], "give one of them"),
         (["x", "--to", "y", "--bandwidth-limit", "-1"], "--bandwidth-limit -1.0: expected"),
         (["x", "--to", "y", "--bandwidth-limit", "nan"], "--bandwidth-limit nan: expected"),
-        (["s3://key:secret@bucket/x", "--to", "y"], "holds a user name or password"),
+        (["s3://key:secret@bucket/x", "--to", "y"], "contains a user name or password"),
     ],
 )
 def test_usage_errors_say_what_is_expected(tmp_path: Path, arguments: list[str], said: str) -> None:

@@ -98,7 +98,7 @@ def test_an_address_with_a_password_is_refused_and_not_repeated(
     for arguments in ((address, "--to", tmp_path / "copy"), (dataset, "--to", address)):
         refused = command.run("replicate", *arguments)
         assert (refused.code, refused.out) == (2, "")
-        assert "expected" in refused.err or "holds a user name or password" in refused.err
+        assert "expected" in refused.err or "contains a user name or password" in refused.err
         assert PASSWORD not in refused.err
     assert not (tmp_path / "copy").exists()
 

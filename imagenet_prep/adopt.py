@@ -1,8 +1,15 @@
-"""`imagenet-prep adopt`: completes another program's dataset without re-encoding images.
+"""Complete the TFRecord shards of another program: names, index, labels.txt, TFDS files, manifest.
 
-In place, it fixes names and adds index files, labels.txt, TFDS files and the manifest; the bytes
-of the shards stay. With --out, shards are hard-linked into a new folder, copied to or from a
-bucket, or written again with --rewrite. No existing file is replaced.
+No image is encoded again and no existing file is replaced. With --out, the shards are hard-linked
+into a new folder, copied from or to a bucket, or written again with --rewrite. If it is
+interrupted, run the same command again to resume.
+
+Examples:
+  imagenet-prep adopt /data/imagenet-tfrecords --dry-run
+  imagenet-prep adopt /data/imagenet-tfrecords
+  imagenet-prep adopt /data/train-val-tfrecord-480 --out /data/imagenet-480
+  imagenet-prep adopt /data/imagenet2012/5.1.0 --rewrite --out /data/imagenet
+  imagenet-prep adopt s3://bucket/imagenet-tfrecords --out s3://bucket/imagenet
 """
 
 from __future__ import annotations
@@ -31,18 +38,6 @@ if TYPE_CHECKING:
     from imagenet_prep.preparation.existing_set import ExistingSet
     from imagenet_prep.sources.shard_files import TfrecordSet
     from imagenet_prep.storage.store import Store
-
-HELP = """\
-Give a set of TFRecord shards that another program wrote what it lacks: right names, index
-files, labels.txt, TFDS files, a manifest. Images are never encoded again, no file is replaced.
-Killed or interrupted, run it again: it does what is left.
-
-Examples:
-  imagenet-prep adopt /data/imagenet-tfrecords --dry-run
-  imagenet-prep adopt /data/imagenet-tfrecords
-  imagenet-prep adopt /data/train-val-tfrecord-480 --out /data/imagenet-480
-  imagenet-prep adopt /data/imagenet2012/5.1.0 --rewrite --out /data/imagenet
-  imagenet-prep adopt s3://bucket/imagenet-tfrecords --out s3://bucket/imagenet"""
 
 _SHOWN = 5  # problems listed in a message
 _STALE = dict.fromkeys(
@@ -243,7 +238,7 @@ def _summary(config: Config, found: TfrecordSet, seen: ExistingSet, made: Manife
     }
 
 
-@program.verb("imagenet_prep.adopt", Config, HELP)
+@program.verb("imagenet_prep.adopt", Config, __doc__)
 def run(config: Config) -> None:
     """Runs the verb; errors are raised."""
     summary, refusal = adopt(config)

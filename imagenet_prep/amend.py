@@ -1,7 +1,14 @@
-"""`imagenet-prep amend`: makes a dataset with images excluded, relabelled or added.
+"""Make a dataset with images excluded, relabelled or added, without the archives.
 
-The original never changes. Only shards with changes are written; all others are hard links, or
-server-side copies in a bucket.
+Only changed shards are written; all others are hard links, or copies made by the server of the
+bucket. The original dataset never changes. If it is interrupted, run the same command again to
+resume.
+
+Examples:
+  imagenet-prep amend /data/imagenet-480 --exclude bad.txt --out /data/imagenet-480-clean
+  imagenet-prep amend /data/imagenet-480 --relabel labels.csv --out /data/imagenet-480-v2
+  imagenet-prep amend /data/flowers --add /data/new-photographs --out /data/flowers-2
+  imagenet-prep amend s3://bucket/imagenet --exclude bad.txt --out s3://bucket/imagenet-clean
 """
 
 from __future__ import annotations
@@ -15,17 +22,6 @@ from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.flags import Place, WorkerFlags, flag, optional, switch
 from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset.flag import data_set
-
-HELP = """\
-Make another data set from one alone, without archives: leave images out, give them other
-classes, or add some. Only shards that change are written, and the set that is changed is never
-touched. Killed or interrupted, run it again: it does what is left.
-
-Examples:
-  imagenet-prep amend /data/imagenet-480 --exclude bad.txt --out /data/imagenet-480-clean
-  imagenet-prep amend /data/imagenet-480 --relabel labels.csv --out /data/imagenet-480-v2
-  imagenet-prep amend /data/flowers --add /data/new-photographs --out /data/flowers-2
-  imagenet-prep amend s3://bucket/imagenet --exclude bad.txt --out s3://bucket/imagenet-clean"""
 
 
 @dataclass(frozen=True)
@@ -67,7 +63,7 @@ class Config(WorkerFlags):
             raise ValueError("expected --exclude, --relabel or --add: what is to change")
 
 
-@program.verb("imagenet_prep.amend", Config, HELP)
+@program.verb("imagenet_prep.amend", Config, __doc__)
 def run(config: Config) -> None:
     """Amends, or resumes, and prints the summary."""
     from imagenet_prep.dataset import keys

@@ -1,4 +1,9 @@
-"""`imagenet-prep bench-read`: measures how fast this host can feed a trainer from a dataset."""
+"""Measure how fast this host reads, decodes and crops a dataset for training.
+
+Examples:
+  imagenet-prep bench-read /data/imagenet-480
+  imagenet-prep bench-read /data/imagenet-480 --backend dali --batch-size 256
+"""
 
 from __future__ import annotations
 
@@ -19,13 +24,6 @@ from imagenet_prep.dataset.flag import data_set
 
 if TYPE_CHECKING:
     from imagenet_prep.read.reader import Reader
-
-HELP = """\
-Measure how fast this host reads, decodes and crops a data set for training.
-
-Examples:
-  imagenet-prep bench-read /data/imagenet-480
-  imagenet-prep bench-read /data/imagenet-480 --backend dali --batch-size 256"""
 
 # Steps before the clock starts: libraries tune themselves, files are opened, queues fill.
 _WARM_UP_STEPS = 5
@@ -49,7 +47,7 @@ class Config(Settings):
     json: bool = switch(help="print the result as JSON")
 
 
-@program.verb("imagenet_prep.bench_read", Config, HELP)
+@program.verb("imagenet_prep.bench_read", Config, __doc__)
 def run(config: Config) -> None:
     """Reads for some seconds, as a trainer would, and prints the rates."""
     from imagenet_prep.read import make_dataset

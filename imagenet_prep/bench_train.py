@@ -1,4 +1,13 @@
-"""`imagenet-prep bench-train`: training speed and waiting time of N ranks; cost of 90 epochs."""
+r"""Measure the training speed of different numbers of ranks, without and with input.
+
+It also forecasts the duration and cost of 90 epochs of ImageNet. After --: train and its flags.
+
+Examples:
+  imagenet-prep bench-train -np 1,2,4,8 -- train --data-dir /data/imagenet-480
+  imagenet-prep bench-train -np 8,16,32 --hosts hosts --price 30 -- train \
+      --data-dir /data/imagenet-480 --recipe tutorial --precision bfloat16
+  imagenet-prep bench-train -np 1,2 -- train --synthetic --model tiny
+"""
 
 from __future__ import annotations
 
@@ -29,16 +38,6 @@ from imagenet_prep.trainer.config import Config as TrainConfig
 
 if TYPE_CHECKING:
     from imagenet_prep.reporting.training import Row
-
-HELP = """\
-Train for some steps on different numbers of ranks, without and with input, and forecast 90 epochs
-of ImageNet. After --: train and its flags.
-
-Examples:
-  imagenet-prep bench-train -np 1,2,4,8 -- train --data-dir /data/imagenet-480
-  imagenet-prep bench-train -np 8,16,32 --hosts hosts --price 30 -- train \\
-      --data-dir /data/imagenet-480 --recipe tutorial --precision bfloat16
-  imagenet-prep bench-train -np 1,2 -- train --synthetic --model tiny"""
 
 FIGURES, PICTURE = "bench-train.json", "bench-train.png"
 # The forecast is for the tutorial's run.
@@ -281,7 +280,7 @@ def _keep(out: Path, config: Config, rows: list[Row]) -> None:
         plots.save_training(rows, file)
 
 
-@program.verb("imagenet_prep.bench_train", Config, HELP)
+@program.verb("imagenet_prep.bench_train", Config, __doc__)
 def run(config: Config) -> None:
     """Runs the verb; errors are raised."""
     if config.command[:1] != ("train",):

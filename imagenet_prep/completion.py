@@ -1,4 +1,10 @@
-"""`imagenet-prep completion`: prints the shell script that completes verbs, flags and values."""
+"""Print the shell script that completes verbs, flags and their values.
+
+Examples:
+  source <(imagenet-prep completion bash)        # in ~/.bashrc
+  source <(imagenet-prep completion zsh)         # in ~/.zshrc, after compinit
+  imagenet-prep completion fish | source         # in ~/.config/fish/config.fish
+"""
 
 from __future__ import annotations
 
@@ -11,14 +17,6 @@ from imagenet_prep.__main__ import VERBS, module_of
 from imagenet_prep.core import program
 from imagenet_prep.core.flags import EveryVerb, Settings, entries, flag
 from imagenet_prep.core.usage import Entry
-
-HELP = """\
-Print the script by which a shell completes verbs, flags and their values.
-
-Examples:
-  source <(imagenet-prep completion bash)        # in ~/.bashrc
-  source <(imagenet-prep completion zsh)         # in ~/.zshrc, after compinit
-  imagenet-prep completion fish | source         # in ~/.config/fish/config.fish"""
 
 # zsh uses the same function through bashcompinit. Bash splits --flag=value into three words.
 _BEGIN = """\
@@ -85,7 +83,7 @@ def _fish(verbs: dict[str, list[Entry]]) -> Iterator[str]:
             yield f"{seen} {names}{value} -d '{text}'"
 
 
-@program.verb("imagenet_prep.completion", Config, HELP)
+@program.verb("imagenet_prep.completion", Config, __doc__)
 def run(config: Config) -> None:
     """Prints the script."""
     print(script(config.shell))

@@ -1,4 +1,9 @@
-"""`imagenet-prep demo`: runs all steps on a miniature ILSVRC2012 of real photographs."""
+"""Run all steps from archives to a trained network on a miniature ILSVRC2012.
+
+Examples:
+  imagenet-prep demo
+  imagenet-prep demo /tmp/demo --images 2000 --short-side 256
+"""
 
 from __future__ import annotations
 
@@ -16,13 +21,6 @@ from imagenet_prep.core.installed import is_there
 from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.dataset import naming
 from imagenet_prep.storage.folder import LocalStore
-
-HELP = """\
-Take a miniature ILSVRC2012 from archives to a trained network.
-
-Examples:
-  imagenet-prep demo
-  imagenet-prep demo /tmp/demo --images 2000 --short-side 256"""
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class Config(Settings):
     no_training: bool = switch(help="leave out the training of a small network")
 
 
-@program.verb("imagenet_prep.demo", Config, HELP)
+@program.verb("imagenet_prep.demo", Config, __doc__)
 def run(config: Config) -> None:
     """Makes the archives, prepares and verifies a dataset, and prints the next commands."""
     from imagenet_prep import report, show, verify

@@ -1,4 +1,13 @@
-"""`imagenet-prep diff`: compares the images of two datasets by their tables of samples."""
+"""Compare the images of two datasets by their tables of samples.
+
+It lists images that only one dataset has, and images with a different label, different bytes or a
+different size. No image is read.
+
+Examples:
+  imagenet-prep diff /data/imagenet-480 /data/imagenet-256
+  imagenet-prep diff s3://bucket/imagenet-480 /data/imagenet-480 --exit-code
+  imagenet-prep diff /data/old https://host/new --out differences.csv
+"""
 
 from __future__ import annotations
 
@@ -21,15 +30,6 @@ from imagenet_prep.dataset.flag import without_manifest
 if TYPE_CHECKING:
     from imagenet_prep.dataset.difference import Difference
     from imagenet_prep.storage.opened import Dataset
-
-HELP = """\
-Tell which images differ between two data sets: what only one of them has, and what has
-another label, other bytes or another size. No image is read: the tables of samples tell.
-
-Examples:
-  imagenet-prep diff /data/imagenet-480 /data/imagenet-256
-  imagenet-prep diff s3://bucket/imagenet-480 /data/imagenet-480 --exit-code
-  imagenet-prep diff /data/old https://host/new --out differences.csv"""
 
 _COLUMNS = (
     "split,key,difference,class_a,width_a,height_a,sha256_a,shard_a,record_a,"
@@ -188,7 +188,7 @@ def _text(found: Json) -> Iterator[str]:
         yield f"column {name}: {how}"
 
 
-@program.verb("imagenet_prep.diff", Config, HELP)
+@program.verb("imagenet_prep.diff", Config, __doc__)
 def run(config: Config) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
     found = diff(config)

@@ -1,4 +1,12 @@
-"""`imagenet-prep doctor`: checks the parts of this machine that the verbs use, with remedies."""
+"""Check this machine: Python, codec, extras, frameworks, Horovod, GPUs, disk, limits and ssh.
+
+Each line is ok, missing or wrong, and shows the remedy. Only wrong lines lead to exit code 1.
+
+Examples:
+  imagenet-prep doctor
+  imagenet-prep doctor --dir /data --s3 s3://bucket/prefix
+  imagenet-prep run-on-hosts hosts imagenet-prep doctor --json
+"""
 
 from __future__ import annotations
 
@@ -19,15 +27,6 @@ from imagenet_prep.core import installed, program, terminal
 from imagenet_prep.core.errors import ImagenetPrepError, install_line
 from imagenet_prep.core.flags import Place, Settings, flag, optional, switch
 from imagenet_prep.dataset import naming
-
-HELP = """\
-Check this machine: Python, codec, extras, frameworks, Horovod, GPUs, disk, limits and ssh. Each
-line is ok, missing or wrong, and has the remedy. Only wrong lines give exit code 1.
-
-Examples:
-  imagenet-prep doctor
-  imagenet-prep doctor --dir /data --s3 s3://bucket/prefix
-  imagenet-prep run-on-hosts hosts imagenet-prep doctor --json"""
 
 # The packages and the use of each extra. In names joined by a bar, one package is enough.
 EXTRAS = {
@@ -247,7 +246,7 @@ def _trial(base: str) -> str | None:
     return None if found == data else f"{base}/{name}: other bytes were read than were put"
 
 
-@program.verb("imagenet_prep.doctor", Config, HELP)
+@program.verb("imagenet_prep.doctor", Config, __doc__)
 def run(config: Config) -> int:
     """Runs the verb and returns its exit code."""
     found = []

@@ -1,4 +1,19 @@
-"""`imagenet-prep download`: resumable, verified downloads of ILSVRC2012, CIFAR-10 and MNIST."""
+"""Download the archives of ILSVRC2012, CIFAR-10 or MNIST, and verify their md5.
+
+If it is interrupted, run the same command again: finished parts are kept. Credentials come from
+~/.netrc, from a cookies.txt named by IMAGENET_PREP_COOKIES, or from a bearer token in
+IMAGENET_PREP_TOKEN (HOST=TOKEN); for s3:// from the AWS_... variables or ~/.aws.
+
+Examples:
+  imagenet-prep download --into /data/ilsvrc2012 --dry-run
+  IMAGENET_PREP_COOKIES=~/cookies.txt imagenet-prep download --into /data/ilsvrc2012
+  imagenet-prep download --into /data/ilsvrc2012 --what validation,devkit
+  imagenet-prep download --into /data/ilsvrc2012 --base-url https://mirror.example.edu/ilsvrc
+  imagenet-prep download --into /data/ilsvrc2012 --base-url s3://bucket/ilsvrc --connections 16
+  imagenet-prep download --into /data/cifar10 --what cifar10
+  imagenet-prep download --into /data/mnist --what mnist
+  imagenet-prep download --into /data/labels --what real
+"""
 
 from __future__ import annotations
 
@@ -15,22 +30,6 @@ from imagenet_prep.core.flags import Place, Settings, flag, optional, switch
 from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.sources import published
 from imagenet_prep.storage.credentials import COOKIES_VARIABLE, TOKEN_VARIABLE
-
-HELP = f"""\
-Get the archives of ILSVRC2012, CIFAR-10 or MNIST, by many connections, resumable, proven by md5.
-Killed or interrupted, run it again: nothing finished is fetched twice.
-Credentials: ~/.netrc, a cookies.txt named by {COOKIES_VARIABLE}, a bearer token in
-{TOKEN_VARIABLE} (HOST=TOKEN); for s3:// the usual AWS_… variables and ~/.aws.
-
-Examples:
-  imagenet-prep download --into /data/ilsvrc2012 --dry-run
-  IMAGENET_PREP_COOKIES=~/cookies.txt imagenet-prep download --into /data/ilsvrc2012
-  imagenet-prep download --into /data/ilsvrc2012 --what validation,devkit
-  imagenet-prep download --into /data/ilsvrc2012 --base-url https://mirror.example.edu/ilsvrc
-  imagenet-prep download --into /data/ilsvrc2012 --base-url s3://bucket/ilsvrc --connections 16
-  imagenet-prep download --into /data/cifar10 --what cifar10
-  imagenet-prep download --into /data/mnist --what mnist
-  imagenet-prep download --into /data/labels --what real"""
 
 _IMAGENET = "https://image-net.org/data/ILSVRC/2012"
 # The site of CIFAR-10's authors, PyTorch's mirror of MNIST, and the ReaL authors' repository.
@@ -141,7 +140,7 @@ def run(argv: Sequence[str]) -> int:
     return _run(argv)
 
 
-@program.verb("imagenet_prep.download", Config, HELP)
+@program.verb("imagenet_prep.download", Config, __doc__)
 def _run(config: Config) -> None:
     summary = download(config)
     print(json.dumps(summary, indent=1) if config.json else _render(summary))

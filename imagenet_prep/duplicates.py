@@ -1,4 +1,15 @@
-"""`imagenet-prep duplicates`: finds duplicate images within a dataset or across two."""
+"""Find duplicate images in a dataset, across its splits, or across two datasets.
+
+The dataset does not change. One image of each group of duplicates is kept, and lists name the
+others for exclusion.
+
+Examples:
+  imagenet-prep duplicates /data/imagenet-256 --out found
+  imagenet-prep duplicates /data/mine --against /data/imagenet-256:validation --out found
+  imagenet-prep duplicates --source /data/photographs --splits train --out found
+  imagenet-prep duplicates s3://bucket/imagenet-256 --out found --fail-on cross
+  imagenet-prep prepare --source /data/ilsvrc2012 --exclude found/exclude-train.txt --out new
+"""
 
 from __future__ import annotations
 
@@ -27,17 +38,6 @@ if TYPE_CHECKING:
     from imagenet_prep.matching.pictures import Pictures
     from imagenet_prep.preparation.pictures import AnyPiece
     from imagenet_prep.storage.store import Store
-
-HELP = """\
-Find which images are the same picture: within a set, across its splits, or in another set.
-The set is not changed; of each picture one image is kept, and lists name the others.
-
-Examples:
-  imagenet-prep duplicates /data/imagenet-256 --out found
-  imagenet-prep duplicates /data/mine --against /data/imagenet-256:validation --out found
-  imagenet-prep duplicates --source /data/photographs --splits train --out found
-  imagenet-prep duplicates s3://bucket/imagenet-256 --out found --fail-on cross
-  imagenet-prep prepare --source /data/ilsvrc2012 --exclude found/exclude-train.txt --out new"""
 
 _CROSS = "cross"
 
@@ -305,7 +305,7 @@ def _print(result: Json, out: str) -> None:
     print(", ".join(f"exclude-{name}.txt ({n:,})" for name, n in result["excluded"].items()))
 
 
-@program.verb("imagenet_prep.duplicates", Config, HELP)
+@program.verb("imagenet_prep.duplicates", Config, __doc__)
 def run(config: Config) -> None:
     """Runs the verb; errors are raised."""
     result = duplicates(config)

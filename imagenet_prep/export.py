@@ -1,4 +1,16 @@
-"""`imagenet-prep export`: writes a dataset in other formats, or the weights of a run."""
+"""Export a dataset to the format of another program, or the weights of a training run.
+
+Every record is verified, and no image is decoded or changed. The other program need not be
+installed. If it is interrupted, run the same command again to resume.
+
+Examples:
+  imagenet-prep export /data/imagenet-480 --to folder --out /data/folders
+  imagenet-prep export /data/imagenet-480 --to tfds --out ~/tensorflow_datasets
+  imagenet-prep export /data/imagenet-480 --to webdataset --out s3://bucket/tars --split validation
+  imagenet-prep export /data/imagenet-480 --to recordio --out /data/mxnet
+  imagenet-prep export imagenet_resnet --to torch --out resnet50.safetensors
+  imagenet-prep export /data/imagenet-480 croissant.json --to croissant --about about.json
+"""
 
 from __future__ import annotations
 
@@ -21,19 +33,6 @@ from imagenet_prep.dataset.flag import data_set
 if TYPE_CHECKING:
     from imagenet_prep.exporting.format import Format
     from imagenet_prep.storage.opened import Dataset
-
-HELP = """\
-Write a set as files of other programs, from its shards: every record is proven, no
-image is decoded or changed. Or write the weights of a run for PyTorch. None of these
-programs is needed. Killed or interrupted, run it again: it does what is left.
-
-Examples:
-  imagenet-prep export /data/imagenet-480 --to folder --out /data/folders
-  imagenet-prep export /data/imagenet-480 --to tfds --out ~/tensorflow_datasets
-  imagenet-prep export /data/imagenet-480 --to webdataset --out s3://bucket/tars --split validation
-  imagenet-prep export /data/imagenet-480 --to recordio --out /data/mxnet
-  imagenet-prep export imagenet_resnet --to torch --out resnet50.safetensors
-  imagenet-prep export /data/imagenet-480 croissant.json --to croissant --about about.json"""
 
 FOLDER, TFDS, WEBDATASET, PARQUET = "folder", "tfds", "webdataset", "parquet"
 RECORDIO, TORCH, CROISSANT = "recordio", "torch", "croissant"
@@ -243,7 +242,7 @@ def _how_to_load(out: str, summary: Json) -> str:
     )
 
 
-@program.verb("imagenet_prep.export", Config, HELP)
+@program.verb("imagenet_prep.export", Config, __doc__)
 def run(config: Config) -> None:
     """Runs the verb; errors are raised."""
     summary = {TORCH: export_weights, CROISSANT: export_croissant}.get(config.to, export)(config)

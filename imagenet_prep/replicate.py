@@ -1,4 +1,14 @@
-"""`imagenet-prep replicate`: verified copies of a dataset in folders, in buckets, on all nodes."""
+"""Copy a dataset to another folder, to a bucket or to all nodes of a cluster.
+
+Only missing or damaged files are copied, and every byte is verified at its destination.
+
+Examples:
+  imagenet-prep replicate /data/imagenet-480 --to hosts:hosts.txt:/data/imagenet-480 --dry-run
+  imagenet-prep replicate /data/imagenet-480 --to hosts:hosts.txt:/data/imagenet-480
+  imagenet-prep replicate /data/imagenet-480 --to hosts:hosts.txt:/data/imagenet-480 --check
+  imagenet-prep replicate /data/imagenet-480 --to s3://bucket/imagenet-480
+  imagenet-prep replicate s3://bucket/imagenet-480 --to /local/imagenet-480 --repair
+"""
 
 from __future__ import annotations
 
@@ -37,17 +47,6 @@ if TYPE_CHECKING:
     from imagenet_prep.storage.opened import Dataset
 
 Answer = TypeVar("Answer")
-
-HELP = """\
-Copy a data set to another folder, to a bucket or to every node of a cluster. Only what is
-missing or wrong moves, and every byte is proven where it arrives.
-
-Examples:
-  imagenet-prep replicate /data/imagenet-480 --to hosts:hosts.txt:/data/imagenet-480 --dry-run
-  imagenet-prep replicate /data/imagenet-480 --to hosts:hosts.txt:/data/imagenet-480
-  imagenet-prep replicate /data/imagenet-480 --to hosts:hosts.txt:/data/imagenet-480 --check
-  imagenet-prep replicate /data/imagenet-480 --to s3://bucket/imagenet-480
-  imagenet-prep replicate s3://bucket/imagenet-480 --to /local/imagenet-480 --repair"""
 
 _MB = 1_000_000
 
@@ -304,7 +303,7 @@ def _report(
     }
 
 
-@program.verb("imagenet_prep.replicate", Config, HELP)
+@program.verb("imagenet_prep.replicate", Config, __doc__)
 def run(config: Config) -> None:
     """Runs the verb; errors are raised."""
     result = replicate(config)

@@ -1,4 +1,15 @@
-"""`imagenet-prep report`: writes a page with figures and images about a dataset."""
+"""Write a page about a dataset: its checks, contents, images and history.
+
+The page is a single file for any browser, and loads nothing from the network.
+
+Examples:
+  imagenet-prep report /data/imagenet-480
+  imagenet-prep report /data/imagenet-480 --level decode --out imagenet-480.html
+  imagenet-prep report s3://bucket/imagenet-480 --out imagenet-480.html
+  imagenet-prep report /data/imagenet-480 --predictions said.csv
+  imagenet-prep report /data/imagenet-480 --labels real.json --labels own.csv
+  imagenet-prep report --compare /data/imagenet-480 /data/imagenet-256 --out comparison.html
+"""
 
 from __future__ import annotations
 
@@ -27,18 +38,6 @@ if TYPE_CHECKING:
     from imagenet_prep.storage.store import Readable
 
     _Images = Callable[[Sequence[str]], Iterator[ImageExample | None]]
-
-HELP = """\
-Show a data set on one page: is it whole, what is in it, what was done to it.
-The page is one file, for any browser; it asks nothing of any network.
-
-Examples:
-  imagenet-prep report /data/imagenet-480
-  imagenet-prep report /data/imagenet-480 --level decode --out imagenet-480.html
-  imagenet-prep report s3://bucket/imagenet-480 --out imagenet-480.html
-  imagenet-prep report /data/imagenet-480 --predictions said.csv
-  imagenet-prep report /data/imagenet-480 --labels real.json --labels own.csv
-  imagenet-prep report --compare /data/imagenet-480 /data/imagenet-256 --out comparison.html"""
 
 _COMPARISON = "comparison.html"
 _PACKAGES = ("jinja2", "matplotlib", "skimage")
@@ -249,7 +248,7 @@ def _facts(config: Config, dataset: str, store: Readable) -> Facts:
     return facts.gather(opened, checked["problems"], source)
 
 
-@program.verb("imagenet_prep.report", Config, HELP)
+@program.verb("imagenet_prep.report", Config, __doc__)
 def run(config: Config) -> None:
     """Runs the verb; errors are raised."""
     _refuse_folder_of_others(config)

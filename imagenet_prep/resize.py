@@ -1,7 +1,15 @@
-"""`imagenet-prep resize`: makes a dataset with smaller images from TFRecord shards.
+r"""Make a dataset with smaller images from TFRecord shards of any program.
 
-Each task reads, verifies, resizes and writes the records of one shard, in order. The command line
-of the AWS tutorial's tensorflow_image_resizer.py also works.
+Shards may come from this program, slim, tensorflow/tpu, the AWS scripts or TensorFlow Datasets.
+The number of shards and the order of records stay. If it is interrupted, run the same command
+again to resume. Options for Apache Beam go after --; --runner=DirectRunner runs on this machine.
+
+Examples:
+  imagenet-prep resize -i /data/imagenet-full -o /data/imagenet-480 --splits train,validation
+  imagenet-prep resize -i s3://bucket/imagenet-full -o s3://bucket/imagenet-480
+  imagenet-prep resize -i IN -o OUT --short-side 256 --quality 90 --dry-run
+  python -m imagenet_prep.resize -d imagenet -i IN -o OUT --subset_name train \
+      --num_preprocess_threads 60 --num_intra_threads 2 --num_inter_threads 2
 """
 
 from __future__ import annotations
@@ -21,19 +29,6 @@ from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.flag import data_set
 from imagenet_prep.dataset.orientation import KEEP, NEUTRAL, RULES
 from imagenet_prep.preparation.config import RunFlags
-
-HELP = """\
-Shrink the images of a set of TFRecord shards, whoever wrote it: by this program, slim,
-tensorflow/tpu, the AWS scripts or TensorFlow Datasets. Number of shards and order of records
-stay. Killed or interrupted, run it again: it does what is left.
-Options for Apache Beam go after --; --runner=DirectRunner runs it on this machine.
-
-Examples:
-  imagenet-prep resize -i /data/imagenet-full -o /data/imagenet-480 --splits train,validation
-  imagenet-prep resize -i s3://bucket/imagenet-full -o s3://bucket/imagenet-480
-  imagenet-prep resize -i IN -o OUT --short-side 256 --quality 90 --dry-run
-  python -m imagenet_prep.resize -d imagenet -i IN -o OUT --subset_name train \\
-      --num_preprocess_threads 60 --num_intra_threads 2 --num_inter_threads 2"""
 
 # The tutorial's parser accepted every unambiguous prefix of these flags.
 _TUTORIAL_FLAGS = (
@@ -194,7 +189,7 @@ def run(argv: Sequence[str]) -> int:
     return _run(_spelled_out(argv))
 
 
-@program.verb("imagenet_prep.resize", Config, HELP)
+@program.verb("imagenet_prep.resize", Config, __doc__)
 def _run(config: Config) -> None:
     if config.beam_args:
         config = with_absolute(config, "input_dir", "output_dir")

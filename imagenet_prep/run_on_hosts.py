@@ -1,4 +1,11 @@
-"""`imagenet-prep run-on-hosts`: runs one command on all hosts of a hosts file at once."""
+"""Run a command on all hosts at once. After --: the command, or one quoted line for a shell.
+
+Examples:
+  imagenet-prep run-on-hosts hosts --show-keys      # first contact: look at the keys, add them
+  imagenet-prep run-on-hosts hosts -- df -h /data
+  imagenet-prep run-on-hosts hosts "df -h /data | tail -n 1"
+  imagenet-prep run-on-hosts hosts --timeout 600 -- imagenet-prep verify /data/imagenet-480
+"""
 
 from __future__ import annotations
 
@@ -14,15 +21,6 @@ from imagenet_prep.core.terminal import counted
 from imagenet_prep.hosts import host_keys
 from imagenet_prep.hosts.hosts_file import Host, read_hosts
 from imagenet_prep.hosts.process import Ending, command_on, run_all
-
-HELP = """\
-Run one command on every host at once. After --: the command; or one quoted line for a shell.
-
-Examples:
-  imagenet-prep run-on-hosts hosts --show-keys      # first contact: look at the keys, add them
-  imagenet-prep run-on-hosts hosts -- df -h /data
-  imagenet-prep run-on-hosts hosts "df -h /data | tail -n 1"
-  imagenet-prep run-on-hosts hosts --timeout 600 -- imagenet-prep verify /data/imagenet-480"""
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,7 @@ def _render(outcomes: Sequence[tuple[Host, Ending]]) -> str:
     return "\n".join(lines)
 
 
-@program.verb("imagenet_prep.run_on_hosts", Config, HELP)
+@program.verb("imagenet_prep.run_on_hosts", Config, __doc__)
 def run(config: Config) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
     if config.show_keys:

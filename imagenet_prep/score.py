@@ -1,4 +1,12 @@
-"""`imagenet-prep score`: scores predictions by a dataset's labels and by other lists of labels."""
+"""Score predictions by the labels of a dataset and by other lists of labels: top-1 and top-5.
+
+No image is read, and no framework is needed.
+
+Examples:
+  imagenet-prep score said.csv /data/imagenet-480
+  imagenet-prep score said.csv /data/imagenet-480 --labels real.json --labels own.csv
+  imagenet-prep score said.csv s3://bucket/imagenetv2 --json
+"""
 
 from __future__ import annotations
 
@@ -8,15 +16,6 @@ from dataclasses import dataclass
 from imagenet_prep.core import program
 from imagenet_prep.core.flags import Place, Settings, flag, switch
 from imagenet_prep.dataset.flag import data_set
-
-HELP = """\
-Tell how good predictions are on a data set: top-1 and top-5, by its own labels and by
-lists of labels. No image is read, and no framework is needed.
-
-Examples:
-  imagenet-prep score said.csv /data/imagenet-480
-  imagenet-prep score said.csv /data/imagenet-480 --labels real.json --labels own.csv
-  imagenet-prep score said.csv s3://bucket/imagenetv2 --json"""
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Config(Settings):
     json: bool = switch(help="print the table as JSON")
 
 
-@program.verb("imagenet_prep.score", Config, HELP)
+@program.verb("imagenet_prep.score", Config, __doc__)
 def run(config: Config) -> None:
     """Runs the verb; errors are raised."""
     from imagenet_prep.evaluation import score

@@ -1,4 +1,18 @@
-"""`imagenet-prep show`: shows the contents of a dataset, a shard or a training run."""
+"""Show a dataset, its images by key or class, a shard, or the images of the steps of a run.
+
+Examples:
+  imagenet-prep show /data/imagenet-480
+  imagenet-prep show /data/imagenet-480/train-00000-of-01024
+  imagenet-prep show s3://bucket/imagenet-480/train-00000-of-01024 --json --limit 5
+  imagenet-prep show /data/imagenet-480/train-00000-of-01024 --image 17 --out 17.jpg
+  imagenet-prep show /data/imagenet-480 --keys --splits train
+  imagenet-prep show /data/imagenet-480 --class n01440764 --limit 20
+  imagenet-prep show /data/imagenet-480 --key n01440764/n01440764_10026.JPEG --out fish.jpg
+  imagenet-prep show /data/imagenet-480 --image-file photo.jpg
+  imagenet-prep show runs/1 --step 1000
+  imagenet-prep show runs/1 --key n01440764/n01440764_10026.JPEG
+  imagenet-prep show runs/1 --check
+"""
 
 from __future__ import annotations
 
@@ -24,23 +38,6 @@ if TYPE_CHECKING:
     from imagenet_prep.read.catalogue import Catalogue, Entry
     from imagenet_prep.read.receipt import Receipt
     from imagenet_prep.storage.opened import Dataset
-
-HELP = """\
-Show the contents of a dataset, its images by key or class, the records of a shard, or the
-images that the steps of a training run used.
-
-Examples:
-  imagenet-prep show /data/imagenet-480
-  imagenet-prep show /data/imagenet-480/train-00000-of-01024
-  imagenet-prep show s3://bucket/imagenet-480/train-00000-of-01024 --json --limit 5
-  imagenet-prep show /data/imagenet-480/train-00000-of-01024 --image 17 --out 17.jpg
-  imagenet-prep show /data/imagenet-480 --keys --splits train
-  imagenet-prep show /data/imagenet-480 --class n01440764 --limit 20
-  imagenet-prep show /data/imagenet-480 --key n01440764/n01440764_10026.JPEG --out fish.jpg
-  imagenet-prep show /data/imagenet-480 --image-file photo.jpg
-  imagenet-prep show runs/1 --step 1000
-  imagenet-prep show runs/1 --key n01440764/n01440764_10026.JPEG
-  imagenet-prep show runs/1 --check"""
 
 _FIRST_VALUES = 8
 # A record without an image is an error.
@@ -154,7 +151,7 @@ def _opened(shard: str) -> contextlib.AbstractContextManager[BinaryIO]:
         raise UsageError(f"{shard}: cannot be opened: {error.strerror}") from error
 
 
-@program.verb("imagenet_prep.show", Config, HELP)
+@program.verb("imagenet_prep.show", Config, __doc__)
 def run(config: Config) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
     log = Path(config.dataset).expanduser() / naming.TRAINING_LOG

@@ -1,4 +1,16 @@
-"""`imagenet-prep train`: trains a network on a dataset, in one process or as one rank."""
+r"""Train a network on a dataset; the same command again resumes.
+
+It also accepts the flags of the AWS tutorial's train_imagenet_resnet_hvd.py.
+
+Examples:
+  imagenet-prep train --data-dir /data/imagenet-480 --precision bfloat16 --jit
+  imagenet-prep train --synthetic --num-epochs 0.1
+  imagenet-prep launch -np 16 --hosts hosts -- train --data-dir /data/imagenet-480
+  imagenet-prep train --data-dir cifar10 --recipe cifar10
+  imagenet-prep train --data-dir mnist --recipe mnist
+  imagenet-prep launch -np 8 --servers 8 -- train --data-dir /data/imagenet-480 \
+      --framework mxnet --comm dist_sync
+"""
 
 from __future__ import annotations
 
@@ -18,19 +30,6 @@ if TYPE_CHECKING:
     from imagenet_prep.core.world import World
     from imagenet_prep.trainer.evaluation import Score
     from imagenet_prep.trainer.feed import BatchReader, OpenReader
-
-HELP = """\
-Train a network on a prepared data set. Run again, it resumes. The flags of the AWS tutorial's
-train_imagenet_resnet_hvd.py work as they were typed.
-
-Examples:
-  imagenet-prep train --data-dir /data/imagenet-480 --precision bfloat16 --jit
-  imagenet-prep train --synthetic --num-epochs 0.1
-  imagenet-prep launch -np 16 --hosts hosts -- train --data-dir /data/imagenet-480
-  imagenet-prep train --data-dir cifar10 --recipe cifar10
-  imagenet-prep train --data-dir mnist --recipe mnist
-  imagenet-prep launch -np 8 --servers 8 -- train --data-dir /data/imagenet-480 \\
-      --framework mxnet --comm dist_sync"""
 
 # Switches of the AWS tutorial's train_imagenet_resnet_hvd.py; its other flags are aliases here.
 _SWITCHES = {
@@ -172,7 +171,7 @@ def parse(
         Config,
         _translated(argv),
         verb="train",
-        text=HELP,
+        text=__doc__,
         fallback={**of_run, **_of_sagemaker(argv, environment)},
     )
 

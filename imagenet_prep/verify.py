@@ -1,4 +1,16 @@
-"""`imagenet-prep verify`: checks a dataset against its manifest."""
+"""Check that a dataset matches its manifest; exit code 3 if it does not.
+
+Options for Apache Beam go after --; --runner=DirectRunner runs on this machine.
+
+Examples:
+  imagenet-prep verify /data/imagenet-480
+  imagenet-prep verify /data/imagenet-480 --level decode --workers 16
+  imagenet-prep verify /data/imagenet-480 --level manifest --json
+  imagenet-prep verify /data/imagenet-480 --if-changed    # on schedule
+  imagenet-prep verify /data/imagenet-480 --signers allowed_signers
+  imagenet-prep verify s3://bucket/imagenet-480
+  imagenet-prep verify https://host/imagenet-480
+"""
 
 from __future__ import annotations
 
@@ -30,19 +42,6 @@ if TYPE_CHECKING:
     from imagenet_prep.storage.ledger import Ledger
     from imagenet_prep.storage.opened import Dataset
     from imagenet_prep.storage.store import Store
-
-HELP = """\
-Prove that a data set is what its manifest says. Exit code 3: it is not.
-Options for Apache Beam go after --; --runner=DirectRunner runs it on this machine.
-
-Examples:
-  imagenet-prep verify /data/imagenet-480
-  imagenet-prep verify /data/imagenet-480 --level decode --workers 16
-  imagenet-prep verify /data/imagenet-480 --level manifest --json
-  imagenet-prep verify /data/imagenet-480 --if-changed    # on schedule
-  imagenet-prep verify /data/imagenet-480 --signers allowed_signers
-  imagenet-prep verify s3://bucket/imagenet-480
-  imagenet-prep verify https://host/imagenet-480"""
 
 
 @dataclass(frozen=True)
@@ -278,7 +277,7 @@ def _check_class_counts(manifest: Manifest, receipts: Sequence[Report]) -> list[
     return problems
 
 
-@program.verb("imagenet_prep.verify", Config, HELP)
+@program.verb("imagenet_prep.verify", Config, __doc__)
 def run(config: Config) -> None:
     """Runs the verb; errors are raised."""
     if config.beam_args:

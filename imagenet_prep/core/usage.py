@@ -104,7 +104,7 @@ def help_text(
     optional = [f"[{e.value}]" for e in entries if e.positional and not e.required]
     usage = [f"usage: imagenet-prep {verb}", *required, *optional, "[FLAGS]"]
     usage += ["[-- ...]"] * has_more
-    description, _, rest = text.partition("\n\n")
+    description, _, rest = text.partition("\n\nExamples:\n")
     examples = re.findall(r"^  .*(?:(?<=\\)\n.*)*", rest, re.MULTILINE)
     lines = wrap(" ".join(usage), width, subsequent_indent=" " * 7)
     lines += ["", description, "", "Examples:", *examples[: None if all_flags else 3]]

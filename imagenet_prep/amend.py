@@ -17,10 +17,10 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from imagenet_prep.core import program, terminal
+from imagenet_prep.core import program
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.flags import Place, WorkerFlags, flag, optional, switch
-from imagenet_prep.core.terminal import counted, human_bytes
+from imagenet_prep.core.terminal import counted, human_bytes, printable
 from imagenet_prep.dataset.flag import data_set
 
 
@@ -30,37 +30,35 @@ class Config(WorkerFlags):
 
     dataset: str = data_set(
         place=Place.FOLDER_OR_BUCKET,
-        help="the set that is changed: a folder, or s3://bucket/prefix; it stays as it is",
+        help="the original dataset, a folder or s3://bucket/prefix; it does not change",
     )
     out: str = flag(
         place=Place.FOLDER_OR_BUCKET,
-        help="the set that is made: a folder on the same file system, or a prefix of the same "
-        "server",
+        help="the new dataset; a folder on the same file system, or a prefix on the same server",
     )
     exclude: str | None = optional(
         place=Place.FILE,
-        help="leave out the images whose keys this file lists, one a line: "
+        help="exclude the images with the keys in this file, one per line: "
         "n01440764/n01440764_10026.JPEG",
     )
     relabel: str | None = optional(
         place=Place.FILE,
-        help="give other classes to the images that this CSV lists; its header is key,class, and a "
-        "class is called as in labels.txt, or by its index",
+        help="change the classes of the images in this CSV; its header is key,class, and a class "
+        "is a name from labels.txt or a class index",
         metavar="CSV",
     )
     add: str | None = optional(
         place=Place.FOLDER,
-        help="add the images in this folder of class folders, made as the set was made: "
-        "train/CLASS/*.jpg, val/CLASS/*.jpg, or CLASS/*.jpg of train; on this machine, and "
-        "unpacked: no tars, and no address",
+        help="add the images of this local folder, with the settings of the dataset; it has "
+        "train/CLASS/*.jpg and val/CLASS/*.jpg, or CLASS/*.jpg for train; no tars",
     )
-    dry_run: bool = switch(help="print what would change; write nothing")
+    dry_run: bool = switch(help="print the changes; write nothing")
     json: bool = switch(help="print the result as JSON")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not (self.exclude or self.relabel or self.add):
-            raise ValueError("expected --exclude, --relabel or --add: what is to change")
+            raise ValueError("nothing to change: give --exclude, --relabel or --add")
 
 
 @program.verb("imagenet_prep.amend", Config, __doc__)
@@ -91,15 +89,14 @@ def _render(summary: Json) -> str:
 
     of = summary["amended"]
     changed = (
-        f"{counted(of['excluded'], 'image')} left out, {of['relabelled']:,} with another class, "
+        f"{counted(of['excluded'], 'image')} excluded, {of['relabelled']:,} relabelled, "
         f"{of['added']:,} added: {of['shards']:,} of {of['of_shards']:,} shards changed"
     )
-    empty = [f"{split}: no image is left of {names}" for split, names in of["emptied"].items()]
     columns = [*_of_columns(of)]
     if "manifest" not in summary:
         size = human_bytes(of["bytes"])
-        would = f"would write these shards, {size}; nothing was written"
-        return "\n".join([changed, would, *columns])
+        return "\n".join([changed, f"would write these shards, {size}: dry run", *columns])
+    empty = [f"{split}: no image of {names} remains" for split, names in of["emptied"].items()]
     return render(summary, [changed, *empty, *columns])
 
 
@@ -109,9 +106,9 @@ def _of_columns(of: Json) -> Iterator[str]:
         line += f"{counted(column['linked_files'], 'file')} linked"
         if missing := column["missing_rows"]:
             line += (
-                f"; {counted(missing, 'row')} missing, the first of "
-                f"{terminal.printable(column['first_missing'][0])}: run the script that writes "
-                "the column again, with this dataset: it computes only these"
+                f"; {counted(missing, 'row')} missing, the first for "
+                f"{printable(column['first_missing'][0])}. Run the script that writes the column "
+                "again with this dataset: it computes only the missing rows"
             )
         yield line
     for name in of["columns_left_behind"]:

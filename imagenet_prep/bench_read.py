@@ -34,16 +34,16 @@ class Config(Settings):
     """Settings of one measurement; see the help of each flag."""
 
     dataset: str = data_set()
-    split: str = flag("train", choices=schema.SPLITS, help="the split that is read")
+    split: str = flag("train", choices=schema.SPLITS, help="split to read")
     backend: str = flag(
         "auto",
         choices=("auto", "tfdata", "dali", "native"),
-        help="the library that decodes the images",
+        help="library that decodes the images",
     )
-    device: str = flag("cpu", choices=("cpu", "gpu"), help="where DALI decodes")
-    batch_size: int = flag(128, above=0, help="images in a batch")
+    device: str = flag("cpu", choices=("cpu", "gpu"), help="device on which DALI decodes")
+    batch_size: int = flag(128, above=0, help="batch size")
     image_size: int = flag(224, above=0, help="height and width of the crops", metavar="PX")
-    seconds: float = flag(10.0, above=0, help="how long to read", metavar="S")
+    seconds: float = flag(10.0, above=0, help="duration of the measurement", metavar="S")
     json: bool = switch(help="print the result as JSON")
 
 
@@ -53,11 +53,7 @@ def run(config: Config) -> None:
     from imagenet_prep.read import make_dataset
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    decoded: dict[str, Any] = {
-        "backend": config.backend,
-        "device": config.device,
-        "framework": "dlpack" if config.backend == "dali" else None,
-    }
+    backend: Any = config.backend
     reader = make_dataset(
         config.dataset,
         config.split,
@@ -65,7 +61,9 @@ def run(config: Config) -> None:
         config.image_size,
         training=True,
         world=_world(config.dataset),
-        **decoded,
+        backend=backend,
+        device=config.device,  # type: ignore[arg-type]
+        framework="dlpack" if backend == "dali" else None,
     )
     wall, cpu, steps = _read(reader, config.seconds)
     images = steps * config.batch_size
@@ -118,6 +116,6 @@ def _render(result: Json) -> str:
     return (
         f"{result['images_per_s']:,.0f} images/s, {result['megabytes_per_s']:,.1f} MB/s of "
         f"records, on {counted(result['cores'], 'core')}\n"
-        f"{result['images_per_cpu_s']:,.0f} images a CPU second, {result['decode_share']:.0%} of "
-        "it decoding, cropping and resizing"
+        f"{result['images_per_cpu_s']:,.0f} images per CPU second; {result['decode_share']:.0%} of "
+        "the CPU time is decoding, cropping and resizing"
     )

@@ -53,37 +53,31 @@ class Config(Settings):
     """Settings of one measurement; see the help of each flag."""
 
     num_processes: tuple[str, ...] = flag(
-        help="numbers of ranks to measure, each larger than the one before: 1,2,4,8. Efficiency is "
+        help="numbers of ranks in ascending order; 1,2,4,8 measures four runs, with efficiency "
         "relative to the first",
         aliases=("-np",),
         metavar="N,N",
     )
     hosts: str | None = optional(
-        place=Place.FILE, help="the hosts file, as of launch; without it, this machine"
+        place=Place.FILE, help="hosts file, as for launch (default: this machine)"
     )
-    servers: int = flag(
-        0, least=0, help="MXNet's parameter servers of each run, as of launch; 0: none"
-    )
-    price: float | None = optional(
-        above=0, help="dollars that one host costs in an hour", metavar="DOLLARS"
-    )
-    steps: int = flag(100, least=_ROWS, help="steps of each run")
+    servers: int = flag(0, least=0, help="MXNet parameter servers, as for launch; 0: none")
+    price: float | None = optional(above=0, help="dollars per host and hour", metavar="DOLLARS")
+    steps: int = flag(100, least=_ROWS, help="steps per run")
     out: str = flag(
         "bench-train",
         place=Place.FOLDER,
-        help=f"folder that gets {FIGURES}, which `report --training` shows, and {PICTURE}",
+        help=f"folder for {PICTURE} and {FIGURES}, which `report --training` shows",
     )
     json: bool = switch(help="print the figures as JSON")
-    command: tuple[str, ...] = after_dashes("what every rank runs goes")
+    command: tuple[str, ...] = after_dashes("the train command goes")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = ",".join(self.num_processes)
-        if not all(word.isdecimal() and len(word) < 7 for word in self.num_processes):
-            raise ValueError(f"-np {given}: expected whole numbers with commas between them")
-        growing = [0, *self.ranks]
-        if len(growing) == 1 or any(a >= b for a, b in itertools.pairwise(growing)):
-            raise ValueError(f"-np {given}: expected each number larger than the one before")
+        are_numbers = all(word.isdecimal() and len(word) < 7 for word in self.num_processes)
+        if not are_numbers or [*self.ranks] != sorted({*self.ranks} - {0}) or not self.ranks:
+            typed = ",".join(self.num_processes)
+            raise ValueError(f"-np {typed}: expected whole numbers in ascending order: 1,2,4,8")
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -209,7 +203,7 @@ def bench(config: Config) -> list[Row]:
         dataset = open_dataset(str(asked.data_dir), parts=True)
         splits, is_part = dataset.manifest.splits, dataset.placement != WHOLE
         if schema.TRAIN not in splits:
-            raise errors.UsageError(f"{asked.data_dir}: there is no split {schema.TRAIN}")
+            raise errors.UsageError(f"{asked.data_dir}: has no split {schema.TRAIN}")
         examples = splits[schema.TRAIN].examples
     hosts = hosts if is_part else local_first(hosts)  # the same order as in launch
     slots = [host.slots for host in hosts]
@@ -219,12 +213,12 @@ def bench(config: Config) -> list[Row]:
     rows: list[Row] = []
     for ranks in config.ranks:
         runs = [
-            _run(config, asked, ranks, each, hosts[0].address, out / f".run-{uuid.uuid4().hex}")
-            for each in dict.fromkeys((None, examples))
+            _run(config, asked, ranks, number, hosts[0].address, out / f".run-{uuid.uuid4().hex}")
+            for number in dict.fromkeys((None, examples))
         ]
         measured.append(Measured(ranks, *runs))
         rows = figures(measured, slots, config.price)
-        _keep(out, config, rows)
+        _write(out, config, rows)
     return rows
 
 
@@ -238,11 +232,10 @@ def _run(
 ) -> Run:
     from imagenet_prep.trainer.log import LOG
 
-    where = ["--hosts", config.hosts] if config.hosts is not None else []
-    if config.servers:
-        where += ["--servers", str(config.servers)]
-    words = short_run(asked, ranks, config.steps, examples, str(log_dir))
-    argv = ["launch", "-np", str(ranks), *where, "--", *words]
+    argv = ["launch", "-np", str(ranks)]
+    argv += ["--hosts", config.hosts] if config.hosts is not None else []
+    argv += ["--servers", str(config.servers)] if config.servers else []
+    argv += ["--", *short_run(asked, ranks, config.steps, examples, str(log_dir))]
     print(f"\nimagenet-prep {' '.join(argv)}", file=sys.stderr, flush=True)
     began = time.time()
     try:
@@ -251,28 +244,29 @@ def _run(
         ).returncode
         if code:
             kind = errors.by_exit_code(code)
-            raise kind(
-                f"the run of {counted(ranks, 'rank')} ended with exit code {code}, see above."
-            )
+            raise kind(f"the run with {counted(ranks, 'rank')} failed, see above: exit code {code}")
         log = str(log_dir / LOG)
-        found = process.run(process.command_on(leader, ["cat", log]), timeout_s=_ANSWER_S)
-        if found.code:
-            raise errors.ImagenetPrepError(f"{leader}: {log} cannot be read: {found.explained}")
+        ending = process.run(process.command_on(leader, ["cat", log]), timeout_s=_ANSWER_S)
+        if ending.code:
+            raise errors.ImagenetPrepError(f"{leader}: {log} cannot be read: {ending.explained}")
     finally:
         remove = process.command_on(leader, ["rm", "-rf", str(log_dir)])
         process.run(remove, timeout_s=_ANSWER_S)
-    rows = [canonical.loads(line) for line in found.output.splitlines()]
+    rows = [canonical.loads(line) for line in ending.output.splitlines()]
     first = next(row for row in rows if row["kind"] == "train")
     return Run(settled(rows), first["time"] - began)
 
 
-def _keep(out: Path, config: Config, rows: list[Row]) -> None:
-    what = {"command": config.command, "steps": config.steps, "price": config.price, "rows": rows}
+def _write(out: Path, config: Config, rows: list[Row]) -> None:
+    content = {"command": config.command, "steps": config.steps, "price": config.price}
+    content |= {"rows": rows}
     with complete_file(out / FIGURES) as file:
-        file.write(json.dumps(what, indent=1, default=canonical.fields).encode() + b"\n")
+        file.write(json.dumps(content, indent=1, default=canonical.fields).encode() + b"\n")
     if not installed.is_there("matplotlib"):
         (out / PICTURE).unlink(missing_ok=True)  # It shows the figures of an earlier run.
-        print(f"no {PICTURE}: {errors.install_line('report')}", file=sys.stderr)
+        print(
+            f"no {PICTURE}: Matplotlib is missing: {errors.install_line('report')}", file=sys.stderr
+        )
         return
     from imagenet_prep.reporting import plots
 
@@ -284,7 +278,7 @@ def _keep(out: Path, config: Config, rows: list[Row]) -> None:
 def run(config: Config) -> None:
     """Runs the verb; errors are raised."""
     if config.command[:1] != ("train",):
-        raise errors.UsageError("after -- comes what every rank runs: -- train --data-dir DIR ...")
+        raise errors.UsageError("expected the train command: -- train --data-dir DIR ...")
     rows = bench(config)
     if config.json:
         print(json.dumps(rows, indent=1, default=canonical.fields))

@@ -41,7 +41,7 @@ complete -o bashdefault -o default -F _imagenet_prep imagenet-prep"""
 class Config(Settings):
     """The shell for which the script is printed."""
 
-    shell: str = flag(choices=("bash", "zsh", "fish"), help="the shell", positional=True)
+    shell: str = flag(choices=("bash", "zsh", "fish"), help="shell", positional=True)
 
 
 def script(shell: str) -> str:
@@ -72,7 +72,7 @@ def _fish(verbs: dict[str, list[Entry]]) -> Iterator[str]:
         yield f"{begin} __fish_use_subcommand -f -a {verb} -d {shlex.quote(summary)}"
     for verb, flags in verbs.items():
         seen = f"{begin} '__fish_seen_subcommand_from {verb}'"
-        yield f"{seen} -l help -l help-all -d 'show the common flags, or all'"
+        yield f"{seen} -l help -l help-all -d 'show the common flags, or all flags'"
         for each in flags:
             kinds = [("-l" if name[1] == "-" else "-o", name.lstrip("-")) for name in each.names]
             names = " ".join(f"{kind} {name}" for kind, name in kinds)

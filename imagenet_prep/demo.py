@@ -30,15 +30,13 @@ class Config(Settings):
     folder: str = flag(
         "imagenet-prep-demo",
         place=Place.FOLDER,
-        help="folder for everything that is made",
+        help="folder for archives, dataset and training run",
         positional=True,
     )
     # Fewer images leave no room for the miniature's damaged and unusual images.
-    images: int = flag(400, least=40, help="images of the train split")
-    short_side: int = flag(
-        256, least=1, help="pixels of the shorter edge after resizing", metavar="PX"
-    )
-    no_training: bool = switch(help="leave out the training of a small network")
+    images: int = flag(400, least=40, help="number of training images")
+    short_side: int = flag(256, least=1, help="shorter edge of the resized images", metavar="PX")
+    no_training: bool = switch(help="skip the training of a small network")
 
 
 @program.verb("imagenet_prep.demo", Config, __doc__)
@@ -77,13 +75,13 @@ def run(config: Config) -> None:
         report.run([str(dataset)])
 
     print(
-        f"\nMade: {dataset}: shards, index/ for DALI, dataset.json (the manifest), labels.txt,\n"
-        "quarantine.jsonl (every image that was left out or repaired, and why).\n"
+        f"\nCreated: {dataset}: shards, index/ for DALI, dataset.json (the manifest), labels.txt,\n"
+        "quarantine.jsonl (all excluded and repaired images, with the reasons).\n"
         f"Open {dataset / naming.REPORT} in a browser.\n"
         "\nNext:\n"
         f"  imagenet-prep show {shlex.quote(str(shard))} --image 0 --out image.jpg\n"
-        f"  imagenet-prep prepare {shlex.join(command)}   # again: nothing is left to do\n"
-        "  imagenet-prep prepare --source ILSVRC2012 --out imagenet-480   # the real one"
+        f"  imagenet-prep prepare {shlex.join(command)}   # nothing is left to do\n"
+        "  imagenet-prep prepare --source ILSVRC2012 --out imagenet-480   # the real dataset"
     )
 
 
@@ -104,11 +102,11 @@ def train_model(dataset: Path, log_dir: Path) -> None:
     log_dir.mkdir(parents=True, exist_ok=True)
     # TensorFlow prints many lines, which only matter if training fails.
     log = LocalStore(log_dir).open("stderr.txt", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-    with open(log, "w+", encoding="utf-8", errors="replace") as said:
+    with open(log, "w+", encoding="utf-8", errors="replace") as stderr:
         argv = children.bound(children.python("-m", "imagenet_prep", *command), signal.SIGTERM)
-        code = subprocess.run(argv, check=False, stderr=said, stdin=subprocess.DEVNULL).returncode
-        said.seek(0)
-        last = "".join(said.readlines()[-5:])
+        code = subprocess.run(argv, check=False, stderr=stderr, stdin=subprocess.DEVNULL).returncode
+        stderr.seek(0)
+        last = "".join(stderr.readlines()[-5:])
     if code:
         raise ImagenetPrepError(f"training ended with exit code {code}:\n{last}")
 

@@ -1,7 +1,7 @@
 """Run a command on all hosts at once. After --: the command, or one quoted line for a shell.
 
 Examples:
-  imagenet-prep run-on-hosts hosts --show-keys      # first contact: look at the keys, add them
+  imagenet-prep run-on-hosts hosts --show-keys      # on first contact
   imagenet-prep run-on-hosts hosts -- df -h /data
   imagenet-prep run-on-hosts hosts "df -h /data | tail -n 1"
   imagenet-prep run-on-hosts hosts --timeout 600 -- imagenet-prep verify /data/imagenet-480
@@ -29,55 +29,53 @@ class Config(Settings):
 
     hosts: str = flag(
         place=Place.FILE,
-        help="the hosts file, one host per line as ADDRESS slots=N",
+        help="hosts file, with one host per line as ADDRESS slots=N",
         positional=True,
     )
     timeout: float = flag(
         60.0,
         above=0,
-        help="seconds after which a host that has not finished is given up",
+        help="time limit for each host",
         metavar="S",
     )
     show_keys: bool = switch(
-        help="show the key of each host, ask, and add the new keys to known_hosts; instead of "
-        "a command; a key that has changed is never replaced"
+        help="show the keys of the hosts, ask, and add new keys to known_hosts; runs no command, "
+        "and never replaces a changed key"
     )
-    yes: bool = switch(help="add the new keys of --show-keys without asking")
+    yes: bool = switch(
+        help="add the new keys of --show-keys without asking", only={"show_keys": (True,)}
+    )
     command: tuple[str, ...] = after_dashes("the command goes", line=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.yes and not self.show_keys:
-            raise ValueError("--yes is for --show-keys")
 
 
 def show_keys(config: Config) -> None:
     """Shows the keys of the hosts, and adds the new ones if the user agrees."""
     contacts = host_keys.look(read_hosts(Path(config.hosts)), config.timeout)
     if not contacts:
-        raise UsageError(f"{config.hosts}: lists no host but this one")
+        raise UsageError(f"{config.hosts}: lists only this host")
     print(host_keys.table(contacts), flush=True)
     new = [contact for contact in contacts if contact.state == host_keys.NEW]
     if new and (config.yes or _says_yes(len(new))):
         host_keys.add(new)
-        print(f"added {len(new)} to {', '.join(sorted({str(each.file) for each in new}))}")
+        print(f"added {len(new)} to {', '.join(sorted({str(contact.file) for contact in new}))}")
         new = []
-    problems = [f"{each.address}: not added" for each in new]
+    problems = [f"{contact.address}: not added" for contact in new]
     problems += [
-        f"{each.address}: has another key than {each.file} or the system's file knows. Nothing was "
-        f"replaced. If you know why it changed: ssh-keygen -R '{each.name}', then look again."
-        for each in contacts
-        if each.state == host_keys.CHANGED
+        f"{contact.address}: its key differs from the one in {contact.file} or in the system's "
+        "file, and was not replaced. If you know why it changed, run ssh-keygen -R "
+        f"'{contact.name}', then --show-keys again."
+        for contact in contacts
+        if contact.state == host_keys.CHANGED
     ]
-    problems += [f"{each.address}: {each.reason}" for each in contacts if each.key is None]
+    problems += [f"{contact.address}: {contact.reason}" for contact in contacts if not contact.key]
     if problems:
-        raise ImagenetPrepError("ssh will refuse:\n  " + "\n  ".join(problems))
+        raise ImagenetPrepError("ssh will refuse these hosts:\n  " + "\n  ".join(problems))
 
 
 def _says_yes(count: int) -> bool:
     print(
-        f"{count} new. Compare them with what each host says of itself at its console, or with "
-        "your provider's list:\n  ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub\n"
+        f"{count} new. Compare each key with the list of your provider, or with the output of this "
+        "command on the host's console:\n  ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub\n"
         "Type yes to add them: ",
         end="",
         flush=True,
@@ -101,11 +99,13 @@ def run(config: Config) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
     if config.show_keys:
         if config.command:
-            raise UsageError("--show-keys runs no command: leave out what stands after --")
+            raise UsageError("--show-keys runs no command: remove -- and the words after it")
         show_keys(config)
         return 0
     if not config.command:
-        raise UsageError("after -- comes the command: run-on-hosts hosts -- df -h /data")
+        raise UsageError(
+            "no command: expected it after --, as in run-on-hosts hosts -- df -h /data"
+        )
     hosts = read_hosts(Path(config.hosts))
     line = len(config.command) == 1 and len(config.command[0].split()) > 1
     command = ("sh", "-c", *config.command) if line else config.command

@@ -3,9 +3,9 @@
 No image is read, and no framework is needed.
 
 Examples:
-  imagenet-prep score said.csv /data/imagenet-480
-  imagenet-prep score said.csv /data/imagenet-480 --labels real.json --labels own.csv
-  imagenet-prep score said.csv s3://bucket/imagenetv2 --json
+  imagenet-prep score predictions.csv /data/imagenet-480
+  imagenet-prep score predictions.csv /data/imagenet-480 --labels real.json --labels own.csv
+  imagenet-prep score predictions.csv s3://bucket/imagenetv2 --json
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Config(Settings):
 
     predictions: str = flag(
         place=Place.FILE,
-        help="what a network says of each image, as `train --evaluate --predictions` writes it: "
-        "key,class_index,top1,p1,... to top5,p5",
+        help="predictions of a network, as written by `train --evaluate --predictions`; CSV with "
+        "the columns key,class_index,top1,p1,...,top5,p5",
         positional=True,
         metavar="PREDICTIONS.csv",
     )
@@ -33,8 +33,8 @@ class Config(Settings):
     labels: tuple[str, ...] = flag(
         (),
         place=Place.FILE,
-        help="count by these labels too: CSV with the header key,class, ReaL's real.json, or the "
-        "several-label annotations; may be given several times",
+        help="also score by these labels; CSV with the header key,class, ReaL's real.json, or the "
+        "multi-label annotations; may be repeated",
     )
     json: bool = switch(help="print the table as JSON")
 

@@ -22,16 +22,17 @@ import os
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from imagenet_prep.core import monitoring, program, terminal
+from imagenet_prep.core import monitoring, program
 from imagenet_prep.core.address import is_remote, with_absolute
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.core.flags import Place, WorkerFlags, after_dashes, flag, optional, switch
+from imagenet_prep.core.terminal import counted, printable
 from imagenet_prep.dataset import naming, schema, settings
 from imagenet_prep.dataset.flag import data_set
 
@@ -52,17 +53,17 @@ class Config(WorkerFlags):
     level: str = flag(
         "crc",
         choices=tuple(schema.LEVELS),
-        help="depth of the check; manifest: every file is there with its size; crc: every byte of "
-        "every file; decode: also every image, label and class count",
+        help="depth of the check; manifest: only names and sizes of shards, which are not read; "
+        "crc: every byte of every file; decode: also every image, label and class count",
     )
     if_changed: bool = switch(
-        help="read no shard where --if-changed has proven them all before, at this level or a "
-        "higher one, and none was touched since; what rots on the disk is not seen"
+        help="do not read the shards if an earlier --if-changed verified all of them, at this "
+        "level or a higher one, and none was modified since; this does not find decay of the disk"
     )
     signers: str | None = optional(
         place=Place.FILE,
-        help="also demand an SSH signature of the manifest by a key of this file, as ssh-keygen "
-        "reads it (ALLOWED SIGNERS)",
+        help="require an SSH signature of the manifest by a key of this file; its format is "
+        "ALLOWED SIGNERS of ssh-keygen",
     )
     json: bool = switch(help="print the result as JSON")
     beam_args: tuple[str, ...] = after_dashes("Options for Apache Beam go", are_flags=True)
@@ -70,9 +71,12 @@ class Config(WorkerFlags):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.if_changed and is_remote(self.dataset):
-            raise ValueError("--if-changed: the data set must be a folder")
+            raise ValueError("--if-changed can only be used with a local folder")
         if self.beam_args and self.dataset.startswith(("http://", "https://")):
-            raise ValueError("options for Apache Beam: receipts cannot be put on a web server")
+            raise ValueError(
+                "options for Apache Beam need a dataset in a folder or bucket, because workers "
+                "write receipts next to it"
+            )
 
 
 def verify(config: Config) -> Json:
@@ -97,7 +101,7 @@ def verify(config: Config) -> Json:
     ledger, before, since, oriented = None, {}, None, None
     if config.if_changed and folder:
         names = [file.name for shard in shards for file in shard.files]
-        names += [there.file(rows).name for there, rows in survey.files]
+        names += [found.file(rows).name for found, rows in survey.files]
         ledger = Ledger(folder, naming.VERIFIED, len(names), trusts_owner=True)
         since = _unchanged_since(ledger, names, config.level, manifest.digest)
         # Taken before reading: a file that is written meanwhile is not verified.
@@ -106,13 +110,13 @@ def verify(config: Config) -> Json:
         decodes = config.level == schema.LEVEL_DECODE
         labels_are_sound = naming.LABELS not in damaged and not untrue
         expectation = _expectation(dataset, config.level, decodes and labels_are_sound)
-        receipts = _check_shards(config, expectation, shards)
-        in_shards = [problem for receipt in receipts for problem in receipt.problems]
+        reports = _check_shards(config, expectation, shards)
+        in_shards = [problem for report in reports for problem in report.problems]
         if decodes:
-            oriented = sum(receipt.oriented for receipt in receipts)
+            oriented = sum(report.oriented for report in reports)
         # A part of a dataset need not contain all images of a class.
         if part.nodes == 1 and not in_shards and decodes and labels_are_sound:
-            in_shards += _check_class_counts(manifest, receipts)
+            in_shards += _check_class_counts(manifest, reports)
         if not in_shards and config.level != schema.LEVEL_MANIFEST and manifest.has_samples:
             in_shards += wrong_roots(dataset)
         problems += in_shards
@@ -162,12 +166,12 @@ def _check_shards(
     from imagenet_prep.storage.store import open_store
 
     workers = engine.Workers(config.workers, config.worker_kind, config.beam_args)
-    with contextlib.ExitStack() as kept:
+    with contextlib.ExitStack() as stack:
         # Receipts are stored next to the data only if other machines must see them.
         place: Store = (
             open_store(config.dataset)
             if workers.remote
-            else LocalStore(kept.enter_context(scratch.place()))
+            else LocalStore(stack.enter_context(scratch.place()))
         )
         work = functools.partial(_check_shard, expectation)
         stage = engine.Stage("verify", uuid.uuid4().hex, place, work, Report)
@@ -186,19 +190,24 @@ def _check_shard(expectation: Expectation, shard: Shard) -> Result[Report]:
     return Result(check_shard(shard, expectation))
 
 
-def _mend(manifest: Manifest) -> str:
+def _remedy(place: str) -> str:
+    from imagenet_prep.storage.opened import open_dataset
+
+    dataset = open_dataset(place, parts=True, check=False)
+    if dataset.placement.nodes > 1:
+        return "Run the replicate command that made it, with --repair."
     with contextlib.suppress(ValueError):
-        verb = settings.parse(manifest.config).verb
+        verb = settings.parse(dataset.manifest.config).verb
         if verb == settings.ADOPT:
             return (
-                "Its shards were adopted: copy damaged ones again from where the set came from. "
-                "Delete other damaged files: the same adopt command makes them again."
+                "Copy damaged shards again from the original dataset. Delete other damaged files "
+                "and run the same adopt command again, which restores them."
             )
         return (
-            "To repair a shard, delete it (and any file too many), then run the same "
-            f"{verb} command again: it makes only what is missing."
+            "Delete the damaged shards and any extra files, and run the same "
+            f"{verb} command again, which only makes missing shards."
         )
-    return "Fetch what is damaged from where the set came from."
+    return "Copy the damaged files again from the original dataset."
 
 
 def _expectation(dataset: Dataset, level: str, checks_labels: bool) -> Expectation:
@@ -247,30 +256,30 @@ def _check_strangers(dataset: Dataset, known: set[str]) -> list[str]:
     store, part = dataset.store, dataset.placement
     listed = "the manifest" if part.nodes == 1 else str(part)
     problems = [
-        f"{name}: not in {listed}, but readers would take it for a shard"
+        f"{name}: not in {listed}, but readers would read it as a shard"
         for name in store.list_folder()
         if naming.looks_like_shard(name) and name not in known
     ]
-    beside = {name for shard in known for name in naming.beside(shard)}
+    of_shards = {name for shard in known for name in naming.beside(shard)}
     return problems + [
         f"{folder}/{name}: not in {listed}"
         for folder in naming.BESIDE
         for name in store.names(folder)
-        if f"{folder}/{name}" not in beside
+        if f"{folder}/{name}" not in of_shards
     ]
 
 
-def _check_class_counts(manifest: Manifest, receipts: Sequence[Report]) -> list[str]:
+def _check_class_counts(manifest: Manifest, reports: Sequence[Report]) -> list[str]:
     problems = []
     for name, split in manifest.splits.items():
         shards = {shard.name for shard in split.shards}
         counts: Counter[int] = Counter()
-        for receipt in receipts:
-            if receipt.shard in shards:
-                counts.update(receipt.examples_per_class)
+        for report in reports:
+            if report.shard in shards:
+                counts.update(report.examples_per_class)
         problems += [
-            f"{name}: class {index} has {terminal.counted(counts[index], 'example')}, the manifest "
-            f"says {expected}"
+            f"{name}: class {index} has {counted(counts[index], 'example')}, expected "
+            f"{expected} by the manifest"
             for index, expected in enumerate(split.examples_per_class)
             if counts[index] != expected
         ]
@@ -287,47 +296,46 @@ def run(config: Config) -> None:
     if config.json:
         print(json.dumps(result, indent=1))
     elif problems:
-        print("\n".join(map(terminal.printable, problems)))
-    counted = terminal.counted
-    what = f"{counted(result['examples'], 'example')} in {counted(result['shards'], 'shard')}"
+        print("\n".join(map(printable, problems)))
+    size = f"{counted(result['examples'], 'example')} in {counted(result['shards'], 'shard')}"
     if result["part"]:
-        what += f" ({result['part']})"
+        size += f" ({result['part']})"
     if problems:
-        from imagenet_prep.storage.opened import open_dataset
-
-        made = open_dataset(config.dataset, parts=True, check=False).manifest
-        remedy = _mend(made)
-        if result["part"]:
-            remedy = "Run the replicate command that made it, with --repair."
-        found = f"{counted(len(problems), 'problem')} in {what} of {config.dataset}"
-        raise DataDamagedError(f"{found}, listed above. {remedy}", remedy)
+        remedy = _remedy(config.dataset)
+        summary = f"{counted(len(problems), 'problem')} in {size} of {config.dataset}"
+        raise DataDamagedError(f"{summary}, listed above. {remedy}", remedy)
     if not config.json:
-        if result["columns"]:
-            print(f"columns: {', '.join(result['columns'])}")
-        for name, files in result["incomplete_columns"].items():
-            print(
-                f"column {name} is not complete: {counted(files, 'shard')} finished. Run the "
-                "script that writes it again"
-            )
-        print(f"sound: {what}, level {config.level}, manifest {result['digest'][:16]}")
-        if "signed_by" in result:
-            print(f"signed by {terminal.printable(result['signed_by'])}")
-        if not result["has_samples"]:
-            print(
-                "no tables of samples: the manifest proves shards, not images; imagenet-prep adopt "
-                "writes them"
-            )
-        if result["excluded"]:
-            excluded = counted(result["excluded"], "image")
-            print(f"excluded: {excluded}, left out as it was asked")
-        if result["oriented"]:
-            oriented = counted(result["oriented"], "image")
-            print(
-                f"EXIF orientation: {oriented} with a tag that is not 1, so decoders differ in how "
-                "they show them; prepare and resize --orientation set it right"
-            )
-        if "strangers" in result:
-            print("not checked: files that no manifest names, since a web server lists none")
-        if result["unchanged_since"]:
-            since = terminal.printable(result["unchanged_since"])
-            print(f"nothing was touched since it was proven at {since}")
+        print(*_lines(result, size), sep="\n")
+
+
+def _lines(result: Json, size: str) -> Iterator[str]:
+    if result["columns"]:
+        yield f"columns: {', '.join(result['columns'])}"
+    for name, files in result["incomplete_columns"].items():
+        yield (
+            f"column {name} is not complete: {counted(files, 'shard')} finished. Run the script "
+            "that writes it again"
+        )
+    is_read = result["level"] != schema.LEVEL_MANIFEST
+    verdict = "sound" if is_read else "names and sizes match"
+    yield f"{verdict}: {size}, level {result['level']}, manifest {result['digest'][:16]}"
+    if not is_read:
+        yield "not read: the contents of shards, indexes, tables and columns. Use --level crc"
+    if "signed_by" in result:
+        yield f"signed by {printable(result['signed_by'])}"
+    if not result["has_samples"]:
+        yield (
+            "no tables of samples: shards are verified, but not single images. imagenet-prep adopt "
+            "writes the tables"
+        )
+    if result["excluded"]:
+        yield f"excluded: {counted(result['excluded'], 'image')}, on request"
+    if result["oriented"]:
+        yield (
+            f"EXIF orientation: {counted(result['oriented'], 'image')} with a tag other than 1, "
+            "which decoders show differently. prepare and resize --orientation correct this"
+        )
+    if "strangers" in result:
+        yield "not checked: files outside the manifest, since a web server does not list them"
+    if result["unchanged_since"]:
+        yield f"not modified since the last verification at {printable(result['unchanged_since'])}"

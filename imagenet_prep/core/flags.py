@@ -136,10 +136,11 @@ class Settings:
             for key, allowed in self._flags[name].only.items():
                 if values[key] not in allowed:
                     value = "" if values[name] is True else f" {values[name]}"
-                    expected = " or ".join(str(word) for word in allowed if word)
-                    raise ValueError(
-                        f"{spelled[name]}{value} can only be used with {spelled[key]} {expected}"
+                    expected = " or ".join(
+                        str(word) for word in allowed if word not in (None, True)
                     )
+                    expected = f"{spelled[key]} {expected}".rstrip()
+                    raise ValueError(f"{spelled[name]}{value} can only be used with {expected}")
             for key in filter(values.get, self._flags[name].without):
                 if key in given:
                     raise ValueError(f"{spelled[name]} and {spelled[key]} cannot be combined")

@@ -113,5 +113,7 @@ def test_a_trainer_and_a_reader_name_the_python_that_has_no_tensorflow(
     wanted: Any = SimpleNamespace(backend="tfdata", device="cpu")
     with pytest.raises(errors.UsageError, match="TensorFlow is not installed: use Python 3"):
         train.train(train.Config(synthetic=True))
-    with pytest.raises(errors.UsageError, match="'tfdata': TensorFlow is not installed: use Python 3"):
+    with pytest.raises(
+        errors.UsageError, match="'tfdata': TensorFlow is not installed: use Python 3"
+    ):
         backend.choose_backend(wanted)

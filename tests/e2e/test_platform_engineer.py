@@ -67,7 +67,7 @@ def test_from_a_mistyped_flag_to_a_mended_replica(archives: Miniature, tmp_path:
     proven = command.run("verify", "--data-dir", tmp_path / "set", "--if-changed")
     assert proven.code == 0, proven
     untouched = command.run("verify", tmp_path / "set" / "dataset.json", "--if-changed")
-    assert "nothing was touched since it was proven" in untouched.out
+    assert "not modified since the last verification" in untouched.out
 
     # Copies it; a bit of the copy is lost, which is found, named, and mended.
     copied = command.run("replicate", tmp_path / "set", "--to", tmp_path / "copy")

@@ -18,16 +18,10 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from imagenet_prep.core import program
+from imagenet_prep.core import errors, program
 from imagenet_prep.core.address import is_remote
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.errors import (
-    DataDamagedError,
-    ImagenetPrepError,
-    SourceError,
-    UsageError,
-    some,
-)
+from imagenet_prep.core.errors import ImagenetPrepError, UsageError, some
 from imagenet_prep.core.flags import Place, WorkerFlags, optional, switch
 from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import naming, schema
@@ -42,7 +36,7 @@ if TYPE_CHECKING:
 _SHOWN = 5  # problems listed in a message
 _STALE = dict.fromkeys(
     ((schema.HEIGHT, "untrue"), (schema.WIDTH, "untrue")),
-    ": from before a resize, --rewrite corrects it",
+    ": the size before a resize, --rewrite corrects it",
 )
 
 
@@ -56,25 +50,25 @@ class Config(WorkerFlags):
     )
     out: str | None = optional(
         place=Place.FOLDER_OR_BUCKET,
-        help="leave the shards where they are and make the data set here: from folder to folder of "
-        "hard links, from or to s3:// of copies",
+        help="create the dataset here and keep the original; shards are hard links, or copies from "
+        "or to s3://",
     )
     rewrite: bool = switch(
-        help="write the shards again to --out, with all keys, true sizes and labels from 1; the "
-        "images stay byte for byte"
+        help="write the shards again to --out with all fields, true sizes and labels from 1; the "
+        "images do not change"
     )
-    allow_subset: bool = switch(help="accept other numbers of images than those of ILSVRC2012")
+    allow_subset: bool = switch(help="accept numbers of images that differ from ILSVRC2012")
     dry_run: bool = switch(
-        help="read everything, print what was found and would be done; change nothing"
+        help="check the shards and print all findings and changes; change nothing"
     )
     json: bool = switch(help="print the result as JSON")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.rewrite and self.out is None:
-            raise ValueError("--rewrite: give --out, since no shard is ever replaced")
+            raise ValueError("--rewrite needs --out: shards are never replaced")
         if is_remote(self.folder) and self.out is None and not self.dry_run:
-            raise ValueError(f"{self.folder}: give --out, since no object is renamed in a bucket")
+            raise ValueError(f"{self.folder}: a bucket needs --out: objects cannot be renamed")
 
 
 def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
@@ -91,7 +85,7 @@ def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
     source = open_store(config.folder)
     store = source if config.out is None else open_store(config.out)
     if config.out is not None and same_place(store.where(), source.where()):
-        raise UsageError(f"--out {config.out} is the folder itself; leave it out to work in place")
+        raise UsageError(f"--out {config.out} is the source. To adopt it in place, remove --out")
     if config.out is not None:
         columns.say_left_behind(source)
     workers = Workers(config.workers, config.worker_kind)
@@ -127,8 +121,8 @@ def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
             quiet=config.json,
         )
         rewrite.run(job, store)
-    made = None if refusal else Dataset.at(store).manifest
-    return _summary(config, found, seen, made), refusal
+    manifest = None if refusal else Dataset.at(store).manifest
+    return _summary(config, found, seen, manifest), refusal
 
 
 def _completed(config: Config, store: Store) -> Json:
@@ -138,18 +132,18 @@ def _completed(config: Config, store: Store) -> Json:
     from imagenet_prep.storage.opened import Dataset, open_dataset
 
     store.local.settle()
-    there = open_dataset(store, check=False)
-    lost = there.lost()
+    dataset = open_dataset(store, check=False)
+    lost = dataset.lost()
     if not lost:
-        _ = there.classes  # raises if the class list differs from the manifest
-    if lost or not there.manifest.has_samples:
+        _ = dataset.classes  # raises if the class list differs from the manifest
+    if lost or not dataset.manifest.has_samples:
         with store.lock():
             workers = Workers(config.workers, config.worker_kind)
-            adoption.restore(store, there.manifest, lost, workers, quiet=config.json)
+            adoption.restore(store, dataset.manifest, lost, workers, quiet=config.json)
     return {
         "folder": store.where(),
         "already": Dataset.at(store).manifest.digest,
-        "tables": "there" if there.manifest.has_samples else "added",
+        "tables": "there" if dataset.manifest.has_samples else "added",
         "restored": lost,
     }
 
@@ -157,22 +151,20 @@ def _completed(config: Config, store: Store) -> Json:
 def _refusal(config: Config, found: TfrecordSet, seen: ExistingSet) -> ImagenetPrepError | None:
     where = found.store.where()
     if seen.problems:
-        shown = "; ".join(seen.problems[:_SHOWN])
-        return DataDamagedError(
-            f"{where}: {counted(len(seen.problems), 'problem')}, all of them listed above: {shown}"
-            f"{'; ...' if len(seen.problems) > _SHOWN else ''}. Nothing was changed. Fetch what is "
-            "damaged again."
+        shown = "; ".join([*seen.problems[:_SHOWN], *["..."] * (len(seen.problems) > _SHOWN)])
+        return errors.DataDamagedError(
+            f"{where}: {counted(len(seen.problems), 'problem')}, all listed above: {shown}. "
+            "Nothing was changed. Get the damaged files again."
         )
-    counts = seen.count_problems
-    if counts and not config.allow_subset:
-        return SourceError(
-            f"{where}: not the whole of ILSVRC2012: {'; '.join(counts)}. Get the missing "
-            "part, or pass --allow-subset if this is what you want."
+    if seen.count_problems and not config.allow_subset:
+        return errors.SourceError(
+            f"{where}: incomplete ILSVRC2012: {'; '.join(seen.count_problems)}. Get the missing "
+            "images, or accept this subset with --allow-subset."
         )
     if schema.ENCODED in seen.lacks and not config.rewrite:
         return UsageError(
-            f"{where}: the records have TensorFlow Datasets' keys, which readers of the slim "
-            "schema do not know. Give --rewrite --out DIR: the images stay byte for byte."
+            f"{where}: the records have the feature names of TensorFlow Datasets, which readers of "
+            "the slim schema do not know. Use --rewrite --out DIR: the images do not change."
         )
     return None
 
@@ -181,27 +173,25 @@ def _findings(found: TfrecordSet, seen: ExistingSet) -> list[str]:
     findings = []
     for split, shards in found.splits.items():
         first, last = shards[0], shards[-1]
-        if below := first.path.rpartition("/")[0]:
-            findings.append(f"{split}: lies in {below}/, readers look one folder up")
-        if first.file.startswith(f"{split}-") and first.file != first.name:
+        if folder := first.path.rpartition("/")[0]:
+            findings.append(f"{split}: in {folder}/, but readers expect it one folder up")
+        if not first.file.startswith(f"{split}-"):
+            findings.append(f"{split}: named as by TensorFlow Datasets, {first.file}")
+        elif first.file != first.name:
             findings.append(
-                f"{split}: names count from 1: {first.name} is missing, {last.file} is there"
+                f"{split}: names count from 1: {last.file} exists, but not {first.name}"
             )
-        elif not first.file.startswith(f"{split}-"):
-            findings.append(f"{split}: named as TensorFlow Datasets does, {first.file}")
-    labelling = seen.labelling
-    last_label = len(labelling.classes.wnids) - 1 + labelling.offset
-    findings.append(
-        f"labels: {labelling.offset} ... {last_label}, class index + {labelling.offset}"
-    )
+    offset = seen.labelling.offset
+    last_label = len(seen.labelling.classes.wnids) - 1 + offset
+    findings.append(f"labels: {offset} ... {last_label}, class index + {offset}")
     if renamed := [key for of_shard in seen.renamed.values() for key in of_shard.values()]:
         findings.append(
             f"keys: {counted(len(renamed), 'record')} with the class and file name of an earlier "
-            f"one, numbered: {some(renamed)}"
+            f"one, now numbered: {some(renamed)}"
         )
     findings += [f"counts: {problem}" for problem in seen.count_problems]
     if schema.ENCODED in seen.lacks:
-        findings.append("records: TensorFlow Datasets' keys, not those of the slim schema")
+        findings.append("records: feature names of TensorFlow Datasets, not of the slim schema")
     else:
         findings += [
             f"{key}: {kind} in {n:,} of {counted(seen.examples, 'record')}"
@@ -211,18 +201,20 @@ def _findings(found: TfrecordSet, seen: ExistingSet) -> list[str]:
         ]
     if seen.not_rgb:
         findings.append(
-            f"grey or CMYK, not RGB as their records say: {counted(seen.not_rgb, 'image')}"
+            f"grey or CMYK, although the records say RGB: {counted(seen.not_rgb, 'image')}"
         )
     findings += [f"damaged: {problem}" for problem in seen.problems]
     return findings
 
 
-def _summary(config: Config, found: TfrecordSet, seen: ExistingSet, made: Manifest | None) -> Json:
+def _summary(
+    config: Config, found: TfrecordSet, seen: ExistingSet, manifest: Manifest | None
+) -> Json:
     from imagenet_prep.preparation import adoption
 
     return {
         "folder": config.out or config.folder,
-        "digest": made.digest if made else None,
+        "digest": manifest.digest if manifest else None,
         "splits": {
             split: {
                 "examples": sum(shard.examples for shard in shards),
@@ -233,7 +225,7 @@ def _summary(config: Config, found: TfrecordSet, seen: ExistingSet, made: Manife
         },
         "findings": _findings(found, seen),
         "problems": seen.problems,
-        "lacks": seen.lacks if made is None else made.lacks,
+        "lacks": seen.lacks if manifest is None else manifest.lacks,
         "renames": [] if config.rewrite else adoption.moves(found),
     }
 
@@ -249,14 +241,13 @@ def run(config: Config) -> None:
 
 def _render(summary: Json) -> str:
     if "already" in summary:
-        what = "nothing to do"
-        if summary["tables"] == "added":
-            what = "it has tables of samples now"
+        action = "tables of samples were added" if summary["tables"] == "added" else "nothing to do"
         if restored := summary["restored"]:
-            what = f"{counted(len(restored), 'lost file')} made again: {some(restored)}"
+            action = f"{counted(len(restored), 'lost file')} restored: {some(restored)}"
+        digest = summary["already"][:16]
         return (
-            f"{summary['folder']} is a data set already ({summary['already'][:16]}); {what}. "
-            "imagenet-prep verify proves it."
+            f"{summary['folder']} is already a dataset ({digest}): {action}. To check it, run "
+            "imagenet-prep verify."
         )
     lines = [
         f"{name}: {counted(s['examples'], 'example')} in {counted(s['shards'], 'shard')}, "
@@ -264,8 +255,8 @@ def _render(summary: Json) -> str:
         for name, s in summary["splits"].items()
     ]
     lines += [f"found: {finding}" for finding in summary["findings"]]
-    how = "would be named" if summary["digest"] is None else "is now"
-    lines += [f"{before} {how} {after}" for before, after in summary["renames"]]
+    renamed = "would be renamed to" if summary["digest"] is None else "was renamed to"
+    lines += [f"{before} {renamed} {after}" for before, after in summary["renames"]]
     if summary["digest"] is None:
         lines.append("nothing was changed")
     else:

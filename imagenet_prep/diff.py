@@ -44,8 +44,6 @@ _WORDS = {
     "other_bytes": "other bytes",
     "other_size": "other size",
 }
-# With --exit-code, as in git: there are differences.
-_DIFFERENT = 1
 
 
 @dataclass(frozen=True)
@@ -54,27 +52,27 @@ class Config(Settings):
 
     a: str = flag(
         place=Place.ANYWHERE,
-        help="data set A: a folder, s3://bucket/prefix or http(s)://...",
+        help="dataset A, a folder, s3://bucket/prefix or http(s)://...",
         positional=True,
         metavar="A",
         read=without_manifest,
     )
     b: str = flag(
         place=Place.ANYWHERE,
-        help="data set B",
+        help="dataset B",
         positional=True,
         metavar="B",
         read=without_manifest,
     )
     out: str | None = optional(
         place=Place.FILE,
-        help="write all differences to this CSV file, one line a key",
+        help="write all differences to this CSV file, one line per key",
         metavar="CSV",
     )
     prove: bool = switch(
-        help="read all tables of both sets, and compute the roots that their manifests only claim"
+        help="read all tables of samples, and check the digests that the manifests state"
     )
-    exit_code: bool = switch(help="end with 1 if anything differs, and with 0 otherwise")
+    exit_code: bool = switch(help="exit code 1 if anything differs")
     json: bool = switch(help="print the counts as JSON")
 
 
@@ -87,9 +85,11 @@ def diff(config: Config) -> Json:
 
     a, b = open_dataset(config.a), open_dataset(config.b)
     splits = splits_that_differ(a, b)
-    for side in (a, b) if config.prove else ():
-        if wrong := wrong_roots(side):
-            raise DataDamagedError(f"{side.where}: {'; '.join(wrong)}. Run imagenet-prep verify.")
+    for dataset in (a, b) if config.prove else ():
+        if wrong := wrong_roots(dataset):
+            raise DataDamagedError(
+                f"{dataset.where}: {'; '.join(wrong)}. Run imagenet-prep verify."
+            )
     counts: dict[str, Counter[str]] = {
         split: Counter() for split in {**a.manifest.splits, **b.manifest.splits}
     }
@@ -162,17 +162,17 @@ def _row(difference: Difference) -> list[Any]:
     return row
 
 
-def _text(found: Json) -> Iterator[str]:
+def _text(result: Json) -> Iterator[str]:
     for name in "ab":
-        side = found[name]
-        yield f"{name.upper()}: {side['dataset']}, {terminal.counted(side['examples'], 'image')}"
-    if not found["same_classes"]:
-        yield "their class lists differ, so labels are compared by the ids of the classes"
-    for split, of_split in found["splits"].items():
+        facts = result[name]
+        yield f"{name.upper()}: {facts['dataset']}, {terminal.counted(facts['examples'], 'image')}"
+    if not result["same_classes"]:
+        yield "the class lists differ, so labels are compared by WNID"
+    for split, of_split in result["splits"].items():
         if of_split["equal"]:
-            proven = ": the same images, with the same labels and bytes"
-            claimed = " by the roots that both manifests claim; --prove computes them"
-            yield f"{split}: equal{proven if found['proven'] else claimed}"
+            checked = ": the same images, with the same labels and bytes"
+            stated = " according to the digests in both manifests. To check these, use --prove"
+            yield f"{split}: equal{checked if result['proven'] else stated}"
             continue
         yield f"{split}:"
         for kind, keys in of_split["first_keys"].items():
@@ -181,21 +181,22 @@ def _text(found: Json) -> Iterator[str]:
                 yield f"  {_WORDS[kind]:<11} {count:>12,}  {', '.join(shown[:count])}"
         if tables := of_split["trusted_tables"]:
             yield (
-                f"  equal by both manifests: {terminal.counted(tables, 'table')} of samples, not "
-                "compared; --prove reads them"
+                f"  equal according to both manifests: {terminal.counted(tables, 'table')} of "
+                "samples. To read them, use --prove"
             )
-    for name, how in found["columns"].items():
-        yield f"column {name}: {how}"
+    for name, difference in result["columns"].items():
+        yield f"column {name}: {difference}"
 
 
 @program.verb("imagenet_prep.diff", Config, __doc__)
 def run(config: Config) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
-    found = diff(config)
+    result = diff(config)
     if config.json:
-        print(json.dumps(found, indent=1, ensure_ascii=False))
+        print(json.dumps(result, indent=1, ensure_ascii=False))
     else:
-        print("\n".join(_text(found)))
+        print("\n".join(_text(result)))
         if config.out is not None:
             print(f"{config.out}: all differences")
-    return _DIFFERENT if config.exit_code and not found["equal"] else 0
+    # As in git: 1 if there are differences.
+    return 1 if config.exit_code and not result["equal"] else 0

@@ -26,6 +26,7 @@ from typing import Literal, NamedTuple
 from imagenet_prep.core import installed, program, terminal
 from imagenet_prep.core.errors import ImagenetPrepError, install_line
 from imagenet_prep.core.flags import Place, Settings, flag, optional, switch
+from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import naming
 
 # The packages and the use of each extra. In names joined by a bar, one package is enough.
@@ -61,9 +62,9 @@ class Check(NamedTuple):
 class Config(Settings):
     """Settings of one check of this machine; see the help of each flag."""
 
-    dir: str = flag(".", place=Place.FOLDER, help="the folder whose disk is checked")
+    dir: str = flag(".", place=Place.FOLDER, help="folder on the disk to check")
     s3: str | None = optional(
-        place=Place.BUCKET, help="also put, read and delete a small object below this prefix"
+        place=Place.BUCKET, help="also write, read and delete a small object below this prefix"
     )
     json: bool = switch(help="print the checks as JSON")
 
@@ -81,19 +82,19 @@ def checks(config: Config) -> Iterator[Check]:
     yield from _disk(Path(config.dir).expanduser().absolute())
     yield _limit()
     yield _shared_memory()
-    if (ssh := shutil.which("ssh")) is not None:
+    if ssh := shutil.which("ssh"):
         yield Check("ssh", "ok", ssh)
     else:
-        found = "launch and replicate reach no other host"
+        found = "needed by launch and replicate for other hosts"
         yield Check("ssh", "missing", found, "apt-get install openssh-client")
     if config.s3 is not None:
-        yield from _bucket(config.s3)
+        yield _bucket(config.s3)
 
 
 def _python() -> Check:
-    found = f"{platform.python_version()} at {sys.executable}, {platform.platform()}"
-    packages = installed.version("imagenet-prep") or "imagenet-prep, not installed by pip"
-    return Check("Python", "ok", f"{found}; {packages}")
+    python = f"{platform.python_version()} at {sys.executable}, {platform.platform()}"
+    package = installed.version("imagenet-prep") or "imagenet-prep, not installed by pip"
+    return Check("Python", "ok", f"{python}; {package}")
 
 
 def _codec() -> Check:
@@ -102,7 +103,12 @@ def _codec() -> Check:
     try:
         loaded = libraries.load()
     except libraries.UnavailableError as error:
-        return Check("codec", "wrong", error.why, "add --codec portable: slower, other bytes")
+        return Check(
+            "codec",
+            "wrong",
+            error.why,
+            "use --codec portable, which is slower and writes different bytes",
+        )
     from PIL import features
 
     simd = libraries.SIMD[loaded.kernel.planes_best()]
@@ -113,8 +119,8 @@ def _codec() -> Check:
 def _extras() -> Iterator[Check]:
     for extra, (packages, use) in EXTRAS.items():
         versions = {name: installed.version(*name.split("|")) for name in packages.split()}
-        if lacking := [name for name, found in versions.items() if found is None]:
-            found = f"for {use}: no {', '.join(lacking).replace('|', ' or ')}"
+        if missing := [name for name, version in versions.items() if version is None]:
+            found = f"for {use}: no {', '.join(missing).replace('|', ' or ')}"
             yield Check(f"extra {extra}", "missing", found, install_line(extra))
         else:
             yield Check(f"extra {extra}", "ok", ", ".join(filter(None, versions.values())))
@@ -143,12 +149,16 @@ def _gpus() -> Check:
         version = _DRIVER / "version"
         words = version.read_text("utf-8").split() if version.is_file() else []
         driver = next((word for word in words if word[:1].isdigit()), "unknown")
-        return Check("GPU", "ok", f"{terminal.counted(count, 'GPU')}, driver {driver}")
+        return Check("GPU", "ok", f"{counted(count, 'GPU')}, driver {driver}")
     if listed:
-        found = f"the driver has {terminal.counted(len(listed), 'GPU')}, CUDA shows none"
-        remedy = "nvidia-smi; in a container, docker run --gpus all; and see CUDA_VISIBLE_DEVICES"
+        found = f"the driver has {counted(len(listed), 'GPU')}, but CUDA shows none"
+        remedy = "nvidia-smi; check CUDA_VISIBLE_DEVICES; in a container: docker run --gpus all"
         return Check("GPU", "wrong", found, remedy)
     return Check("GPU", "missing", "no NVIDIA driver: training uses the CPU", "nvidia-smi")
+
+
+def _judged(name: str, is_ok: bool, found: str, remedy: str) -> Check:
+    return Check(name, "ok", found) if is_ok else Check(name, "wrong", found, remedy)
 
 
 def _disk(folder: Path) -> Iterator[Check]:
@@ -156,22 +166,21 @@ def _disk(folder: Path) -> Iterator[Check]:
     from imagenet_prep.storage.new_file import new_file
 
     try:
-        room = os.statvfs(folder)
-        free = f"{folder}: {terminal.human_bytes(room.f_bavail * room.f_frsize)} free"
+        disk = os.statvfs(folder)
+        free = disk.f_bavail * disk.f_frsize
         # File systems such as Btrfs create inodes on demand and report none.
-        few = room.f_files > 0 and room.f_favail < _LEAST_INODES
-        if few or room.f_bavail * room.f_frsize < _LEAST_FREE:
-            found = f"{free}, {room.f_favail:,} inodes free"
-            yield Check("disk", "wrong", found, f"df -h {folder}; df -i {folder}")
-        else:
-            inodes = f"{room.f_favail:,} inodes" if room.f_files else "inodes without limit"
-            yield Check("disk", "ok", f"{free}, {inodes}")
-        with tempfile.TemporaryDirectory(prefix=".imagenet-prep-doctor-", dir=folder) as made:
-            with new_file(Path(made) / "file") as file:
+        inodes = f"{disk.f_favail:,} inodes" if disk.f_files else "any number of inodes"
+        enough = not disk.f_files or disk.f_favail >= _LEAST_INODES
+        found = f"{folder}: {human_bytes(free)} and {inodes} free"
+        yield _judged(
+            "disk", enough and free >= _LEAST_FREE, found, f"df -h {folder}; df -i {folder}"
+        )
+        with tempfile.TemporaryDirectory(prefix=".imagenet-prep-doctor-", dir=folder) as scratch:
+            with new_file(Path(scratch) / "file") as file:
                 file.write(b"imagenet-prep")
-            sync_folder(Path(made))
+            sync_folder(Path(scratch))
             yield Check("fsync", "ok", f"{folder}: a file and its folder were synced")
-            yield _link(Path(made) / "file")
+            yield _link(Path(scratch) / "file")
     except OSError as error:
         yield Check("disk", "wrong", f"{folder}: {error.strerror}", f"ls -ld {folder}")
 
@@ -182,51 +191,46 @@ def _link(path: Path) -> Check:
         os.link(path, link)
         if path.samefile(link):
             return Check("hard links", "ok", f"{folder}: files can be linked")
-        why = "a link is a different file"
+        reason = "a link is a different file"
     except OSError as error:
-        why = str(error.strerror)
-    remedy = "for adopt and amend, choose --dir on another file system"
-    return Check("hard links", "missing", f"{folder}: {why}", remedy)
+        reason = str(error.strerror)
+    remedy = "for adopt and amend, use a folder on a different file system"
+    return Check("hard links", "missing", f"{folder}: {reason}", remedy)
 
 
 def _limit() -> Check:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard == resource.RLIM_INFINITY or hard >= _LEAST_FILES:
-        many = "any number" if hard == resource.RLIM_INFINITY else f"up to {hard:,}"
-        return Check("open files", "ok", f"{many} per process")
+    if hard == resource.RLIM_INFINITY:
+        return Check("open files", "ok", "any number per process")
     found = f"at most {hard:,} per process, expected {_LEAST_FILES:,} or more"
-    return Check("open files", "wrong", found, "raise nofile in /etc/security/limits.conf")
+    remedy = "raise nofile in /etc/security/limits.conf"
+    return _judged("open files", hard >= _LEAST_FILES, found, remedy)
 
 
 def _shared_memory() -> Check:
     try:
-        room = os.statvfs(_SHARED)
+        memory = os.statvfs(_SHARED)
     except OSError as error:
         return Check("/dev/shm", "wrong", str(error.strerror), f"mount -t tmpfs tmpfs {_SHARED}")
-    free = room.f_bavail * room.f_frsize
-    found = f"{terminal.human_bytes(free)} free"
-    if free < _LEAST_SHARED or not os.access(_SHARED, os.W_OK):
-        found += ", writable by this user" if os.access(_SHARED, os.W_OK) else ", not writable"
-        remedy = "in a container, docker run --shm-size=8g; else remove old files there"
-        return Check("/dev/shm", "wrong", found, remedy)
-    return Check("/dev/shm", "ok", found)
+    free, is_writable = memory.f_bavail * memory.f_frsize, os.access(_SHARED, os.W_OK)
+    found = f"{human_bytes(free)} free" + ", not writable" * (not is_writable)
+    remedy = "remove old files there; in a container: docker run --shm-size=8g"
+    return _judged("/dev/shm", is_writable and free >= _LEAST_SHARED, found, remedy)
 
 
-def _bucket(base: str) -> Iterator[Check]:
+def _bucket(base: str) -> Check:
     """Tests uploads with checksums; if they are refused, tests with objects read back instead."""
     from imagenet_prep.storage.s3 import CHECK_BY_READING, checks_by_reading
 
-    asked = checks_by_reading()
-    how = "objects are read back and compared" if asked else "the server verifies CRC32Cs"
-    if (refused := _trial(base)) is None:
-        yield Check("S3", "ok", f"{base}: an object was put, read and deleted; {how}")
-        return
+    by_reading = checks_by_reading()
+    how = "objects are read back and compared" if by_reading else "the server verifies CRC32Cs"
+    if (problem := _trial(base)) is None:
+        return Check("S3", "ok", f"{base}: an object was put, read and deleted; {how}")
     os.environ[CHECK_BY_READING] = "1"
-    if not asked and _trial(base) is None:
-        found = f"{base}: the server verifies no CRC32C, but objects can be read back and compared"
-        yield Check("S3", "wrong", found, f"export {CHECK_BY_READING}=1")
-    else:
-        yield Check("S3", "wrong", refused)
+    if by_reading or _trial(base) is not None:
+        return Check("S3", "wrong", problem)
+    found = f"{base}: the server does not verify CRC32Cs, but objects can be read back and compared"
+    return Check("S3", "wrong", found, f"export {CHECK_BY_READING}=1")
 
 
 def _trial(base: str) -> str | None:
@@ -243,22 +247,24 @@ def _trial(base: str) -> str | None:
             store.remove(name)
     except ImagenetPrepError as error:
         return str(error)
-    return None if found == data else f"{base}/{name}: other bytes were read than were put"
+    return (
+        None if found == data else f"{base}/{name}: the object was read back with different bytes"
+    )
 
 
 @program.verb("imagenet_prep.doctor", Config, __doc__)
 def run(config: Config) -> int:
     """Runs the verb and returns its exit code."""
-    found = []
+    done = []
     for check in checks(config):
-        found.append(check)
+        done.append(check)
         if not config.json:
             remedy = f"  -> {check.remedy}" if check.remedy else ""
             print(f"{check.state:8}{check.name}: {check.found}{remedy}", flush=True)
-    wrong = [check.name for check in found if check.state == "wrong"]
+    wrong = [check.name for check in done if check.state == "wrong"]
     if config.json:
-        listed = [check._asdict() for check in found]
+        listed = [check._asdict() for check in done]
         print(json.dumps({"ok": not wrong, "checks": listed}, indent=1))
     if wrong:
-        terminal.say(f"{terminal.counted(len(wrong), 'check')} wrong: {', '.join(wrong)}")
+        terminal.say(f"{counted(len(wrong), 'check')} wrong: {', '.join(wrong)}")
     return 1 if wrong else 0

@@ -29,7 +29,7 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.flags import Place, Settings, flag, optional, switch
 from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.sources import published
-from imagenet_prep.storage.credentials import COOKIES_VARIABLE, TOKEN_VARIABLE
+from imagenet_prep.storage.credentials import COOKIES_VARIABLE
 
 _IMAGENET = "https://image-net.org/data/ILSVRC/2012"
 # The site of CIFAR-10's authors, PyTorch's mirror of MNIST, and the ReaL authors' repository.
@@ -52,8 +52,8 @@ ARCHIVES = {
 # Flags of the 2018 tutorial's preprocess_imagenet.py that have no effect.
 _DEAD_FLAGS = {"__imagenet_username", "__imagenet_access_key"}
 DEAD_FLAGS = (
-    "--imagenet_username and --imagenet_access_key belong to addresses that image-net.org closed "
-    "in 2019"
+    "--imagenet_username and --imagenet_access_key have no effect since image-net.org closed the "
+    "old addresses in 2019"
 )
 
 
@@ -65,35 +65,35 @@ class Config(Settings):
         "Archives": "into what base_url allow_other",
         "Transfer and result": "connections dry_run json",
     }
-    into: str = flag(place=Place.FOLDER, help="folder for the archives, made if absent")
+    into: str = flag(place=Place.FOLDER, help="folder for the archives, created if absent")
     what: tuple[str, ...] = flag(
         ("train", "validation", "devkit"),
         choices=tuple(ARCHIVES),
-        help=f"archives to get, separated by commas: {', '.join(ARCHIVES)}",
+        help="archives to download, separated by commas",
         metavar="NAMES",
     )
     base_url: str | None = optional(
         place=Place.ANYWHERE,
-        help="source of the archives; http(s)://…, s3://bucket/prefix, or a folder (default: where "
-        "they are published)",
+        help="source of the archives; http(s)://..., s3://bucket/prefix or a folder (default: the "
+        "publisher's site)",
         metavar="URL",
     )
     allow_other: bool = switch(
-        help="accept other archives than the official ones, e.g. repacked; tells their md5"
+        help="accept archives that are not the official ones, e.g. repacked; prints their md5"
     )
-    connections: int = flag(8, least=1, help="ranges fetched at a time", metavar="N")
+    connections: int = flag(8, least=1, help="ranges downloaded in parallel", metavar="N")
     part_size: int = flag(32, least=1, help="size of a range in MiB", metavar="MIB")
-    retries: int = flag(20, least=0, help="failed attempts allowed for each range", metavar="N")
-    timeout: int = flag(60, least=1, help="seconds without a byte that are a failure", metavar="S")
+    retries: int = flag(20, least=0, help="retries per range", metavar="N")
+    timeout: int = flag(60, least=1, help="maximum time without data, in seconds", metavar="S")
     dry_run: bool = switch(help="print names, sizes and free space; write nothing")
     json: bool = switch(help="print the result as JSON")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len({_OTHERS.get(what) for what in self.what}) > 1:
+        if len({_OTHERS.get(name) for name in self.what}) > 1:
             raise ValueError(
-                f"--what {','.join(self.what)}: these are of different data sets. Give each set a "
-                "folder of its own, by one download each"
+                f"--what {','.join(self.what)}: archives of different datasets. Download each "
+                "dataset into a separate folder"
             )
 
     @property
@@ -115,7 +115,9 @@ def download(config: Config) -> Json:
         remote=store.open_remote(
             config.address, connections=config.connections, timeout_s=config.timeout
         ),
-        archives=[each for what in ARCHIVES if what in config.what for each in ARCHIVES[what]],
+        archives=[
+            archive for name in ARCHIVES if name in config.what for archive in ARCHIVES[name]
+        ],
         allow_other=config.allow_other,
         connections=config.connections,
         part_size=config.part_size,
@@ -129,19 +131,19 @@ def download(config: Config) -> Json:
     return {**summary, "archives": brought, "seconds": round(time.monotonic() - start, 3)}
 
 
-def run(argv: Sequence[str]) -> int:
-    """Runs the verb and returns its exit code; errors are raised."""
+def _checked(argv: Sequence[str]) -> Sequence[str]:
     if any(arg.partition("=")[0].replace("-", "_") in _DEAD_FLAGS for arg in argv):
         raise UsageError(
-            f"{DEAD_FLAGS}. Leave them out: log in at image-net.org, accept the terms, and save "
-            f"the browser's cookies as cookies.txt that {COOKIES_VARIABLE} names, or put "
-            "login and password into ~/.netrc. A mirror is given by --base-url."
+            f"{DEAD_FLAGS}. Remove them. Log in at image-net.org, accept the terms, save the "
+            f"browser's cookies as cookies.txt and set {COOKIES_VARIABLE} to it, or add login and "
+            "password to ~/.netrc. For a mirror, use --base-url."
         )
-    return _run(argv)
+    return argv
 
 
-@program.verb("imagenet_prep.download", Config, __doc__)
-def _run(config: Config) -> None:
+@program.verb("imagenet_prep.download", Config, __doc__, rewrite=_checked)
+def run(config: Config) -> None:
+    """Runs the verb; errors are raised."""
     summary = download(config)
     print(json.dumps(summary, indent=1) if config.json else _render(summary))
 
@@ -150,12 +152,12 @@ def _render(summary: Json) -> str:
     lines = []
     if "free_bytes" in summary:
         for archive in summary["archives"]:
-            state = "there" if archive["there"] else f"from {archive['from']}"
+            state = "complete" if archive["there"] else f"from {archive['from']}"
             lines.append(f"{archive['name']}: {human_bytes(archive['bytes'])}, {state}")
         missing = sum(a["bytes"] for a in summary["archives"] if not a["there"])
         lines.append(
-            f"disk: {human_bytes(missing)} to fetch, {human_bytes(summary['free_bytes'])} "
-            f"free at {summary['into']}; nothing was written"
+            f"disk: {human_bytes(missing)} to download, {human_bytes(summary['free_bytes'])} "
+            f"free in {summary['into']}; dry run, nothing was written"
         )
         return "\n".join(lines)
     for archive in summary["archives"]:
@@ -163,13 +165,8 @@ def _render(summary: Json) -> str:
         lines.append(
             f"{archive['name']}: {human_bytes(archive['bytes'])}, md5 {archive['md5']} ({official})"
         )
-    fetched = sum(archive["fetched_bytes"] for archive in summary["archives"])
-    if fetched:
+    run = "nothing was left to download"
+    if fetched := sum(archive["fetched_bytes"] for archive in summary["archives"]):
         seconds = summary["seconds"]
-        lines.append(
-            f"this run: {human_bytes(fetched)} in {seconds:,.1f} s, "
-            f"{human_bytes(fetched / seconds)}/s"
-        )
-    else:
-        lines.append("this run: nothing was left to fetch")
-    return "\n".join(lines)
+        run = f"{human_bytes(fetched)} in {seconds:,.1f} s, {human_bytes(fetched / seconds)}/s"
+    return "\n".join([*lines, f"this run: {run}"])

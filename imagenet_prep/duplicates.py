@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from imagenet_prep.core import program, terminal
+from imagenet_prep.core import errors, program, terminal
 from imagenet_prep.core.address import is_remote
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import BusyError, DataDamagedError, ImagenetPrepError, UsageError
@@ -48,34 +48,34 @@ class Config(WorkerFlags):
 
     out: str = flag(
         place=Place.FOLDER,
-        help="folder for pairs.csv, exclude-SPLIT.txt and duplicates.html; made if it is absent",
+        help="folder for pairs.csv, exclude-SPLIT.txt and duplicates.html, created if absent",
     )
     dataset: str | None = data_set(None)
     source: str | None = optional(
         place=Place.FOLDER,
-        help="look at images before they are prepared: a folder that prepare --source takes",
+        help="search in images that are not prepared; a folder as for prepare --source",
     )
     splits: tuple[str, ...] = flag(
         schema.SPLITS,
         choices=schema.SPLITS,
-        help="look at these splits alone, as far as they are there",
+        help="only compare these splits; missing ones are ignored",
         metavar="NAMES",
     )
     against: str | None = optional(
         place=Place.ANYWHERE,
-        help="find only what the set has of another one, or of a split of it: OTHER:validation",
+        help="only find images that are also in this dataset, or in one of its splits",
         metavar="OTHER[:SPLIT]",
     )
     fail_on: str | None = optional(
         choices=(_CROSS,),
-        help="end with exit code 3 if a picture is in more than one split, or in both sets",
+        help="exit code 3 if an image is in more than one split, or in both datasets",
     )
     json: bool = switch(help="print the counts as JSON")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.dataset is None) == (self.source is None):
-            raise ValueError("name one place: a data set, or --source and a folder of images")
+            raise ValueError("expected a dataset or --source, but not both")
 
 
 @dataclass(frozen=True)
@@ -114,9 +114,9 @@ def duplicates(config: Config) -> Json:
                 )
             rows += all_pictures.rows_of(side.kept, side.pieces, place)
         pieces = [piece for side in sides for piece in side.pieces]
-        seen = Pictures(pieces, (columns(each.samples()) for each in pieces), rows, place)
+        seen = Pictures(pieces, (columns(piece.samples()) for piece in pieces), rows, place)
         found = Found(seen, across=len(sides) > 1, workers=workers.count)
-        tick = _tell if terminal.is_live() and not config.json else lambda _: None
+        tick = _show_step if terminal.is_live() and not config.json else lambda _: None
         try:
             found.find(tick)
         finally:
@@ -142,7 +142,7 @@ def _counts(groups: Sequence[Group]) -> Json:
     from imagenet_prep.matching.groups import contradicts, counts, crosses
 
     crossing = [group for group in groups if crosses(group)]
-    elsewhere = Counter(each.split for group in crossing for each in group)
+    elsewhere = Counter(member.split for group in crossing for member in group)
     return {
         "groups": len(groups),
         "pairs": [
@@ -171,13 +171,13 @@ def _side(config: Config, out: Store) -> _Side:
         splits = [schema.TEST]
     if not splits:
         raise UsageError(
-            f"--source {root}: has the splits {' and '.join(schema.SOURCE_SPLITS)} alone"
+            f"--source {root}: only has the splits {' and '.join(schema.SOURCE_SPLITS)}"
         )
     source, line = detect.find(root, splits, detect.AUTO, encode=encode_raw, encoding="")
     if not isinstance(source, Stored):
         raise UsageError(
-            f"--source {root}: its images must be unpacked first. Run imagenet-prep prepare, and "
-            "then duplicates on the set."
+            f"--source {root}: images in archives are not supported. Run imagenet-prep prepare, "
+            "then duplicates on the dataset."
         )
     if not config.json:
         print(line, file=sys.stderr)
@@ -203,8 +203,9 @@ def _set(place: str, split: str | None, wanted: Sequence[str], out: Store, *, ot
     from imagenet_prep.storage.store import open_store
 
     dataset = open_dataset(place)
-    there = dataset.manifest.splits
-    splits = [each for each in there if each in wanted] if split is None else [split]
+    splits = (
+        [name for name in dataset.manifest.splits if name in wanted] if split is None else [split]
+    )
     pieces = pictures.of_set(dataset, splits, other=other)
     kept = None if is_remote(place) and not place.startswith("s3://") else open_store(place)
     kept = kept if kept and _takes_notes(kept) else out
@@ -227,8 +228,8 @@ def _takes_notes(store: Store) -> bool:
         return False
 
 
-def _tell(what: str) -> None:
-    print(f"\r{what:<30}", end="", file=sys.stderr, flush=True)
+def _show_step(text: str) -> None:
+    print(f"\r{text:<30}", end="", file=sys.stderr, flush=True)
 
 
 def _groups(seen: Pictures, found: Found, sides: Sequence[_Side]) -> list[Group]:
@@ -251,14 +252,14 @@ def _groups(seen: Pictures, found: Found, sides: Sequence[_Side]) -> list[Group]
     for group in every:
         kept, *others = sorted((members[number] for number in group), key=rank)
         others = [
-            each._replace(
-                kind=found.kind(each.number, kept.number),
-                distance=found.distance(each.number, kept.number),
-                kept=each.split.startswith(AGAINST),
+            member._replace(
+                kind=found.kind(member.number, kept.number),
+                distance=found.distance(member.number, kept.number),
+                kept=member.split.startswith(AGAINST),
             )
-            for each in others
+            for member in others
         ]
-        nearest = min((each.kind for each in others), key=KINDS.index)
+        nearest = min((member.kind for member in others), key=KINDS.index)
         groups.append([kept._replace(kind=nearest), *others])
     return sorted(groups, key=lambda group: rank(group[0]))
 
@@ -270,7 +271,8 @@ def _page(groups: Sequence[Group], seen: Pictures, result: Json) -> str | None:
         from imagenet_prep.reporting import duplicates as pages
     except ModuleNotFoundError:
         terminal.say(
-            f"no {output.PAGE}: jinja2 is not installed. Run: pip install 'imagenet-prep[report]'"
+            f"{output.PAGE} was not written: jinja2 is not installed. Run: "
+            f"{errors.install_line('report')}"
         )
         return None
 
@@ -284,25 +286,22 @@ def _page(groups: Sequence[Group], seen: Pictures, result: Json) -> str | None:
 
 
 def _print(result: Json, out: str) -> None:
-    print(
-        f"{result['images']:,} images; pictures that are there more than once: {result['groups']:,}"
-    )
+    print(f"{result['images']:,} images; groups of duplicates: {result['groups']:,}")
     rows = [("kept in", "again in", "kind", "pairs", "other label")]
-    for each in result["pairs"]:
-        numbers = (f"{each['pairs']:,}", f"{each['other_label']:,}")
-        rows.append((each["kept"], each["split"], each["kind"], *numbers))
+    for row in result["pairs"]:
+        numbers = (f"{row['pairs']:,}", f"{row['other_label']:,}")
+        rows.append((row["kept"], row["split"], row["kind"], *numbers))
     if result["pairs"]:
         print(textwrap.indent(terminal.in_columns(rows, len(rows[0])), "  "))
     for split, number in result["also_elsewhere"].items():
-        print(f"images of {split} that are in another split or set, too: {number:,}")
-    print(f"pictures with more than one label: {result['other_label']:,}")
-    flat = result["not_judged"]
-    print(f"images that show too little to be judged by more than equal pixels: {flat:,}")
+        print(f"images of {split} that are also in a different split or dataset: {number:,}")
+    print(f"groups with more than one label: {result['other_label']:,}")
+    print(f"images with too little detail, only compared by pixels: {result['not_judged']:,}")
     if crowded := result["crowded"]:
-        print(f"images that resemble too many others to be judged against all of them: {crowded:,}")
+        print(f"images similar to too many others, not compared with all of them: {crowded:,}")
     page = " duplicates.html," if result["page"] else ""
-    print(f"{out}: pairs.csv,{page} and keys to leave out:", end=" ")
-    print(", ".join(f"exclude-{name}.txt ({n:,})" for name, n in result["excluded"].items()))
+    lists = (f"exclude-{name}.txt ({n:,})" for name, n in result["excluded"].items())
+    print(f"{out}: pairs.csv,{page} and keys to exclude: {', '.join(lists)}")
 
 
 @program.verb("imagenet_prep.duplicates", Config, __doc__)
@@ -317,11 +316,11 @@ def run(config: Config) -> None:
         _print(result, config.out)
     if problems:
         raise DataDamagedError(
-            f"{terminal.counted(len(problems), 'problem')}, listed above: what cannot be read was "
-            "judged by its table alone, all other images by what they show."
+            f"{terminal.counted(len(problems), 'problem')}, listed above. Unreadable images were "
+            "only compared by their table of samples. Run imagenet-prep verify."
         )
     if config.fail_on == _CROSS and result["cross"]:
         raise DataDamagedError(
-            f"pictures in more than one split or set: {result['cross']:,}. "
-            f"{config.out}/pairs.csv names them, and the lists beside it say what to leave out."
+            f"duplicates across splits or datasets: {result['cross']:,} groups. They are in "
+            f"{config.out}/pairs.csv, and the lists in that folder exclude them."
         )

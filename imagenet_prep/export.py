@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 FOLDER, TFDS, WEBDATASET, PARQUET = "folder", "tfds", "webdataset", "parquet"
 RECORDIO, TORCH, CROISSANT = "recordio", "torch", "croissant"
-_HOW = dict.fromkeys((WEBDATASET, PARQUET), "; --columns exports them")
+_HOW = dict.fromkeys((WEBDATASET, PARQUET), ": export them with --columns")
 _OF_SETS = (FOLDER, TFDS, WEBDATASET, PARQUET, RECORDIO)
 
 
@@ -50,14 +50,12 @@ class Config(WorkerFlags):
         "Result": "json",
     }
     dataset: str = data_set(
-        help="the dataset: a folder, s3:// or http(s)://; with --to torch the folder of a run, its "
-        "--log-dir",
+        help="dataset in a folder, s3:// or http(s)://; with --to torch the --log-dir of a run",
     )
     out: str = flag(
         place=Place.FOLDER_OR_BUCKET,
-        help="an empty folder, made if absent, or s3://bucket/prefix; with --to torch and "
-        "croissant a file; with --to recordio and one --split the beginning of the names of its "
-        "files",
+        help="empty folder, created if absent, or s3://bucket/prefix; with --to torch or croissant "
+        "a file; with --to recordio and one --split the prefix of the file names",
         positional=True,
         aliases=("--out",),
         metavar="OUT",
@@ -65,22 +63,23 @@ class Config(WorkerFlags):
     to: str = flag(
         RECORDIO,
         choices=(*_OF_SETS, TORCH, CROISSANT),
-        help="format; folder: a folder for each class, as ImageFolder reads them; tfds: what "
-        "TensorFlow Datasets builds; webdataset: tars; parquet: as the Hub has it; recordio: "
-        "MXNet's, as im2rec.py writes it; torch: the weights of a run's last checkpoint as "
-        "safetensors, with the names and the layout of torchvision's ResNets, or of "
-        "examples/tiny.py; croissant: Croissant 1.1, which describes the dataset and has no image",
+        help="output format; folder: one folder per class, as for ImageFolder; tfds: TensorFlow "
+        "Datasets; webdataset: tars; parquet: as on the Hugging Face Hub; recordio: MXNet, as "
+        "written by im2rec.py; torch: the weights of a run's last checkpoint as safetensors, with "
+        "the names and layout of torchvision's ResNets, or of examples/tiny.py; croissant: "
+        "Croissant 1.1, a description of the dataset without images",
         aliases=("--format",),
     )
     split: tuple[str, ...] | None = optional(
         choices=schema.SPLITS,
-        help="export these splits alone, separated by commas (default: all)",
+        help="only export these splits, separated by commas (default: all)",
         metavar="NAMES",
         only={"to": _OF_SETS},
     )
     classes: tuple[str, ...] = flag(
         (),
-        help="export these classes alone: WNIDs or class indices, separated by commas; labels stay",
+        help="only export these classes, separated by commas; WNIDs or class indices; labels do "
+        "not change",
         metavar="NAMES",
         only={"to": _OF_SETS},
     )
@@ -92,22 +91,22 @@ class Config(WorkerFlags):
     )
     keys: str | None = optional(
         place=Place.FILE,
-        help="export the images alone whose keys this file lists, one a line",
+        help="only export the images with the keys in this file, one per line",
         only={"to": _OF_SETS},
     )
     exclude: str | None = optional(
         place=Place.FILE,
-        help="leave out the images whose keys this file lists, one a line",
+        help="exclude the images with the keys in this file, one per line",
         only={"to": _OF_SETS},
     )
     about: str | None = optional(
         place=Place.FILE,
-        help="JSON with the fields of Croissant that only authors know, such as license and "
+        help="JSON file with the Croissant fields that only authors know; such as license and "
         "rai:dataBiases",
         only={"to": (CROISSANT,)},
     )
     allow_empty_class: bool = switch(
-        help="give a class without an image in a split an empty folder there",
+        help="create an empty folder for a class without images in a split",
         only={"to": (FOLDER,)},
     )
     json: bool = switch(help="print the summary as JSON, and no progress")
@@ -115,11 +114,11 @@ class Config(WorkerFlags):
     def __post_init__(self) -> None:
         super().__post_init__()
         if is_remote(self.dataset) and self.to == TORCH:
-            raise ValueError(f"{self.dataset}: --to torch reads the folder of a run")
+            raise ValueError(f"{self.dataset}: --to torch needs the local folder of a run")
         if is_remote(self.out) and self.to in (TORCH, CROISSANT):
-            raise ValueError(f"--out {self.out}: --to {self.to} writes a file of this machine")
+            raise ValueError(f"--out {self.out}: --to {self.to} needs a local file")
         if is_remote(self.out) and self.allow_empty_class:
-            raise ValueError("--allow-empty-class: a bucket holds no empty folders")
+            raise ValueError("--allow-empty-class needs a local folder: a bucket has no empty ones")
 
 
 def export(config: Config) -> Json:
@@ -127,23 +126,19 @@ def export(config: Config) -> Json:
     from imagenet_prep import engine
     from imagenet_prep.exporting import job
     from imagenet_prep.exporting.examples import Source
-    from imagenet_prep.exporting.parquet import Parquet
     from imagenet_prep.read.choice import Choice
     from imagenet_prep.read.config import Wanted
     from imagenet_prep.storage import columns
     from imagenet_prep.storage.store import open_store
 
     source = Source(config.dataset, config.columns)
-    there = source.dataset.manifest.splits
-    splits = [split for split in schema.SPLITS if split in (config.split or there)]
+    existing = source.dataset.manifest.splits
+    splits = [split for split in schema.SPLITS if split in (config.split or existing)]
     with contextlib.closing(source):
         stored = columns.names(source.dataset.store)
-        if left := [name for name in stored if name not in config.columns]:
-            terminal.say(f"columns that are left out: {some(left)}{_HOW.get(config.to, '')}")
+        if skipped := [name for name in stored if name not in config.columns]:
+            terminal.say(f"columns that are not exported: {some(skipped)}{_HOW.get(config.to, '')}")
         format = _format(config, source.dataset)
-        if config.columns and isinstance(format, Parquet):
-            made = (columns.opened(source.dataset, name).begun() for name in config.columns)
-            format = Parquet(format.wnids, tuple(made))
         for split in splits:
             source.rows_of(split)
         place, called = format.place(config.out)
@@ -171,37 +166,38 @@ def _format(config: Config, dataset: Dataset) -> Format:
     from imagenet_prep.exporting.recordio import RecordIO
     from imagenet_prep.exporting.tfds import Tfds
     from imagenet_prep.exporting.webdataset import WebDataset
+    from imagenet_prep.storage import columns
 
     wnids, labels = dataset.classes.wnids, dataset.classes.render().decode()
     # If there is only one split, its files are named like the last part of --out.
     prefix = config.out.rstrip("/").rpartition("/")[2] if len(config.split or ()) == 1 else ""
-    made: dict[str, Callable[[], Format]] = {
+    formats: dict[str, Callable[[], Format]] = {
         FOLDER: lambda: Folder(wnids, labels, config.allow_empty_class),
         TFDS: lambda: Tfds.of(dataset),
         WEBDATASET: WebDataset,
-        PARQUET: lambda: Parquet(wnids),
+        PARQUET: lambda: Parquet(
+            wnids, tuple(columns.opened(dataset, name).begun() for name in config.columns)
+        ),
         RECORDIO: lambda: RecordIO(prefix),
     }
-    return made[config.to]()
+    return formats[config.to]()
 
 
 def export_weights(config: Config) -> Json:
     """Writes the weights of a run's last checkpoint and returns the summary."""
     from imagenet_prep.trainer import checkpoint, torchvision
 
-    found = torchvision.last(Path(config.dataset).expanduser())
-    named = torchvision.tensors(found)
-    run = found.facts["run"]
-    num_bytes = torchvision.write(
-        Path(config.out).expanduser(), named, torchvision.notes(run) | {"step": str(found.step)}
-    )
+    last = torchvision.last(Path(config.dataset).expanduser())
+    tensors, run = torchvision.tensors(last), last.facts["run"]
+    notes = torchvision.notes(run) | {"step": str(last.step)}
+    num_bytes = torchvision.write(Path(config.out).expanduser(), tensors, notes)
     return {
         "out": config.out,
         "model": run["model"],
         "classes": run["num_classes"],
         "image_size": run["image_size"],
-        "checkpoint": checkpoint.name(found.step),
-        "tensors": len(named),
+        "checkpoint": checkpoint.name(last.step),
+        "tensors": len(tensors),
         "bytes": num_bytes,
     }
 
@@ -220,24 +216,24 @@ def export_croissant(config: Config) -> Json:
         except (OSError, TypeError, ValueError) as error:
             raise UsageError(f"--about {config.about}: expected a JSON object: {error}") from None
     name = config.dataset.rstrip("/").rpartition("/")[2]
-    made = croissant.document(open_dataset(config.dataset), name, about)
+    document = croissant.document(open_dataset(config.dataset), name, about)
     with complete_file(Path(config.out).expanduser()) as file:
-        file.write(json.dumps(made, indent=1, ensure_ascii=False).encode())
-    missing = [each for each in croissant.OF_AUTHORS if each not in made]
-    return {"out": config.out, "files": len(made["distribution"]), "missing": missing}
+        file.write(json.dumps(document, indent=1, ensure_ascii=False).encode())
+    missing = [field for field in croissant.OF_AUTHORS if field not in document]
+    return {"out": config.out, "files": len(document["distribution"]), "missing": missing}
 
 
 def _how_to_load(out: str, summary: Json) -> str:
     from imagenet_prep.trainer import torchvision
 
     model, classes = summary["model"], summary["classes"]
-    made = f"torchvision.models.{model}(num_classes={classes})"
+    call = f"torchvision.models.{model}(num_classes={classes})"
     if model == torchvision.TINY:
-        made = f"Tiny({classes}, image_size={summary['image_size']})  # of examples/tiny.py"
+        call = f"Tiny({classes}, image_size={summary['image_size']})  # of examples/tiny.py"
     return (
-        f"{out}: {model} of {counted(classes, 'class')}, from {summary['checkpoint']}, "
+        f"{out}: {model} for {counted(classes, 'class')}, from {summary['checkpoint']}, "
         f"{human_bytes(summary['bytes'])} of safetensors\n"
-        f"  model = {made}\n"
+        f"  model = {call}\n"
         f"  model.load_state_dict(safetensors.torch.load_file({out!r}))"
     )
 
@@ -251,9 +247,9 @@ def run(config: Config) -> None:
     elif config.to == TORCH:
         print(_how_to_load(config.out, summary))
     elif config.to == CROISSANT:
-        print(f"{config.out}: sha256 of {counted(summary['files'], 'file')}, no image")
+        print(f"{config.out}: sha256 of {counted(summary['files'], 'file')}, no images")
         if summary["missing"]:
-            print(f"for publication, add by --about FILE: {', '.join(summary['missing'])}")
+            print(f"for publication, add with --about FILE: {', '.join(summary['missing'])}")
     else:
         for split, of_split in summary["splits"].items():
             files = f"{counted(of_split['files'], 'file')}, {human_bytes(of_split['bytes'])}"

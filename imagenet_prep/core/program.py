@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import signal
@@ -38,19 +39,22 @@ def _name(module: str) -> str:
 
 
 def verb(
-    module: str, config: type[Config], text: str
+    module: str,
+    config: type[Config],
+    text: str,
+    rewrite: Callable[[Sequence[str]], Sequence[str]] = list,
 ) -> Callable[[Callable[[Config], int | None]], Callable[[Sequence[str]], int]]:
     """Turns a function of a config into the function `run` of a verb: command line -> exit code.
 
     If `module` is the main program, as in `python -m imagenet_prep.verify`, it runs immediately.
-    `text` is the text of --help: a paragraph, then examples.
+    `text` is the text of --help, with examples. `rewrite` translates flags of other programs.
     """
 
     def decorate(act: Callable[[Config], int | None]) -> Callable[[Sequence[str]], int]:
         if act.__module__ == "__main__":
             main(module)
-        name = _name(module)
-        return lambda argv: act(flags.parse(config, argv, verb=name, text=text)) or errors.EXIT_DONE
+        parse = functools.partial(flags.parse, config, verb=_name(module), text=text)
+        return lambda argv: act(parse(rewrite(argv))) or errors.EXIT_DONE
 
     return decorate
 

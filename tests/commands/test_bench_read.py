@@ -39,7 +39,7 @@ def test_a_person_reads_the_rates_in_two_lines(scenes: Path) -> None:
     assert result.code == 0, result
     rate, cost = result.out.splitlines()
     assert " images/s, " in rate
-    assert " images a CPU second, " in cost
+    assert " images per CPU second; " in cost
 
 
 @pytest.mark.parametrize(

@@ -288,7 +288,7 @@ def test_a_class_may_become_empty_and_that_is_said(reference: Reference, tmp_pat
     listed = write(tmp_path / "list", "".join(f"{key}\n" for key in of_class))
     result = amend(reference.out, tmp_path / "new", "--exclude", listed)
     assert result.code == 0, result
-    assert f"\ntrain: no image is left of {name}\n" in result.out
+    assert f"\ntrain: no image of {name} remains\n" in result.out
     assert (tmp_path / "new" / "labels.txt").read_bytes() == reference.contents["labels.txt"]
     assert command.run("verify", tmp_path / "new", "--level", "decode").code == 0
 

@@ -129,7 +129,7 @@ def test_the_missing_rows_and_what_to_do_are_printed(
 ) -> None:
     result = amend(parent, tmp_path / "new", "--add", changes.add)
     assert result.code == 0, result
-    assert "; 3 rows missing, the first of " in result.out
+    assert "; 3 rows missing, the first for " in result.out
     assert "it computes only these" in result.out
 
 

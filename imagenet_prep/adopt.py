@@ -50,17 +50,11 @@ class Config(WorkerFlags):
     )
     out: str | None = optional(
         place=Place.FOLDER_OR_BUCKET,
-        help="create the dataset here and keep the original; shards are hard links, or copies from "
-        "or to s3://",
+        help="new dataset; its shards are hard links, or copies from or to s3://",
     )
-    rewrite: bool = switch(
-        help="write the shards again to --out with all fields, true sizes and labels from 1; the "
-        "images do not change"
-    )
+    rewrite: bool = switch(help="write the shards again, with all fields and true sizes, to --out")
     allow_subset: bool = switch(help="accept numbers of images that differ from ILSVRC2012")
-    dry_run: bool = switch(
-        help="check the shards and print all findings and changes; change nothing"
-    )
+    dry_run: bool = switch(help="check the shards and print all changes; change nothing")
     json: bool = switch(help="print the result as JSON")
 
     def __post_init__(self) -> None:
@@ -232,7 +226,6 @@ def _summary(
 
 @program.verb("imagenet_prep.adopt", Config, __doc__)
 def run(config: Config) -> None:
-    """Runs the verb; errors are raised."""
     summary, refusal = adopt(config)
     print(json.dumps(summary, indent=1) if config.json else _render(summary))
     if refusal is not None:

@@ -30,27 +30,23 @@ class Config(WorkerFlags):
 
     dataset: str = data_set(
         place=Place.FOLDER_OR_BUCKET,
-        help="the original dataset, a folder or s3://bucket/prefix; it does not change",
+        help="original dataset, a folder or s3://bucket/prefix; it does not change",
     )
     out: str = flag(
         place=Place.FOLDER_OR_BUCKET,
-        help="the new dataset; a folder on the same file system, or a prefix on the same server",
+        help="new dataset; a folder on the same file system, or a prefix on the same server",
     )
     exclude: str | None = optional(
-        place=Place.FILE,
-        help="exclude the images with the keys in this file, one per line: "
-        "n01440764/n01440764_10026.JPEG",
+        place=Place.FILE, help="exclude the images with the keys in this file, one per line"
     )
     relabel: str | None = optional(
         place=Place.FILE,
-        help="change the classes of the images in this CSV; its header is key,class, and a class "
-        "is a name from labels.txt or a class index",
+        help="change the classes of the images in this CSV; its header is key,class",
         metavar="CSV",
     )
     add: str | None = optional(
         place=Place.FOLDER,
-        help="add the images of this local folder, with the settings of the dataset; it has "
-        "train/CLASS/*.jpg and val/CLASS/*.jpg, or CLASS/*.jpg for train; no tars",
+        help="add the images of this folder: train/CLASS/*.jpg, val/CLASS/*.jpg, or CLASS/*.jpg",
     )
     dry_run: bool = switch(help="print the changes; write nothing")
     json: bool = switch(help="print the result as JSON")
@@ -63,7 +59,6 @@ class Config(WorkerFlags):
 
 @program.verb("imagenet_prep.amend", Config, __doc__)
 def run(config: Config) -> None:
-    """Amends, or resumes, and prints the summary."""
     from imagenet_prep.dataset import keys
     from imagenet_prep.engine import Workers
     from imagenet_prep.preparation import amendment, changes

@@ -49,18 +49,20 @@ class Config(Settings):
 
 @program.verb("imagenet_prep.bench_read", Config, __doc__)
 def run(config: Config) -> None:
-    """Reads for some seconds, as a trainer would, and prints the rates."""
     from imagenet_prep.read import make_dataset
+    from imagenet_prep.storage.opened import open_dataset
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     backend: Any = config.backend
+    # The world of this host has several nodes only if the dataset is partitioned.
+    part = open_dataset(config.dataset, parts=True).placement
     reader = make_dataset(
         config.dataset,
         config.split,
         config.batch_size,
         config.image_size,
         training=True,
-        world=_world(config.dataset),
+        world=World(part.node, part.nodes, 0, 1),
         backend=backend,
         device=config.device,  # type: ignore[arg-type]
         framework="dlpack" if backend == "dali" else None,
@@ -80,14 +82,6 @@ def run(config: Config) -> None:
         "decode_share": round(max(0.0, 1 - read_cpu / cpu), 3),
     }
     print(json.dumps(result, indent=1) if config.json else _render(result))
-
-
-def _world(dataset: str) -> World:
-    """Returns the world of this host; it has several nodes only if the dataset is partitioned."""
-    from imagenet_prep.storage.opened import open_dataset
-
-    part = open_dataset(dataset, parts=True).placement
-    return World(part.node, part.nodes, 0, 1)
 
 
 def _read(reader: Reader, seconds: float) -> tuple[float, float, int]:

@@ -53,8 +53,7 @@ class Config(Settings):
     """Settings of one measurement; see the help of each flag."""
 
     num_processes: tuple[str, ...] = flag(
-        help="numbers of ranks in ascending order; 1,2,4,8 measures four runs, with efficiency "
-        "relative to the first",
+        help="numbers of ranks, ascending; efficiency is relative to the first",
         aliases=("-np",),
         metavar="N,N",
     )
@@ -276,7 +275,6 @@ def _write(out: Path, config: Config, rows: list[Row]) -> None:
 
 @program.verb("imagenet_prep.bench_train", Config, __doc__)
 def run(config: Config) -> None:
-    """Runs the verb; errors are raised."""
     if config.command[:1] != ("train",):
         raise errors.UsageError("expected the train command: -- train --data-dir DIR ...")
     rows = bench(config)

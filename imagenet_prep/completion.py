@@ -85,5 +85,4 @@ def _fish(verbs: dict[str, list[Entry]]) -> Iterator[str]:
 
 @program.verb("imagenet_prep.completion", Config, __doc__)
 def run(config: Config) -> None:
-    """Prints the script."""
     print(script(config.shell))

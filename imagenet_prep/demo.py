@@ -41,7 +41,6 @@ class Config(Settings):
 
 @program.verb("imagenet_prep.demo", Config, __doc__)
 def run(config: Config) -> None:
-    """Makes the archives, prepares and verifies a dataset, and prints the next commands."""
     from imagenet_prep import report, show, verify
     from imagenet_prep.pipelines import prepare
     from imagenet_prep.testing.miniature import make_miniature

@@ -190,7 +190,6 @@ def _text(result: Json) -> Iterator[str]:
 
 @program.verb("imagenet_prep.diff", Config, __doc__)
 def run(config: Config) -> int:
-    """Runs the verb and returns its exit code; errors are raised."""
     result = diff(config)
     if config.json:
         print(json.dumps(result, indent=1, ensure_ascii=False))

@@ -254,7 +254,6 @@ def _trial(base: str) -> str | None:
 
 @program.verb("imagenet_prep.doctor", Config, __doc__)
 def run(config: Config) -> int:
-    """Runs the verb and returns its exit code."""
     done = []
     for check in checks(config):
         done.append(check)

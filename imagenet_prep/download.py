@@ -7,11 +7,9 @@ IMAGENET_PREP_TOKEN (HOST=TOKEN); for s3:// from the AWS_... variables or ~/.aws
 Examples:
   imagenet-prep download --into /data/ilsvrc2012 --dry-run
   IMAGENET_PREP_COOKIES=~/cookies.txt imagenet-prep download --into /data/ilsvrc2012
-  imagenet-prep download --into /data/ilsvrc2012 --what validation,devkit
   imagenet-prep download --into /data/ilsvrc2012 --base-url https://mirror.example.edu/ilsvrc
   imagenet-prep download --into /data/ilsvrc2012 --base-url s3://bucket/ilsvrc --connections 16
   imagenet-prep download --into /data/cifar10 --what cifar10
-  imagenet-prep download --into /data/mnist --what mnist
   imagenet-prep download --into /data/labels --what real
 """
 
@@ -74,8 +72,7 @@ class Config(Settings):
     )
     base_url: str | None = optional(
         place=Place.ANYWHERE,
-        help="source of the archives; http(s)://..., s3://bucket/prefix or a folder (default: the "
-        "publisher's site)",
+        help="http(s)://..., s3://bucket/prefix or a folder (default: the publisher's site)",
         metavar="URL",
     )
     allow_other: bool = switch(
@@ -143,7 +140,6 @@ def _checked(argv: Sequence[str]) -> Sequence[str]:
 
 @program.verb("imagenet_prep.download", Config, __doc__, rewrite=_checked)
 def run(config: Config) -> None:
-    """Runs the verb; errors are raised."""
     summary = download(config)
     print(json.dumps(summary, indent=1) if config.json else _render(summary))
 

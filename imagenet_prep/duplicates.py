@@ -99,10 +99,15 @@ def duplicates(config: Config) -> Json:
     from imagenet_prep.storage.folder import LocalStore
 
     out = LocalStore(Path(config.out).expanduser())
-    sides = [_side(config, out), *_against(config, out)]
+    sides = [_side(config, out)]
+    if config.against is not None:
+        other, _, split = config.against.rpartition(":")
+        if split not in schema.SPLITS:
+            other, split = config.against, ""
+        sides.append(_set(other, [split] if split else schema.SPLITS, out, other=True))
     for side in sides:
         if not side.pieces:
-            raise UsageError(f"{side.where}: has none of the splits {', '.join(config.splits)}")
+            raise UsageError(f"{side.where}: has none of the requested splits")
     workers = engine.Workers(config.workers, config.worker_kind)
     problems: list[str] = []
     with scratch.place() as place:
@@ -159,7 +164,7 @@ def _side(config: Config, out: Store) -> _Side:
     from imagenet_prep.preparation import pictures
 
     if config.dataset is not None:
-        return _set(config.dataset, None, config.splits, out, other=False)
+        return _set(config.dataset, config.splits, out, other=False)
     from imagenet_prep.codec.transform import encode_raw
     from imagenet_prep.sources import detect
     from imagenet_prep.sources.source import Stored
@@ -176,8 +181,8 @@ def _side(config: Config, out: Store) -> _Side:
     source, line = detect.find(root, splits, detect.AUTO, encode=encode_raw, encoding="")
     if not isinstance(source, Stored):
         raise UsageError(
-            f"--source {root}: images in archives are not supported. Run imagenet-prep prepare, "
-            "then duplicates on the dataset."
+            f"--source {root}: this format must be unpacked first. Run imagenet-prep prepare, then "
+            "duplicates on the dataset."
         )
     if not config.json:
         print(line, file=sys.stderr)
@@ -188,24 +193,13 @@ def _side(config: Config, out: Store) -> _Side:
     return _Side(str(root), pieces, out, list(source.classes.wnids))
 
 
-def _against(config: Config, out: Store) -> list[_Side]:
-    if config.against is None:
-        return []
-    place, colon, split = config.against.rpartition(":")
-    if not colon or split not in schema.SPLITS:
-        place, split = config.against, ""
-    return [_set(place, split or None, schema.SPLITS, out, other=True)]
-
-
-def _set(place: str, split: str | None, wanted: Sequence[str], out: Store, *, other: bool) -> _Side:
+def _set(place: str, wanted: Sequence[str], out: Store, *, other: bool) -> _Side:
     from imagenet_prep.preparation import pictures
     from imagenet_prep.storage.opened import open_dataset
     from imagenet_prep.storage.store import open_store
 
     dataset = open_dataset(place)
-    splits = (
-        [name for name in dataset.manifest.splits if name in wanted] if split is None else [split]
-    )
+    splits = [name for name in dataset.manifest.splits if name in wanted]
     pieces = pictures.of_set(dataset, splits, other=other)
     kept = None if is_remote(place) and not place.startswith("s3://") else open_store(place)
     kept = kept if kept and _takes_notes(kept) else out
@@ -306,7 +300,6 @@ def _print(result: Json, out: str) -> None:
 
 @program.verb("imagenet_prep.duplicates", Config, __doc__)
 def run(config: Config) -> None:
-    """Runs the verb; errors are raised."""
     result = duplicates(config)
     problems = result["problems"]
     if config.json:

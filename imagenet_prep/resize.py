@@ -65,8 +65,7 @@ class Config(RunFlags):
     )
     dataset_name: str | None = optional(
         choices=("imagenet", "flowers"),
-        help="source of the class list; imagenet: WNIDs, which are required; flowers: the records "
-        "(default: WNIDs if the records have them)",
+        help="class list; imagenet: of WNIDs; flowers: from the records (default: by the records)",
         aliases=("-d",),
     )
     short_side: int = flag(
@@ -86,8 +85,7 @@ class Config(RunFlags):
     )
     codec: str = flag("auto", choices=tuple(CODECS), help=CODEC_HELP)
     stretch: bool = switch(
-        help="resize every image to a square of --short-side pixels, which changes proportions and "
-        "enlarges small images",
+        help="resize every image to a square of --short-side pixels; enlarges small images",
         aliases=("-R",),
         without=("keep_original",),
     )
@@ -96,18 +94,15 @@ class Config(RunFlags):
     )
     orientation: str | None = optional(
         choices=RULES,
-        help="handling of EXIF orientations other than 1; neutral: set the tag to 1 and keep the "
-        "pixels; apply: rotate pixels and boxes; keep: keep the tag of images that are not resized "
-        "(default: neutral; with --keep-original: keep)",
+        help="handling of EXIF orientations; neutral: set the tag to 1; apply: rotate the image; "
+        "keep: keep the tag of images that are not resized (default: neutral, or keep with "
+        "--keep-original)",
     )
     exclude: str | None = optional(
-        place=Place.FILE,
-        help="exclude the images with the keys in this file, one per line: "
-        "n01440764/n01440764_10026.JPEG",
+        place=Place.FILE, help="exclude the images with the keys in this file, one per line"
     )
     force: bool = switch(
-        help="replace splits that resize made in --output-dir with different settings, codec or "
-        "input; nothing else is replaced",
+        help="replace splits that resize made with different settings, codec or input",
         aliases=("-f",),
     )
     start_offset: int = flag(
@@ -197,7 +192,6 @@ def _spelled_out(argv: Sequence[str]) -> list[str]:
 
 @program.verb("imagenet_prep.resize", Config, __doc__, rewrite=_spelled_out)
 def run(config: Config) -> None:
-    """Runs the verb; errors are raised."""
     if config.beam_args:
         config = with_absolute(config, "input_dir", "output_dir")
     if config.num_intra_threads or config.num_inter_threads:

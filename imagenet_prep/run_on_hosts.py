@@ -39,8 +39,7 @@ class Config(Settings):
         metavar="S",
     )
     show_keys: bool = switch(
-        help="show the keys of the hosts, ask, and add new keys to known_hosts; runs no command, "
-        "and never replaces a changed key"
+        help="show the keys of the hosts, ask, and add new keys to known_hosts; runs no command"
     )
     yes: bool = switch(
         help="add the new keys of --show-keys without asking", only={"show_keys": (True,)}
@@ -96,7 +95,6 @@ def _render(outcomes: Sequence[tuple[Host, Ending]]) -> str:
 
 @program.verb("imagenet_prep.run_on_hosts", Config, __doc__)
 def run(config: Config) -> int:
-    """Runs the verb and returns its exit code; errors are raised."""
     if config.show_keys:
         if config.command:
             raise UsageError("--show-keys runs no command: remove -- and the words after it")

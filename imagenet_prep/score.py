@@ -24,8 +24,7 @@ class Config(Settings):
 
     predictions: str = flag(
         place=Place.FILE,
-        help="predictions of a network, as written by `train --evaluate --predictions`; CSV with "
-        "the columns key,class_index,top1,p1,...,top5,p5",
+        help="CSV with key,class_index,top1,p1,...,top5,p5, as written by train --predictions",
         positional=True,
         metavar="PREDICTIONS.csv",
     )
@@ -33,15 +32,13 @@ class Config(Settings):
     labels: tuple[str, ...] = flag(
         (),
         place=Place.FILE,
-        help="also score by these labels; CSV with the header key,class, ReaL's real.json, or the "
-        "multi-label annotations; may be repeated",
+        help="also score by these labels: CSV (key,class), ReaL's real.json, or multi-label JSON",
     )
     json: bool = switch(help="print the table as JSON")
 
 
 @program.verb("imagenet_prep.score", Config, __doc__)
 def run(config: Config) -> None:
-    """Runs the verb; errors are raised."""
     from imagenet_prep.evaluation import score
 
     table = score(config.predictions, config.dataset, labels=config.labels)

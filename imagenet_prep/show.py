@@ -2,13 +2,10 @@
 
 Examples:
   imagenet-prep show /data/imagenet-480
-  imagenet-prep show /data/imagenet-480/train-00000-of-01024
-  imagenet-prep show s3://bucket/imagenet-480/train-00000-of-01024 --json --limit 5
   imagenet-prep show /data/imagenet-480/train-00000-of-01024 --image 17 --out 17.jpg
   imagenet-prep show /data/imagenet-480 --keys --splits train
   imagenet-prep show /data/imagenet-480 --class n01440764 --limit 20
   imagenet-prep show /data/imagenet-480 --key n01440764/n01440764_10026.JPEG --out fish.jpg
-  imagenet-prep show /data/imagenet-480 --image-file photo.jpg
   imagenet-prep show runs/1 --step 1000
   imagenet-prep show runs/1 --key n01440764/n01440764_10026.JPEG
   imagenet-prep show runs/1 --check
@@ -50,8 +47,7 @@ class Config(Settings):
 
     dataset: str = data_set(
         place=Place.FILE_OR_OBJECT,
-        help="a dataset or one TFRecord file, local, s3:// or http(s)://; or the --log-dir of a "
-        "training run",
+        help="a dataset or TFRecord file; or the --log-dir of a training run",
     )
     limit: int | None = optional(least=0, help="show at most N records or images")
     image: int | None = optional(
@@ -59,29 +55,25 @@ class Config(Settings):
     )
     out: str | None = optional(place=Place.FILE, help="file for the image of --image or --key")
     keys: bool = switch(
-        help="list the keys of the images, one per line; other verbs read this list with --keys "
-        "and --exclude",
+        help="list the keys of the images, one per line, as --keys and --exclude read them",
         without=("image", "key"),
     )
     key: str | None = optional(
-        help="show the image with this key, CLASS/NAME or NAME; for a training run, the steps that "
-        "used it",
+        help="show the image with this key, CLASS/NAME or NAME; of a run, the steps that used it",
         without=("image", "class_"),
     )
     class_: str | None = optional(
-        help="show the images of this class: a WNID, a class index, the name of its folder, or a "
-        "word such as planetarium; with --keys only their keys",
+        help="show the images of this class; a WNID, index, folder or word such as planetarium",
         metavar="CLASS",
         without=("image",),
     )
     step: int | None = optional(
         least=0,
-        help="list the images that this step of a training run used; steps count from 0",
+        help="list the images that this step of a training run used; the first step is 0",
         without=("key",),
     )
     check: bool = switch(
-        help="check that the steps of a training run used each image exactly once per epoch; exit "
-        "code 1 if not",
+        help="check that a training run used each image once per epoch; exit code 1 if not",
         without=("step", "key"),
     )
     trained_on: str | None = optional(
@@ -89,8 +81,7 @@ class Config(Settings):
     )
     image_file: str | None = optional(
         place=Place.FILE,
-        help="find this image file in the dataset, as it is stored or as it was in the source; "
-        "exit code 1 if it is in neither",
+        help="find this file in the dataset or its source; exit code 1 if it is in neither",
         without=("image", "keys", "key", "class_"),
     )
     splits: tuple[str, ...] | None = optional(
@@ -153,7 +144,6 @@ def _opened(shard: str) -> contextlib.AbstractContextManager[BinaryIO]:
 
 @program.verb("imagenet_prep.show", Config, __doc__)
 def run(config: Config) -> int:
-    """Runs the verb and returns its exit code; errors are raised."""
     log = Path(config.dataset).expanduser() / naming.TRAINING_LOG
     is_run = log.is_file() and not (log.parent / naming.MANIFEST).exists()
     if is_run or config.check or (config.step, config.trained_on) != (None, None):

@@ -7,9 +7,7 @@ Examples:
   imagenet-prep verify /data/imagenet-480 --level decode --workers 16
   imagenet-prep verify /data/imagenet-480 --level manifest --json
   imagenet-prep verify /data/imagenet-480 --if-changed    # on schedule
-  imagenet-prep verify /data/imagenet-480 --signers allowed_signers
   imagenet-prep verify s3://bucket/imagenet-480
-  imagenet-prep verify https://host/imagenet-480
 """
 
 from __future__ import annotations
@@ -53,17 +51,15 @@ class Config(WorkerFlags):
     level: str = flag(
         "crc",
         choices=tuple(schema.LEVELS),
-        help="depth of the check; manifest: only names and sizes of shards, which are not read; "
-        "crc: every byte of every file; decode: also every image, label and class count",
+        help="depth of the check; manifest: only names and sizes of shards; crc: every byte; "
+        "decode: also every image, label and class count",
     )
     if_changed: bool = switch(
-        help="do not read the shards if an earlier --if-changed verified all of them, at this "
-        "level or a higher one, and none was modified since; this does not find decay of the disk"
+        help="skip reading if --if-changed verified all shards before and none was modified since"
     )
     signers: str | None = optional(
         place=Place.FILE,
-        help="require an SSH signature of the manifest by a key of this file; its format is "
-        "ALLOWED SIGNERS of ssh-keygen",
+        help="require an SSH signature by a key of this ALLOWED SIGNERS file of ssh-keygen",
     )
     json: bool = switch(help="print the result as JSON")
     beam_args: tuple[str, ...] = after_dashes("Options for Apache Beam go", are_flags=True)
@@ -288,7 +284,6 @@ def _check_class_counts(manifest: Manifest, reports: Sequence[Report]) -> list[s
 
 @program.verb("imagenet_prep.verify", Config, __doc__)
 def run(config: Config) -> None:
-    """Runs the verb; errors are raised."""
     if config.beam_args:
         config = with_absolute(config, "dataset")
     result = verify(config)

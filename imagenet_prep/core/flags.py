@@ -119,15 +119,6 @@ class Settings:
     def __post_init__(self) -> None:
         for name, spec in self._flags.items():
             spec.check(_spelled(name, spec), getattr(self, name))
-        self._check_together()
-
-    @property
-    def _flags(self) -> dict[str, Flag]:
-        flags = {field.name: field.metadata.get("flag") for field in dataclasses.fields(self)}
-        return {name: spec for name, spec in flags.items() if spec}
-
-    def _check_together(self) -> None:
-        """Raises ValueError if flags are given that cannot be combined."""
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         values = {name: getattr(self, name) for name in self._flags}
         given = [name for name, value in values.items() if value not in (defaults[name], None)]
@@ -144,6 +135,11 @@ class Settings:
             for key in filter(values.get, self._flags[name].without):
                 if key in given:
                     raise ValueError(f"{spelled[name]} and {spelled[key]} cannot be combined")
+
+    @property
+    def _flags(self) -> dict[str, Flag]:
+        flags = {field.name: field.metadata.get("flag") for field in dataclasses.fields(self)}
+        return {name: spec for name, spec in flags.items() if spec}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -241,26 +237,22 @@ class _CommandLine:
     def __init__(self, config: type[Any], verb: str) -> None:
         prog = f"imagenet-prep {verb}"
         self.parser = Parser(prog=prog, add_help=False, allow_abbrev=False, exit_on_error=False)
-        hints = typing.get_type_hints(config)
+        self._config = config
+        self._readers: dict[str, Callable[[str], Any]] = {}
+        hints, groups = typing.get_type_hints(config), _groups(config)
         # The verb's own flags come first, then shared ones.
         fields = sorted(dataclasses.fields(config), key=lambda field: field.kw_only is True)
-        self._config = config
-        self._fields = [field for field in fields if "flag" in field.metadata]
-        self._readers: dict[str, Callable[[str], Any]] = {}
-        self._switches: set[str] = set()
-        self.spellings: list[str] = []
-        self.entries: list[Entry] = []
-        for field in self._fields:
-            self._add(field, field.metadata["flag"], hints[field.name])
-        groups = _groups(config)
-        known = {entry.field: entry for entry in self.entries}
-        self.entries = [
-            dataclasses.replace(known[name], group=groups.get(name, ""))
-            for name in dict.fromkeys([*groups, *known])
-            if name in known
+        self._entries = [
+            self._add(field, hints[field.name], groups.get(field.name, ""))
+            for field in fields
+            if "flag" in field.metadata
         ]
+        self.spellings = [name for entry in self._entries for name in entry.names]
+        order = [*groups, *(field.name for field in fields)]
+        self.entries = sorted(self._entries, key=lambda entry: order.index(entry.field))
 
-    def _add(self, field: dataclasses.Field[Any], spec: Flag, hint: Any) -> None:
+    def _add(self, field: dataclasses.Field[Any], hint: Any, group: str) -> Entry:
+        spec: Flag = field.metadata["flag"]
         base = typing.get_args(hint)[0] if isinstance(hint, types.UnionType) else hint
         is_tuple = typing.get_origin(base) is tuple
         read = _comma_separated if is_tuple else spec.read or _READERS.get(base, base)
@@ -276,23 +268,20 @@ class _CommandLine:
             self.parser.add_argument(position, nargs="?", default=argparse.SUPPRESS)
         if names:
             self.parser.add_argument(*names, dest=field.name, default=argparse.SUPPRESS, **options)
-            self._switches |= {*names} if base is bool else set()
-            self.spellings += names
         word = field.name.upper() if spec.positional else "WORD" if spec.choices else "TEXT"
         word = word if spec.place is None else "PATH"
         metavar = spec.metavar or _METAVARS.get(spec.place or base, word)
         without = base is bool or field.default in (dataclasses.MISSING, None, (), "")
-        self.entries.append(
-            Entry(
-                field=field.name,
-                names=tuple(names),
-                value="" if base is bool else metavar,
-                choices=tuple(spec.choices or ()),
-                help=spec.help,
-                default="" if without else text_of(field.default),
-                positional=spec.positional,
-                required=field.default is dataclasses.MISSING,
-            )
+        return Entry(
+            field=field.name,
+            names=tuple(names),
+            value="" if base is bool else metavar,
+            choices=tuple(spec.choices or ()),
+            help=spec.help,
+            default="" if without else text_of(field.default),
+            positional=spec.positional,
+            required=field.default is dataclasses.MISSING,
+            group=group,
         )
 
     def values(self, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -300,11 +289,12 @@ class _CommandLine:
         underscored = {
             name.replace("-", "_").replace("__", "--", 1): name for name in self.spellings
         }
+        switches = {name for entry in self.entries if not entry.value for name in entry.names}
         typed = []
         for word in words:
             name, equals, value = word.partition("=")
             name = underscored.get(name, name)
-            if equals and name in self._switches:
+            if equals and name in switches:
                 self.parser.error(f"{word}: {name} is a switch and takes no value")
             typed.append(name + equals + value)
         try:
@@ -316,13 +306,12 @@ class _CommandLine:
             for name, value in vars(parsed).items()
         }
         # Positional words fill the fields in order, except those already given by name.
-        positional = [field for field in self._fields if field.metadata["flag"].positional]
+        positional = [entry for entry in self._entries if entry.positional]
         given = [read(values.pop(name)) for name, read in self._readers.items() if name in values]
-        free = [field.name for field in positional if field.name not in values]
+        free = [entry.field for entry in positional if entry.field not in values]
         # The word after a mistyped flag is the flag's value, so report the flag instead.
         if len(given) > len(free) and not unknown:
-            named = next(field for field in positional if field.name in values)
-            flag = _spelled(named.name, named.metadata["flag"])
+            flag = next(entry.names[0] for entry in positional if entry.field in values)
             self.parser.error(f"{given[-1]}: {flag} is already given: remove one of the two")
         return values | dict(zip(free, given, strict=False)), unknown
 

@@ -59,7 +59,7 @@ class Entry:
     default: str  # "" for none
     positional: bool
     required: bool
-    group: str = ""  # heading; "" if only --help-all shows it
+    group: str  # heading; "" if only --help-all shows it
 
     def spelled(self, *, all_names: bool) -> str:
         """Returns names and value; short names first, other aliases only on request."""

@@ -82,7 +82,7 @@ def test_the_manifest_stands_for_both_sets_of_diff() -> None:
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_set_is_given_once(verb: str) -> None:
     where = "s3://b/set" if verb == "sagemaker" else "set"
-    with pytest.raises(UsageError, match="remove one|belong together"):
+    with pytest.raises(UsageError, match="remove one|two datasets"):
         given(verb, where, "--data-dir", where)
 
 

@@ -192,13 +192,13 @@ def test_dry_run_changes_nothing_and_shows_names_and_findings(
         "tpu-in-folders": [
             "train: lies in train/",
             "image/class/text: absent in 149 of 149 records",
-            "train/train-00000-of-00006 would be named train-00000-of-00006",
+            "train/train-00000-of-00006 would be renamed to train-00000-of-00006",
         ],
         "aws-from-1": [
             "train-00000-of-00006 is missing, train-00006-of-00006 is there",
             "image/height: untrue in 146 of 149 records: from before a resize",
             "image/class/text: empty in 149",
-            "train-00001-of-00006 would be named train-00000-of-00006",
+            "train-00001-of-00006 would be renamed to train-00000-of-00006",
         ],
         "tfds": ["named as TensorFlow Datasets does", "labels: 0 ... 999"],
     }[layout]
@@ -354,7 +354,7 @@ def test_lost_files_of_a_finished_set_are_made_again_and_a_lost_shard_is_refused
         path.unlink()
     result = adopt(source)
     assert result.code == 0, result
-    assert "7 lost files made again" in result.out
+    assert "7 lost files restored" in result.out
     assert contents(source) == before
 
     for path in (index, table, *small):

@@ -221,7 +221,7 @@ def test_archives_that_came_by_another_way_are_proven_without_a_server(
     flags = arguments(tmp_path, "http://127.0.0.1:9")
     assert download.run(flags) == 0
     told = capsys.readouterr()
-    assert "nothing was left to fetch" in told.out
+    assert "nothing was left to download" in told.out
     assert "md5: 3 of 3 tasks" in told.err
     proven = (tmp_path / ".work" / "proven.jsonl").read_text().splitlines()
     assert sorted(json.loads(line)["name"] for line in proven) == sorted(FILES)
@@ -354,8 +354,8 @@ def test_an_empty_archive_on_the_server_is_named(tmp_path: Path) -> None:
     [
         (["--what", "train,tests"], "train, validation, test, devkit, bbox, cifar10, mnist"),
         (["--what", ""], "train, validation, test, devkit, bbox, cifar10, mnist"),
-        (["--what", "devkit,cifar10"], "of different data sets. Give each set a folder"),
-        (["--what", "mnist,cifar10"], "of different data sets"),
+        (["--what", "devkit,cifar10"], "archives of different datasets. Download each dataset"),
+        (["--what", "mnist,cifar10"], "archives of different datasets"),
         (["--connections", "0"], "--connections 0: expected at least 1"),
         (["--part-size", "0"], "--part-size 0: expected at least 1"),
         (["--retries", "-1"], "--retries -1: expected at least 0"),

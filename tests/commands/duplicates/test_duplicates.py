@@ -348,7 +348,7 @@ def test_a_source_of_look_alikes_says_how_many_were_not_judged_against_all(
     source = look_alikes(tmp_path / "source", 2)
     words = ["--source", str(source), "--splits", "train", "--out", str(tmp_path / "out")]
     assert duplicates.run([*words, "--workers", "1"]) == 0
-    assert "resemble too many others to be judged against all of them: 2" in capsys.readouterr().out
+    assert "similar to too many others, not compared with all of them: 2" in capsys.readouterr().out
 
 
 def test_all_copies_of_one_picture_are_found_however_many(
@@ -485,12 +485,12 @@ def test_a_source_without_one_sound_image_has_no_pair(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "name one place"),
-        (("set", "--source", "source"), "name one place"),
+        ((), "expected a dataset or --source"),
+        (("set", "--source", "source"), "expected a dataset or --source"),
         (("nowhere",), "there is no such folder"),
         (("set", "--against", "set:holdout"), "has no split 'holdout'"),
         (("--source", "nowhere"), "no such folder"),
-        (("set", "--splits", "holdout"), "has none of the splits holdout"),
+        (("set", "--splits", "holdout"), "has none of the requested splits"),
         (("--source", "source", "--splits", "holdout"), "train and validation alone"),
     ],
 )

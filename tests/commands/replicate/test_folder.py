@@ -114,7 +114,7 @@ def test_a_dry_run_tells_bytes_and_time_and_writes_nothing(dataset: Path, tmp_pa
     told = replicate(dataset, "--to", tmp_path / "new", "--dry-run", "--bandwidth-limit", "0.1")
 
     assert (told.code, told.complaints) == (0, "")
-    assert re.search(r"(24\d\.\d kB) of \1 to move: 2 s at 0\.0008 Gbit/s", told.out), told
+    assert re.search(r"(24\d\.\d kB) of \1 to copy: 2 s at 0\.0008 Gbit/s", told.out), told
     assert not (tmp_path / "new").exists()
 
 
@@ -220,7 +220,7 @@ def test_the_data_set_itself_is_no_target(dataset: Path) -> None:
     result = replicate(dataset, "--to", dataset)
 
     assert result.code == 2
-    assert "is the data set itself" in result.err
+    assert "is the dataset itself" in result.err
 
 
 def test_the_data_set_keeps_where_whole_replicas_are(dataset: Path, tmp_path: Path) -> None:

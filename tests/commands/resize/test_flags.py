@@ -141,7 +141,7 @@ def test_an_absent_split_is_named_with_those_there(
     result = command.run("resize", "-i", source, "-o", tmp_path / "out", "-s", "validation")
 
     assert result.code == 2
-    assert "no shards of validation; there are shards of train" in result.err
+    assert "no shards of validation. Choose --splits from train" in result.err
 
 
 def test_imagenet_insists_on_wnids(

@@ -70,7 +70,7 @@ class Config(Settings):
         metavar="CSV",
     )
     prove: bool = switch(
-        help="read all tables of samples, and check the digests that the manifests state"
+        help="read all tables of samples, and compute the roots that the manifests state"
     )
     exit_code: bool = switch(help="exit code 1 if anything differs")
     json: bool = switch(help="print the counts as JSON")
@@ -171,7 +171,7 @@ def _text(result: Json) -> Iterator[str]:
     for split, of_split in result["splits"].items():
         if of_split["equal"]:
             checked = ": the same images, with the same labels and bytes"
-            stated = " according to the digests in both manifests. To check these, use --prove"
+            stated = " according to the roots in both manifests. To compute these, use --prove"
             yield f"{split}: equal{checked if result['proven'] else stated}"
             continue
         yield f"{split}:"

@@ -199,7 +199,7 @@ def _set(place: str, wanted: Sequence[str], out: Store, *, other: bool) -> _Side
     from imagenet_prep.storage.store import open_store
 
     dataset = open_dataset(place)
-    splits = [name for name in dataset.manifest.splits if name in wanted]
+    splits = [name for name in dataset.manifest.splits if name in wanted] or wanted
     pieces = pictures.of_set(dataset, splits, other=other)
     kept = None if is_remote(place) and not place.startswith("s3://") else open_store(place)
     kept = kept if kept and _takes_notes(kept) else out

@@ -69,7 +69,10 @@ def test_equal_images_are_equal_in_any_layout(one: Path, tmp_path: Path) -> None
     result = command.run("diff", one, again, "--exit-code")
 
     assert (result.code, result.complaints) == (0, "")
-    assert "train: equal by the roots that both manifests claim; --prove computes" in result.out
+    assert (
+        "train: equal according to the roots in both manifests. To compute these, use --prove"
+        in result.out
+    )
     found = command.run("diff", one, again, "--json").json
     assert found["equal"] is found["same_classes"] is True
     assert found["proven"] is False
@@ -124,7 +127,7 @@ def test_people_read_counts_and_first_keys(one: Path, other: Path) -> None:
     assert f"A: {one}, 32 images\nB: {other}, 32 images\ntrain:\n" in result.out
     assert f"  only in A              2  {key(12)}, {key(7)}\n" in result.out
     assert "other label" not in result.out
-    assert "validation: equal by the roots" in result.out
+    assert "validation: equal according to the roots" in result.out
 
 
 def test_labels_are_compared_by_the_ids_of_classes(one: Path, tmp_path: Path) -> None:
@@ -326,7 +329,10 @@ def test_a_root_that_is_only_claimed_is_computed_by_prove(one: Path, tmp_path: P
     claim_root_of(root, one)
     result = command.run("diff", one, root, "--exit-code")
     assert (result.code, result.complaints) == (0, "")
-    assert "train: equal by the roots that both manifests claim; --prove computes" in result.out
+    assert (
+        "train: equal according to the roots in both manifests. To compute these, use --prove"
+        in result.out
+    )
 
     result = command.run("diff", one, root, "--prove")
     assert (result.code, result.out) == (3, "")
@@ -350,7 +356,10 @@ def test_tables_that_were_not_compared_are_counted(one: Path, tmp_path: Path) ->
     shutil.copytree(one, child)
     edit(child, lambda data: data.replace(b"image_1.JPEG,1,", b"image_1.JPEG,3,"), number=1)
     result = command.run("diff", one, child)
-    assert "  equal by both manifests: 2 tables of samples, not compared; --prove" in result.out
+    assert (
+        "  equal according to both manifests: 2 tables of samples. To read them, use --prove"
+        in result.out
+    )
     assert command.run("diff", one, child, "--json").json["splits"]["train"]["trusted_tables"] == 2
 
 

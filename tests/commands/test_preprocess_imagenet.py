@@ -52,7 +52,11 @@ def test_without_a_folder_of_archives_they_are_downloaded(
     assert brought[0].address == "https://image-net.org/data/ILSVRC/2012"
     assert asked == [["--source", archives, "--out", str(tmp_path), "--keep-original"]]
     out, err = capsys.readouterr()
-    assert (out, err.count("\n"), err.count("image-net.org closed in 2019")) == ("", 1, 1)
+    assert (out, err.count("\n"), err.count("since image-net.org closed the old addresses")) == (
+        "",
+        1,
+        1,
+    )
     assert KEY not in err
 
 

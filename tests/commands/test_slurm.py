@@ -154,7 +154,7 @@ def test_a_set_is_prepared_and_brought_to_the_disk_of_a_node(slurm: Slurm, tmp_p
     made = slurm.batch("prepare", tmp_path / "photographs", tmp_path / "set", "--holdout", "10%")
     assert "manifest: " in made
     brought = slurm.batch("replicate", tmp_path / "set", tmp_path / "local" / "set")
-    assert "whole: " in brought
+    assert "complete: " in brought
 
 
 @pytest.mark.tf

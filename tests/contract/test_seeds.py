@@ -34,7 +34,7 @@ QUICK: dict[int, str] = {
     11: "localhost",
     19: "train: ",
     20: "x",
-    21: "whole: ",
+    21: "complete: ",
     43: "localhost",
     60: '"TrainingJobName"',
     71: "3.2 h, $197 | 3.2 h, $178 | 3.7 h, $194",

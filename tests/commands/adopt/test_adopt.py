@@ -190,17 +190,17 @@ def test_dry_run_changes_nothing_and_shows_names_and_findings(
     says = {
         "slim": ["labels: 1 ... 1000", "train has 118 images, expected 1,281,167"],
         "tpu-in-folders": [
-            "train: lies in train/",
+            "train: in train/, but readers expect it one folder up",
             "image/class/text: absent in 149 of 149 records",
             "train/train-00000-of-00006 would be renamed to train-00000-of-00006",
         ],
         "aws-from-1": [
-            "train-00000-of-00006 is missing, train-00006-of-00006 is there",
-            "image/height: untrue in 146 of 149 records: from before a resize",
+            "train-00006-of-00006 exists, but not train-00000-of-00006",
+            "image/height: untrue in 146 of 149 records: the size before a resize",
             "image/class/text: empty in 149",
             "train-00001-of-00006 would be renamed to train-00000-of-00006",
         ],
-        "tfds": ["named as TensorFlow Datasets does", "labels: 0 ... 999"],
+        "tfds": ["named as by TensorFlow Datasets", "labels: 0 ... 999"],
     }[layout]
     for sentence in says:
         assert sentence in result.out

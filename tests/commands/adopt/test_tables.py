@@ -45,7 +45,7 @@ def test_adopt_adds_them_and_changes_nothing_else(reference: Reference, old: Pat
     before = contents(old)
     result = command.run("adopt", old)
     assert result.code == 0, result
-    assert "it has tables of samples now" in result.out
+    assert "tables of samples were added" in result.out
 
     after = contents(old)
     assert {name for name in after if before.get(name) != after[name]} == {

@@ -145,7 +145,7 @@ def test_a_source_is_looked_at_before_anything_is_prepared(source: Path, tmp_pat
         f"{WNIDS[2]}/photo2.jpg",
     ]
     assert (out / "exclude-validation.txt").read_text() == ""
-    assert "by more than equal pixels: 2" in result.out
+    assert "with too little detail, only compared by pixels: 2" in result.out
     assert everything(source) == before
 
 
@@ -187,7 +187,7 @@ def test_without_jinja2_no_page_is_promised(
     assert duplicates.run([str(prepared), "--out", str(tmp_path)]) == 0
 
     said = capsys.readouterr()
-    assert "no duplicates.html: jinja2 is not installed" in said.err
+    assert "duplicates.html was not written: jinja2 is not installed" in said.err
     assert "pip install 'imagenet-prep[report]'" in said.err
     assert "duplicates.html" not in said.out
     assert "pairs.csv" in said.out
@@ -216,7 +216,7 @@ def test_a_picture_in_two_splits_fails_where_it_is_asked_for(
 ) -> None:
     result = command.run("duplicates", prepared, "--out", tmp_path / "out", "--fail-on", "cross")
     assert result.code == 3
-    assert "more than one split or set: 2" in result.err
+    assert "duplicates across splits or datasets: 2 groups" in result.err
     assert (tmp_path / "out" / "pairs.csv").exists()
 
 
@@ -490,8 +490,8 @@ def test_a_source_without_one_sound_image_has_no_pair(tmp_path: Path) -> None:
         (("nowhere",), "there is no such folder"),
         (("set", "--against", "set:holdout"), "has no split 'holdout'"),
         (("--source", "nowhere"), "no such folder"),
-        (("set", "--splits", "holdout"), "has none of the requested splits"),
-        (("--source", "source", "--splits", "holdout"), "train and validation alone"),
+        (("set", "--splits", "holdout"), "has no split 'holdout'"),
+        (("--source", "source", "--splits", "holdout"), "only has the splits train and validation"),
     ],
 )
 def test_what_is_no_place_is_refused(

@@ -70,7 +70,7 @@ def test_asked_hosts_answer_each_for_itself(hosts: Hosts, dataset: Path) -> None
     result = hosts.run(dataset, "--check")
 
     assert result.code == 1, result
-    assert "10.0.0.1:~/set: whole" in result.out
+    assert "10.0.0.1:~/set: complete" in result.out
     for address in hosts.addresses[1:]:
         assert f"{address}:~/set: its answer cannot be used: it s" in result.out
     assert "\x1b" not in result.out + result.err

@@ -125,7 +125,7 @@ def test_an_unfinished_replica_is_told_from_a_damaged_one(dataset: Path, copy: P
 
     assert checked.code == 4
     assert f"{SHARD}: missing" in checked.out
-    assert "not finished" in checked.err
+    assert "incomplete" in checked.err
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_one_call_says_what_it_left_out(resized: Resized, tmp_path: Path) -> Non
     result = command.run("resize", "-i", resized.source.root, "-o", tmp_path / "out", "-r", "64")
 
     assert result.code == 0, result
-    assert "--splits validation adds it" in result.out
+    assert "To add it, use --splits validation" in result.out
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_other_spellings_ask_for_the_same(resized: Resized, tmp_path: Path, flag
         ("--qualty 90", "--qualty"),
         ("--num_int 2", "--num_int"),
         ("--st 1", "--st"),
-        ("--start_offset 500", "finished shards are kept"),
+        ("--start_offset 500", "finished shards are found without it"),
         ("-s test", "train, validation"),
         ("-r 0", "--short-side 0"),
         ("-Q 101", "--quality 101"),

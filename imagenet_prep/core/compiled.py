@@ -23,7 +23,7 @@ def load(path: Path, **functions: tuple[Any, ...]) -> ctypes.CDLL:
         reason = str(error).removeprefix(f"{path}: ")
         raise NotCompiledError(
             f"{path} cannot be loaded: {reason}. It is compiled when imagenet-prep is installed. "
-            "Install a C compiler or `pip install ziglang`, then reinstall imagenet-prep."
+            "Install a C compiler, or `pip install ziglang`, and then reinstall imagenet-prep."
         ) from error
     for name, (result, *arguments) in functions.items():
         function = getattr(library, name)

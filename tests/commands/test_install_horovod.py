@@ -294,7 +294,7 @@ def test_what_is_missing_is_named(packages: dict[str, str]) -> None:
     with pytest.raises(UsageError, match=r"needs PyTorch, .* pip install 'imagenet-prep\[torch\]'"):
         install_horovod.wheel_key(Config(framework="pytorch"))
     packages["tensorflow"] = "2.21.0"
-    with pytest.raises(UsageError, match=f"no nvidia-nccl-cu12: {GPU}"):
+    with pytest.raises(UsageError, match=f"nvidia-nccl-cu12 is not installed: {GPU}"):
         install_horovod.wheel_key(Config(nccl=True))
     with pytest.raises(ValueError, match="nccl: only for TensorFlow, not for mxnet"):
         Config(framework="mxnet", nccl=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import functools
 import io
 import json
 from collections import Counter
@@ -29,7 +30,6 @@ from imagenet_prep.dataset.flag import without_manifest
 
 if TYPE_CHECKING:
     from imagenet_prep.dataset.difference import Difference
-    from imagenet_prep.storage.opened import Dataset
 
 _COLUMNS = (
     "split,key,difference,class_a,width_a,height_a,sha256_a,shard_a,record_a,"
@@ -46,24 +46,15 @@ _WORDS = {
 }
 
 
+_dataset = functools.partial(flag, place=Place.ANYWHERE, positional=True, read=without_manifest)
+
+
 @dataclass(frozen=True)
 class Config(Settings):
     """Settings of one comparison; see the help of each flag."""
 
-    a: str = flag(
-        place=Place.ANYWHERE,
-        help="dataset A, a folder, s3://bucket/prefix or http(s)://...",
-        positional=True,
-        metavar="A",
-        read=without_manifest,
-    )
-    b: str = flag(
-        place=Place.ANYWHERE,
-        help="dataset B",
-        positional=True,
-        metavar="B",
-        read=without_manifest,
-    )
+    a: str = _dataset(metavar="A", help="dataset A, a folder, s3://bucket/prefix or http(s)://...")
+    b: str = _dataset(metavar="B", help="dataset B")
     out: str | None = optional(
         place=Place.FILE,
         help="write all differences to this CSV file, one line per key",
@@ -98,9 +89,8 @@ def diff(config: Config) -> Json:
     }
     with _written(config.out) as write:
         for difference in differences(a, b, splits) if splits else ():
-            kinds = difference.kinds
-            counts[difference.split].update(kinds)
-            for kind in kinds:
+            counts[difference.split].update(difference.kinds)
+            for kind in difference.kinds:
                 if len(keys := first[difference.split][kind]) < _FIRST_KEYS:
                     keys.append(difference.key)
             write(difference)
@@ -108,9 +98,16 @@ def diff(config: Config) -> Json:
     same_classes = a.classes.wnids == b.classes.wnids
     total = sum(counts.values(), Counter())
     of_columns = columns.differences(a, b)
+    facts = {
+        name: {
+            "dataset": dataset.where,
+            "digest": dataset.manifest.digest,
+            "examples": sum(split.examples for split in dataset.manifest.splits.values()),
+        }
+        for name, dataset in (("a", a), ("b", b))
+    }
     return {
-        "a": _facts(a),
-        "b": _facts(b),
+        **facts,
         "equal": same_classes and not total and not of_columns,
         "same_classes": same_classes,
         "proven": config.prove,
@@ -126,14 +123,6 @@ def diff(config: Config) -> Json:
             }
             for split, of_split in counts.items()
         },
-    }
-
-
-def _facts(dataset: Dataset) -> Json:
-    return {
-        "dataset": dataset.where,
-        "digest": dataset.manifest.digest,
-        "examples": sum(split.examples for split in dataset.manifest.splits.values()),
     }
 
 

@@ -335,9 +335,8 @@ def _judge(config: Config, replicas: Sequence[Json]) -> None:
     problems = [problem for replica in wrong for problem in replica["problems"]]
     if all(problem.is_missing for problem in problems):
         raise IncompleteError(
-            f"{places} are incomplete, as listed above. Run the same command without --check."
+            f"{places} incomplete, as listed above. Run the same command without --check."
         )
     raise errors.DataDamagedError(
-        f"{places} differ from the manifest, as listed above. Run the same command with --repair "
-        "instead of --check."
+        f"{places} damaged, as listed above. Run the same command with --repair instead of --check."
     )

@@ -119,11 +119,8 @@ def report(config: Config) -> Path:
     return out
 
 
-def _refuse_folder_of_others(config: Config) -> None:
-    folder = Path(config.dataset).expanduser()
-    if config.out or config.compare or not folder.is_dir():
-        return
-    if (owner := folder.stat().st_uid) not in (os.geteuid(), 0):
+def _refuse_folder_of_others(folder: Path) -> None:
+    if folder.is_dir() and (owner := folder.stat().st_uid) not in (os.geteuid(), 0):
         raise UsageError(
             f"{folder} belongs to a different user (ID {owner}). Choose a file for the page with "
             "--out."
@@ -248,6 +245,7 @@ def _facts(config: Config, dataset: str, store: Readable) -> Facts:
 
 @program.verb("imagenet_prep.report", Config, __doc__)
 def run(config: Config) -> None:
-    _refuse_folder_of_others(config)
+    if not config.out and not config.compare:
+        _refuse_folder_of_others(Path(config.dataset).expanduser())
     out = report(config)
     print(f"{out}: {human_bytes(out.stat().st_size)}")

@@ -69,12 +69,12 @@ class ClassList:
                 unknown.append(name)
             elif len(matches) > 1:
                 wnids = ", ".join(self.wnids[index] for index in matches)
-                raise UsageError(f"classes: {name} is ambiguous: give one of {wnids}")
-            indices.update(matches)
+                raise UsageError(f"{each} may be {wnids}: give one of these")
+            found.update(matches)
         if unknown:
             suggestion = meant_by(unknown[0], [*self.wnids, *self._by_word])
             raise UsageError(
-                f"classes: {some(unknown)} not in the class list, which has "
+                f"{some(unknown)} not in the class list, which has "
                 f"{counted(len(self.wnids), 'class')} from {self.wnids[0]} (0) to "
                 f"{self.wnids[-1]} ({len(self.wnids) - 1}).{suggestion}"
             )

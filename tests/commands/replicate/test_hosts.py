@@ -50,7 +50,7 @@ def test_a_second_run_moves_only_what_a_host_lacks_and_a_repair_what_is_damaged(
     checked = hosts.run(dataset, "--check")
     assert checked.code == 3
     assert f"10.0.0.2:~/set: {SHARD}: sha256 " in checked.out
-    assert "1 of 2 replicas differ from the manifest" in checked.err
+    assert "1 of 2 replicas damaged" in checked.err
     mended = hosts.run(dataset, "--repair", "--json")
     assert [replica["moved_bytes"] for replica in mended.json["replicas"]] == [40_002, 0]
     hosts.assert_whole(dataset)

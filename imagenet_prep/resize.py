@@ -71,7 +71,7 @@ class Config(RunFlags):
     short_side: int = flag(
         480,
         least=1,
-        help="resize images with a longer shorter edge to this size",
+        help="target length of the shorter edge; smaller images are not resized",
         metavar="PX",
         aliases=("-r", "--size"),
     )

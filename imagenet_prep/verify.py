@@ -55,7 +55,7 @@ class Config(WorkerFlags):
         "decode: also every image, label and class count",
     )
     if_changed: bool = switch(
-        help="skip reading if --if-changed verified all shards and none was modified; finds no bit rot"
+        help="skip reading if all shards were verified and none was modified; finds no bit rot"
     )
     signers: str | None = optional(
         place=Place.FILE,

@@ -84,10 +84,10 @@ def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
         columns.say_left_behind(source)
     workers = Workers(config.workers, config.worker_kind)
     if config.dry_run:
-        found = shard_files.find(source)
+        tfrecords = shard_files.find(source)
         with scratch.place() as place:
-            seen = check_existing_set(found, LocalStore(place), workers, quiet=config.json)
-        return _summary(config, found, seen, None), _refusal(config, found, seen)
+            checked = check_existing_set(tfrecords, LocalStore(place), workers, quiet=config.json)
+        return _summary(config, tfrecords, checked, None), _refusal(config, tfrecords, checked)
     if config.out is None:
         if store.size(naming.MANIFEST) is not None:
             return _completed(config, store), None
@@ -95,28 +95,28 @@ def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
     shard_files.find(source)  # fails if there is no dataset, before anything is created
     with store.lock():
         # Locking removed a killed run's links, which changed the shards' timestamps: look again.
-        found = shard_files.find(source)
-        seen = check_existing_set(found, store, workers, quiet=config.json)
-        refusal = _refusal(config, found, seen)
+        tfrecords = shard_files.find(source)
+        checked = check_existing_set(tfrecords, store, workers, quiet=config.json)
+        refusal = _refusal(config, tfrecords, checked)
         if refusal is None and not config.rewrite:
             adoption.complete(
-                store, found, seen, workers, in_place=config.out is None, quiet=config.json
+                store, tfrecords, checked, workers, in_place=config.out is None, quiet=config.json
             )
     if refusal is None and config.rewrite:
         # The same job as `resize --keep-original`.
         job = rewrite.Job(
-            found=found,
-            splits=tuple(found.splits),
+            found=tfrecords,
+            splits=tuple(tfrecords.splits),
             policy=None,
             workers=workers,
             allowed_bad_images=0,
-            labelling=seen.labelling,
-            renamed=seen.renamed,
+            labelling=checked.labelling,
+            renamed=checked.renamed,
             quiet=config.json,
         )
         rewrite.run(job, store)
     manifest = None if refusal else Dataset.at(store).manifest
-    return _summary(config, found, seen, manifest), refusal
+    return _summary(config, tfrecords, checked, manifest), refusal
 
 
 def _completed(config: Config, store: Store) -> Json:
@@ -142,20 +142,22 @@ def _completed(config: Config, store: Store) -> Json:
     }
 
 
-def _refusal(config: Config, found: TfrecordSet, seen: ExistingSet) -> ImagenetPrepError | None:
-    where = found.store.where()
-    if seen.problems:
-        shown = "; ".join([*seen.problems[:_SHOWN], *["..."] * (len(seen.problems) > _SHOWN)])
+def _refusal(
+    config: Config, tfrecords: TfrecordSet, checked: ExistingSet
+) -> ImagenetPrepError | None:
+    where = tfrecords.store.where()
+    if checked.problems:
+        shown = "; ".join([*checked.problems[:_SHOWN], *["..."] * (len(checked.problems) > _SHOWN)])
         return errors.DataDamagedError(
-            f"{where}: {counted(len(seen.problems), 'problem')}, all listed above: {shown}. "
+            f"{where}: {counted(len(checked.problems), 'problem')}, all listed above: {shown}. "
             "Nothing was changed. Get the damaged files again."
         )
-    if seen.count_problems and not config.allow_subset:
+    if checked.count_problems and not config.allow_subset:
         return errors.SourceError(
-            f"{where}: incomplete ILSVRC2012: {'; '.join(seen.count_problems)}. Get the missing "
+            f"{where}: incomplete ILSVRC2012: {'; '.join(checked.count_problems)}. Get the missing "
             "images, or accept this subset with --allow-subset."
         )
-    if schema.ENCODED in seen.lacks and not config.rewrite:
+    if schema.ENCODED in checked.lacks and not config.rewrite:
         return UsageError(
             f"{where}: the records have the feature names of TensorFlow Datasets, which readers of "
             "the slim schema do not know. Use --rewrite --out DIR: the images do not change."
@@ -163,9 +165,9 @@ def _refusal(config: Config, found: TfrecordSet, seen: ExistingSet) -> ImagenetP
     return None
 
 
-def _findings(found: TfrecordSet, seen: ExistingSet) -> list[str]:
+def _findings(tfrecords: TfrecordSet, checked: ExistingSet) -> list[str]:
     findings = []
-    for split, shards in found.splits.items():
+    for split, shards in tfrecords.splits.items():
         first, last = shards[0], shards[-1]
         if folder := first.path.rpartition("/")[0]:
             findings.append(f"{split}: in {folder}/, but readers expect it one folder up")
@@ -175,34 +177,34 @@ def _findings(found: TfrecordSet, seen: ExistingSet) -> list[str]:
             findings.append(
                 f"{split}: names count from 1: {last.file} exists, but not {first.name}"
             )
-    offset = seen.labelling.offset
-    last_label = len(seen.labelling.classes.wnids) - 1 + offset
+    offset = checked.labelling.offset
+    last_label = len(checked.labelling.classes.wnids) - 1 + offset
     findings.append(f"labels: {offset} ... {last_label}, class index + {offset}")
-    if renamed := [key for of_shard in seen.renamed.values() for key in of_shard.values()]:
+    if renamed := [key for of_shard in checked.renamed.values() for key in of_shard.values()]:
         findings.append(
             f"keys: {counted(len(renamed), 'record')} with the class and file name of an earlier "
             f"one, now numbered: {some(renamed)}"
         )
-    findings += [f"counts: {problem}" for problem in seen.count_problems]
-    if schema.ENCODED in seen.lacks:
+    findings += [f"counts: {problem}" for problem in checked.count_problems]
+    if schema.ENCODED in checked.lacks:
         findings.append("records: feature names of TensorFlow Datasets, not of the slim schema")
     else:
         findings += [
-            f"{key}: {kind} in {n:,} of {counted(seen.examples, 'record')}"
+            f"{key}: {kind} in {n:,} of {counted(checked.examples, 'record')}"
             + _STALE.get((key, kind), "")
-            for key, kinds in sorted(seen.lack_counts.items())
+            for key, kinds in sorted(checked.lack_counts.items())
             for kind, n in kinds.items()
         ]
-    if seen.not_rgb:
+    if checked.not_rgb:
         findings.append(
-            f"grey or CMYK, although the records say RGB: {counted(seen.not_rgb, 'image')}"
+            f"grey or CMYK, although the records say RGB: {counted(checked.not_rgb, 'image')}"
         )
-    findings += [f"damaged: {problem}" for problem in seen.problems]
+    findings += [f"damaged: {problem}" for problem in checked.problems]
     return findings
 
 
 def _summary(
-    config: Config, found: TfrecordSet, seen: ExistingSet, manifest: Manifest | None
+    config: Config, tfrecords: TfrecordSet, checked: ExistingSet, manifest: Manifest | None
 ) -> Json:
     from imagenet_prep.preparation import adoption
 
@@ -215,12 +217,12 @@ def _summary(
                 "shards": len(shards),
                 "bytes": sum(shard.num_bytes for shard in shards),
             }
-            for split, shards in seen.shards.items()
+            for split, shards in checked.shards.items()
         },
-        "findings": _findings(found, seen),
-        "problems": seen.problems,
-        "lacks": seen.lacks if manifest is None else manifest.lacks,
-        "renames": [] if config.rewrite else adoption.moves(found),
+        "findings": _findings(tfrecords, checked),
+        "problems": checked.problems,
+        "lacks": checked.lacks if manifest is None else manifest.lacks,
+        "renames": [] if config.rewrite else adoption.moves(tfrecords),
     }
 
 

@@ -119,26 +119,26 @@ def duplicates(config: Config) -> Json:
                 )
             rows += all_pictures.rows_of(side.kept, side.pieces, place)
         pieces = [piece for side in sides for piece in side.pieces]
-        seen = Pictures(pieces, (columns(piece.samples()) for piece in pieces), rows, place)
-        found = Found(seen, across=len(sides) > 1, workers=workers.count)
+        images = Pictures(pieces, (columns(piece.samples()) for piece in pieces), rows, place)
+        matches = Found(images, across=len(sides) > 1, workers=workers.count)
         tick = _show_step if terminal.is_live() and not config.json else lambda _: None
         try:
-            found.find(tick)
+            matches.find(tick)
         finally:
             tick("")
-        problems += sorted(found.problems - {*problems})
-        groups = _groups(seen, found, sides)
+        problems += sorted(matches.problems - {*problems})
+        groups = _groups(images, matches, sides)
     excluded = {piece.split: output.excluded(groups, piece.split) for piece in sides[0].pieces}
     result = {
         "places": [side.where for side in sides],
-        "images": len(seen),
+        "images": len(images),
         **_counts(groups),
-        "not_judged": int((seen.sound & ~seen.judged).sum()),
-        "crowded": int(found.crowded.sum()),
+        "not_judged": int((images.sound & ~images.judged).sum()),
+        "crowded": int(matches.crowded.sum()),
         "excluded": {split: len(keys) for split, keys in excluded.items()},
         "problems": problems,
     }
-    page = _page(groups, seen, result)
+    page = _page(groups, images, result)
     output.publish(out, groups, excluded, page)
     return {**result, "page": page is not None}
 
@@ -226,13 +226,13 @@ def _show_step(text: str) -> None:
     print(f"\r{text:<30}", end="", file=sys.stderr, flush=True)
 
 
-def _groups(seen: Pictures, found: Found, sides: Sequence[_Side]) -> list[Group]:
+def _groups(images: Pictures, matches: Found, sides: Sequence[_Side]) -> list[Group]:
     from imagenet_prep.matching.groups import AGAINST, KINDS, Member, rank
 
-    every = [group.tolist() for group in found.by_sight.groups()]
+    every = [group.tolist() for group in matches.by_sight.groups()]
     wanted = {number for group in every for number in group}
     members = {}
-    for piece, start, end in zip(seen.pieces, seen.starts[:-1], seen.starts[1:], strict=True):
+    for piece, start, end in zip(images.pieces, images.starts[:-1], images.starts[1:], strict=True):
         if wanted.isdisjoint(range(start, end)):
             continue
         split, wnids = f"{AGAINST if piece.other else ''}{piece.split}", sides[piece.other].wnids
@@ -247,8 +247,8 @@ def _groups(seen: Pictures, found: Found, sides: Sequence[_Side]) -> list[Group]
         kept, *others = sorted((members[number] for number in group), key=rank)
         others = [
             member._replace(
-                kind=found.kind(member.number, kept.number),
-                distance=found.distance(member.number, kept.number),
+                kind=matches.kind(member.number, kept.number),
+                distance=matches.distance(member.number, kept.number),
                 kept=member.split.startswith(AGAINST),
             )
             for member in others
@@ -258,7 +258,7 @@ def _groups(seen: Pictures, found: Found, sides: Sequence[_Side]) -> list[Group]
     return sorted(groups, key=lambda group: rank(group[0]))
 
 
-def _page(groups: Sequence[Group], seen: Pictures, result: Json) -> str | None:
+def _page(groups: Sequence[Group], images: Pictures, result: Json) -> str | None:
     from imagenet_prep.matching import output
 
     try:
@@ -273,7 +273,7 @@ def _page(groups: Sequence[Group], seen: Pictures, result: Json) -> str | None:
     def read(number: int) -> bytes:
         # A damaged image may still be a duplicate according to its table.
         with contextlib.suppress(DataDamagedError):
-            return seen.read(number)
+            return images.read(number)
         return b""
 
     return pages.page(groups, read, result, made_at=datetime.now(UTC))

@@ -146,13 +146,13 @@ def resize(config: Config) -> Json:
     from imagenet_prep.storage import columns
     from imagenet_prep.storage.store import open_store
 
-    found = shard_files.find(open_store(config.input_dir))
-    columns.say_left_behind(found.store)
+    tfrecords = shard_files.find(open_store(config.input_dir))
+    columns.say_left_behind(tfrecords.store)
     splits = tuple(split for split in schema.SPLITS if split in config.splits)
-    if absent := [split for split in splits if split not in found.splits]:
+    if absent := [split for split in splits if split not in tfrecords.splits]:
         raise UsageError(
-            f"{found.store.where()}: no shards of {', '.join(absent)}. Choose --splits from "
-            f"{', '.join(found.splits)}"
+            f"{tfrecords.store.where()}: no shards of {', '.join(absent)}. Choose --splits from "
+            f"{', '.join(tfrecords.splits)}"
         )
     policy = Policy(
         config.short_side,
@@ -164,7 +164,7 @@ def resize(config: Config) -> Json:
     if not config.keep_original:
         require(policy)
     job = rewrite.Job(
-        found=found,
+        found=tfrecords,
         splits=splits,
         policy=None if config.keep_original else policy,
         workers=Workers(config.num_workers, config.worker_kind, config.beam_args),

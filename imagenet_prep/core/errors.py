@@ -1,5 +1,16 @@
 """Errors that a user can act on, and their exit codes.
 
+    ImagenetPrepError        1   failed; the message says how to fix it
+    ├── UsageError           2   the command line or the combination of settings is wrong
+    ├── DataDamagedError     3   bytes differ from the expected ones
+    │   ├── SourceError          an archive, the devkit or a member
+    │   └── ManifestError        dataset.json itself
+    ├── IncompleteError      4   work is left; run the same command again to resume
+    │   └── JobLostError         a cluster gave up on a job, or lost part of its work
+    ├── BusyError            75  another run is writing to the output: wait for its end
+    └── StoreError           1   reading or writing storage failed
+    BadImageError                one image; the caller of the codec decides how to handle it
+
 130 is an interrupt (Ctrl-C). 141 means that the reader of our output (such as head) closed early.
 Any other exception is a bug: traceback, exit 70.
 """

@@ -296,7 +296,7 @@ def test_what_is_missing_is_named(packages: dict[str, str]) -> None:
     packages["tensorflow"] = "2.21.0"
     with pytest.raises(UsageError, match=f"nvidia-nccl-cu12 is not installed: {GPU}"):
         install_horovod.wheel_key(Config(nccl=True))
-    with pytest.raises(ValueError, match="nccl: only for TensorFlow, not for mxnet"):
+    with pytest.raises(ValueError, match="--nccl can only be used with --framework tensorflow"):
         Config(framework="mxnet", nccl=True)
 
 

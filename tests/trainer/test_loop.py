@@ -116,7 +116,10 @@ def test_show_of_a_run_names_what_it_cannot_do(train: Train, shades: Path, tmp_p
         (("--step", "4"), "no step 4: the last one in the log is 3"),
         (("--keys",), "is a training run: expected --step, --key or --check"),
         (("--key", "nothing"), "no image has the key nothing"),
-        (("--key", held), f"no step used {held}: the image is in validation, and the run read train."),
+        (
+            ("--key", held),
+            f"no step used {held}: the image is in validation, and the run read train.",
+        ),
     ):
         done = command.run("show", run, *flags)
         assert (done.code, done.out) == (2, "")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import io
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, cast
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO, Self, cast
 
 import numpy as np
 
@@ -21,18 +23,15 @@ from imagenet_prep.read.dataset import make_dataset
 from imagenet_prep.read.dlpack import array_over
 from imagenet_prep.read.held import only_one
 from imagenet_prep.read.order import Order
-from imagenet_prep.storage import columns, inside
+from imagenet_prep.storage import columns
 from imagenet_prep.storage.fetch import hashed
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.new_file import complete_file, remove_partial
-from imagenet_prep.storage.os_errors import storage_errors
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from imagenet_prep.dataset.manifest import Shard
-
-# What a writer's `reader` may name of the arguments of `make_dataset`.
+# The arguments of `make_dataset` that `reader` may set.
 _OPTIONS = {
     *("image_size", "backend", "framework", "recipe", "dtype", "layout", "antialias", "device"),
     *("num_threads", "fields"),
@@ -82,11 +81,12 @@ class ColumnWriter:
 
         Args:
           data_dir: folder of the dataset, complete and with tables of samples.
-          split: the split; another one adds its rows to the same column.
+          split: the split; a second split adds its rows to the same column.
           name: of the column: letters, digits, dots, hyphens and underscores.
           shape: of one row; () for one value.
           dtype: of the values: "bool", "int8" to "uint64", "float16" to "float64" or "bfloat16".
-          about: any JSON that says how the rows are made. Another `about` than before is refused.
+          about: any JSON that says how the rows are made. A different `about` than before is
+            refused.
           batch_size: records per batch.
           view: "image" if the rows are true of a picture however it is cropped and mirrored. By
             default, they belong to the view that the batches show.
@@ -94,44 +94,44 @@ class ColumnWriter:
           finite: refuse values that are infinite or not a number.
           reader: arguments of `make_dataset`: image_size, recipe, backend, framework, fields,
             dtype, layout, antialias, device, num_threads. By default, batches hold images. With
-            "class_index" or "key" in fields, rows count as made from the class as well.
+            "class_index" or "key" in fields, rows are treated as made from the class as well.
 
         Raises:
-          UsageError: a setting cannot be, or differs from those of the column that is there.
+          UsageError: a setting cannot be, or differs from those of the existing column.
           DataDamagedError: files of the column are damaged.
         """
         options: dict[str, Any] = {"fields": ("images",), **(reader or {})}
-        if odd := options.keys() - _OPTIONS:
+        if unknown := options.keys() - _OPTIONS:
             raise UsageError(
-                f"reader={sorted(odd)}: expected some of {', '.join(sorted(_OPTIONS))}"
+                f"reader={sorted(unknown)}: expected some of {', '.join(sorted(_OPTIONS))}"
             )
         if "://" in os.fspath(data_dir):
-            raise UsageError(f"{data_dir}: columns are written in a folder. Replicate it first.")
+            raise UsageError(
+                f"{data_dir}: a column can only be written in a local folder. Run imagenet-prep "
+                "replicate first."
+            )
+        if view not in (None, column.ANY_VIEW):
+            raise UsageError(f"view={view!r}: expected {column.ANY_VIEW!r} or None")
         options["fields"] = tuple(dict.fromkeys((*options["fields"], "number")))
         options |= {"training": False, "world": World()}
         self._reader = make_dataset(data_dir, split, batch_size, **options)
         feed = self._reader._feed
-        self._records, self._split = feed.records, split
-        dataset = self._records.dataset
-        dataset.demand_complete()
-        dataset.demand_samples()
+        self._records, self._finite = feed.records, finite
+        self._records.dataset.demand_complete()
+        self._records.dataset.demand_samples()
         self._store = LocalStore(self._records.root)
-        self._name, self._finite = name, finite
-        used = [each.column for each in feed.columns.values()]
+        sources = [rows.column for rows in feed.columns.values()]
         of_class = not {"class_index", "key"}.isdisjoint(options["fields"])
-        of_class |= any(each.made_from == column.OF_CLASS for each in used)
-        views = {each.view for each in used}
+        of_class |= any(source.made_from == column.OF_CLASS for source in sources)
+        views = {source.view for source in sources}
         views |= {str(feed.config.view)} if "images" in options["fields"] else set()
-        if view not in (None, column.ANY_VIEW):
-            raise UsageError(f"view={view!r}: expected {column.ANY_VIEW!r}, or leave it out")
-        seen = "" if view else " and ".join(sorted(views - {column.ANY_VIEW}))
         try:
             self.column = Column(
                 name,
                 dtype,
                 tuple(shape),
                 canonical.loads(canonical.dumps(about)),
-                seen or column.ANY_VIEW,
+                view or " and ".join(sorted(views - {column.ANY_VIEW})) or column.ANY_VIEW,
                 column.OF_CLASS if of_class else column.OF_IMAGE,
             )
             column.loads(self.column.dumps(), "", name)
@@ -140,16 +140,21 @@ class ColumnWriter:
         self._folder = column.folder_name(name)
         self.is_complete = False
         with only_one(self._store, self._folder):
-            self._there = self._begin()
+            self._existing = self._begin()
         world = world or World.from_environment()
-        numbers: list[int] = []
-        for shard in range(world.rank, len(self._records.shards), world.size):
-            done, of_shard = self._done(shard), self._records.numbers_of(shard)
-            numbers += of_shard if done is None else (of_shard[place] for place in done.missing)
+        self._done = {
+            shard: self._finished(shard)
+            for shard in range(world.rank, len(self._records.shards), world.size)
+        }
+        numbers = [
+            self._records.numbers_of(shard)[record]
+            for shard in self._done
+            for record in self._missing(shard)
+        ]
         chosen = np.array(numbers, np.int64)
         feed.order = Order(self._records.examples_per_shard, None, chosen=chosen)
         self._due: list[int] = []
-        self._open: _Rows | None = None
+        self._file: Generator[None, memoryview, None] | None = None
 
     def __len__(self) -> int:
         return len(self._reader)
@@ -161,7 +166,7 @@ class ColumnWriter:
             self._due = numbers[numbers >= 0].tolist()
             yield cast("dict[str, Any]", batch)
             if self._due:
-                raise UsageError("the last batch had no write(): each needs one, with all its rows")
+                raise UsageError("the last batch had no write(): call it once after each batch")
 
     def write(self, rows: Any) -> None:
         """Writes the rows of the batch that was yielded last; rows of its padding are ignored.
@@ -170,27 +175,28 @@ class ColumnWriter:
         """
         due, self._due = self._due, []
         if not due:
-            raise UsageError("write() comes once after each batch")
+            raise UsageError("write() was called twice or before a batch: call it once after each")
         values = self._checked(rows, len(due))
         for number, row in zip(due, values, strict=True):
-            shard, record = self._records.place(number)
-            if self._open is None:
-                there = self._records.shards[shard]
-                self._open = _Rows(self.column, self._store, there, self._done(shard))
-            if self._open.append(record, row.data):
-                self._open = None
+            if self._file is None:
+                self._file = self._shard_file(self._records.place(number)[0])
+                next(self._file)
+            try:
+                self._file.send(row.data)
+            except StopIteration:
+                self._file = None
 
     def finish(self) -> bool:
         """Writes column.json if the files of all ranks are there; returns whether it is there."""
         with only_one(self._store, self._folder):
-            self._there = columns.find(self._store, self._name)
-            found = [self._done(shard) for shard in range(len(self._records.shards))]
-            files = [rows for rows in found if rows is not None and not rows.missing]
-            self.is_complete = len(files) == len(found)
+            self._existing = columns.find(self._store, self.column.name)
+            results = [self._finished(shard) for shard in range(len(self._records.shards))]
+            files = [rows for rows in results if rows is not None and not rows.missing]
+            self.is_complete = len(files) == len(results)
             if self.is_complete:
-                made = (self._there or self.column).with_files(self._split, files)
-                if made != self._there:
-                    _write(self._store, column.record_name(self._name), made.dumps())
+                complete = (self._existing or self.column).with_files(self._records.split, files)
+                if complete != self._existing:
+                    self._store.write(column.record_name(complete.name), complete.dumps())
                 self._remove_receipts()
         return self.is_complete
 
@@ -198,142 +204,131 @@ class ColumnWriter:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if self._open is not None:
-            self._open.abandon()
+        if self._file is not None:
+            self._file.close()
         if kind is None:
             self.finish()
         self._reader.close()
 
     def _begin(self) -> Column | None:
-        """Compares the settings with those of the column that is there, or notes them.
-
-        Returns what column.json says.
-        """
-        found = [columns.find(self._store, self._name, begun=begun) for begun in (False, True)]
-        for there in filter(None, found):
-            if differing := self.column.differing(there):
+        """Compares or notes the settings of the column; returns the content of column.json."""
+        name = self.column.name
+        existing, begun = (columns.find(self._store, name, begun=begun) for begun in (False, True))
+        for other in filter(None, (existing, begun)):
+            if differing := self.column.differing(other):
                 raise UsageError(
-                    f"{self._store.where(self._folder)}: the column was begun with another "
-                    f"{', '.join(differing)}. Use the same, another name, or remove that folder."
+                    f"{self._store.where(self._folder)}: the column was started with a different "
+                    f"{', '.join(differing)}. Use the same settings or a different name, or remove "
+                    "this folder."
                 )
-        is_new = found[0] is None or self._split not in found[0].splits
-        if is_new and found[1] is None:
-            _write(self._store, column.begun_name(self._name), self.column.dumps())
-        return found[0]
+        is_new = existing is None or self._records.split not in existing.splits
+        if is_new and begun is None:
+            self._store.write(column.begun_name(name), self.column.dumps())
+        return existing
 
-    def _done(self, number: int) -> ColumnFile | None:
-        """Returns the rows of a shard that are there, by its receipt or by column.json."""
+    def _finished(self, number: int) -> ColumnFile | None:
+        """Returns the existing rows of a shard, from its receipt or column.json."""
         shard = self._records.shards[number]
-        receipt = columns.receipt(self._store, self._name, shard.name)
-        noted = self._there.of(self._split, [shard])[0] if self._there else []
-        for rows in filter(None, [receipt, *noted]):
-            size = self._store.size(self.column.file(rows).name)
-            if rows.is_of(shard) and size == rows.num_bytes:
-                return rows
+        rows = [columns.receipt(self._store, self.column.name, shard.name)]
+        if self._existing:
+            rows += self._existing.of(self._records.split, [shard])[0]
+        for file in filter(None, rows):
+            size = self._store.size(self.column.file(file).name)
+            if file.is_of(shard) and size == file.num_bytes:
+                return file
         return None
 
+    def _missing(self, number: int) -> Sequence[int]:
+        """Returns the records of a shard whose rows were missing when this writer started."""
+        done = self._done[number]
+        return range(self._records.shards[number].examples) if done is None else done.missing
+
+    def _shard_file(self, number: int) -> Generator[None, memoryview, None]:
+        """Takes the missing rows of a shard in order; writes its file, then its receipt."""
+        made, store, shard = self.column, self._store, self._records.shards[number]
+        name, receipt = (
+            of(made.name, shard.name) for of in (column.file_name, column.receipt_name)
+        )
+        digest, missing = hashlib.sha256(), {*self._missing(number)}
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(only_one(store, name, fcntl.LOCK_NB))
+            except BlockingIOError:
+                raise self._busy(name) from None
+            if self._finished(number) != self._done[number]:
+                raise self._busy(name)
+            existing = held.enter_context(self._verified(number, name))
+            with complete_file(store.path(name)) as file:
+                digest.update(made.header(shard.examples))
+                file.write(made.header(shard.examples))
+                for record in range(shard.examples):
+                    row: bytes | memoryview = existing.read(made.row_bytes)
+                    if record in missing:
+                        row = yield
+                    digest.update(row)
+                    file.write(row)
+                # A receipt must never belong to a different file, even after a kill.
+                store.remove(receipt)
+            size, table = made.num_bytes(shard.examples), shard.samples_sha256
+            rows = ColumnFile(shard.name, shard.examples, size, digest.hexdigest(), table)
+            store.write(receipt, canonical.dumps(rows))
+
+    @contextlib.contextmanager
+    def _verified(self, number: int, name: str) -> Iterator[BinaryIO]:
+        """Yields the rows of a shard that `amend` kept, after checking their sha256."""
+        done = self._done[number]
+        if done is None:
+            yield io.BytesIO()
+            return
+        columns.refuse_links(self._store, name)
+        digest = hashlib.sha256()
+        with self._store.opened(name) as file:
+            deque(hashed(file, [digest]), maxlen=0)
+            if digest.hexdigest() != done.sha256:
+                raise DataDamagedError(
+                    f"{self._store.where(name)}: its sha256 differs from that in its receipt. "
+                    "Remove the file and run the same script again."
+                )
+            file.seek(len(self.column.header(done.rows)))
+            yield file
+
+    def _busy(self, name: str) -> BusyError:
+        return BusyError(
+            f"{self._store.where(name)}: a different process writes this file, or has written it "
+            "since this run started. Give each rank its own World(rank, size), and wait until "
+            "other runs have ended."
+        )
+
     def _remove_receipts(self) -> None:
-        receipts = [column.receipt_name(self._name, s.name) for s in self._records.shards]
-        names = {f"{self._folder}/{name}" for name in self._store.names(self._folder)}
-        self._store.remove(*names.intersection(receipts))
-        left = names.difference(receipts, [column.record_name(self._name)])
-        if not any(name.endswith(".json") for name in left - {column.begun_name(self._name)}):
-            self._store.remove(column.begun_name(self._name))
-        for name in left:
-            if name.endswith(".partial"):
-                remove_partial(self._store.path(name))
+        store, name = self._store, self.column.name
+        store.remove(*columns.receipts(store, name, self._records.shards))
+        splits = self._records.manifest.splits.values()
+        if not columns.receipts(store, name, [s for split in splits for s in split.shards]):
+            store.remove(column.begun_name(name))
+        for partial in store.path(self._folder).glob(".*.partial"):
+            remove_partial(partial)
 
     def _checked(self, rows: Any, count: int) -> npt.NDArray[Any]:
         """Returns the bytes of the first rows of a batch; UsageError if they do not fit."""
-        there, most = self.column, self._reader._feed.config.batch_size
+        made, batch_size = self.column, self._reader._feed.config.batch_size
         try:
             values = np.asarray(rows) if isinstance(rows, np.ndarray) else array_over(rows)
         except (TypeError, ValueError, BufferError, RuntimeError) as error:
-            raise UsageError(f"write(): no array in memory of this machine ({error})") from error
+            raise UsageError(f"write(): not an array in CPU memory ({error})") from error
         given = str(getattr(rows, "dtype", values.dtype))
         if values.dtype.name == "bfloat16":
             values = values.view(np.uint16)
-        fits = values.dtype == there.descr and values.shape[1:] == there.shape
-        fits &= "bfloat16" not in given or there.dtype == "bfloat16"
-        if not fits or len(values) not in (count, most):
-            shape = [count, *there.shape]
+        fits = values.dtype == made.descr and values.shape[1:] == made.shape
+        fits &= "bfloat16" not in given or made.dtype == "bfloat16"
+        if not fits or len(values) not in (count, batch_size):
+            shape = [count, *made.shape]
             raise UsageError(
-                f"write(): expected {there.dtype} {shape}, got {given} {list(values.shape)}"
+                f"write(): expected {made.dtype} {shape}, got {given} {list(values.shape)}"
             )
         values = np.ascontiguousarray(values[:count])
-        if self._finite and not np.isfinite(numbers_of(values, there)).all():
-            raise UsageError("write(): a value is infinite or not a number (finite=False takes it)")
+        if self._finite and not np.isfinite(numbers_of(values, made)).all():
+            raise UsageError(
+                "write(): a value is infinite or not a number. If this is intended, create the "
+                "writer with finite=False."
+            )
         return values.reshape(count, -1).view(np.uint8)
-
-
-class _Rows:
-    """The file of a shard that is being written, row by row in order; this rank has its lock."""
-
-    def __init__(
-        self, there: Column, store: LocalStore, shard: Shard, carried: ColumnFile | None
-    ) -> None:
-        self._column, self._store, self._shard = there, store, shard
-        self._name = name = column.file_name(there.name, shard.name)
-        self._header = there.header(shard.examples)
-        # The records without rows: all, or those that `amend` left.
-        self._missing = range(shard.examples) if carried is None else carried.missing
-        self._held, self._made = contextlib.ExitStack(), contextlib.ExitStack()
-        try:
-            self._held.enter_context(only_one(store, name, fcntl.LOCK_NB))
-        except BlockingIOError:
-            raise BusyError(
-                f"{store.where(name)}: another process is writing it. Give each rank its own "
-                "World(rank, size), and wait for the end of other runs."
-            ) from None
-        self._file = self._made.enter_context(complete_file(store.path(name)))
-        if carried is None:
-            self._put(self._header, 0)
-            return
-        columns.refuse_links(store, name)
-        digest = hashlib.sha256()
-        with store.opened(name) as before:
-            for chunk in hashed(before, [digest]):
-                self._put(chunk, self._file.tell())
-        if digest.hexdigest() != carried.sha256:
-            self.abandon()
-            where = store.where(name)
-            raise DataDamagedError(f"{where}: is not what its receipt says. Remove it: run again.")
-
-    def append(self, record: int, row: memoryview) -> bool:
-        """Writes the row of a record; returns whether the file is complete."""
-        self._put(row, len(self._header) + record * self._column.row_bytes)
-        if record != self._missing[-1]:
-            return False
-        self._made.close()
-        with open(self._store.path(self._name), "rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        there, shard = self._column, self._shard
-        size, table = there.num_bytes(shard.examples), shard.samples_sha256
-        rows = ColumnFile(shard.name, shard.examples, size, sha256, table)
-        receipt = column.receipt_name(there.name, shard.name)
-        _write(self._store, receipt, canonical.dumps(rows))
-        self._held.close()
-        return True
-
-    def abandon(self) -> None:
-        """Removes the file, which is not complete."""
-        self._made.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
-        self._held.close()
-
-    def _put(self, data: bytes | memoryview, place: int) -> None:
-        with storage_errors("write", self._store.path(self._name)):
-            if place != self._file.tell():
-                self._file.seek(place)
-            self._file.write(data)
-
-
-def _write(store: LocalStore, name: str, data: bytes) -> None:
-    """Writes a small file of a column, complete and durable; no folder above it may be a link."""
-    folder = name.rpartition("/")[0]
-    with (
-        storage_errors("create", store.path(folder)),
-        inside.folder_inside(store.root, folder, make=True),
-    ):
-        pass
-    with complete_file(store.path(name)) as file:
-        file.write(data)

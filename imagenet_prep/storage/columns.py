@@ -123,6 +123,16 @@ def receipt(store: Readable, name: str, shard: str) -> ColumnFile | None:
     return found
 
 
+def receipts(store: Readable, name: str, shards: Iterable[Shard]) -> dict[str, str]:
+    """Returns the shards whose files have a receipt, by its path."""
+    listed = {*store.list_folder(column.folder_name(name))}
+    return {
+        column.receipt_name(name, shard.name): shard.name
+        for shard in shards
+        if f"{shard.name}.json" in listed
+    }
+
+
 def misfit(there: Column, rows: ColumnFile, head: bytes, sha256: str, where: str) -> str | None:
     """Returns why a file is not the rows of a shard, by its head and sha256; None if it is."""
     if head[: len(there.header(rows.rows))] != there.header(rows.rows):
@@ -165,13 +175,12 @@ class Survey:
         folder = column.folder_name(name)
         listed = {f"{folder}/{each}" for each in self._store.list_folder(folder)}
         splits = self._dataset.manifest.splits.values()
-        shards = [shard.name for split in splits for shard in split.shards]
-        receipts = {column.receipt_name(name, shard): shard for shard in shards}
-        receipts = {each: receipts[each] for each in receipts.keys() & listed}
-        if made is None or begun is not None or receipts:
-            found = [receipt(self._store, name, shard) for shard in receipts.values()]
+        shards = [shard for split in splits for shard in split.shards]
+        unfinished = receipts(self._store, name, shards)
+        if made is None or begun is not None or unfinished:
+            found = [receipt(self._store, name, shard) for shard in unfinished.values()]
             self.incomplete[name] = sum(rows is not None and not rows.missing for rows in found)
-            known |= receipts.keys() | {column.file_name(name, shard) for shard in shards}
+            known |= unfinished.keys() | {column.file_name(name, s.name) for s in shards}
         else:
             self.complete.append(name)
         self.problems += [

@@ -376,7 +376,7 @@ def test_values_of_every_type_come_back(damaged: Path, dtype: str) -> None:
         (np.zeros((7, 3), np.int32), r"got int32 \[7, 3\]"),
         (np.zeros((9, 3), np.int32), r"got int32 \[9, 3\]"),
         (np.zeros((8, 3), ">i4"), r"got >i4 \[8, 3\]"),
-        ([[0, 0, 0]] * 8, "no array in memory of this machine"),
+        ([[0, 0, 0]] * 8, "not an array in CPU memory"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused(damaged: Path, rows: Any, said: str) -> None:
@@ -411,7 +411,10 @@ def test_each_batch_needs_one_write(damaged: Path) -> None:
     with pytest.raises(UsageError, match="the last batch had no write"), begin(damaged) as writer:
         for _ in writer:
             pass
-    with pytest.raises(UsageError, match="once after each batch"), begin(damaged) as writer:
+    with (
+        pytest.raises(UsageError, match="called twice or before a batch"),
+        begin(damaged) as writer,
+    ):
         for batch in writer:
             writer.write(rows_of(batch))
             writer.write(rows_of(batch))
@@ -460,9 +463,9 @@ def test_another_split_is_added_while_the_first_is_written(marked: Path, damaged
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"about": {"made": "otherwise"}}, "begun with another about"),
-        ({"reader": NATIVE | {"fields": ("images",)}}, "begun with another view"),
-        ({"reader": NATIVE | {"fields": ("key",)}}, "begun with another made_from"),
+        ({"about": {"made": "otherwise"}}, "started with a different about"),
+        ({"reader": NATIVE | {"fields": ("images",)}}, "started with a different view"),
+        ({"reader": NATIVE | {"fields": ("key",)}}, "started with a different made_from"),
     ],
 )
 @pytest.mark.parametrize("is_complete", [True, False])
@@ -495,7 +498,7 @@ def test_settings_that_cannot_be_are_refused(
 
 
 def test_a_dataset_elsewhere_is_refused() -> None:
-    with pytest.raises(UsageError, match="columns are written in a folder"):
+    with pytest.raises(UsageError, match="can only be written in a local folder"):
         ColumnWriter("s3://bucket/set", "train", NAME, (), "int32", batch_size=8)
 
 
@@ -537,9 +540,34 @@ def test_only_missing_rows_are_computed(marked: Path, copy: Path, missing: tuple
 def test_rows_that_are_not_those_of_the_receipt_are_not_carried(copy: Path) -> None:
     with_gaps(copy, {SHARD: (3,)})
     reversed_rows(copy)
-    with pytest.raises(DataDamagedError, match=f"{SHARD}.npy: is not what its receipt says"):
+    with pytest.raises(
+        DataDamagedError, match=f"{SHARD}.npy: its sha256 differs from that in its receipt"
+    ):
         write(copy)
     assert not (copy / column.record_name(NAME)).exists()
+
+
+def test_a_writer_that_ends_before_the_receipt_of_carried_rows_can_go_on(
+    marked: Path, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_gaps(copy, {SHARD: (3,)})
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalStore, "write", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            write(copy)
+    assert write(copy) == TRAIN[1]
+    write(copy, "validation")
+    assert record_of(copy) == record_of(marked)
+
+
+def test_a_file_that_a_different_process_has_finished_is_not_written_again(copy: Path) -> None:
+    with_gaps(copy, {SHARD: (3,)})
+    with pytest.raises(BusyError, match="has written it since"), begin(copy) as writer:
+        write(copy)
+        for batch in writer:
+            writer.write(rows_of(batch))
+    write(copy, "validation")
+    assert len(read(copy)) == NUM_TRAIN // 8
 
 
 def test_a_receipt_of_another_table_counts_for_nothing(copy: Path) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
-from pathlib import Path
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -52,12 +52,11 @@ class State:
 
     def __post_init__(self) -> None:
         if self.version != STATE_VERSION:
-            raise ValueError(f"another version of imagenet-prep has written it: {self.version}")
+            raise ValueError(f"expected state version {STATE_VERSION}, found {self.version}")
         is_sound = min(self.window, self.epoch, self.examples_read) >= 0
-        if not is_sound or min(self.nodes, self.ranks, self.batch_size) < 1:
-            raise ValueError("a number is too small")
-        if self.ranks % self.nodes:
-            raise ValueError("nodes with different numbers of ranks")
+        is_sound &= min(self.nodes, self.ranks, self.batch_size) >= 1
+        if not is_sound or self.ranks % self.nodes:
+            raise ValueError("a number is out of bounds")
 
     @property
     def order(self) -> tuple[Any, ...]:
@@ -65,14 +64,9 @@ class State:
         return self.seed, self.window, self.nodes, self.copies, self.training, self.chosen
 
     @property
-    def global_batch(self) -> int:
-        """Images per step."""
-        return self.ranks * self.batch_size
-
-    @property
     def per_node(self) -> int:
         """Images per step read by the ranks of one node."""
-        return self.global_batch // self.nodes
+        return self.ranks * self.batch_size // self.nodes
 
 
 @dataclass(frozen=True)
@@ -127,45 +121,46 @@ def parse(lines: Iterable[bytes], where: str) -> list[Segment]:
 
     Raises UsageError if there is no receipt, or if the run has read several datasets or splits.
     """
-    found: list[Segment] = []
-    trained, cut = b"", ""
+    segments: list[Segment] = []
+    trained, damage = b"", ""
     for number, line in enumerate(lines, 1):
         # Most lines are training steps, of which only the last one in a segment is needed.
         if b'"receipt"' not in line:
             trained = line if b'"train"' in line else trained
             continue
+        where_in_log = f"{where}: line {number:,} is damaged"
         try:
             content = canonical.loads(line)
         except ValueError as error:
-            cut = cut or f"{where}: line {number:,} is damaged ({error})"
+            damage = damage or f"{where_in_log} ({error})"
             continue
         try:
             row = records.parse(_Row, content, others=True)
-            run, begins = found[-1].run if found else 0, row.kind == "start"
-            before = {} if begins or not found else vars(found[-1].state)
+            run, is_start = segments[-1].run if segments else 0, row.kind == "start"
+            before = {} if is_start or not segments else vars(segments[-1].state)
             state = records.parse(State, before | row.receipt)
         except ValueError as error:
-            raise DataDamagedError(f"{where}: line {number:,} is damaged ({error})") from None
-        if cut and not begins:  # before a start, a power failure may have truncated it
-            raise DataDamagedError(cut)
-        if found:
-            found[-1].reached = max(row.step, _trained(trained) if begins else 0)
-        found.append(Segment(run + begins, row.step, state))
-        trained, cut = b"", ""
-    if not found:
+            raise DataDamagedError(f"{where_in_log} ({error})") from None
+        if damage and not is_start:  # before a start, a power failure may have truncated it
+            raise DataDamagedError(damage)
+        if segments:
+            segments[-1].reached = max(row.step, _trained(trained) if is_start else 0)
+        segments.append(Segment(run + is_start, row.step, state))
+        trained, damage = b"", ""
+    if not segments:
         raise UsageError(
-            f"{where} does not say where its steps began to read. Runs of `imagenet-prep train` "
-            "log this; docs/train.md shows the lines for a custom loop."
+            f"{where}: no line records the reader's state, so the images of a step are unknown. "
+            "`imagenet-prep train` writes these lines; docs/train.md shows them for custom loops."
         )
-    if len({(each.state.dataset, each.state.split) for each in found}) > 1:
+    if len({(segment.state.dataset, segment.state.split) for segment in segments}) > 1:
         raise UsageError(f"{where}: the run has read several datasets or splits")
-    last = found[-1]
+    last = segments[-1]
     last.reached, last.kept, limit = max(last.first, _trained(trained)), last.first, last.first
     # A start discards the steps after the checkpoint it resumes from.
-    for each, following in zip(found[-2::-1], found[:0:-1], strict=True):
-        limit = min(limit, following.first) if following.run > each.run else limit
-        each.kept = min(each.reached, limit)
-    return found
+    for segment, following in zip(segments[-2::-1], segments[:0:-1], strict=True):
+        limit = min(limit, following.first) if following.run > segment.run else limit
+        segment.kept = min(segment.reached, limit)
+    return segments
 
 
 def _trained(row: bytes) -> int:
@@ -192,7 +187,7 @@ def _unpacked(state: State, num_examples: int) -> npt.NDArray[np.int64]:
         mask = np.empty(0, np.uint8)
     chosen = np.flatnonzero(mask)
     if hashlib.sha256(chosen.tobytes()).hexdigest() != state.choice.get("numbers"):
-        raise DataDamagedError("the log of the run: its list of chosen examples is damaged")
+        raise DataDamagedError("the log of the run: the list of chosen examples is damaged")
     return chosen
 
 
@@ -204,10 +199,10 @@ class Receipt:
         self.split = segments[0].state.split
         self._examples_per_shard = tuple(examples_per_shard)
         self._orders: dict[Any, list[Order]] = {}
-        for each in segments:
-            if each.state.order not in self._orders:
-                self._orders[each.state.order] = self._made(each.state)
-        self._sorted: tuple[Any, list[npt.NDArray[np.int64]]] = None, []
+        for segment in segments:
+            if segment.state.order not in self._orders:
+                self._orders[segment.state.order] = self._orders_of(segment.state)
+        self._epoch = functools.lru_cache(maxsize=1)(self._sorted)
 
     def step(self, step: int) -> Iterator[tuple[Use, int]]:
         """Yields use and number of each image of a step, each time the step was trained."""
@@ -215,20 +210,20 @@ class Receipt:
             if 0 <= step - piece.first < piece.steps:
                 size = piece.segment.state.per_node
                 begin = (step - piece.first) * size
-                for node, order in enumerate(self._epoch(piece)):
+                for node, order in enumerate(self._epoch(piece.segment.state.order, piece.epoch)):
                     numbers = order[piece.places][begin : begin + size].tolist()
                     for offset, number in enumerate(numbers, begin):
                         yield self._use(piece, node, offset), number
 
     def uses(self, number: int) -> Iterator[Use]:
         """Yields the uses of an image in the order of the log."""
-        known, places = None, []
+
+        @functools.cache
+        def positions(settings: Any, epoch: int) -> list[int | None]:
+            return [order.position(epoch, number) for order in self._orders[settings]]
+
         for piece in self._pieces():
-            state = piece.segment.state
-            if known != (wanted := (state.order, piece.epoch)):
-                orders = self._orders[state.order]
-                known, places = wanted, [each.position(piece.epoch, number) for each in orders]
-            for node, place in enumerate(places):
+            for node, place in enumerate(positions(piece.segment.state.order, piece.epoch)):
                 if place is not None and piece.places.start <= place < piece.places.stop:
                     yield self._use(piece, node, place - piece.places.start)
 
@@ -241,7 +236,8 @@ class Receipt:
             if use.weights == KEPT:
                 limit = use.step
                 break
-        return max(each.first for each in self.segments if each.first <= limit), chain(early, uses)
+        firsts = [segment.first for segment in self.segments if segment.first <= limit]
+        return max(firsts), chain(early, uses)
 
     def faults(self) -> tuple[int, list[str]]:
         """Checks that the kept steps use each image exactly once per epoch.
@@ -252,15 +248,16 @@ class Receipt:
         by_epoch: dict[int, list[_Piece]] = defaultdict(list)
         for piece in self._pieces(kept=True):
             by_epoch[piece.epoch].append(piece)
-        used, faults, epochs = 0, [], sorted(by_epoch)
-        for epoch, before, after in zip(epochs, [-1, *epochs], [*epochs[1:], -1], strict=False):
-            pieces, following = by_epoch[epoch], by_epoch.get(after)
+        used, faults, before = 0, list[str](), -1
+        by_order = [*sorted(by_epoch.items()), (-1, [])]
+        for (epoch, pieces), (_, following) in pairwise(by_order):
             if epoch > before + 1:
-                left_out = f"epoch {before + 1}" + f" to {epoch - 1}" * (epoch > before + 2)
-                faults.append(f"before step {pieces[0].first:,}: nothing of {left_out} was used")
+                skipped = f"epoch {before + 1}" + f" to {epoch - 1}" * (epoch > before + 2)
+                faults.append(f"before step {pieces[0].first:,}: no image of {skipped} was used")
+            before = epoch
             seen = np.zeros(sum(self._examples_per_shard), bool)
             for piece in pieces:
-                for order in self._epoch(piece):
+                for order in self._epoch(piece.segment.state.order, epoch):
                     numbers = order[piece.places]
                     again = np.flatnonzero(seen[numbers])
                     seen[numbers] = True
@@ -271,7 +268,7 @@ class Receipt:
                             f"steps {steps[0]:,} to {steps[1]:,}: "
                             f"{counted(len(again), 'image')} of epoch {epoch} used again"
                         )
-            faults += self._unused(epoch, seen, pieces, following)
+            faults += self._unused(epoch, seen, pieces, following[:1])
         return used, faults
 
     def _unused(
@@ -279,17 +276,18 @@ class Receipt:
         epoch: int,
         seen: npt.NDArray[np.bool_],
         pieces: Sequence[_Piece],
-        following: Sequence[_Piece] | None,
+        following: Sequence[_Piece],
     ) -> Iterator[str]:
         """Yields a message for each gap before a piece of an epoch or at its end."""
         in_order = sorted(pieces, key=lambda piece: piece.places.start)
         starts = [piece.places.start for piece in in_order]
         gaps = np.zeros(len(pieces) + 1, np.int64)
-        for order in self._epoch(pieces[-1]):
+        for order in self._epoch(pieces[-1].segment.state.order, epoch):
             before = np.searchsorted(starts, np.flatnonzero(~seen[order]), side="right")
             gaps += np.bincount(before, minlength=len(gaps))
-        ends = [*in_order, *(following or ())[:1]]
-        if following and gaps[-1] < max(each.segment.state.global_batch for each in ends):
+        ends = [*in_order, *following]
+        states = [piece.segment.state for piece in ends]
+        if following and gaps[-1] < max(state.per_node * state.nodes for state in states):
             gaps[-1] = 0
         for piece, count in zip(ends, gaps.tolist(), strict=False):
             if count:
@@ -308,8 +306,8 @@ class Receipt:
                 )
                 if epoch > _MOST_EPOCHS or (left.count < 1 and not read):
                     raise DataDamagedError(
-                        f"the log of the run: start {segment.run} does not fit a dataset of which "
-                        f"it read {counted(total, 'example')}"
+                        f"the log of the run: start {segment.run} does not fit a dataset with "
+                        f"{counted(total, 'example')} to read"
                     )
                 if (steps := min(left.count, end - first)) > 0:
                     begin = read // state.nodes
@@ -327,14 +325,10 @@ class Receipt:
         weights = KEPT if step < segment.kept else UNSAVED if is_last else DISCARDED
         return Use(step, piece.epoch, segment.run, rank, weights)
 
-    def _epoch(self, piece: _Piece) -> list[npt.NDArray[np.int64]]:
-        wanted = piece.segment.state.order, piece.epoch
-        if self._sorted[0] != wanted:
-            orders = self._orders[piece.segment.state.order]
-            self._sorted = wanted, [order.epoch(piece.epoch) for order in orders]
-        return self._sorted[1]
+    def _sorted(self, settings: Any, epoch: int) -> list[npt.NDArray[np.int64]]:
+        return [order.epoch(epoch) for order in self._orders[settings]]
 
-    def _made(self, state: State) -> list[Order]:
+    def _orders_of(self, state: State) -> list[Order]:
         per_shard, seed = self._examples_per_shard, state.seed if state.training else None
         chosen = _unpacked(state, sum(per_shard)) if state.choice else None
         parts = [Placement(node, state.nodes, state.copies) for node in range(state.nodes)]

@@ -169,7 +169,7 @@ def test_a_reader_that_is_restored_too_far_leaves_images_out(colours: Path) -> N
         48,
         [
             "before step 2: 16 images of epoch 0 not used",
-            "before step 4: nothing of epoch 1 to 2 was used",
+            "before step 4: no image of epoch 1 to 2 was used",
         ],
     )
 
@@ -239,7 +239,7 @@ def test_a_damaged_list_of_chosen_examples_is_refused(colours: Path) -> None:
 
 
 def test_a_log_without_a_receipt_or_of_two_datasets_is_refused(colours: Path) -> None:
-    with pytest.raises(UsageError, match="does not say where"):
+    with pytest.raises(UsageError, match="no line records the reader"):
         parse([b'{"kind": "start", "resumed_at": 0}\n'], "log")
     run = Run(colours)
     run.train(0, [2], 2)

@@ -16,18 +16,20 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import stat
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
+from typing import Any
 
-from imagenet_prep.core.errors import StoreError, UsageError
+from imagenet_prep.core.errors import IncompleteError, StoreError, UsageError
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File, Shard
 from imagenet_prep.read.background import BackgroundThreads
-from imagenet_prep.read.fetch_ahead import THREADS, FetchAhead, Item, Windows, bytes_of, together
 from imagenet_prep.read.held import HeldFile, only_one
 from imagenet_prep.storage import inside
 from imagenet_prep.storage.fetch import bring
@@ -39,16 +41,21 @@ from imagenet_prep.storage.retry import RetryBudget
 from imagenet_prep.storage.store import open_remote
 
 _FOLDERS = (naming.WORK, TEMPORARY, *naming.BESIDE)
-_REMEDY = "Check the source (imagenet-prep replicate --check), and put that file there again."
+_REMEDY = "Check the source (imagenet-prep replicate --check), and restore this file there."
+_THREADS = 8  # per rank, each with its own connection
 _RETRIES = 20
 _TIMEOUT_S = 60.0
+
+
+# A unit of fetching: a shard with its index, or a column's rows for a shard.
+Item = Shard | File
 
 
 class _Copy:
     """The folder of the copy, in the layout of the dataset; all its files are verified."""
 
     def __init__(self, dataset: Dataset, folder: Path, limit_bytes: int | None) -> None:
-        self._remote = open_remote(dataset.where, connections=THREADS, timeout_s=_TIMEOUT_S)
+        self._remote = open_remote(dataset.where, connections=_THREADS, timeout_s=_TIMEOUT_S)
         self._limit = limit_bytes
         self.ended = threading.Event()  # once set, failed fetches are not retried
         splits = dataset.manifest.splits.values()
@@ -60,11 +67,11 @@ class _Copy:
         self._ledger = Ledger(self._store, NOTES, 4 * len(files))  # columns add files
         self._rows: dict[str, File] = {}
 
-    def fetch(self, shard: Item, near: Callable[[], set[str]]) -> HeldFile:
+    def fetch(self, shard: Item, near: Callable[[], Collection[str]]) -> HeldFile:
         """Fetches a file and its index if needed; returns it open under a shared lock."""
         path = self.root / shard.name
         with storage_errors("fetch", path), only_one(self._store, shard.name):
-            self._bring(together(shard), near)
+            self._bring(_together(shard), near)
             # This never waits: an exclusive lock requires the lock of the name, held here.
             return HeldFile(path, fcntl.LOCK_SH)
 
@@ -77,8 +84,8 @@ class _Copy:
         rows = dict(self._rows)
         for column in self._store.list_folder(naming.COLUMNS):
             folder = f"{naming.COLUMNS}/{column}"
-            for name, there in self._store.stats(folder).items():
-                rows.setdefault(f"{folder}/{name}", File(f"{folder}/{name}", there.size, ""))
+            for name, status in self._store.stats(folder).items():
+                rows.setdefault(f"{folder}/{name}", File(f"{folder}/{name}", status.size, ""))
         return [*self._all_shards, *rows.values()]
 
     def bring_samples(self, shards: Sequence[Shard]) -> None:
@@ -88,10 +95,10 @@ class _Copy:
             with storage_errors("fetch", self.root / table.name), only_one(self._store, table.name):
                 self._bring([table], set)
 
-        with BackgroundThreads(THREADS, "fetch") as pool:
+        with BackgroundThreads(_THREADS, "fetch") as pool:
             deque(pool.map(bring, (shard.samples for shard in shards if shard.samples)), maxlen=0)
 
-    def _bring(self, files: Sequence[File], near: Callable[[], set[str]]) -> None:
+    def _bring(self, files: Sequence[File], near: Callable[[], Collection[str]]) -> None:
         """Fetches and verifies missing files. The caller holds the lock of their name."""
         missing = [file for file in files if not self._is_verified(file)]
         if missing:
@@ -116,7 +123,7 @@ class _Copy:
                 return self._ledger.sha256(file.name, opened) == file.sha256
         return False
 
-    def _make_room(self, files: Sequence[File], near: Callable[[], set[str]]) -> None:
+    def _make_room(self, files: Sequence[File], near: Callable[[], Collection[str]]) -> None:
         """Removes unused shards as needed, and creates temporary files of full size."""
         # One thread per node at a time, because files about to be fetched count as well.
         with only_one(self._store, "room"):
@@ -132,12 +139,12 @@ class _Copy:
                     # Unlike the file object's `truncate`, this call survives signals.
                     os.ftruncate(empty.fileno(), file.num_bytes)
 
-    def _remove_down_to(self, num_bytes: int, near: set[str]) -> None:
+    def _remove_down_to(self, num_bytes: int, near: Collection[str]) -> None:
         """Removes shards that no rank of this node needs now or next, oldest first."""
         taken = 0
         far: list[tuple[float, Item]] = []
         for shard in self._all():
-            for file in together(shard):
+            for file in _together(shard):
                 for name in (file.name, _temporary(file.name)):
                     taken += self._store.size(name) or 0
             if shard.name not in near:
@@ -147,14 +154,14 @@ class _Copy:
             if taken <= num_bytes:
                 return
             if self._remove(shard):
-                taken -= bytes_of(shard)
+                taken -= _bytes_of(shard)
 
     def _remove(self, shard: Item) -> bool:
         """Removes a shard; returns False and keeps it if a rank fetches or reads it."""
         try:
             with only_one(self._store, shard.name, fcntl.LOCK_NB):
                 alone = HeldFile(self.root / shard.name, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                for file in together(shard):
+                for file in _together(shard):
                     (self.root / file.name).unlink(missing_ok=True)
                 del alone
         except BlockingIOError:
@@ -162,10 +169,11 @@ class _Copy:
         return True
 
 
-class NodeCache(FetchAhead):
+class NodeCache:
     """A local copy of a remote dataset in `root`, fetched on demand ahead of its reader.
 
     Shards take up to `limit_bytes` (None: no limit), or more if the node's readers hold more.
+    One lock guards all state; private methods expect it to be held.
     """
 
     def __init__(self, dataset: Dataset, folder: Path, limit_bytes: int | None) -> None:
@@ -173,20 +181,74 @@ class NodeCache(FetchAhead):
         # The copy must not refer to this object: connections would outlive a dropped reader.
         self._copy = _Copy(dataset, folder, limit_bytes)
         self.root = self._copy.root
-        super().__init__(self._copy.fetch)
+        self._threads = BackgroundThreads(_THREADS, "fetch")
+        self._lock = threading.RLock()  # reentrant: see `stop`
+        self._windows: Sequence[Sequence[Item]] = ()
+        self._window_of: dict[str, int] = {}
+        self._current = 0
+        self._awaited: list[Item] = []
+        # The open files that are near, or their fetches.
+        self._files: dict[str, Future[HeldFile]] = {}
+        self._stopped: Future[Any] = Future()
 
-    def follow(self, windows: Windows) -> None:
-        """See `FetchAhead.follow`."""
-        most = windows.most_bytes()
+    def follow(self, windows: Sequence[Sequence[Item]]) -> None:
+        """Starts to fetch an epoch's windows of files in reading order, and closes all others."""
+        sizes = [sum(map(_bytes_of, window)) for window in windows]
+        most = max(map(sum, zip(sizes, [*sizes[1:], 0], strict=True)), default=0)
         if self._limit is not None and most > self._limit:
             raise UsageError(
                 f"the cache may hold {self._limit / 1e9:,.1f} GB; reading one window of shards "
-                f"while the next is fetched takes {most / 1e9:,.1f} GB. Allow more, or choose a "
-                "smaller shuffle_window."
+                f"while the next is fetched takes {most / 1e9:,.1f} GB. Increase cache_gb, or "
+                "choose a smaller shuffle_window."
             )
         self._copy.ended.clear()
-        self._copy.note(windows.items())
-        super().follow(windows)
+        self._copy.note(itertools.chain.from_iterable(windows))
+        with self._lock:
+            self._stopped = Future()
+            self._windows, self._current = windows, 0
+            self._window_of = {item.name: n for n, window in enumerate(windows) for item in window}
+            for name in [name for name, file in self._files.items() if _has_failed(file)]:
+                del self._files[name]
+            self._update()
+
+    def need(self, item: Item) -> HeldFile:
+        """Waits for a file and returns it open; it is not removed while it is referenced."""
+        name = item.name
+        with self._lock:
+            if self._stopped.done():
+                raise _closed(name)
+            self._awaited.append(item)
+            window = self._window_of.get(name, 0)
+            if window > self._current or name not in self._files:
+                self._current = max(window, self._current)
+                self._update()
+            file, stopped = self._files[name], self._stopped
+        try:
+            if not file.done():
+                wait((file, stopped), return_when=FIRST_COMPLETED)
+            if not file.done() or file.cancelled():
+                raise _closed(name)
+            return file.result()
+        finally:
+            with self._lock:
+                self._awaited.remove(item)
+                if _has_failed(file) and self._files.get(name) is file:
+                    del self._files[name]  # fetched again when needed
+
+    def forget(self, name: str) -> None:
+        """Closes a shard after its files were removed; it is fetched again when needed."""
+        with self._lock:
+            self._files.pop(name, None)
+
+    def stop(self) -> None:
+        """Closes all files and ends all waits for them, until the next `follow`."""
+        # The garbage collector may call this in any thread, even in one that holds the lock.
+        with self._lock:
+            if not self._stopped.done():
+                self._stopped.set_result(None)
+            for file in self._files.values():
+                file.cancel()
+            self._files.clear()
 
     def bring_samples(self, shards: Sequence[Shard]) -> None:
         """Fetches the sample tables of some shards."""
@@ -196,6 +258,40 @@ class NodeCache(FetchAhead):
         """Ends fetching like `stop`, and any wait for a server; fetched files stay."""
         self._copy.ended.set()
         self.stop()
+
+    def _near(self) -> dict[str, Item]:
+        """Returns the items that the reader awaits, or reads now or next."""
+        with self._lock:
+            near = (self._awaited, *self._windows[self._current : self._current + 2])
+            return {item.name: item for items in near for item in items}
+
+    def _update(self) -> None:
+        """Closes files that are no longer near, and starts to fetch the others."""
+        near = self._near()
+        for name in self._files.keys() - near.keys():
+            self._files.pop(name).cancel()
+        for name, item in near.items():
+            if name not in self._files:
+                self._files[name] = self._threads.submit(self._copy.fetch, item, self._near)
+
+
+def _has_failed(file: Future[HeldFile]) -> bool:
+    return file.done() and not file.cancelled() and file.exception() is not None
+
+
+def _closed(name: str) -> IncompleteError:
+    return IncompleteError(f"{name}: not fetched, because the reader was closed")
+
+
+def _together(item: Item) -> tuple[File, ...]:
+    """Returns the files that are fetched and removed together: index and shard."""
+    # The sample table is fetched when keys are needed, and stays because it is small.
+    return (item,) if isinstance(item, File) else (item.index, item.files[-1])
+
+
+def _bytes_of(item: Item) -> int:
+    """Returns the bytes of an item that count towards the cache limit."""
+    return sum(file.num_bytes for file in _together(item))
 
 
 def _take_folder(store: LocalStore) -> None:
@@ -212,9 +308,9 @@ def _take_folder(store: LocalStore) -> None:
             status = os.fstat(place)
             if status.st_uid not in (os.geteuid(), 0):
                 raise StoreError(
-                    f"{path} belongs to another user (number {status.st_uid}), who may change what "
-                    "this reader relies on. Let cache_dir, or IMAGENET_PREP_CACHE, name a folder "
-                    "of your own."
+                    f"{path} belongs to a different user (number {status.st_uid}), so its files "
+                    "cannot be trusted. Set cache_dir, or IMAGENET_PREP_CACHE, to a folder of "
+                    "your own."
                 )
             if status.st_mode & 0o022:
                 os.fchmod(place, stat.S_IMODE(status.st_mode) & ~0o022)

@@ -20,7 +20,6 @@ from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import BadImageError, DataDamagedError, StoreError, UsageError
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import example, jpeg, keys, naming, schema, tfrecord
-from imagenet_prep.read.fetch_ahead import Windows
 from imagenet_prep.read.gather import gather
 from imagenet_prep.read.held import HeldFile
 from imagenet_prep.read.index import most_bytes, parse
@@ -101,7 +100,7 @@ class Records:
         if self._cache is not None:
             ways = [*(() if alone else [self.shards.__getitem__]), *beside]
             items = [[way(shard) for shard in window for way in ways] for window in windows]
-            self._cache.follow(Windows(items))
+            self._cache.follow(items)
 
     def fetched(self, file: File) -> HeldFile | None:
         """Waits for the verified file of a column in the cache; None if there is no cache."""

@@ -89,8 +89,8 @@ def choose_device(device: str, backend: str, local_rank: int) -> batch.Device:
 def _check_gpu(local_rank: int) -> None:
     if local_rank >= (count := gpus()):
         raise UsageError(
-            f"device gpu: local rank {local_rank} needs a GPU of its own, and CUDA shows {count} "
-            f"on {os.uname().nodename}. Choose device cpu."
+            f"device 'gpu': local rank {local_rank} needs its own GPU, but CUDA lists {count} on "
+            f"{os.uname().nodename}. Start fewer ranks per host or choose device 'cpu'."
         )
 
 
@@ -99,10 +99,10 @@ def refuse_contradictions(config: ReadConfig) -> None:
     backend = config.backend
     if config.constants.square and "images" in config.fields:
         for name, needed in _SQUARE.items():
-            if (found := getattr(config, name)) != needed:
+            if (actual := getattr(config, name)) not in (needed, None):
                 raise UsageError(
-                    f"recipe={config.recipe!r} promises the bytes of Pillow, which it can make "
-                    f"only with {name}={needed!r}; found {found!r}"
+                    f"recipe={config.recipe!r} guarantees the bytes of Pillow only with "
+                    f"{name}={needed!r}; got {actual!r}"
                 )
         if config.image_size > planes.MOST_SQUARE:
             raise UsageError(
@@ -113,14 +113,19 @@ def refuse_contradictions(config: ReadConfig) -> None:
         raise UsageError(f"out= needs backend='native', but the backend is {backend!r}")
     if "images" not in config.fields:
         if config.out:
-            raise UsageError("out= gives memory for images, which fields= leaves out")
+            raise UsageError("out= provides memory for images, but fields= has no 'images'")
     elif backend == "tfdata":
         if config.dtype == "float16" or config.device == "gpu" or config.framework == "dlpack":
-            raise UsageError("backend='tfdata' has no float16, no device='gpu' and no dlpack")
+            raise UsageError(
+                "backend='tfdata' does not support dtype='float16', device='gpu' or "
+                "framework='dlpack'"
+            )
     elif backend == "dali":
         if config.dtype == "bfloat16":
-            raise UsageError("backend='dali' has no bfloat16: choose float16 or float32")
+            raise UsageError(
+                "backend='dali' does not support dtype='bfloat16': choose 'float16' or 'float32'"
+            )
     elif config.device == "gpu":
         raise UsageError("backend='native' decodes on the CPU: device='gpu' needs backend='dali'")
     elif config.out and config.framework:
-        raise UsageError("out= decides what batches hold: leave framework= away")
+        raise UsageError("out= determines the arrays of batches: remove framework=")

@@ -12,7 +12,7 @@ import numpy as np
 from imagenet_prep.core.errors import DataDamagedError, UsageError, some
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.column import ANY_VIEW
-from imagenet_prep.read.dlpack import Lease
+from imagenet_prep.read.dlpack import leased
 from imagenet_prep.read.held import HeldFile
 from imagenet_prep.storage import columns, open_files
 from imagenet_prep.storage.folder import LocalStore
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from imagenet_prep.read.config import ReadConfig
     from imagenet_prep.read.records import Records
 
-# The memory of so many batches is kept for the next ones.
-_FREE = 4
+_FREE = 4  # batches of memory kept for reuse
 
 
 class ColumnRows:
@@ -48,12 +47,13 @@ class ColumnRows:
         self._records, self._store = records, LocalStore(records.root)
         self._files = {rows.shard: rows for rows in files}
         named = [self.column.file(rows) for rows in files]
-        if records.is_here and (wrong := sorted(lost(dataset.store, named))):
+        if records.is_local and (wrong := sorted(lost(dataset.store, named))):
             raise DataDamagedError(
-                f"{dataset.where}: {some(wrong)}: missing, or of another size than column.json "
-                "says. Copy these files again, or run the script that writes the column again."
+                f"{dataset.where}: {some(wrong)}: missing, or the size differs from column.json. "
+                "Copy these files again, or run the script that writes the column again."
             )
         self._ledger = Ledger(self._store, naming.READ_COLUMNS, naming.MAX_SHARDS)
+        # The file of each shard, and the offset of its rows.
         self._open: dict[int, tuple[HeldFile, int]] = {}
         self._checked: set[int] = set()
         self._dtype = np.dtype(self.column.descr)
@@ -63,28 +63,24 @@ class ColumnRows:
     def rows(self, numbers: Sequence[int], size: int) -> npt.NDArray[Any]:
         """Returns [size, *shape]: the rows of examples, and zeros behind them."""
         length = self.column.row_bytes
-        memory = self._free.pop() if self._free else np.empty(0, np.uint8)
-        if len(memory) != size * length:
-            memory = np.empty(size * length, np.uint8)
-        found = np.asarray(Lease(memory, self._free))
-        view = found.data
+        batch = leased(size * length, self._free)
         for place, number in enumerate(numbers):
             shard, record = self._records.place(number)
-            held, start = self._open.get(shard) or self._opened(shard)
-            to = view[place * length : (place + 1) * length]
-            if os.preadv(held.descriptor, [to], start + record * length) != length:
+            file, start = self._open.get(shard) or self._opened(shard)
+            row = batch.data[place * length : (place + 1) * length]
+            if os.preadv(file.descriptor, [row], start + record * length) != length:
                 where = self._store.where(self.file(shard).name)
                 raise DataDamagedError(
-                    f"{where}: ends before row {record:,}: it was "
-                    "cut off while it was read. Copy it again."
+                    f"{where}: ends before row {record:,}, so it was truncated after it was "
+                    "opened. Copy it again."
                 )
-            # A cache may remove the file before the next one is there.
-            del held
-        found[len(numbers) * length :] = 0
-        return found.view(self._dtype).reshape(size, *self.column.shape)
+            # A cache may remove the file before the next one exists.
+            del file
+        batch[len(numbers) * length :] = 0
+        return batch.view(self._dtype).reshape(size, *self.column.shape)
 
     def close(self) -> None:
-        """Closes the files, each once it is not being read; another batch opens them again."""
+        """Closes each file as soon as it is not being read; the next batch opens it again."""
         self._open.clear()
 
     def file(self, shard: int) -> File:
@@ -92,45 +88,44 @@ class ColumnRows:
         return self.column.file(self._files[self._records.shards[shard].name])
 
     def _opened(self, shard: int) -> tuple[HeldFile, int]:
-        """Returns the file of a shard, verified, and where its rows begin."""
-        file, rows = self.file(shard), self._files[self._records.shards[shard].name]
-        start, name = len(self.column.header(rows.rows)), file.name
+        """Returns the verified file of a shard, and the offset of its rows."""
+        rows = self._files[self._records.shards[shard].name]
+        start, name = len(self.column.header(rows.rows)), self.file(shard).name
         # A cache may remove the file once nothing refers to it, so it is not kept.
-        fetched = self._records.fetched(file)
+        fetched = self._records.fetched(self.file(shard))
         if fetched is not None and shard in self._checked:
             return fetched, start
         columns.refuse_links(self._store, name)
         path = self._store.path(name)
         with storage_errors("open", path):
-            held, sha256 = fetched or HeldFile(path), rows.sha256
+            file, sha256 = fetched or HeldFile(path), rows.sha256
             if fetched is None:
                 self._ledger.reload()
-                with open(held.descriptor, "rb", closefd=False) as opened:
+                with open(file.descriptor, "rb", closefd=False) as opened:
                     sha256 = self._ledger.sha256(name, opened)
-            head = os.pread(held.descriptor, start, 0)
-        if wrong := columns.misfit(self.column, rows, head, sha256, str(path)):
-            raise DataDamagedError(f"{wrong}.")
+            head = os.pread(file.descriptor, start, 0)
+        if problem := columns.misfit(self.column, rows, head, sha256, str(path)):
+            raise DataDamagedError(f"{problem}.")
         if fetched is None:
-            self._open[shard] = held, start
+            self._open[shard] = file, start
         self._checked.add(shard)
-        return held, start
+        return file, start
 
 
-def _demand_view(there: Column, config: ReadConfig) -> None:
-    """Raises UsageError unless the images of batches show what the column was made from."""
-    if "images" not in config.fields or there.view == ANY_VIEW:
+def _demand_view(made: Column, config: ReadConfig) -> None:
+    """Raises UsageError unless the images of batches show the view that the column is for."""
+    if "images" not in config.fields or made.view == ANY_VIEW:
         return
-    if there.view != config.view:
-        shown = config.view or "crops or colours drawn at random"
+    if made.view != config.view:
         raise UsageError(
-            f"column {there.name} was made from this view: {there.view}; these images show "
-            f"{shown}. Leave images out of fields=, read that view, or make the column with "
-            f"view={ANY_VIEW!r} if it is true of every crop of a picture."
+            f"column {made.name} was made from this view: {made.view}; these images show "
+            f"{config.view or 'random crops or colours'}. Remove 'images' from fields=, read that "
+            f"view, or write the column with view={ANY_VIEW!r} if its rows are true of every crop."
         )
     if config.is_training and config.constants.mirrors and "mirrored" not in config.fields:
         raise UsageError(
-            f"column {there.name} was made from images that are not mirrored, and half of these "
-            "are. Add 'mirrored' to fields=, and treat their rows accordingly."
+            f"column {made.name} was made from images that are not mirrored, but half of these "
+            "are. Add 'mirrored' to fields= and treat their rows accordingly."
         )
 
 

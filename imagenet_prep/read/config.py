@@ -48,13 +48,13 @@ class Wanted:
         if not 0 <= part < parts:
             raise UsageError(f"fold={self.fold}: expected (k, n) with 0 <= k < n")
         if self.others and parts == 1:
-            raise UsageError("others=True reads all parts but one of a fold: give fold=(k, n) too")
+            raise UsageError("others=True reads all parts of a fold except one: add fold=(k, n)")
         if self.remap and self.classes is None:
-            raise UsageError("remap=True numbers the chosen classes anew: give classes=[...] too")
+            raise UsageError("remap=True renumbers the chosen classes: add classes=[...]")
         if self.classes is not None and (isinstance(self.classes, str) or not len(self.classes)):
             raise UsageError(
-                f"classes={self.classes!r}: expected a list of WNIDs or class indices; leave it "
-                "out for all"
+                f"classes={self.classes!r}: expected a list of WNIDs or class indices, or None for "
+                "all"
             )
 
 
@@ -73,7 +73,7 @@ class ReadConfig(Wanted):
     framework: batch.Framework | None
     recipe: batch.RecipeName
     colour: bool
-    dtype: batch.Dtype
+    dtype: batch.Dtype | None
     layout: batch.Layout
     antialias: bool | None
     device: batch.Device
@@ -91,7 +91,7 @@ class ReadConfig(Wanted):
         super().__post_init__()
         for name, allowed in _CHOICES.items():
             value = getattr(self, name)
-            if value not in allowed and not (name == "framework" and value is None):
+            if value not in allowed and not (value is None and name in ("framework", "dtype")):
                 expected = ", ".join(map(repr, allowed))
                 raise UsageError(f"{name}={value!r}: expected one of {expected}")
         for name, least in _LEAST.items():
@@ -105,7 +105,7 @@ class ReadConfig(Wanted):
                 f"fields={self.fields!r}: expected some of {expected}, '{column.PREFIX}NAME'"
             )
         if self.views > 1 and not self.is_training:
-            raise UsageError(f"views={self.views}: evaluation shows one, the middle of the image")
+            raise UsageError(f"views={self.views}: evaluation has one view, the central crop")
         if self.is_remote:
             try:
                 address.check_base(self.data_dir)
@@ -113,7 +113,7 @@ class ReadConfig(Wanted):
                 raise UsageError(f"data_dir: {error}") from None
         elif self.cache_dir is not None or self.cache_gb is not None:
             raise UsageError(
-                f"{self.data_dir} is a folder: cache_dir and cache_gb are for remote sets"
+                f"{self.data_dir} is a folder: cache_dir and cache_gb need a remote dataset"
             )
 
     @property
@@ -139,6 +139,11 @@ class ReadConfig(Wanted):
             return None
         unusual = "" if self.is_antialiased else ", not antialiased"
         return f"evaluation crop, recipe {self.recipe}, {self.image_size} px{unusual}"
+
+    @property
+    def array_dtype(self) -> batch.Dtype:
+        """The type of images in batches; by default that of the recipe."""
+        return self.dtype or ("uint8" if self.constants.square else "float32")
 
     @property
     def is_antialiased(self) -> bool:

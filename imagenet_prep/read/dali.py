@@ -178,13 +178,13 @@ def _view(
         mean = fn.reductions.mean(pixels, axes=[0, 1], keep_dims=True)
         pixels = fn.coord_transform(pixels, M=of_pixel) + fn.coord_transform(mean, MT=of_mean)
         pixels = math.clamp(pixels, 0.0, 255.0)
-    normalise = config.dtype != "uint8"
+    normalise = config.array_dtype != "uint8"
     return fn.crop_mirror_normalize(
         pixels,
         mirror=mirrored,
         mean=list(config.constants.mean) if normalise else [0.0] * 3,
         std=list(config.constants.std) if normalise else [1.0] * 3,
-        dtype=_DTYPES[config.dtype],
+        dtype=_DTYPES[config.array_dtype],
         output_layout=config.layout[1:],
     )
 

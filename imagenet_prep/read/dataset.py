@@ -7,17 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from imagenet_prep.core.world import World
-from imagenet_prep.read.batch import (
-    DECODED,
-    Backend,
-    Device,
-    Dtype,
-    Field,
-    Framework,
-    Layout,
-    OnBadRecord,
-    RecipeName,
-)
+from imagenet_prep.read import batch
 from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.reader import Reader
 
@@ -31,21 +21,21 @@ def make_dataset(
     training: bool | None = None,
     world: World | None = None,
     seed: int = 0,
-    backend: Backend = "auto",
-    framework: Framework | None = None,
-    recipe: RecipeName = "resnet",
+    backend: batch.Backend = "auto",
+    framework: batch.Framework | None = None,
+    recipe: batch.RecipeName = "resnet",
     colour: bool = False,
-    dtype: Dtype = "float32",
-    layout: Layout = "NHWC",
+    dtype: batch.Dtype | None = None,
+    layout: batch.Layout = "NHWC",
     antialias: bool | None = None,
-    device: Device = "cpu",
+    device: batch.Device = "cpu",
     shuffle_window: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     cache_gb: float | None = None,
     num_threads: int = 0,
-    on_bad_record: OnBadRecord = "raise",
+    on_bad_record: batch.OnBadRecord = "raise",
     out: Callable[[], Any] | None = None,
-    fields: Sequence[Field | str] = DECODED,
+    fields: Sequence[batch.Field | str] = batch.DECODED,
     views: int = 1,
     originals: bool | None = None,
     classes: Sequence[str | int] | None = None,
@@ -79,7 +69,8 @@ def make_dataset(
         training shifts images by up to 4 pixels; "mnist": unchanged images; "adm": the square crop
         of image generators with the bytes of Pillow (native, uint8).
       colour: random colour changes in training, as with the tutorial's `--increased_aug`.
-      dtype: "float32", "bfloat16" (not DALI) or "float16" (not tf.data) normalised, or "uint8".
+      dtype: "float32", "bfloat16" (not DALI) or "float16" (not tf.data) normalised, or "uint8"; by
+        default "float32", and "uint8" for recipe "adm".
       layout: "NHWC" or "NCHW".
       antialias: filter before downscaling, like Pillow; by default only in evaluation. It
         slows tf.data down by a fifth.
@@ -93,7 +84,7 @@ def make_dataset(
         none. Beyond it, only shards in use by the node's readers stay.
       num_threads: images decoded in parallel; 0 shares the available cores among a host's ranks.
       on_bad_record: "raise", or "skip": mask, count and list in `Reader.skipped`. Failures of disk
-        or server, and shards damaged as a whole, always raise.
+        or server, and damage of a complete shard, always raise.
       out: returns the memory for the images of a batch (native backend): a NumPy array, or an
         object with the DLPack or buffer protocol, in the shape and type of `images`. It is called
         up to three batches ahead, and its result becomes `images`.

@@ -1,12 +1,15 @@
-"""Memory shared with frameworks: bfloat16 arrays, which NumPy lacks, and their buffers."""
+"""Memory shared with frameworks: reused buffers, conversions without a copy, and bfloat16."""
 
 from __future__ import annotations
 
 import ctypes
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from imagenet_prep.core.errors import UsageError, install_line
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -79,6 +82,15 @@ class Lease(Memory):
         self._free.append(self._array)
 
 
+def leased(num_bytes: int, free: deque[npt.NDArray[Any]]) -> npt.NDArray[np.uint8]:
+    """Returns memory from `free`, to which it returns after its last reference, or new memory."""
+    memory = free.pop() if free else np.empty(0, np.uint8)
+    # Buffers that are too small are dropped, so soon all fit the largest batch.
+    if len(memory) < num_bytes:
+        memory = np.empty(num_bytes, np.uint8)
+    return np.asarray(Lease(memory, free))[:num_bytes]
+
+
 def array_over(buffer: Any) -> npt.NDArray[Any]:
     """Returns a writable view of a DLPack or buffer object in CPU memory; bfloat16 as uint16."""
     if not isinstance(buffer, np.ndarray) and hasattr(buffer, "__dlpack__"):
@@ -88,3 +100,36 @@ def array_over(buffer: Any) -> npt.NDArray[Any]:
     if not array.flags.writeable:
         raise ValueError("it is read-only")
     return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
+
+
+def _to_numpy(array: npt.NDArray[Any], bits: bool) -> Any:
+    if not bits:
+        return array
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise UsageError(
+            "NumPy has no bfloat16: pip install ml-dtypes, or choose framework='dlpack' or a "
+            "different dtype"
+        ) from error
+    return array.view(ml_dtypes.bfloat16)
+
+
+def _to_tensorflow(array: npt.NDArray[Any], bits: bool) -> Any:
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        raise UsageError(
+            f"framework='tensorflow' needs TensorFlow: {install_line('tf')}, or choose "
+            "framework='numpy'"
+        ) from error
+    tensor = tf.convert_to_tensor(array)
+    return tf.bitcast(tensor, tf.bfloat16) if bits else tensor
+
+
+# Arguments: an array, and whether it holds the bits of bfloat16, a type that NumPy lacks.
+CONVERTERS: dict[str, Callable[[npt.NDArray[Any], bool], Any]] = {
+    "numpy": _to_numpy,
+    "dlpack": lambda array, bits: Bfloat16(array) if bits else array,
+    "tensorflow": _to_tensorflow,
+}

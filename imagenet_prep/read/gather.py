@@ -13,7 +13,7 @@ import numpy as np
 from imagenet_prep.core import compiled
 from imagenet_prep.dataset.example import Places
 from imagenet_prep.dataset.jpeg import MAX_PIXELS
-from imagenet_prep.read.dlpack import Lease
+from imagenet_prep.read.dlpack import leased
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -43,7 +43,7 @@ def gather(
     library = compiled.find(_LIBRARY, gather=_TYPES)
     if library is None:
         return memoryview(b""), [None] * len(descriptors)
-    batch = np.asarray(Lease(_memory(int(sizes.sum()), free), free))
+    batch = leased(int(sizes.sum()), free)
     found = np.empty((len(descriptors), _NUM_FOUND), np.int64)
     files = np.array(descriptors, np.int32)
     arrays = (array.ctypes.data for array in (files, offsets, sizes))
@@ -54,12 +54,3 @@ def gather(
         (Places(*row[:_NUM_PLACES]), (row[-2], row[-1])) if row[0] >= 0 else None
         for row in found.tolist()
     ]
-
-
-def _memory(num_bytes: int, free: deque[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    try:
-        memory = free.pop()
-    except IndexError:
-        memory = np.empty(0, np.uint8)
-    # Buffers that are too small are dropped, so soon all fit the largest batch.
-    return memory if len(memory) >= num_bytes else np.empty(num_bytes, np.uint8)

@@ -29,9 +29,9 @@ class Names:
             records.bring_samples()
         else:
             logging.getLogger(__name__).warning(
-                f"{records.dataset.where} has no tables of samples, so each record is "
-                "looked into for its key. imagenet-prep adopt writes tables, and leaves the "
-                "images as they are."
+                f"{records.dataset.where} has no tables of samples, so the key of each image is "
+                "read from its record, which is slower. imagenet-prep adopt adds tables and "
+                "leaves the images unchanged."
             )
 
     def of(self, shard: int, *, sides: bool = False) -> Iterable[Head]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import math
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -20,9 +21,8 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import jpeg
 from imagenet_prep.read.augment import Views
 from imagenet_prep.read.config import ReadConfig
-from imagenet_prep.read.dlpack import Lease, array_over
+from imagenet_prep.read.dlpack import CONVERTERS, array_over, leased
 from imagenet_prep.read.feed import EncodedBatch
-from imagenet_prep.read.frameworks import CONVERTERS
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -46,7 +46,7 @@ class NativeBackend:
         views = () if config.views == 1 else (config.views,)
         self._shape = (config.batch_size, *views, *shape)
         self._free: deque[npt.NDArray[Any]] = deque(maxlen=_STEPS_AHEAD + 2)
-        self._values = Values(config.dtype, config.constants.mean, config.constants.std)
+        self._values = Values(config.array_dtype, config.constants.mean, config.constants.std)
         # Views with colour changes or padding are first made as bytes and then converted.
         square = config.constants.square
         self._cropped = square or config.constants.padding is None
@@ -73,7 +73,7 @@ class NativeBackend:
         ahead: deque[tuple[Any, list[Future[None]]]] = deque()
         left = itertools.islice(encoded, steps)
         convert = CONVERTERS[self._config.array_framework]
-        is_bfloat16 = self._config.dtype == "bfloat16"
+        is_bfloat16 = self._config.array_dtype == "bfloat16"
         try:
             while True:
                 while len(ahead) <= _STEPS_AHEAD and (batch := next(left, None)) is not None:
@@ -117,22 +117,20 @@ class NativeBackend:
         """Returns the images object for the user, and the array to write into."""
         dtype = self._values.table.dtype
         if self._config.out is None:
-            array = self._free.pop() if self._free else np.empty(self._shape, dtype)
-            leased = np.asarray(Lease(array, self._free))
-            return leased, leased
+            memory = leased(dtype.itemsize * math.prod(self._shape), self._free)
+            array = memory.view(dtype).reshape(self._shape)
+            return array, array
         given = self._config.out()
-        name = self._config.dtype + (" (or uint16)" if dtype == np.uint16 else "")
-        expected = (
-            f"expected contiguous, aligned {name} {list(self._shape)} in memory of this machine"
-        )
+        name = self._config.array_dtype + (" (or uint16)" if dtype == np.uint16 else "")
+        expected = f"expected contiguous, aligned {name} {list(self._shape)} in CPU memory"
         try:
             array = array_over(given)
         except (TypeError, ValueError, BufferError, RuntimeError) as error:
-            raise UsageError(f"out() gave what is no memory ({error}): {expected}") from error
+            raise UsageError(f"out() returned no usable memory ({error}): {expected}") from error
         if array.dtype != dtype or array.shape != self._shape or not array.flags.carray:
-            found = f"{array.dtype} {list(array.shape)}"
-            found += "" if array.flags.carray else ", not contiguous or not aligned"
-            raise UsageError(f"out() gave {found}: {expected}")
+            actual = f"{array.dtype} {list(array.shape)}"
+            actual += "" if array.flags.carray else ", not contiguous or not aligned"
+            raise UsageError(f"out() returned {actual}: {expected}")
         return given, array
 
     def _show(

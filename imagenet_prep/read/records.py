@@ -107,7 +107,7 @@ class Records:
         return self._cache.need(file) if self._cache is not None else None
 
     @property
-    def is_here(self) -> bool:
+    def is_local(self) -> bool:
         """Whether all files are local."""
         return self._cache is None
 

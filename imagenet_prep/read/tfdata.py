@@ -116,10 +116,10 @@ class TfDataBackend:
         image = tf.ensure_shape(image, [side, side, 3])
         if colours:
             image = _coloured(image, colours[0])
-        if self._config.dtype == "uint8":
+        if self._config.array_dtype == "uint8":
             image = tf.cast(tf.clip_by_value(image + 0.5, 0.0, 255.0), tf.uint8)
         else:
-            image = tf.cast(self._normalised(image), self._config.dtype)
+            image = tf.cast(self._normalised(image), self._config.array_dtype)
         return tf.transpose(image, [2, 0, 1]) if self._config.layout == "NCHW" else image
 
     def _decoded(self, encoded: Any, box: Any) -> Any:
@@ -164,9 +164,3 @@ def _coloured(image: Any, colours: Any) -> Any:
     pixels = tf.reshape(image, [-1, 3])
     pixels = tf.matmul(pixels, colours[:, :3], transpose_b=True) + shift
     return tf.reshape(tf.clip_by_value(pixels, 0.0, 255.0), tf.shape(image))
-
-
-def from_numpy(array: Any, bits: bool) -> Any:
-    """Returns an array as a tensor; `bits` means that it holds the bits of bfloat16."""
-    tensor = tf.convert_to_tensor(array)
-    return tf.bitcast(tensor, tf.bfloat16) if bits else tensor

@@ -47,5 +47,7 @@ def test_device_gpu_without_a_gpu_is_refused(
     monkeypatch.setattr(backend, "gpus", lambda: 1)
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UsageError, match=r"local rank 1 needs a GPU .* CUDA shows 1 .* device cpu"):
+    with pytest.raises(
+        UsageError, match=r"local rank 1 needs its own GPU, but CUDA lists 1 .* device 'cpu'"
+    ):
         make_dataset(colours, "train", 8, world=world, device="gpu")

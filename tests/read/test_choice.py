@@ -321,14 +321,14 @@ def _uniform(name: str) -> float:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"classes": ["n99999999", 8, 1]}, "n99999999, 8 not in the class list, which"),
-        ({"classes": []}, r"classes=\[\]: expected a list of WNIDs or class indices; leave it out"),
+        ({"classes": ["n99999999", 8, 1]}, "classes: n99999999, 8 not in the class list, which"),
+        ({"classes": []}, r"classes=\[\]: expected a list of WNIDs or class indices, or None"),
         ({"classes": "n00001001"}, "classes='n00001001': expected a list"),
         ({"fraction": 0.0}, "fraction=0.0: expected more than 0, at most 1"),
         ({"fraction": 1.5}, "fraction=1.5"),
         ({"fold": (3, 3)}, r"fold=\(3, 3\): expected \(k, n\) with 0 <= k < n"),
-        ({"others": True}, r"others=True reads all parts but one of a fold: give fold=\(k, n\)"),
-        ({"remap": True}, r"remap=True numbers the chosen classes anew: give classes=\[...\] too"),
+        ({"others": True}, r"others=True reads all parts of a fold except one: add fold=\(k, n\)"),
+        ({"remap": True}, r"remap=True renumbers the chosen classes: add classes=\[...\]"),
         ({"exclude": "absent"}, "absent: the list of keys cannot be read: No such file"),
         ({"fold": (299, 300)}, "train of .*: no example of it is chosen"),
         ({"keys": "absent"}, "absent: the list of keys cannot be read: No such file"),

@@ -170,8 +170,8 @@ def linked(root: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "error", "said"),
     [
-        (short, DataDamagedError, f"{SHARD}.npy: missing, or of another size"),
-        (absent, DataDamagedError, f"{SHARD}.npy: missing, or of another size"),
+        (short, DataDamagedError, f"{SHARD}.npy: missing, or the size differs"),
+        (absent, DataDamagedError, f"{SHARD}.npy: missing, or the size differs"),
         (of_other_records, UsageError, "no rows for the records of train-00000.*: it was made of"),
         (of_other_shards, UsageError, "no rows for the records of train-00004"),
         (of_another_split, UsageError, "no rows for the records of train-00000"),
@@ -307,7 +307,7 @@ def test_pictures_that_may_be_mirrored_are_joined_with_the_field_that_says_so(
     options: dict[str, Any] = {"recipe": "mnist", "antialias": True}
     write(damaged, reader=NATIVE | options | {"fields": ("images",)})
     joined = ("images", f"column:{NAME}")
-    with pytest.raises(UsageError, match="made from images that are not mirrored, and half"):
+    with pytest.raises(UsageError, match="made from images that are not mirrored, but half"):
         read(damaged, fields=joined, **options)
     mirrored = [b["mirrored"] for b in read(damaged, fields=(*joined, "mirrored"), **options)]
     assert np.concatenate(mirrored).any()

@@ -212,7 +212,7 @@ def test_an_image_that_only_a_later_view_cannot_show_is_named(
         ({"fields": ("images", "name")}, "fields=.*'name'.*: expected some of 'images', "),
         ({"fields": ()}, r"fields=\(\): expected some of"),
         ({"views": 0}, "views=0: expected at least 1"),
-        ({"views": 2, "split": "validation"}, "views=2: evaluation shows one"),
+        ({"views": 2, "split": "validation"}, "views=2: evaluation has one"),
     ],
 )
 def test_what_no_batch_has_is_refused(rectangles: Path, asked: dict[str, Any], said: str) -> None:

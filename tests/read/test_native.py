@@ -262,8 +262,8 @@ def test_bfloat16_is_written_into_memory_of_that_type(scenes: Path) -> None:
 @pytest.mark.parametrize(
     ("memory", "words"),
     [
-        (np.empty((4, 24, 24, 3)), r"gave float64 \[4, 24, 24, 3\]: expected .* float32 \[4, 24"),
-        (np.empty((3, 24, 24, 3), np.float32), r"gave float32 \[3, 24, 24, 3\]: expected"),
+        (np.empty((4, 24, 24, 3)), r"returned float64 \[4, 24, 24, 3\]: expected .* float32 \[4, 24"),
+        (np.empty((3, 24, 24, 3), np.float32), r"returned float32 \[3, 24, 24, 3\]: expected"),
         (np.empty((4, 24, 24, 6), np.float32)[..., ::2], "not contiguous or not aligned: expected"),
         (
             np.frombuffer(bytearray(4 * 24 * 24 * 3 * 4 + 1), np.float32, offset=1).reshape(
@@ -272,7 +272,7 @@ def test_bfloat16_is_written_into_memory_of_that_type(scenes: Path) -> None:
             "not aligned: expected contiguous, aligned float32",
         ),
         (np.broadcast_to(np.float32(0), (4, 24, 24, 3)), "it is read-only"),
-        ([1.0, 2.0], r"gave what is no memory \(memoryview"),
+        ([1.0, 2.0], r"returned no usable memory \(memoryview"),
     ],
 )
 def test_memory_that_does_not_fit_is_named(scenes: Path, memory: Any, words: str) -> None:
@@ -281,12 +281,12 @@ def test_memory_that_does_not_fit_is_named(scenes: Path, memory: Any, words: str
 
 
 def test_no_framework_is_chosen_for_memory_of_the_users(scenes: Path) -> None:
-    with pytest.raises(UsageError, match="leave framework= away"):
+    with pytest.raises(UsageError, match="remove framework="):
         opened(scenes, out=bytearray, framework="numpy")
 
 
 def test_memory_for_images_that_nobody_asked_for_is_refused(scenes: Path) -> None:
-    with pytest.raises(UsageError, match="which fields= leaves out"):
+    with pytest.raises(UsageError, match="but fields= has no 'images'"):
         opened(scenes, out=bytearray, fields=("key",))
 
 

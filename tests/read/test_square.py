@@ -27,7 +27,7 @@ SIDE = 24
 
 
 def open_square(root: Path, split: str = "train", **more: Any) -> Reader:
-    settings: dict[str, Any] = {"recipe": "adm", "dtype": "uint8", "world": World()}
+    settings: dict[str, Any] = {"recipe": "adm", "world": World()}
     return make_dataset(root, split, 4, SIDE, **settings | more)
 
 
@@ -106,9 +106,7 @@ def test_pillow_is_not_asked_for_more_pixels_than_there_is_memory(tmp_path: Path
     """A file of 10 kB, whose chroma libjpeg repeats, would be enlarged to 400 million pixels."""
     data = jpeg(np.full((30_000, 1, 3), (20, 90, 200), np.uint8))
     write_set(tmp_path / "set", {"validation": [[picture(0, data)]]}, num_classes=1)
-    reader = make_dataset(
-        *(tmp_path / "set", "validation", 1, 2_000), recipe="adm", dtype="uint8", world=World()
-    )
+    reader = make_dataset(*(tmp_path / "set", "validation", 1, 2_000), recipe="adm", world=World())
     (batch,) = reader
 
     assert np.ptp(batch["images"].reshape(-1, 3), axis=0).max() == 0
@@ -126,13 +124,13 @@ def test_what_cannot_promise_the_bytes_is_refused(
     monkeypatch: pytest.MonkeyPatch, scenes: Path, name: str, value: Any
 ) -> None:
     monkeypatch.setattr("imagenet_prep.read.backend.lacking", lambda _: [])
-    with pytest.raises(UsageError, match=rf"recipe='adm' promises .* {name}=.*; found {value!r}"):
+    with pytest.raises(UsageError, match=rf"recipe='adm' guarantees .* {name}=.*; got {value!r}"):
         open_square(scenes, **{name: value})
 
 
 def test_a_larger_square_than_the_codec_makes_is_refused(scenes: Path) -> None:
     with pytest.raises(UsageError, match="image_size=8193: expected at most 8192"):
-        make_dataset(scenes, "train", 4, 8193, recipe="adm", dtype="uint8", world=World())
+        make_dataset(scenes, "train", 4, 8193, recipe="adm", world=World())
 
 
 def test_images_that_were_changed_are_counted_and_told_once(

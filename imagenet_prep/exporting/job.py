@@ -73,8 +73,8 @@ class Job:
         """Returns the parts to write; a split without chosen examples has none."""
         splits = [self.source.split(split) for split in self.splits]
         chosen: list[Numbers] = [range(len(records)) for records in splits]
-        if self.choice.asked():
-            chosen = [*self.choice.of_each(splits)]
+        if self.choice.filters():
+            chosen = [*self.choice.numbers(splits)]
         parts = []
         for records, numbers in zip(splits, chosen, strict=True):
             ends = [len(records)]
@@ -88,7 +88,7 @@ class Job:
     def digest(self) -> str:
         """Returns a digest that identifies this export."""
         dataset = self.source.dataset.manifest.digest
-        request = [self.to, dataset, self.splits, self.choice.asked(), self.called]
+        request = [self.to, dataset, self.splits, self.choice.filters(), self.called]
         rows = self.source.rows_of(self.splits[0]) if self.splits else {}
         columns = [of_column.column.digest for of_column in rows.values()]
         return canonical.digest([*request, self.format, *columns])
@@ -110,7 +110,7 @@ class Job:
             "request": self.digest(),
             "to": self.to,
             "dataset": self.source.dataset.manifest.digest,
-            "chosen": self.choice.asked(),
+            "chosen": self.choice.filters(),
             "splits": splits,
             **totals,
             "sums": sums,

@@ -43,12 +43,12 @@ class Choice:
         """The class list number of each class index in batches."""
         return self._classes if self._wanted.remap else range(self._num_classes)
 
-    def asked(self) -> dict[str, Any]:
+    def filters(self) -> dict[str, Any]:
         """Returns the filters as JSON, lists as their digests; empty if all are read."""
         wanted = self._wanted
         fraction = wanted.fraction if wanted.fraction < 1 else None
         fold = [*wanted.fold] if wanted.fold[1] > 1 else None
-        asked = {
+        filters = {
             "classes": canonical.digest(self._classes) if self._classes else None,
             "remap": wanted.remap or None,
             "keys": None if self._keys is None else self._keys.sha256,
@@ -58,29 +58,29 @@ class Choice:
             "fold": fold,
             "others": wanted.others or None,
         }
-        return {name: value for name, value in asked.items() if value is not None}
+        return {name: value for name, value in filters.items() if value is not None}
 
-    def numbers(self, records: Records) -> npt.NDArray[np.int64]:
-        """Returns the numbers of the chosen examples of a split, sorted."""
-        (chosen,) = self.of_each([records])
-        return chosen
-
-    def of_each(self, splits: Sequence[Records]) -> list[npt.NDArray[np.int64]]:
+    def numbers(self, splits: Sequence[Records]) -> list[npt.NDArray[np.int64]]:
         """Returns for each split the sorted numbers of its chosen examples."""
         where = f"{' and '.join(records.split for records in splits)} of {splits[0].dataset.where}"
         lists = [_Listed(keys) for keys in (self._keys, self._excluded) if keys is not None]
         chosen = [np.flatnonzero(self._chosen(records, lists)) for records in splits]
-        for each in lists:
-            each.refuse_unknown(where)
+        for listed in lists:
+            listed.refuse_unknown(where)
         if not any(map(len, chosen)):
-            raise UsageError(f"{where}: no example of it is chosen. Choose more, or all.")
+            raise UsageError(f"{where}: the filters match no example. Relax or remove them.")
         return chosen
 
     def _chosen(self, records: Records, lists: Sequence[_Listed]) -> npt.NDArray[np.bool_]:
         where = f"{records.split} of {records.dataset.where}"
         records.dataset.demand_complete()
-        if schema.FILENAME in records.manifest.lacks and self.asked().keys() - {"classes", "remap"}:
-            raise UsageError(f"{where}: its records name no files, so only classes can be chosen")
+        if schema.FILENAME in records.manifest.lacks and self.filters().keys() - {
+            "classes",
+            "remap",
+        }:
+            raise UsageError(
+                f"{where}: its records have no file names, so only classes can be chosen"
+            )
         heads, parts = iter(Names(records)), []
         while block := list(itertools.islice(heads, _BLOCK)):
             parts.append(self._among(block, lists))
@@ -91,8 +91,8 @@ class Choice:
         if self._classes:
             chosen &= np.isin([class_index for class_index, _, _ in heads], self._classes)
         keys = [key for _, key, _ in heads]
-        for each in lists:
-            chosen &= each.has(keys) != (each.keys is self._excluded)
+        for listed in lists:
+            chosen &= listed.has(keys) != (listed.keys is self._excluded)
         part, parts = self._wanted.fold
         if self._wanted.fraction < 1 or parts > 1:
             hashed = np.fromiter(map(_hash, keys), np.uint64, len(keys))
@@ -131,24 +131,25 @@ class Finder:
     def __init__(self, records: Records) -> None:
         self._wnids = records.wnids
         self._names = Names(records)
-        # Python's hash is fast, and random per process, so collisions cannot be provoked.
-        hashed = np.fromiter((hash(key) for _, key, _ in self._names), np.int64, len(records))
+        # Keys are stored with or without the class folder, and hashed without it. Python's hash is
+        # fast, and random per process, so collisions cannot be provoked.
+        keys = (key.removeprefix(f"{self._wnids[index]}/") for index, key, _ in self._names)
+        hashed = np.fromiter(map(hash, keys), np.int64, len(records))
         self._numbers = np.argsort(hashed, kind="stable")
         self._hashed = hashed[self._numbers]
 
     def find(self, key: str) -> int:
         """See `Reader.find`."""
-        # Keys are stored with or without the class folder, and accepted in both forms.
-        folders = (f"{wnid}/{key}" for wnid in self._wnids)
-        for hashed in map(hash, itertools.chain((key, key.partition("/")[2]), folders)):
-            at = int(np.searchsorted(self._hashed, np.int64(hashed)))
-            while at < len(self._hashed) and self._hashed[at] == hashed:
-                number = int(self._numbers[at])
-                class_index, found = self._names.at(number)
+        for hashed in map(hash, (key, key.partition("/")[2])):
+            first, end = (
+                np.searchsorted(self._hashed, np.int64(hashed), "left"),
+                np.searchsorted(self._hashed, np.int64(hashed), "right"),
+            )
+            for number in map(int, self._numbers[first:end]):
+                class_index, stored = self._names.at(number)
                 folder = f"{self._wnids[class_index]}/"
-                if key in (name := found.removeprefix(folder), folder + name):
+                if key in (name := stored.removeprefix(folder), folder + name):
                     return number
-                at += 1
         raise KeyError(key)
 
 

@@ -130,7 +130,7 @@ class Feed:
             windows = list(dropwhile(lambda shards: first not in shards, windows))
         if self._reads_records or self.columns:
             of_columns = [each.file for each in self.columns.values()]
-            self.records.follow(windows, of_columns, alone=not self._reads_records)
+            self.records.follow(windows, of_columns, only_columns=not self._reads_records)
         ahead: deque[tuple[list[int], Future[_Read]]] = deque()
         try:
             for step in range(count + _STEPS_AHEAD):

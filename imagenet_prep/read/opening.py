@@ -33,28 +33,28 @@ def open_feed(config: ReadConfig) -> tuple[Feed, dict[str, Any]]:
     records = open_records(dataset, config.split, config.cache_dir, config.cache_gb)
     if config.is_training and records.manifest.edition == OBJECTNET:
         raise UsageError(
-            f"{config.data_dir}: {OBJECTNET}'s licence allows nobody to train or to tune on it: "
-            "it is for evaluation alone (training=False)."
+            f"{config.data_dir}: {OBJECTNET}'s licence only allows evaluation, no training or "
+            "tuning. Pass training=False."
         )
     if config.constants.square and "images" in config.fields:
         _tell_changed(config, records)
     records.placement.check_ranks(world, config.data_dir)
     choice = Choice(config, records.dataset.classes)
-    asked, chosen = choice.asked(), None
-    if asked:
-        chosen = choice.numbers(records)
+    filters, chosen = choice.filters(), None
+    if filters:
+        (chosen,) = choice.numbers([records])
         # If a bit flip changes a rank's choice, it rejects the state of the other ranks.
-        asked["numbers"] = hashlib.sha256(chosen.tobytes()).hexdigest()
+        filters["numbers"] = hashlib.sha256(chosen.tobytes()).hexdigest()
     seed = config.seed if config.is_training else None
     order = Order(records.examples_per_shard, seed, config.window, records.placement, chosen)
     feed = Feed(records, order, config, choice.class_numbers)
     if config.is_training and not feed.steps(0).count:
         raise UsageError(
-            f"{config.split}: {counted(feed.order.num_examples, 'example')}, fewer than one step "
-            f"of {counted(world.size, 'rank')} with {config.batch_size} each. Choose a smaller "
-            "batch size."
+            f"{config.split}: {counted(feed.order.num_examples, 'example')}, not enough for one "
+            f"step of {counted(world.size, 'rank')} with {config.batch_size} each. Choose a "
+            "smaller batch size."
         )
-    return feed, asked
+    return feed, filters
 
 
 def _tell_changed(config: ReadConfig, records: Records) -> None:
@@ -62,7 +62,7 @@ def _tell_changed(config: ReadConfig, records: Records) -> None:
     manifest = records.manifest
     split = manifest.splits[records.split]
     short_side = settings.short_side(manifest.config, records.split)
-    advice = "Prepare it with --keep-original, or read it as it is with originals=False."
+    advice = "Prepare it with --keep-original, or pass originals=False to accept these images."
     if config.originals is None and short_side is not None and short_side <= config.image_size:
         raise UsageError(
             f"{config.data_dir}: its images were downscaled to a short side of {short_side}, so "
@@ -77,7 +77,7 @@ def _tell_changed(config: ReadConfig, records: Records) -> None:
         f"({', '.join(manifest.repaired) or 'none'}), when it was prepared"
     )
     if config.originals:
-        raise UsageError(f"{changed}; originals=True accepts none. {advice}")
+        raise UsageError(f"{changed}, but originals=True accepts no changed image. {advice}")
     if config.rank.rank == 0:
         say_once(f"{changed}. Their crops are not exactly those of the originals.")
 

@@ -9,7 +9,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from imagenet_prep.core import regular_file
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.errors import BadImageError, DataDamagedError, StoreError, UsageError
+from imagenet_prep.core.errors import BadImageError, DataDamagedError, StoreError, UsageError, some
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import example, jpeg, keys, naming, schema, tfrecord
 from imagenet_prep.read.gather import gather
@@ -50,11 +50,11 @@ class Records:
         assert folder is not None
         self.root = root = folder.root
         if split not in self.manifest.splits:
-            problem = f"no split {split!r}; there are: {', '.join(self.manifest.splits)}"
+            problem = f"no split {split!r}; the dataset has {', '.join(self.manifest.splits)}"
             if self.manifest.evaluates:
                 problem += (
-                    f". {self.manifest.edition or 'This'} is a set to evaluate on: train on "
-                    "another one, then evaluate on this one by imagenet-prep train --evaluate"
+                    f". {self.manifest.edition or 'This'} is an evaluation set: train on a "
+                    "different dataset, then run imagenet-prep train --evaluate on this one"
                 )
             raise UsageError(f"{dataset.where}: {problem}")
         self.split = split
@@ -74,9 +74,9 @@ class Records:
             self._places = np.zeros((len(self), 2), np.int64)
         except MemoryError:
             raise StoreError(
-                f"{root}: its manifest says that {split} has {counted(len(self), 'example')}, and "
-                "there is not enough memory to note where they are. If it should have fewer, get "
-                "the manifest again from where the data set was made."
+                f"{root}: not enough memory for the positions of the "
+                f"{counted(len(self), 'example')} of {split}. If this number in the manifest is "
+                "wrong, copy the manifest again."
             ) from None
         self._indexed: set[int] = set()
         self._free: deque[npt.NDArray[np.uint8]] = deque(maxlen=_FREE)
@@ -91,16 +91,15 @@ class Records:
     def follow(
         self,
         windows: Sequence[Sequence[int]],
-        beside: Sequence[Callable[[int], File]] = (),
+        columns: Sequence[Callable[[int], File]] = (),
         *,
-        alone: bool = False,
+        only_columns: bool = False,
     ) -> None:
-        """Sets the windows of an epoch: its shards (unless `alone`) and the files of columns."""
-        # Each function in `beside` returns the file of a column for a shard number.
+        """Sets the windows of an epoch: its shards (unless `only_columns`) and files of columns."""
+        # Each function in `columns` returns the file of a column for a shard number.
         if self._cache is not None:
-            ways = [*(() if alone else [self.shards.__getitem__]), *beside]
-            items = [[way(shard) for shard in window for way in ways] for window in windows]
-            self._cache.follow(items)
+            kinds = [*(() if only_columns else [self.shards.__getitem__]), *columns]
+            self._cache.follow([[of(n) for n in window for of in kinds] for window in windows])
 
     def fetched(self, file: File) -> HeldFile | None:
         """Waits for the verified file of a column in the cache; None if there is no cache."""
@@ -130,7 +129,7 @@ class Records:
         self._shard(shard)
 
     def will_need(self, numbers: Sequence[int]) -> None:
-        """Tells the kernel which examples will be read soon."""
+        """Advises the kernel which examples will be read soon."""
         if self._cache is not None:
             return  # just fetched, so in memory; and this must not wait
         files, places = self._located(numbers)
@@ -147,8 +146,8 @@ class Records:
         files, places = self._located(numbers)
         offsets, sizes = places.T.copy()
         sizes[sizes > _TOGETHER_BYTES] = 0  # `read` takes one at a time
-        data, found = gather([file.descriptor for file in files], offsets, sizes, self._free)
-        return [self._image_at(data, *each) if each else None for each in found]
+        data, parts = gather([file.descriptor for file in files], offsets, sizes, self._free)
+        return [self._image_at(data, *part) if part else None for part in parts]
 
     def _image_at(
         self, data: memoryview, places: example.Places, sides: tuple[int, int]
@@ -170,35 +169,25 @@ class Records:
 
     def read(self, number: int) -> example.ImageExample:
         """Returns one example after checking both CRCs, and its label against its WNID."""
-        shard, record = self.place(number)
-        offset, size = self._index(shard)[record].tolist()
-        held = self._shard(shard)
-        try:
-            data = os.pread(held.descriptor, size, offset)
-        except OSError as error:
-            raise StoreError(f"{self.where(number)}: cannot be read: {error.strerror}") from error
-        try:
-            payload = tfrecord.unframe(data, size)
-            missing = self.manifest.lacks
-            image = example.decode(payload, missing)
+        file, offset, size = self._located_one(number)
+        missing = self.manifest.lacks
+        with self._named(number, f". To see all: imagenet-prep verify {self.root}"):
+            data = os.pread(file.descriptor, size, offset)
+            image = example.decode(tfrecord.unframe(data, size), missing)
             # TensorFlow and DALI decode images of any size, and formats other than JPEG.
             frame = jpeg.refuse_bombs(image.encoded)
             if frame is None:
                 raise DataDamagedError(
-                    f"its image is no JPEG: it starts with {image.encoded[:8]!r}"
+                    f"its image is not a JPEG: it starts with {image.encoded[:8]!r}"
                 )
             if schema.HEIGHT in missing or schema.WIDTH in missing:
                 image = image._replace(height=frame.height, width=frame.width)
             elif (frame.height, frame.width) != (image.height, image.width):
                 raise DataDamagedError(
-                    f"its image is {frame.width} x {frame.height}, the record says "
+                    f"its image is {frame.width} x {frame.height}, but its record says "
                     f"{image.width} x {image.height}"
                 )
             self._class_of(image)
-        except (DataDamagedError, BadImageError) as error:
-            raise DataDamagedError(
-                f"{self.where(number)}: {error}. To see all: imagenet-prep verify {self.root}"
-            ) from error
         return image
 
     def key(self, image: example.ImageExample) -> str:
@@ -207,20 +196,31 @@ class Records:
 
     def name(self, number: int) -> tuple[int, str]:
         """Returns class index and key of an example, unverified: its image is not read."""
-        shard, record = self.place(number)
-        offset, size = self._index(shard)[record].tolist()
-        held, offset = self._shard(shard), offset + tfrecord.HEAD_BYTES
-        try:
+        file, offset, size = self._located_one(number)
+        offset += tfrecord.HEAD_BYTES
+        with self._named(number):
             image = example.decode_without_image(
-                lambda start, count: os.pread(held.descriptor, count, offset + start),
+                lambda start, count: os.pread(file.descriptor, count, offset + start),
                 size - tfrecord.FRAMING_BYTES,
                 self.manifest.lacks,
             )
             return self._class_of(image), self.key(image)
+
+    def _located_one(self, number: int) -> tuple[HeldFile, int, int]:
+        """Returns the file of a record, and its offset and size in bytes."""
+        shard, record = self.place(number)
+        offset, size = self._index(shard)[record].tolist()
+        return self._shard(shard), offset, size
+
+    @contextlib.contextmanager
+    def _named(self, number: int, advice: str = "") -> Iterator[None]:
+        """Names the example in errors."""
+        try:
+            yield
         except OSError as error:
             raise StoreError(f"{self.where(number)}: cannot be read: {error.strerror}") from error
-        except DataDamagedError as error:
-            raise DataDamagedError(f"{self.where(number)}: {error}") from error
+        except (DataDamagedError, BadImageError) as error:
+            raise DataDamagedError(f"{self.where(number)}: {error}{advice}") from error
 
     def numbers_of(self, shard: int) -> range:
         """Returns the numbers of the examples of a shard."""
@@ -246,7 +246,7 @@ class Records:
         """Returns the class index of an example; DataDamagedError if the WNID does not match."""
         if not self._is_of_class(image):
             raise DataDamagedError(
-                f"label {image.stored_label} and synset {image.wnid} do not belong together"
+                f"label {image.stored_label} is not the class of synset {image.wnid}"
             )
         return image.stored_label - self.manifest.label_offset
 
@@ -273,12 +273,11 @@ class Records:
                 if size is None:
                     problems.append(f"{file.name} is missing")
                 elif size != file.num_bytes:
-                    problems.append(f"{file.name} has {size:,} bytes, expected {file.num_bytes:,}")
+                    problems.append(f"{file.name} has {size:,} bytes instead of {file.num_bytes:,}")
         if problems:
-            more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
             raise DataDamagedError(
-                f"{self.root}: {'; '.join(problems[:5])}{more}. Copy these files again, or run the "
-                "same imagenet-prep prepare again to make them anew."
+                f"{self.root}: {some(problems)}. Copy these files again, or run "
+                "the same imagenet-prep prepare command again."
             )
 
     def _shard(self, shard: int) -> HeldFile:
@@ -299,10 +298,9 @@ class Records:
         return index
 
     def _index_bytes(self, shard: int) -> bytes:
-        there = self.shards[shard]
-        path = self.root / naming.index_name(there.name)
-        most = most_bytes(there)
-        held = self._shard(shard)  # while it is held, a cache does not remove the index
+        name, most = self.shards[shard].name, most_bytes(self.shards[shard])
+        path = self.root / naming.index_name(name)
+        file = self._shard(shard)  # while it is open, a cache does not remove the index
         with storage_errors("read", path):
             try:
                 return _head(path, most)
@@ -310,10 +308,10 @@ class Records:
                 if self._cache is None:
                     raise
             # Files of the cache were removed, possibly including this shard.
-            self._cache.forget(there.name)
-            held = self._shard(shard)
+            self._cache.forget(name)
+            file = self._shard(shard)
             content = _head(path, most)
-        del held
+        del file
         return content
 
 

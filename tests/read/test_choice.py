@@ -259,7 +259,7 @@ def test_a_set_without_tables_is_looked_into_record_by_record_and_that_is_said(
     assert chosen(root, fraction=0.3) == chosen(pictures, fraction=0.3)
     assert open_set(root).find(key(17)) == 17
     assert "set has no tables of samples" in caplog.text
-    assert "imagenet-prep adopt writes tables" in caplog.text
+    assert "imagenet-prep adopt adds tables" in caplog.text
 
 
 def changed(root: Path, name: str, old: bytes, new: bytes) -> None:
@@ -330,7 +330,7 @@ def _uniform(name: str) -> float:
         ({"others": True}, r"others=True reads all parts of a fold except one: add fold=\(k, n\)"),
         ({"remap": True}, r"remap=True renumbers the chosen classes: add classes=\[...\]"),
         ({"exclude": "absent"}, "absent: the list of keys cannot be read: No such file"),
-        ({"fold": (299, 300)}, "train of .*: no example of it is chosen"),
+        ({"fold": (299, 300)}, "train of .*: the filters match no example"),
         ({"keys": "absent"}, "absent: the list of keys cannot be read: No such file"),
     ],
 )
@@ -354,13 +354,13 @@ def test_parts_and_sets_without_names_are_refused(pictures: Path) -> None:
     object.__setattr__(records.dataset, "placement", Placement(0, 2))
     half = asked_for(str(pictures), "train", 1, fraction=0.5)
     with pytest.raises(UsageError, match="is part 0 of 2, copies: 1, and this needs the complete"):
-        Choice(half, records.dataset.classes).numbers(records)
+        Choice(half, records.dataset.classes).numbers([records])
     nameless = Records(open_dataset(str(pictures)), "train")
     object.__setattr__(nameless.manifest, "lacks", {"image/filename": "empty"})
-    with pytest.raises(UsageError, match="its records name no files, so only classes can be"):
-        Choice(half, nameless.dataset.classes).numbers(nameless)
+    with pytest.raises(UsageError, match="its records have no file names, so only classes can be"):
+        Choice(half, nameless.dataset.classes).numbers([nameless])
     one = replace(half, fraction=1.0, classes=[1])
-    of_class = Choice(one, nameless.dataset.classes).numbers(nameless)
+    (of_class,) = Choice(one, nameless.dataset.classes).numbers([nameless])
     assert of_class.tolist() == list(range(1, COUNT, 8))
 
 

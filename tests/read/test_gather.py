@@ -180,7 +180,7 @@ def test_damage_is_left_to_read_which_names_it(tmp_path: Path) -> None:
 
     assert first is not None
     assert second is None
-    with pytest.raises(DataDamagedError, match="do not belong together"):
+    with pytest.raises(DataDamagedError, match="is not the class of synset"):
         records.read(1)
 
 

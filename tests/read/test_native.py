@@ -262,7 +262,10 @@ def test_bfloat16_is_written_into_memory_of_that_type(scenes: Path) -> None:
 @pytest.mark.parametrize(
     ("memory", "words"),
     [
-        (np.empty((4, 24, 24, 3)), r"returned float64 \[4, 24, 24, 3\]: expected .* float32 \[4, 24"),
+        (
+            np.empty((4, 24, 24, 3)),
+            r"returned float64 \[4, 24, 24, 3\]: expected .* float32 \[4, 24",
+        ),
         (np.empty((3, 24, 24, 3), np.float32), r"returned float32 \[3, 24, 24, 3\]: expected"),
         (np.empty((4, 24, 24, 6), np.float32)[..., ::2], "not contiguous or not aligned: expected"),
         (

@@ -175,7 +175,7 @@ def test_originals_refuses_a_dataset_with_any_changed_image(
 ) -> None:
     root = prepared(tmp_path / "set", changed(**how))
 
-    with pytest.raises(UsageError, match="originals=True accepts none"):
+    with pytest.raises(UsageError, match="originals=True accepts no changed image"):
         open_square(root, originals=True)
 
 

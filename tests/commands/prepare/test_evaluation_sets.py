@@ -219,13 +219,13 @@ def test_a_red_border_is_cut_and_the_mapping_is_kept(objectnet: Path, tmp_path: 
 
 
 def test_nobody_trains_on_objectnet(objectnet: Path) -> None:
-    with pytest.raises(UsageError, match="objectnet's licence allows nobody to train"):
+    with pytest.raises(UsageError, match="objectnet's licence only allows evaluation"):
         make_dataset(objectnet, "test", batch_size=1, training=True)
 
 
 def test_who_trains_on_an_evaluation_set_is_told_what_to_do(prepared: Path) -> None:
     with pytest.raises(
-        UsageError, match="imagenet-r is a set to evaluate on: .* imagenet-prep train --evaluate"
+        UsageError, match="imagenet-r is an evaluation set: .* imagenet-prep train --evaluate"
     ):
         make_dataset(prepared, "train", batch_size=1)
 

@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import itertools
 import os
 import stat
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import Any
@@ -65,7 +64,6 @@ class _Copy:
         _take_folder(self._store)
         files = [file for shard in self._all_shards for file in shard.files]
         self._ledger = Ledger(self._store, NOTES, 4 * len(files))  # columns add files
-        self._rows: dict[str, File] = {}
 
     def fetch(self, shard: Item, near: Callable[[], Collection[str]]) -> HeldFile:
         """Fetches a file and its index if needed; returns it open under a shared lock."""
@@ -75,18 +73,13 @@ class _Copy:
             # This never waits: an exclusive lock requires the lock of the name, held here.
             return HeldFile(path, fcntl.LOCK_SH)
 
-    def note(self, items: Iterable[Item]) -> None:
-        """Notes which files of columns will be fetched."""
-        self._rows |= {item.name: item for item in items if isinstance(item, File)}
-
-    def _all(self) -> list[Item]:
-        """Returns all shards, and the fetched or expected files of columns."""
-        rows = dict(self._rows)
+    def _all(self) -> Iterator[Item]:
+        """Yields all shards, and the fetched files of columns."""
+        yield from self._all_shards
         for column in self._store.list_folder(naming.COLUMNS):
             folder = f"{naming.COLUMNS}/{column}"
             for name, status in self._store.stats(folder).items():
-                rows.setdefault(f"{folder}/{name}", File(f"{folder}/{name}", status.size, ""))
-        return [*self._all_shards, *rows.values()]
+                yield File(f"{folder}/{name}", status.size, "")
 
     def bring_samples(self, shards: Sequence[Shard]) -> None:
         """Fetches and verifies the sample tables of some shards, several at a time."""
@@ -141,20 +134,18 @@ class _Copy:
 
     def _remove_down_to(self, num_bytes: int, near: Collection[str]) -> None:
         """Removes shards that no rank of this node needs now or next, oldest first."""
-        taken = 0
+        taken = sum(status.size for status in self._store.stats(TEMPORARY).values())
         far: list[tuple[float, Item]] = []
-        for shard in self._all():
-            for file in _together(shard):
-                for name in (file.name, _temporary(file.name)):
-                    taken += self._store.size(name) or 0
-            if shard.name not in near:
+        for item in self._all():
+            taken += sum(self._store.size(file.name) or 0 for file in _together(item))
+            if item.name not in near:
                 with contextlib.suppress(FileNotFoundError):
-                    far.append(((self.root / shard.name).stat().st_mtime, shard))
-        for _, shard in sorted(far, key=lambda each: each[0]):
+                    far.append(((self.root / item.name).stat().st_mtime, item))
+        for _, item in sorted(far, key=lambda timed: timed[0]):
             if taken <= num_bytes:
                 return
-            if self._remove(shard):
-                taken -= _bytes_of(shard)
+            if self._remove(item):
+                taken -= _bytes_of(item)
 
     def _remove(self, shard: Item) -> bool:
         """Removes a shard; returns False and keeps it if a rank fetches or reads it."""
@@ -202,7 +193,6 @@ class NodeCache:
                 "choose a smaller shuffle_window."
             )
         self._copy.ended.clear()
-        self._copy.note(itertools.chain.from_iterable(windows))
         with self._lock:
             self._stopped = Future()
             self._windows, self._current = windows, 0

@@ -36,7 +36,7 @@ class Catalogue:
         self._splits = {split: open_records(dataset, split) for split in splits}
         if schema.FILENAME in dataset.manifest.lacks:
             raise UsageError(
-                f"{dataset.where}: its records name no files, so its images have no keys. "
+                f"{dataset.where}: its records have no file names, so its images have no keys. "
                 "`imagenet-prep show SHARD` shows them by number."
             )
 
@@ -46,11 +46,16 @@ class Catalogue:
         for split, records in self._splits.items():
             names = Names(records)
             for shard in records.placement.held(records.examples_per_shard):
-                found = zip(records.numbers_of(shard), names.of(shard), strict=True)
-                for number, (class_index, key, _) in found:
-                    if classes is None or class_index in classes:
-                        yield Entry(split, number, class_index, records.wnids[class_index], key)
+                for entry in self._entries(split, shard, names):
+                    if classes is None or entry.class_index in classes:
+                        yield entry
             records.close()
+
+    def _entries(self, split: str, shard: int, names: Names) -> Iterator[Entry]:
+        records = self._splits[split]
+        heads = zip(records.numbers_of(shard), names.of(shard), strict=True)
+        for number, (class_index, key, _) in heads:
+            yield Entry(split, number, class_index, records.wnids[class_index], key)
 
     def having(self, sha256: str) -> Iterator[tuple[Entry, Sample]]:
         """Yields the images with this sha256 (in hex), as stored or in the source."""
@@ -58,9 +63,15 @@ class Catalogue:
         for split, records in self._splits.items():
             names = Names(records)
             for shard in records.placement.held(records.examples_per_shard):
-                for number, sample in names.having(shard, sha256):
-                    wnid = records.wnids[sample.class_index]
-                    yield Entry(split, number, sample.class_index, wnid, sample.key), sample
+                if not names.mentions(shard, [sha256.encode()]):
+                    continue
+                # Tables are read to their end, so that they are verified.
+                for number, sample in [
+                    *zip(records.numbers_of(shard), names.samples(shard), strict=True)
+                ]:
+                    if sha256 in (sample.sha256, sample.source_sha256):
+                        wnid = records.wnids[sample.class_index]
+                        yield Entry(split, number, sample.class_index, wnid, sample.key), sample
 
     def place(self, entry: Entry) -> tuple[str, int]:
         """Returns the shard of an image and its record number."""
@@ -80,13 +91,10 @@ class Catalogue:
             for shard in range(len(records.shards)):
                 if len(texts) <= _FEW and not names.mentions(shard, texts):
                     continue
-                of_shard = zip(records.numbers_of(shard), names.of(shard), strict=True)
-                for number, (class_index, name, _) in of_shard:
-                    wnid = records.wnids[class_index]
-                    below = name.removeprefix(f"{wnid}/")
-                    for key in (below, f"{wnid}/{below}"):
+                for entry in self._entries(split, shard, names):
+                    below = entry.key.removeprefix(f"{entry.wnid}/")
+                    for key in (below, f"{entry.wnid}/{below}"):
                         if key in keys:
-                            entry = Entry(split, number, class_index, wnid, name)
                             matches.setdefault(key, entry)
             for key, entry in matches.items():
                 found.setdefault(key, []).append(entry)

@@ -47,7 +47,7 @@ class ColumnRows:
         self._records, self._store = records, LocalStore(records.root)
         self._files = {rows.shard: rows for rows in files}
         named = [self.column.file(rows) for rows in files]
-        if records.is_local and (wrong := sorted(lost(dataset.store, named))):
+        if records.cache is None and (wrong := sorted(lost(dataset.store, named))):
             raise DataDamagedError(
                 f"{dataset.where}: {some(wrong)}: missing, or the size differs from column.json. "
                 "Copy these files again, or run the script that writes the column again."
@@ -92,7 +92,8 @@ class ColumnRows:
         rows = self._files[self._records.shards[shard].name]
         start, name = len(self.column.header(rows.rows)), self.file(shard).name
         # A cache may remove the file once nothing refers to it, so it is not kept.
-        fetched = self._records.fetched(self.file(shard))
+        cache = self._records.cache
+        fetched = cache.need(self.file(shard)) if cache is not None else None
         if fetched is not None and shard in self._checked:
             return fetched, start
         columns.refuse_links(self._store, name)

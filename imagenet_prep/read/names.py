@@ -26,7 +26,8 @@ class Names:
         self._records = records
         self._store = LocalStore(records.root)
         if records.manifest.has_samples:
-            records.bring_samples()
+            if records.cache is not None:
+                records.cache.bring_samples(records.shards)
         else:
             logging.getLogger(__name__).warning(
                 f"{records.dataset.where} has no tables of samples, so the key of each image is "
@@ -50,18 +51,9 @@ class Names:
         has_samples = records.manifest.has_samples
         return not has_samples or tables.mentions(self._store, records.shards[shard], texts)
 
-    def having(self, shard: int, sha256: str) -> Iterator[tuple[int, Sample]]:
-        """Yields number and sample of each example with this hash, as stored or in the source."""
-        records, there = self._records, self._records.shards[shard]
-        if not self.mentions(shard, [sha256.encode()]):
-            return
-        numbers = records.numbers_of(shard)
-        # Read to the end, so that the table is verified.
-        for number, sample in list(
-            zip(numbers, tables.rows(self._store, there, len(records.wnids)), strict=True)
-        ):
-            if sha256 in (sample.sha256, sample.source_sha256):
-                yield number, sample
+    def samples(self, shard: int) -> Iterator[Sample]:
+        """Returns all lines of the table of a shard, which is verified at its end."""
+        return tables.rows(self._store, self._records.shards[shard], len(self._records.wnids))
 
     def at(self, number: int) -> tuple[int, str]:
         """Returns class index and key of one example."""
@@ -114,5 +106,5 @@ class Facts:
     def keys(self, numbers: npt.NDArray[np.int64]) -> list[str]:
         """Returns keys."""
         assert self._keys is not None
-        found = map(self._records.place, numbers.tolist())
-        return [self._keys[shard][record].decode() for shard, record in found]
+        places = map(self._records.place, numbers.tolist())
+        return [self._keys[shard][record].decode() for shard, record in places]

@@ -58,7 +58,7 @@ class Records:
                 )
             raise UsageError(f"{dataset.where}: {problem}")
         self.split = split
-        self._cache = cache
+        self.cache = cache
         self.shards = self.manifest.splits[split].shards
         self.placement = dataset.placement
         self.examples_per_shard = tuple(shard.examples for shard in self.shards)
@@ -97,28 +97,14 @@ class Records:
     ) -> None:
         """Sets the windows of an epoch: its shards (unless `only_columns`) and files of columns."""
         # Each function in `columns` returns the file of a column for a shard number.
-        if self._cache is not None:
+        if self.cache is not None:
             kinds = [*(() if only_columns else [self.shards.__getitem__]), *columns]
-            self._cache.follow([[of(n) for n in window for of in kinds] for window in windows])
-
-    def fetched(self, file: File) -> HeldFile | None:
-        """Waits for the verified file of a column in the cache; None if there is no cache."""
-        return self._cache.need(file) if self._cache is not None else None
-
-    @property
-    def is_local(self) -> bool:
-        """Whether all files are local."""
-        return self._cache is None
-
-    def bring_samples(self) -> None:
-        """Fetches the sample tables of all shards if the dataset is remote."""
-        if self._cache is not None:
-            self._cache.bring_samples(self.shards)
+            self.cache.follow([[of(n) for n in window for of in kinds] for window in windows])
 
     def close(self) -> None:
         """Closes each shard as soon as it is not being read."""
-        if self._cache is not None:
-            self._cache.close()
+        if self.cache is not None:
+            self.cache.close()
         with self._lock:
             self._open.clear()
 
@@ -130,7 +116,7 @@ class Records:
 
     def will_need(self, numbers: Sequence[int]) -> None:
         """Advises the kernel which examples will be read soon."""
-        if self._cache is not None:
+        if self.cache is not None:
             return  # just fetched, so in memory; and this must not wait
         files, places = self._located(numbers)
         # This is only advice: a file system that ignores it is merely slower.
@@ -141,7 +127,7 @@ class Records:
     def read_many(self, numbers: Sequence[int]) -> list[example.ImageExample | None]:
         """Like `read` but much faster; None for examples that are damaged or need `read`."""
         # A cache needs the least space if its shards are read one after the other.
-        if self.manifest.lacks or self._cache is not None:
+        if self.manifest.lacks or self.cache is not None:
             return [None] * len(numbers)
         files, places = self._located(numbers)
         offsets, sizes = places.T.copy()
@@ -281,8 +267,8 @@ class Records:
             )
 
     def _shard(self, shard: int) -> HeldFile:
-        if self._cache is not None:
-            return self._cache.need(self.shards[shard])
+        if self.cache is not None:
+            return self.cache.need(self.shards[shard])
         with self._lock:
             if shard not in self._open:
                 path = self.root / self.shards[shard].name
@@ -305,10 +291,10 @@ class Records:
             try:
                 return _head(path, most)
             except FileNotFoundError:
-                if self._cache is None:
+                if self.cache is None:
                     raise
             # Files of the cache were removed, possibly including this shard.
-            self._cache.forget(name)
+            self.cache.forget(name)
             file = self._shard(shard)
             content = _head(path, most)
         del file

@@ -313,7 +313,7 @@ def test_files_removed_by_hand_are_fetched_again(server: Server, tmp_path: Path)
     feed = open_feed(server.url, tmp_path, window=0)
     batches = feed.batches(0, 0)
     next(batches)
-    cache = feed.records._cache
+    cache = feed.records.cache
     assert cache is not None
     # Open, not only there: who has just fetched one is about to open it.
     wait_until(lambda: sum(file.done() for file in cache._files.values()) == len(SHARDS))

@@ -342,7 +342,9 @@ def test_a_label_that_cannot_be_is_damage_in_spite_of_its_crc(
     write_set(root, {"train": [examples]}, num_classes=50)
     name = naming.shard_name("train", 0, 1)
 
-    with pytest.raises(DataDamagedError, match=f"{name}: record 6 at byte .*is not the class of synset"):
+    with pytest.raises(
+        DataDamagedError, match=f"{name}: record 6 at byte .*is not the class of synset"
+    ):
         list(open_set(root, backend))
     reader = open_set(root, backend, on_bad_record="skip")
     assert sorted(shown(list(reader))) == [n for n in range(10, 20) if n != 16]

@@ -42,8 +42,7 @@ class Diagnosis:
         """Skips the images that made a step fail; raises the error if there are none."""
         if self._error is not None:
             raise self._error from None
-        found = False
-        records = self._feed.records
+        has_skipped, records = False, self._feed.records
         for batch in tuple(self._fed):
             for number in batch.numbers.tolist():
                 if number < 0:
@@ -51,8 +50,8 @@ class Diagnosis:
                 encoded = records.read(number).encoded
                 if why := problem(encoded, self._decode, self._feed.config.backend):
                     self._feed.skip(number, DataDamagedError(f"{records.where(number)}: {why}"))
-                    found = True
-        if not found:
+                    has_skipped = True
+        if not has_skipped:
             raise error
 
 
@@ -67,8 +66,8 @@ def problem(encoded: bytes, decode: Callable[[bytes], None], backend: str) -> st
         decode(encoded)
     except Exception as error:  # noqa: BLE001 - each framework has its own errors
         return (
-            f"backend {backend!r} does not decode it, Pillow does: {_reason(error)}. Use "
-            "backend='native', or on_bad_record='skip'"
+            f"backend {backend!r} cannot decode it, but Pillow can: {_reason(error)}. Use "
+            "backend='native' or on_bad_record='skip'"
         )
     return None
 

@@ -45,23 +45,13 @@ PLACEHOLDER = bytes.fromhex(
 _PLACEHOLDER_SIDE = 8
 
 
-class _Read(NamedTuple):
-    """The data of a step: images (if records are read), and rows of columns by field."""
-
-    images: list[ImageExample | None] | None
-    rows: dict[str, npt.NDArray[Any]]
-
-
 class EncodedBatch(NamedTuple):
-    """One step of one rank before decoding.
+    """One step of one rank before decoding; `class_index`, `mask` and `numbers` as in `Batch`.
 
     Attributes:
       encoded: [batch] JPEGs, some of which share a buffer; a placeholder if the mask is False.
         Empty if no field needs the records.
-      class_index: [batch] int32; 0 if the mask is False.
-      mask: [batch] bool: False for padding and skipped records.
       views: the crops of all images, for each view.
-      numbers: [batch] int64 example numbers; -1 if the mask is False.
       details: the requested fields that need no decoder.
     """
 
@@ -95,7 +85,7 @@ class Feed:
             field: ColumnRows(self.records, field.removeprefix(PREFIX), self.config)
             for field in self.config.columns
         }
-        self.bfloat16 = {f for f, each in self.columns.items() if each.column.dtype == "bfloat16"}
+        self.bfloat16 = {f for f, rows in self.columns.items() if rows.column.dtype == "bfloat16"}
         self._reads_records = not has_samples or not fields.isdisjoint(_OF_RECORDS)
         self._facts: Facts | None = None
         if has_samples and (not self._reads_records or "key" in fields):
@@ -129,9 +119,9 @@ class Feed:
             first, _ = self.records.place(int(numbers[begin]))
             windows = list(dropwhile(lambda shards: first not in shards, windows))
         if self._reads_records or self.columns:
-            of_columns = [each.file for each in self.columns.values()]
+            of_columns = [rows.file for rows in self.columns.values()]
             self.records.follow(windows, of_columns, only_columns=not self._reads_records)
-        ahead: deque[tuple[list[int], Future[_Read]]] = deque()
+        ahead: deque[Future[EncodedBatch]] = deque()
         try:
             for step in range(count + _STEPS_AHEAD):
                 if step < count:
@@ -139,15 +129,14 @@ class Feed:
                     of_rank = numbers[positions.start : positions.stop].tolist()
                     if self._reads_records:
                         self.records.will_need(of_rank)
-                    ahead.append((of_rank, self._thread.submit(self._read, of_rank)))
+                    ahead.append(self._thread.submit(self._read, of_rank, epoch))
                 if step >= _STEPS_AHEAD - 1 and ahead:
-                    of_rank, read = ahead.popleft()
-                    yield self._assemble(of_rank, read.result(), epoch)
+                    yield ahead.popleft().result()
         finally:
             # This must not wait. If the epoch was not finished, the garbage collector may run this
             # in any thread, which may hold any lock, including one needed to join a thread.
-            for _, read in ahead:
-                read.cancel()
+            for batch in ahead:
+                batch.cancel()
 
     def close(self) -> None:
         """Closes the shards; the next epoch opens them again."""
@@ -157,8 +146,8 @@ class Feed:
 
     def _close(self) -> None:
         self.records.close()
-        for each in self.columns.values():
-            each.close()
+        for rows in self.columns.values():
+            rows.close()
 
     def skip(self, number: int, error: DataDamagedError) -> None:
         """Masks a record from now on; raises the error if skipping is not allowed."""
@@ -166,19 +155,45 @@ class Feed:
             raise error
         self.skipped[number] = str(error)
 
-    def _read(self, numbers: list[int]) -> _Read:
+    def _read(self, of_rank: list[int], epoch: int) -> EncodedBatch:
+        config, size = self.config, self.config.batch_size
         if self._facts is not None:
-            self._facts.read(numbers)
-        size = self.config.batch_size
-        rows = {field: each.rows(numbers, size) for field, each in self.columns.items()}
-        if not self._reads_records:
-            return _Read(None, rows)
-        images = self.records.read_many(numbers)
-        read = [
-            image if image and number not in self.skipped else self._read_one(number)
-            for number, image in zip(numbers, images, strict=True)
-        ]
-        return _Read(read, rows)
+            self._facts.read(of_rank)
+        rows = {field: column.rows(of_rank, size) for field, column in self.columns.items()}
+        numbers = np.full(size, -1, np.int64)
+        numbers[: len(of_rank)] = of_rank
+        images: list[ImageExample | None] = []
+        sides = np.full((2, size), _PLACEHOLDER_SIDE, np.int64)
+        if self._reads_records:
+            images = [
+                image if image and number not in self.skipped else self._read_one(number)
+                for number, image in zip(of_rank, self.records.read_many(of_rank), strict=True)
+            ] + [None] * (size - len(of_rank))
+            numbers[[image is None for image in images]] = -1
+            sides[0] = [image.width if image else _PLACEHOLDER_SIDE for image in images]
+            sides[1] = [image.height if image else _PLACEHOLDER_SIDE for image in images]
+        mask = numbers >= 0
+        views = self._views(sides, numbers, epoch)
+        if self._facts is not None and not self._reads_records:
+            classes = np.where(mask, self._facts.classes(numbers), np.int32(0))
+            if "width" in config.fields or "height" in config.fields:
+                sides = self._facts.sides(numbers).T.astype(np.int64)
+        else:
+            offset = self.records.manifest.label_offset
+            classes = np.array([i.stored_label - offset if i else 0 for i in images], np.int32)
+        if self._dense is not None:
+            classes = np.where(mask, self._dense[classes], np.int32(0))
+        for values in rows.values():
+            values[~mask] = 0
+        details = set(config.fields) - set(DECODED) - rows.keys()
+        return EncodedBatch(
+            [image.encoded if image else PLACEHOLDER for image in images],
+            classes,
+            mask,
+            views,
+            numbers,
+            {f: self._describe(f, images, numbers, sides, views) for f in details} | rows,
+        )
 
     def _read_one(self, number: int) -> ImageExample | None:
         if number in self.skipped:
@@ -190,41 +205,6 @@ class Feed:
         except DataDamagedError as error:
             self.skip(number, error)
             return None
-
-    def _assemble(self, of_rank: list[int], read: _Read, epoch: int) -> EncodedBatch:
-        config = self.config
-        numbers = np.full(config.batch_size, -1, np.int64)
-        numbers[: len(of_rank)] = of_rank
-        images: list[ImageExample | None] = []
-        if read.images is not None:
-            images = read.images + [None] * (config.batch_size - len(of_rank))
-            numbers[[image is None for image in images]] = -1
-        there = numbers >= 0
-        sides = np.full((2, config.batch_size), _PLACEHOLDER_SIDE, np.int64)
-        if images:
-            sides[0] = [image.width if image else _PLACEHOLDER_SIDE for image in images]
-            sides[1] = [image.height if image else _PLACEHOLDER_SIDE for image in images]
-        views = self._views(sides, numbers, epoch)
-        if self._facts is not None and not self._reads_records:
-            classes = np.where(there, self._facts.classes(numbers), np.int32(0))
-            if "width" in config.fields or "height" in config.fields:
-                sides = self._facts.sides(numbers).T.astype(np.int64)
-        else:
-            offset = self.records.manifest.label_offset
-            classes = np.array([i.stored_label - offset if i else 0 for i in images], np.int32)
-        if self._dense is not None:
-            classes = np.where(there, self._dense[classes], np.int32(0))
-        for rows in read.rows.values():
-            rows[~there] = 0
-        asked = set(config.fields) - set(DECODED) - read.rows.keys()
-        return EncodedBatch(
-            [image.encoded if image else PLACEHOLDER for image in images],
-            classes,
-            there,
-            views,
-            numbers,
-            {f: self._describe(f, images, numbers, sides, views) for f in asked} | read.rows,
-        )
 
     def _views(
         self, sides: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64], epoch: int
@@ -240,15 +220,6 @@ class Feed:
             random_views(*which, colour=config.colour, view=view) for view in range(config.views)
         )
 
-    def _keys(
-        self, images: Sequence[ImageExample | None], numbers: npt.NDArray[np.int64]
-    ) -> list[str]:
-        """Returns keys from the tables, since an amended dataset's records may lack them."""
-        if self._facts is None:
-            return [self.records.key(image) if image else "" for image in images]
-        keys = iter(self._facts.keys(numbers[numbers >= 0]))
-        return [next(keys) if number >= 0 else "" for number in numbers.tolist()]
-
     def _describe(
         self,
         field: str,
@@ -259,29 +230,34 @@ class Feed:
     ) -> npt.NDArray[Any]:
         """Returns a field that is not decoded; empty keys, -1 and zeros if there is no image."""
         if field == "key":
-            return np.array(self._keys(images, numbers), np.str_)
+            # Keys come from the tables, since an amended dataset's records may lack them.
+            if self._facts is None:
+                return np.array([self.records.key(i) if i else "" for i in images], np.str_)
+            keys = np.full(len(numbers), "", object)
+            keys[numbers >= 0] = self._facts.keys(numbers[numbers >= 0])
+            return keys.astype(np.str_)
         if field == "number":
             return numbers
         if field in ("width", "height"):
             return np.where(numbers < 0, 0, sides[int(field == "height")]).astype(np.int32)
         if field == "mirrored":
-            shown = [np.where(numbers < 0, False, each.mirrored) for each in views]
-            return shown[0] if len(shown) == 1 else np.stack(shown, axis=1)
+            return _stacked([np.where(numbers < 0, False, view.mirrored) for view in views])
         counts = [len(image.boxes.xmin) if image else 0 for image in images]
         most = max(counts)
         if most > MOST_BOXES:
             raise UsageError(
-                f"example {numbers[counts.index(most)]} has {most:,} boxes, and a batch has room "
-                f"for {MOST_BOXES:,} of each image: leave boxes out of fields=, or leave that "
-                "example out"
+                f"example {numbers[counts.index(most)]} has {most:,} boxes, but a batch holds at "
+                f"most {MOST_BOXES:,} per image. Remove 'boxes' from fields= or exclude it"
             )
         boxes = np.zeros((len(images), most, 4))
         for of_image, image in zip(boxes, images, strict=True):
             if image:
-                found = image.boxes
-                of_image[: len(found.xmin)].T[:] = found.xmin, found.ymin, found.xmax, found.ymax
-        side = self.config.image_size
+                b = image.boxes
+                of_image[: len(b.xmin)].T[:] = b.xmin, b.ymin, b.xmax, b.ymax
+        side, square = self.config.image_size, self.config.constants.square
         widths, heights = sides
-        square = self.config.constants.square
-        shown = [boxes_in(each, boxes, heights, widths, side, square=square) for each in views]
-        return shown[0] if len(shown) == 1 else np.stack(shown, axis=1)
+        return _stacked([boxes_in(v, boxes, heights, widths, side, square=square) for v in views])
+
+
+def _stacked(of_views: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    return of_views[0] if len(of_views) == 1 else np.stack(of_views, axis=1)

@@ -69,8 +69,8 @@ class Reader(Generic[Array]):
     @property
     def present(self) -> tuple[int, ...]:
         """The sorted class indices that occur in the split."""
-        there = self.manifest.present(self._feed.records.split, self._feed.records.wnids)
-        return tuple(n for n, number in enumerate(self.class_numbers) if number in there)
+        present = self.manifest.present(self._feed.records.split, self._feed.records.wnids)
+        return tuple(n for n, number in enumerate(self.class_numbers) if number in present)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -146,18 +146,17 @@ class Reader(Generic[Array]):
                 encoded = diagnosis.decoded()
                 count -= 1
                 start = steps.after(step)
-                yield start, self._asked(images, encoded)
+                yield start, self._fields(images, encoded)
 
-    def _asked(self, images: Any, encoded: EncodedBatch) -> Batch[Array]:
-        config = self._feed.config
+    def _fields(self, images: Any, encoded: EncodedBatch) -> Batch[Array]:
+        config, bits = self._feed.config, self._feed.bfloat16
         convert = CONVERTERS[config.array_framework]
-        other = {"class_index": encoded.class_index, "mask": encoded.mask, **encoded.details}
-        bits = self._feed.bfloat16
-        arrays = {
-            name: images if name == "images" else convert(other[name], name in bits)
+        arrays = {"class_index": encoded.class_index, "mask": encoded.mask, **encoded.details}
+        fields = {
+            name: images if name == "images" else convert(arrays[name], name in bits)
             for name in config.fields
         }
-        return cast("Batch[Array]", arrays)
+        return cast("Batch[Array]", fields)
 
     def _begin_epoch(self) -> None:
         self.epoch += 1
@@ -218,26 +217,29 @@ class Reader(Generic[Array]):
         own = self.state()
         if state.get("version") != STATE_VERSION:
             raise UsageError(
-                f"the state has version {state.get('version')!r}, this reader knows "
-                f"{STATE_VERSION}: another version of imagenet-prep has made it, and reads in "
-                "another order. Go on with that version, or start from epoch 0."
+                f"the state has version {state.get('version')!r}, this reader supports "
+                f"{STATE_VERSION}: a different version of imagenet-prep, with a different order, "
+                "created it. Use that version, or start from epoch 0."
             )
         for name in ("dataset", "split", "seed", "window", "nodes", "copies", "choice"):
             if state.get(name) != own.get(name):
                 raise UsageError(
-                    f"the state has {name} {state.get(name)!r}, this reader {own.get(name)!r}: the "
-                    "order would be another one. Use the same data set and settings, or start "
-                    "from epoch 0."
+                    f"the state has {name} {state.get(name)!r}, this reader {own.get(name)!r}, so "
+                    "the order differs. Use the same dataset and settings, or start from epoch 0."
                 )
         epoch: Any = state.get("epoch")
         read: Any = state.get("examples_read")
-        counts = isinstance(epoch, int) and isinstance(read, int)
-        if not (counts and epoch >= 0 and 0 <= read <= self.num_examples):
+        if not self._is_inside(epoch, read):
             raise UsageError(
                 f"the state is damaged: epoch {epoch!r}, examples_read {read!r} of "
-                f"{self.num_examples:,}. Use another one, or start from epoch 0."
+                f"{self.num_examples:,}. Use a different state, or start from epoch 0."
             )
         return epoch, read
+
+    def _is_inside(self, epoch: Any, read: Any) -> bool:
+        """Returns whether these are an epoch and a number of examples read in it."""
+        is_int = type(epoch) is int and type(read) is int
+        return is_int and epoch >= 0 and 0 <= read <= self.num_examples
 
     def sampler(self) -> StepSampler:
         """Returns a sampler with which the workers of a PyTorch DataLoader make the batches.
@@ -253,34 +255,29 @@ class Reader(Generic[Array]):
         config = self._feed.config
         if config.backend != "native":
             raise UsageError(
-                f"backend {config.backend!r} has processes or threads that a DataLoader's "
-                "workers cannot have too: choose backend='native'"
+                f"backend {config.backend!r} cannot run in the workers of a DataLoader: choose "
+                "backend='native'"
             )
         if config.out is not None:
             raise UsageError(
-                "out= gives memory of this process, and a DataLoader's workers are others: leave "
-                "it out, and let the DataLoader pin what it gets by pin_memory=True"
+                "out= provides memory of this process, but a DataLoader's workers are different "
+                "processes: remove out=, and pass pin_memory=True to the DataLoader"
             )
         return StepSampler(self._feed.steps, self._position, self.state())
 
     def __getitem__(self, position: Position) -> Batch[Array]:
         """Returns the batch at a position from `sampler`; the reader's position stays."""
-        if not self._is_position(position):
+        given: Any = position
+        is_pair = isinstance(given, tuple) and len(given) == 2
+        if not (is_pair and self._is_inside(*given) and self._feed.steps(given[1]).count):
             raise UsageError(
                 f"reader[{position!r}]: a DataLoader over a reader needs batch_size=None and "
-                "sampler=reader.sampler(), whose positions are (EPOCH, EXAMPLES READ). A single "
-                "example is reader.example(NUMBER)."
+                "sampler=reader.sampler(), which yields positions (EPOCH, EXAMPLES READ). For a "
+                "single example, call reader.example(NUMBER)."
             )
         self._own()
         ((_, batch),) = self._batches(*position, 1)
         return batch
-
-    def _is_position(self, position: Any) -> bool:
-        if not isinstance(position, tuple) or list(map(type, position)) != [int, int]:
-            return False
-        epoch, start = position
-        inside = epoch >= 0 and 0 <= start <= self.num_examples
-        return inside and self._feed.steps(start).count > 0
 
     def _own(self) -> None:
         """Reopens the reader if this process was forked from the one that opened it."""

@@ -178,7 +178,7 @@ def test_more_boxes_than_a_batch_has_room_for_are_said_with_their_example(tmp_pa
     pictures[2] = pictures[2]._replace(boxes=Boxes(many, many, many, many))
     write_set(tmp_path / "set", {"train": [pictures]}, num_classes=COUNT)
 
-    with pytest.raises(UsageError, match=r"example 2 has 5,001 boxes, .* for 5,000 of each image"):
+    with pytest.raises(UsageError, match=r"example 2 has 5,001 boxes, .* at most 5,000 per image"):
         list(open_set(tmp_path / "set"))
     assert len(list(open_set(tmp_path / "set", fields=("images",)))) == 1
 

@@ -112,7 +112,7 @@ def test_a_sampler_begins_where_its_reader_is(colours: Path) -> None:
     "odd", [5, (0,), (0, 1, 2), ("0", 0), (0, 0.5), (-1, 0), (0, -4), (0, 49), (0, 10**9)], ids=str
 )
 def test_a_position_that_is_none_is_a_usage_error(colours: Path, odd: Any) -> None:
-    with pytest.raises(UsageError, match=r"sampler=reader.sampler\(\), whose positions are"):
+    with pytest.raises(UsageError, match=r"sampler=reader.sampler\(\), which yields positions"):
         opened(colours, 4)[odd]
 
 

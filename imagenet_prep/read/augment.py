@@ -169,8 +169,8 @@ def boxes_in(
     mirrored[..., ::2] = side - mirrored[..., ::2]
     shown = np.where(views.mirrored[:, None, None], mirrored, shown)
     seen = (shown[..., 0] < shown[..., 2]) & (shown[..., 1] < shown[..., 3])
-    found: npt.NDArray[np.float32] = np.where(seen[..., None], shown, np.float32(0))
-    return found
+    shown[~seen] = 0
+    return shown
 
 
 def _crops(

@@ -81,7 +81,7 @@ class Catalogue:
     def find(self, keys: Collection[str]) -> dict[str, list[Entry]]:
         """Returns by key (CLASS/NAME or NAME) the first matching image of each split."""
         # Tables are read once for all keys, and to their end, so that they are verified.
-        found: dict[str, list[Entry]] = {}
+        entries_of: dict[str, list[Entry]] = {}
         # Searching a table for a few texts takes a tenth of the time of parsing its lines.
         parts = [(key.partition("/")[2] or key).replace('"', '""') for key in keys]
         texts = [part.encode(errors="surrogateescape") for part in parts]
@@ -97,8 +97,8 @@ class Catalogue:
                         if key in keys:
                             matches.setdefault(key, entry)
             for key, entry in matches.items():
-                found.setdefault(key, []).append(entry)
-        return found
+                entries_of.setdefault(key, []).append(entry)
+        return entries_of
 
     def like(self, key: str) -> str | None:
         """Returns a key that differs from this one only in case, extension or folder."""

@@ -112,17 +112,15 @@ class _Listed:
 
     def has(self, keys: Sequence[str]) -> npt.NDArray[np.bool_]:
         """Returns a mask of the keys that are listed."""
-        found = map(self.keys.keys.get, keys, itertools.repeat(0))
-        lines = np.fromiter(found, np.int64, len(keys))
+        numbers = map(self.keys.keys.get, keys, itertools.repeat(0))
+        lines = np.fromiter(numbers, np.int64, len(keys))
         self._found[lines] = True
         return lines > 0
 
     def refuse_unknown(self, where: str) -> None:
         """Raises UsageError if a listed key matched no example."""
-        found = self._found
-        self.keys.refuse_unknown(
-            [k for k, line in self.keys.keys.items() if not found[line]], where
-        )
+        unknown = [key for key, line in self.keys.keys.items() if not self._found[line]]
+        self.keys.refuse_unknown(unknown, where)
 
 
 class Finder:

@@ -250,14 +250,14 @@ class ColumnWriter:
             of(made.name, shard.name) for of in (column.file_name, column.receipt_name)
         )
         digest, missing = hashlib.sha256(), {*self._missing(number)}
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as stack:
             try:
-                held.enter_context(only_one(store, name, fcntl.LOCK_NB))
+                stack.enter_context(only_one(store, name, fcntl.LOCK_NB))
             except BlockingIOError:
                 raise self._busy(name) from None
             if self._finished(number) != self._done[number]:
                 raise self._busy(name)
-            existing = held.enter_context(self._verified(number, name))
+            existing = stack.enter_context(self._verified(number, name))
             with complete_file(store.path(name)) as file:
                 digest.update(made.header(shard.examples))
                 file.write(made.header(shard.examples))

@@ -193,11 +193,11 @@ def _to_tensorflow(tensor: Any) -> Any:
     """Converts a DALI tensor, without a copy unless TensorFlow cannot see its GPU."""
     import tensorflow as tf
 
-    kind, gpu = tensor.__dlpack_device__()
-    seen = [each.name.rpartition(":")[2] for each in tf.config.get_visible_devices("GPU")]
-    if kind == _CUDA and str(gpu) in seen:
+    kind, number = tensor.__dlpack_device__()
+    visible = [gpu.name.rpartition(":")[2] for gpu in tf.config.get_visible_devices("GPU")]
+    if kind == _CUDA and str(number) in visible:
         # DALI numbers all GPUs, TensorFlow only the visible ones.
-        capsule = dlpack.on_device(tensor, seen.index(str(gpu)))
+        capsule = dlpack.on_device(tensor, visible.index(str(number)))
     else:
         capsule = tensor.as_cpu().__dlpack__()
     return tf.experimental.dlpack.from_dlpack(capsule)

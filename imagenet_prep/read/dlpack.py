@@ -44,9 +44,9 @@ class _Renamed:
 
     def __dlpack__(self, **_: Any) -> Any:
         capsule = self._array.__dlpack__()
-        found = _field(capsule, ctypes.c_uint8, _KIND_AT)
-        if found.value == self._kind:
-            found.value = self._other
+        code = _field(capsule, ctypes.c_uint8, _KIND_AT)
+        if code.value == self._kind:
+            code.value = self._other
         return capsule
 
     def __dlpack_device__(self) -> Any:

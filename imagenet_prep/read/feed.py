@@ -175,9 +175,9 @@ class Feed:
         mask = numbers >= 0
         views = self._views(sides, numbers, epoch)
         if self._facts is not None and not self._reads_records:
-            classes = np.where(mask, self._facts.classes(numbers), np.int32(0))
+            classes = np.where(mask, self._facts.classes[numbers], np.int32(0))
             if "width" in config.fields or "height" in config.fields:
-                sides = self._facts.sides(numbers).T.astype(np.int64)
+                sides = self._facts.sides[:, numbers].astype(np.int64)
         else:
             offset = self.records.manifest.label_offset
             classes = np.array([i.stored_label - offset if i else 0 for i in images], np.int32)

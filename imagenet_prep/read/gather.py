@@ -32,25 +32,23 @@ def gather(
     sizes: npt.NDArray[np.int64],
     free: deque[npt.NDArray[Any]],
 ) -> tuple[memoryview, list[tuple[Places, tuple[int, int]] | None]]:
-    """Reads records, given file, offset and size of each. `free` gets the memory after its use.
+    """Reads records, given file, offset and size of each; `free` gets the memory after its use.
 
-    Returns:
-      The bytes of all records, and for each record the offsets of its parts in these bytes with
-      (height, width) of its image in pixels from the JPEG. None if a record is damaged or not in
-      the format of `prepare`, and for all records if gather.c was not compiled or the processor
-      has no CRC32C instruction.
+    Returns the bytes of all records, and for each the offsets of its parts and (height, width) of
+    its JPEG. None if a record is damaged or not in the format of `prepare`, and for all records if
+    gather.c was not compiled or the processor has no CRC32C instruction.
     """
     library = compiled.find(_LIBRARY, gather=_TYPES)
     if library is None:
         return memoryview(b""), [None] * len(descriptors)
     batch = leased(int(sizes.sum()), free)
-    found = np.empty((len(descriptors), _NUM_FOUND), np.int64)
+    rows = np.empty((len(descriptors), _NUM_FOUND), np.int64)
     files = np.array(descriptors, np.int32)
     arrays = (array.ctypes.data for array in (files, offsets, sizes))
-    done = library.gather(len(files), *arrays, MAX_PIXELS, batch.ctypes.data, found.ctypes.data)
+    done = library.gather(len(files), *arrays, MAX_PIXELS, batch.ctypes.data, rows.ctypes.data)
     if not done:
         return memoryview(b""), [None] * len(descriptors)
     return batch.data, [
         (Places(*row[:_NUM_PLACES]), (row[-2], row[-1])) if row[0] >= 0 else None
-        for row in found.tolist()
+        for row in rows.tolist()
     ]

@@ -69,10 +69,11 @@ class Facts:
 
     def __init__(self, records: Records, fields: Collection[str]) -> None:
         self._records, self._names = records, Names(records)
-        self._classes = np.zeros(len(records), np.int32)
-        self._keys: dict[int, npt.NDArray[np.bytes_]] | None = {} if "key" in fields else None
-        has_sides = not {"width", "height"}.isdisjoint(fields)
-        self._sides = np.zeros((len(records), 2), np.int32) if has_sides else None
+        self._fields = fields
+        self._keys: dict[int, npt.NDArray[np.bytes_]] = {}
+        self.classes = np.zeros(len(records), np.int32)
+        # Width and height of the stored images in pixels.
+        self.sides = np.zeros((2, len(records)) if self._has_sides else (2, 0), np.int32)
         self._is_read = np.zeros(len(records.shards), bool)
 
     def read(self, numbers: Sequence[int]) -> None:
@@ -84,27 +85,21 @@ class Facts:
                 self._read(shard)
 
     def _read(self, shard: int) -> None:
-        numbers, has_sides = self._records.numbers_of(shard), self._sides is not None
+        numbers = self._records.numbers_of(shard)
         part = slice(numbers.start, numbers.stop)
-        classes, keys, images = zip(*self._names.of(shard, sides=has_sides), strict=True)
-        self._classes[part] = classes
-        if self._keys is not None:
+        classes, keys, images = zip(*self._names.of(shard, sides=self._has_sides), strict=True)
+        self.classes[part] = classes
+        if "key" in self._fields:
             self._keys[shard] = np.array([key.encode() for key in keys])
-        if self._sides is not None:
-            self._sides[part] = np.array([i.split(b",")[1:3] for i in images], np.int64)
+        if self._has_sides:
+            self.sides[:, part] = np.array([i.split(b",")[1:3] for i in images], np.int64).T
         self._is_read[shard] = True
 
-    def classes(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-        """Returns class indices."""
-        return self._classes[numbers]
-
-    def sides(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-        """Returns [numbers, 2]: width and height of the stored images in pixels."""
-        assert self._sides is not None
-        return self._sides[numbers]
+    @property
+    def _has_sides(self) -> bool:
+        return not {"width", "height"}.isdisjoint(self._fields)
 
     def keys(self, numbers: npt.NDArray[np.int64]) -> list[str]:
-        """Returns keys."""
-        assert self._keys is not None
+        """Returns the keys of examples."""
         places = map(self._records.place, numbers.tolist())
         return [self._keys[shard][record].decode() for shard, record in places]

@@ -87,13 +87,13 @@ class Order:
     def position(self, epoch: int, number: int) -> int | None:
         """Returns an example's position in `epoch`, without sorting; None if it is not read."""
         numbers = self._part(epoch)
-        found = np.flatnonzero(numbers == number)
-        if not len(found) or self.seed is None:
-            return int(found[0]) if len(found) else None
+        places = np.flatnonzero(numbers == number)
+        if not len(places) or self.seed is None:
+            return int(places[0]) if len(places) else None
         hashed, window_of = self._sorted_by(epoch, numbers)
-        before = hashed < hashed[found[0]]
+        before = hashed < hashed[places[0]]
         if window_of is not None:
-            own = window_of[found[0]]
+            own = window_of[places[0]]
             before = (window_of < own) | (window_of == own) & before
         return int(np.count_nonzero(before))
 
@@ -114,20 +114,20 @@ class Order:
 
     def windows(self, epoch: int) -> list[list[int]]:
         """Returns the windows of shards in reading order."""
-        held = self.placement.held(self.examples_per_shard)
+        shards = self.placement.held(self.examples_per_shard)
         if self.chosen is not None:
             borders = np.cumsum(self.examples_per_shard)
-            held = np.unique(np.searchsorted(borders, self.chosen, side="right")).tolist()
+            shards = np.unique(np.searchsorted(borders, self.chosen, side="right")).tolist()
         size = self.window
         if self.seed is None:
             # Shards are read one by one; a window has the shards that are fetched together.
             size = _IN_TURN
-        elif 0 < self.window < len(held):
-            hashed = mix(np.array(held, np.uint64) ^ stream(self.seed, epoch, _SHARDS))
-            held = [held[place] for place in np.argsort(hashed, kind="stable")]
+        elif 0 < self.window < len(shards):
+            hashed = mix(np.array(shards, np.uint64) ^ stream(self.seed, epoch, _SHARDS))
+            shards = [shards[place] for place in np.argsort(hashed, kind="stable")]
         else:
-            return [held]
-        return [held[i : i + size] for i in range(0, len(held), size)]
+            return [shards]
+        return [shards[i : i + size] for i in range(0, len(shards), size)]
 
     def _part(self, epoch: int) -> npt.NDArray[np.int64]:
         """Returns the numbers of the examples that this node reads, in record order."""

@@ -22,6 +22,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +66,11 @@ class _Copy:
         files = [file for shard in self._all_shards for file in shard.files]
         self._ledger = Ledger(self._store, NOTES, 4 * len(files))  # columns add files
 
-    def fetch(self, shard: Item, near: Callable[[], Collection[str]]) -> HeldFile:
+    def fetch(self, item: Item, near: Callable[[], Collection[str]]) -> HeldFile:
         """Fetches a file and its index if needed; returns it open under a shared lock."""
-        path = self.root / shard.name
-        with storage_errors("fetch", path), only_one(self._store, shard.name):
-            self._bring(_together(shard), near)
+        path = self.root / item.name
+        with storage_errors("fetch", path), only_one(self._store, item.name):
+            self._bring(_together(item), near)
             # This never waits: an exclusive lock requires the lock of the name, held here.
             return HeldFile(path, fcntl.LOCK_SH)
 
@@ -80,16 +81,6 @@ class _Copy:
             folder = f"{naming.COLUMNS}/{column}"
             for name, status in self._store.stats(folder).items():
                 yield File(f"{folder}/{name}", status.size, "")
-
-    def bring_samples(self, shards: Sequence[Shard]) -> None:
-        """Fetches and verifies the sample tables of some shards, several at a time."""
-
-        def bring(table: File) -> None:
-            with storage_errors("fetch", self.root / table.name), only_one(self._store, table.name):
-                self._bring([table], set)
-
-        with BackgroundThreads(_THREADS, "fetch") as pool:
-            deque(pool.map(bring, (shard.samples for shard in shards if shard.samples)), maxlen=0)
 
     def _bring(self, files: Sequence[File], near: Callable[[], Collection[str]]) -> None:
         """Fetches and verifies missing files. The caller holds the lock of their name."""
@@ -241,8 +232,10 @@ class NodeCache:
             self._files.clear()
 
     def bring_samples(self, shards: Sequence[Shard]) -> None:
-        """Fetches the sample tables of some shards."""
-        self._copy.bring_samples(shards)
+        """Fetches and verifies the sample tables of some shards, several at a time."""
+        tables = [shard.samples for shard in shards if shard.samples]
+        with BackgroundThreads(_THREADS, "fetch") as pool:
+            deque(pool.map(self._copy.fetch, tables, repeat(self._near)), maxlen=0)
 
     def close(self) -> None:
         """Ends fetching like `stop`, and any wait for a server; fetched files stay."""

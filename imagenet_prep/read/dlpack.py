@@ -117,14 +117,13 @@ def _to_numpy(array: npt.NDArray[Any], bits: bool) -> Any:
 
 def _to_tensorflow(array: npt.NDArray[Any], bits: bool) -> Any:
     try:
-        import tensorflow as tf
+        from imagenet_prep.read.tfdata import from_numpy
     except ImportError as error:
         raise UsageError(
             f"framework='tensorflow' needs TensorFlow: {install_line('tf')}, or choose "
             "framework='numpy'"
         ) from error
-    tensor = tf.convert_to_tensor(array)
-    return tf.bitcast(tensor, tf.bfloat16) if bits else tensor
+    return from_numpy(array, bits)
 
 
 # Arguments: an array, and whether it holds the bits of bfloat16, a type that NumPy lacks.

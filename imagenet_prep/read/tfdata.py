@@ -164,3 +164,9 @@ def _coloured(image: Any, colours: Any) -> Any:
     pixels = tf.reshape(image, [-1, 3])
     pixels = tf.matmul(pixels, colours[:, :3], transpose_b=True) + shift
     return tf.reshape(tf.clip_by_value(pixels, 0.0, 255.0), tf.shape(image))
+
+
+def from_numpy(array: Any, bits: bool) -> Any:
+    """Returns an array as a tensor; `bits` means that it holds the bits of bfloat16."""
+    tensor = tf.convert_to_tensor(array)
+    return tf.bitcast(tensor, tf.bfloat16) if bits else tensor

@@ -1,15 +1,12 @@
-"""Memory shared with frameworks: reused buffers, conversions without a copy, and bfloat16."""
+"""Memory shared with frameworks: bfloat16 arrays, which NumPy lacks, and reused buffers."""
 
 from __future__ import annotations
 
 import ctypes
 from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
-from imagenet_prep.core.errors import UsageError, install_line
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -100,35 +97,3 @@ def array_over(buffer: Any) -> npt.NDArray[Any]:
     if not array.flags.writeable:
         raise ValueError("it is read-only")
     return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
-
-
-def _to_numpy(array: npt.NDArray[Any], bits: bool) -> Any:
-    if not bits:
-        return array
-    try:
-        import ml_dtypes
-    except ImportError as error:
-        raise UsageError(
-            "NumPy has no bfloat16: pip install ml-dtypes, or choose framework='dlpack' or a "
-            "different dtype"
-        ) from error
-    return array.view(ml_dtypes.bfloat16)
-
-
-def _to_tensorflow(array: npt.NDArray[Any], bits: bool) -> Any:
-    try:
-        from imagenet_prep.read.tfdata import from_numpy
-    except ImportError as error:
-        raise UsageError(
-            f"framework='tensorflow' needs TensorFlow: {install_line('tf')}, or choose "
-            "framework='numpy'"
-        ) from error
-    return from_numpy(array, bits)
-
-
-# Arguments: an array, and whether it holds the bits of bfloat16, a type that NumPy lacks.
-CONVERTERS: dict[str, Callable[[npt.NDArray[Any], bool], Any]] = {
-    "numpy": _to_numpy,
-    "dlpack": lambda array, bits: Bfloat16(array) if bits else array,
-    "tensorflow": _to_tensorflow,
-}

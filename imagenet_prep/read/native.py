@@ -21,8 +21,9 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import jpeg
 from imagenet_prep.read.augment import Views
 from imagenet_prep.read.config import ReadConfig
-from imagenet_prep.read.dlpack import CONVERTERS, array_over, leased
+from imagenet_prep.read.dlpack import array_over, leased
 from imagenet_prep.read.feed import EncodedBatch
+from imagenet_prep.read.frameworks import CONVERTERS
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -18,8 +18,8 @@ from imagenet_prep.read.batch import Array, Batch
 from imagenet_prep.read.choice import Finder
 from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.diagnosis import Diagnosis
-from imagenet_prep.read.dlpack import CONVERTERS
 from imagenet_prep.read.feed import EncodedBatch
+from imagenet_prep.read.frameworks import CONVERTERS
 from imagenet_prep.read.opening import open_feed
 from imagenet_prep.read.order import Position, StepSampler
 from imagenet_prep.read.receipt import STATE_VERSION, packed

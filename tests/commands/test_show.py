@@ -312,7 +312,9 @@ def test_what_a_set_has_not_is_refused(
 def test_a_set_without_names_says_so(prepared: Path) -> None:
     nameless = open_dataset(str(prepared))
     object.__setattr__(nameless.manifest, "lacks", {"image/filename": "absent"})
-    with pytest.raises(UsageError, match="its records name no files, so its images have no keys"):
+    with pytest.raises(
+        UsageError, match="its records have no file names, so its images have no keys"
+    ):
         catalogue.Catalogue(nameless, ("train",))
 
 

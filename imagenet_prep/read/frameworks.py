@@ -1,0 +1,44 @@
+"""Converts NumPy arrays to arrays of a reader's framework without a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from imagenet_prep.core.errors import UsageError, install_line
+from imagenet_prep.read.dlpack import Bfloat16
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+
+def _to_numpy(array: npt.NDArray[Any], bits: bool) -> Any:
+    if not bits:
+        return array
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise UsageError(
+            "NumPy has no bfloat16: pip install ml-dtypes, or choose framework='dlpack' or a "
+            "different dtype"
+        ) from error
+    return array.view(ml_dtypes.bfloat16)
+
+
+def _to_tensorflow(array: npt.NDArray[Any], bits: bool) -> Any:
+    try:
+        from imagenet_prep.read.tfdata import from_numpy
+    except ImportError as error:
+        raise UsageError(
+            f"framework='tensorflow' needs TensorFlow: {install_line('tf')}, or choose "
+            "framework='numpy'"
+        ) from error
+    return from_numpy(array, bits)
+
+
+# Arguments: an array, and whether it holds the bits of bfloat16, a type that NumPy lacks.
+CONVERTERS: dict[str, Callable[[npt.NDArray[Any], bool], Any]] = {
+    "numpy": _to_numpy,
+    "dlpack": lambda array, bits: Bfloat16(array) if bits else array,
+    "tensorflow": _to_tensorflow,
+}

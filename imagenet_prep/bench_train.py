@@ -34,7 +34,7 @@ from imagenet_prep.dataset.placement import WHOLE
 from imagenet_prep.hosts import process
 from imagenet_prep.hosts.hosts_file import local_first, where_ranks_run
 from imagenet_prep.storage.new_file import complete_file
-from imagenet_prep.trainer.config import Config as TrainConfig
+from imagenet_prep.trainer.config import TrainConfig
 
 if TYPE_CHECKING:
     from imagenet_prep.reporting.training import Row

@@ -24,7 +24,7 @@ from imagenet_prep.core import flags, installed, program
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import schema
 from imagenet_prep.trainer.choices import EXPORTED
-from imagenet_prep.trainer.config import Config
+from imagenet_prep.trainer.config import TrainConfig as Config
 
 if TYPE_CHECKING:
     from imagenet_prep.core.world import World

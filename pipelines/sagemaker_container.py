@@ -30,7 +30,7 @@ from imagenet_prep.launching.fit import differences, understood
 from imagenet_prep.launching.host import Answer, probe
 from imagenet_prep.launching.ranks import Rank, Ranks
 from imagenet_prep.trainer import rendezvous
-from imagenet_prep.trainer.config import Config as TrainConfig
+from imagenet_prep.trainer.config import TrainConfig
 
 HELP = """\
 What SageMaker starts in each container of a training job.

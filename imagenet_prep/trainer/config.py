@@ -26,7 +26,7 @@ _NOT_MXNET, _STEPS = {"framework": ("tensorflow", "pytorch")}, {"schedule": ("st
 
 
 @dataclass(frozen=True)
-class Config(Settings):
+class TrainConfig(Settings):
     """Settings of one run; if a setting is None, the recipe decides.
 
     Aliases are flags of the tutorial's script (the verb `train` handles those that need more than

@@ -12,7 +12,7 @@ from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import schema
-from imagenet_prep.trainer.config import Config
+from imagenet_prep.trainer.config import TrainConfig
 
 # ImageNet's numbers: a synthetic run has the same steps and weights as a real one.
 _NUM_EXAMPLES = schema.OFFICIAL_NUM_EXAMPLES[schema.TRAIN]
@@ -95,7 +95,7 @@ class Inputs:
     if nothing is evaluated. `also` has the datasets of `--also` by name.
     """
 
-    def __init__(self, config: Config, world: World, open_reader: OpenReader) -> None:
+    def __init__(self, config: TrainConfig, world: World, open_reader: OpenReader) -> None:
         self.watched: Evaluated | None = None
         self.last: Evaluated | None = None
         self.also: dict[str, BatchReader] = {}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from imagenet_prep.trainer.comm import Comm, cores, launched
-from imagenet_prep.trainer.config import Config
+from imagenet_prep.trainer.config import TrainConfig
 from imagenet_prep.trainer.feed import Batch
 from imagenet_prep.trainer.recipe import Run
 
@@ -66,7 +66,7 @@ def serves() -> bool:
     return os.environ.get("DMLC_ROLE", "worker") != "worker"
 
 
-def connect(config: Config) -> Learner:
+def connect(config: TrainConfig) -> Learner:
     """Returns the learner of the chosen framework, connected to the other ranks."""
     if config.framework == "mxnet":
         # MXNet reads this on import. The import in a server process runs until the server ends.

@@ -17,7 +17,7 @@ from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import schema
 from imagenet_prep.trainer import checkpoint, evaluation, recipe
 from imagenet_prep.trainer.comm import launched, lost_rank
-from imagenet_prep.trainer.config import Config
+from imagenet_prep.trainer.config import TrainConfig
 from imagenet_prep.trainer.evaluation import Score
 from imagenet_prep.trainer.feed import Batch, BatchReader, Evaluated, Inputs, Noise, OpenReader
 from imagenet_prep.trainer.learner import Learner, connect, serves
@@ -29,7 +29,7 @@ from imagenet_prep.trainer.schedule import Plateau
 from imagenet_prep.trainer.stop import Stop
 
 
-def train(config: Config, open_reader: OpenReader, sheet: Sheet | None = None) -> Score | None:
+def train(config: TrainConfig, open_reader: OpenReader, sheet: Sheet | None = None) -> Score | None:
     """Trains as configured; returns the last evaluation, or None if there was none.
 
     Every rank runs this. All randomness comes from the seed, the epoch and the example, so a
@@ -69,7 +69,7 @@ def train(config: Config, open_reader: OpenReader, sheet: Sheet | None = None) -
 class Training:
     """One rank of a run."""
 
-    _config: Config
+    _config: TrainConfig
     _learner: Learner
     _inputs: Inputs
     _saved: Saved

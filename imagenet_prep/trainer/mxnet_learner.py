@@ -15,7 +15,7 @@ from imagenet_prep.storage.new_file import sync
 from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.trainer import recipe
 from imagenet_prep.trainer.comm import Comm, check_gpus, launched
-from imagenet_prep.trainer.config import Config
+from imagenet_prep.trainer.config import TrainConfig
 from imagenet_prep.trainer.feed import Batch
 from imagenet_prep.trainer.mxnet_comm import Ring, Servers
 from imagenet_prep.trainer.recipe import Run, decays
@@ -29,7 +29,7 @@ _MEAN, _STD = 33.3, 78.6
 class MxnetLearner:
     """Implements `trainer.learner.Learner`."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: TrainConfig) -> None:
         world, self.comm = launched(), Comm()
         if config.comm != "horovod":
             self.comm = Servers(world, config.comm)
@@ -62,7 +62,7 @@ class MxnetLearner:
         here = array if self._context.device_type == "gpu" else array.as_cpu()
         return mx.nd.from_dlpack(here.__dlpack__())
 
-    def build(self, plan: Run, *, jit: bool) -> None:  # noqa: ARG002 - refused by Config
+    def build(self, plan: Run, *, jit: bool) -> None:  # noqa: ARG002 - refused by TrainConfig
         """Builds network and optimizer."""
         self._plan = plan
         self._network = _network(plan, self._context)

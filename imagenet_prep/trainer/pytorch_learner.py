@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from imagenet_prep.trainer import pytorch_model, torchvision
 from imagenet_prep.trainer.comm import Comm, check_gpus, cores, launched
-from imagenet_prep.trainer.config import Config
+from imagenet_prep.trainer.config import TrainConfig
 from imagenet_prep.trainer.feed import Batch
 from imagenet_prep.trainer.pytorch_comm import Distributed, Horovod
 from imagenet_prep.trainer.pytorch_optimizer import Optimizer
@@ -34,7 +34,7 @@ class _Held(dict[str, Any]):
 class PytorchLearner:
     """Implements `trainer.learner.Learner`."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: TrainConfig) -> None:
         world, self.comm = launched(), Comm()
         gpus = torch.cuda.device_count()
         check_gpus(world.local_rank, gpus)

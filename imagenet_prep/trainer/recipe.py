@@ -12,7 +12,7 @@ from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.trainer.choices import RECIPES
-from imagenet_prep.trainer.config import Config
+from imagenet_prep.trainer.config import TrainConfig
 from imagenet_prep.trainer.schedule import STEP_EPOCHS, WARMUP_START, Schedule
 
 _TUTORIAL_LARGE = 128  # from this number of GPUs on, the tutorial used LARC
@@ -154,7 +154,7 @@ def _in_words(name: str, there: object, here: object) -> str:
     return f"{_WORDS.get(name, name.replace('_', ' '))} {there}, this one has {here}"
 
 
-def settled(config: Config) -> Config:
+def settled(config: TrainConfig) -> TrainConfig:
     """Sets model, image size, length and evaluations to the recipe's values if they are None."""
     first = dict(RECIPES[config.recipe])
     if config.num_batches is not None:
@@ -165,12 +165,12 @@ def settled(config: Config) -> Config:
     return dataclasses.replace(config, **missing)
 
 
-def precision(config: Config, *, fast_half: bool) -> str:
+def precision(config: TrainConfig, *, fast_half: bool) -> str:
     """Returns the type of activations on a device with or without fast float16."""
     return config.precision or ("float16" if config.half_if_fast and fast_half else "float32")
 
 
-def precision_in_words(config: Config, plan: Run) -> str:
+def precision_in_words(config: TrainConfig, plan: Run) -> str:
     """Describes type and loss scale of a run, and the reason if the recipe chose them."""
     if not config.half_if_fast:
         scale = f", loss scale {plan.loss_scale:g}" if plan.precision == "float16" else ""
@@ -180,13 +180,13 @@ def precision_in_words(config: Config, plan: Run) -> str:
     return "float32: this device has no fast half precision"
 
 
-def increased_aug(config: Config, world_size: int) -> bool:
+def increased_aug(config: TrainConfig, world_size: int) -> bool:
     """Returns whether colours are changed at random."""
     return config.increased_aug or (config.recipe == "tutorial" and world_size >= _TUTORIAL_LARGE)
 
 
 def resolve(
-    config: Config,
+    config: TrainConfig,
     world_size: int,
     num_examples: int,
     num_classes: int,
@@ -243,12 +243,12 @@ def decays(variable: Any) -> bool:
     return len(variable.shape) > 1
 
 
-def eval_steps(config: Config, steps_per_epoch: int) -> int:
+def eval_steps(config: TrainConfig, steps_per_epoch: int) -> int:
     """Returns the steps between evaluations, or 0 if there is only one at the end."""
     return max(1, round(config.eval_every * steps_per_epoch)) if config.eval_every else 0
 
 
-def _chosen(config: Config, batch: int, world_size: int) -> Json:
+def _chosen(config: TrainConfig, batch: int, world_size: int) -> Json:
     """Returns the recipe's numbers, overridden by the flags that were given."""
     recipe = _USUAL | _RECIPES[config.recipe]
     if config.recipe == "mnist" and config.framework == "mxnet":
@@ -276,7 +276,9 @@ def _chosen(config: Config, batch: int, world_size: int) -> Json:
     return recipe | {n: v for n, v in given.items() if v is not None and v is not False}
 
 
-def _schedule(config: Config, chosen: Json, steps_per_epoch: int, total_steps: int) -> Schedule:
+def _schedule(
+    config: TrainConfig, chosen: Json, steps_per_epoch: int, total_steps: int
+) -> Schedule:
     # A shorter run scales the recipe's epochs down, to keep the shape of the rate.
     epochs = config.num_epochs or total_steps / steps_per_epoch
     shrink = min(1.0, epochs / RECIPES[config.recipe]["num_epochs"])

@@ -20,7 +20,7 @@ from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.trainer import checkpoint, recipe, torchvision
 from imagenet_prep.trainer.checkpoint import Checkpoint
 from imagenet_prep.trainer.choices import EXPORTED
-from imagenet_prep.trainer.config import Config
+from imagenet_prep.trainer.config import TrainConfig
 from imagenet_prep.trainer.learner import Learner
 from imagenet_prep.trainer.log import SCALARS
 from imagenet_prep.trainer.mirror import Mirror
@@ -70,13 +70,13 @@ def settings_of(log_dir: str, world: World) -> Json:
     settings = dict(vars(found[-1]))
     # Any batch size works unless it exceeds the dataset.
     batch = settings.pop("global_batch") // world.size
-    return settings | {"batch_size": max(1, min(Config.batch_size, batch))}
+    return settings | {"batch_size": max(1, min(TrainConfig.batch_size, batch))}
 
 
 class Saved:
     """The checkpoints of a run and its mirror, used only by rank 0."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: TrainConfig) -> None:
         self._config = config
         self.folder = Path(config.log_dir).expanduser()
         self.scalars = Path(config.tensorboard_dir or self.folder / SCALARS).expanduser()

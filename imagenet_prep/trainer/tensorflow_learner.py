@@ -14,7 +14,7 @@ from imagenet_prep.storage.new_file import sync
 from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.trainer import model, recipe, torchvision
 from imagenet_prep.trainer.comm import Comm, Horovod, check_gpus, cores, launched
-from imagenet_prep.trainer.config import Config
+from imagenet_prep.trainer.config import TrainConfig
 from imagenet_prep.trainer.feed import Batch
 from imagenet_prep.trainer.optimizer import Optimizer
 from imagenet_prep.trainer.recipe import Run
@@ -26,7 +26,7 @@ _FAST_HALF = (7, 0)  # compute capability of Volta, NVIDIA's first with tensor c
 class TensorFlowLearner:
     """Implements `trainer.learner.Learner`."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: TrainConfig) -> None:
         world, self.comm = launched(), Comm()
         if world.size > 1:
             self.comm = Horovod(world, fp16_compression=config.fp16_compression)

@@ -30,7 +30,7 @@ CONFIGS: dict[str, type[Settings]] = {
     "replicate": replicate.Config,
     "report": report.Config,
     "launch": launch.Config,
-    "train": train.Config,
+    "train": train.TrainConfig,
 }
 # Flags that no run may give. Those of prepare and train name folders, for which the DAG has
 # parameters, or files that the command writes.

@@ -25,7 +25,7 @@ VERBS: dict[str, tuple[str, str, list[str]]] = {
     "resize": ("imagenet_prep.resize", "input_dir", ["-o", "o"]),
     "score": ("imagenet_prep.score", "dataset", ["said.csv"]),
     "bench-read": ("imagenet_prep.bench_read", "dataset", []),
-    "train": ("imagenet_prep.trainer.config", "data_dir", []),
+    "train": ("imagenet_prep.train", "data_dir", []),
     "sagemaker": (
         "imagenet_prep.pipelines.sagemaker",
         "data",

@@ -19,7 +19,7 @@ import torch
 
 from imagenet_prep.trainer import recipe, tensorflow_learner, torchvision
 from imagenet_prep.trainer.checkpoint import Checkpoint
-from imagenet_prep.trainer.config import Config
+from imagenet_prep.trainer.config import TrainConfig
 from imagenet_prep.trainer.pytorch_learner import PytorchLearner
 from imagenet_prep.trainer.tensorflow_learner import TensorFlowLearner
 
@@ -53,7 +53,7 @@ def losses(
     both = []
     given: dict[str, Any] = {}
     for framework, kind in (("tensorflow", TensorFlowLearner), ("pytorch", PytorchLearner)):
-        asked = Config(
+        asked = TrainConfig(
             synthetic=True,
             framework=framework,
             model=model,

@@ -19,7 +19,7 @@ from torch import nn
 from imagenet_prep.train import readers
 from imagenet_prep.trainer import loop, pytorch_model, recipe
 from imagenet_prep.trainer.comm import launched
-from imagenet_prep.trainer.config import Config
+from imagenet_prep.trainer.config import TrainConfig
 from imagenet_prep.trainer.pytorch_learner import PytorchLearner
 
 
@@ -33,7 +33,7 @@ def network(_name: str, _size: int, num_classes: int) -> Any:
 def main(folder: Path, settings: dict[str, Any]) -> None:
     """Trains, and saves the variables of this rank."""
     pytorch_model.build = network
-    config = Config(**settings, framework="pytorch", log_dir=str(folder / "run"))
+    config = TrainConfig(**settings, framework="pytorch", log_dir=str(folder / "run"))
     world = launched()
     torch.manual_seed(0)
     learner = PytorchLearner(dataclasses.replace(config, seed=config.seed + world.rank))

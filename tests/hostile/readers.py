@@ -43,12 +43,12 @@ def train() -> None:
 def _train(data: str, log_dir: str, epochs: str) -> int:
     """Does what `train` does, but for the framework, which takes seconds to import."""
     from imagenet_prep.trainer import loop
-    from imagenet_prep.trainer.config import Config
+    from imagenet_prep.trainer.config import TrainConfig
     from tests.kit.numpy_learner import NumpyLearner
 
     sizes: Any = {"model": "tiny", "image_size": 16, "batch_size": 8, "lr": 0.05}
     how: Any = {"framework": "mxnet", "backend": "native", "num_epochs": float(epochs)}
-    config = Config(data_dir=data, log_dir=log_dir, checkpoint_every=4, **sizes, **how)
+    config = TrainConfig(data_dir=data, log_dir=log_dir, checkpoint_every=4, **sizes, **how)
     loop.connect = NumpyLearner  # type: ignore[assignment]
 
     def open_reader(split: str, training: bool, world: World) -> Reader:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from imagenet_prep.trainer.comm import Comm
-from imagenet_prep.trainer.config import Config
+from imagenet_prep.trainer.config import TrainConfig
 from imagenet_prep.trainer.recipe import Run
 
 
@@ -19,7 +19,7 @@ class NumpyLearner:
     fast_half = False
     versions = {"NumPy": np.__version__}  # noqa: RUF012 - nobody changes it
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: TrainConfig) -> None:
         self.comm = Comm()
         self._seed = config.seed
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.trainer.config import Config
+from imagenet_prep.trainer.config import TrainConfig
 from tests.kit.training import flags, horovod, network, shades
 
 __all__ = ["horovod", "shades"]
@@ -26,7 +26,7 @@ def train(small_network: None, shades: Path) -> Callable[..., Any]:
     from imagenet_prep.train import train as verb
 
     def run(log_dir: Path, **more: Any) -> Any:
-        return verb(Config(**flags(shades, log_dir, **more)))
+        return verb(TrainConfig(**flags(shades, log_dir, **more)))
 
     return run
 
@@ -43,7 +43,7 @@ def train_by_numpy(shades: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..
     def run(log_dir: Path, **more: Any) -> Any:
         # Not "tensorflow", whose log has TensorBoard's files.
         settings = flags(shades, log_dir, framework="mxnet", backend="native")
-        config = Config(**settings | more)
+        config = TrainConfig(**settings | more)
         return loop.train(config, readers(config))
 
     return run

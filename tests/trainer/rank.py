@@ -19,7 +19,7 @@ from imagenet_prep.evaluation.sheet import Sheet
 from imagenet_prep.train import readers
 from imagenet_prep.trainer import comm as comms
 from imagenet_prep.trainer import loop, model, recipe
-from imagenet_prep.trainer.config import Config
+from imagenet_prep.trainer.config import TrainConfig
 from imagenet_prep.trainer.tensorflow_learner import TensorFlowLearner
 from tests.kit.command import REPOSITORY
 from tests.kit.training import EXAMPLE, end_at_step, network
@@ -48,7 +48,7 @@ def gradients(comm: comms.Comm, file: str) -> None:
     )
 
 
-def weights(learner: TensorFlowLearner, file: str, config: Config) -> list[float]:
+def weights(learner: TensorFlowLearner, file: str, config: TrainConfig) -> list[float]:
     """Trains, saves this rank's variables as they are at the end; returns the last score."""
     with pytest.MonkeyPatch.context() as patch:
         # One that has met the other rank already.
@@ -85,7 +85,7 @@ def main(folder: Path, settings: dict[str, Any], *, dies: bool) -> None:
     timeline = os.environ.pop("HOROVOD_TIMELINE", None)
     levers = [timeline, os.environ.get("HOROVOD_FUSION_THRESHOLD")]
     (folder / f"levers-{comms.launched().rank}.json").write_text(json.dumps(levers))
-    config = Config(**settings, log_dir=str(folder / "two"))
+    config = TrainConfig(**settings, log_dir=str(folder / "two"))
     # Each rank begins with weights of its own.
     seed = config.seed + comms.launched().rank
     learner = TensorFlowLearner(dataclasses.replace(config, seed=seed))

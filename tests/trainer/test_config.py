@@ -9,7 +9,7 @@ import pytest
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.train import parse, train
 from imagenet_prep.trainer import recipe
-from imagenet_prep.trainer.config import Config
+from imagenet_prep.trainer.config import TrainConfig
 from tests.kit.installed import Installed
 
 MXNET = {"framework": "mxnet", "synthetic": True}
@@ -74,15 +74,15 @@ TORCH = {"framework": "pytorch", "synthetic": True}
 )
 def test_what_cannot_be_or_has_no_effect_is_refused(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
-        Config(**settings)
+        TrainConfig(**settings)
 
 
 def test_each_framework_has_its_usual_way_to_communicate() -> None:
     for framework, comm in (("tensorflow", "horovod"), ("mxnet", "horovod"), ("pytorch", "ddp")):
-        config = Config(synthetic=True, framework=framework)
+        config = TrainConfig(synthetic=True, framework=framework)
         assert config.comm == comm
         assert not {"comm", "recipe"} & config.changed().keys()
-    assert Config(**TORCH, comm="horovod").changed()["comm"] == "horovod"
+    assert TrainConfig(**TORCH, comm="horovod").changed()["comm"] == "horovod"
 
 
 def test_a_framework_that_is_not_installed_is_named_with_the_line_to_type(
@@ -91,23 +91,23 @@ def test_a_framework_that_is_not_installed_is_named_with_the_line_to_type(
     installed.packages(lambda _: False)
     for framework, wanted in (("tensorflow", r"\[tf\]"), ("pytorch", r"\[torch\]")):
         with pytest.raises(UsageError, match=f"pip install 'imagenet-prep{wanted}'"):
-            train(Config(synthetic=True, framework=framework))
+            train(TrainConfig(synthetic=True, framework=framework))
 
 
 def test_an_optimizer_that_the_recipe_has_no_rate_for_needs_one() -> None:
     with pytest.raises(UsageError, match=r"--lr"):
-        recipe.resolve(Config(synthetic=True, optimizer="lars"), 8, 1_281_167, 1000)
-    run = recipe.resolve(Config(synthetic=True, optimizer="lars", lr=9.0), 8, 1_281_167, 1000)
+        recipe.resolve(TrainConfig(synthetic=True, optimizer="lars"), 8, 1_281_167, 1000)
+    run = recipe.resolve(TrainConfig(synthetic=True, optimizer="lars", lr=9.0), 8, 1_281_167, 1000)
     assert (run.optimizer, run.schedule.peak, run.trust_coefficient) == ("lars", 9.0, 0.001)
 
 
 def test_fewer_images_than_a_step_are_refused() -> None:
     with pytest.raises(UsageError, match=r"100 images, fewer than one step of 2 ranks"):
-        recipe.resolve(Config(synthetic=True, batch_size=51), 2, 100, 10)
+        recipe.resolve(TrainConfig(synthetic=True, batch_size=51), 2, 100, 10)
 
 
 def test_the_tutorials_recipe_turns_to_larc_for_128_gpus() -> None:
-    config = Config(synthetic=True, recipe="tutorial")
+    config = TrainConfig(synthetic=True, recipe="tutorial")
     few, many = (recipe.resolve(config, gpus, 1_281_167, 1000) for gpus in (127, 128))
 
     assert (few.optimizer, few.schedule.kind, few.momentum, few.weight_decay) == (
@@ -121,7 +121,7 @@ def test_the_tutorials_recipe_turns_to_larc_for_128_gpus() -> None:
 
 
 def test_recipe_v15_is_nvidias() -> None:
-    run = recipe.resolve(Config(synthetic=True), 8, 1_281_167, 1000)
+    run = recipe.resolve(TrainConfig(synthetic=True), 8, 1_281_167, 1000)
 
     assert run.schedule.peak == pytest.approx(2.048)
     assert run.schedule.warmup_steps == 8 * run.steps_per_epoch
@@ -131,7 +131,7 @@ def test_recipe_v15_is_nvidias() -> None:
 
 
 def test_mxnets_recipe_is_the_articles() -> None:
-    config = Config(framework="mxnet", synthetic=True)
+    config = TrainConfig(framework="mxnet", synthetic=True)
     run = recipe.resolve(config, 64, 1_281_167, 1000, fast_half=True)
 
     assert (run.model, run.global_batch, run.precision) == ("resnet50-v1", 64 * 256, "float16")
@@ -147,7 +147,9 @@ def test_mxnets_recipe_is_the_articles() -> None:
 
 def test_a_checkpoint_of_the_other_framework_is_refused_by_name() -> None:
     ours, mxnets = (
-        recipe.resolve(Config(synthetic=True, model="tiny", framework=name), 1, 1_281_167, 1000)
+        recipe.resolve(
+            TrainConfig(synthetic=True, model="tiny", framework=name), 1, 1_281_167, 1000
+        )
         for name in ("tensorflow", "mxnet")
     )
 
@@ -163,7 +165,7 @@ def test_a_checkpoint_of_the_other_framework_is_refused_by_name() -> None:
 
 def test_another_learning_rate_is_said_in_words() -> None:
     first, second = (
-        recipe.resolve(Config(synthetic=True, model="tiny", lr=lr), 1, 1_281_167, 1000)
+        recipe.resolve(TrainConfig(synthetic=True, model="tiny", lr=lr), 1, 1_281_167, 1000)
         for lr in (0.5, 0.25)
     )
 
@@ -172,14 +174,14 @@ def test_another_learning_rate_is_said_in_words() -> None:
 
 
 def test_mxnet_has_no_optimizer_of_ours() -> None:
-    tutorial = Config(framework="mxnet", synthetic=True, recipe="tutorial", model="resnet18")
+    tutorial = TrainConfig(framework="mxnet", synthetic=True, recipe="tutorial", model="resnet18")
     assert recipe.resolve(tutorial, 8, 1_281_167, 1000).optimizer == "sgd"
     with pytest.raises(UsageError, match="has no larc, the optimizer of recipe tutorial on 128"):
         recipe.resolve(tutorial, 128, 1_281_167, 1000)
 
 
 def test_what_is_given_goes_before_the_recipe() -> None:
-    given = Config(synthetic=True, lr=0.7, momentum=0.0, weight_decay=0.0, label_smoothing=0.0)
+    given = TrainConfig(synthetic=True, lr=0.7, momentum=0.0, weight_decay=0.0, label_smoothing=0.0)
     run = recipe.resolve(given, 1, 1_281_167, 1000)
 
     assert (run.schedule.peak, run.momentum, run.weight_decay, run.label_smoothing) == (
@@ -192,7 +194,7 @@ def test_what_is_given_goes_before_the_recipe() -> None:
 
 def test_recipe_tutorial_is_half_precision_where_the_device_is_fast_at_it() -> None:
     def said(gpus: int, *, fast: bool, **given: Any) -> str:
-        config = Config(synthetic=True, recipe="tutorial", **given)
+        config = TrainConfig(synthetic=True, recipe="tutorial", **given)
         run = recipe.resolve(config, gpus, 1_281_167, 1000, fast_half=fast)
         return recipe.precision_in_words(config, run)
 
@@ -202,23 +204,23 @@ def test_recipe_tutorial_is_half_precision_where_the_device_is_fast_at_it() -> N
     assert said(8, fast=False) == "float32: this device has no fast half precision"
     assert said(8, fast=True, precision="float32") == "float32"
     assert said(8, fast=False, precision="float16") == "float16, loss scale 1024"
-    assert recipe.resolve(Config(synthetic=True), 8, 1_281_167, 1000, fast_half=True).precision == (
-        "float32"
-    )
+    assert recipe.resolve(
+        TrainConfig(synthetic=True), 8, 1_281_167, 1000, fast_half=True
+    ).precision == ("float32")
 
 
 def test_recipe_tutorial_changes_colours_from_128_ranks_on() -> None:
-    tutorial, other = (Config(synthetic=True, recipe=name) for name in ("tutorial", "v1.5"))
+    tutorial, other = (TrainConfig(synthetic=True, recipe=name) for name in ("tutorial", "v1.5"))
 
     assert [recipe.increased_aug(tutorial, gpus) for gpus in (127, 128)] == [False, True]
     assert not recipe.increased_aug(other, 128)
-    asked = Config(synthetic=True, increased_aug=True)
+    asked = TrainConfig(synthetic=True, increased_aug=True)
     assert recipe.resolve(asked, 1, 1_281_167, 1000).increased_aug
 
 
 def test_the_recipes_of_small_sets_choose_the_net_and_all_else() -> None:
     runs = [
-        recipe.resolve(Config(data_dir="x", recipe=name), 2, count, 10)
+        recipe.resolve(TrainConfig(data_dir="x", recipe=name), 2, count, 10)
         for name, count in (("cifar10", 40_000), ("mnist", 60_000))
     ]
 
@@ -232,13 +234,15 @@ def test_the_recipes_of_small_sets_choose_the_net_and_all_else() -> None:
     ]
     # 100 epochs with an evaluation after each; 2 epochs.
     assert [(r.total_steps, r.plateau_steps) for r in runs] == [(7812, 78), (234, 0)]
-    sgd = recipe.resolve(Config(data_dir="x", recipe="cifar10", optimizer="sgd"), 1, 40_000, 10)
+    sgd = recipe.resolve(
+        TrainConfig(data_dir="x", recipe="cifar10", optimizer="sgd"), 1, 40_000, 10
+    )
     assert (sgd.momentum, sgd.schedule.peak) == (0.9, 0.001)
 
 
 def test_a_run_of_some_batches_has_the_shape_of_one_of_as_many_epochs() -> None:
-    steps = recipe.resolve(Config(synthetic=True, num_batches=500), 1, 1_000 * 256, 10)
-    epochs = recipe.resolve(Config(synthetic=True, num_epochs=0.5), 1, 1_000 * 256, 10)
+    steps = recipe.resolve(TrainConfig(synthetic=True, num_batches=500), 1, 1_000 * 256, 10)
+    epochs = recipe.resolve(TrainConfig(synthetic=True, num_epochs=0.5), 1, 1_000 * 256, 10)
 
     assert steps == epochs
     assert steps.total_steps == 500
@@ -253,7 +257,7 @@ def test_the_tutorials_scripts_work_as_they_were_typed() -> None:
         "--local_ckpt --fp16"
     )
     found = parse(words.split())
-    assert found == Config(
+    assert found == TrainConfig(
         data_dir="/data",
         num_epochs=90.0,
         increased_aug=True,
@@ -284,11 +288,13 @@ def test_the_tutorials_scripts_work_as_they_were_typed() -> None:
     found = parse(["--synthetic", "--lr_decay_mode", "cosine_decay_restarts", "--num_epochs=1"])
     assert found.schedule == "cosine-restarts"
     words = ["--data_dir", "/data", "--num_epochs", "90", "-b", "256", "--eval", "--num_gpus", "8"]
-    assert parse(words) == Config(data_dir="/data", num_epochs=90.0, batch_size=256, evaluate=True)
+    assert parse(words) == TrainConfig(
+        data_dir="/data", num_epochs=90.0, batch_size=256, evaluate=True
+    )
 
 
 def test_the_warm_up_of_a_short_run_is_as_much_shorter() -> None:
-    run = recipe.resolve(Config(synthetic=True, num_epochs=9.0), 8, 1_281_167, 1000)
+    run = recipe.resolve(TrainConfig(synthetic=True, num_epochs=9.0), 8, 1_281_167, 1000)
 
     assert run.schedule.warmup_steps == round(0.8 * run.steps_per_epoch)
 

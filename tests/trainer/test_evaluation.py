@@ -20,7 +20,7 @@ from imagenet_prep.dataset.predictions import Prediction
 from imagenet_prep.trainer import checkpoint, feed, loop
 from imagenet_prep.trainer import evaluation as trainer_evaluation
 from imagenet_prep.trainer.comm import Comm
-from imagenet_prep.trainer.config import Config
+from imagenet_prep.trainer.config import TrainConfig
 from imagenet_prep.trainer.predicted import Predicted
 from tests.kit.evaluated import write_names
 from tests.kit.installed import Installed
@@ -39,7 +39,7 @@ def tabulate(shades: Path, monkeypatch: pytest.MonkeyPatch, installed: Installed
 
     def run(log_dir: Path, **more: Any) -> Any:
         settings = flags(shades, log_dir, framework="mxnet", backend="native") | more
-        return train_verb.train(Config(**settings))
+        return train_verb.train(TrainConfig(**settings))
 
     return run
 

@@ -15,7 +15,7 @@ from imagenet_prep.core.errors import IncompleteError, StoreError, UsageError
 from imagenet_prep.storage import upload
 from imagenet_prep.storage.s3 import CHECK_BY_READING
 from imagenet_prep.trainer import checkpoint, mirror
-from imagenet_prep.trainer.config import Config
+from imagenet_prep.trainer.config import TrainConfig
 from tests.kit.command import wait_until
 from tests.kit.limits import Limits
 from tests.kit.s3_proxy import Proxy, proxied
@@ -260,10 +260,12 @@ def test_a_bug_in_the_background_is_no_mirror_that_has_all(
 
 
 def test_a_bucket_is_a_mirror_and_nothing_else_is() -> None:
-    with pytest.raises(ValueError, match="--log-dir s3://b/run: expected a local path; --mirror"):
-        Config(synthetic=True, log_dir="s3://b/run")
+    with pytest.raises(
+        ValueError, match="--log-dir s3://b/run: expected a path of this machine; --mirror"
+    ):
+        TrainConfig(synthetic=True, log_dir="s3://b/run")
     with pytest.raises(ValueError, match="--mirror /data/run: expected s3://bucket/prefix"):
-        Config(synthetic=True, mirror="/data/run")
+        TrainConfig(synthetic=True, mirror="/data/run")
 
 
 def test_a_spot_instance_saves_to_the_mirror_and_the_next_one_goes_on(

@@ -53,7 +53,8 @@ from imagenet_prep.core import program
 from imagenet_prep.trainer import config, recipe
 from imagenet_prep.trainer.mxnet_learner import MxnetLearner
 
-asked = config.Config(synthetic=True, framework="mxnet", model="tiny", image_size=32, batch_size=2)
+sizes = {"image_size": 32, "batch_size": 2}
+asked = config.TrainConfig(synthetic=True, framework="mxnet", model="tiny", **sizes)
 plan = recipe.resolve(asked, 1, 64, 4)
 learner = MxnetLearner(asked)
 learner.build(dataclasses.replace(plan, loss_scale=1024.0), jit=False)
@@ -86,7 +87,7 @@ order = np.random.default_rng(0).permutation(3600)
 images, labels = digits["images"][order][..., None], digits["labels"][order]
 images = (images - rule.mean) / rule.std
 for seed in map(int, sys.argv[2:]):
-    asked = config.Config(synthetic=True, framework="mxnet", recipe="mnist", seed=seed)
+    asked = config.TrainConfig(synthetic=True, framework="mxnet", recipe="mnist", seed=seed)
     learner = MxnetLearner(recipe.settled(asked))
     learner.build(recipe.resolve(asked, 1, 10_000, 10), jit=False)
     for step in range(100):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from imagenet_prep.trainer import recipe
-from imagenet_prep.trainer.config import Config
+from imagenet_prep.trainer.config import TrainConfig
 from imagenet_prep.trainer.schedule import KINDS, Plateau, Schedule
 from tests.kit.limits import Limits
 
@@ -54,7 +54,7 @@ PRINTED_256_GPUS = {
 def test_the_tutorials_recipe_has_the_rates_that_the_tutorial_printed(
     gpus: int, steps: int, printed: dict[int, float]
 ) -> None:
-    run = recipe.resolve(Config(synthetic=True, recipe="tutorial"), gpus, IMAGENET, 1000)
+    run = recipe.resolve(TrainConfig(synthetic=True, recipe="tutorial"), gpus, IMAGENET, 1000)
 
     assert run.total_steps == steps
     assert {step: f"{run.schedule(step):.5f}" for step in printed} == {
@@ -63,7 +63,7 @@ def test_the_tutorials_recipe_has_the_rates_that_the_tutorial_printed(
 
 
 def test_the_tutorials_epochs_are_those_it_printed() -> None:
-    run = recipe.resolve(Config(synthetic=True, recipe="tutorial"), 32, IMAGENET, 1000)
+    run = recipe.resolve(TrainConfig(synthetic=True, recipe="tutorial"), 32, IMAGENET, 1000)
 
     assert [f"{run.epoch(step):.1f}" for step in (50, 400, 13750, 14050, 14075)] == [
         *("0.3", "2.6", "87.9", "89.8", "90.0")
@@ -92,7 +92,7 @@ def test_steps_falls_to_a_tenth_at_every_drop() -> None:
 
 
 def test_steps_has_the_rates_that_are_given_at_the_epochs_that_are_given() -> None:
-    config = Config(
+    config = TrainConfig(
         synthetic=True, schedule="steps", lr_decay_steps="1,2.5", lr_decay_lrs="8,4,1", lr=8.0
     )
     schedule = recipe.resolve(config, 1, 256_000, 1000).schedule
@@ -115,7 +115,7 @@ def test_a_cosine_with_restarts_is_tensorflows(tf: Any) -> None:
 
 
 def test_a_warm_up_begins_at_the_rate_that_is_given() -> None:
-    config = Config(synthetic=True, warmup_lr=0.5, warmup_epochs=1.0, lr=1.0)
+    config = TrainConfig(synthetic=True, warmup_lr=0.5, warmup_epochs=1.0, lr=1.0)
     schedule = recipe.resolve(config, 1, 256_000, 1000).schedule
 
     assert [schedule(step) for step in (0, 500, 1000)] == pytest.approx([0.5, 0.75, 1.0], abs=1e-5)

@@ -11,7 +11,7 @@ import pytest
 
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.trainer import checkpoint, torchvision
-from imagenet_prep.trainer.config import Config
+from imagenet_prep.trainer.config import TrainConfig
 from imagenet_prep.trainer.saved import Saved
 from tests.kit import command
 from tests.kit.training import built
@@ -137,7 +137,7 @@ def test_a_network_that_torchvision_has_not_is_refused(
 def test_a_run_exports_over_its_own_weights_and_over_no_other_file(tmp_path: Path) -> None:
     file = tmp_path / "tiny.safetensors"
     config = {"framework": "pytorch", "synthetic": True, "log_dir": str(tmp_path / "run")}
-    run = Saved(Config(**config, export=str(file)))
+    run = Saved(TrainConfig(**config, export=str(file)))
     torchvision.write(file, {"a": np.zeros(1, np.float32)}, {})
     run.refuse_another_run(lambda _: None)  # type: ignore[arg-type,return-value]
     file.write_text("mine")

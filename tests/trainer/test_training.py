@@ -20,7 +20,7 @@ from imagenet_prep.core.errors import (
 )
 from imagenet_prep.trainer import checkpoint, evaluation, recipe
 from imagenet_prep.trainer.comm import Comm
-from imagenet_prep.trainer.config import Config
+from imagenet_prep.trainer.config import TrainConfig
 from tests.kit.lengths import long_but
 from tests.kit.limits import Limits
 from tests.kit.system import System
@@ -54,7 +54,7 @@ def trained(tf: Any, shades: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     run = tmp_path_factory.mktemp("trained") / "run"
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as out:
         patch.setattr("imagenet_prep.trainer.model.build", network)
-        verb(Config(**flags(shades, run, **SETTINGS)))
+        verb(TrainConfig(**flags(shades, run, **SETTINGS)))
     (run / "printed").write_text(out.getvalue())
     return run
 
@@ -163,7 +163,7 @@ def test_dropouts_adam_a_plateau_and_a_holdout_resume_to_the_same_bits(
         # Each evaluation of the second epoch or later lowers the rate.
         settings |= {"eval_every": 0.5}
         limits(epoch_gain=100.0, plateau_patience=1)
-        return loop.train(Config(**settings | more), open_reader)
+        return loop.train(TrainConfig(**settings | more), open_reader)
 
     score = run("whole")
     printed = capsys.readouterr().out
@@ -241,7 +241,7 @@ def test_every_way_to_train_lowers_the_loss(
 def test_synthetic_data_needs_no_data_set(tf: Any, tmp_path: Path) -> None:
     from imagenet_prep.train import train as verb
 
-    config = Config(
+    config = TrainConfig(
         synthetic=True,
         model="mnist",
         image_size=16,
@@ -269,7 +269,7 @@ def test_what_is_exported_gives_the_models_answers(
 
     from imagenet_prep.trainer.tensorflow_learner import TensorFlowLearner
 
-    config = recipe.settled(Config(**flags(shades, trained)))
+    config = recipe.settled(TrainConfig(**flags(shades, trained)))
     learner = TensorFlowLearner(config)
     learner.build(recipe.resolve(config, 1, NUM_TRAIN, 4), jit=False)
     learner.assign(list(arrays_of(trained).values()), only_model=False)

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from imagenet_prep.trainer import checkpoint
-from imagenet_prep.trainer.config import Config
+from imagenet_prep.trainer.config import TrainConfig
 from tests.kit import layouts
 from tests.kit.cluster import cluster
 from tests.kit.command import PATIENCE_S, PROGRAM, RARE_CYCLES, REPOSITORY, started
@@ -232,7 +232,7 @@ def test_a_killed_rank_ends_all_and_one_rank_takes_over(
     assert finished.code == 128 + signal.SIGKILL, finished.err
 
     # Of the same global batch.
-    score = verb(Config(**settings | {"batch_size": 8, "evaluate": True}))
+    score = verb(TrainConfig(**settings | {"batch_size": 8, "evaluate": True}))
     assert score is not None
     assert score.examples == NUM_VALIDATION
 

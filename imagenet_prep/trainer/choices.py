@@ -33,8 +33,3 @@ RECIPES: dict[str, dict[str, Any]] = {
     "mnist": {"model": "mnist", "image_size": 28, "num_epochs": 2.0, "eval_every": 0.0},
 }
 LEAST_CIFAR = 22  # model cifar would reduce smaller images to nothing
-
-
-def usual_recipe(framework: str) -> str:
-    """Returns the default recipe of a framework."""
-    return "article" if framework == "mxnet" else "v1.5"

@@ -17,7 +17,6 @@ from imagenet_prep.trainer.choices import (
     LEAST_CIFAR,
     OPTIMIZERS,
     RECIPES,
-    usual_recipe,
 )
 from imagenet_prep.trainer.schedule import KINDS, STEP_EPOCHS, WARMUP_START, numbers
 
@@ -40,22 +39,21 @@ class TrainConfig(Settings):
         "Run": "log_dir eval_every checkpoint_every evaluate export",
     }
     data_dir: str | None = data_set(
-        None, place=Place.ANYWHERE, help="the dataset in a folder, s3:// or http(s)://"
+        None, place=Place.ANYWHERE, help="the dataset: a folder, or an s3:// or http(s):// URL"
     )
     framework: str = flag(
         "tensorflow",
         choices=FRAMEWORKS,
-        help="the framework that trains; mxnet needs an environment of its own",
+        help="framework for training; mxnet needs its own environment",
     )
     comm: str = optional(
         choices=("horovod", "ddp", "dist_sync", "dist_device_sync"),
-        help="how ranks sum gradients: by Horovod's ring; with --framework pytorch by "
-        "DistributedDataParallel (ddp), its default; with --framework mxnet also by the parameter "
-        "servers that `launch --servers` starts, where dist_device_sync adds up the GPUs of a "
-        "process on a GPU",
+        help="how ranks sum gradients: by Horovod; by DistributedDataParallel (ddp, the default "
+        "of pytorch); or by the parameter servers of mxnet that `launch --servers` starts: "
+        "dist_device_sync first sums the GPUs of a process on a GPU",
     )
     synthetic: bool = switch(
-        help="train on random images; this needs no data set",
+        help="train on random images, without a dataset",
         without=(
             *("backend", "device", "keys", "exclude", "classes", "fraction"),
             *("evaluate", "eval_every"),
@@ -66,8 +64,8 @@ class TrainConfig(Settings):
             *("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
             *("resnet50-v1", "resnet101-v1", "resnet152-v1", "tiny", "cifar", "mnist"),
         ),
-        help="the network; resnet50 to 152 are v1.5, those with -v1 stride in their first 1x1; "
-        "tiny is for tests and demos; default: resnet50, or the recipe's",
+        help="network; resnet50 to resnet152 are v1.5, and names with -v1 have the stride in the "
+        "first 1x1 convolution; tiny is for tests and demos; default: resnet50, or the recipe's",
         aliases=("-m",),
     )
     batch_size: int = flag(
@@ -78,11 +76,11 @@ class TrainConfig(Settings):
     )
     num_epochs: float | None = optional(
         above=0,
-        help="how often every image is used; default: 90, or the recipe's",
+        help="number of epochs; default: 90, or the recipe's",
         aliases=("--epochs",),
     )
     num_batches: int | None = optional(
-        least=1, help="steps of the run, instead of --num-epochs", without=("num_epochs",)
+        least=1, help="number of steps, instead of --num-epochs", without=("num_epochs",)
     )
     image_size: int | None = optional(
         least=16, help="height and width of the crops; default: 224, or the recipe's", metavar="PX"
@@ -90,39 +88,35 @@ class TrainConfig(Settings):
     log_dir: str = flag(
         "imagenet_resnet",
         place=Place.RUN,
-        help="folder of the run; has checkpoints, log and TensorBoard's scalars; a run resumes "
-        "from it",
+        help="folder for checkpoints, log and TensorBoard scalars; a run resumes from it",
     )
     clear_log: bool = switch(
-        help="begin anew: remove the checkpoints, the log and the scalars of an earlier run first",
+        help="start from scratch: first remove checkpoints, log and scalars of an earlier run",
         without=("evaluate", "mirror"),
     )
     local_ckpt: bool = switch(
-        help="accepted, without effect: rank 0 saves checkpoints, and gives them to all when the "
-        "run resumes"
+        help="accepted and ignored: rank 0 saves all checkpoints, and all ranks resume from them"
     )
     tensorboard_dir: str | None = optional(
         place=Place.RUN,
-        help="folder of TensorBoard's scalars (default: LOG_DIR/tensorboard)",
+        help="folder for TensorBoard scalars (default: LOG_DIR/tensorboard)",
         metavar="DIR",
     )
     mirror: str | None = optional(
         place=Place.BUCKET,
-        help="s3://bucket/prefix where a copy of log, scalars, checkpoints and exported model is "
-        "kept in the background; a new machine resumes from it",
+        help="copy log, scalars, checkpoints and exported model to this s3://bucket/prefix in the "
+        "background; a new machine resumes from it",
         metavar="URL",
     )
     recipe: str = optional(
         choices=tuple(RECIPES),
-        help="defaults of many flags, and crops; tutorial: AWS's tutorial of 2018; v1.5: NVIDIA's; "
-        "article: AWS's article of 2019 on MXNet; cifar10: the SageMaker guide's; mnist: an epoch "
-        "in seconds; default: v1.5, of mxnet article",
+        help="preset of many flags and of the crops; tutorial: AWS's tutorial of 2018; v1.5: "
+        "NVIDIA's ResNet-50; article: AWS's article of 2019 on MXNet; cifar10: the SageMaker "
+        "guide; mnist: an epoch takes seconds; default: v1.5, or article with mxnet",
     )
-    optimizer: str | None = optional(
-        choices=OPTIMIZERS, help="the optimizer; default: the recipe's"
-    )
+    optimizer: str | None = optional(choices=OPTIMIZERS, help="optimizer; default: the recipe's")
     nesterov: bool = switch(
-        help="use Nesterov momentum, as recipe tutorial does anyway",
+        help="use Nesterov momentum; recipe tutorial always does",
         only={"optimizer": (None, "sgd", "larc")},
     )
     lr: float | None = optional(
@@ -139,144 +133,145 @@ class TrainConfig(Settings):
     weight_decay: float | None = optional(
         least=0,
         below=1,
-        help="L2 of kernels, not of batch norms and biases; default: the recipe's",
+        help="L2 weight decay of kernels; batch norms and biases have none; default: the recipe's",
         aliases=("--wdecay",),
     )
     trust_coefficient: float | None = optional(
         above=0,
         below=1,
-        help="eta of lars and larc (default: 0.013 for larc, 0.001 for lars)",
+        help="trust coefficient of lars and larc (default: 0.013 for larc, 0.001 for lars)",
         aliases=("--leta",),
         only={"optimizer": ("lars", "larc")},
     )
     label_smoothing: float | None = optional(
         least=0,
         below=1,
-        help="share of the label that goes to the other classes; default: the recipe's",
+        help="share of the label that is spread over all classes; default: the recipe's",
     )
     schedule: str | None = optional(
         choices=KINDS,
-        help="how the rate decays; default: the recipe's",
+        help="decay of the learning rate; default: the recipe's",
         aliases=("--lr-decay-mode",),
     )
     lr_decay_steps: str | None = optional(
-        help="epochs at which schedule steps lowers the rate (default: 30,60,80, in proportion "
-        "for fewer than 90 epochs)",
+        help="epochs at which schedule steps lowers the rate (default: 30,60,80, scaled down for "
+        "runs of fewer than 90 epochs)",
         metavar="EPOCHS",
         only=_STEPS,
     )
     lr_decay_lrs: str | None = optional(
-        help="rates of schedule steps, one more than --lr-decay-steps: the first is that before "
-        "the first of them (default: a tenth at each)",
+        help="rates of schedule steps: one before the first epoch of --lr-decay-steps, and one "
+        "from each on (default: each is a tenth of the one before)",
         metavar="RATES",
         only=_STEPS,
     )
     warmup_epochs: float | None = optional(
-        least=0, help="epochs in which the rate rises; default: the recipe's"
+        least=0, help="number of epochs in which the rate rises; default: the recipe's"
     )
     warmup_lr: float | None = optional(
         least=0,
-        help=f"learning rate at which the warm-up begins (default: {WARMUP_START}, of recipe "
+        help=f"learning rate at the start of the warm-up (default: {WARMUP_START}, with recipe "
         "article 0.1)",
     )
     increased_aug: bool = switch(
-        help="change colours at random too, as recipe tutorial does from 128 ranks on"
+        help="also change colours at random; recipe tutorial does so from 128 ranks on"
     )
     precision: str | None = optional(
         choices=("float32", "bfloat16", "float16"),
-        help="type of activations; weights stay float32 (default: float32; of recipes tutorial "
-        "and article float16 on a GPU that is fast at it)",
+        help="type of activations; weights stay float32 (default: float32; with recipes tutorial "
+        "and article, float16 on a GPU with fast float16)",
     )
     loss_scale: float | None = optional(
         least=1,
-        help="factor of the loss with float16, so that gradients do not vanish (default: 1024, "
-        "with larc 256)",
+        help="factor of the loss with float16, so that small gradients do not become 0 (default: "
+        "1024, with larc 256)",
     )
     fp16_compression: bool = switch(
         help="send gradients between processes as float16", only=_NOT_MXNET
     )
     jit: bool = switch(
-        help="compile forward and backward pass: with XLA, or PyTorch's with torch.compile",
+        help="compile the forward and backward pass; with XLA, or by torch.compile",
         only=_NOT_MXNET,
     )
     train_accuracy: bool = switch(
-        help="print how many of the images of a step the network knew, in a column Acc"
+        help="print the top-1 training accuracy of each printed step in a column Acc"
     )
     display_every: int = flag(50, least=1, help="steps between two lines of output")
     eval_every: float | None = optional(
         least=0,
-        help="epochs between evaluations; of the split holdout if the dataset has one, else of "
+        help="epochs between evaluations; they use the split holdout if the dataset has one, else "
         "validation; 0: evaluate only at the end; default: 0, or the recipe's",
         aliases=("--eval-interval",),
     )
     checkpoint_every: int = flag(
         1000,
         least=1,
-        help="steps between checkpoints; there is always one at the end",
+        help="steps between checkpoints; the last step is always saved",
         aliases=("--save-interval", "--save-checkpoints-steps"),
     )
-    keep: int = flag(3, least=1, help="how many checkpoints are kept")
-    evaluate: bool = switch(help="evaluate the last checkpoint and end", aliases=("--eval",))
+    keep: int = flag(3, least=1, help="number of checkpoints to keep")
+    evaluate: bool = switch(help="evaluate the last checkpoint and exit", aliases=("--eval",))
     predictions: str | None = optional(
         place=Place.RUN,
-        help="with --evaluate: write what the network says of each image, a line each: "
-        "key,class_index,top1,p1,... to top5,p5. `report --predictions` shows it",
+        help="with --evaluate, write the top-5 predictions for each image to this file: "
+        "key,class_index,top1,p1,... to top5,p5; `report --predictions` reads it",
         metavar="FILE.csv",
     )
     labels: tuple[str, ...] = flag(
         (),
         place=Place.FILE,
-        help="the last evaluation counts by these labels too: CSV with the header key,class, "
-        "ReaL's real.json, or the several-label annotations; may be given several times",
+        help="also score the last evaluation by these labels: CSV with the header key,class, "
+        "ReaL's real.json, or annotations with several labels per image; may be given several "
+        "times",
         without=("synthetic", "no_evaluation", "classes"),
     )
     also: tuple[str, ...] = flag(
         (),
         place=Place.ANYWHERE,
-        help="the last evaluation is of this set too, which has the same class list; may be given "
+        help="also evaluate this dataset at the end; it needs the same class list; may be given "
         "several times, e.g. ImageNetV2, ImageNet-A and ImageNet-R",
         metavar="SET",
         without=("synthetic", "no_evaluation", "classes"),
     )
     no_evaluation: bool = switch(
-        help="do not evaluate; for a set that has neither validation nor holdout",
+        help="do not evaluate; for a dataset without validation and holdout",
         without=("synthetic", "evaluate", "eval_every"),
     )
     export: str | None = optional(
         place=Place.RUN,
-        help="write the model here at the end: FILE.keras, or a folder for a SavedModel, or for "
-        "the two files of Gluon; PyTorch's weights as FILE.safetensors",
+        help="write the trained model here; tensorflow: FILE.keras, or a folder for a SavedModel; "
+        "mxnet: a folder for the two files of Gluon; pytorch: FILE.safetensors",
         metavar="PATH",
     )
-    seed: int = flag(0, least=0, help="decides first weights, order and crops")
+    seed: int = flag(0, least=0, help="seed of initial weights, order and crops")
     fraction: float = flag(
         1.0,
         above=0,
         most=1,
-        help="train on this share of the images, chosen by their keys: 0.1 is a part of 0.2",
+        help="train on this share of the images; they are chosen by key, so 0.1 is a part of 0.2",
     )
     keys: str | None = optional(
-        place=Place.FILE, help="train on the images whose keys this file lists, one a line"
+        place=Place.FILE, help="train only on images with the keys in this file, one per line"
     )
     exclude: str | None = optional(
-        place=Place.FILE, help="train on no image whose key this file lists, one a line"
+        place=Place.FILE, help="do not train on images with the keys in this file, one per line"
     )
     classes: tuple[str, ...] | None = optional(
-        help="train and evaluate on these classes alone, given by name or by class index, "
-        "separated by commas",
+        help="train and evaluate only on these classes; names or class indices, separated by "
+        "commas",
         metavar="NAMES",
     )
     remap: bool = switch(
-        help="number the --classes from 0 without gaps, so that the network has no other outputs"
+        help="number the --classes from 0 without gaps: the network has one output for each"
     )
     backend: str = flag(
-        "auto", choices=("auto", "tfdata", "dali", "native"), help="what decodes the JPEGs"
+        "auto", choices=("auto", "tfdata", "dali", "native"), help="decoder of the JPEGs"
     )
     device: str = flag(
         "auto",
         choices=("auto", "cpu", "gpu"),
-        help="where JPEGs are decoded; gpu: by DALI on the GPU of the rank, where the images stay; "
-        "auto: gpu if the rank has a GPU, DALI is installed, and --backend is auto or dali",
+        help="device that decodes JPEGs; gpu: DALI on the GPU of the rank, and the images stay "
+        "there; auto: gpu if the rank has a GPU, DALI is installed, and --backend is auto or dali",
     )
 
     def __post_init__(self) -> None:
@@ -287,54 +282,50 @@ class TrainConfig(Settings):
         if self.synthetic == (self.data_dir is not None):
             raise ValueError("give either --data-dir or --synthetic")
         if self.predictions is not None and not self.evaluate:
-            raise ValueError("--predictions is written by --evaluate: give that too")
+            raise ValueError("--predictions needs --evaluate")
         if self.device == "gpu" and self.backend not in ("auto", "dali"):
-            raise ValueError(
-                f"--device gpu: only DALI decodes on a GPU, and --backend is {self.backend}"
-            )
+            raise ValueError(f"--device gpu needs --backend dali, not {self.backend}")
         if self.remap and not self.classes:
-            raise ValueError("--remap numbers the classes of --classes anew: give these too")
+            raise ValueError("--remap needs --classes")
         if self.loss_scale is not None and self.precision != "float16" and not self.half_if_fast:
-            raise ValueError(
-                f"--loss-scale is for --precision float16, not {self.precision or 'float32'}"
-            )
+            precision = self.precision or "float32"
+            raise ValueError(f"--loss-scale needs --precision float16, not {precision}")
         self._check_framework()
         self._check_length()
         self._check_schedule()
 
     def _usual(self) -> dict[str, str]:
         """Returns the defaults that depend on the framework."""
-        return {"recipe": usual_recipe(self.framework), "comm": HAS[self.framework]["comm"][0]}
+        recipe = "article" if self.framework == "mxnet" else "v1.5"
+        return {"recipe": recipe, "comm": HAS[self.framework]["comm"][0]}
 
     def _check_framework(self) -> None:
         model = self.model or RECIPES[self.recipe]["model"]
         if self.framework == "mxnet" and model not in GLUON_MODELS:
             raise ValueError(
-                f"--framework mxnet: Gluon has no {model}; --model is one of "
-                f"{', '.join(GLUON_MODELS)}"
+                f"--framework mxnet has no model {model}: expected --model "
+                f"{' or '.join(GLUON_MODELS)}"
             )
         for name, has in HAS[self.framework].items():
             if (value := getattr(self, name)) not in (None, *has):
-                having = [each for each in FRAMEWORKS if value in HAS[each].get(name, (value,))]
+                others = [other for other in FRAMEWORKS if value in HAS[other].get(name, (value,))]
                 raise ValueError(
-                    f"--{name} {value} is for --framework {' or '.join(having)} alone; "
+                    f"--{name} {value} needs --framework {' or '.join(others)}; "
                     f"{self.framework} has {', '.join(has)}"
                 )
         endings = EXPORTED[self.framework]
         if self.export is not None and Path(self.export).suffix not in endings:
-            wanted = " or ".join(f"FILE{each}" if each else "a folder" for each in endings)
-            raise ValueError(
-                f"--export {self.export}: --framework {self.framework} writes {wanted}"
-            )
+            expected = " or ".join(f"FILE{suffix}" if suffix else "a folder" for suffix in endings)
+            raise ValueError(f"--export {self.export}: {self.framework} writes {expected}")
 
     def _check_length(self) -> None:
         first = RECIPES[self.recipe]
-        warmup, whole = self.warmup_epochs, self.num_epochs
-        if self.num_batches is None and whole is None:
-            whole = first["num_epochs"]
-        if warmup is not None and whole is not None and warmup >= whole:
+        warmup, epochs = self.warmup_epochs, self.num_epochs
+        if self.num_batches is None and epochs is None:
+            epochs = first["num_epochs"]
+        if warmup is not None and epochs is not None and warmup >= epochs:
             raise ValueError(
-                f"--warmup-epochs {warmup:g}: expected less than --num-epochs {whole:g}"
+                f"--warmup-epochs {warmup:g}: expected less than --num-epochs {epochs:g}"
             )
         size = self.image_size or first["image_size"]
         if (self.model or first["model"]) == "cifar" and size < LEAST_CIFAR:
@@ -343,15 +334,15 @@ class TrainConfig(Settings):
     def _check_schedule(self) -> None:
         steps, rates = self.decay_epochs, self.decay_rates
         if list(steps) != sorted(set(steps)):
-            raise ValueError(f"--lr-decay-steps {self.lr_decay_steps}: expected rising epochs")
+            raise ValueError(f"--lr-decay-steps {self.lr_decay_steps}: expected increasing epochs")
         expected = len(steps or STEP_EPOCHS) + 1
         if rates and len(rates) != expected:
             raise ValueError(
-                f"--lr-decay-lrs {self.lr_decay_lrs}: expected {expected} rates, that before the "
-                "first epoch of --lr-decay-steps and that from each of them on"
+                f"--lr-decay-lrs {self.lr_decay_lrs}: expected {expected} rates: one before the "
+                "first epoch of --lr-decay-steps, and one from each of these epochs on"
             )
         if self.schedule == "plateau" and not (self.eval_every or self.recipe == "cifar10"):
-            raise ValueError("--schedule plateau needs --eval-every: evaluations lower the rate")
+            raise ValueError("--schedule plateau needs --eval-every")
 
     def changed(self) -> dict[str, Any]:
         """Returns the settings that differ from their defaults, by name."""

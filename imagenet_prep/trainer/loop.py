@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,11 +17,11 @@ from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError, UsageE
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import schema
 from imagenet_prep.trainer import checkpoint, evaluation, recipe
-from imagenet_prep.trainer.comm import launched, lost_rank
+from imagenet_prep.trainer.comm import cores, launched, lost_rank
 from imagenet_prep.trainer.config import TrainConfig
 from imagenet_prep.trainer.evaluation import Score
 from imagenet_prep.trainer.feed import Batch, BatchReader, Evaluated, Inputs, Noise, OpenReader
-from imagenet_prep.trainer.learner import Learner, connect, serves
+from imagenet_prep.trainer.learner import Learner
 from imagenet_prep.trainer.log import Log, Timer
 from imagenet_prep.trainer.predicted import Predicted, Sheet
 from imagenet_prep.trainer.recipe import Run
@@ -37,8 +38,8 @@ def train(config: TrainConfig, open_reader: OpenReader, sheet: Sheet | None = No
     Only rank 0 has a `sheet`, for `--labels` and `--also`.
     """
     config, world = recipe.settled(config), launched()
-    if serves():
-        connect(config)  # Returns when all ranks have disconnected, or exits the process.
+    if os.environ.get("DMLC_ROLE", "worker") != "worker":
+        connect(config)  # A parameter server of MXNet runs until all ranks have disconnected.
     # Check data and checkpoint before importing a framework, which takes seconds.
     inputs, saved = Inputs(config, world, open_reader), Saved(config)
     examples, classes = inputs.train.num_examples, inputs.train.num_classes
@@ -63,6 +64,25 @@ def train(config: TrainConfig, open_reader: OpenReader, sheet: Sheet | None = No
             "Run the same command again to upload the rest."
         )
     return score
+
+
+def connect(config: TrainConfig) -> Learner:
+    """Returns the learner of the chosen framework, connected to the other ranks."""
+    if config.framework == "mxnet":
+        # MXNet reads this on import. The import in a server process runs until the server ends.
+        os.environ.setdefault("OMP_NUM_THREADS", str(cores(launched())))
+        from imagenet_prep.trainer.mxnet_learner import MxnetLearner
+
+        return MxnetLearner(config)
+    if config.framework == "pytorch":
+        from imagenet_prep.trainer.pytorch_learner import PytorchLearner
+
+        return PytorchLearner(config)
+    # Set before TensorFlow is imported, so that its start-up messages stay out of the table.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    from imagenet_prep.trainer.tensorflow_learner import TensorFlowLearner
+
+    return TensorFlowLearner(config)
 
 
 @dataclasses.dataclass(eq=False)

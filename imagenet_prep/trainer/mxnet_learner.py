@@ -17,6 +17,7 @@ from imagenet_prep.trainer import recipe
 from imagenet_prep.trainer.comm import Comm, check_gpus, launched
 from imagenet_prep.trainer.config import TrainConfig
 from imagenet_prep.trainer.feed import Batch
+from imagenet_prep.trainer.learner import Learner
 from imagenet_prep.trainer.mxnet_comm import Ring, Servers
 from imagenet_prep.trainer.recipe import Run, decays
 
@@ -26,8 +27,8 @@ from imagenet_prep.trainer.recipe import Run, decays
 _MEAN, _STD = 33.3, 78.6
 
 
-class MxnetLearner:
-    """Implements `trainer.learner.Learner`."""
+class MxnetLearner(Learner):
+    """A rank that trains with MXNet."""
 
     def __init__(self, config: TrainConfig) -> None:
         world, self.comm = launched(), Comm()
@@ -42,7 +43,7 @@ class MxnetLearner:
         self._context = mx.gpu(local_rank) if gpus else mx.cpu()
         if recipe.precision(config, fast_half=self.fast_half) == "float16":
             if not gpus:
-                raise UsageError("--precision float16: MXNet has it on GPUs alone; leave it out")
+                raise UsageError("--precision float16: MXNet needs a GPU for it")
             from mxnet.contrib import amp
 
             amp.init()  # only casts in the forward pass: weights, gradients, logits stay float32
@@ -51,7 +52,7 @@ class MxnetLearner:
     def hold(self, batch: Batch) -> Batch:
         """Returns arrays on the device, channels first."""
         images = batch["images"].transpose(0, 3, 1, 2)
-        return {name: self._array(each) for name, each in {**batch, "images": images}.items()}
+        return {name: self._array(array) for name, array in {**batch, "images": images}.items()}
 
     def _array(self, array: Any) -> Any:
         """Returns an array on the device; a DALI array on this GPU is shared, not copied."""
@@ -67,8 +68,10 @@ class MxnetLearner:
         self._plan = plan
         self._network = _network(plan, self._context)
         parameters = self._network.collect_params().values()
-        self._weights = [each for each in parameters if each.grad_req != "null"]
-        self._statistics = [each for each in parameters if each.grad_req == "null"]
+        trained = [parameter for parameter in parameters if parameter.grad_req != "null"]
+        self._weights = [parameter.data() for parameter in trained]
+        self._gradients = [parameter.grad() for parameter in trained]
+        self._statistics = [p.data() for p in parameters if p.grad_req == "null"]
         # Gradients are sums over the ranks, of scaled losses; `rescale_grad` undoes both.
         self._optimizer = mx.optimizer.create(
             "nag" if plan.nesterov else "sgd",
@@ -76,48 +79,29 @@ class MxnetLearner:
             wd=plan.weight_decay,
             rescale_grad=1 / (self.comm.world.size * plan.loss_scale),
         )
-        flat = [number for number, each in enumerate(self._weights) if not decays(each)]
+        flat = [number for number, weight in enumerate(self._weights) if not decays(weight)]
         self._optimizer.set_wd_mult(dict.fromkeys(flat, 0.0))
-        self._slots = [
-            self._optimizer.create_state(number, each.data())
-            for number, each in enumerate(self._weights)
-        ]
-
-    def _groups(self) -> list[list[Any]]:
-        weights = [each.data() for each in self._weights]
-        statistics = [each.data() for each in self._statistics]
-        return [weights, statistics, [slot for slot in self._slots if slot is not None]]
+        self._slots = [self._optimizer.create_state(*weight) for weight in enumerate(self._weights)]
+        self._momenta = [slot for slot in self._slots if slot is not None]
+        of_model = [*self._weights, *self._statistics]
+        self._names = [f"variable_{number:04d}" for number in range(len(of_model))]
+        self._variables = [*of_model, *self._momenta]
 
     def values(self) -> list[Any]:
         """Returns all variables as NumPy arrays."""
-        return [array.asnumpy() for group in self._groups() for array in group]
+        return [array.asnumpy() for array in self._variables]
 
-    def names(self) -> list[str]:
-        """Returns the names of the variables, which are numbered."""
-        return [f"variable_{number:04d}" for number, _ in enumerate(self._those(only_model=False))]
-
-    def shapes(self, *, only_model: bool) -> list[tuple[int, ...]]:
-        """Returns the shapes of all variables, or only of the model's."""
-        return [tuple(array.shape) for array in self._those(only_model=only_model)]
-
-    def assign(self, values: Sequence[Any], *, only_model: bool) -> None:
-        """Sets all variables, or only the model's."""
-        for array, value in zip(self._those(only_model=only_model), values, strict=True):
+    def assign(self, values: Sequence[Any]) -> None:
+        """Sets the first variables, all or only the model's."""
+        for array, value in zip(self._variables, values, strict=False):
             array[:] = value
-
-    def _those(self, *, only_model: bool) -> list[Any]:
-        groups = self._groups()[:2] if only_model else self._groups()
-        return [array for group in groups for array in group]
 
     def share(self) -> None:
         """Copies all variables from rank 0."""
+        self.comm.broadcast(self._weights, "weight")
+        self.comm.broadcast(self._statistics, "statistic")
         # Momenta have the weights' shapes, so servers can store both under the same names.
-        for group, what in zip(self._groups(), ("weight", "statistic", "weight"), strict=True):
-            self.comm.broadcast(group, what)
-
-    def average_statistics(self) -> None:
-        """Averages the batch norm statistics over all ranks."""
-        self.comm.average([each.data() for each in self._statistics])
+        self.comm.broadcast(self._momenta, "weight")
 
     def step(
         self,
@@ -130,13 +114,12 @@ class MxnetLearner:
         """Runs one step; both results are MXNet arrays."""
         plan = self._plan
         with mx.autograd.record():
-            loss, accuracy = self._loss(**{name: self._array(each) for name, each in batch.items()})
+            inputs = {name: self._array(array) for name, array in batch.items()}
+            loss, accuracy = self._loss(**inputs)
             scaled = loss * plan.loss_scale
         scaled.backward()
-        weights = [each.data() for each in self._weights]
-        gradients = [each.grad() for each in self._weights]
-        self.comm.add_up(gradients, "weight")
-        decaying = [each.data() for each in self._weights if decays(each)]
+        self.comm.add_up(self._gradients, "weight")
+        decaying = [weight for weight in self._weights if decays(weight)]
         squares = mx.nd.multi_sum_sq(*decaying, num_arrays=len(decaying)).sum()
         total = loss + plan.weight_decay / 2 * squares
         # Elements of an MXNet array become numbers only when they are read.
@@ -144,10 +127,11 @@ class MxnetLearner:
         # If float16 overflows, the sum overflows on every rank, and all skip the step. This check
         # waits for the device, as MXNet's own loss scaler does.
         is_safe = plan.precision != "float16" and plan.loss_scale == 1.0
-        if is_safe or _are_finite(gradients):
+        if is_safe or _are_finite(self._gradients):
             self._optimizer.set_learning_rate(rate)
-            for nth, each in enumerate(zip(weights, gradients, self._slots, strict=True)):
-                self._optimizer.update(nth, *each)
+            triples = zip(self._weights, self._gradients, self._slots, strict=True)
+            for nth, triple in enumerate(triples):
+                self._optimizer.update(nth, *triple)
         asking = self._array([float(asks)])
         self.comm.add_up([asking], "asking")
         return values, asking
@@ -158,8 +142,8 @@ class MxnetLearner:
         logs = mx.nd.log_softmax(self._network(images).astype("float32"))
         losses = (share - 1) * mx.nd.pick(logs, class_index) - share * logs.mean(axis=1)
         number = mx.nd.maximum(mask.sum(), 1)
-        known = logs.detach().argmax(axis=1) == class_index
-        return (losses * mask).sum() / number, (known * mask).sum() / number
+        hits = logs.detach().argmax(axis=1) == class_index
+        return (losses * mask).sum() / number, (hits * mask).sum() / number
 
     def logits(self, images: Any) -> Any:
         """Returns the network's logits."""

@@ -14,6 +14,7 @@ from imagenet_prep.trainer import pytorch_model, torchvision
 from imagenet_prep.trainer.comm import Comm, check_gpus, cores, launched
 from imagenet_prep.trainer.config import TrainConfig
 from imagenet_prep.trainer.feed import Batch
+from imagenet_prep.trainer.learner import Learner
 from imagenet_prep.trainer.pytorch_comm import Distributed, Horovod
 from imagenet_prep.trainer.pytorch_optimizer import Optimizer
 from imagenet_prep.trainer.recipe import Run
@@ -31,8 +32,8 @@ class _Held(dict[str, Any]):
     """A batch of tensors on the device of this rank."""
 
 
-class PytorchLearner:
-    """Implements `trainer.learner.Learner`."""
+class PytorchLearner(Learner):
+    """A rank that trains with PyTorch."""
 
     def __init__(self, config: TrainConfig) -> None:
         world, self.comm = launched(), Comm()
@@ -49,8 +50,8 @@ class PytorchLearner:
         elif world.local_size > 1:
             torch.set_num_threads(cores(world))
         if world.size > 1:
-            made = Horovod if config.comm == "horovod" else Distributed
-            self.comm = made(world, self._device, fp16_compression=config.fp16_compression)
+            kind = Horovod if config.comm == "horovod" else Distributed
+            self.comm = kind(world, self._device, fp16_compression=config.fp16_compression)
         cuda = {"CUDA": str(torch.version.cuda)} if gpus else {}
         self.versions = {"PyTorch": torch.__version__} | cuda | self.comm.versions
         torch.manual_seed(config.seed)
@@ -59,8 +60,8 @@ class PytorchLearner:
         """Returns tensors on the device; images are [batch, 3, height, width], channels last."""
         if isinstance(batch, _Held):
             return batch
-        named = ("images", "class_index", "mask")
-        images, class_index, mask = (self._on_device(batch[name]) for name in named)
+        names = ("images", "class_index", "mask")
+        images, class_index, mask = (self._on_device(batch[name]) for name in names)
         return _Held(images=images.permute(0, 3, 1, 2), class_index=class_index.long(), mask=mask)
 
     def _on_device(self, array: Any) -> Any:
@@ -72,23 +73,23 @@ class PytorchLearner:
         with torch.cuda.stream(self._copies):
             tensor = array if isinstance(array, torch.Tensor) else torch.from_dlpack(array)
             if tensor.is_cuda:
-                made = tensor.clone()
+                copy = tensor.clone()
                 self._copies.synchronize()
             else:
-                made = tensor.to(self._device, non_blocking=True)
+                copy = tensor.to(self._device, non_blocking=True)
         now = torch.cuda.current_stream(self._device)
         now.wait_stream(self._copies)
-        made.record_stream(now)
-        return made
+        copy.record_stream(now)
+        return copy
 
     def build(self, plan: Run, *, jit: bool) -> None:
         """Builds network and optimizer; `jit` compiles both passes with torch.compile."""
         self._plan = plan
         network = pytorch_model.build(plan.model, plan.image_size, plan.num_classes)
         self._network = network.to(self._device, memory_format=torch.channels_last)
-        named = [dict(network.named_parameters()), dict(network.named_buffers())]
-        self._paths = [name for each in named for name in each]
-        self._weights, self._statistics = (list(each.values()) for each in named)
+        weights, statistics = dict(network.named_parameters()), dict(network.named_buffers())
+        self._names = [*weights, *statistics]
+        self._weights, self._statistics = list(weights.values()), list(statistics.values())
         self._has_dropout = any(isinstance(m, torch.nn.Dropout) for m in network.modules())
         self._optimizer = Optimizer(plan, self._weights)
         self._variables = [*self._weights, *self._statistics, *self._optimizer.slots]
@@ -102,44 +103,24 @@ class PytorchLearner:
 
     def values(self) -> list[Any]:
         """Returns all variables as NumPy arrays."""
-        return [np.array(each.detach().cpu(), order="C") for each in self._variables]
-
-    def names(self) -> list[str]:
-        """Returns torchvision's names for the model's variables, and numbered optimizer slots."""
-        slots = range(len(self._optimizer.slots))
-        return [*self._paths, *(f"{torchvision.SLOT}{number:04d}" for number in slots)]
-
-    def shapes(self, *, only_model: bool) -> list[tuple[int, ...]]:
-        """Returns the shapes of all variables, or only of the model's."""
-        return [tuple(each.shape) for each in self._those(only_model=only_model)]
+        return [np.array(variable.detach().cpu(), order="C") for variable in self._variables]
 
     @torch.no_grad()
-    def assign(self, values: Sequence[Any], *, only_model: bool) -> None:
-        """Sets all variables, or only the model's."""
-        for variable, value in zip(self._those(only_model=only_model), values, strict=True):
+    def assign(self, values: Sequence[Any]) -> None:
+        """Sets the first variables, all or only the model's."""
+        for variable, value in zip(self._variables, values, strict=False):
             variable.copy_(torch.tensor(value))
-
-    def _those(self, *, only_model: bool) -> list[Any]:
-        return self._variables[: len(self._paths)] if only_model else self._variables
-
-    def share(self) -> None:
-        """Copies all variables from rank 0."""
-        self.comm.broadcast(self._variables, "variable")
-
-    def average_statistics(self) -> None:
-        """Averages the batch norm statistics over all ranks."""
-        self.comm.average(self._statistics)
 
     def step(self, number: int, batch: Batch, rate: float, *, asks: bool) -> tuple[Any, Any]:
         """Runs one step; dropout masks depend only on seed, step and rank."""
-        plan, world, held = self._plan, self.comm.world, self.hold(batch)
+        plan, world, tensors = self._plan, self.comm.world, self.hold(batch)
         if self._has_dropout:
             sequence = np.random.SeedSequence((plan.seed, number, world.rank))
             torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0]))
         self._network.train()
         with self._computing():
-            logits = self._trained(held["images"])
-        loss, accuracy = self._loss(logits.float(), held["class_index"], held["mask"])
+            logits = self._trained(tensors["images"])
+        loss, accuracy = self._loss(logits.float(), tensors["class_index"], tensors["mask"])
         (loss * plan.loss_scale).backward()
         self.comm.arrive()
         gradients = [weight.grad for weight in self._weights]
@@ -154,22 +135,22 @@ class PytorchLearner:
 
     def _loss(self, logits: Any, class_index: Any, mask: Any) -> Any:
         """Returns mean cross entropy and accuracy of the images in the mask."""
-        there = mask.float()
-        count = there.sum().clamp(min=1.0)
+        weights = mask.float()
+        count = weights.sum().clamp(min=1.0)
         smoothing = self._plan.label_smoothing
         losses = functional.cross_entropy(
             logits, class_index, reduction="none", label_smoothing=smoothing
         )
-        known = (logits.detach().argmax(1) == class_index).float()
-        return (losses * there).sum() / count, (known * there).sum() / count
+        hits = (logits.detach().argmax(1) == class_index).float()
+        return (losses * weights).sum() / count, (hits * weights).sum() / count
 
     @torch.no_grad()
     def _apply_if_finite(self, gradients: list[Any], rate: float) -> None:
         """Runs a step, or skips it on all ranks after an overflow; never waits for the device."""
         torch._foreach_div_(gradients, self._plan.loss_scale)
-        sound = torch.stack([each.isfinite().all() for each in gradients]).all()
+        sound = torch.stack([gradient.isfinite().all() for gradient in gradients]).all()
         changing = [*self._weights, *self._optimizer.slots]
-        before = [each.clone() for each in changing]
+        before = [variable.clone() for variable in changing]
         self._optimizer.apply(gradients, rate)
         for now, then in zip(changing, before, strict=True):
             now.copy_(torch.where(sound, now, then))
@@ -179,8 +160,8 @@ class PytorchLearner:
         """Returns the network's logits."""
         self._network.eval()
         with self._computing():
-            said = self._network(self._on_device(images).permute(0, 3, 1, 2))
-        return said.float().cpu().numpy()
+            logits = self._network(self._on_device(images).permute(0, 3, 1, 2))
+        return logits.float().cpu().numpy()
 
     def export(self, path: Path) -> None:
         """Writes a safetensors file."""

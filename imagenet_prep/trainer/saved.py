@@ -121,11 +121,10 @@ class Saved:
 
     def restore(self, learner: Learner, plan: Run) -> Checkpoint | None:
         """Loads the last checkpoint into the learner and returns it."""
-        only_model = self._config.evaluate
-        shapes = learner.shapes(only_model=only_model)
+        shapes = learner.shapes(only_model=self._config.evaluate)
         found = checkpoint.load_latest(self.folder, shapes, partial(self._accept, plan=plan))
         if found is not None:
-            learner.assign(list(found.arrays.values()), only_model=only_model)
+            learner.assign(list(found.arrays.values()))
         return found
 
     def save(self, step: int, facts: Json, learner: Learner) -> float:

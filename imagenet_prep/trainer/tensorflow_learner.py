@@ -12,10 +12,11 @@ import tensorflow as tf
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.new_file import sync
 from imagenet_prep.storage.os_errors import storage_errors
-from imagenet_prep.trainer import model, recipe, torchvision
+from imagenet_prep.trainer import model, recipe
 from imagenet_prep.trainer.comm import Comm, Horovod, check_gpus, cores, launched
 from imagenet_prep.trainer.config import TrainConfig
 from imagenet_prep.trainer.feed import Batch
+from imagenet_prep.trainer.learner import Learner
 from imagenet_prep.trainer.optimizer import Optimizer
 from imagenet_prep.trainer.recipe import Run
 
@@ -23,8 +24,8 @@ _POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mix
 _FAST_HALF = (7, 0)  # compute capability of Volta, NVIDIA's first with tensor cores
 
 
-class TensorFlowLearner:
-    """Implements `trainer.learner.Learner`."""
+class TensorFlowLearner(Learner):
+    """A rank that trains with TensorFlow."""
 
     def __init__(self, config: TrainConfig) -> None:
         world, self.comm = launched(), Comm()
@@ -49,8 +50,8 @@ class TensorFlowLearner:
     def hold(self, batch: Batch) -> Batch:
         """Returns TensorFlow tensors."""
         dtype = "bfloat16" if self._precision == "bfloat16" else "float32"
-        held = {name: tf.constant(array) for name, array in batch.items()}
-        return held | {"images": tf.cast(held["images"], dtype)}
+        tensors = {name: tf.constant(array) for name, array in batch.items()}
+        return tensors | {"images": tf.cast(tensors["images"], dtype)}
 
     def build(self, plan: Run, *, jit: bool) -> None:
         """Builds model and optimizer; `jit` compiles both passes with XLA."""
@@ -59,8 +60,8 @@ class TensorFlowLearner:
         # Horovod and the optimizer need TensorFlow's variables, not Keras' wrappers.
         self._weights = [v.value for v in self._model.trainable_variables]
         self._statistics = [v.value for v in self._model.non_trainable_weights]
-        kept = (*self._model.trainable_variables, *self._model.non_trainable_weights)
-        self._paths = [variable.path for variable in kept]
+        variables = (*self._model.trainable_variables, *self._model.non_trainable_weights)
+        self._names = [variable.path for variable in variables]
         self._dropouts = model.dropout_seeds(self._model)
         self._optimizer = Optimizer(plan, self._weights)
         self._variables = [*self._weights, *self._statistics, *self._optimizer.slots]
@@ -77,52 +78,31 @@ class TensorFlowLearner:
         """Returns all variables as NumPy arrays."""
         return [variable.numpy() for variable in self._variables]
 
-    def names(self) -> list[str]:
-        """Returns LAYER/VARIABLE for the model's variables, and numbered optimizer slots."""
-        slots = range(len(self._optimizer.slots))
-        return [*self._paths, *(f"{torchvision.SLOT}{number:04d}" for number in slots)]
-
-    def shapes(self, *, only_model: bool) -> list[tuple[int, ...]]:
-        """Returns the shapes of all variables, or only of the model's."""
-        return [tuple(variable.shape) for variable in self._those(only_model=only_model)]
-
-    def assign(self, values: Sequence[Any], *, only_model: bool) -> None:
-        """Sets all variables, or only the model's."""
-        for variable, value in zip(self._those(only_model=only_model), values, strict=True):
+    def assign(self, values: Sequence[Any]) -> None:
+        """Sets the first variables, all or only the model's."""
+        for variable, value in zip(self._variables, values, strict=False):
             variable.assign(value)
-
-    def _those(self, *, only_model: bool) -> list[Any]:
-        model_has = len(self._weights) + len(self._statistics)
-        return self._variables[:model_has] if only_model else self._variables
-
-    def share(self) -> None:
-        """Copies all variables from rank 0."""
-        self.comm.broadcast(self._variables, "variable")
-
-    def average_statistics(self) -> None:
-        """Averages the batch norm statistics over all ranks."""
-        self.comm.average(self._statistics)
 
     def step(self, number: int, batch: Batch, rate: float, *, asks: bool) -> tuple[Any, Any]:
         """Runs one step; dropout masks depend only on seed, step and rank."""
         world = self.comm.world
         for nth, seed in enumerate(self._dropouts):
             seed.assign([self._plan.seed + (nth << 32), number * world.size + world.rank])
-        made: tuple[Any, Any] = self._traced_step(
-            *(batch["images"], batch["class_index"], batch["mask"]),
-            *(tf.constant(rate), tf.constant(float(asks))),
+        inputs = batch["images"], batch["class_index"], batch["mask"]
+        result: tuple[Any, Any] = self._traced_step(
+            *inputs, tf.constant(rate), tf.constant(float(asks))
         )
-        return made
+        return result
 
     def _loss(self, images: Any, class_index: Any, mask: Any) -> Any:
         """Returns mean cross entropy and accuracy of the images in the mask."""
         logits = self._model(images, training=True)
         losses = self._cross_entropy(tf.one_hot(class_index, self._plan.num_classes), logits)
-        there = tf.cast(mask, tf.float32)
-        known = tf.equal(tf.argmax(logits, 1, tf.int32), tf.cast(class_index, tf.int32))
-        number = tf.maximum(tf.reduce_sum(there), 1.0)
-        accuracy = tf.reduce_sum(tf.cast(known, tf.float32) * there) / number
-        return tf.reduce_sum(losses * there) / number, accuracy
+        weights = tf.cast(mask, tf.float32)
+        hits = tf.equal(tf.argmax(logits, 1, tf.int32), tf.cast(class_index, tf.int32))
+        number = tf.maximum(tf.reduce_sum(weights), 1.0)
+        accuracy = tf.reduce_sum(tf.cast(hits, tf.float32) * weights) / number
+        return tf.reduce_sum(losses * weights) / number, accuracy
 
     def _move(self, images: Any, class_index: Any, mask: Any, rate: Any, asks: Any) -> Any:
         """Runs one step; returns [loss, total loss, accuracy], and how many ranks ask to stop."""

@@ -73,13 +73,13 @@ def losses(
                 # Else each residual block begins as its shortcut, and its other layers do nothing.
                 if name.endswith("gamma") and not array.any():
                     array += LAST_GAMMA
-            learner.assign(list(named.values()), only_model=False)
+            learner.assign(list(named.values()))
             forward = learner._forward
             learner._forward = lambda *batch, of=forward: [tf.cast(v, kept) for v in of(*batch)]
             given = named_as_torch(model, size, named)
         else:
             paths = [name for name in learner.names() if not name.startswith(torchvision.SLOT)]
-            learner.assign([given[path] for path in paths], only_model=True)
+            learner.assign([given[path] for path in paths])
         rng, rows = np.random.default_rng(7), []
         for step in range(steps):
             labels = rng.integers(CLASSES, size=BATCH, dtype=np.int32)

@@ -40,9 +40,9 @@ class NumpyLearner:
     def shapes(self, *, only_model: bool) -> list[tuple[int, ...]]:
         return [each.shape for each in self.values()[: 1 if only_model else 2]]
 
-    def assign(self, values: Sequence[Any], *, only_model: bool) -> None:
+    def assign(self, values: Sequence[Any]) -> None:
         self._weights = values[0].copy()
-        if not only_model:
+        if len(values) > 1:
             self._momentum = values[1].copy()
 
     def share(self) -> None:

@@ -38,7 +38,7 @@ def counted(self: Any, *images: Any) -> Any:
 def shared(self: MxnetLearner) -> None:
     """Before weights are shared, each rank has others, and none has computed anything."""
     assert not forwards, forwards
-    for array in self._groups()[0]:
+    for array in self._weights:
         array += self.comm.world.rank
     share(self)
 
@@ -53,7 +53,7 @@ def fatal(self: MxnetLearner, number: int, *batch: Any, **how: Any) -> Any:
 def closed(self: loop.Training) -> bool:
     """All has been trained."""
     learner = self._learner
-    values = {f"variable_{n:04d}": value for n, value in enumerate(learner.values())}
+    values = dict(zip(learner.names(), learner.values(), strict=True))
     world = learner.comm.world
     np.savez(f"{FOLDER}/weights-{world.rank}.npz", **values)
     told = [np.__version__, digests(str(self._config.data_dir), World.from_environment())]

@@ -272,7 +272,7 @@ def test_what_is_exported_gives_the_models_answers(
     config = recipe.settled(TrainConfig(**flags(shades, trained)))
     learner = TensorFlowLearner(config)
     learner.build(recipe.resolve(config, 1, NUM_TRAIN, 4), jit=False)
-    learner.assign(list(arrays_of(trained).values()), only_model=False)
+    learner.assign(list(arrays_of(trained).values()))
     images = np.random.default_rng(0).normal(size=(3, 16, 16, 3)).astype(np.float32)
     expected = learner.logits(images)
     synced = set[int]()

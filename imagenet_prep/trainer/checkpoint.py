@@ -75,8 +75,7 @@ def step_of(text: str) -> int | None:
 
 def save(folder: Path, step: int, facts: Json, arrays: Arrays, *, keep: int) -> None:
     """Saves a checkpoint; removes all but the last `keep` valid ones and renames damaged ones."""
-    told = _Head(_VERSION, step, time.time(), facts)
-    head = json.dumps(vars(told)).encode()
+    head = json.dumps(vars(_Head(_VERSION, step, time.time(), facts))).encode()
     stream = io.BytesIO()
     # An uncompressed zip: each array has a CRC, which is verified when it is read.
     np.savez(stream, **{_FACTS: np.frombuffer(head, np.uint8)}, **arrays)  # type: ignore[arg-type]
@@ -86,21 +85,21 @@ def save(folder: Path, step: int, facts: Json, arrays: Arrays, *, keep: int) -> 
     except IncompleteError as error:
         raise IncompleteError(
             f"{folder / name(step)}: the disk is full ({error.__cause__}). Earlier checkpoints are "
-            "kept. Free some space, then run the same command again to go on from the last."
+            "kept. Free some space, then run the same command again to resume from the last one."
         ) from error
     sound = 0
-    for there in reversed(steps(folder)):
-        path = folder / name(there)
+    for saved in reversed(steps(folder)):
+        path = folder / name(saved)
         if sound == keep:
             store.remove(path.name)
-        elif there == step or _is_sound(path, [np.shape(each) for each in arrays.values()]):
+        elif saved == step or _is_sound(path, [np.shape(array) for array in arrays.values()]):
             sound += 1
 
 
 def steps(folder: Path) -> list[int]:
     """Returns the steps that have checkpoints, sorted."""
-    found = (step_of(file) for file in LocalStore(folder).names(""))
-    return sorted(step for step in found if step is not None)
+    saved = (step_of(file) for file in LocalStore(folder).names(""))
+    return sorted(step for step in saved if step is not None)
 
 
 def clear(folder: Path) -> None:
@@ -120,23 +119,22 @@ def load_latest(
 
     Damaged ones after it are reported and renamed. If all are damaged, none is renamed.
     """
-    there = steps(folder)
     damaged: list[Path] = []
-    for step in reversed(there):
+    for step in reversed(steps(folder)):
         path = folder / name(step)
         try:
-            found = load(path, shapes, accept)
+            latest = load(path, shapes, accept)
         except DataDamagedError as error:
-            terminal.say(f"{error} Trying the one before.")
+            terminal.say(f"{error} Trying the previous checkpoint.")
             damaged.append(path)
             continue
         for path in damaged:
             _set_aside(path)
-        return found
-    if there:
+        return latest
+    if damaged:
         raise DataDamagedError(
-            f"{folder}: none of its checkpoints ({len(there):,}) can be read, see above. "
-            "Remove them to begin again."
+            f"{folder}: all checkpoints ({len(damaged):,}) are damaged, see above. "
+            "Remove them to start from scratch."
         )
     return None
 
@@ -154,18 +152,17 @@ def load(
     """
     try:
         with _opened(path) as stream, zipfile.ZipFile(stream) as file:
-            members = {each.filename.removesuffix(".npy"): each for each in file.infolist()}
-            read = _array(file, members.pop(_FACTS), most=_HEAD_BYTES).tobytes()
-            head = _head(path, read)
+            members = {member.filename.removesuffix(".npy"): member for member in file.infolist()}
+            head = _head(path, _array(file, members.pop(_FACTS), most=_HEAD_BYTES).tobytes())
             if not 0 <= head.saved_at < _LAST_TIME:
-                raise ValueError("it was saved at a time that no calendar has")
+                raise ValueError(f"impossible time of saving: {head.saved_at}")
             if head.step != step_of(path.name):
-                raise ValueError(f"it says that it is of step {head.step:,}")
+                raise ValueError(f"it is the checkpoint of step {head.step:,}")
             accept(head.facts)
             if shapes is not None and len(members) < len(shapes):
                 raise ValueError(f"it has {len(members)} arrays, expected {len(shapes)}")
-            wanted = zip(members.items(), repeat(None) if shapes is None else shapes, strict=False)
-            arrays = {name: _array(file, each, shape) for (name, each), shape in wanted}
+            pairs = zip(members.items(), repeat(None) if shapes is None else shapes, strict=False)
+            arrays = {name: _array(file, member, shape) for (name, member), shape in pairs}
         return Checkpoint(**vars(head), arrays=arrays)
     except _DAMAGE as error:
         raise DataDamagedError(f"{path}: damaged checkpoint ({error}).") from error
@@ -175,12 +172,12 @@ def load(
 
 def _head(path: Path, read: bytes) -> _Head:
     content = canonical.loads(read)
-    found = content.get("version") if isinstance(content, dict) else None
-    if isinstance(found, int) and found != _VERSION:
+    version = content.get("version") if isinstance(content, dict) else None
+    if isinstance(version, int) and version != _VERSION:
         raise UsageError(
-            f"{path}: another version of imagenet-prep has written this checkpoint (form {found}, "
-            f"this one knows {_VERSION}). Nothing was changed. Go on with that version, give "
-            "another --log-dir, or --clear-log to remove the run and begin anew."
+            f"{path}: a different version of imagenet-prep wrote this checkpoint: its format is "
+            f"{version}, expected {_VERSION}. Nothing was changed. Resume with that version, choose "
+            "a different --log-dir, or start from scratch with --clear-log."
         )
     return records.parse(_Head, content)
 
@@ -190,10 +187,10 @@ class _InPieces(io.FileIO):
 
     def read(self, size: int | None = -1) -> bytes:
         """Reads; zipfile only requests the rest of a file for its last 64 kB."""
-        some = _PIECE_BYTES + 1 if size is None or size < 0 else min(size, _PIECE_BYTES + 1)
-        data = super().read(some) or b""
+        most = _PIECE_BYTES + 1
+        data = super().read(most if size is None or size < 0 else min(size, most)) or b""
         if len(data) > _PIECE_BYTES:
-            raise zipfile.BadZipFile(f"expected {_PIECE_BYTES:,} bytes at most at once")
+            raise zipfile.BadZipFile(f"its list of arrays has more than {_PIECE_BYTES:,} bytes")
         return data
 
 
@@ -201,7 +198,7 @@ def _opened(path: Path) -> _InPieces:
     try:
         return _InPieces(LocalStore(path.parent).open(path.name, os.O_RDONLY))
     except StoreError as error:
-        raise DataDamagedError(f"{path}: damaged checkpoint (a link, or no file).") from error
+        raise DataDamagedError(f"{path}: damaged checkpoint (not a regular file).") from error
 
 
 def _array(
@@ -218,19 +215,22 @@ def _array(
         num_bytes = min(int.from_bytes(begin[len(_NPY) :], "little"), _NPY_HEADER_BYTES)
         header = _NPY_HEADER.fullmatch(opened.read(num_bytes).decode("latin-1"))
         if not begin.startswith(_NPY) or header is None:
-            raise ValueError(f"{member.filename!r} is no array of numbers")
+            raise ValueError(f"{member.filename!r} is not an array of numbers")
         dtype = np.dtype(header[1])
-        found = tuple(int(each) for each in header[3].split(",") if each.strip())
-        if shape is not None and (found != shape or dtype.kind != "f"):
-            raise ValueError(f"{member.filename!r} is {dtype} {found}, expected floats {shape}")
-        size = math.prod(found) * dtype.itemsize
-        if size != member.file_size - len(begin) - num_bytes:
-            raise ValueError(f"{member.filename!r} is {dtype} {found}, and has not as many bytes")
+        stored = tuple(int(length) for length in header[3].split(",") if length.strip())
+        if shape is not None and (stored != shape or dtype.kind != "f"):
+            raise ValueError(f"{member.filename!r} is {dtype} {stored}, expected floats {shape}")
+        size, expected = (
+            member.file_size - len(begin) - num_bytes,
+            math.prod(stored) * dtype.itemsize,
+        )
+        if size != expected:
+            raise ValueError(f"{member.filename!r} has {size:,} bytes, expected {expected:,}")
         data = bytearray()
         while piece := opened.read(_PIECE_BYTES):  # zipfile verifies the CRC after the last byte
             data += piece
     order: Literal["C", "F"] = "F" if header[2] == "True" else "C"
-    return np.ndarray(found, dtype, data, order=order)
+    return np.ndarray(stored, dtype, data, order=order)
 
 
 def _is_sound(path: Path, shapes: Sequence[Shape]) -> bool:

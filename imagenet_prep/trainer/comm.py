@@ -34,11 +34,19 @@ class Comm:
     @property
     def versions(self) -> dict[str, str]:
         """The versions of Horovod and its NCCL; empty without Horovod."""
-        return {} if self._hvd is None else horovod_versions(self._hvd)
+        if self._hvd is None:
+            return {}
+        versions = {"Horovod": str(importlib.import_module("horovod").__version__)}
+        if code := int(self._hvd.nccl_built()):
+            # NCCL changed its version codes in 2.9: 2.8 is 2800, and 2.18.3 is 21803.
+            thousands = 1000 if code < 10_000 else 10_000
+            minor, patch = divmod(code % thousands, 100)
+            versions["NCCL"] = f"{code // thousands}.{minor}.{patch}"
+        return versions
 
     def totals(self, sums: Any) -> list[float]:
         """Returns the sums of a few numbers over all ranks."""
-        return [float(each) for each in sums]
+        return [float(number) for number in sums]
 
     def tape(self, tape: Any) -> Any:
         """Returns a gradient tape that averages gradients over all ranks."""
@@ -55,16 +63,16 @@ class Comm:
         """Returns the sum over all ranks; works inside tf.function."""
         return tensor
 
-    def add_up(self, arrays: Sequence[Any], what: str) -> None:
+    def add_up(self, arrays: Sequence[Any], name: str) -> None:
         """Starts to replace each MXNet array with its sum over all ranks.
 
-        Calls with the same `what` need the same shapes, and must not overlap.
+        Calls with the same `name` need the same shapes, and must not overlap.
         """
 
     def average(self, arrays: Sequence[Any]) -> None:
         """Replaces each array or variable with its mean over all ranks, and waits for it."""
 
-    def broadcast(self, arrays: Sequence[Any], what: str) -> None:
+    def broadcast(self, arrays: Sequence[Any], name: str) -> None:
         """Replaces each array or variable with that of rank 0, and waits for it."""
 
     def broadcast_object(self, value: Any) -> Any:
@@ -76,23 +84,23 @@ class Comm:
         num_bytes = int(self.from_first("object.size", np.array([len(data)], np.int32))[0])
         if not 0 < num_bytes <= _MAX_OBJECT_BYTES:
             raise ImagenetPrepError(
-                f"rank 0 announces an object of {num_bytes:,} bytes, expected 1 to "
-                f"{_MAX_OBJECT_BYTES:,}. Run the same version on every host."
+                f"rank 0 announces {num_bytes:,} bytes of JSON, expected 1 to "
+                f"{_MAX_OBJECT_BYTES:,}. Run the same version of imagenet-prep on every host."
             )
         room = np.frombuffer(data.ljust(num_bytes, b"\0"), np.uint8)
-        came = self.from_first("object.bytes", room).tobytes()
+        received = self.from_first("object.bytes", room).tobytes()
         try:
-            return canonical.loads(came)
+            return canonical.loads(received)
         except ValueError as error:
             raise ImagenetPrepError(
-                f"what rank 0 sent is no JSON: {error}. Run the same version on every host, in a "
-                "network where nobody else can speak to the ranks."
+                f"the message of rank 0 is not valid JSON: {error}. Run the same version of "
+                "imagenet-prep on every host, in a network without other users."
             ) from error
 
-    def gather(self, array: Any, what: str) -> Any:  # noqa: ARG002 - for several ranks
+    def gather(self, array: Any, name: str) -> Any:  # noqa: ARG002 - for several ranks
         """Returns the float64 NumPy arrays of all ranks, stacked as [ranks, ...].
 
-        Integers up to 16 million are exact. Calls with the same `what` need the same shape.
+        Integers up to 16 million are exact. Calls with the same `name` need the same shape.
         """
         return array[None]
 
@@ -127,8 +135,7 @@ class Horovod(Comm):
         """Returns the sums of a few numbers over all ranks."""
         import tensorflow as tf
 
-        totals: list[float] = self.sum(tf.convert_to_tensor(sums)).numpy().tolist()
-        return totals
+        return list(map(float, self.sum(tf.convert_to_tensor(sums)).numpy()))
 
     def average(self, arrays: Sequence[Any]) -> None:
         """Replaces each variable with its mean over all ranks."""
@@ -138,15 +145,15 @@ class Horovod(Comm):
         for variable, mean in zip(arrays, means, strict=True):
             variable.assign(mean)
 
-    def broadcast(self, arrays: Sequence[Any], what: str) -> None:  # noqa: ARG002 - as they come
+    def broadcast(self, arrays: Sequence[Any], name: str) -> None:  # noqa: ARG002 - as they come
         """Replaces each variable with that of rank 0."""
         self._hvd.broadcast_variables(arrays, root_rank=0)
 
-    def gather(self, array: Any, what: str) -> Any:
+    def gather(self, array: Any, name: str) -> Any:
         """Returns the NumPy arrays of all ranks, stacked as [ranks, ...]."""
         import tensorflow as tf
 
-        return self._hvd.allgather(tf.constant(array[None]), name=what).numpy()
+        return self._hvd.allgather(tf.constant(array[None]), name=name).numpy()
 
     def from_first(self, name: str, array: Any) -> Any:
         """Returns rank 0's NumPy array; all ranks pass an array of the same shape."""
@@ -160,7 +167,9 @@ def launched() -> World:
     try:
         return World.from_environment()
     except ValueError as error:
-        raise ImagenetPrepError(f"the launcher's environment: {error}. Launch again.") from error
+        raise ImagenetPrepError(
+            f"invalid rank numbers in the environment: {error}. Launch the ranks again."
+        ) from error
 
 
 def cores(world: World) -> int:
@@ -172,8 +181,8 @@ def check_gpus(local_rank: int, gpus: int) -> None:
     """Refuses more ranks than GPUs if the host has GPUs."""
     if 0 < gpus <= local_rank:
         raise ImagenetPrepError(
-            f"local rank {local_rank}: {os.uname().nodename} has {counted(gpus, 'GPU')}. "
-            f"Write slots={gpus} into the hosts file, or start fewer ranks."
+            f"local rank {local_rank} has no GPU: {os.uname().nodename} has "
+            f"{counted(gpus, 'GPU')}. Write slots={gpus} into the hosts file, or start fewer ranks."
         )
 
 
@@ -185,28 +194,17 @@ def meet(framework: str, world: World) -> tuple[Any, World]:
     except ImportError as error:
         name = "pytorch" if framework == "torch" else framework
         raise UsageError(
-            f"{world.size} ranks were started, but Horovod cannot be loaded here: {error}. Run "
+            f"{world.size} ranks need Horovod, which cannot be loaded: {error}. Run "
             f"`imagenet-prep install-horovod --framework {name}` on every host."
         ) from error
-    found = World(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
-    if found.size != world.size:
+    actual = World(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
+    if actual.size != world.size:
         raise UsageError(
-            f"the launcher says {counted(world.size, 'rank')}, Horovod found {found.size}. It was "
-            "built without support for this launcher: build it by `imagenet-prep install-horovod` "
-            "with --mpi, or launch without --mpi."
+            f"the launcher started {counted(world.size, 'rank')}, but Horovod found {actual.size}: "
+            "it was built without support for this launcher. Run `imagenet-prep install-horovod "
+            "--mpi`, or launch without --mpi."
         )
-    return hvd, found
-
-
-def horovod_versions(hvd: Any) -> dict[str, str]:
-    """Returns the versions of Horovod, and of NCCL if Horovod was built with it."""
-    versions = {"Horovod": str(importlib.import_module("horovod").__version__)}
-    if code := int(hvd.nccl_built()):
-        # NCCL changed its version codes in 2.9: 2.8 is 2800, and 2.18.3 is 21803.
-        thousands = 1000 if code < 10_000 else 10_000
-        minor, patch = divmod(code % thousands, 100)
-        versions["NCCL"] = f"{code // thousands}.{minor}.{patch}"
-    return versions
+    return hvd, actual
 
 
 # Launchers report the first process that exits, so a rank waits this long after losing its peer.
@@ -224,13 +222,16 @@ def lost_rank() -> Iterator[None]:
         raise
     except Exception as error:
         # HorovodInternalError, a framework's error with its message, or PyTorch's RuntimeError.
-        where = type(error).__module__.partition(".")[0]
-        known = where in ("horovod", "mxnet", "tensorflow") or isinstance(error, RuntimeError)
-        if not known or not _OF_RANKS.search(str(error)):
+        package = type(error).__module__.partition(".")[0]
+        if package not in ("horovod", "mxnet", "tensorflow") and not isinstance(
+            error, RuntimeError
+        ):
+            raise
+        if not _OF_RANKS.search(str(error)):
             raise
         print(LEFT, file=sys.stderr, flush=True)
         time.sleep(_LEFT_S)
         raise IncompleteError(
-            "another rank died or stalled; its own lines say why. The last checkpoint is kept: "
-            "run the same command again to go on from it."
+            "a different rank died or stalled, see its output. The last checkpoint is kept: run "
+            "the same command again to resume from it."
         ) from error

@@ -27,13 +27,13 @@ def count(logits: Any, class_index: Any, mask: Any) -> Any:
 
     Only images in the mask are counted. Non-finite logits [batch, classes] count as wrong.
     """
-    wanted = np.asarray(mask, bool)
-    rows, labels = np.asarray(logits, np.float64)[wanted], np.asarray(class_index)[wanted]
-    there = np.take_along_axis(rows, labels[:, None], 1)
+    counted = np.asarray(mask, bool)
+    rows, labels = np.asarray(logits, np.float64)[counted], np.asarray(class_index)[counted]
+    of_label = np.take_along_axis(rows, labels[:, None], 1)
     sound, ahead = predictions.are_finite(rows), predictions.ahead_of(labels, rows)
     most = rows.max(1, keepdims=True)
     with np.errstate(invalid="ignore"):
-        losses = np.log(np.exp(rows - most).sum(1)) + (most - there)[:, 0]
+        losses = np.log(np.exp(rows - most).sum(1)) + (most - of_label)[:, 0]
     columns = (np.ones(len(rows)), sound & (ahead < 1), sound & (ahead < 5), losses)
     return np.array([column.sum(dtype=np.float64) for column in columns])
 
@@ -43,7 +43,7 @@ def evaluate(
     batches: Iterable[Batch],
     expected: int,
     comm: Comm,
-    see: Callable[[Batch, Any], None] = lambda _, __: None,
+    see: Callable[[Batch, Any], None] | None = None,
 ) -> Score:
     """Returns the score of one pass over a split of `expected` examples.
 
@@ -52,13 +52,14 @@ def evaluate(
     """
     sums = np.zeros(4)
     for batch in batches:
-        said = logits(batch["images"])
-        sums += count(said, batch["class_index"], batch["mask"])
-        see(batch, said)
+        of_batch = logits(batch["images"])
+        sums += count(of_batch, batch["class_index"], batch["mask"])
+        if see is not None:
+            see(batch, of_batch)
     examples, top1, top5, loss = comm.totals(sums)
     if int(examples) != expected:
         raise DataDamagedError(
             f"evaluation counted {int(examples):,} examples, expected {expected:,}. "
-            "Run `imagenet-prep verify` on the data set."
+            "Run `imagenet-prep verify` on the dataset."
         )
     return Score(int(examples), top1 / examples, top5 / examples, loss / examples)

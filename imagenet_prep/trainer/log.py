@@ -64,31 +64,25 @@ class Log:
         """Writes that a checkpoint was saved after `step` steps, with the reader's state."""
         self._keep("saved", {"step": step} | ({"receipt": state} if state else {}))
 
-    def train(
-        self,
-        step: int,
-        epoch: float,
-        speed: float,
-        loss: float,
-        total: float,
-        rate: float,
-        accuracy: float | None = None,
-    ) -> None:
+    def train(self, step: int, row: Mapping[str, float]) -> None:
         """Prints and writes a row of the tutorial's table for a step, counted from 0.
 
-        `epoch` is the number of epochs before the step. `speed` is in images/s over all ranks
-        since the last row, excluding checkpoints and evaluations. `loss` is the mean cross entropy,
-        and `total` adds weight decay. Without `accuracy` (top-1), its column is omitted.
+        `epoch` is the number of epochs before the step. `images_per_s` is over all ranks since the
+        last row, excluding checkpoints and evaluations. `loss` is the mean cross entropy, and
+        `total_loss` adds weight decay. Without `accuracy` (top-1), its column is omitted.
         """
+        has_accuracy = "accuracy" in row
         if not self._has_header:
-            self.say(_TRAIN_HEADER + "     Acc" * (accuracy is not None))
+            self.say(_TRAIN_HEADER + "     Acc" * has_accuracy)
             self._has_header = True
-        last = "" if accuracy is None else f" {100 * accuracy:7.3f}"
-        self.say(f"{step:6d} {epoch:5.1f} {speed:7.1f} {loss:6.3f} {total:6.3f} {rate:7.5f}{last}")
-        row = {"epoch": epoch, "images_per_s": speed, "loss": loss, "total_loss": total}
-        row |= {} if accuracy is None else {"accuracy": accuracy}
-        self._keep("train", {"step": step, **row, "learning_rate": rate})
-        self._scalar(step, "train", {**row, "learning_rate": rate})
+        accuracy = f" {100 * row['accuracy']:7.3f}" if has_accuracy else ""
+        self.say(
+            f"{step:6d} {row['epoch']:5.1f} {row['images_per_s']:7.1f} {row['loss']:6.3f} "
+            f"{row['total_loss']:6.3f} {row['learning_rate']:7.5f}{accuracy}"
+        )
+        self._keep("train", {"step": step, **row})
+        if self._scalars is not None:
+            self._scalars.write(step, "train", row)
 
     def evaluation(
         self, step: int, epoch: float, split: str, score: Score, saved_at: float, classes: str = ""
@@ -103,21 +97,17 @@ class Log:
         )
         self._has_header = False
         row = {"epoch": epoch, "top1": score.top1, "top5": score.top5, "loss": score.loss}
-        self._keep(
-            "evaluation",
-            {"step": step, "split": split, **row}
-            | {"examples": score.examples, "checkpoint_time_utc": saved},
-        )
-        self._scalar(step, "evaluation" if split == schema.VALIDATION else split, row)
+        facts = {"step": step, "split": split, **row, "examples": score.examples}
+        self._keep("evaluation", facts | {"checkpoint_time_utc": saved})
+        if self._scalars is not None:
+            group = "evaluation" if split == schema.VALIDATION else split
+            self._scalars.write(step, group, row)
 
     def test(self, score: Score, classes: str = "") -> None:
         """Prints and writes the accuracy on images that neither training nor tuning used."""
-        self.say(
-            f"test accuracy {score.top1:.2%}, loss {score.loss:.4f}: "
-            f"{counted(score.examples, 'image')} of the validation split"
-            + f", {classes}"
-            * bool(classes)
-        )
+        images = f"{counted(score.examples, 'image')} of the validation split"
+        of_classes = f", {classes}" if classes else ""
+        self.say(f"test accuracy {score.top1:.2%}, loss {score.loss:.4f}: {images}{of_classes}")
         self._keep("test", {"accuracy": score.top1, "loss": score.loss, "images": score.examples})
 
     def table(self, table: Any) -> None:
@@ -126,15 +116,15 @@ class Log:
         self._keep("table", table.as_json())
 
     def finished(self, seconds: float) -> None:
-        """Prints the training time in the tutorial's format."""
-        self.say(f"Finished in {seconds}")
+        """Prints the training time, with the tutorial's words."""
+        self.say(f"Finished in {seconds:,.1f} s")
         self._keep("finished", {"seconds": seconds})
 
     def close(self) -> None:
         """Closes both files."""
-        for each in (self._scalars, self._file):
-            if each is not None:
-                each.close()
+        for file in (self._scalars, self._file):
+            if file is not None:
+                file.close()
 
     def _keep(self, kind: str, facts: Mapping[str, Any]) -> None:
         if self._file is not None:
@@ -147,10 +137,6 @@ class Log:
             self._file.flush()
             if kind in ("start", "saved"):  # no checkpoint may survive a crash without it
                 os.fsync(self._file.fileno())
-
-    def _scalar(self, step: int, group: str, values: Mapping[str, float]) -> None:
-        if self._scalars is not None:
-            self._scalars.write(step, group, values)
 
 
 class Timer:

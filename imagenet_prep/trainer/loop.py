@@ -60,7 +60,7 @@ def train(config: TrainConfig, open_reader: OpenReader, sheet: Sheet | None = No
         learner.comm.close()
     if not mirrored:
         raise IncompleteError(
-            f"the run in {config.log_dir} is finished, but its mirror is not, see above. "
+            f"the run in {config.log_dir} is finished, but its mirror is incomplete, see above. "
             "Run the same command again to upload the rest."
         )
     return score
@@ -118,9 +118,9 @@ class Training:
             self._begin()
             if not self._step:
                 raise UsageError(f"{self._saved.folder}: no checkpoint to evaluate. Train first.")
-            evaluated = self._evaluate(last)
+            score: Score | None = self._evaluate(last)
             self._tabulate()
-            return evaluated
+            return score
         with self._stop.heard():
             self._begin()
             score = self._train() if self._step < self._plan.total_steps else None
@@ -144,22 +144,21 @@ class Training:
         world, evaluates = self._comm.world, self._config.evaluate
         versions = {"Python": platform.python_version()} | self._learner.versions
         self._log.say(", ".join(f"{name} {version}" for name, version in versions.items()))
-        found, place = self._on_first(self._restore)
-        plan = self._plan  # with --evaluate, the plan of the evaluated run
+        checkpointed, place = self._on_first(self._restore)
+        plan, schedule = self._plan, self._plan.schedule  # of the evaluated run with --evaluate
+        of_run = f" ({plan.global_batch:,} in the evaluated run)" if evaluates else ""
         epochs = plan.epoch(plan.total_steps)
-        if not evaluates:
-            epochs = self._config.num_epochs or epochs
-        of_run = f", to evaluate a run of {plan.global_batch:,}" if evaluates else ""
+        if self._config.num_epochs and not evaluates:
+            epochs = self._config.num_epochs
+        length = f"{epochs:.1f}".removesuffix(".0") if epochs >= 0.1 else "under 0.1"
         self._log.say(
             f"{counted(world.size, 'rank')} x {counted(self._config.batch_size, 'image')} = "
-            f"{world.size * self._config.batch_size:,} a step{of_run}; "
-            f"{counted(plan.num_examples, 'image')}, "
-            f"{counted(plan.num_classes, 'class')}, "
-            f"{counted(plan.steps_per_epoch, 'step')} an epoch\n"
-            f"{epochs:.4g} epoch{'s' * (epochs != 1)} = {counted(plan.total_steps, 'step')}; "
-            f"{plan.optimizer}, "
-            f"{plan.schedule.kind} from {plan.schedule.peak:g} after "
-            f"{counted(plan.schedule.warmup_steps, 'step')} of warm-up, "
+            f"{world.size * self._config.batch_size:,} per step{of_run}; "
+            f"{counted(plan.num_examples, 'image')}, {counted(plan.num_classes, 'class')}, "
+            f"{counted(plan.steps_per_epoch, 'step')} per epoch\n"
+            f"{length} epoch{'s' * (length != '1')} = {counted(plan.total_steps, 'step')}; "
+            f"{plan.optimizer}, {schedule.kind} from {schedule.peak:g} after "
+            f"{counted(schedule.warmup_steps, 'step')} of warm-up, "
             f"{recipe.precision_in_words(self._config, plan)}"
         )
         decoder = self._inputs.train.decoder
@@ -167,25 +166,27 @@ class Training:
             device = decoder["device"].upper()
             self._log.say(f"JPEGs are decoded by {decoder['backend']} on the {device}")
         if self._inputs.last is not None and self._inputs.last.split == schema.HOLDOUT:
-            self._log.say("the set has no split validation: evaluations use holdout")
+            self._log.say("the dataset has no split validation: evaluations use holdout")
         if self._config.local_ckpt:
-            self._log.say("--local_ckpt has no effect: rank 0 saves, and all resume from that.")
+            self._log.say("--local_ckpt is ignored: rank 0 saves for all ranks")
         # A new run restores too: this refuses a rank with a different dataset or order.
         self._inputs.train.restore(place)
-        if found is not None:
-            self._step, self._saved_at = found["step"], found["saved_at"]
-            self._saved_step = self._step
-            self._plateau = Plateau(**found["plateau"])
-            self._log.say(f"resumed after step {self._step:,} from {found['name']}")
+        if checkpointed is not None:
+            self._step = self._saved_step = checkpointed["step"]
+            self._saved_at = checkpointed["saved_at"]
+            self._plateau = Plateau(**checkpointed["plateau"])
+            self._log.say(f"resumed after step {self._step:,} from {checkpoint.name(self._step)}")
         self._learner.share()
-        place = self._inputs.train.state()
-        chosen = {"choice": place["choice"]} if "choice" in place else {}
-        for name, value in chosen.get("choice", {}).items():
-            self._log.say(f"chosen of train: {name} {value}")
-        begun = {"ranks": world.size, "resumed_at": self._step, "versions": versions}
+        facts = plan.facts() | {"ranks": world.size}
+        facts |= {"resumed_at": self._step, "versions": versions}
         if not evaluates and (receipt := self._inputs.train.receipt()):
-            begun |= {"step": self._step, "receipt": receipt}
-        self._log.start({**plan.facts(), **begun, **decoder, **chosen})
+            facts |= {"step": self._step, "receipt": receipt}
+        facts |= decoder
+        if choice := self._inputs.train.state().get("choice"):
+            facts["choice"] = choice
+            for name, value in choice.items():
+                self._log.say(f"selected from train: {name} {value}")
+        self._log.start(facts)
         self._saved.flush()
 
     def _on_first(self, work: Callable[[], Any]) -> Any:
@@ -209,21 +210,16 @@ class Training:
         self._saved.open()
         if self._config.clear_log:
             self._log.clear()
-        found = self._saved.restore(self._learner, self._plan)
-        if found is None:
+        last = self._saved.restore(self._learner, self._plan)
+        if last is None:
             return None, self._inputs.train.state()
-        place = found.facts["reader"]
+        place = last.facts["reader"]
         if self._config.evaluate:
             # Only the dataset must match: ranks, batch size, order and part of train may differ.
-            self._plan = records.parse(Run, found.facts["run"], others=True)
+            self._plan = records.parse(Run, last.facts["run"], others=True)
             place = self._inputs.train.state() | {"dataset": place.get("dataset")}
-        rest = {
-            "step": found.step,
-            "saved_at": found.saved_at,
-            "plateau": found.facts["plateau"],
-            "name": checkpoint.name(found.step),
-        }
-        return rest, place
+        plateau = last.facts["plateau"]
+        return {"step": last.step, "saved_at": last.saved_at, "plateau": plateau}, place
 
     def _train(self) -> Score | None:
         """Runs the remaining steps unless asked to stop; returns the last evaluation."""
@@ -246,14 +242,15 @@ class Training:
             timer.count += 1
             if step <= 1 or step % config.display_every == 0:
                 size = self._comm.world.size
-                loss, total, accuracy = (each / size for each in self._comm.totals(values))
-                speed = plan.global_batch * timer.rate()
-                shown = {"accuracy": accuracy} if config.train_accuracy else {}
-                self._log.train(step, plan.epoch(step), speed, loss, total, rate, **shown)
+                loss, total, accuracy = (value / size for value in self._comm.totals(values))
+                row = {"epoch": plan.epoch(step), "images_per_s": plan.global_batch * timer.rate()}
+                row |= {"loss": loss, "total_loss": total}
+                row |= {"accuracy": accuracy} if config.train_accuracy else {}
+                self._log.train(step, row | {"learning_rate": rate})
                 if not math.isfinite(loss):
                     raise ImagenetPrepError(
-                        f"step {step}: the loss is {loss}. Choose a smaller --lr or a longer "
-                        "--warmup-epochs; the last checkpoint is kept."
+                        f"step {step}: the loss is {loss}. The last checkpoint is kept: use a "
+                        "smaller --lr or a longer --warmup-epochs."
                     )
             with timer.pause():
                 is_last = self._step == plan.total_steps
@@ -288,21 +285,22 @@ class Training:
                 if self._step >= self._plan.total_steps:
                     return
             if self._step == before:
-                raise ImagenetPrepError("the reader yields no batch. Run `imagenet-prep verify`.")
+                raise ImagenetPrepError(
+                    "the train split yielded no batch. Run `imagenet-prep verify` on the dataset."
+                )
 
     def _save(self) -> None:
         """Averages batch norm statistics over all ranks and saves this step."""
         if self._saved_step == self._step:
             return
         self._learner.average_statistics()
-
-        lists = self._sheet.lists if self._sheet else ()
         facts = {
             "run": self._plan.facts(),
             "reader": self._inputs.train.state(),
             "plateau": vars(self._plateau),
-            **({"labels": {each["name"]: each["sha256"] for each in lists}} if lists else {}),
         }
+        if self._sheet and self._sheet.lists:
+            facts["labels"] = {labels["name"]: labels["sha256"] for labels in self._sheet.lists}
         self._saved_at = self._on_first(lambda: self._saved.save(self._step, facts, self._learner))
         self._saved_step = self._step
         self._log.saved(self._step, facts["reader"])
@@ -318,32 +316,28 @@ class Training:
         """Evaluates the datasets of `--also` and prints the table, if there is one."""
         for name, reader in self._inputs.also.items():
             self._log.say(f"Evaluating {reader.num_examples:,} images of {name}")
-            self._tell(reader, name)
+            self._score(reader, name)
         if self._sheet is not None:
             self._log.table(self._sheet.table)
 
-    def _pass_over(
-        self, reader: BatchReader, see: Callable[[Batch, Any], None] = lambda _, __: None
-    ) -> Score:
-        batches = self._unless_asked(reader)
-        return evaluation.evaluate(
+    def _score(self, reader: BatchReader, name: str | None = None) -> Score:
+        """Returns the score of one pass; with a name, keeps the predictions in sheet and file."""
+        predicted = Predicted(self._comm, reader.class_numbers, reader.present)
+        see = None if name is None else predicted.see
+        batches, last = self._unless_asked(reader), self._inputs.last
+        score = evaluation.evaluate(
             self._learner.logits, batches, reader.num_examples, self._comm, see
         )
 
-    def _tell(self, reader: BatchReader, name: str) -> Score:
-        """Returns the score of one pass, and records the predictions in sheet and file."""
-        predicted = Predicted(self._comm, reader.class_numbers, reader.present)
-        score = self._pass_over(reader, predicted.see)
-        last = self._inputs.last
-
         def keep() -> None:
             if self._sheet is not None:
-                self._sheet.enter(name, *predicted.said())
+                self._sheet.enter(name, *predicted.top5())
             if self._config.predictions is not None and last is not None and reader is last.reader:
                 more = self._sheet.columns(name) if self._sheet else {}
                 predicted.write(Path(self._config.predictions).expanduser(), more)
 
-        self._on_first(keep)
+        if name is not None:
+            self._on_first(keep)
         return score
 
     def _evaluate(self, evaluated: Evaluated | None) -> Score:
@@ -352,14 +346,11 @@ class Training:
         is_last = evaluated is self._inputs.last
         self._log.say(f"Evaluating {counted(reader.num_examples, 'image')} of {split}")
         ends = self._config.evaluate or self._step >= self._plan.total_steps
-        tells = self._config.tabulates or self._config.predictions is not None
-        if is_last and ends and tells:
-            score = self._tell(reader, str(self._config.data_dir))
-        else:
-            score = self._pass_over(reader)
+        keeps = self._config.tabulates or self._config.predictions is not None
+        score = self._score(reader, self._config.data_dir if is_last and ends and keeps else None)
         epoch = self._plan.epoch(self._step)
-        there, known = len(reader.present), len(self._inputs.train.present)
-        classes = f"{there:,} of {known:,} classes" if there < known else ""
+        present, trained = len(reader.present), len(self._inputs.train.present)
+        classes = f"{present:,} of {trained:,} classes" if present < trained else ""
         self._log.evaluation(self._step, epoch, split, score, self._saved_at, classes)
         if is_last and evaluated is not self._inputs.watched:
             self._log.test(score, classes)

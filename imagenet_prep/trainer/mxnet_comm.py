@@ -30,13 +30,13 @@ class _Together(Comm):
 
         return mx.nd
 
-    def broadcast(self, arrays: Sequence[Any], what: str) -> None:
+    def broadcast(self, arrays: Sequence[Any], name: str) -> None:
         """Replaces arrays with those of rank 0, by adding zeros from all other ranks."""
         if self.world.rank:
             for array in arrays:
                 array[:] = 0
         self._nd.waitall()
-        self.add_up(arrays, what)
+        self.add_up(arrays, name)
         self._nd.waitall()
 
     def average(self, arrays: Sequence[Any]) -> None:
@@ -54,13 +54,13 @@ class _Together(Comm):
         self.add_up([array], "totals")
         return super().totals(array.asnumpy())[: len(sums)]
 
-    def gather(self, array: Any, what: str) -> Any:
+    def gather(self, array: Any, name: str) -> Any:
         """Returns [ranks, ...], the sum of arrays in which each rank fills only its own row."""
-        room = np.zeros((self.world.size, *array.shape))
-        room[self.world.rank] = array
-        held = self._nd.array(room, dtype=self._dtype)
-        self.add_up([held], what)
-        return held.asnumpy()
+        rows = np.zeros((self.world.size, *array.shape))
+        rows[self.world.rank] = array
+        total = self._nd.array(rows, dtype=self._dtype)
+        self.add_up([total], name)
+        return total.asnumpy()
 
     def from_first(self, name: str, array: Any) -> Any:  # noqa: ARG002 - pieces are alike
         """Returns rank 0's NumPy array of small integers."""
@@ -70,8 +70,8 @@ class _Together(Comm):
         pieces = [self._nd.array(piece) for piece in room.reshape(-1, _PIECE)]
         for piece in pieces:
             self.broadcast([piece], "object")
-        came = np.concatenate([piece.asnumpy() for piece in pieces])
-        return came[: array.size].astype(array.dtype)
+        received = np.concatenate([piece.asnumpy() for piece in pieces])
+        return received[: array.size].astype(array.dtype)
 
 
 class Ring(_Together):
@@ -84,11 +84,11 @@ class Ring(_Together):
 
         self._hvd, self.world = meet("mxnet", world)
 
-    def add_up(self, arrays: Sequence[Any], what: str) -> None:
+    def add_up(self, arrays: Sequence[Any], name: str) -> None:
         """Starts to replace each array with its sum over all ranks."""
         for number, array in enumerate(arrays):
-            name = f"{what}.{number}"
-            self._hvd.allreduce_(array, average=False, name=name, priority=-number)
+            key = f"{name}.{number}"
+            self._hvd.allreduce_(array, average=False, name=key, priority=-number)
 
 
 class Servers(_Together):
@@ -99,8 +99,8 @@ class Servers(_Together):
     def __init__(self, world: World, kind: str) -> None:
         if "DMLC_PS_ROOT_URI" not in os.environ:
             raise UsageError(
-                f"--comm {kind} needs parameter servers: start it by `imagenet-prep launch "
-                "-np N --servers N -- train ...`"
+                f"--comm {kind} needs parameter servers. Start them by `imagenet-prep launch "
+                "-np N --servers N -- train ...`."
             )
         import mxnet as mx
 
@@ -108,16 +108,16 @@ class Servers(_Together):
         self.world = world  # not the servers' numbers: rank 0 must be on the first host
         self._known: set[str] = set()
 
-    def add_up(self, arrays: Sequence[Any], what: str) -> None:
+    def add_up(self, arrays: Sequence[Any], name: str) -> None:
         """Starts to replace each array with its sum over all ranks."""
         for number, array in enumerate(arrays):
-            name = f"{what}.{number}"
-            if name not in self._known:
-                self._known.add(name)
-                self._store.init(name, self._nd.zeros(array.shape, dtype=array.dtype))
+            key = f"{name}.{number}"
+            if key not in self._known:
+                self._known.add(key)
+                self._store.init(key, self._nd.zeros(array.shape, dtype=array.dtype))
             # Without an optimizer, a server stores the sum of the arrays that all ranks push.
-            self._store.push(name, array, priority=-number)
-            self._store.pull(name, out=array, priority=-number)
+            self._store.push(key, array, priority=-number)
+            self._store.pull(key, out=array, priority=-number)
 
     def close(self) -> None:
         """Waits for all ranks, disconnects, and ends the servers."""

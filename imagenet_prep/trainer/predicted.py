@@ -43,7 +43,7 @@ class Predicted:
         self._comm = comm
         self._class_numbers = np.asarray(class_numbers)
         self._present = present
-        self._found: list[Prediction] = []
+        self._predictions: list[Prediction] = []
         self._within: list[list[int]] = []
 
     def see(self, batch: Batch, logits: Any) -> None:
@@ -60,7 +60,7 @@ class Predicted:
         order[~are_finite(rows)] = -1
         mine = np.concatenate([mask, label, order, within, likely], 1).astype(np.float64)
         keys = np.asarray(batch["key"]).tolist()  # str from NumPy, bytes from TensorFlow
-        keys = [each.encode() if isinstance(each, str) else each for each in keys]
+        keys = [key.encode() if isinstance(key, str) else key for key in keys]
         gathered = self._comm.gather(mine, f"predictions-{mine.shape[1]}")
         names = self._gathered(keys)
         for row, key in zip(gathered.reshape(-1, mine.shape[1]), names, strict=True):
@@ -68,22 +68,22 @@ class Predicted:
                 numbers = self._class_numbers[row[1:-most].astype(np.int64)].tolist()
                 count = most if row[2] >= 0 else 0  # no prediction if logits are not finite
                 first, shares = numbers[1 : 1 + count], row[-most:][:count].tolist()
-                said = Prediction(key.decode(), numbers[0], tuple(first), tuple(shares))
-                self._found.append(said)
+                self._predictions.append(
+                    Prediction(key.decode(), numbers[0], tuple(first), tuple(shares))
+                )
                 self._within.append(numbers[1 + most :] if count else [])
 
-    def said(self) -> tuple[Any, Any, list[str]]:
+    def top5(self) -> tuple[Any, Any, list[str]]:
         """Returns top-5 classes [images, 5], those among only the split's classes, and keys."""
-        first = five([each.classes for each in self._found])
-        return first, five(self._within), [each.key for each in self._found]
+        classes = five([prediction.classes for prediction in self._predictions])
+        return classes, five(self._within), [prediction.key for prediction in self._predictions]
 
     def _gathered(self, keys: Sequence[bytes]) -> list[bytes]:
         """Returns the keys of all ranks in rank order."""
         lengths = self._comm.gather(np.array([len(key) for key in keys], np.float64), "lengths")
         room = -(-max(1, int(lengths.max())) // _KEY_BYTES) * _KEY_BYTES
         mine = np.frombuffer(b"".join(key.ljust(room, b"\0") for key in keys), np.uint8)
-        came = self._comm.gather(mine.astype(np.float64), f"keys-{room}")
-        data = came.astype(np.uint8).tobytes()
+        data = self._comm.gather(mine.astype(np.float64), f"keys-{room}").astype(np.uint8).tobytes()
         sizes = lengths.astype(np.int64).ravel().tolist()
         return [data[n * room : n * room + size] for n, size in enumerate(sizes)]
 
@@ -91,7 +91,7 @@ class Predicted:
         """Writes the file atomically; `more` as for `predictions.write`."""
         predictions.demand_replaceable(path)
         stream = io.StringIO()
-        predictions.write(stream, self._found, more)
+        predictions.write(stream, self._predictions, more)
         with storage_errors("write", path):
             path.parent.mkdir(parents=True, exist_ok=True)
         with complete_file(path) as file:

@@ -42,8 +42,7 @@ class _Together(Comm):
     def totals(self, sums: Any) -> list[float]:
         tensor = torch.as_tensor(sums, dtype=torch.float64, device="cpu").clone()
         self._add_up(tensor)
-        totals: list[float] = tensor.tolist()
-        return totals
+        return list(map(float, tensor))
 
     def average(self, arrays: Sequence[Any]) -> None:
         _together(arrays, self._average)
@@ -52,10 +51,10 @@ class _Together(Comm):
         self._add_up(tensor)
         tensor /= self.world.size
 
-    def broadcast(self, arrays: Sequence[Any], what: str) -> None:  # noqa: ARG002 - as they come
+    def broadcast(self, arrays: Sequence[Any], name: str) -> None:  # noqa: ARG002 - as they come
         _together(arrays, self._send)
 
-    def gather(self, array: Any, what: str) -> Any:  # noqa: ARG002 - as they come
+    def gather(self, array: Any, name: str) -> Any:  # noqa: ARG002 - as they come
         room = torch.zeros((self.world.size, *array.shape), dtype=torch.float64)
         room[self.world.rank] = torch.as_tensor(array)
         self._add_up(room)
@@ -73,9 +72,9 @@ class Distributed(_Together):
     def __init__(self, world: World, device: Any, *, fp16_compression: bool) -> None:
         if missing := [name for name in _PLACE if not os.environ.get(name)]:
             raise UsageError(
-                f"{counted(world.size, 'rank')} of PyTorch, and no {' and no '.join(missing)}: "
-                "start them by `imagenet-prep launch -np N -- train ...` or torchrun, or export "
-                "the address of the host of rank 0, and a free port of it"
+                f"{counted(world.size, 'rank')} of PyTorch need {' and '.join(missing)}. Start "
+                "them by `imagenet-prep launch -np N -- train ...` or torchrun, or export the "
+                "address of the host of rank 0 and a free port on it."
             )
         self.world, self._device = world, device
         self._fp16_compression = fp16_compression
@@ -92,8 +91,8 @@ class Distributed(_Together):
             place = ":".join(os.environ[name] for name in _PLACE)
             reason = str(error).partition("\n")[0].rstrip(".")
             raise ImagenetPrepError(
-                f"rank {world.rank} of {world.size} has not met the others at {place}: "
-                f"{reason}. Are all ranks started, and may they reach each other on all ports?"
+                f"rank {world.rank} of {world.size} did not connect to the other ranks at {place}: "
+                f"{reason}. Check that all ranks run and can reach each other on all ports."
             ) from error
 
     @property
@@ -107,14 +106,14 @@ class Distributed(_Together):
         """Returns a network whose backward pass sends each gradient as soon as it is computed."""
         parallel = torch.nn.parallel.DistributedDataParallel
         # Do not synchronise batch norm statistics. PyTorch 2.15 renamed this argument.
-        known = inspect.signature(parallel).parameters
-        name = next(each for each in _SENDS_BUFFERS if each in known)
-        made = parallel(network, gradient_as_bucket_view=True, **{name: False})
+        parameters = inspect.signature(parallel).parameters
+        name = next(name for name in _SENDS_BUFFERS if name in parameters)
+        averaging = parallel(network, gradient_as_bucket_view=True, **{name: False})
         if self._fp16_compression:
             from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-            made.register_comm_hook(None, default_hooks.fp16_compress_hook)
-        return made
+            averaging.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        return averaging
 
     def _add_up(self, tensor: Any) -> None:
         distributed.all_reduce(tensor)
@@ -135,8 +134,8 @@ class Horovod(_Together):
         self._hvd, self.world = meet("torch", world)
         if device.type == "cuda" and not self._hvd.nccl_built():
             raise UsageError(
-                "--comm horovod: this Horovod sums PyTorch's tensors on the CPU, and the network "
-                "is on a GPU. Leave --comm out: ranks then use NCCL."
+                "--comm horovod: this Horovod sums tensors on the CPU, but the network is on a "
+                "GPU. Omit --comm, so that ranks use NCCL."
             )
         compression = self._hvd.Compression
         self._compression = compression.fp16 if fp16_compression else compression.none
@@ -173,8 +172,8 @@ def _together(tensors: Sequence[Any], work: Any) -> None:
     if not tensors:
         return
     with torch.no_grad():
-        joined = torch.cat([each.flatten() for each in tensors])
+        joined = torch.cat([tensor.flatten() for tensor in tensors])
         work(joined)
-        parts = joined.split([each.numel() for each in tensors])
-        for each, part in zip(tensors, parts, strict=True):
-            each.copy_(part.view(each.shape))
+        parts = joined.split([tensor.numel() for tensor in tensors])
+        for tensor, part in zip(tensors, parts, strict=True):
+            tensor.copy_(part.view(tensor.shape))

@@ -116,26 +116,25 @@ class Run:
 _NETWORK = ("framework", "recipe", "model", "num_classes", "image_size")
 
 
-def difference(there: Json, run: Run) -> str | None:
+def difference(saved: Json, run: Run) -> str | None:
     """Returns the first difference between a checkpoint's facts and this run, in words."""
-    here: Json = json.loads(json.dumps(run.facts()))
-    for key in (*_NETWORK, *here, *there):
-        one, other = there.get(key), here.get(key)
-        if one != other and isinstance(one, dict) and isinstance(other, dict):
+    current: Json = json.loads(json.dumps(run.facts()))
+    for key in (*_NETWORK, *current, *saved):
+        old, new = saved.get(key), current.get(key)
+        if old != new and isinstance(old, dict) and isinstance(new, dict):
             # The rate comes first: the rest of a schedule follows from it or the number of steps.
-            for part in ("peak", *other, *one):
-                if one.get(part) != other.get(part):
-                    return _in_words(part, one.get(part), other.get(part))
-        elif one != other:
-            return _in_words(key, one, other)
+            for part in ("peak", *new, *old):
+                if old.get(part) != new.get(part):
+                    return _in_words(part, old.get(part), new.get(part))
+        elif old != new:
+            return _in_words(key, old, new)
     return None
 
 
-def other_network(there: Json, run: Run) -> str | None:
+def other_network(saved: Json, run: Run) -> str | None:
     """Returns the differences that prevent evaluating a checkpoint's network, in words."""
-    here = run.facts()
-    pairs = [(key, there.get(key), here[key]) for key in _NETWORK]
-    return "; ".join(_in_words(*pair) for pair in pairs if pair[1] != pair[2]) or None
+    facts = [(key, saved.get(key), vars(run)[key]) for key in _NETWORK]
+    return "; ".join(_in_words(*fact) for fact in facts if fact[1] != fact[2]) or None
 
 
 _WORDS = {  # names in messages for fields of `Run` and `Schedule`
@@ -149,9 +148,9 @@ _WORDS = {  # names in messages for fields of `Run` and `Schedule`
 }
 
 
-def _in_words(name: str, there: object, here: object) -> str:
+def _in_words(name: str, saved: object, current: object) -> str:
     """Returns for example "learning rate 0.1, this one has 0.05"."""
-    return f"{_WORDS.get(name, name.replace('_', ' '))} {there}, this one has {here}"
+    return f"{_WORDS.get(name, name.replace('_', ' '))} {saved}, this one has {current}"
 
 
 def settled(config: TrainConfig) -> TrainConfig:
@@ -201,14 +200,14 @@ def resolve(
     steps_per_epoch = num_examples // batch
     if not steps_per_epoch:
         raise UsageError(
-            f"{counted(num_examples, 'image')}, fewer than one step of "
-            f"{counted(world_size, 'rank')} with {config.batch_size} each. Choose a smaller "
-            "--batch-size or fewer ranks."
+            f"{counted(num_examples, 'image')} to train on, but one step of "
+            f"{counted(world_size, 'rank')} needs {batch:,}. Use a smaller --batch-size or fewer "
+            "ranks."
         )
     chosen = _chosen(config, batch, world_size)
     optimizer = chosen["optimizer"]
-    whole = int((config.num_epochs or 0) * num_examples)
-    total_steps = config.num_batches or max(1, whole // batch)
+    images = int((config.num_epochs or 0) * num_examples)
+    total_steps = config.num_batches or max(1, images // batch)
     decay = _schedule(config, chosen, steps_per_epoch, total_steps)
     half = precision(config, fast_half=fast_half)
     scale = _LARC_LOSS_SCALE if optimizer == "larc" else _LOSS_SCALE
@@ -253,8 +252,8 @@ def _chosen(config: TrainConfig, batch: int, world_size: int) -> Json:
     recipe = _USUAL | _RECIPES[config.recipe]
     if config.recipe == "mnist" and config.framework == "mxnet":
         recipe |= _MNIST_OF_MXNET
-    of_256, of_rank = (recipe.pop(name, 0.0) for name in ("lr_of_256", "lr_of_rank"))
-    recipe["lr"] = of_256 * batch / 256 + of_rank * world_size
+    recipe["lr"] = recipe.pop("lr_of_256", 0.0) * batch / 256
+    recipe["lr"] += recipe.pop("lr_of_rank", 0.0) * world_size
     if config.recipe == "tutorial" and world_size >= _TUTORIAL_LARGE:
         recipe |= _MANY_RANKS
     elif config.recipe == "tutorial" and config.optimizer == "larc":
@@ -264,16 +263,16 @@ def _chosen(config: TrainConfig, batch: int, world_size: int) -> Json:
     if config.lr is None and config.optimizer not in (None, *has_rate):
         raise UsageError(
             f"--optimizer {config.optimizer}: recipe {config.recipe} has no learning rate for it "
-            f"on {counted(world_size, 'rank')}. Give --lr."
+            f"on {counted(world_size, 'rank')}. Give --lr too."
         )
     if config.framework == "mxnet" and recipe["optimizer"] != "sgd" and config.optimizer is None:
         raise UsageError(
             f"--framework mxnet has no {recipe['optimizer']}, the optimizer of recipe "
-            f"{config.recipe} on {counted(world_size, 'rank')}: give --optimizer sgd and its --lr"
+            f"{config.recipe} on {counted(world_size, 'rank')}. Give --optimizer sgd and --lr."
         )
     # Flags that were not given are None, or False for switches.
-    given = {name: getattr(config, name) for name in recipe if name != "warmup_epochs"}
-    return recipe | {n: v for n, v in given.items() if v is not None and v is not False}
+    flags = {name: getattr(config, name) for name in recipe if name != "warmup_epochs"}
+    return recipe | {n: v for n, v in flags.items() if v is not None and v is not False}
 
 
 def _schedule(
@@ -285,12 +284,11 @@ def _schedule(
     warmup_epochs = config.warmup_epochs
     if warmup_epochs is None:
         warmup_epochs = shrink * chosen["warmup_epochs"]
-    kind = chosen["schedule"]
     drops: tuple[float, ...] = ()
-    if kind == "steps":
+    if chosen["schedule"] == "steps":
         drops = config.decay_epochs or tuple(epoch * shrink for epoch in STEP_EPOCHS)
     return Schedule(
-        kind=kind,
+        kind=chosen["schedule"],
         peak=chosen["lr"],
         warmup_steps=min(round(warmup_epochs * steps_per_epoch), total_steps - 1),
         total_steps=total_steps,

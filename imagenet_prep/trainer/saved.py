@@ -55,19 +55,19 @@ def settings_of(log_dir: str, world: World) -> Json:
     folder = Path(log_dir).expanduser()
     if world.local_size < world.size or not folder.is_dir():
         return {}
-    found: list[_Network] = []
+    networks: list[_Network] = []
 
     def accept(facts: Json) -> None:
-        found.append(records.parse(_Network, records.parse(_Facts, facts).run, others=True))
+        networks.append(records.parse(_Network, records.parse(_Facts, facts).run, others=True))
 
     for step in reversed(checkpoint.steps(folder)):
         # Rank 0 reports and renames damaged checkpoints later.
         with contextlib.suppress(DataDamagedError):
             checkpoint.load(folder / checkpoint.name(step), [], accept)
             break
-    if not found:
+    if not networks:
         return {}
-    settings = dict(vars(found[-1]))
+    settings = dict(vars(networks[-1]))
     # Any batch size works unless it exceeds the dataset.
     batch = settings.pop("global_batch") // world.size
     return settings | {"batch_size": max(1, min(TrainConfig.batch_size, batch))}
@@ -102,8 +102,8 @@ class Saved:
             run = facts.get("run")
             self._accept(facts, plan(isinstance(run, dict) and run.get("precision") == "float16"))
 
-        found = checkpoint.load_latest(self.folder, [], accept)
-        if self._config.evaluate and found is None and self._config.mirror is None:
+        latest = checkpoint.load_latest(self.folder, [], accept)
+        if self._config.evaluate and latest is None and self._config.mirror is None:
             raise UsageError(f"{self.folder}: no checkpoint to evaluate. Train first.")
 
     def open(self) -> None:
@@ -122,10 +122,10 @@ class Saved:
     def restore(self, learner: Learner, plan: Run) -> Checkpoint | None:
         """Loads the last checkpoint into the learner and returns it."""
         shapes = learner.shapes(only_model=self._config.evaluate)
-        found = checkpoint.load_latest(self.folder, shapes, partial(self._accept, plan=plan))
-        if found is not None:
-            learner.assign(list(found.arrays.values()))
-        return found
+        latest = checkpoint.load_latest(self.folder, shapes, partial(self._accept, plan=plan))
+        if latest is not None:
+            learner.assign(list(latest.arrays.values()))
+        return latest
 
     def save(self, step: int, facts: Json, learner: Learner) -> float:
         """Saves a step; returns the time in seconds since 1970."""
@@ -144,24 +144,21 @@ class Saved:
 
     def _accept(self, facts: Json, plan: Run) -> None:
         """Refuses a checkpoint's facts if they are malformed or of a different run."""
-        found = records.parse(_Facts, facts)
-        there, evaluates = found.run, self._config.evaluate
+        saved, evaluates = records.parse(_Facts, facts), self._config.evaluate
         if evaluates:
-            records.parse(Run, there, others=True)
-        if (batch := records.parse(int, there.get("global_batch"), "global_batch")) < 1:
+            records.parse(Run, saved.run, others=True)
+        if (batch := records.parse(int, saved.run.get("global_batch"), "global_batch")) < 1:
             raise ValueError(f"global_batch {batch}")
         # A reader checks the rest of its state itself; without a dataset it has none.
-        records.parse(int, found.reader.get("epoch", 0), "epoch")
+        records.parse(int, saved.reader.get("epoch", 0), "epoch")
         differs = recipe.other_network if evaluates else recipe.difference
-        if other := differs(there, plan):
+        if difference := differs(saved.run, plan):
             source = f" (from {self._config.mirror})" if self._config.mirror else ""
             remedy = (
-                "Give the same settings to resume it, another --log-dir to keep it, or --clear-log "
-                "to remove it and begin anew."
+                "Omit these flags: --evaluate takes them from the run. If its ranks are on several "
+                "hosts, or only its mirror has the run, give the values of the run."
+                if evaluates
+                else "Resume it with the same settings, choose a different --log-dir, or start "
+                "from scratch with --clear-log, which removes it."
             )
-            if evaluates:
-                remedy = (
-                    "To evaluate it, leave these flags out: they are taken from the run. Where "
-                    "its ranks are on several hosts, or its mirror alone has it, give its own."
-                )
-            raise UsageError(f"{self.folder}{source} holds a run with {other}. {remedy}")
+            raise UsageError(f"{self.folder}{source} holds a run with {difference}. {remedy}")

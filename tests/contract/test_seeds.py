@@ -44,7 +44,7 @@ QUICK: dict[int, str] = {
 }
 # The rows whose commands train to their end, and what each prints.
 TRAINING: dict[int, list[str]] = {
-    1: ["Horovod 0.28.1\n", "2 ranks x 4 images = 8 a step; ", "images of validation"],
+    1: ["Horovod 0.28.1\n", "2 ranks x 4 images = 8 per step; ", "images of validation"],
     4: ["ranks  hosts  images/s  without input  efficiency ", "dollars\n"],
     68: ["MXNet 1.9.1, Horovod 0.28.1\n", "2 ranks x 8 images", "images of validation"],
     69: ["MXNet 1.9.1\n", "2 ranks x 8 images", "images of validation"],
@@ -245,7 +245,7 @@ def test_the_scripts_train_two_ranks_as_typed(typed: Runner) -> None:
     assert "2 ranks x 8 images" in said[12]
     assert " = 20 steps; " in said[12]
     assert "images of validation" in said[27]
-    assert "1 rank x 8 images = 8 a step, to evaluate a run of 16; " in said[34]
+    assert "1 rank x 8 images = 8 per step (16 in the evaluated run); " in said[34]
 
 
 @pytest.mark.long
@@ -284,7 +284,7 @@ def test_ranks_are_stopped_and_go_on_with_other_hosts_as_typed(
         assert "Run the same command again to resume" in done.err
         seen = log.stat().st_size
 
-    assert "1 rank x 16 images = 16 a step" in done.out
+    assert "1 rank x 16 images = 16 per step" in done.out
     assert "resumed after step" in done.out
 
 

@@ -195,7 +195,7 @@ def test_one_host_trains_and_leaves_what_sagemaker_takes(shades: Path, tmp_path:
 
     assert finished.code == 0, finished.err
     assert finished.out.startswith("algo-1 of 1 host, 2 ranks each: train --log-dir")
-    assert "2 ranks x 4 images = 8 a step; 67 images" in finished.out
+    assert "2 ranks x 4 images = 8 per step; 67 images" in finished.out
     assert rows(tmp_path / "checkpoints", "evaluation")[-1]["examples"] == NUM_VALIDATION
     assert checkpoint.steps(tmp_path / "checkpoints") == [16]
     assert (tmp_path / "model" / "model.keras").stat().st_size > 100_000
@@ -391,7 +391,7 @@ def test_two_hosts_train_and_the_first_one_saves(
 
     said = (tmp_path / "algo-1").read_text()
     assert codes == [0, 0], said + (tmp_path / "algo-2").read_text()
-    assert "2 ranks x 4 images = 8 a step" in said
+    assert "2 ranks x 4 images = 8 per step" in said
     first, second = (node.disk / "ml" / "checkpoints" for node in net.nodes)
     assert rows(first, "evaluation")[-1]["examples"] == NUM_VALIDATION
     assert checkpoint.steps(first) == [10, 16]

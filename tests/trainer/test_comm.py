@@ -78,7 +78,7 @@ def test_a_pickle_is_refused_and_not_run(monkeypatch: pytest.MonkeyPatch, tmp_pa
     poison = pickle.dumps(Poison(tmp_path / "owned"))
     wire.say(poison)
 
-    with pytest.raises(ImagenetPrepError, match="what rank 0 sent is no JSON"):
+    with pytest.raises(ImagenetPrepError, match="the message of rank 0 is not valid JSON"):
         wire.rank(1, monkeypatch).broadcast_object(None)
     assert not (tmp_path / "owned").exists()
     # It would have run.
@@ -91,7 +91,7 @@ def test_what_is_no_json_is_refused(monkeypatch: pytest.MonkeyPatch, data: bytes
     wire = Wire()
     wire.say(data)
 
-    with pytest.raises(ImagenetPrepError, match="what rank 0 sent is no JSON"):
+    with pytest.raises(ImagenetPrepError, match="the message of rank 0 is not valid JSON"):
         wire.rank(1, monkeypatch).broadcast_object(None)
 
 
@@ -102,7 +102,7 @@ def test_an_object_without_bounds_is_not_waited_for(
     wire = Wire()
     wire.sent["object.size"] = np.array([num_bytes], np.int32)
 
-    with pytest.raises(ImagenetPrepError, match=f"announces an object of {num_bytes:,} bytes"):
+    with pytest.raises(ImagenetPrepError, match=f"announces {num_bytes:,} bytes of JSON"):
         wire.rank(1, monkeypatch).broadcast_object(None)
 
 
@@ -125,6 +125,6 @@ def test_only_the_loss_of_another_rank_is_told_to_the_launcher(
             raise error
     assert capsys.readouterr().err == ""
 
-    with pytest.raises(IncompleteError, match="another rank died or stalled"), lost_rank():
+    with pytest.raises(IncompleteError, match="a different rank died or stalled"), lost_rank():
         raise lost("Horovod has been shut down")
     assert capsys.readouterr().err == f"{LEFT}\n"

@@ -102,7 +102,9 @@ def test_an_optimizer_that_the_recipe_has_no_rate_for_needs_one() -> None:
 
 
 def test_fewer_images_than_a_step_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"100 images, fewer than one step of 2 ranks"):
+    with pytest.raises(
+        UsageError, match=r"100 images to train on, but one step of 2 ranks needs 102"
+    ):
         recipe.resolve(TrainConfig(synthetic=True, batch_size=51), 2, 100, 10)
 
 

@@ -75,7 +75,7 @@ def test_without_validation_a_run_is_evaluated_on_what_was_held_out(
     score = train_by_numpy(tmp_path / "run", data_dir=str(held), eval_every=1.0)
 
     said = capsys.readouterr().out
-    assert "the set has no split validation: evaluations use holdout" in said
+    assert "the dataset has no split validation: evaluations use holdout" in said
     assert said.count("checkpoint_time(UTC)  2 of 4 classes\n") == said.count("step  epoch  top1")
     found = rows(tmp_path / "run", "evaluation")
     assert {(row["split"], row["examples"]) for row in found} == {("holdout", NUM_VALIDATION)}
@@ -173,7 +173,7 @@ def test_predictions_of_all_ranks_come_together(tmp_path: Path) -> None:
     assert found[0].shares == pytest.approx((0.880797, 0.119203))
     assert (found[1].classes, found[1].shares, found[1].is_wrong) == ((), (), True)
     assert (tmp_path / "said.csv").read_text().splitlines()[0].endswith(",top5,p5,more")
-    classes, within, keys = predicted.said()
+    classes, within, keys = predicted.top5()
     assert keys == [key, "b", "b", key]
     assert classes[0].tolist() == [10, 11, -1, -1, -1]
     assert [row[0] for row in classes.tolist()] == [10, -1, -1, 10]
@@ -197,7 +197,7 @@ def test_a_run_its_file_and_score_count_equal_and_infinite_logits_the_same(tmp_p
 
     assert (top1, len(said)) == (sum(not each.is_wrong for each in said), 390)
     assert top5 == sum(each.class_index in each.classes for each in said)
-    classes, within, _ = predicted.said()
+    classes, within, _ = predicted.top5()
     assert (classes == within).all()
     assert (classes[:, 0] == labels[there]).sum() == top1
     sound = there & np.isfinite(logits).all(1)

@@ -291,7 +291,7 @@ def test_ranks_that_horovod_does_not_know_of_do_not_train_alone(
     monkeypatch.setitem(sys.modules, "horovod.mxnet", fake)
     sys.modules["horovod"].mxnet = fake  # type: ignore[attr-defined]
 
-    with pytest.raises(UsageError, match="the launcher says 2 ranks, Horovod found 1"):
+    with pytest.raises(UsageError, match="the launcher started 2 ranks, but Horovod found 1"):
         mxnet_comm.Ring(World(1, 2))
 
 

@@ -71,7 +71,7 @@ def test_flags_that_differ_from_the_run_are_refused_in_one_message(
 
     for said in (
         *("recipe article, this one has tutorial", "model tiny, this one has resnet18"),
-        *("image size 16, this one has 32", "leave these flags out"),
+        *("image size 16, this one has 32", "Omit these flags"),
     ):
         assert said in str(refused.value)
 

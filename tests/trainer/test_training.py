@@ -72,7 +72,7 @@ def test_a_run_learns_and_prints_the_tutorials_table(trained: Path) -> None:
     lines = (trained / "printed").read_text().splitlines()
     assert re.fullmatch(r"Python 3\.\d+\.\d+, TensorFlow \d+\.\d+\.\d+", lines[0])
     assert lines[-3] == "Evaluating 22 images of validation"
-    assert lines[1] == "1 rank x 8 images = 8 a step; 67 images, 4 classes, 8 steps an epoch"
+    assert lines[1] == "1 rank x 8 images = 8 per step; 67 images, 4 classes, 8 steps per epoch"
     assert lines[3] == "JPEGs are decoded by tfdata on the CPU"
     assert lines[4] == "  Step Epoch Speed   Loss  FinLoss   LR"
     row = re.compile(r" *\d+ +\d+\.\d +\d+\.\d +\d+\.\d{3} +\d+\.\d{3} \d\.\d{5}")
@@ -80,7 +80,7 @@ def test_a_run_learns_and_prints_the_tutorials_table(trained: Path) -> None:
     table = lines[5:-4]
     assert [int(line.split()[0]) for line in table] == [0, 1, *range(4, LAST, 4)]
     assert all(row.fullmatch(line) for line in table)
-    assert re.fullmatch(r"Finished in \d+\.\d+", lines[-4])
+    assert re.fullmatch(r"Finished in \d+\.\d s", lines[-4])
     assert lines[-1].split()[:2] == ["67", "8.0"]
 
 
@@ -201,7 +201,7 @@ def test_a_finished_run_is_only_evaluated_again(
     # The plan is that of the run, and not one of the flags of the evaluation.
     evaluating, plan = capfd.readouterr().out.splitlines()[1:3]
     assert evaluating.startswith(
-        "1 rank x 11 images = 11 a step, to evaluate a run of 8; 67 images"
+        "1 rank x 11 images = 11 per step (8 in the evaluated run); 67 images"
     )
     assert plan.partition(" = ")[2] == whole.partition(" = ")[2]
     assert plan.startswith("8 epochs = 67 steps; sgd, ")
@@ -326,6 +326,6 @@ def test_a_run_on_a_fraction_of_train_says_so_and_evaluates_on_everything(
     assert 20 < start["num_examples"] < 50
     assert (start["choice"]["fraction"], start["choice"]["choice_seed"]) == (0.5, 0)
     assert f" {start['num_examples']} images, 4 classes" in printed.splitlines()[1]
-    assert "chosen of train: fraction 0.5\n" in printed
+    assert "selected from train: fraction 0.5\n" in printed
     with pytest.raises(UsageError, match="holds a run with|the state has choice"):
         train_by_numpy(tmp_path / "run", num_epochs=0.2, fraction=0.75)

@@ -290,7 +290,7 @@ def test_more_ranks_than_shards_share_every_shard(shades: Path, tmp_path: Path) 
         finished = running.finish(PATIENCE_S)
 
     assert finished.code == 0, finished.err
-    assert "3 ranks x 3 images = 9 a step; 67 images" in finished.out
+    assert "3 ranks x 3 images = 9 per step; 67 images" in finished.out
     assert [row["examples"] for row in rows(run, "evaluation")] == [NUM_VALIDATION] * 2
 
 
@@ -343,6 +343,6 @@ def test_cifar10_goes_from_its_archive_to_a_model_of_two_ranks(tmp_path: Path) -
         finished = running.finish(PATIENCE_S)
 
     assert finished.code == 0, finished.err
-    assert "2 ranks x 8 images = 16 a step; 100 images, 10 classes" in finished.out
+    assert "2 ranks x 8 images = 16 per step; 100 images, 10 classes" in finished.out
     assert rows(run, "evaluation")[-1]["examples"] == 20
     assert (tmp_path / "model.keras").stat().st_size > 100_000

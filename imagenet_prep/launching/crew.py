@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import IO
 
 from imagenet_prep.core import children, signals
 from imagenet_prep.hosts.channel import Frame, Process
@@ -25,6 +24,7 @@ from imagenet_prep.hosts.hosts_file import Host
 from imagenet_prep.hosts.messages import BrokenError, Cause
 from imagenet_prep.hosts.process import Tail, start
 from imagenet_prep.launching.host import FROM_HOST, NO_RANK, Order
+from imagenet_prep.launching.ranks import put
 
 # A host that vanishes or is silent is noticed after a minute.
 _SILENCE_S = 60.0
@@ -35,23 +35,14 @@ _FAILED_S = 15.0
 _ANSWER_S = 30.0
 _INCOMPLETE = 4
 
-_printing = threading.Lock()
-
 
 def exit_code(failures: Sequence[tuple[int, bool]]) -> int:
     """Returns the code of the first rank that failed by itself, else of the first failure, or 0."""
     return min(failures, key=lambda failure: failure[1], default=(0, False))[0]
 
 
-def _print(target: IO[str], text: bytes | str) -> None:
-    """Prints; if the reader is gone, ranks continue until they are asked to end."""
-    with _printing, contextlib.suppress(OSError, ValueError):
-        target.write(text if isinstance(text, str) else text.decode(errors="replace"))
-        target.flush()
-
-
 def _say(sentence: str) -> None:
-    _print(sys.stderr, f"imagenet-prep: {sentence}\n")
+    put(sys.stderr, f"imagenet-prep: {sentence}\n")
 
 
 class Crew:
@@ -96,15 +87,14 @@ class Crew:
         return exit_code(self._failures)
 
     def _start(self, host: Host, order: Order) -> None:
-        words = ("imagenet_prep.launching.host", "run")
         member = Process(
             host.address,
             sys.executable,
-            words,
+            ("imagenet_prep.launching.host", "run"),
             FROM_HOST,
             _SILENCE_S,
             ssh_options=_SSH_OPTIONS,
-            hear=partial(_print, sys.stderr),
+            hear=partial(put, sys.stderr),
         )
         self._members.append(member)
         self._running.add(host.address)
@@ -112,40 +102,37 @@ class Crew:
         member.channel.begin("run", json.dumps(dataclasses.asdict(order)).encode())
         # A host may send "failed" once per rank, and "done" once. It may send "left" for all ranks:
         # if the launch knows a machine by two names, one process there serves both.
-        may_say = {"left": sum(each.slots for each in self._hosts), "failed": len(order.ranks)}
-        arguments = (member, may_say | {"done": 1})
-        threading.Thread(target=self._listen, args=arguments, daemon=True).start()
+        slots = sum(host.slots for host in self._hosts)
+        allowed = {"left": slots, "failed": len(order.ranks), "done": 1}
+        threading.Thread(target=self._listen, args=(member, allowed), daemon=True).start()
 
-    def _listen(self, member: Process, may_say: dict[str, int]) -> None:
+    def _listen(self, member: Process, allowed: dict[str, int]) -> None:
         """Handles a host's messages until its process has ended; an invalid message ends it."""
 
         def take(frame: Frame) -> None:
             if frame.kind == "printed":
-                _print(sys.stdout, frame.body)
+                put(sys.stdout, frame.body)
                 return
-            may_say[frame.kind] -= 1
-            if may_say[frame.kind] < 0:
-                raise BrokenError(f"it says {frame.kind!r} too often")
+            allowed[frame.kind] -= 1
+            if allowed[frame.kind] < 0:
+                raise BrokenError(f"it sent {frame.kind!r} too often")
             self._events.put(partial(self._heard, frame))
 
         broken, ending = member.listen(take, _ANSWER_S)
         why = f"ended with code {ending.code}" if ending.code else ""
         if broken:
-            why = f"is given up: {broken}"
+            why = f"was ended: {broken}"
         # The host or its process died, or the network failed: a new launch may succeed.
         lost = broken.cause is Cause.SILENT if broken else ending.is_lost
         self._events.put(partial(self._ended, member.address, why, _INCOMPLETE if lost else 1))
 
     def _start_mpirun(self, argv: Sequence[str], environment: Mapping[str, str] | None) -> None:
-        self._mpirun = popen = start(
-            children.bound(argv, signal.SIGTERM),
-            environment=environment,
-            stdin=subprocess.DEVNULL,
-        )
+        bound = children.bound(argv, signal.SIGTERM)
+        self._mpirun = popen = start(bound, environment=environment, stdin=subprocess.DEVNULL)
         self._running.add("mpirun")
         outputs = [
-            Tail(popen.stdout, hear=partial(_print, sys.stdout)),
-            Tail(popen.stderr, hear=partial(_print, sys.stderr)),
+            Tail(popen.stdout, hear=partial(put, sys.stdout)),
+            Tail(popen.stderr, hear=partial(put, sys.stderr)),
         ]
 
         def wait() -> None:
@@ -163,7 +150,7 @@ class Crew:
                 event = self._events.get(timeout=None if left_s == float("inf") else left_s)
             except queue.Empty:
                 names = ", ".join(sorted(self._running))
-                _say(f"no answer from {names}: ranks may still run there")
+                _say(f"no answer from {names}: ranks may still be running there")
                 return
             event()
 
@@ -186,14 +173,13 @@ class Crew:
     def _heard(self, frame: Frame) -> None:
         if frame.kind == "left":
             self._left.add(frame.fields["rank"])
-            return
-        if frame.kind == "failed":
+        elif frame.kind == "failed":
             self._failed(**frame.fields)
-            return
-        self._done += 1
-        if self._done == len(self._hosts) and self._ends == float("inf"):
-            # No rank is left. A server does not end by itself if a rank never disconnected from it.
-            self._order("limit", _FAILED_S)
+        else:
+            self._done += 1
+            if self._done == len(self._hosts) and self._ends == float("inf"):
+                # No rank is left. A server that a rank never disconnected from does not end.
+                self._order("limit", _FAILED_S)
 
     def _failed(self, rank: int, code: int) -> None:
         self._failures.append((code, rank in self._left))

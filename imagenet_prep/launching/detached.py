@@ -61,13 +61,15 @@ class Record:
                 text = regular_file.read_whole(file, path, _RECORD_BYTES)
             record = records.loads(cls, text)
             if record.pid not in _PIDS or (record.exit or 0) not in _CODES:
-                raise ValueError("a number of it is too large")
+                raise ValueError(f"pid {record.pid}, exit {record.exit}")
         except FileNotFoundError:
             return None
         except OSError as error:
             raise ImagenetPrepError(f"{path}: {error.strerror}") from error
         except ValueError as error:
-            raise DataDamagedError(f"{path}: not what launch --detach writes: {error}") from error
+            raise DataDamagedError(
+                f"{path}: not a valid record of launch --detach: {error}"
+            ) from error
         return record
 
     def save(self, folder: Path) -> None:
@@ -120,7 +122,7 @@ def start(folder: Path, work: Callable[[Callable[[], None]], int]) -> int:
     pid = os.fork()
     if pid == 0:
         os.close(ours)
-        return _there(folder, log, theirs, work)
+        return _detached(folder, log, theirs, work)
     os.close(theirs)
     os.close(log)
     try:
@@ -141,7 +143,9 @@ def start(folder: Path, work: Callable[[Callable[[], None]], int]) -> int:
     return 128 - code if code < 0 else code
 
 
-def _there(folder: Path, log: int, parent: int, work: Callable[[Callable[[], None]], int]) -> int:
+def _detached(
+    folder: Path, log: int, parent: int, work: Callable[[Callable[[], None]], int]
+) -> int:
     os.setsid()
     null = os.open(os.devnull, os.O_RDONLY)
     for old, new in ((null, 0), (log, 1), (log, 2)):
@@ -161,18 +165,16 @@ def _there(folder: Path, log: int, parent: int, work: Callable[[Callable[[], Non
 
 def status(folder: Path) -> int:
     """Prints whether the launch runs; returns 0 while it does, then its exit code."""
-    record = _known(folder)
+    record = _loaded(folder)
+    process = f"pid {record.pid} on {record.host}"
     if record.runs:
-        print(f"running since {record.since}, pid {record.pid} on {record.host}")
+        print(f"running since {record.since}, {process}")
         code = errors.EXIT_DONE
     elif record.exit is None:
-        print(
-            f"ended without a report, begun {record.since}: pid {record.pid} on {record.host} was "
-            "killed, or the machine went down"
-        )
+        print(f"ended without a report, started {record.since}: {process} or its machine crashed")
         code = ImagenetPrepError.exit_code
     else:
-        print(f"ended {record.ended} with exit code {record.exit}, begun {record.since}")
+        print(f"ended {record.ended} with exit code {record.exit}, started {record.since}")
         code = record.exit
     lines = _end_of_log(folder).splitlines()[-_TAIL_LINES:]
     print("".join(f"  {line}\n" for line in lines), end="")
@@ -185,7 +187,7 @@ def stop(folder: Path) -> int:
     Returns 0 if the launch is not running, or ended in order (all done, saved, or before training
     began); otherwise its exit code.
     """
-    record = _known(folder)
+    record = _loaded(folder)
     try:
         # The pidfd refers to this process even if its number is reused.
         process = os.pidfd_open(record.pid) if record.pid > 1 else -1
@@ -196,7 +198,7 @@ def stop(folder: Path) -> int:
         return errors.EXIT_DONE
     with contextlib.suppress(ProcessLookupError):  # it has just ended
         signal.pidfd_send_signal(process, signal.SIGTERM)
-    print(f"asked pid {record.pid} to end; waiting for its checkpoint", flush=True)
+    print(f"asked pid {record.pid} to stop; waiting for its checkpoint", flush=True)
     waiting = select.poll()
     waiting.register(process, select.POLLIN)
     waiting.poll()
@@ -205,12 +207,12 @@ def stop(folder: Path) -> int:
     return errors.EXIT_DONE if code in _ORDERLY else code
 
 
-def _known(folder: Path) -> Record:
+def _loaded(folder: Path) -> Record:
     record = Record.load(folder)
     if record is None:
         raise UsageError(f"{folder}: no launch --detach was started with this --log-dir")
     if record.host != socket.gethostname():
-        raise UsageError(f"{folder}: that launch runs on {record.host}: ask there")
+        raise UsageError(f"{folder}: its launch is on {record.host}: run the command there")
     return record
 
 

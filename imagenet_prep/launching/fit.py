@@ -41,47 +41,50 @@ def check(
     argv = children.python("-m", "imagenet_prep.launching.host", "probe", *asked)
     commands = [command_on(host.address, argv) for host in used]
     endings = run_all(commands, timeout_s=timeout_s)
-    answers = [answer_of(*each, argv[0]) for each in zip(used, endings, strict=True)]
-    ranks = sum(host.slots for host in used)
+    pairs = zip(used, endings, strict=True)
+    answers = [answer_of(host, ending, argv[0]) for host, ending in pairs]
     problems: list[str] = []
     reference: tuple[Host, Answer] | None = None
     for host, answer in zip(used, answers, strict=True):
         if isinstance(answer, str):
             problems.append(f"{host.address}: {answer}")
             continue
-        problems += [f"{host.address}: {each}" for each in _unfit(host, answer)]
+        problems += [f"{host.address}: {problem}" for problem in answer.problems]
+        if answer.gpus and answer.gpus < host.slots:
+            gpus, ranks = counted(answer.gpus, "GPU"), counted(host.slots, "rank")
+            problems.append(f"{host.address}: {gpus} for {ranks}: write slots={answer.gpus}")
         if reference is None:
             reference = host, answer
         else:
             problems += differences(*reference, host, answer)
     problems += _misplaced(used, answers)
-    pairs = zip(used, answers, strict=True)
-    known = {host: answer for host, answer in pairs if isinstance(answer, Answer)}
-    is_part = any(Placement(*answer.part) != WHOLE for answer in known.values())
-    ordered = list(used) if is_part else local_first(used)
-    network = None
+    network, ordered = None, list(used)
     if not problems:
-        network, problems = network_of(ordered, [known[host] for host in ordered], interface)
+        facts = {h: a for h, a in zip(used, answers, strict=True) if isinstance(a, Answer)}
+        if all(Placement(*answer.part) == WHOLE for answer in facts.values()):
+            ordered = local_first(used)
+        network, problems = network_of(ordered, [facts[host] for host in ordered], interface)
     if network is None:
         is_lost = len(problems) == sum(ending.is_lost for ending in endings)
         raise (IncompleteError if is_lost else ImagenetPrepError)(
             f"{counted(len(problems), 'problem')} on {counted(len(used), 'host')}, nothing was "
             "started:\n  " + "\n  ".join(problems)
         )
-    print(f"{counted(len(used), 'host')} fit, {counted(ranks, 'rank')}", flush=True)
+    ranks = counted(sum(host.slots for host in used), "rank")
+    print(f"{counted(len(used), 'host')} fit, {ranks}", flush=True)
     return ordered, network
 
 
 def answer_of(host: Host, ending: Ending, program: str) -> Answer | str:
     """Returns the answer of `launching.host` there, or the reason for no answer."""
     if ending.code is None:
-        return f"{ending.why}. Is it up, and does `ssh {host.address} true` work here?"
+        return f"{ending.why}. Check that it is up and that `ssh {host.address} true` works here."
     if (answer := understood(ending.output.rpartition("\n")[2])) is not None:
         return answer
     if ending.is_of_ssh and not host.is_local:
         return (
-            f"ssh failed: {ending.why}. `ssh {host.address} true` must work "
-            "without a question: key in authorized_keys, host key in known_hosts."
+            f"ssh failed: {ending.why}. `ssh {host.address} true` must work without a prompt: "
+            "put your key into its authorized_keys, and its host key into known_hosts."
         )
     return (
         f"{program} has no imagenet-prep of this version there ({ending.why}). "
@@ -97,14 +100,6 @@ def understood(text: str) -> Answer | None:
         return None
 
 
-def _unfit(host: Host, answer: Answer) -> list[str]:
-    found = list(answer.problems)
-    if answer.gpus and answer.gpus < host.slots:
-        what = f"{counted(answer.gpus, 'GPU')} for {counted(host.slots, 'rank')}"
-        found.append(f"{what}: write slots={answer.gpus}")
-    return found
-
-
 def network_of(
     used: Sequence[Host], answers: Sequence[Answer], interface: str | None
 ) -> tuple[Network | None, list[str]]:
@@ -113,7 +108,8 @@ def network_of(
     # The interface of this machine, and that of each host; None if unknown.
     own, names = interface, [interface] * len(used)
     if interface is None:
-        addresses = [_remote_address(*each) for each in zip(used, answers, strict=True)]
+        pairs = zip(used, answers, strict=True)
+        addresses = [_remote_address(host, answer) for host, answer in pairs]
         elsewhere = [address for address in addresses if address is not None]
         if not elsewhere:
             return Network("127.0.0.1", ("lo",) * len(used), "127.0.0.1", ports), []
@@ -127,10 +123,10 @@ def network_of(
         if name is not None and name in answer.interfaces:
             of_hosts.append(name)
         else:
-            known = ", ".join(f"{n} {a}" for n, a in answer.interfaces.items())
+            own_names = ", ".join(f"{n} {a}" for n, a in answer.interfaces.items())
             problems.append(
                 f"{host.address}: no network interface {name or 'at which it was reached'}; it "
-                f"has {known}. Say which by --network-interface."
+                f"has {own_names}. Choose one with --network-interface."
             )
     if own not in interfaces and not problems:
         problems.append(f"this machine has no network interface {own}: see --network-interface")
@@ -147,7 +143,7 @@ def _remote_address(host: Host, answer: Answer) -> str | None:
 
 
 def _having(address: str, interfaces: Mapping[str, str]) -> str | None:
-    return next((name for name, each in interfaces.items() if each == address), None)
+    return next((name for name, own in interfaces.items() if own == address), None)
 
 
 def _source(address: str) -> str:
@@ -160,41 +156,40 @@ def _source(address: str) -> str:
             return ""
 
 
-def differences(one: Host, first: Answer, other: Host, second: Answer) -> list[str]:
+def differences(host_1: Host, first: Answer, host_2: Host, second: Answer) -> list[str]:
     """Returns the differences that prevent two hosts from training together."""
-    found = [
-        f"{other.address}: {package} {second.versions.get(package, 'none')}, "
-        f"{one.address} has {version}: install the same"
+    problems = [
+        f"{package} {second.versions.get(package, 'none')}, {host_1.address} has {version}: "
+        "install the same version"
         for package, version in first.versions.items()
         if second.versions.get(package) != version
     ]
     if first.dataset and second.dataset and first.dataset != second.dataset:
-        found.append(
-            f"{other.address}: manifest {second.dataset[:16]}, {one.address} has "
-            f"{first.dataset[:16]}: these are different data sets. "
-            "Copy the set again from one host to the other."
+        problems.append(
+            f"manifest {second.dataset[:16]}, {host_1.address} has {first.dataset[:16]}: these are "
+            "different datasets. Copy the dataset again from one host to the other."
         )
     if first.script and second.script and first.script != second.script:
-        found.append(
-            f"{other.address}: its script differs from that of {one.address}: copy it, and what it "
-            "imports, to all hosts"
+        problems.append(
+            f"its script differs from that of {host_1.address}: copy the script and the modules "
+            "that it imports to all hosts"
         )
-    return found
+    return [f"{host_2.address}: {problem}" for problem in problems]
 
 
 def _misplaced(used: Sequence[Host], answers: Sequence[Answer | str]) -> list[str]:
     """Returns problems with the parts of a partitioned dataset: each host must read its own."""
-    found = []
+    problems = []
     parts = [Placement(*a.part) for a in answers if not isinstance(a, str) and a.dataset]
     if len(parts) < len(used) or all(part == WHOLE for part in parts):
         return []
     for number, (host, part) in enumerate(zip(used, parts, strict=True)):
         expected = Placement(number, len(used), min(parts[0].copies, len(used)))
         if part != expected:
-            found.append(
-                f"{host.address}: holds {part}, expected {expected}: train on the hosts that "
-                "replicate was given, in their order, or replicate to these"
+            problems.append(
+                f"{host.address}: has {part}, expected {expected}. Train on the hosts of the last "
+                "`replicate`, in the same order, or replicate to these hosts."
             )
     if len({host.slots for host in used}) > 1:
-        found.append("the set is partitioned: give all hosts equally many ranks")
-    return found
+        problems.append("the dataset is partitioned: give all hosts the same number of ranks")
+    return problems

@@ -56,7 +56,7 @@ def _replace(path: Path, old: str, new: str) -> None:
     text = path.read_text("utf-8")
     if text.count(old) != 1:
         raise ImagenetPrepError(
-            f"{path}: expected {old.strip()!r} once, found {text.count(old)}. "
+            f"{path}: expected {old.strip()!r} once, found it {text.count(old)} times. "
             f"This is not Horovod {VERSION}."
         )
     path.write_text(text.replace(old, new), "utf-8")

@@ -69,7 +69,7 @@ def _rank(value: Any) -> int:
 
 def _code(value: Any) -> int:
     if not 0 < count(value) < 256:
-        raise ValueError("expected the exit code of a process that has failed")
+        raise ValueError("expected an exit code from 1 to 255")
     return count(value)
 
 
@@ -143,17 +143,17 @@ def probe(data_dir: str | None, script: str | None = None, *needs: str) -> Answe
             versions[package] = "none"
     digest, part, problem = _dataset(data_dir) if data_dir is not None else ("", WHOLE, "")
     problems = [*installed.lacking(needs), *filter(None, [problem])]
-    code = ""
+    sha256 = ""
     if script is not None:
         try:
             with open(regular_file.open_to_read(Path(script)), "rb") as file:
-                code = hashlib.file_digest(file, "sha256").hexdigest()
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             problems.append(f"{script}: {error.strerror}")
         except ImagenetPrepError as error:
             problems.append(str(error))
-    with socket.create_server(("", 0)) as one, socket.create_server(("", 0)) as other:
-        ports = [each.getsockname()[1] for each in (one, other)]
+    with socket.create_server(("", 0)) as first, socket.create_server(("", 0)) as second:
+        ports = first.getsockname()[1], second.getsockname()[1]
     address = ""
     with contextlib.suppress(OSError):
         address = socket.gethostbyname(socket.gethostname())
@@ -166,21 +166,21 @@ def probe(data_dir: str | None, script: str | None = None, *needs: str) -> Answe
         reached=(os.environ.get("SSH_CONNECTION", "").split() + [""] * 3)[2],
         dataset=digest,
         part=dataclasses.astuple(part),
-        script=code,
-        ports=(ports[0], ports[1]),
+        script=sha256,
+        ports=ports,
         problems=problems,
     )
 
 
 def interfaces() -> dict[str, str]:
     """Returns the first IPv4 address of each network interface that has one, by name."""
-    found = {}
+    addresses = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):
                 answer = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", name.encode()))
-                found[name] = socket.inet_ntoa(answer[20:24])
-    return found
+                addresses[name] = socket.inet_ntoa(answer[20:24])
+    return addresses
 
 
 def _dataset(data_dir: str) -> tuple[str, Placement, str]:
@@ -191,10 +191,10 @@ def _dataset(data_dir: str) -> tuple[str, Placement, str]:
         facts, part = dataset.manifest, dataset.placement
         for split in facts.splits:
             for shard in dataset.shards(split):
-                size = (root / shard.name).stat().st_size
-                if size != shard.num_bytes:
-                    found = f"{root / shard.name} has {size:,} bytes"
-                    return facts.digest, part, f"{found}, expected {shard.num_bytes:,}"
+                path, expected = root / shard.name, shard.num_bytes
+                if (size := path.stat().st_size) != expected:
+                    problem = f"{path} has {size:,} bytes, expected {expected:,}"
+                    return facts.digest, part, problem
     except OSError as error:
         return "", part, f"{error.filename}: {error.strerror}"
     except ImagenetPrepError as error:
@@ -212,28 +212,28 @@ def run(launch: Channel) -> None:
     if (first := next(orders, None)) is None:
         return
     try:
-        asked = records.loads(Order, first.body)
+        order = records.loads(Order, first.body)
     except ValueError as error:
-        raise BrokenError(f"its order to run is not understood: {error}") from None
+        raise BrokenError(f"invalid order to run: {error}") from None
     with contextlib.suppress(OSError):
-        os.chdir(Path(asked.folder).expanduser())
+        os.chdir(Path(order.folder).expanduser())
 
     def left(rank: int) -> None:
         _say(launch, "left", rank=rank)
 
-    if not asked.ranks:
+    if not order.ranks:
         # mpirun starts the ranks here. They end when `launch` asks for it or is gone.
-        with Pipes(asked.mark, asked.logs, left):
+        with Pipes(order.mark, order.logs, left):
             last = next(orders, None)
-            end(asked.mark, last.fields["seconds"] if last and last.kind == "ask" else _ABANDONED_S)
+            end(order.mark, last.fields["seconds"] if last and last.kind == "ask" else _ABANDONED_S)
         return
     ranks = Ranks(left)
     obeying = threading.Thread(target=_obey, args=(orders, ranks), daemon=True)
     # No time limit here: `launch` sends one, and its end sets one, too.
     with signals.handled(lambda *_: ranks.ask(), signal.SIGINT):
         obeying.start()
-        environments = [{**asked.shared, **each} for each in asked.ranks]
-        ranks.start(asked.command, environments, asked.logs)
+        environments = [{**order.shared, **variables} for variables in order.ranks]
+        ranks.start(order.command, environments, order.logs)
         ranks.wait(partial(_say_failed, launch), partial(_say, launch, "done"))
 
 
@@ -303,33 +303,31 @@ def _launch(silence_s: float) -> Iterator[Channel]:
 def end(mark: str, grace_s: float) -> None:
     """Asks the ranks of a launch to end, and kills those still running after `grace_s`."""
     _signal(_marked(mark), signal.SIGTERM)
-    patience = time.monotonic() + grace_s
-    while (left := _marked(mark)) and time.monotonic() < patience:
+    deadline = time.monotonic() + grace_s
+    while (running := _marked(mark)) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
-    _signal(left, signal.SIGKILL)
+    _signal(running, signal.SIGKILL)
 
 
 def _marked(mark: str) -> list[int]:
     """Returns this user's processes that are ranks of a launch, without its mpirun."""
-    wanted = f"{MARK}={mark}".encode()
-    found = []
+    ours = f"{MARK}={mark}".encode()
+    pids = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and int(folder.name) != os.getpid():
             try:
                 environment = (folder / "environ").read_bytes().split(b"\0")
-                if wanted in environment and any(line.startswith(_NUMBERS) for line in environment):
-                    found.append(int(folder.name))
+                if ours in environment and any(line.startswith(_NUMBERS) for line in environment):
+                    pids.append(int(folder.name))
             except OSError:  # another user's, or just gone
                 continue
-    return found
+    return pids
 
 
 def _signal(pids: Sequence[int], signum: signal.Signals) -> None:
     for pid in pids:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signum)
-        except ProcessLookupError:
-            continue
 
 
 if __name__ == "__main__":

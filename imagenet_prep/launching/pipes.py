@@ -78,7 +78,7 @@ class Pipes:
     def _give(self, rank: socket.socket) -> None:
         of_peer = rank.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         if struct.unpack("3i", of_peer)[1] != os.geteuid():
-            raise ValueError("it is of another user")
+            raise ValueError("it belongs to a different user")
         number = int(rank.recv(_MAX_DIGITS))
         voice = Voice(f"rank {number}", self._logs, lambda: self._left(number))
         (output, its_output), (errors, its_errors) = os.pipe(), os.pipe()
@@ -101,10 +101,10 @@ def _ask(mark: str) -> list[int]:
                 _, pipes, _, _ = socket.recv_fds(asking, 1, 2)
                 if pipes:
                     return pipes
-                raise UsageError("the launch has no pipes for this rank, see above")
+                raise UsageError("the launch gave this rank no pipes, see above")
             except OSError as error:
                 if time.monotonic() > end:
-                    raise UsageError(f"no process of its launch is here: {error}") from error
+                    raise UsageError(f"no launch process on this host: {error}") from error
         time.sleep(_POLL_S)
 
 

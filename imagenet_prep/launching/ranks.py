@@ -34,10 +34,11 @@ _OURS = "imagenet-prep: "
 _printing = threading.Lock()
 
 
-def _print(line: str, target: IO[str]) -> None:
-    """Prints a complete line; if the reader is gone, the rank must not notice."""
-    with _printing, contextlib.suppress(OSError):
-        print(line, end="", file=target, flush=True)
+def put(target: IO[str], text: bytes | str) -> None:
+    """Prints complete lines; if the reader is gone, ranks continue until asked to end."""
+    with _printing, contextlib.suppress(OSError, ValueError):
+        target.write(text if isinstance(text, str) else text.decode(errors="replace"))
+        target.flush()
 
 
 class Voice:
@@ -52,7 +53,12 @@ class Voice:
         self._mark, self._left = name.removeprefix("rank "), left
         self._log: IO[str] | None = None
         if logs is not None:
-            self._log = _opened(Path(logs), f"{name.replace(' ', '-')}.log")
+            folder, file = Path(logs), f"{name.replace(' ', '-')}.log"
+            # An existing file may have been planted.
+            with storage_errors("write", folder / file):
+                folder.mkdir(parents=True, exist_ok=True)
+                log = LocalStore(folder).open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            self._log = open(log, "w", encoding="utf-8", buffering=1)  # noqa: SIM115 - kept open
         self.error = self.last = ""
         self.left = False
         self._threads: list[threading.Thread] = []
@@ -71,7 +77,7 @@ class Voice:
     def _pass_on(self, pipe: IO[str]) -> None:
         with pipe as lines:
             for line in lines:
-                _print(line, sys.stdout)
+                put(sys.stdout, line)
                 self._keep(line)
 
     def _keep(self, line: str) -> None:
@@ -87,18 +93,10 @@ class Voice:
                     self._left()
                     continue
                 self._keep(line)
-                _print(f"[{self._mark}] {line}", sys.stderr)
+                put(sys.stderr, f"[{self._mark}] {line}")
                 self.last = line.strip() or self.last
                 if line.startswith(_OURS):
                     self.error = self.last
-
-
-def _opened(folder: Path, name: str) -> IO[str]:
-    """Opens the log of a rank; an existing file may have been planted."""
-    with storage_errors("write", folder / name):
-        folder.mkdir(parents=True, exist_ok=True)
-        log = LocalStore(folder).open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    return open(log, "w", encoding="utf-8", buffering=1)
 
 
 class Rank:
@@ -115,12 +113,10 @@ class Rank:
         left: Callable[[int], object] = lambda _: None,
     ) -> None:
         role = environment.get("DMLC_ROLE", "worker")
+        self.number, self.name = -1, f"{role} {environment.get('DMLC_SERVER_ID', '')}".rstrip()
         if role == "worker":
             self.number = int(environment.get("HOROVOD_RANK", environment.get("RANK", "0")))
             self.name = f"rank {self.number}"
-        else:
-            self.number = -1
-            self.name = f"{role} {environment.get('DMLC_SERVER_ID', '')}".rstrip()
         self.asked = False
         self.voice = Voice(self.name, logs, lambda: left(self.number))
         self.process = subprocess.Popen(
@@ -155,13 +151,10 @@ class Rank:
     def reason(self) -> str:
         """Returns the reason of its failure: its own error, else its signal or last line."""
         error, last = self.voice.error, self.voice.last
-        if error:
-            return f"{self.name}: {error.removeprefix(_OURS)}"
-        if self.process.returncode < 0:
-            number = -self.process.returncode
-            its_last = f"; its last line: {last}" if last else ""
-            return f"{self.name}: ended by signal {number}{its_last}"
-        return f"{self.name}: {last}"
+        if not error and self.process.returncode < 0:
+            last = f"; its last line: {last}" if last else ""
+            return f"{self.name}: ended by signal {-self.process.returncode}{last}"
+        return f"{self.name}: {error.removeprefix(_OURS) or last}"
 
 
 class Ranks:
@@ -214,7 +207,7 @@ class Ranks:
         serving = False
         try:
             while running and time.monotonic() < self._deadline:
-                for rank in [each for each in running if each.process.poll() is not None]:
+                for rank in [rank for rank in running if rank.process.poll() is not None]:
                     running.remove(rank)
                     if rank.code():
                         failed(rank)

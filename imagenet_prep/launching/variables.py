@@ -39,24 +39,24 @@ def travelling(
     Probable secrets are excluded, unless the connection is `private`, as ssh is.
     """
     if absent := [name for name in more if name not in environment]:
-        raise UsageError(f"--env {absent[0]}: there is no such variable here")
-    found = {
+        raise UsageError(f"--env {absent[0]}: this variable is not set here")
+    passed = {
         name: value
         for name, value in environment.items()
         if (name in _NAMES or name.startswith(_BEGINNINGS)) and not _STAY.search(name)
     }
-    found |= {name: environment[name] for name in more}
-    if terminal.LOG_FORMAT in found:  # The launch reads the ranks' output, and logs it as JSON.
-        found[terminal.LOG_FORMAT] = "text"
-    secrets = {name for name, value in found.items() if _is_secret(name, value)}
+    passed |= {name: environment[name] for name in more}
+    if terminal.LOG_FORMAT in passed:  # The launch reads the ranks' output, and logs it as JSON.
+        passed[terminal.LOG_FORMAT] = "text"
+    secrets = {name for name, value in passed.items() if _is_secret(name, value)}
     if private or not secrets:
-        return found
+        return passed
     if refused := [name for name in more if name in secrets]:
         raise UsageError(
-            f"--env {refused[0]}: a secret does not go through mpirun, which sends it in the "
-            "clear. Configure it on each host, e.g. in ~/.aws, or launch without --mpi."
+            f"--env {refused[0]}: mpirun would send this secret unencrypted. Configure it on each "
+            "host, e.g. in ~/.aws, or launch without --mpi."
         )
-    return {name: value for name, value in found.items() if name not in secrets}
+    return {name: value for name, value in passed.items() if name not in secrets}
 
 
 def of_horovod(stall_s: int = 600) -> dict[str, str]:
@@ -77,7 +77,7 @@ def of_torchrun(
     Ranks are numbered host by host, as in Horovod. Rank 0 may listen at `address` and `port`.
     """
     size = sum(host.slots for host in hosts)
-    found, first = [], 0
+    of_hosts, first = [], 0
     for host, interface in zip(hosts, interfaces, strict=True):
         shared = {
             "GLOO_SOCKET_IFNAME": interface,
@@ -88,17 +88,17 @@ def of_torchrun(
             "MASTER_PORT": str(port),
         }
         ranks = range(host.slots)
-        found.append([shared | {"RANK": str(first + n), "LOCAL_RANK": str(n)} for n in ranks])
+        of_hosts.append([shared | {"RANK": str(first + n), "LOCAL_RANK": str(n)} for n in ranks])
         first += host.slots
-    return found
+    return of_hosts
 
 
 def of_mpi(
     hosts: Sequence[Host], interfaces: Sequence[str], address: str, port: int
 ) -> dict[str, str]:
     """Returns the torchrun variables that are equal for all ranks; mpirun numbers the ranks."""
-    every = [rank for each in of_torchrun(hosts, interfaces, address, port) for rank in each]
-    return dict(set.intersection(*({*rank.items()} for rank in every)))
+    of_hosts = of_torchrun(hosts, interfaces, address, port)
+    return dict(set.intersection(*({*rank.items()} for ranks in of_hosts for rank in ranks)))
 
 
 def of_servers(

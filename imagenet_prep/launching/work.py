@@ -14,7 +14,7 @@ from imagenet_prep.core.address import absolute
 from imagenet_prep.core.errors import UsageError
 
 EXPECTED = (
-    "after -- comes what every rank runs: -- train --data-dir DIR ..., or a script of your own: "
+    "expected the command of the ranks after --, such as: -- train --data-dir DIR ..., or: "
     "-- python SCRIPT.py ..."
 )
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
@@ -71,8 +71,8 @@ def own(words: Sequence[str]) -> Work:
         # Not resolved: the Python of a virtual environment is a link to the system's.
         if os.sep in program and Path(program).absolute().parent != ours:
             raise UsageError(
-                f"{program}: every rank runs in the environment of this program, by "
-                f"{sys.executable}. Write: -- python ..."
+                f"{program}: every rank runs with {sys.executable}, as this program does. Write: "
+                "-- python ..."
             )
     place = 0
     while place < len(rest) and rest[place].startswith("-") and rest[place] not in ("-m", "-c"):
@@ -84,11 +84,11 @@ def own(words: Sequence[str]) -> Work:
         script = Path(absolute(rest[place]))
         rest[place] = str(script)
         if not script.is_file():
-            raise UsageError(f"{script}: there is no such script")
+            raise UsageError(f"{script}: no such script")
     argv = children.python(*rest)
-    asked = rest[place + (1 if script else 2) :]
-    data_dir = _folder(_value(asked, "--data-dir"))
-    return Work(tuple(argv), data_dir, _value(asked, "--log-dir"), script, is_own=True)
+    arguments = rest[place + (1 if script else 2) :]
+    data_dir = _folder(_value(arguments, "--data-dir"))
+    return Work(tuple(argv), data_dir, _value(arguments, "--log-dir"), script, is_own=True)
 
 
 def _folder(data_dir: str | None) -> str | None:
@@ -97,10 +97,10 @@ def _folder(data_dir: str | None) -> str | None:
 
 def _value(words: Sequence[str], flag: str) -> str | None:
     """Returns the last value of a flag, which may be spelled with dashes or underscores."""
-    spelled = (flag, f"--{flag[2:].replace('-', '_')}")
-    found = None
+    spellings = (flag, f"--{flag[2:].replace('-', '_')}")
+    last = None
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")
-        if name in spelled and (equals or place + 1 < len(words)):
-            found = value if equals else words[place + 1]
-    return found
+        if name in spellings and (equals or place + 1 < len(words)):
+            last = value if equals else words[place + 1]
+    return last

@@ -176,7 +176,7 @@ def _head(path: Path, read: bytes) -> _Head:
     if isinstance(version, int) and version != _VERSION:
         raise UsageError(
             f"{path}: a different version of imagenet-prep wrote this checkpoint: its format is "
-            f"{version}, expected {_VERSION}. Nothing was changed. Resume with that version, choose "
+            f"{version}, expected {_VERSION}. Nothing was changed. Resume with that version, use "
             "a different --log-dir, or start from scratch with --clear-log."
         )
     return records.parse(_Head, content)

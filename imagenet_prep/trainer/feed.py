@@ -76,16 +76,15 @@ class Evaluated(NamedTuple):
     reader: BatchReader
 
 
-def splits(there: Collection[str], data_dir: str | None) -> tuple[str, str]:
+def splits(available: Collection[str], data_dir: str | None) -> tuple[str, str]:
     """Returns the splits to evaluate during and after training, which may be the same."""
-    found = [split for split in (schema.HOLDOUT, schema.VALIDATION) if split in there]
-    if not found:
+    usable = [split for split in (schema.HOLDOUT, schema.VALIDATION) if split in available]
+    if not usable:
         raise UsageError(
-            f"{data_dir}: it has only the split{'s' * (len(there) > 1)} {', '.join(there)}, and "
-            "nothing to evaluate on. Prepare it with --holdout 10%, which holds that share of "
-            "train out of it; or train with --no-evaluation."
+            f"{data_dir}: no split to evaluate on, it has only {', '.join(available)}. Prepare it "
+            "with --holdout 10%, which takes this share from train, or use --no-evaluation."
         )
-    return found[0], found[-1]
+    return usable[0], usable[-1]
 
 
 class Inputs:
@@ -113,7 +112,7 @@ class Inputs:
 
     def close(self) -> None:
         """Closes all readers."""
-        evaluated = (each.reader for each in (self.watched, self.last) if each is not None)
+        evaluated = (split.reader for split in (self.watched, self.last) if split is not None)
         for reader in {self.train, *evaluated, *self.also.values()}:
             reader.close()
 

@@ -6,6 +6,7 @@ their sha256.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
@@ -44,7 +45,7 @@ _EXPORTED = (  # names that TensorFlow and Gluon write into a model's folder
 )
 # Seconds without any data, and retries per object before training starts.
 _TIMEOUT_S, _RETRIES = 15.0, 10
-_NOT_BEGUN = "Nothing was trained yet: run the same command again to go on from what is there."
+_NOT_STARTED = "Training has not started: run the same command again."
 # Seconds of retries at the end: `launch` kills after 60 s, a spot interruption after 120 s.
 _LAST_S = 30.0
 
@@ -67,18 +68,18 @@ class Mirror:
     def fetch(self) -> None:
         """Downloads log and checkpoints if there are none here; reports damaged objects."""
         store = BucketStore(
-            self._base, connections=1, timeout_s=_TIMEOUT_S, retries=_RETRIES, remedy=_NOT_BEGUN
+            self._base, connections=1, timeout_s=_TIMEOUT_S, retries=_RETRIES, remedy=_NOT_STARTED
         )
         names = [name for name in sorted(store.everything()) if _is_needed(name)]
-        there = max((checkpoint.step_of(name) or 0 for name in names), default=0)
-        here = checkpoint.steps(self._folder)
-        if here and there > here[-1]:
+        mirrored = max((checkpoint.step_of(name) or 0 for name in names), default=0)
+        local = checkpoint.steps(self._folder)
+        if local and mirrored > local[-1]:
             raise UsageError(
-                f"{self._base} holds step {there:,}, {self._folder} only step {here[-1]:,}. Give "
-                "an empty --log-dir to go on from the mirror, or another --mirror to keep both."
+                f"{self._base} has step {mirrored:,}, {self._folder} only step {local[-1]:,}. Use "
+                "an empty --log-dir to resume from the mirror, or a new --mirror to keep both."
             )
         for name in names:
-            self._compare(store, name, fresh=not here)
+            self._compare(store, name, fresh=not local)
         store.try_to_write()
 
     def flush(self) -> None:
@@ -99,22 +100,21 @@ class Mirror:
         timer.start()
         self._upload_with_retries(over)
         timer.cancel()
-        absent = [
+        missing = [
             name
             for name, (root, file) in self._files()
             if self._uploaded.get(name) != Identity.of(inside.stat_inside(root, file))
         ]
-        if absent:
-            names = ", ".join(absent[:4])
-            files = terminal.counted(len(absent), "file")
-            terminal.say(f"mirror: {self._base} lacks {files} of this run: {names}")
-        return not absent
+        if missing:
+            files = f"{terminal.counted(len(missing), 'file')} of this run"
+            terminal.say(f"mirror: {self._base} lacks {files}: {', '.join(missing[:4])}")
+        return not missing
 
     def _files(self) -> list[tuple[str, _Place]]:
         """Returns the run's files without links: logs first, then the latest checkpoint."""
         own, events = LocalStore(self._folder).names(""), LocalStore(self._scalars).names("")
-        found = [(name, (self._folder, name)) for name in own if _is_needed(name)]
-        found += [
+        files = [(name, (self._folder, name)) for name in own if _is_needed(name)]
+        files += [
             (f"{SCALARS}/{name}", (self._scalars, name))
             for name in events
             if name.startswith(EVENTS)
@@ -124,26 +124,26 @@ class Mirror:
             for name in _EXPORTED:
                 exported += [self._export / name, *(self._export / name).rglob("*")]
             names = [str(path.relative_to(root)) for path in exported if path.is_file()]
-            found += [(f"{_EXPORT}/{name}", (root, name)) for name in names]
-        return sorted((each for each in found if _is_own(*each[1])), reverse=True)
+            files += [(f"{_EXPORT}/{name}", (root, name)) for name in names]
+        return sorted((file for file in files if _is_own(*file[1])), reverse=True)
 
     def _compare(self, store: BucketStore, name: str, *, fresh: bool) -> None:
         """Downloads an object to a fresh machine; notes whether the local file equals it."""
-        path, found = self._folder / name, store.stored(name)
+        path, stored = self._folder / name, store.stored(name)
         # Keep the longer log, since this machine may have started one already.
         folder = LocalStore(self._folder)
-        if fresh and (not path.is_file() or path.stat().st_size < found.num_bytes):
-            if found.sha256 is None:  # uploaded by a user
-                folder.write(name, store.read(name, most=found.num_bytes))
+        if fresh and (not path.is_file() or path.stat().st_size < stored.num_bytes):
+            if stored.sha256 is None:  # uploaded by a user
+                folder.write(name, store.read(name, most=stored.num_bytes))
             else:
                 try:
-                    store.bring(File(name, found.num_bytes, found.sha256), folder)
+                    store.bring(File(name, stored.num_bytes, stored.sha256), folder)
                 except DataDamagedError as error:
-                    terminal.say(f"mirror: {error} Going on without it.")
+                    terminal.say(f"mirror: {error} Continuing without this object.")
         if _is_own(self._folder, name):
             with open(folder.open(name, os.O_RDONLY), "rb") as opened:
                 sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
-                if found.sha256 == sha256:
+                if stored.sha256 == sha256:
                     self._uploaded[name] = Identity.of(os.fstat(opened.fileno()))
 
     def _run(self) -> None:
@@ -154,29 +154,26 @@ class Mirror:
 
     def _upload_with_retries(self, ended: threading.Event) -> None:
         """Uploads and retries until all files are there or `ended` is set."""
-        budget = RetryBudget("mirror", sys.maxsize, ended)
-        try:
-            with_retries(self._upload_or_say, budget)
-        except IncompleteError:
-            return  # `close` reports the missing files
+        with contextlib.suppress(IncompleteError):  # `close` reports the missing files
+            with_retries(self._upload_or_say, RetryBudget("mirror", sys.maxsize, ended))
 
     def _upload_or_say(self) -> None:
         try:
             self._upload()
         except (ImagenetPrepError, OSError) as error:
-            where = "" if self._base in str(error) else f"{self._base}: "
-            goes_on = "" if self._in_trouble else ". Training goes on, this is tried again"
+            base = "" if self._base in str(error) else f"{self._base}: "
+            hint = "" if self._in_trouble else ". Training continues, and the upload is retried"
             self._in_trouble = True
-            said = f"{where}{str(error).rstrip('. ')}{goes_on}"
-            raise UnavailableError(f"mirror: {said}") from error
+            message = f"mirror: {base}{str(error).rstrip('. ')}{hint}"
+            raise UnavailableError(message) from error
         if self._in_trouble:
-            terminal.say(f"mirror: {self._base}: all has arrived after all.")
+            terminal.say(f"mirror: {self._base}: the upload is complete after the retries.")
         self._in_trouble = False
 
     def _upload(self) -> None:
         """Uploads new and grown files; then removes the objects of deleted files."""
-        here = self._files()
-        for name, (root, file) in here:
+        files = self._files()
+        for name, (root, file) in files:
             try:
                 with open(LocalStore(root).open(file, os.O_RDONLY), "rb") as opened:
                     state = Identity.of(os.fstat(opened.fileno()))
@@ -187,7 +184,7 @@ class Mirror:
             except FileNotFoundError:  # replaced by a later checkpoint
                 continue
             self._uploaded[name] = state
-        for name in self._uploaded.keys() - {name for name, _ in here}:
+        for name in self._uploaded.keys() - dict(files).keys():
             self._store.remove(name)
             del self._uploaded[name]
 

@@ -52,8 +52,8 @@ def serving(hosts: Sequence[Host], place: Place) -> Iterator[Place]:
         server = _Server(place, sum(host.slots for host in hosts) + len(hosts))
     except OSError as error:
         raise ImagenetPrepError(
-            f"{place.address}:{place.port}: {error.strerror}: the ranks cannot meet there. "
-            "Does another job run on this host?"
+            f"{place.address}:{place.port}: cannot listen for the ranks: {error.strerror}. "
+            "Check that no other job runs on this host."
         ) from error
     # Poll often for shutdown, since each launch and each test waits for it.
     thread = threading.Thread(
@@ -69,9 +69,9 @@ def serving(hosts: Sequence[Host], place: Place) -> Iterator[Place]:
 
 
 def environments(
-    hosts: Sequence[Host], host: str, place: Place, interface: str
+    hosts: Sequence[Host], own: str, place: Place, interface: str
 ) -> list[dict[str, str]]:
-    """Returns the environment variables for Horovod and NCCL of each rank of `host`.
+    """Returns the environment variables for Horovod and NCCL of each rank of this host, `own`.
 
     All hosts must pass `hosts` in the same order and share a network `interface`.
     """
@@ -85,39 +85,36 @@ def environments(
     # Horovod requests http://ADDRESS:PORT/SCOPE/KEY, here with the path /TOKEN:PORT/SCOPE/KEY.
     address = f"{place.address}:{place.port}/{place.token}"
     shared = create_run_env_vars(address, [interface], place.port)
-    known = parse_hosts(",".join(f"{each.address}:{each.slots}" for each in hosts))
+    parsed = parse_hosts(",".join(f"{host.address}:{host.slots}" for host in hosts))
     return [
         {name: str(value) for name, value in (shared | create_slot_env_vars(slot)).items()}
-        for slot in get_host_assignments(known, sum(each.slots for each in hosts))
-        if slot.hostname == host
+        for slot in get_host_assignments(parsed, sum(host.slots for host in hosts))
+        if slot.hostname == own
     ]
 
 
 def exchange(
-    about: str, value: str, hosts: Sequence[Host], host: str, place: Place, limit_s: float
+    about: str, value: str, hosts: Sequence[Host], own: str, place: Place, limit_s: float
 ) -> dict[str, str]:
     """Stores this host's value under `about`, unique in a job; returns all hosts' by address."""
     deadline = time.monotonic() + limit_s
     values: dict[str, str] = {}
+    pending = [host.address for host in hosts]
     sent = False
     while True:
-        try:
-            sent = sent or ask(place, "PUT", f"{about}/{host}", value) is not None
-            for other in hosts:
-                if other.address not in values:
-                    answer = ask(place, "GET", f"{about}/{other.address}")
-                    if answer is not None:
-                        values[other.address] = answer
-        except OSError:  # the first host has not started yet
-            pass
-        late = [other.address for other in hosts if other.address not in values]
-        if sent and not late:
+        with contextlib.suppress(OSError):  # the first host has not started yet
+            sent = sent or ask(place, "PUT", f"{about}/{own}", value) is not None
+            for address in pending:
+                if (answer := ask(place, "GET", f"{about}/{address}")) is not None:
+                    values[address] = answer
+        pending = [address for address in pending if address not in values]
+        if sent and not pending:
             return values
         if time.monotonic() > deadline:
             raise ImagenetPrepError(
-                f"{host}: no word from {', '.join(late) or place.address} in {limit_s:g} s, at "
-                f"{place.address}:{place.port}. Do the hosts' security groups let them reach each "
-                "other on all ports?"
+                f"{own}: no message from {', '.join(pending) or place.address} within "
+                f"{limit_s:g} s, at {place.address}:{place.port}. Check that the hosts' security "
+                "groups let them reach each other on all ports."
             )
         time.sleep(_POLL_S)
 
@@ -131,8 +128,8 @@ def ask(place: Place, method: str, name: str, body: str = "") -> str | None:
         text = answer.read(_MAX_VALUE_BYTES).decode(errors="replace")
         if answer.status == 403:
             raise ImagenetPrepError(
-                f"{place.address}:{place.port}: refuses this host's token. What listens "
-                "there belongs to another job. Give all containers of a job the same token."
+                f"{place.address}:{place.port} refuses this host's token: a different job listens "
+                "there. Give all containers of a job the same token."
             )
         return text if answer.status == 200 else None
     except http.client.HTTPException as error:
@@ -159,8 +156,8 @@ class _Server(socketserver.ThreadingTCPServer):
 
     def admits(self, connection: Any, line: bytes) -> bool:
         """Returns whether a request's first line has the token; if so, keeps its connection."""
-        shown = line[:1024].partition(b" /")[2].partition(b":")[0]
-        if not hmac.compare_digest(shown, self._token):
+        token = line[:1024].partition(b" /")[2].partition(b":")[0]
+        if not hmac.compare_digest(token, self._token):
             return False
         with self._lock:
             self._strangers.pop(connection, None)
@@ -222,8 +219,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._answer(413)
             return
         value = self.rfile.read(int(length))
-        whole = len(value) == int(length)
-        self._answer(200 if whole and self.server.put(self._name, value) else 400)
+        is_complete = len(value) == int(length)
+        self._answer(200 if is_complete and self.server.put(self._name, value) else 400)
 
     def do_DELETE(self) -> None:
         # A rank has met all others. Keep the values: the ranks of a job meet only once.

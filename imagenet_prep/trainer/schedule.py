@@ -101,9 +101,9 @@ class Plateau:
 def numbers(name: str, text: str | None) -> tuple[float, ...]:
     """Returns the numbers in a comma-separated flag; none if it is not given."""
     try:
-        found = tuple(float(part) for part in (text or "").split(",") if part)
+        values = tuple(float(part) for part in (text or "").split(",") if part)
     except ValueError:
-        found = (0.0,)
-    if not all(0 < number < math.inf for number in found):
+        values = (0.0,)
+    if not all(0 < value < math.inf for value in values):
         raise ValueError(f"{name} {text}: expected positive numbers, separated by commas")
-    return found
+    return values

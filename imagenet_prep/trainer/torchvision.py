@@ -38,28 +38,26 @@ _DTYPES = {"float32": "F32", "int64": "I64"}
 def last(folder: Path) -> Checkpoint:
     """Returns the last checkpoint of a run."""
     if not folder.is_dir():
-        raise UsageError(f"{folder}: there is no such folder")
-    found = checkpoint.load_latest(folder)
-    if found is None:
-        raise UsageError(
-            f"{folder}: no checkpoint. Name the folder of a run, as --log-dir of train has it."
-        )
-    return found
+        raise UsageError(f"{folder}: no such folder")
+    latest = checkpoint.load_latest(folder)
+    if latest is None:
+        raise UsageError(f"{folder}: no checkpoint. Expected the --log-dir of a training run.")
+    return latest
 
 
-def tensors(found: Checkpoint) -> dict[str, npt.NDArray[Any]]:
+def tensors(saved: Checkpoint) -> dict[str, npt.NDArray[Any]]:
     """Returns the model's tensors under torchvision's names."""
-    run = found.facts.get("run", {})
+    run = saved.facts.get("run", {})
     model, framework = run.get("model"), run.get("framework", "tensorflow")
     if model not in (*MODELS, TINY) or framework not in ("tensorflow", "pytorch"):
         raise UsageError(
-            f"{checkpoint.name(found.step)} is of {framework}'s {model}; PyTorch can have "
-            f"{', '.join(MODELS)} and {TINY}, as `train` has them with TensorFlow and PyTorch"
+            f"{checkpoint.name(saved.step)}: cannot export {model} of {framework} for PyTorch, "
+            f"only {', '.join(MODELS)} and {TINY} of tensorflow and pytorch"
         )
     if framework == "pytorch":
-        return of_pytorch(found.arrays)
+        return of_pytorch(saved.arrays)
     named: dict[str, npt.NDArray[Any]] = {}
-    for path, array in found.arrays.items():
+    for path, array in saved.arrays.items():
         layer, _, kind = path.rpartition("/")
         if not layer:
             continue  # an optimizer slot
@@ -79,13 +77,13 @@ def of_pytorch(arrays: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
 
 def _counted(named: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
     """Adds the number of steps that PyTorch stores for each batch norm."""
-    found = {}
+    counted = {}
     for name, array in named.items():
-        found[name] = array
+        counted[name] = array
         layer, _, kind = name.rpartition(".")
         if kind == "running_mean":
-            found[f"{layer}.num_batches_tracked"] = np.zeros((), np.int64)
-    return found
+            counted[f"{layer}.num_batches_tracked"] = np.zeros((), np.int64)
+    return counted
 
 
 def notes(run: Mapping[str, Any]) -> dict[str, str]:

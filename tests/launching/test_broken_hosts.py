@@ -81,7 +81,7 @@ def test_a_host_that_says_what_no_host_may_is_given_up(
     err = capsys.readouterr().err
 
     assert code in (1, 9)
-    assert "imagenet-prep: node1: the process that runs its ranks is given up: it s" in err
+    assert "imagenet-prep: node1: the process that runs its ranks was ended: it s" in err
     assert "\x1b" not in err
     assert "Traceback" not in err
 
@@ -111,7 +111,7 @@ def test_a_host_that_falls_silent_is_given_up(
     hangs = peers.program(peers.line("alive"), then="exec sleep 1000")
 
     assert launched(tmp_path, monkeypatch, hangs, "localhost") == 4
-    assert "node1: the process that runs its ranks is given up: it has sent nothing for 5 s" in (
+    assert "node1: the process that runs its ranks was ended: it has sent nothing for 5 s" in (
         capsys.readouterr().err
     )
 

@@ -297,9 +297,9 @@ def test_only_what_training_reads_travels() -> None:
 
     assert through_ssh == {**ours, **secrets, "MY_FLAG": "1"}
     assert through_mpi == {**ours, "MY_FLAG": "1"}
-    with pytest.raises(UsageError, match="--env DB_PASSWORD: a secret does not go through mpirun"):
+    with pytest.raises(UsageError, match="--env DB_PASSWORD: mpirun would send this secret"):
         travelling(environment, ["DB_PASSWORD"], private=False)
-    with pytest.raises(UsageError, match="--env OTHER: there is no such variable here"):
+    with pytest.raises(UsageError, match="--env OTHER: this variable is not set here"):
         travelling(environment, ["OTHER"], private=True)
 
 

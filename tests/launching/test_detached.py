@@ -170,7 +170,9 @@ def test_a_record_that_is_none_is_a_sentence(tmp_path: Path) -> None:
             told = run("launch", verb, tmp_path)
 
             assert told.code == 3, (text[:200], told)
-            assert re.search("not what launch --detach writes|expected 65,536 at most", told.err)
+            assert re.search(
+                "not a valid record of launch --detach|expected 65,536 at most", told.err
+            )
 
 
 @pytest.mark.parametrize("name", ["launch.json", "launch.log"])
@@ -244,7 +246,7 @@ HERE = detached.Record(os.uname().nodename, 2, 1, "another boot", "2026-01-01T00
 @pytest.mark.parametrize(
     ("record", "code", "said"),
     [
-        (HERE, 1, "ended without a report, begun 2026-01-01T00:00:00Z: pid 2 on"),
+        (HERE, 1, "ended without a report, started 2026-01-01T00:00:00Z: pid 2 on"),
         (dataclasses.replace(HERE, exit=0, ended="later"), 0, "ended later with exit code 0"),
         (dataclasses.replace(HERE, exit=75, ended="later"), 75, "ended later with exit code 75"),
     ],
@@ -270,7 +272,7 @@ def test_a_launch_on_another_host_is_asked_for_there(tmp_path: Path) -> None:
     dataclasses.replace(HERE, host="node-9").save(tmp_path)
 
     for verb in (detached.status, detached.stop):
-        with pytest.raises(UsageError, match="that launch runs on node-9: ask there"):
+        with pytest.raises(UsageError, match="its launch is on node-9: run the command there"):
             verb(tmp_path)
 
 

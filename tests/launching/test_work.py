@@ -62,13 +62,13 @@ def test_a_module_is_one_that_is_installed() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "after -- comes what every rank runs"),
+        ([], "expected the command of the ranks after --"),
         (["prepare"], "-- train --data-dir DIR"),
         (["bash", "train.sh"], "-- python SCRIPT.py"),
         (["python"], "-- python SCRIPT.py"),
         (["python", "-u"], "-- python SCRIPT.py"),
-        (["python", "other.py"], "other.py: there is no such script"),
-        (["/usr/bin/python3", "code/my train.py"], "every rank runs in the environment of"),
+        (["python", "other.py"], "other.py: no such script"),
+        (["/usr/bin/python3", "code/my train.py"], "every rank runs with "),
     ],
 )
 def test_what_cannot_run_on_every_rank_is_refused(

@@ -95,7 +95,7 @@ def test_a_hosts_file_that_cannot_be_is_a_usage_error(
         (
             "other",
             1,
-            "these are different data sets. Copy the set again from one host to the other.",
+            "these are different datasets. Copy the dataset again from one host to the other.",
         ),
     ],
 )
@@ -157,19 +157,19 @@ def parts(cluster: Path) -> Path:
         (
             "part1 slots=1\npart0 slots=1\n",
             2,
-            "part1: holds part 1 of 2, copies: 1, expected part 0",
+            "part1: has part 1 of 2, copies: 1, expected part 0",
         ),
         (
             "part0 slots=1\npart1 slots=1\n",
             1,
-            "part0: holds part 0 of 2, copies: 1, expected the whole",
+            "part0: has part 0 of 2, copies: 1, expected the whole",
         ),
         (
             "part0 slots=1\nlocalhost slots=1\n",
             2,
-            "localhost: holds the complete dataset, expected part 1",
+            "localhost: has the complete dataset, expected part 1",
         ),
-        ("part0 slots=2\npart1 slots=2\n", 3, "give all hosts equally many ranks"),
+        ("part0 slots=2\npart1 slots=2\n", 3, "give all hosts the same number of ranks"),
     ],
 )
 def test_parts_that_would_not_be_read_once_each_are_named(
@@ -365,7 +365,7 @@ def test_an_own_script_and_its_data_are_held_against_each_other(cluster: Path) -
     )  # fmt: skip
 
     assert finished.code == 1
-    assert "these are different data sets" in finished.err
+    assert "these are different datasets" in finished.err
     assert "other: its script differs from that of localhost" in finished.err
 
 

@@ -92,12 +92,12 @@ def test_an_outage_is_said_once_stops_nothing_and_the_next_run_brings_the_mirror
 
     monkeypatch.setattr(checkpoint, "save", save_without_network)
     settings = {"checkpoint_every": 4, "mirror": prefix}
-    with pytest.raises(IncompleteError, match="is finished.*its mirror is not"):
+    with pytest.raises(IncompleteError, match="is finished.*its mirror is incomplete"):
         train_by_numpy(tmp_path / "run", **settings)
 
     said = capsys.readouterr().err
     # Not at all if the run ends before the first retry.
-    assert said.count("Training goes on, this is tried again") <= 1
+    assert said.count("Training continues, and the upload is retried") <= 1
     assert "the connection failed" in said
     assert f"{prefix} lacks 5 files of this run: train.jsonl, " in said
     assert rows(tmp_path / "run", "evaluation")[-1]["examples"] == NUM_VALIDATION
@@ -148,11 +148,11 @@ def test_a_mirror_catches_up_while_training_goes_on(
 
     def arrived() -> bool:
         said.append(capsys.readouterr().err)
-        if "tried again" in "".join(said):
+        if "is retried" in "".join(said):
             proxy.down = False
-        return "all has arrived after all" in "".join(said)
+        return "the upload is complete after the retries" in "".join(said)
 
-    wait_until(arrived, "all has arrived after all")
+    wait_until(arrived, "the upload is complete")
     assert copy.close()
     assert objects(s3.client(), prefix) == {"train.jsonl": b"{}\n"}
 
@@ -198,7 +198,7 @@ def test_nothing_is_trained_where_the_mirror_cannot_be_asked(
         train_by_numpy(tmp_path / "run", mirror=prefix)
     limits(upload_retries=1)
     proxy.down = True
-    with pytest.raises(IncompleteError, match="Nothing was trained yet"):
+    with pytest.raises(IncompleteError, match="Training has not started"):
         train_by_numpy(tmp_path / "run", mirror=prefix)
 
     assert not (tmp_path / "run" / "train.jsonl").exists()
@@ -234,7 +234,7 @@ def test_a_mirror_that_went_further_is_never_overwritten(
     (tmp_path / "two").mkdir()
     shutil.copy(tmp_path / "one" / checkpoint.name(6), tmp_path / "two")
 
-    with pytest.raises(UsageError, match=r"holds step 16, .* only step 6\. Give an empty"):
+    with pytest.raises(UsageError, match=r"has step 16, .* only step 6\. Use an empty"):
         train_by_numpy(tmp_path / "two", mirror=prefix)
     with pytest.raises(UsageError, match=rf"\(from {prefix}\) holds a run with seed 0"):
         train_by_numpy(tmp_path / "three", seed=1, mirror=prefix)

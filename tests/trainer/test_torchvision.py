@@ -117,10 +117,13 @@ def test_the_weights_of_a_run_of_pytorch_are_written_as_they_are(tmp_path: Path)
 @pytest.mark.parametrize(
     ("run", "said"),
     [
-        ({"model": "cifar"}, "is of tensorflow's cifar; PyTorch can have resnet18, resnet34"),
-        ({"model": "resnet50-v1"}, "is of tensorflow's resnet50-v1"),
-        ({"model": "mnist", "framework": "pytorch"}, "is of pytorch's mnist; PyTorch can have"),
-        ({"model": "resnet18", "framework": "mxnet"}, "is of mxnet's resnet18"),
+        (
+            {"model": "cifar"},
+            "cannot export cifar of tensorflow for PyTorch, only resnet18, resnet34",
+        ),
+        ({"model": "resnet50-v1"}, "cannot export resnet50-v1 of tensorflow"),
+        ({"model": "mnist", "framework": "pytorch"}, "cannot export mnist of pytorch for PyTorch"),
+        ({"model": "resnet18", "framework": "mxnet"}, "cannot export resnet18 of mxnet"),
     ],
 )
 def test_a_network_that_torchvision_has_not_is_refused(

@@ -48,7 +48,12 @@ def travelling(
     passed |= {name: environment[name] for name in more}
     if terminal.LOG_FORMAT in passed:  # The launch reads the ranks' output, and logs it as JSON.
         passed[terminal.LOG_FORMAT] = "text"
-    secrets = {name for name, value in passed.items() if _is_secret(name, value)}
+    secrets = {
+        name
+        for name, value in passed.items()
+        # A proxy's address may contain user:password@.
+        if _SECRET.search(name) or ("proxy" in name.lower() and "@" in value)
+    }
     if private or not secrets:
         return passed
     if refused := [name for name in more if name in secrets]:
@@ -125,8 +130,3 @@ def of_servers(
         of_ranks.append(shared | {"DMLC_ROLE": "worker"})
         of_others.append(here if place else [shared | {"DMLC_ROLE": "scheduler"}, *here])
     return of_ranks, of_others
-
-
-def _is_secret(name: str, value: str) -> bool:
-    # A proxy's address may contain user:password@.
-    return bool(_SECRET.search(name)) or ("proxy" in name.lower() and "@" in value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 # The models for MXNet: those of Gluon's model zoo, and two small networks.
@@ -33,3 +34,20 @@ RECIPES: dict[str, dict[str, Any]] = {
     "mnist": {"model": "mnist", "image_size": 28, "num_epochs": 2.0, "eval_every": 0.0},
 }
 LEAST_CIFAR = 22  # model cifar would reduce smaller images to nothing
+# The number of blocks in each stage of a ResNet: He et al. 2015, table 1.
+_PLAIN = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "tiny": (1, 1, 1)}
+_BOTTLENECKS = {"resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3), "resnet152": (3, 8, 36, 3)}
+
+
+def residual_blocks(model: str) -> Iterator[tuple[str, tuple[tuple[int, int, int], ...]]]:
+    """Yields torchvision's name of each block, and its convolutions: (filters, size, stride)."""
+    for stage, blocks in enumerate(_PLAIN.get(model) or _BOTTLENECKS[model.removesuffix("-v1")]):
+        for block in range(blocks):
+            name = f"block{stage}" if model == "tiny" else f"layer{stage + 1}.{block}"
+            filters = (16 if model == "tiny" else 64) << stage
+            stride = 2 if stage and not block else 1
+            if model in _PLAIN:
+                yield name, ((filters, 3, stride), (filters, 3, 1))
+            else:
+                first, second = (stride, 1) if model.endswith("-v1") else (1, stride)
+                yield name, ((filters, 1, first), (filters, 3, second), (4 * filters, 1, 1))

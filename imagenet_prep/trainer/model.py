@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import keras
 
+from imagenet_prep.trainer.choices import residual_blocks
+
 # The constants of every ResNet-50 v1.5 (Sandler, Goyal).
 _BN_MOMENTUM = 0.9
 _BN_EPSILON = 1e-5
-
-_PLAIN = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}  # He et al. 2015, table 1
-_BOTTLENECKS = {"resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3), "resnet152": (3, 8, 36, 3)}
-_V1 = "-v1"
 
 
 def build(name: str, image_size: int, num_classes: int) -> Any:
@@ -33,7 +32,7 @@ def build(name: str, image_size: int, num_classes: int) -> Any:
     elif name == "mnist":
         x = _mnist(images)
     else:
-        x = _tiny(images) if name == "tiny" else _resnet(images, name)
+        x = _resnet(images, name)
         x = keras.layers.GlobalAveragePooling2D()(x)
     x = keras.layers.Dense(
         num_classes,
@@ -52,28 +51,15 @@ def dropout_seeds(network: Any) -> list[Any]:
 
 def _resnet(x: Any, name: str) -> Any:
     """Returns a ResNet's layers under torchvision's names."""
-    x = _batch_norm(_convolution(x, 64, 7, 2, "conv1"), "bn1", relu=True)
-    x = keras.layers.ZeroPadding2D(1)(x)
-    x = keras.layers.MaxPooling2D(3, 2)(x)
-    plain = _PLAIN.get(name)
-    for stage, blocks in enumerate(plain or _BOTTLENECKS[name.removesuffix(_V1)]):
-        for block in range(blocks):
-            stride = 2 if stage and not block else 1
-            called, filters = f"layer{stage + 1}.{block}", 64 << stage
-            if plain:
-                x = _plain(x, called, filters, stride)
-            else:
-                first, second = (stride, 1) if name.endswith(_V1) else (1, stride)
-                widths = (filters, 1, first), (filters, 3, second), (4 * filters, 1, 1)
-                x = _block(x, called, stride, *widths)
-    return x
-
-
-def _tiny(x: Any) -> Any:
-    stride = 2 if x.shape[1] >= 48 else 1  # halve large images, to limit their cost
-    x = _batch_norm(_convolution(x, 16, 3, stride, "conv1"), "bn1", relu=True)
-    for stage in range(3):
-        x = _plain(x, f"block{stage}", 16 << stage, stride=2 if stage else 1)
+    if name == "tiny":
+        stride = 2 if x.shape[1] >= 48 else 1  # halve large images, to limit their cost
+        x = _batch_norm(_convolution(x, 16, 3, stride, "conv1"), "bn1", relu=True)
+    else:
+        x = _batch_norm(_convolution(x, 64, 7, 2, "conv1"), "bn1", relu=True)
+        x = keras.layers.ZeroPadding2D(1)(x)
+        x = keras.layers.MaxPooling2D(3, 2)(x)
+    for block, convolutions in residual_blocks(name):
+        x = _block(x, block, *convolutions)
     return x
 
 
@@ -101,19 +87,15 @@ def _mnist(x: Any) -> Any:
     return keras.layers.Dropout(0.5)(x)
 
 
-def _plain(x: Any, name: str, filters: int, stride: int) -> Any:
-    return _block(x, name, stride, (filters, 3, stride), (filters, 3, 1))
-
-
-def _block(x: Any, name: str, stride: int, *convolutions: tuple[int, int, int]) -> Any:
+def _block(x: Any, name: str, *convolutions: tuple[int, int, int]) -> Any:
     """Returns a residual block of convolutions, each as (filters, size, stride)."""
-    last = convolutions[-1]
+    width, stride = convolutions[-1][0], math.prod(stride for _, _, stride in convolutions)
     shortcut = x
-    if stride > 1 or x.shape[-1] != last[0]:
-        shortcut = _convolution(x, last[0], 1, stride, f"{name}.downsample.0")
+    if stride > 1 or x.shape[-1] != width:
+        shortcut = _convolution(x, width, 1, stride, f"{name}.downsample.0")
         shortcut = _batch_norm(shortcut, f"{name}.downsample.1")
-    for number, each in enumerate(convolutions, start=1):
-        x = _convolution(x, *each, f"{name}.conv{number}")
+    for number, convolution in enumerate(convolutions, start=1):
+        x = _convolution(x, *convolution, f"{name}.conv{number}")
         if number < len(convolutions):
             x = _batch_norm(x, f"{name}.bn{number}", relu=True)
     x = _batch_norm(x, f"{name}.bn{len(convolutions)}", gamma="zeros")

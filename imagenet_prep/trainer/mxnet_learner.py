@@ -103,15 +103,8 @@ class MxnetLearner(Learner):
         # Momenta have the weights' shapes, so servers can store both under the same names.
         self.comm.broadcast(self._momenta, "weight")
 
-    def step(
-        self,
-        number: int,  # noqa: ARG002 - nothing in these networks is random
-        batch: Batch,
-        rate: float,
-        *,
-        asks: bool,
-    ) -> tuple[Any, Any]:
-        """Runs one step; both results are MXNet arrays."""
+    def step(self, number: int, batch: Batch, rate: float, *, asks: bool) -> tuple[Any, Any]:  # noqa: ARG002
+        """Runs one step, which has no random part; both results are MXNet arrays."""
         plan = self._plan
         with mx.autograd.record():
             inputs = {name: self._array(array) for name, array in batch.items()}

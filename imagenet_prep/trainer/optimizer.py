@@ -81,7 +81,7 @@ class Optimizer:
         if self._kind == "sgd" or (self._kind == "lars" and not decays(variable)):
             return 1.0
         weights, slope = tf.norm(variable), tf.norm(gradient)
-        known = tf.logical_and(weights > 0, slope > 0)
+        usable = tf.logical_and(weights > 0, slope > 0)
         trust = self._plan.trust_coefficient
-        rate = tf.where(known, trust * weights / tf.where(known, slope, 1.0), 1.0)
+        rate = tf.where(usable, trust * weights / tf.where(usable, slope, 1.0), 1.0)
         return tf.minimum(rate / learning_rate, 1.0) if self._kind == "larc" else rate

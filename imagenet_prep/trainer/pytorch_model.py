@@ -9,9 +9,8 @@ from typing import Any
 from torch import nn
 from torch.nn import functional
 
-_PLAIN = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3)}  # He et al. 2015, table 1
-_BOTTLENECKS = {"resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3), "resnet152": (3, 8, 36, 3)}
-_V1 = "-v1"
+from imagenet_prep.trainer.choices import residual_blocks
+
 _CUT = 0.87962566103423978  # standard deviation of a standard normal distribution cut at 2
 
 _Layers = dict[str, Any]
@@ -22,7 +21,7 @@ def build(name: str, image_size: int, num_classes: int) -> Any:
     if name in ("cifar", "mnist"):
         layers, features = (_cifar if name == "cifar" else _mnist)(image_size)
     else:
-        layers, features = _tiny(image_size) if name == "tiny" else _resnet(name)
+        layers, features = _resnet(name, image_size)
         layers |= {"avgpool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
     network = nn.Sequential(OrderedDict(layers | {"fc": nn.Linear(features, num_classes)}))
     for module in network.modules():
@@ -41,30 +40,19 @@ def build(name: str, image_size: int, num_classes: int) -> Any:
     return network
 
 
-def _resnet(name: str) -> tuple[_Layers, int]:
-    layers = _stem(64, 7, 2) | {"maxpool": nn.MaxPool2d(3, 2, 1)}
-    plain, inputs = _PLAIN.get(name), 64
-    for stage, blocks in enumerate(plain or _BOTTLENECKS[name.removesuffix(_V1)]):
-        made = []
-        for block in range(blocks):
-            stride = 2 if stage and not block else 1
-            filters = 64 << stage
-            if plain:
-                made.append(_plain(inputs, filters, stride))
-            else:
-                first, second = (stride, 1) if name.endswith(_V1) else (1, stride)
-                widths = (filters, 1, first), (filters, 3, second), (4 * filters, 1, 1)
-                made.append(_Block(inputs, *widths))
-            inputs = filters if plain else 4 * filters
-        layers[f"layer{stage + 1}"] = nn.Sequential(*made)
-    return layers, inputs
-
-
-def _tiny(image_size: int) -> tuple[_Layers, int]:
-    layers, inputs = _stem(16, 3, 2 if image_size >= 48 else 1), 16
-    for stage in range(3):
-        layers[f"block{stage}"] = _plain(inputs, 16 << stage, 2 if stage else 1)
-        inputs = 16 << stage
+def _resnet(name: str, image_size: int) -> tuple[_Layers, int]:
+    if name == "tiny":
+        layers, inputs = _stem(16, 3, 2 if image_size >= 48 else 1), 16
+    else:
+        layers, inputs = _stem(64, 7, 2) | {"maxpool": nn.MaxPool2d(3, 2, 1)}, 64
+    for path, convolutions in residual_blocks(name):
+        layer, _, number = path.partition(".")
+        block = _Block(inputs, *convolutions)
+        if number:
+            layers.setdefault(layer, nn.Sequential()).append(block)
+        else:
+            layers[layer] = block
+        inputs = convolutions[-1][0]
     return layers, inputs
 
 
@@ -105,10 +93,6 @@ def _stem(filters: int, size: int, stride: int) -> _Layers:
 
 def _convolution(inputs: int, filters: int, size: int, stride: int) -> Any:
     return nn.Conv2d(inputs, filters, size, stride, (size - 1) // 2, bias=False)
-
-
-def _plain(inputs: int, filters: int, stride: int) -> _Block:
-    return _Block(inputs, (filters, 3, stride), (filters, 3, 1))
 
 
 class _Block(nn.Module):

@@ -21,9 +21,9 @@ class Optimizer:
     def __init__(self, plan: Run, variables: Sequence[Any]) -> None:
         self._plan, self._kind = plan, plan.optimizer
         self._variables = list(variables)
-        self._decaying = [n for n, each in enumerate(variables) if decays(each)]
+        self._decaying = [n for n, variable in enumerate(variables) if decays(variable)]
         like = self._variables * (2 if self._kind == "adam" else 1)
-        self._means = [torch.zeros_like(each) for each in like]
+        self._means = [torch.zeros_like(variable) for variable in like]
         self._steps = torch.zeros((), device=self._variables[0].device)
         self.slots = [*self._means, self._steps] if self._kind == "adam" else self._means
 
@@ -36,9 +36,8 @@ class Optimizer:
     @torch.no_grad()
     def apply(self, gradients: list[Any], learning_rate: float) -> None:
         """Runs one step and overwrites `gradients`, which are float32 in variable order."""
-        decay = self._plan.weight_decay
-        decaying = [_those(each, self._decaying) for each in (gradients, self._variables)]
-        torch._foreach_add_(*decaying, alpha=decay)
+        decaying = _those(gradients, self._decaying), _those(self._variables, self._decaying)
+        torch._foreach_add_(*decaying, alpha=self._plan.weight_decay)
         if self._kind == "adam":
             self._adam(gradients, learning_rate)
             return
@@ -81,11 +80,12 @@ class Optimizer:
         if self._kind == "sgd":
             return
         numbers = self._decaying if self._kind == "lars" else range(len(gradients))
-        weights, slopes = (_those(each, numbers) for each in (self._variables, gradients))
-        weight, slope = (torch.stack(torch._foreach_norm(each)) for each in (weights, slopes))
-        known = (weight > 0) & (slope > 0)
-        rate = self._plan.trust_coefficient * weight / torch.where(known, slope, 1.0)
-        rate = torch.where(known, rate, 1.0)
+        slopes = _those(gradients, numbers)
+        slope = torch.stack(torch._foreach_norm(slopes))
+        weight = torch.stack(torch._foreach_norm(_those(self._variables, numbers)))
+        usable = (weight > 0) & (slope > 0)
+        rate = self._plan.trust_coefficient * weight / torch.where(usable, slope, 1.0)
+        rate = torch.where(usable, rate, 1.0)
         if self._kind == "larc":
             rate = (rate / learning_rate).clamp(max=1.0)
         torch._foreach_mul_(slopes, rate.unbind())

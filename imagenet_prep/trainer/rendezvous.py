@@ -123,19 +123,18 @@ def ask(place: Place, method: str, name: str, body: str = "") -> str | None:
     """Returns the server's answer, or None if it has no such value."""
     connection = http.client.HTTPConnection(place.address, place.port, timeout=_REQUEST_S)
     try:
-        connection.request(method, f"/{place.token}:{place.port}/{name}", body.encode())
-        answer = connection.getresponse()
-        text = answer.read(_MAX_VALUE_BYTES).decode(errors="replace")
-        if answer.status == 403:
-            raise ImagenetPrepError(
-                f"{place.address}:{place.port} refuses this host's token: a different job listens "
-                "there. Give all containers of a job the same token."
-            )
-        return text if answer.status == 200 else None
+        with contextlib.closing(connection):
+            connection.request(method, f"/{place.token}:{place.port}/{name}", body.encode())
+            answer = connection.getresponse()
+            text = answer.read(_MAX_VALUE_BYTES).decode(errors="replace")
     except http.client.HTTPException as error:
         raise OSError(str(error)) from error
-    finally:
-        connection.close()
+    if answer.status == 403:
+        raise ImagenetPrepError(
+            f"{place.address}:{place.port} refuses this host's token: a different job listens "
+            "there. Give all containers of a job the same token."
+        )
+    return text if answer.status == 200 else None
 
 
 class _Server(socketserver.ThreadingTCPServer):

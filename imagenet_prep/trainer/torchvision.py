@@ -67,23 +67,22 @@ def tensors(saved: Checkpoint) -> dict[str, npt.NDArray[Any]]:
         elif array.ndim == 2:
             array = array.T
         named[f"{layer}.{_KINDS[kind]}"] = np.ascontiguousarray(array)
-    return _counted(named)
+    return of_pytorch(named)
 
 
 def of_pytorch(arrays: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
-    """Returns the model's tensors from the variables of the PyTorch learner."""
-    return _counted({k: v for k, v in arrays.items() if not k.startswith(SLOT)})
+    """Returns the model's tensors from the variables of the PyTorch learner.
 
-
-def _counted(named: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
-    """Adds the number of steps that PyTorch stores for each batch norm."""
-    counted = {}
-    for name, array in named.items():
-        counted[name] = array
+    PyTorch also stores the number of steps for each batch norm.
+    """
+    of_model = {}
+    for name, array in arrays.items():
+        if not name.startswith(SLOT):
+            of_model[name] = array
         layer, _, kind = name.rpartition(".")
         if kind == "running_mean":
-            counted[f"{layer}.num_batches_tracked"] = np.zeros((), np.int64)
-    return counted
+            of_model[f"{layer}.num_batches_tracked"] = np.zeros((), np.int64)
+    return of_model
 
 
 def notes(run: Mapping[str, Any]) -> dict[str, str]:

@@ -89,7 +89,7 @@ def test_stop_waits_for_its_end_and_status_has_its_exit_code(
 
     assert stopped.code == 0, stopped
     assert launched.workers() == []
-    assert "with exit code 4, begun " in stopped.out
+    assert "with exit code 4, started " in stopped.out
     assert r"step 7 is saved \x1b[31m" in stopped.out
     assert status(tmp_path).code == 4
     again = run("launch", "--stop", tmp_path)

@@ -63,7 +63,7 @@ def test_a_set_with_nothing_to_evaluate_on_says_how_to_get_it(
     train_by_numpy: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("imagenet_prep.read.Reader.splits", ("train",))
-    with pytest.raises(UsageError, match="--holdout 10%, which .*; or train with --no-evaluation"):
+    with pytest.raises(UsageError, match="--holdout 10%, which .* or use --no-evaluation"):
         train_by_numpy(tmp_path / "run")
     assert train_by_numpy(tmp_path / "run", no_evaluation=True) is None
 

@@ -149,7 +149,10 @@ def test_a_run_exports_over_its_own_weights_and_over_no_other_file(tmp_path: Pat
 
 
 def test_a_folder_without_a_run_says_so(tmp_path: Path) -> None:
-    for folder, said in ((tmp_path, "no checkpoint. Name the folder"), (tmp_path / "a", "no such")):
+    for folder, said in (
+        (tmp_path, "no checkpoint. Expected the --log-dir"),
+        (tmp_path / "a", "no such"),
+    ):
         result = command.run("export", folder, "--format", "torch", "--out", tmp_path / "x")
         assert result.code == 2
         assert said in result.err

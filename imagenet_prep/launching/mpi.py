@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from imagenet_prep.core import children
 from imagenet_prep.hosts.hosts_file import Host
 from imagenet_prep.hosts.process import ssh
 from imagenet_prep.launching.fit import Network
+from imagenet_prep.launching.pipes import through
 
 # Same as in horovodrun: no InfiniBand verbs, and threads may run on all cores.
 _FLAGS = ("-mca", "pml", "ob1", "-mca", "btl", "^openib", "-bind-to", "none", "-map-by", "slot")
@@ -38,5 +38,4 @@ def mpirun(
             argv += ["-mca", "btl_tcp_if_include", *names]
     for name in sorted(variables):
         argv += ["-x", name]
-    # Each rank starts as `launching.pipes`, gets its pipes, and then becomes `command`.
-    return [*argv, *more, *children.python("-m", "imagenet_prep.launching.pipes", *command)]
+    return [*argv, *more, *through(command)]

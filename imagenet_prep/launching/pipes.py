@@ -14,10 +14,10 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Self
 
-from imagenet_prep.core import terminal
+from imagenet_prep.core import children, terminal
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.launching.ranks import MARK, Voice
@@ -26,6 +26,11 @@ from imagenet_prep.launching.ranks import MARK, Voice
 _PATIENCE_S = 120.0
 _POLL_S = 0.05
 _MAX_DIGITS = 16
+
+
+def through(command: Sequence[str]) -> list[str]:
+    """Returns the command line of a rank that gets pipes and then becomes `command`."""
+    return children.python("-m", "imagenet_prep.launching.pipes", *command)
 
 
 def _address(mark: str) -> str:

@@ -14,8 +14,8 @@ from imagenet_prep.core.address import absolute
 from imagenet_prep.core.errors import UsageError
 
 EXPECTED = (
-    "expected the command of the ranks after --, such as: -- train --data-dir DIR ..., or: "
-    "-- python SCRIPT.py ..."
+    "expected the command of the ranks after --, such as: -- train --data-dir DIR ..., or for your "
+    "script: -- python SCRIPT.py ..."
 )
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 # The value of these Python options is the next word.

@@ -328,6 +328,8 @@ class Training:
         score = evaluation.evaluate(
             self._learner.logits, batches, reader.num_examples, self._comm, see
         )
+        if name is None:
+            return score
 
         def keep() -> None:
             if self._sheet is not None:
@@ -336,8 +338,7 @@ class Training:
                 more = self._sheet.columns(name) if self._sheet else {}
                 predicted.write(Path(self._config.predictions).expanduser(), more)
 
-        if name is not None:
-            self._on_first(keep)
+        self._on_first(keep)
         return score
 
     def _evaluate(self, evaluated: Evaluated | None) -> Score:

@@ -251,7 +251,7 @@ def test_parts_of_a_dataset_keep_the_order_of_the_hosts_file(parts: Path, horovo
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--", "prepare"), "-- train --data-dir DIR ..., or: -- python SCRIPT.py ..."),
+        (("--", "prepare"), "-- train --data-dir DIR ..., or for your script: -- python SCRIPT.py"),
         (("--mpi-args=-v", "--", "train", "--synthetic"), "--mpi-args is for --mpi"),
         (("--servers", "1", "--mpi", "--", "train", "--synthetic"), "--servers: leave out --mpi"),
         (("--fusion-threshold-mb", "-1", "--", "train"), "--fusion-threshold-mb -1: expected"),

@@ -297,5 +297,5 @@ def test_ranks_that_horovod_does_not_know_of_do_not_train_alone(
 
 def test_servers_that_nobody_has_started_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DMLC_PS_ROOT_URI", raising=False)
-    with pytest.raises(UsageError, match="--comm dist_sync needs parameter servers: start it by"):
+    with pytest.raises(UsageError, match="--comm dist_sync needs parameter servers. Start them by"):
         mxnet_comm.Servers(World(), "dist_sync")

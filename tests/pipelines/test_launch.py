@@ -162,7 +162,7 @@ def parts(cluster: Path) -> Path:
         (
             "part0 slots=1\npart1 slots=1\n",
             1,
-            "part0: has part 0 of 2, copies: 1, expected the whole",
+            "part0: has part 0 of 2, copies: 1, expected the complete dataset",
         ),
         (
             "part0 slots=1\nlocalhost slots=1\n",

@@ -24,7 +24,6 @@ from imagenet_prep.core.errors import (
     by_name,
 )
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset import naming
 from imagenet_prep.hosts.channel import Frame
 from imagenet_prep.hosts.messages import BrokenError, Cause
 from imagenet_prep.hosts.process import Ending
@@ -42,10 +41,10 @@ MAX_WRONG = 2
 class State(enum.Enum):
     """The state of a host; the value describes it in messages."""
 
-    COMING = "being asked what it lacks"
-    LIVE = "being given what it lacks"
-    WHOLE = "whole"
-    LOST = "lost, and asked until it answers"
+    COMING = "checking its files"
+    LIVE = "receiving files"
+    WHOLE = "complete"
+    LOST = "lost"
     FAILED = "failed"
 
 
@@ -148,17 +147,9 @@ class Chain:
     def message(self, peer: Peer, frame: Frame) -> None:
         """Handles a message of a giver about its neighbour."""
         if frame.kind not in _ALLOWED.get(peer.state, ()):
-            raise BrokenError(f"it says {frame.kind!r} of a host that is {peer.state.value}")
-        taken: dict[str, Callable[..., None]] = {
-            "lacks": self._lacks,
-            "stored": self._stored,
-            "wrong": self._wrong,
-            "whole": self._whole,
-            "spoiled": self._spoiled,
-            "error": self._refused,
-            "lost": self._lost,
-        }
-        taken[frame.kind](peer, **frame.fields)
+            raise BrokenError(f"it sent {frame.kind!r} about a host in state: {peer.state.value}")
+        handle: Callable[..., None] = getattr(self, f"_{frame.kind}")
+        handle(peer, **frame.fields)
 
     def giver_broken(self, peer: Peer, why: str, code: int | None = None) -> None:
         """Handles the early end of a giver; `code` is its exit code if it ended by itself."""
@@ -166,13 +157,15 @@ class Chain:
         peer.losses += 1
         if giver is not None:
             peer.avoid.add(giver.address)
-            self._actions.say(peer, f"{giver.address} cannot give to it ({why}); another one does")
+            self._actions.say(
+                peer, f"{giver.address} cannot send to it ({why}); a different host does"
+            )
         elif code == DataDamagedError.exit_code:  # every further attempt would fail as well
             self._fail(peer, DataDamagedError(f"{why}."))
             return
         elif peer.losses > self._request.retries:
-            what = f"the sending process here failed {peer.losses} times, last: {why}"
-            self._fail(peer, IncompleteError(what))
+            problem = f"the sending process here failed {peer.losses} times, last: {why}"
+            self._fail(peer, IncompleteError(problem))
             return
         self._connect(peer)
 
@@ -207,52 +200,40 @@ class Chain:
     def _wrong(self, peer: Peer, name: str, message: str) -> None:
         peer.wrong += 1
         if name not in peer.sizes or peer.wrong > MAX_WRONG * len(peer.sizes):
-            raise BrokenError(f"{name} was damaged, which is impossible")
+            raise BrokenError(f"it reported damage of {name} unexpectedly")
         self._actions.say(peer, f"{message} It is sent again.")
 
     def _whole(self, peer: Peer) -> None:
         if peer.lacking:
-            raise BrokenError(f"it is whole, and lacks {counted(peer.lacking, 'file')}")
+            raise BrokenError(f"it is complete, but lacks {counted(peer.lacking, 'file')}")
         peer.become(State.WHOLE)
         peer.error = None
         self._actions.stop(peer)
-        self._actions.say(peer, "whole")
+        self._actions.say(peer, "complete")
 
     def _spoiled(self, peer: Peer, name: str) -> None:
         giver = peer.upstream
         if giver is None:
-            self._fail(
-                peer,
-                DataDamagedError(
-                    f"{name} arrives damaged every time: {self._request.root} does not hold what "
-                    f"its {naming.MANIFEST} says. Run verify there."
-                ),
-            )
+            damaged = f"{name} arrives damaged every time, so it is damaged in {self._request.root}"
+            self._fail(peer, DataDamagedError(f"{damaged}. Run verify there."))
             return
-        self._actions.say(
-            peer, f"{name} is damaged on {giver.address}, fetched elsewhere; --repair mends it"
-        )
+        remedy = "it is fetched from a different host. To repair it there, use --repair"
+        self._actions.say(peer, f"{name} is damaged on {giver.address}; {remedy}")
         peer.avoid.add(giver.address)
         self._connect(peer)
 
-    def _refused(self, peer: Peer, error: str, message: str) -> None:
+    def _error(self, peer: Peer, error: str, message: str) -> None:
         refusal = by_name(error)(message)
         if isinstance(refusal, BusyError) and peer.was_live:
             # Our own receiver, whose sender has died, still holds the lock; it will soon give up.
-            self._lose(peer, "the receiver before has not ended yet", early=False)
+            self._lose(peer, "the previous receiver has not ended yet", early=False)
         else:
             self._fail(peer, refusal)
 
     def _lost(self, peer: Peer, cause: Cause, why: str) -> None:
         giver, early = peer.upstream, peer.state is State.COMING
         if giver is None and cause is Cause.UNREADABLE:
-            self._fail(
-                peer,
-                StoreError(
-                    f"its receiver is broken: {why}. Is what runs there imagenet-prep, and of the "
-                    f"same version? {self._request.python} (see --python)."
-                ),
-            )
+            self._fail_receiver(peer, f"its receiver is broken: {why}")
             return
         if giver is not None and (early or cause is Cause.UNREADABLE):
             # Perhaps only this giver cannot reach the host, or the giver is broken.
@@ -267,20 +248,18 @@ class Chain:
         peer.early_losses += early
         self._actions.stop(peer)
         if peer.early_losses >= _MAX_EARLY_LOSSES:
-            self._fail(
-                peer,
-                StoreError(
-                    f"its receiver never answers: {why}. The same Python with "
-                    f"imagenet-prep must be there: {self._request.python} (see --python)."
-                ),
-            )
+            self._fail_receiver(peer, f"its receiver never answers: {why}")
         elif peer.losses > self._request.retries:
             self._fail(peer, IncompleteError(f"lost {peer.losses} times, last: {why}"))
         else:
-            tried = f"it is asked again each second, for {self._request.wait_s:,.0f} s at the end"
-            self._actions.say(peer, f"lost ({why}); the others go on without it, and {tried}")
+            limit = f"until {self._request.wait_s:,.0f} s after the other hosts have finished"
+            self._actions.say(peer, f"lost ({why}); it is tried again every second, {limit}")
             self._leave(peer)
             self._actions.probe(peer, again=False)
+
+    def _fail_receiver(self, peer: Peer, problem: str) -> None:
+        remedy = "Install the same version of imagenet-prep on the host, for the Python"
+        self._fail(peer, StoreError(f"{problem}. {remedy} {self._request.python} (see --python)."))
 
     def _fail(self, peer: Peer, error: ImagenetPrepError) -> None:
         peer.become(State.FAILED)
@@ -294,13 +273,13 @@ class Chain:
         peer.become(State.COMING)
         peer.lacking, peer.wrong = None, 0
         before = [] if peer.alone else self._order[: self._order.index(peer)]
-        givers = [each for each in before if each.address not in peer.avoid]
+        givers = [giver for giver in before if giver.address not in peer.avoid]
         peer.upstream = givers[-1] if givers else None
         self._actions.start(peer)
 
     def _leave(self, peer: Peer) -> None:
         if peer in self._order:
             self._order.remove(peer)
-        for each in self._order:
-            if each.upstream is peer and each.state in _UNDER_WAY:
-                self._connect(each)
+        for follower in self._order:
+            if follower.upstream is peer and follower.state in _UNDER_WAY:
+                self._connect(follower)

@@ -12,6 +12,7 @@ from imagenet_prep.dataset.flag import data_set
 from imagenet_prep.dataset.placement import WHOLE, Placement
 
 _HOSTS = "hosts:"
+_PARTITION = {"mode": ("partition",)}
 ALL, NONE = "all", "none"
 
 
@@ -46,10 +47,8 @@ class Config(Settings):
         choices=("full", "partition"),
         help="part for each host; full: all; partition: the part that its own ranks will read",
     )
-    copies: int = flag(1, help="hosts that get each shard of a partition", metavar="R")
-    part: str | None = optional(
-        help="the part of host K of N, from 0; with --mode partition, into a folder", metavar="K/N"
-    )
+    copies: int = flag(1, help="hosts that get each shard", metavar="R", only=_PARTITION)
+    part: str | None = optional(help="part of host K of N, from 0", metavar="K/N", only=_PARTITION)
     from_parent: str | None = optional(
         place=Place.FOLDER_OR_BUCKET,
         help="replica of the parent of an amended dataset; it is next to the target, in the same "
@@ -57,12 +56,12 @@ class Config(Settings):
         without=("check", "dry_run"),
     )
     check: bool = switch(help="read every byte of the replicas and report; move nothing")
-    repair: bool = switch(help="read every byte first, then move what is wrong or missing")
-    dry_run: bool = switch(help="print what would be moved and how long it takes")
+    repair: bool = switch(help="read every byte first, then replace damaged and missing files")
+    dry_run: bool = switch(help="print the bytes to move and the estimated time; move nothing")
     bandwidth_limit: float = flag(
         0.0,
         least=0,
-        help="most MB/s; for all files together, to hosts for each stream; 0: no limit",
+        help="limit in MB/s; for all files together, to hosts for each stream; 0: no limit",
         metavar="MB/S",
     )
     connections: int = flag(
@@ -75,29 +74,22 @@ class Config(Settings):
         metavar="PATH",
     )
     wait: int = flag(
-        60,
-        least=0,
-        help="seconds that lost hosts are waited for when all others are done",
-        metavar="S",
+        60, least=0, help="seconds to wait for lost hosts after the others finish", metavar="S"
     )
     retries: int = flag(20, least=0, help="failed attempts allowed for each file", metavar="N")
-    timeout: int = flag(60, least=1, help="seconds without a byte that are a failure", metavar="S")
+    timeout: int = flag(60, least=1, help="seconds without data until a failure", metavar="S")
     json: bool = switch(help="print the result as JSON")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mode == "full" and (self.part is not None or self.copies != 1):
-            raise ValueError("--part, --copies: expected --mode partition")
         if self.mode == "partition":
             if self.to.startswith("s3://"):
                 raise ValueError("--mode partition: expected --to hosts:HOSTSFILE:PATH or a folder")
             if self.to_hosts != (self.part is None):
-                raise ValueError(
-                    "--part K/N: expected for a folder; the hosts file tells it of each host"
-                )
+                raise ValueError("--part K/N: required for a folder, not allowed for hosts")
             self.placement()
         if sum((self.check, self.repair, self.dry_run)) > 1:
-            raise ValueError("--check, --repair, --dry-run: give one of them")
+            raise ValueError("--check, --repair, --dry-run: expected at most one of them")
         if self.to_hosts and not all(self.hosts_and_path):
             raise ValueError("--to: expected hosts:HOSTSFILE:PATH")
 
@@ -117,7 +109,7 @@ class Config(Settings):
             return dict.fromkeys(addresses, WHOLE)
         count = len(addresses)
         try:
-            return {each: Placement(k, count, self.copies) for k, each in enumerate(addresses)}
+            return {host: Placement(k, count, self.copies) for k, host in enumerate(addresses)}
         except ValueError as error:
             raise UsageError(f"--copies {self.copies} on {count} hosts: {error}") from None
 

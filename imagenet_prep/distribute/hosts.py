@@ -87,7 +87,7 @@ def ask(num_files: Mapping[str, int], request: Request) -> list[Json | ImagenetP
         except ImagenetPrepError as error:
             return error
         except Exception as error:  # noqa: BLE001 - caused by the host's answer
-            return StoreError(f"its answer cannot be used: {type(error).__name__}: {error}")
+            return StoreError(f"its answer is invalid: {type(error).__name__}: {error}")
 
     with ThreadPoolExecutor(_MAX_ASKED) as pool:
         return list(pool.map(ask_one, num_files))
@@ -118,14 +118,14 @@ def _ask(address: str, request: Request, num_files: int) -> Json:
             case "looked" if not answers:
                 answers.append({"problems": problems, **frame.fields})
             case _:
-                raise BrokenError(f"it says {frame.kind!r} too often")
+                raise BrokenError(f"it sent {frame.kind!r} too often")
 
     broken, ending = process.listen(take)
     # If the connection has ended, the error of ssh says more.
     cause = broken.cause if broken else Cause.ENDED
     if cause is Cause.UNREADABLE or (cause is Cause.SILENT and not answers):
         kind = IncompleteError if cause is Cause.SILENT else StoreError
-        raise kind(f"its answer cannot be used: {broken}.")
+        raise kind(f"its answer is invalid: {broken}.")
     if not answers:
         raise (IncompleteError if ending.is_lost else StoreError)(ending.explained)
     return answers[0]
@@ -145,8 +145,9 @@ def pull(
 
     def hear(number: int, line: bytes) -> None:
         # Show messages such as retries at once: the result comes only at the end.
-        if (said := plain(line.decode(errors="replace"))).startswith(ours := "imagenet-prep: "):
-            terminal.say(f"{addresses[number]}: {said.removeprefix(ours).rstrip()}")
+        program, _, message = plain(line.decode(errors="replace")).partition(": ")
+        if program == "imagenet-prep":
+            terminal.say(f"{addresses[number]}: {message.rstrip()}")
 
     endings = run_all([argv(address) for address in addresses], hear=hear)
     return [result_of(ending) for ending in endings]
@@ -166,4 +167,4 @@ def result_of(ending: Ending) -> Json | ImagenetPrepError:
             "problems": [Problem(sentence(problem)) for problem in replica["problems"]],
         }
     except (ValueError, LookupError, TypeError) as error:
-        return StoreError(f"its answer cannot be used: {type(error).__name__}: {error}")
+        return StoreError(f"its answer is invalid: {type(error).__name__}: {error}")

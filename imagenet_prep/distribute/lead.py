@@ -96,11 +96,11 @@ class Leader:
         with LocalStore(Path(self._request.root)).marked(f"{naming.WORK}/{self._origin}"):
             try:
                 self._chain.begin()
-                self._tell()
+                self._report()
                 while not self._chain.is_over(time.monotonic()):
                     with contextlib.suppress(queue.Empty):
                         self._events.get(timeout=_TICK_S)()
-                    self._tell()
+                    self._report()
             finally:
                 self._closing.set()
                 for giver in self._givers.values():
@@ -137,18 +137,18 @@ class Leader:
         done = total - (peer.lacking or 0)
         self._news += [partial(self._count, num_bytes)] * (done - before)
         if num_bytes and before * 4 // total < done * 4 // total < 4:
-            self.say(peer, f"{100 * done // total} % of its files")
+            self.say(peer, f"{100 * done // total}% of its files are there")
         self._counted[peer] = max(done, before)
 
     def say(self, peer: Peer, sentence: str) -> None:
         """See `Actions`."""
         self._news.append(partial(self._say, f"{peer.address}: {sentence}"))
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         # Outside `_message`, which blames the giver for errors: a closed terminal is not its fault.
         news, self._news = self._news, []
-        for tell in news:
-            tell()
+        for report in news:
+            report()
 
     def _message(self, peer: Peer, giver: Giver, frame: Frame) -> None:
         giver.room.release()
@@ -159,30 +159,28 @@ class Leader:
         except Exception as error:  # noqa: BLE001 - caused by the giver's message
             self._chain.giver_broken(peer, plain(str(error)) or type(error).__name__)
 
-    def _gone(self, peer: Peer, giver: Giver, why: str, code: int | None = None) -> None:
+    def _ended(self, peer: Peer, giver: Giver, why: str, code: int | None = None) -> None:
         if self._givers.get(peer) is giver:
             self._chain.giver_broken(peer, why, code)
 
     def _listen(self, peer: Peer, giver: Giver, host: str | None, prove: bool) -> None:
-        """Runs a giver and always tells the loop when it has ended, even after an exception."""
+        """Runs a giver and always notifies the loop when it has ended, even after an exception."""
         try:
-            why, code = self._heard(peer, giver, host, prove)
+            why, code = self._forward(peer, giver, host, prove)
+        except OSError as error:
+            why, code = f"it cannot be started: {error}", None
         except Exception as error:  # noqa: BLE001 - else the loop would wait forever
             why, code = plain(str(error)) or type(error).__name__, None
-        self._events.put(partial(self._gone, peer, giver, why, code))
+        self._events.put(partial(self._ended, peer, giver, why, code))
 
-    def _heard(
+    def _forward(
         self, peer: Peer, giver: Giver, host: str | None, prove: bool
     ) -> tuple[str, int | None]:
         """Forwards a giver's messages; returns why it ended, and its exit code if it has one."""
         request = self._request
         words = ("imagenet_prep.distribute.send",)
-        try:
-            process = Process(
-                host or "localhost", request.python, words, FROM_GIVER, request.silence_s
-            )
-        except OSError as error:
-            return f"it cannot be started: {error}", None
+        place = host or "localhost"
+        process = Process(place, request.python, words, FROM_GIVER, request.silence_s)
         giver.started(process)
         process.channel.begin(
             "give",

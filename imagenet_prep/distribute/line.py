@@ -39,7 +39,7 @@ class Line:
         """Notes that the neighbour lacks a file, of which it has the first `begun` bytes."""
         file = self._files.get(name)
         if self.all_named or file is None or name in self._lacking:
-            raise BrokenError(f"it lacks {name}, which is impossible")
+            raise BrokenError(f"it reported {name} as missing unexpectedly")
         if begun > file.num_bytes:
             raise BrokenError(f"{name}: it has {begun:,} bytes of {file.num_bytes:,}")
         self._lacking[name] = begun
@@ -48,7 +48,7 @@ class Line:
         """Notes that the neighbour has listed all files that it lacks; `files` is their number."""
         if self.all_named or files != len(self._lacking):
             raise BrokenError(
-                f"it lacks {counted(files, 'file')} and has named {len(self._lacking):,}"
+                f"it named {len(self._lacking):,} of {counted(files, 'missing file')}"
             )
         self.all_named = True
 
@@ -65,7 +65,7 @@ class Line:
             return None
         while self._ready:
             name = self._ready.popleft()
-            waits_for = next((each for each in naming.beside(name) if each in self._lacking), None)
+            waits_for = next((part for part in naming.beside(name) if part in self._lacking), None)
             if waits_for is not None:
                 self._held[waits_for] = name
                 continue
@@ -92,7 +92,7 @@ class Line:
     def wrong(self, name: str) -> bool:
         """Notes that a file arrived damaged, to send it again; True if it is damaged here, too."""
         if name not in self._going:
-            raise BrokenError(f"{name} arrived wrong, which was not sent")
+            raise BrokenError(f"it reported damage of {name}, which was not sent")
         self.put_back(name)
         self.offer([name])
         self._wrong[name] += 1
@@ -100,6 +100,6 @@ class Line:
 
     def finish(self) -> None:
         """Notes that the neighbour is complete."""
-        left = len(self._lacking) + len(self._going)
-        if not self.all_named or left:
-            raise BrokenError(f"it is whole, and lacks {counted(left, 'file')}")
+        remaining = len(self._lacking) + len(self._going)
+        if not self.all_named or remaining:
+            raise BrokenError(f"it is complete, but lacks {counted(remaining, 'file')}")

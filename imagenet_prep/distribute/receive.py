@@ -47,7 +47,7 @@ def serve(root: Path, channel: Channel) -> int:
         if begin is None:
             return errors.EXIT_INTERRUPTED
         if begin.kind not in ("look", "store"):
-            raise BrokenError(f"expected what is to be done, got {begin.kind}")
+            raise BrokenError(f"expected look or store, got {begin.kind}")
         data, columns = documents(begin.body, begin.fields["columns"])
         replica = Replica(root, data, begin.fields["placement"], columns)
         if begin.kind == "look":
@@ -58,8 +58,8 @@ def serve(root: Path, channel: Channel) -> int:
             channel.write("lacks", files=0)
             channel.write("whole")
             return errors.EXIT_DONE
-        with contextlib.ExitStack() as held:
-            _lock(replica, held)
+        with contextlib.ExitStack() as stack:
+            _lock(replica, stack)
             prove, parent = begin.fields["prove"], begin.fields["parent"]
             return _store(replica, channel, prove=prove, parent=parent)
     except OtherVersionError as error:
@@ -86,17 +86,17 @@ def _is_origin(replica: Replica, origin: str) -> bool:
         return False
     if replica.placement != WHOLE:
         raise UsageError(
-            f"{replica.store.where()} there is the data set itself, which is more than "
-            f"{replica.placement}. Choose another PATH."
+            f"{replica.store.where()}: this is the original dataset, not only {replica.placement}. "
+            "Choose a different PATH."
         )
     return True
 
 
-def _lock(replica: Replica, held: contextlib.ExitStack) -> None:
+def _lock(replica: Replica, stack: contextlib.ExitStack) -> None:
     deadline = time.monotonic() + _LOCK_PATIENCE_S
     while True:
         try:
-            held.enter_context(replica.lock())
+            stack.enter_context(replica.lock())
             return
         except BusyError:
             if time.monotonic() > deadline:
@@ -123,8 +123,8 @@ def _problems(
 ) -> list[tuple[Problem, File]]:
     readers = min(_MAX_READERS, len(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(readers) as pool:
-        found = pool.map(lambda file: replica.problem(file, prove=prove), files)
-        return [(problem, file) for problem, file in zip(found, files, strict=True) if problem]
+        problems = pool.map(lambda file: replica.problem(file, prove=prove), files)
+        return [(problem, file) for problem, file in zip(problems, files, strict=True) if problem]
 
 
 def _store(replica: Replica, channel: Channel, *, prove: bool, parent: str) -> int:
@@ -148,10 +148,10 @@ def _store(replica: Replica, channel: Channel, *, prove: bool, parent: str) -> i
         if frame is None:
             return errors.EXIT_INTERRUPTED
         if frame.kind != "file" or frame.fields["name"] not in lacking:
-            raise BrokenError(f"expected a file that is lacking, got {frame.kind}")
+            raise BrokenError(f"expected a missing file, got {frame.kind}")
         name, start = frame.fields["name"], frame.fields["start"]
         if start not in (0, begun.pop(name, 0)):
-            raise BrokenError(f"{name} cannot go on at byte {start:,}")
+            raise BrokenError(f"{name}: cannot resume at byte {start:,}")
         file = lacking[name]
         try:
             _take(replica, file, start, channel)
@@ -169,7 +169,7 @@ def _store(replica: Replica, channel: Channel, *, prove: bool, parent: str) -> i
 
 
 def _take(replica: Replica, file: File, start: int, channel: Channel) -> None:
-    left = file.num_bytes - start
+    remaining = file.num_bytes - start
     # After a broken connection, the next one continues after the bytes that are here.
     with replica.incoming(file, start, kept=(BrokenError,)) as arriving:
         while True:
@@ -180,9 +180,9 @@ def _take(replica: Replica, file: File, start: int, channel: Channel) -> None:
                 return
             if frame.kind != "chunk":
                 raise _AbandonedError
-            left -= len(frame.body)
-            if left < 0:
-                raise BrokenError(f"{file.name}: more than {file.num_bytes:,} bytes arrive")
+            remaining -= len(frame.body)
+            if remaining < 0:
+                raise BrokenError(f"{file.name}: received more than {file.num_bytes:,} bytes")
             arriving.append(frame.body)
 
 

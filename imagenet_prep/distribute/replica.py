@@ -27,7 +27,7 @@ _INCOMING = f"{naming.WORK}/incoming"
 _BEGUN = (f"{naming.WORK}/run.json", f"{naming.WORK}/adopt.json")
 # Space that journals, folders and partly used blocks need in addition to the files.
 SPARE_BYTES = 16 << 20
-_DAMAGED = "It was damaged at the source, or on the way. Run verify at the source."
+_DAMAGED = "It was damaged at the source or in transit. Run verify at the source."
 
 
 class Replica(Target):
@@ -57,17 +57,15 @@ class Replica(Target):
         """As in `Target`; also refuses a different part, or an unfinished dataset."""
         if self.store.size(naming.MANIFEST) is None and self.store.sizes(_BEGUN):
             raise UsageError(
-                f"{self.store.where()} holds the unfinished work of prepare, resize or adopt. "
-                "Finish that, or choose another folder."
+                f"{self.store.where()} has an unfinished run of prepare, resize or adopt. "
+                "Finish it, or choose a different folder."
             )
         # A damaged placement.json is written again.
         with contextlib.suppress(ManifestError):
             part = load(self.store.root, self.manifest)
             if part.nodes > 1 and part != self.placement:
-                raise UsageError(
-                    f"{self.store.where()} holds {part}; expected {self.placement}. Remove it, or "
-                    "choose another folder."
-                )
+                problem = f"{self.store.where()} has {part}, expected {self.placement}"
+                raise UsageError(f"{problem}. Remove it, or choose a different folder.")
         super().refuse_others()
 
     def problem(self, file: File, *, prove: bool) -> Problem | None:
@@ -86,7 +84,7 @@ class Replica(Target):
 
     def arriving(self) -> set[str]:
         """Returns the names of files that are arriving here."""
-        of_columns = [column.folder_name(each.name) for each in self.columns]
+        of_columns = [column.folder_name(entry.name) for entry in self.columns]
         return {
             *self.store.names(_INCOMING),
             *(
@@ -124,8 +122,8 @@ class Replica(Target):
         free = self.store.free_bytes()
         if lacking and free < needed:
             raise StoreError(
-                f"{self.store.where()}: {free:,} bytes are free, {needed:,} are needed: "
-                f"{needed - free:,} are missing. Nothing was moved. Free some space there."
+                f"{self.store.where()}: {needed:,} bytes are needed, {free:,} are free. Nothing "
+                f"was moved. Free {needed - free:,} bytes there."
             )
 
     def _withdraw(self) -> None:
@@ -145,8 +143,8 @@ class Replica(Target):
         Returns the unverified bytes of each remaining file, by name. The caller must hold the lock.
         """
         sizes = {name: self.store.size(incoming_name(name)) or 0 for name in self.arriving()}
-        wanted = {file.name: file.num_bytes for file in lacking}
-        begun = {name: size for name, size in sizes.items() if 0 < size <= wanted.get(name, -1)}
+        most = {file.name: file.num_bytes for file in lacking}
+        begun = {name: size for name, size in sizes.items() if 0 < size <= most.get(name, -1)}
         self.store.remove(*map(incoming_name, sizes.keys() - begun.keys()))
         return begun
 

@@ -66,7 +66,7 @@ class Hop:
         )
 
     def run(self) -> None:
-        """Sends until the neighbour is complete, refuses or is lost; tells the leader which."""
+        """Sends until the neighbour is complete, refuses or is lost; reports that to the leader."""
         with ThreadPoolExecutor(1, thread_name_prefix="answers") as listener:
             answers = listener.submit(self._listen)
             try:
@@ -110,7 +110,7 @@ class Hop:
                     return False
                 case "lacks":
                     self._line.lacks_no_more(fields["files"])
-                    self._offer_what_is_here()
+                    self._offer_files()
                 case "stored":
                     self._line.stored(fields["name"])
                 case "wrong":
@@ -124,7 +124,7 @@ class Hop:
         self._over = spoiled or frame.kind in ("whole", "error")
         return self._over
 
-    def _offer_what_is_here(self) -> None:
+    def _offer_files(self) -> None:
         replica = self._replica
         if not self._trusted:
             replica.reload()
@@ -149,12 +149,12 @@ class Hop:
         channel.write("file", name=file.name, start=start)
         with opened:
             opened.seek(start)
-            left = file.num_bytes - start
-            while left and not self._over:
+            remaining = file.num_bytes - start
+            while remaining and not self._over:
                 with self._errors_of(file):
-                    data = opened.read(min(CHUNK_BYTES, left))
+                    data = opened.read(min(CHUNK_BYTES, remaining))
                 if data:
-                    left -= len(data)
+                    remaining -= len(data)
                     self._pace.take(len(data))
                     channel.write("chunk", data)
                 elif self._trusted or os.fstat(opened.fileno()).st_nlink == 0:
@@ -162,8 +162,8 @@ class Hop:
                     break
                 else:
                     time.sleep(_POLL_S)
-        channel.write("end" if not left or self._trusted else "abandon")
-        if left and not self._trusted:
+        channel.write("end" if not remaining or self._trusted else "abandon")
+        if remaining and not self._trusted:
             self._put_back(file)
 
     def _errors_of(self, file: File) -> contextlib.AbstractContextManager[None]:

@@ -46,14 +46,13 @@ class Original:
         try:
             self.data = self._read(naming.MANIFEST)
         except AbsentError as error:
-            raise UsageError(
-                f"{error} There is no {naming.MANIFEST}: not a data set of imagenet-prep."
-            ) from None
+            problem = f"{error} Without {naming.MANIFEST}, it is not a dataset of imagenet-prep."
+            raise UsageError(problem) from None
 
     def chunks(self, file: File) -> Iterator[bytes]:
         """Yields the bytes of a file, at the limited rate."""
-        remedy = "Run verify on the data set."
-        for chunk in contents(self._remote, file, self._budget(file.name), remedy):
+        budget = self._budget(file.name)
+        for chunk in contents(self._remote, file, budget, "Run verify on the dataset."):
             self._pace.take(len(chunk))
             yield chunk
 
@@ -67,9 +66,9 @@ class Original:
             unchanged = False
         if not unchanged:
             raise IncompleteError(
-                f"{self.base}: the dataset, or a column, has changed since the run began, so no "
-                "manifest was written next to the copies. Wait until the change is finished and "
-                "run the same command again; for a different dataset, choose a different folder."
+                f"{self.base}: the dataset, or a column, has changed since this run started, so "
+                "the copies have no manifest. Run the same command again after the change. For a "
+                "different dataset, choose a different target."
             )
 
     def note_replicas(self, places: Sequence[str], digest: str) -> None:
@@ -78,15 +77,15 @@ class Original:
             return
         when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
         journal = Journal(LocalStore(Path(self.base).expanduser()), naming.REPLICAS)
-        known: dict[str, str] = {}
+        digests: dict[str, str] = {}
         # The list is optional, and a read-only dataset cannot have one.
         with contextlib.suppress(OSError, StoreError):
             for entry in journal.news():
                 match entry:
-                    case {"where": str(where), "digest": str(there)}:
-                        known[where] = there
+                    case {"where": str(where), "digest": str(last)}:
+                        digests[where] = last
             for place in places:
-                if known.get(place) != digest:
+                if digests.get(place) != digest:
                     journal.add({"where": place, "when": when, "digest": digest})
 
     def _read(self, name: str) -> bytes:

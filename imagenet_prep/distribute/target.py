@@ -48,36 +48,35 @@ class Target:
 
     def refuse_others(self) -> None:
         """Raises UsageError if the location has a different dataset, other shards or columns."""
-        there, ours = self._there(naming.MANIFEST), self.manifest.digest
-        if there is not None and there != self._data and (digest := _digest(there)) != ours:
+        theirs, ours = self._read(naming.MANIFEST), self.manifest.digest
+        if theirs is not None and theirs != self._data and (digest := _digest(theirs)) != ours:
             raise UsageError(
-                f"{self.store.where()} holds another data set (manifest {digest[:16]}, expected "
-                f"{ours[:16]}). Remove it, or choose another place."
+                f"{self.store.where()} has a different dataset (manifest {digest[:16]}, expected "
+                f"{ours[:16]}). Remove it, or choose a different target."
             )
-        for each in self.columns:
-            self._refuse_other_column(each)
+        for entry in self.columns:
+            self._refuse_other_column(entry)
         shards = [name for name in self.store.names("") if naming.looks_like_shard(name)]
-        beside = [f"{folder}/{n}" for folder in naming.BESIDE for n in self.store.names(folder)]
-        if odd := sorted({*shards, *beside} - self.names):
+        tables = [f"{folder}/{n}" for folder in naming.BESIDE for n in self.store.names(folder)]
+        if odd := sorted({*shards, *tables} - self.names):
             raise UsageError(
-                f"{self.store.where()} holds {', '.join(odd[:3])}, which readers would take for "
-                f"shards and which do not belong to {self.placement}. Remove them, or choose "
-                "another place."
+                f"{self.store.where()} has {', '.join(odd[:3])}, which readers would read, but "
+                f"which is not in {self.placement}. Remove this, or choose a different target."
             )
 
     def _refuse_other_column(self, ours: Column) -> None:
-        there = of_store.find(self.store, ours.name)
+        existing = of_store.find(self.store, ours.name)
         if self.store.size(column.begun_name(ours.name)) is not None:
-            why = "a column of this name is not finished there"
-        elif there and there.differing(ours):
-            why = "a different column has this name there"
-        elif there and there.splits.keys() - ours.splits.keys():
-            why = "the column has more splits there"
+            why = "the column of this name is unfinished"
+        elif existing and existing.differing(ours):
+            why = "the column of this name is different"
+        elif existing and existing.splits.keys() - ours.splits.keys():
+            why = "the column of this name has more splits"
         else:
             return
         raise UsageError(
             f"{self.store.where(column.folder_name(ours.name))}: {why}. Remove this folder, or "
-            "give --columns without this column."
+            "exclude this column with --columns."
         )
 
     def manifest_problem(self) -> Problem | None:
@@ -85,11 +84,12 @@ class Target:
         return self._problem(naming.MANIFEST)
 
     def _problem(self, name: str) -> Problem | None:
-        there = self._there(name)
-        if there is None:
-            what = "replica" if name == naming.MANIFEST else "column"
-            return Problem(f"{name}: missing: the {what} is not finished", is_missing=True)
-        return Problem(f"{name}: differs from the source's") if there != self._last[name] else None
+        existing = self._read(name)
+        if existing is None:
+            item = "replica" if name == naming.MANIFEST else "column"
+            return Problem(f"{name}: missing: the {item} is not finished", is_missing=True)
+        differs = existing != self._last[name]
+        return Problem(f"{name}: differs from the source's") if differs else None
 
     def unfinished(self) -> list[Problem]:
         """Returns the problems of the files that are published last."""
@@ -99,7 +99,7 @@ class Target:
     def withdraw(self, lacking: Iterable[File]) -> None:
         """Removes the manifest and each column.json that would name missing files."""
         folders = {file.name.rpartition("/")[0] for file in lacking}
-        of_columns = {column.folder_name(each.name): each.name for each in self.columns}
+        of_columns = {column.folder_name(entry.name): entry.name for entry in self.columns}
         torn = [of_columns[folder] for folder in sorted(folders & of_columns.keys())]
         self.store.remove(*map(column.record_name, torn))
         if folders - of_columns.keys() or self.manifest_problem():
@@ -113,25 +113,24 @@ class Target:
         demand_file(parent)
         if parent.size(naming.MANIFEST) is None:
             raise UsageError(
-                f"--from-parent: {parent.where()} holds no {naming.MANIFEST}, so it is no replica. "
+                f"--from-parent: {parent.where()} is not a replica: it has no {naming.MANIFEST}. "
                 "Without --from-parent, all files are moved."
             )
-        there = Dataset.at(parent).manifest
-        of_parent = [of_store.find(parent, each.name) for each in self.columns]
-        in_parent = WHOLE.files(there, [*filter(None, of_parent)])
-        known = {(file.name, file.sha256) for file in in_parent}
-        files = [file for file in lacking if (file.name, file.sha256) in known]
+        columns = [of_store.find(parent, entry.name) for entry in self.columns]
+        in_parent = WHOLE.files(Dataset.at(parent).manifest, [*filter(None, columns)])
+        hashes = {(file.name, file.sha256) for file in in_parent}
+        files = [file for file in lacking if (file.name, file.sha256) in hashes]
         sizes = parent.sizes(file.name for file in files)
-        whole = [file for file in files if sizes.get(file.name) == file.num_bytes]
-        self.store.take_over(parent, whole)
+        complete = [file for file in files if sizes.get(file.name) == file.num_bytes]
+        self.store.take_over(parent, complete)
 
     def commit(self) -> None:
         """Publishes each column.json and the manifest; the caller has verified every other file."""
         for name, data in self._last.items():
-            if self._there(name) != data:
+            if self._read(name) != data:
                 self.store.write(name, data)
 
-    def _there(self, name: str) -> bytes | None:
+    def _read(self, name: str) -> bytes | None:
         return self.store.read(name) if self.store.size(name) is not None else None
 
 

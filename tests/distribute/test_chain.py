@@ -199,7 +199,7 @@ def test_a_giver_that_is_broken_is_named_and_passed_over() -> None:
     c = run.peers[2]
     run.chain.giver_broken(c, "it sent nonsense")
     assert run.did.givers["c"] == "a"
-    assert run.did.said == ["c: b cannot give to it (it sent nonsense); another one does"]
+    assert run.did.said == ["c: b cannot send to it (it sent nonsense); a different host does"]
     assert run.peers[1].state is State.COMING
 
 
@@ -228,7 +228,8 @@ def test_damage_at_a_giver_is_fetched_elsewhere_and_at_the_leader_is_the_end() -
     run.tell(b, "lacks", files=3)
     run.tell(b, "wrong", name="a", message="a: sha256 1, expected 2.")
     run.tell(b, "spoiled", name="a")
-    assert "b: a is damaged on a, fetched elsewhere; --repair mends it" in run.did.said
+    remedy = "it is fetched from a different host. To repair it there, use --repair"
+    assert f"b: a is damaged on a; {remedy}" in run.did.said
     assert run.did.givers["b"] == "leader"
     run.tell(b, "lacks", files=3)
     run.tell(b, "spoiled", name="a")

@@ -147,7 +147,7 @@ def test_every_file_is_counted_once_also_of_a_host_that_comes_back(
     assert (member.state, member.losses) == (State.WHOLE, 1)
     assert len(led.moved) == len(SIZES)
     percents = [line for line in led.said if "%" in line]
-    assert percents == ["one: 50 % of its files", "one: 75 % of its files"]
+    assert percents == ["one: 50% of its files are there", "one: 75% of its files are there"]
 
 
 def test_a_host_that_is_lost_too_often_fails_and_the_others_are_whole(
@@ -176,9 +176,9 @@ def test_a_host_that_ssh_refuses_for_good_is_not_waited_for(
 @pytest.mark.parametrize(
     ("script", "why"),
     [
-        ([say("stored", name="train-0")], "it says 'stored' of a host"),
+        ([say("stored", name="train-0")], "it sent 'stored' about a host"),
         ([say("lacks", files=5)], "it lacks 5 files of 4"),
-        ([say("lacks", files=1), say("whole")], "it is whole, and lacks 1 file"),
+        ([say("lacks", files=1), say("whole")], "it is complete, but lacks 1 file"),
         ([say("lacks", files=1), BrokenError("it sent 'x'")], "it sent 'x'"),
         ([say("lacks", files=1), OSError(5, "Input/output error")], "Input/output error"),
         ([say("lacks", files=1)], "its last words"),

@@ -85,6 +85,8 @@ def test_files_that_do_not_fit_are_refused_before_one_is_moved(
     system.has_free_bytes(needed)
     replica.check_space(replica.files)
     system.has_free_bytes(needed - 1)
-    with pytest.raises(StoreError, match=f"{needed:,} are needed: 1 are missing. Nothing was mov"):
+    with pytest.raises(
+        StoreError, match=f"{needed:,} bytes are needed, {needed - 1:,} are free. Nothing was"
+    ):
         replica.check_space(replica.files)
     replica.check_space([])

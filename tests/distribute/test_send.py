@@ -155,11 +155,11 @@ def test_a_source_that_is_too_short_ends_its_file_so_that_the_neighbour_names_it
 @pytest.mark.parametrize(
     ("says", "why"),
     [
-        (lacking("../outside"), "it lacks ../outside, which is impossible"),
+        (lacking("../outside"), "it reported ../outside as missing unexpectedly"),
         ([say("lacking", name=SHARD, begun=2000)], "it has 2,000 bytes of 1,000"),
-        ([say("lacks", files=2)], "it lacks 2 files and has named 0"),
+        ([say("lacks", files=2)], "it named 0 of 2 missing files"),
         ([*lacking(SHARD), say("stored", name=OTHER)], "which was not sent"),
-        ([*lacking(SHARD), say("whole")], "it is whole, and lacks 1 file"),
+        ([*lacking(SHARD), say("whole")], "it is complete, but lacks 1 file"),
     ],
 )
 def test_a_neighbour_that_lies_is_lost_and_killed(
@@ -254,7 +254,7 @@ def test_a_giver_whose_own_disk_fails_names_the_disk_and_not_its_neighbour(
     root: Path, trusted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Hop, "_open", lambda *_: Failing())
-    monkeypatch.setattr(Hop, "_offer_what_is_here", lambda hop: hop._line.offer([INDEX]))
+    monkeypatch.setattr(Hop, "_offer_files", lambda hop: hop._line.offer([INDEX]))
     leader = ScriptedProcess([])
 
     with pytest.raises(StoreError, match=rf"cannot read .*{INDEX}: Input/output error"):

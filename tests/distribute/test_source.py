@@ -39,7 +39,9 @@ def test_a_manifest_that_is_not_the_one_of_the_beginning_ends_the_run(
         path.write_bytes(source.data[:-1])
     else:
         path.unlink()
-    with pytest.raises(IncompleteError, match="has changed since the run began, so no manifest"):
+    with pytest.raises(
+        IncompleteError, match="has changed since this run started, so the copies have no"
+    ):
         source.check_unchanged()
 
 
@@ -55,5 +57,5 @@ def test_a_file_of_a_different_size_is_not_sent(root: Path) -> None:
 
 
 def test_a_folder_without_a_manifest_is_no_dataset(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"There is no dataset\.json: not a data set"):
+    with pytest.raises(UsageError, match=r"Without dataset\.json, it is not a dataset"):
         opened(tmp_path)

@@ -26,8 +26,8 @@ def test_a_run_with_bad_peers_leaves_every_good_host_whole(hosts: Hosts, dataset
 
     assert result.code == 1, result
     assert "10.0.0.2:~/set: its receiver is broken: it sent " in result.out
-    assert "has a part that is empty, . or .." in result.out
-    assert "ubuntu@node-4: node-3 cannot give to it (it sent " in result.err
+    assert "leads outside its folder" in result.out
+    assert "ubuntu@node-4: node-3 cannot send to it (it sent " in result.err
     assert "1 of 4 replicas failed" in result.err
     assert "Traceback" not in result.out + result.err
     hosts.assert_whole(dataset, "10.0.0.2")
@@ -55,7 +55,7 @@ def test_a_giver_that_hangs_is_passed_over(hosts: Hosts, dataset: Path) -> None:
     result = hosts.run(dataset, "--timeout", "5")
 
     assert result.code == 0, result
-    assert "10.0.0.2: 10.0.0.1 cannot give to it (it has sent nothing for 5 s)" in result.err
+    assert "10.0.0.2: 10.0.0.1 cannot send to it (it has sent nothing for 5 s)" in result.err
     hosts.assert_whole(dataset)
 
 
@@ -72,7 +72,7 @@ def test_asked_hosts_answer_each_for_itself(hosts: Hosts, dataset: Path) -> None
     assert result.code == 1, result
     assert "10.0.0.1:~/set: complete" in result.out
     for address in hosts.addresses[1:]:
-        assert f"{address}:~/set: its answer cannot be used: it s" in result.out
+        assert f"{address}:~/set: its answer is invalid: it s" in result.out
     assert "\x1b" not in result.out + result.err
     assert "Traceback" not in result.out + result.err
 

@@ -131,9 +131,9 @@ def test_an_unfinished_replica_is_told_from_a_damaged_one(dataset: Path, copy: P
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("train-00000-of-00009", "which readers would take for shards"),
-        ("index/train-00000-of-00009", "which readers would take for shards"),
-        (".work/run.json", "unfinished work of prepare"),
+        ("train-00000-of-00009", "which readers would read"),
+        ("index/train-00000-of-00009", "which readers would read"),
+        (".work/run.json", "unfinished run of prepare"),
     ],
 )
 def test_a_folder_with_something_else_is_refused_untouched(
@@ -155,7 +155,7 @@ def test_another_data_set_is_never_replaced(dataset: Path, copy: Path, tmp_path:
     refused = replicate(tmp_path / "other", "--to", copy)
 
     assert refused.code == 2
-    assert "holds another data set" in refused.err
+    assert "has a different dataset" in refused.err
     assert contents(copy) == contents(dataset)
 
 
@@ -185,7 +185,9 @@ def test_a_dataset_that_is_replaced_while_it_is_replicated_gets_no_manifest(
         shutil.copy(tmp_path / "other" / naming.MANIFEST, dataset / naming.MANIFEST)
 
     monkeypatch.setattr(Original, "chunks", replacing)
-    with pytest.raises(IncompleteError, match="has changed since the run began, so no manifest"):
+    with pytest.raises(
+        IncompleteError, match="has changed since this run started, so the copies have no"
+    ):
         verb.run([str(dataset), "--to", str(tmp_path / "copy")])
     assert (tmp_path / "copy" / SHARD).exists()
     assert not (tmp_path / "copy" / naming.MANIFEST).exists()
@@ -194,15 +196,15 @@ def test_a_dataset_that_is_replaced_while_it_is_replicated_gets_no_manifest(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nowhere", "--to", "x"], "not a data set of imagenet-prep"),
+        (["nowhere", "--to", "x"], "not a dataset of imagenet-prep"),
         (["x", "--to", "http://example.org/x"], "expected a folder or s3://"),
-        (["x", "--to", "y", "--mode", "partition"], "--part K/N: expected for a folder"),
+        (["x", "--to", "y", "--mode", "partition"], "--part K/N: required for a folder"),
         (["x", "--to", "y", "--mode", "partition", "--part", "4/4"], "node 4: expected 0 to 3"),
         (["x", "--to", "y", "--mode", "partition", "--part", "one"], "--part one, --copies 1: "),
-        (["x", "--to", "y", "--part", "0/2"], "--part, --copies: expected --mode partition"),
+        (["x", "--to", "y", "--part", "0/2"], "--part 0/2 is for --mode partition"),
         (["x", "--to", "s3://b/y", "--mode", "partition"], "expected --to hosts:"),
         (["x", "--to", "hosts:file"], "expected hosts:HOSTSFILE:PATH"),
-        (["x", "--to", "y", "--check", "--repair"], "give one of them"),
+        (["x", "--to", "y", "--check", "--repair"], "expected at most one of them"),
         (["x", "--to", "y", "--bandwidth-limit", "-1"], "--bandwidth-limit -1.0: expected"),
         (["x", "--to", "y", "--bandwidth-limit", "nan"], "--bandwidth-limit nan: expected"),
         (["s3://key:secret@bucket/x", "--to", "y"], "contains a user name or password"),
@@ -244,5 +246,5 @@ def test_a_small_disk_is_refused_before_anything_moves(dataset: Path, tmp_path: 
         result = replicate(dataset, "--to", tmp_path / "disk")
 
         assert result.code == 1
-        assert "bytes are free" in result.err
+        assert "Nothing was moved" in result.err
         assert not (tmp_path / "disk" / "labels.txt").exists()

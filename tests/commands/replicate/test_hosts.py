@@ -44,7 +44,7 @@ def test_a_second_run_moves_only_what_a_host_lacks_and_a_repair_what_is_damaged(
     # A host does not pass on what rotted on its disk.
     again = hosts.run(dataset)
     assert again.code == 0, again
-    assert f"{SHARD} is damaged on 10.0.0.2, fetched elsewhere; --repair mends it" in again.err
+    assert f"{SHARD} is damaged on 10.0.0.2; it is fetched from a different host" in again.err
     hosts.assert_whole(dataset, "10.0.0.2")
 
     checked = hosts.run(dataset, "--check")
@@ -187,7 +187,7 @@ def test_a_wrong_file_at_one_target_is_refused_there_alone(hosts: Hosts, dataset
 
     assert result.code == 2, result
     assert "10.0.0.1:~/set: " in result.out
-    assert "which readers would take for shards" in result.out
+    assert "which readers would read" in result.out
     assert stranger.read_text() == "mine"
     hosts.assert_whole(dataset, "10.0.0.1")
 
@@ -223,7 +223,7 @@ def test_a_source_that_changes_is_told_and_no_mixture_is_whole(
         result = running.finish()
 
     assert result.code in (3, 4), result
-    assert "changed" in result.err or "does not hold what its dataset.json says" in result.out
+    assert "changed" in result.err or "arrives damaged every time" in result.out
     for address in hosts.addresses:
         assert_nothing_half_visible(hosts.replica(address), before)
 

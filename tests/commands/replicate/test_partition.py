@@ -94,7 +94,7 @@ def test_a_folder_with_another_part_is_refused_untouched(
     assert give(*PARTITION, "--part", "1/4").code == 0
     there = part(dataset, Placement(1, 4))
     for flags, said in (
-        ((), "holds part 1 of 4, copies: 1; expected the complete dataset"),
+        ((), "has part 1 of 4, copies: 1, expected the whole data set"),
         ((*PARTITION, "--part", "1/4", "--copies", "2"), "expected part 1 of 4, copies: 2"),
         ((*PARTITION, "--part", "1/3"), "expected part 1 of 3, copies: 1"),
     ):
@@ -107,7 +107,7 @@ def test_a_folder_with_another_part_is_refused_untouched(
         "replicate", dataset, "--to", tmp_path / "whole", *PARTITION, "--part=0/4"
     )
     assert refused.code == 2
-    assert "which do not belong to part 0 of 4" in refused.err
+    assert "which is not in part 0 of 4" in refused.err
     assert contents(tmp_path / "whole") == contents(dataset)
 
 
@@ -131,7 +131,7 @@ def test_more_copies_than_hosts_and_the_leaders_own_folder_are_refused(
     whole, target = contents(dataset), f"hosts:{tmp_path / 'hosts.txt'}:{dataset}"
     own = command.run("replicate", dataset, "--to", target, *PARTITION, env=hosts.environment)
     assert own.code == 2, own
-    assert "there is the data set itself, which is more than part 0 of 2" in own.out
+    assert "this is the original dataset, not only part 0 of 2" in own.out
     assert contents(dataset) == whole
 
 

@@ -102,7 +102,7 @@ def test_a_prefix_that_holds_something_else_is_refused(s3: S3Server, tmp_path: P
         for name in ("one", "other")
     ]
     assert refused.code == 2, refused
-    assert "holds another data set (manifest {}, expected {})".format(*digests) in refused.err
+    assert "has a different dataset (manifest {}, expected {})".format(*digests) in refused.err
 
 
 def test_a_damaged_shard_never_gets_its_name(s3: S3Server, tmp_path: Path) -> None:

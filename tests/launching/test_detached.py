@@ -227,10 +227,13 @@ def test_what_is_wrong_is_said_before_it_leaves(tmp_path: Path) -> None:
     ("words", "named"),
     [
         (("--status", "nowhere"), "nowhere: no launch --detach was started"),
-        (("--status", "a", "--stop", "b"), "--status and --stop stand alone"),
-        (("--stop", "a", "-np", "2"), "--status and --stop stand alone"),
-        (("--", "train", "--synthetic"), "-np N: expected how many ranks"),
-        (("-np", "1", "--detach", "--dry-run", "--", "train"), "nothing to --detach"),
+        (("--status", "a", "--stop", "b"), "--status and --stop cannot go together"),
+        (("--stop", "a", "-np", "2"), "--stop and --num-processes cannot go together"),
+        (("--", "train", "--synthetic"), "-np N: expected the number of ranks"),
+        (
+            ("-np", "1", "--detach", "--dry-run", "--", "train"),
+            "--detach and --dry-run cannot go together",
+        ),
     ],
 )
 def test_flags_that_mean_nothing_together(words: tuple[str, ...], named: str) -> None:

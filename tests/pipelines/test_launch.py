@@ -251,11 +251,14 @@ def test_parts_of_a_dataset_keep_the_order_of_the_hosts_file(parts: Path, horovo
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--", "prepare"), "-- train --data-dir DIR ..., or for your script: -- python SCRIPT.py"),
-        (("--mpi-args=-v", "--", "train", "--synthetic"), "--mpi-args is for --mpi"),
-        (("--servers", "1", "--mpi", "--", "train", "--synthetic"), "--servers: leave out --mpi"),
+        (("--", "prepare"), "-- train --data-dir DIR ..., or a script of your own"),
+        (("--mpi-args=-v", "--", "train", "--synthetic"), "--mpi-args needs --mpi"),
+        (
+            ("--servers", "1", "--mpi", "--", "train", "--synthetic"),
+            "--servers cannot go together with --mpi",
+        ),
         (("--fusion-threshold-mb", "-1", "--", "train"), "--fusion-threshold-mb -1: expected"),
-        (("--detach", "--", "script.py"), "so say by --rank-logs DIR where launch.log goes"),
+        (("--detach", "--", "script.py"), "Set the folder of launch.log by --rank-logs DIR"),
     ],
 )
 def test_what_cannot_be_launched_is_refused(
@@ -273,7 +276,7 @@ def test_what_cannot_be_launched_is_refused(
 )
 def test_servers_and_what_needs_them_come_together(servers: int, comm: tuple[str, ...]) -> None:
     asked = Config(num_processes=2, servers=servers, command=("train", "--synthetic", *comm))
-    with pytest.raises(UsageError, match=f"needs launch --servers N.* it is --servers {servers}"):
+    with pytest.raises(UsageError, match=f"--servers {servers}: expected 1 or more for"):
         program.launch(asked)
 
 

@@ -141,7 +141,10 @@ def test_a_file_system_is_mounted_read_only() -> None:
         (("--data", "efs:fs-01234567:/set", "--", "train"), "needs --subnets"),
         (("--", "train"), "give either --data-dir or --synthetic"),
         (("--data", "s3://b/set", "--", "train", "--synthetic"), "give either --data"),
-        (("--", "train", "--synthetic", "--log-dir", "x"), "--log-dir: SageMaker has folders"),
+        (
+            ("--", "train", "--synthetic", "--log-dir", "x"),
+            "--log-dir: SageMaker has its own folder",
+        ),
         (
             ("--", "train", "--synthetic", "--btch-size", "9"),
             "--btch-size: train has no such flag. Did you mean --batch-size?",
@@ -181,11 +184,11 @@ def test_a_job_is_followed_to_its_end_and_each_state_said_once(
     ("status", "secondary", "reason", "error", "said"),
     [
         ("Failed", "Failed", "AlgorithmError: rank 0: x is\ncut, exit code: 3", DataDamagedError,
-         r"resnet-1: AlgorithmError: rank 0: x is cut, exit code: 3\. Each rank's lines"),
+         r"resnet-1: AlgorithmError: rank 0: x is cut, exit code: 3\. The output of each rank"),
         ("Failed", "Failed", "AlgorithmError: , exit code: 2", UsageError, "exit code: 2"),
         ("Failed", "Failed", "CapacityError: no ml.p4d", ImagenetPrepError, "CapacityError"),
         ("Stopped", "MaxRuntimeExceeded", "", IncompleteError,
-         "MaxRuntimeExceeded.*--checkpoints s3://bucket/runs/resnet-1/checkpoints to go on"),
+         "MaxRuntimeExceeded.*--checkpoints s3://bucket/runs/resnet-1/checkpoints"),
     ],
 )  # fmt: skip
 def test_how_a_job_failed_is_one_line_and_our_exit_code(
@@ -326,7 +329,7 @@ def test_an_own_script_is_sent_with_its_neighbours_and_run_from_there(
 
     for number in range(101):
         (tmp_path / f"{number}.py").touch()
-    with pytest.raises(UsageError, match=r"has 103 Python files, .*into a folder of its own"):
+    with pytest.raises(UsageError, match=r"has 103 Python files, .*to a separate folder"):
         sagemaker.run([*JOB, "--", "python", script])
 
 
@@ -379,7 +382,7 @@ def test_a_log_that_may_not_be_read_is_said_once_and_the_job_is_followed(
     sagemaker_job.wait(job, "resnet-1", log, pause=lambda _: None)  # type: ignore[arg-type]
 
     shown = capsys.readouterr()
-    assert shown.err == "logs: AccessDeniedException. Its lines are not shown any more.\n"
+    assert shown.err == "logs: AccessDeniedException. The log is not followed any more.\n"
     assert shown.out.startswith("resnet-1 has ended")
 
 
@@ -394,7 +397,7 @@ def test_ctrl_c_leaves_the_job_running_and_says_so(
 
     assert sagemaker.run([*JOB, "--follow", *TRAIN, "--synthetic"]) == errors.EXIT_INTERRUPTED
     said = capsys.readouterr().err
-    assert said.startswith("resnet-1 goes on. To end it: aws sagemaker stop-training-job ")
+    assert said.startswith("resnet-1 continues. To stop it: aws sagemaker stop-training-job ")
     assert "aws logs tail /aws/sagemaker/TrainingJobs --follow" in said
 
 

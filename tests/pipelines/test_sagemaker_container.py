@@ -116,7 +116,7 @@ def test_channels_that_share_a_set_are_joined(tmp_path: Path, shades: Path) -> N
     assert probe(str(joined)).problems == []
     manifest = validation / "dataset.json"
     manifest.write_bytes(manifest.read_bytes() + b" ")
-    with pytest.raises(UsageError, match="channels train and validation: each has a dataset.json"):
+    with pytest.raises(UsageError, match="channels train and validation have different datasets"):
         sagemaker_container.data_set(tmp_path)
 
 
@@ -166,7 +166,7 @@ def test_outside_sagemaker_it_says_what_is_missing(tmp_path: Path) -> None:
     assert "resourceconfig.json" in (tmp_path / "output" / "failure").read_text()
 
 
-@pytest.mark.parametrize(("token", "said"), [("", "not set"), ("too-short", "not of the form")])
+@pytest.mark.parametrize(("token", "said"), [("", "not set"), ("too-short", "invalid")])
 def test_hosts_without_a_token_of_their_job_do_not_meet(
     tmp_path: Path, token: str, said: str
 ) -> None:
@@ -181,7 +181,7 @@ def test_hosts_without_a_token_of_their_job_do_not_meet(
 
 @pytest.mark.parametrize("told", ["", "[", "[]", "1", '{"versions": 1}', '{"versions": [1]}'])
 def test_a_host_that_tells_nonsense_is_named(told: str) -> None:
-    with pytest.raises(ImagenetPrepError, match="algo-2: its answer is not understood"):
+    with pytest.raises(ImagenetPrepError, match="algo-2: its answer is invalid"):
         sagemaker_container._facts(Host("algo-2", 1), told)
 
 

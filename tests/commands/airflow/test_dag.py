@@ -222,7 +222,7 @@ def test_options_that_start_programs_need_the_administrators_word(
     (told,) = airflow.tasks({"out": str(fake.out), "prepare_flags": flags})
 
     assert list(told) == ["prepare"]
-    assert "AirflowFailException: prepare_flags: -- begins options for Apache" in told["prepare"]
+    assert "AirflowFailException: prepare_flags: -- starts options for Apache" in told["prepare"]
     assert not (fake.folder / "calls.jsonl").exists()
 
 
@@ -256,7 +256,7 @@ def test_files_are_named_in_the_administrators_folder_alone(
     }
     *told, passed = airflow.tasks(*({**out, **conf} for conf in [*confs, good]))
     for conf, file, returned in zip(confs, elsewhere, told, strict=True):
-        start = f"AirflowFailException: {list(conf)[-1]}: {file}: a run may only name"
+        start = f"AirflowFailException: {list(conf)[-1]}: {file}: not in the folder"
         assert list(returned.values())[-1].startswith(start)
     assert passed["train"]["digest"] == "d1ge57"
     assert [call[:2] for call in fake.calls[-4:]] == [
@@ -266,10 +266,8 @@ def test_files_are_named_in_the_administrators_folder_alone(
 
     airflow.env = {}
     (refused,) = airflow.tasks({**out, "prepare_flags": [f"--exclude={files}/keys"]})
-    assert (
-        "IMAGENET_PREP_AIRFLOW_FILES in the environment of the workers. It is not"
-        in refused["prepare"]
-    )
+    folder = "the folder IMAGENET_PREP_AIRFLOW_FILES of the worker's environment"
+    assert f"{folder}, which is not set" in refused["prepare"]
 
 
 def test_an_address_with_a_password_is_refused_before_a_run_is_made(
@@ -296,7 +294,7 @@ def test_an_address_with_a_password_reaches_no_log(airflow: Airflow, fake: Fake)
     word = f"--base-url=https://ann:{SECRET}@mirror.edu/"
     refused = airflow.call("command", word)
 
-    assert "AirflowFailException: prepare: an address in the parameters holds" in refused.err
+    assert "AirflowFailException: prepare: an address in the parameters has" in refused.err
     assert SECRET not in refused.out + refused.err
     assert not (fake.folder / "calls.jsonl").exists()
 

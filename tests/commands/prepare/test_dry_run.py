@@ -42,7 +42,7 @@ def test_a_dry_run_refuses_another_set_as_the_run_does(photos: Path, tmp_path: P
     assert "quality is 90 there, 50 here" in dry.err
     same = prepare(photos, out, "--dry-run")
     assert same.code == 0
-    assert "holds this data set already: nothing is left to do" in same.out
+    assert "has this dataset: nothing to do" in same.out
     assert stamps(out) == before
 
 

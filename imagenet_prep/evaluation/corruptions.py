@@ -39,14 +39,17 @@ def errors(keys: Sequence[str], right: npt.NDArray[np.bool_]) -> Json | None:
         groups[tuple(key.split("/", 2)[:2])].append(number)
     if not groups.keys() <= {(name, severity) for name in CORRUPTIONS for severity in SEVERITIES}:
         return None
-    found: dict[str, Json] = {}
+    results: dict[str, Json] = {}
     for name in CORRUPTIONS:
-        numbers = {each: groups[name, each] for each in SEVERITIES if (name, each) in groups}
-        of_each = {each: 1 - float(right[there].mean()) for each, there in numbers.items()}
-        mean = sum(of_each.values()) / len(SEVERITIES)
-        whole = len(of_each) == len(SEVERITIES) and name in ALEXNET_ERRORS
-        if of_each:
-            found[name] = {"errors": of_each, "ce": mean / ALEXNET_ERRORS[name] if whole else None}
-    shares = [each["ce"] for each in found.values() if each["ce"] is not None]
+        images = {level: groups[name, level] for level in SEVERITIES if (name, level) in groups}
+        rates = {level: 1 - float(right[numbers].mean()) for level, numbers in images.items()}
+        if rates:
+            complete = len(rates) == len(SEVERITIES) and name in ALEXNET_ERRORS
+            mean = sum(rates.values()) / len(SEVERITIES)
+            results[name] = {
+                "errors": rates,
+                "ce": mean / ALEXNET_ERRORS[name] if complete else None,
+            }
+    shares = [result["ce"] for result in results.values() if result["ce"] is not None]
     complete = len(shares) == len(ALEXNET_ERRORS)
-    return {"corruptions": found, "mce": sum(shares) / len(shares) if complete else None}
+    return {"corruptions": results, "mce": sum(shares) / len(shares) if complete else None}

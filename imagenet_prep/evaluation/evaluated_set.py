@@ -48,31 +48,31 @@ class EvaluatedSet:
         pairs = [np.stack([number, self.class_index], 1)]
         for wnid, right in self.manifest.answers.items():
             of_class = number[self.class_index == index.get(wnid)]
-            known = [index[each] for each in right if each in index]
-            pairs += [np.stack([of_class, np.full_like(of_class, each)], 1) for each in known]
+            valid = [index[name] for name in right if name in index]
+            pairs += [np.stack([of_class, np.full_like(of_class, n)], 1) for n in valid]
         return np.concatenate(pairs)
 
     def labels(self, of: LabelList) -> Mapping[int, tuple[int, ...]]:
         """Returns a list's class indices for images of this split, by image number."""
-        found, unknown = {}, []
+        labels, unknown = {}, []
         for entry, (key, classes) in enumerate(of.classes.items(), start=1):
             if (number := self.number_of.get(key)) is None:
                 continue
-            if all(each in self._index for each in classes):
-                found[number] = tuple(sorted({self._index[each] for each in classes}))
+            if self._index.keys() >= set(classes):
+                labels[number] = tuple(sorted({self._index[name] for name in classes}))
             else:
                 unknown.append(entry)
-        if of.is_ilsvrc and (found or unknown) and not self.manifest.classes.official:
+        if of.is_ilsvrc and (labels or unknown) and not self.manifest.classes.official:
             raise UsageError(f"{of.name} is of ILSVRC2012's 1,000 classes, and {self.name} is not")
         if unknown:
             raise UsageError(
-                f"{of.name}: entry {some(unknown)}: no class of {self.name}. A class is a WNID of "
-                f"its class list, or an index from 0 to {self.num_classes - 1} in it. "
-                "ILSVRC2012_IDs, from 1 on, are another order: write WNIDs instead."
+                f"{of.name}: entry {some(unknown)}: not a class of {self.name}. Expected WNIDs of "
+                f"its class list, or 0-based indices up to {self.num_classes - 1}. Replace "
+                "ILSVRC2012_IDs, which have a different order, by WNIDs."
             )
-        if any(each.isdecimal() for classes in of.classes.values() for each in classes):
-            self._refuse_other_order(of.name, found)
-        return found
+        if any(name.isdecimal() for classes in of.classes.values() for name in classes):
+            self._refuse_other_order(of.name, labels)
+        return labels
 
     def _refuse_other_order(self, name: str, labels: Mapping[int, tuple[int, ...]]) -> None:
         """Refuses class numbers in a different order, such as ILSVRC2012_IDs.
@@ -81,35 +81,32 @@ class EvaluatedSet:
         image, all numbers are different. Lists that only disagree on labels are accepted.
         """
         single = [(number, *classes) for number, classes in labels.items() if len(classes) == 1]
-        number, said = np.array(single, np.int64).reshape(-1, 2).T
+        number, listed = np.array(single, np.int64).reshape(-1, 2).T
         own = self.class_index[number]
-        wrong = np.flatnonzero(own != said)
-        columns = own * self.num_classes + said, said, own
+        wrong = np.flatnonzero(own != listed)
+        columns = own * self.num_classes + listed, listed, own
         kinds = [len(np.unique(column)) for column in columns]
         together, *alone = map(_pairs, columns)
         moved = kinds[2] >= _LEAST_CLASSES and 2 * together > max(*alone, 2 * _LEAST_PAIRS)
         one_to_one = min(kinds) == max(kinds) >= _MANY_CLASSES
         if 2 * len(wrong) > len(own) and (moved or one_to_one):
-            was, wanted = said[wrong[0]], own[wrong[0]]
             raise UsageError(
-                f"{name}: its numbers are the classes of {self.name} in another order, as "
-                f"ILSVRC2012_IDs are: of {counted(len(own), 'image')} {len(wrong):,} have another "
-                f"number than in the set, and it is always the same one, such as {was} for images "
-                f"of class {wanted}. Write WNIDs instead of numbers."
+                f"{name}: its class numbers have a different order than in {self.name}, as "
+                f"ILSVRC2012_IDs have: {len(wrong):,} of {counted(len(own), 'number')} differ, "
+                f"all in the same way: {listed[wrong[0]]} for images of class {own[wrong[0]]}. "
+                "Replace the numbers by WNIDs."
             )
 
     def order(self, keys: Sequence[str] | None, count: int) -> Integers:
         """Returns the position of each image's prediction among `count` predictions."""
         number_of = self.number_of if keys is None else {k: n for n, k in enumerate(keys)}
-        other = [*(number_of.keys() - self.number_of), *(self.number_of.keys() - number_of)]
-        if other or len(number_of) != count or (keys is not None and len(keys) != count):
-            differ = (
-                f"; {len(other):,} keys differ, such as {some(sorted(other)[:3])}" if other else ""
-            )
+        differing = sorted(number_of.keys() ^ self.number_of.keys())
+        if differing or len(number_of) != count or (keys is not None and len(keys) != count):
+            differ = f"; keys that differ: {some(differing)}" if differing else ""
             raise UsageError(
-                f"{self.name} has {counted(len(self.keys), 'image')}, and there are "
-                f"{counted(count, 'prediction')} and {counted(len(number_of), 'key')}{differ}. "
-                "Each image needs one prediction; what pads a reader's last batch is masked."
+                f"{self.name} has {counted(len(self.keys), 'image')}; expected as many predictions "
+                f"and keys, got {counted(count, 'prediction')} and {counted(len(number_of), 'key')}"
+                f"{differ}. Exclude the padding of a reader's last batch by its mask."
             )
         return np.array([number_of[key] for key in self.keys], np.int64)
 
@@ -117,12 +114,11 @@ class EvaluatedSet:
 def opened(name: str) -> tuple[Dataset, str]:
     """Opens a dataset; returns it and the split to evaluate."""
     dataset = open_dataset(absolute(name))
-    there = dataset.manifest
-    split = next((each for each in SPLITS if each in there.splits), None)
-    if there.edition == "imagenet-o":
+    split = next((split for split in SPLITS if split in dataset.manifest.splits), None)
+    if dataset.manifest.edition == "imagenet-o":
         raise UsageError(
-            f"{name} is ImageNet-O: its images are of none of the classes, so no prediction is "
-            "right. It is for scores of how unusual an image is."
+            f"{name} is ImageNet-O: its images are of none of the classes, so it has no accuracy. "
+            "It is for scores of how unusual an image is."
         )
     if split is None:
         raise UsageError(f"{name}: expected one of the splits {', '.join(SPLITS)}")

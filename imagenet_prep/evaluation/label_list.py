@@ -54,45 +54,43 @@ def read(path: str | os.PathLike[str]) -> LabelList:
         data = regular_file.read(file, _MOST_BYTES)
         sha256 = hashlib.sha256(data).hexdigest()
         if len(data) > regular_file.MOST_BYTES and sha256 not in PUBLISHED:
-            raise ValueError(f"more than {regular_file.MOST_BYTES:,} bytes, and not as published")
+            raise ValueError(f"over {regular_file.MOST_BYTES:,} bytes, and not a published list")
         most = _MOST_VALUES if sha256 in PUBLISHED else canonical.MOST_VALUES
         is_json = data.lstrip()[:1] in (b"[", b"{")
-        made = _of_json(canonical.loads(data, most)) if is_json else _of_csv(data)
+        labels = _of_json(canonical.loads(data, most)) if is_json else _of_csv(data)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{path}: is no list of labels: byte {error.start:,} is no UTF-8"
-        ) from None
+        raise UsageError(f"{path}: not a label list: byte {error.start:,} is not UTF-8") from None
     except (ValueError, csv.Error) as error:
         raise UsageError(
-            f"{path}: is no list of labels: {error}. A list is CSV with the header key,class, "
-            "ReaL's JSON, or the JSON of the several-label annotations."
+            f"{path}: not a label list: {error}. Expected CSV with the header key,class, ReaL's "
+            "JSON, or the JSON of the several-label annotations."
         ) from None
-    another = f"{made.form}, another file than the published one" if is_json else made.form
-    return made._replace(name=file.name, sha256=sha256, form=PUBLISHED.get(sha256, another))
+    unpublished = f"{labels.form}, another file than the published one" if is_json else labels.form
+    return labels._replace(name=file.name, sha256=sha256, form=PUBLISHED.get(sha256, unpublished))
 
 
 def _of_csv(data: bytes) -> LabelList:
     """Parses a CSV list; its errors name the line without quoting it."""
-    found: dict[str, tuple[str, ...]] = {}
-    left = canonical.MOST_VALUES
+    classes_of: dict[str, tuple[str, ...]] = {}
+    remaining = canonical.MOST_VALUES
     if max(map(data.count, (b"\n", b"\r", b","))) > keys.MOST_LINES:
         raise ValueError(f"more than {keys.MOST_LINES:,} lines")
     lines = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True)
     if next(lines, None) != ["key", "class"]:
-        raise ValueError("line 1 is not its header")
+        raise ValueError("line 1 is not the header")
     for fields in filter(None, lines):
         if len(fields) != 2 or not fields[0]:
             raise ValueError(f"line {lines.line_num:,} is not a key and its classes")
         folder, slash, name = fields[0].partition("/")
         # Validation images may be in class folders; their keys are only file names.
         key = keys.key_of(schema.VALIDATION, folder, name) if slash else folder
-        if found.setdefault(key, classes := tuple(fields[1].split())) is not classes:
+        if classes_of.setdefault(key, classes := tuple(fields[1].split())) is not classes:
             raise ValueError(f"line {lines.line_num:,} has the key of an earlier line")
-        if (left := left - len(classes)) < 0:
+        if (remaining := remaining - len(classes)) < 0:
             raise ValueError(f"more than {canonical.MOST_VALUES:,} classes")
-    return LabelList(found)
+    return LabelList(classes_of)
 
 
 def _of_json(content: Any) -> LabelList:
@@ -104,10 +102,9 @@ def _of_json(content: Any) -> LabelList:
         names = (f"ILSVRC2012_val_{number:08d}.JPEG" for number in range(1, len(rows) + 1))
         classes = (tuple(map(str, row)) for row in rows)
         return LabelList(dict(zip(names, classes, strict=True)), "ReaL's form", is_ilsvrc=True)
-    said = records.parse(dict[str, dict[str, list[str]]], content.get("initial_annots"))
+    annotations = records.parse(dict[str, dict[str, list[str]]], content.get("initial_annots"))
     out = content.get("problematic_images", [])
     out = records.parse(dict[str, Any] if isinstance(out, dict) else list[str], out)
-    found = {
-        key: () if key in out else tuple(each.get("correct", ())) for key, each in said.items()
-    }
-    return LabelList(found, "several labels' form", is_ilsvrc=True, is_by_class=True)
+    correct = {key: tuple(image.get("correct", ())) for key, image in annotations.items()}
+    correct |= dict.fromkeys(correct.keys() & out, ())
+    return LabelList(correct, "several labels' form", is_ilsvrc=True, is_by_class=True)

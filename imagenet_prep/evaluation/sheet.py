@@ -29,32 +29,29 @@ class Sheet:
 
     def __init__(self, sets: Sequence[str], labels: Sequence[str | os.PathLike[str]] = ()) -> None:
         self.sets = {name: EvaluatedSet(name) for name in dict.fromkeys(sets)}
-        digests = {each.manifest.classes.digest for each in self.sets.values()}
-        lists = {each.name: each for each in map(label_list.read, labels)}
-        if len(digests) > 1 or len(lists) < len(labels):
-            raise UsageError(
-                f"{', '.join(sets)} have different class lists, so indices mean different things"
-                if len(digests) > 1
-                else "two lists of labels have the same file name: rename one"
-            )
+        if len({dataset.manifest.classes.digest for dataset in self.sets.values()}) > 1:
+            raise UsageError(f"{', '.join(sets)}: their class lists differ. Score them separately.")
+        lists = {listed.name: listed for listed in map(label_list.read, labels)}
+        if len(lists) < len(labels):
+            raise UsageError("two label lists have the same file name. Rename one of them.")
         self.labels: dict[str, dict[str, Any]] = {name: {} for name in self.sets}
         self.lists: list[Json] = []
-        for name, each in lists.items():
-            unknown = list(each.classes)
-            for of, there in self.sets.items():
-                if found := there.labels(each):
-                    self.labels[of][name] = found
-                    unknown = [key for key in unknown if key not in there.number_of]
-            if len(unknown) == len(each.classes):
+        for name, listed in lists.items():
+            unknown = list(listed.classes)
+            for of, dataset in self.sets.items():
+                if of_images := dataset.labels(listed):
+                    self.labels[of][name] = of_images
+                    unknown = [key for key in unknown if key not in dataset.number_of]
+            if len(unknown) == len(listed.classes):
                 raise UsageError(
-                    f"{name}: no image of {', '.join(sets)} has one of its {len(unknown):,} keys. "
-                    "`imagenet-prep show SET --keys` prints keys."
+                    f"{name}: none of its {len(unknown):,} keys is an image of {', '.join(sets)}. "
+                    "To see the keys, use `imagenet-prep show SET --keys`."
                 )
-            facts = {"name": name, "sha256": each.sha256, "form": each.form}
-            counts = {"keys": len(each.classes), "unknown": len(unknown), "first": unknown[:5]}
+            facts = {"name": name, "sha256": listed.sha256, "form": listed.form}
+            counts = {"keys": len(listed.classes), "unknown": len(unknown), "first": unknown[:5]}
             self.lists.append(facts | counts)
-        self._by_class = {name for name, each in lists.items() if each.is_by_class}
-        self._digests = {name: each.sha256 for name, each in lists.items()}
+        self._by_class = {name for name, listed in lists.items() if listed.is_by_class}
+        self._digests = {name: listed.sha256 for name, listed in lists.items()}
         self._rows: list[Row] = []
         self._corruptions: dict[str, Json] = {}
         self._notes: list[str] = []
@@ -72,30 +69,29 @@ class Sheet:
         `within` is the same, chosen only among the dataset's classes, or None if unknown. Without
         `keys`, `classes` has all images in record order.
         """
-        there = self.sets[name]
-        order, own = there.order(keys, len(classes)), there.class_index
-        chosen = {there.num_classes: classes[order]}
-        if len(there.present) < there.num_classes and within is not None:
-            chosen[len(there.present)] = within[order]
-        elif len(there.present) < there.num_classes:
+        dataset = self.sets[name]
+        order, own = dataset.order(keys, len(classes)), dataset.class_index
+        chosen = {dataset.num_classes: classes[order]}
+        if len(dataset.present) < dataset.num_classes and within is not None:
+            chosen[len(dataset.present)] = within[order]
+        elif len(dataset.present) < dataset.num_classes:
             self._notes.append(
-                f"{name} has {len(there.present):,} of {there.num_classes:,} classes. What the "
-                "network would choose among these alone cannot be told from five classes an image: "
-                "`train --evaluate --also` and evaluation.score of all scores tell it."
+                f"{name} has {len(dataset.present):,} of {dataset.num_classes:,} classes. The "
+                "accuracy among only these needs more than five predictions per image: use `train "
+                "--evaluate --also`, or evaluation.score with all scores."
             )
-        pairs = {DATASET: there.pairs}
+        pairs = {DATASET: dataset.pairs}
         for of, labels in self.labels[name].items():
-            flat = [(number, each) for number, classes in labels.items() for each in classes]
+            flat = [(number, right) for number, classes in labels.items() for right in classes]
             pairs[of] = np.array(flat, np.int64).reshape(-1, 2)
-        digests = {**self._digests, DATASET: there.manifest.digest}
+        digests = {**self._digests, DATASET: dataset.manifest.digest}
         for of, labelled in pairs.items():
             for among, first in chosen.items():
                 shares = _shares(first, labelled, own, by_class=of in self._by_class)
                 mean = "classes" if of in self._by_class else "images"
                 self._rows.append(Row(name, of, *shares, among, mean, digests[of]))
-        found = corruptions.errors(there.keys, chosen[there.num_classes][:, 0] == own)
-        if found is not None:
-            self._corruptions[name] = found
+        if errors := corruptions.errors(dataset.keys, chosen[dataset.num_classes][:, 0] == own):
+            self._corruptions[name] = errors
 
     def columns(self, name: str) -> dict[str, dict[str, str]]:
         """Returns the labels of each list for a dataset, as columns of a predictions file."""
@@ -127,12 +123,11 @@ def _shares(
     right = np.zeros((len(classes), 2))
     np.maximum.at(right, image, np.stack([hits[:, 0], hits.any(1)], 1))
     counted = np.unique(image)
-    there, of_class, images = np.unique(own[counted], return_inverse=True, return_counts=True)
-    sums = right[counted].sum(0) / max(len(counted), 1)
+    present, of_class, images = np.unique(own[counted], return_inverse=True, return_counts=True)
+    shares = right[counted].sum(0) / max(len(counted), 1)
     if by_class:
-        of_each = [np.bincount(of_class, each) / images for each in right[counted].T]
-        sums = np.mean(of_each, 1)
-    return len(counted), float(sums[0]), float(sums[1]), len(there)
+        shares = np.mean([np.bincount(of_class, hits) / images for hits in right[counted].T], 1)
+    return len(counted), float(shares[0]), float(shares[1]), len(present)
 
 
 def score(
@@ -175,22 +170,21 @@ def score(
     """
     name = os.fspath(data_dir)
     sheet = Sheet([name], labels)
-    there = sheet.sets[name]
+    dataset = sheet.sets[name]
+    most = dataset.num_classes
     if isinstance(predictions, str | os.PathLike):
-        said = list(predictions_file.read(Path(predictions).expanduser(), there.num_classes))
-        sheet.enter(name, five([each.classes for each in said]), keys=[each.key for each in said])
+        rows = list(predictions_file.read(Path(predictions).expanduser(), most))
+        sheet.enter(name, five([row.classes for row in rows]), keys=[row.key for row in rows])
     else:
-        array, wanted = np.asarray(predictions), (MOST, there.num_classes)
-        kind, shape = array.dtype.kind, array.shape
-        if kind == "f" and shape[1:] == wanted[1:] and np.isfinite(array).all():
-            sheet.enter(name, five(top(array)), five(top(array, there.present)), keys)
-        elif (
-            kind in "iu" and shape[1:] == wanted[:1] and ((array >= -1) & (array < wanted[1])).all()
-        ):
+        array = np.asarray(predictions)
+        kind, width = array.dtype.kind, array.shape[1:]
+        if kind == "f" and width == (most,) and np.isfinite(array).all():
+            sheet.enter(name, five(top(array)), five(top(array, dataset.present)), keys)
+        elif kind in "iu" and width == (MOST,) and ((array >= -1) & (array < most)).all():
             sheet.enter(name, array.astype(np.int64), keys=keys)
         else:
             raise UsageError(
-                f"predictions are {array.dtype} {list(shape)}, expected [images, {wanted[1]}] "
-                f"finite floats, or [images, {MOST}] class indices below {wanted[1]}"
+                f"predictions are {array.dtype} {list(array.shape)}, expected [images, {most}] "
+                f"finite floats, or [images, {MOST}] class indices below {most}"
             )
     return sheet.table

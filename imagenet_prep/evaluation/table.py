@@ -80,24 +80,21 @@ class Table:
 
     def __str__(self) -> str:
         text = [in_columns([_HEADER, *map(self._cells, self.rows)], 2)]
-        for name, found in self.corruptions.items():
-            text += [f"{printable(name)}: top-1 errors by severity, and CE: shares of AlexNet's"]
-            text += [f"{'':<18}" + "".join(f"{each:>8}" for each in (*SEVERITIES, "CE"))]
-            for corruption, each in found["corruptions"].items():
-                cells = [*map(each["errors"].get, SEVERITIES), each["ce"]]
-                shown = (f"{'-' if cell is None else f'{cell:.2%}':>8}" for cell in cells)
-                text.append(f"{corruption:<18}" + "".join(shown))
+        for name, errors in self.corruptions.items():
+            text += [f"{printable(name)}: top-1 errors by severity, and CE, relative to AlexNet's"]
+            text += [f"{'':<18}" + "".join(f"{title:>8}" for title in (*SEVERITIES, "CE"))]
+            for corruption, rates in errors["corruptions"].items():
+                shares = [*map(rates["errors"].get, SEVERITIES), rates["ce"]]
+                cells = (f"{'-' if share is None else f'{share:.2%}':>8}" for share in shares)
+                text.append(f"{corruption:<18}" + "".join(cells))
+            missing = "mCE needs five severities of all 15 corruptions"
+            text.append(missing if errors["mce"] is None else f"mCE {errors['mce']:.2%}")
+        for facts in self.lists:
+            first = some(list(map(printable, facts["first"])))
+            unknown = f"; {counted(facts['unknown'], 'key')} without an image: {first}"
             text.append(
-                "mCE needs five severities of all 15 corruptions"
-                if found["mce"] is None
-                else f"mCE {found['mce']:.2%}"
-            )
-        for each in self.lists:
-            first = some(list(map(printable, each["first"])))
-            unknown = f"; {counted(each['unknown'], 'key')} of no image: {first}"
-            text.append(
-                f"{printable(each['name'])}: {each['form']}, {counted(each['keys'], 'key')}, "
-                f"sha256 {each['sha256']}{unknown * bool(first)}"
+                f"{printable(facts['name'])}: {facts['form']}, {counted(facts['keys'], 'key')}, "
+                f"sha256 {facts['sha256']}{unknown * bool(first)}"
             )
         return "\n".join([*text, *self.notes])
 

@@ -127,11 +127,15 @@ class Channel:
     def _header(self) -> tuple[str, int, dict[str, Any]] | None:
         """Returns kind, body size and fields of the next message, or None at the end."""
         while (line := self._line()) is not None:
-            if (content := _parsed(line)) is not None:
-                try:
-                    return checked(self._messages, *content)
-                except ValueError as error:
-                    raise BrokenError(f"it sent {_shown(line)}: {error}") from None
+            content = None
+            with contextlib.suppress(ValueError):
+                content = canonical.loads(line)
+            match content:
+                case [str(kind), size, fields]:
+                    try:
+                        return checked(self._messages, kind, size, fields)
+                    except ValueError as error:
+                        raise BrokenError(f"it sent {_quoted(line)}: {error}") from None
             if line.strip():
                 self._skip(line)
         return None
@@ -139,7 +143,7 @@ class Channel:
     def _line(self) -> bytes | None:
         while (stop := self._buffer.find(b"\n")) < 0:
             if len(self._buffer) > _MAX_HEADER_BYTES:
-                raise BrokenError(f"it sent {_shown(self._buffer)}: no message of imagenet-prep")
+                raise BrokenError(f"it sent {_quoted(self._buffer)}: not our message")
             if not self._fill():
                 return None
         line = bytes(self._buffer[:stop])
@@ -150,7 +154,7 @@ class Channel:
         self._noise_bytes += len(line) + 1
         is_noise = not self._heard and not line.startswith(b'["')
         if not is_noise or self._noise_bytes > _MAX_NOISE_BYTES:
-            raise BrokenError(f"it sent {_shown(line)}: no message of imagenet-prep")
+            raise BrokenError(f"it sent {_quoted(line)}: not our message")
         self.noise = plain(line[:MAX_TEXT].decode(errors="replace"))
 
     def _fill(self) -> bool:
@@ -186,12 +190,8 @@ class Process:
         self._popen = start(command_on(address, argv, ssh_options))
         assert self._popen.stdin is not None
         assert self._popen.stdout is not None
-        self.channel = Channel(
-            self._popen.stdout.fileno(),
-            self._popen.stdin.fileno(),
-            messages,
-            silence_s=silence_s,
-        )
+        pipes = self._popen.stdout.fileno(), self._popen.stdin.fileno()
+        self.channel = Channel(*pipes, messages, silence_s=silence_s)
         self._stderr = Tail(self._popen.stderr, hear=hear)
 
     def listen(
@@ -199,8 +199,7 @@ class Process:
     ) -> tuple[BrokenError | None, Ending]:
         """Passes each message to `take` until that returns True, then ends the process.
 
-        Silence or a BrokenError from `take` kills it. Returns the error that broke the connection,
-        if any, and how the process ended.
+        Silence or a BrokenError from `take` kills it. Returns that error, if any, and the ending.
         """
         broken = None
         try:
@@ -212,39 +211,27 @@ class Process:
         except OSError as error:
             broken = BrokenError(str(error), Cause.ENDED)
         finally:
-            ending = self.end(patience_s)
+            ending = self._end(patience_s)
         return broken, ending
 
-    def end(self, patience_s: float = _END_S) -> Ending:
-        """Waits for its end, and kills it after `patience_s`. Only for the reading thread."""
+    def _end(self, patience_s: float) -> Ending:
         try:
             self._popen.wait(patience_s)
         except subprocess.TimeoutExpired:
             self._popen.kill()
         code = self._popen.wait()
-        said = self._stderr.text()
+        stderr = self._stderr.text()
         with self.channel.closing():
             for pipe in (self._popen.stdin, self._popen.stdout):
                 assert pipe is not None
                 pipe.close()
-        # A login shell that refuses access says so on its standard output.
-        return Ending(code, said or self.channel.noise)
+        # A login shell that refuses access prints the reason on its standard output.
+        return Ending(code, stderr or self.channel.noise)
 
     def kill(self) -> None:
         """Kills the local process: ssh, or the process itself."""
         self._popen.kill()
 
 
-def _parsed(line: bytes) -> tuple[str, Any, Any] | None:
-    """Returns kind, size and fields, unchecked; None if the line is not a message."""
-    try:
-        content = canonical.loads(line)
-    except ValueError:
-        return None
-    if not isinstance(content, list) or len(content) != 3 or not isinstance(content[0], str):
-        return None
-    return content[0], content[1], content[2]
-
-
-def _shown(line: bytes | bytearray) -> str:
+def _quoted(line: bytes | bytearray) -> str:
     return repr(plain(bytes(line[:_SHOWN_BYTES]).decode(errors="replace")))

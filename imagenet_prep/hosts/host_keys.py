@@ -76,13 +76,13 @@ def table(contacts: Sequence[Contact]) -> str:
 def add(contacts: Sequence[Contact]) -> None:
     """Adds keys to the user's known_hosts, which is otherwise unchanged."""
     for file in dict.fromkeys(contact.file for contact in contacts):
-        lines = [_line(each) for each in contacts if each.file == file]
+        lines = [_line(contact) for contact in contacts if contact.file == file]
         try:
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with open(os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600), "r+b") as known:
-                whole = known.read()
-                begin = b"\n" if whole and not whole.endswith(b"\n") else b""
-                known.write(begin + "".join(lines).encode())
+            with open(os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600), "r+b") as opened:
+                content = opened.read()
+                begin = b"\n" if content and not content.endswith(b"\n") else b""
+                opened.write(begin + "".join(lines).encode())
         except OSError as error:
             raise ImagenetPrepError(f"{file}: {error.strerror}: no key was added") from error
 
@@ -90,7 +90,7 @@ def add(contacts: Sequence[Contact]) -> None:
 def _look(address: str, timeout_s: float) -> Contact:
     settings = _settings(address)
     if not settings:
-        return Contact(address, SILENT, reason="`ssh -G` shows no settings for it")
+        return Contact(address, SILENT, reason="`ssh -G` prints no settings for it")
     if settings.get("proxyjump", "none") != "none" or "proxycommand" in settings:
         reason = "it is behind a jump host, which ssh-keyscan cannot pass: log in with `ssh` once"
         return Contact(address, SILENT, reason=reason)
@@ -101,16 +101,16 @@ def _look(address: str, timeout_s: float) -> Contact:
     # ssh-keygen finds both plain and hashed names in these files.
     files = [Path(word).expanduser() for word in settings["userknownhostsfile"].split()]
     more = [Path(word) for word in settings["globalknownhostsfile"].split()]
-    shown = _scan(host, port, timeout_s)
-    if not shown:
+    offered = _scan(host, port, timeout_s)
+    if not offered:
         return Contact(address, SILENT, reason=f"at {host} port {port} in {timeout_s:g} s")
-    known, revoked = _known(name, [*files, *more])
-    kinds = {key.kind for key in known}
-    wrong = [key for key in shown if key in revoked or (key.kind in kinds and key not in known)]
-    right = [key for key in shown if key in known]
+    valid, revoked = _known_keys(name, [*files, *more])
+    kinds = {key.kind for key in valid}
+    wrong = [key for key in offered if key in revoked or (key.kind in kinds and key not in valid)]
+    right = [key for key in offered if key in valid]
     # A host is also CHANGED if it is known but offers none of its known keys.
-    state = KNOWN if right and not wrong else CHANGED if known or wrong else NEW
-    best = min(shown, key=lambda key: _TYPES.index(key.kind))
+    state = KNOWN if right and not wrong else CHANGED if valid or wrong else NEW
+    best = min(offered, key=lambda key: _TYPES.index(key.kind))
     hashed = settings.get("hashknownhosts") == "yes"
     key = (*wrong, *right, best)[0]
     return Contact(address, state, key, name=name, file=files[0], hashed=hashed)
@@ -127,30 +127,26 @@ def _scan(host: str, port: str, timeout_s: float) -> list[Key]:
     return _keys(run(argv, timeout_s=timeout_s + 5).output)
 
 
-def _known(name: str, files: Sequence[Path]) -> tuple[list[Key], list[Key]]:
-    """Returns the known keys of a host, and its revoked keys."""
-    known: list[Key] = []
-    revoked: list[Key] = []
-    for file in files:
-        if file.exists():
-            found = run(["ssh-keygen", "-F", name, "-f", str(file)], timeout_s=10)
-            for line in found.output.splitlines():
-                if line.startswith("@revoked "):
-                    revoked += _keys(line.removeprefix("@revoked "))
-                elif not line.startswith("@"):
-                    known += _keys(line)
-    return known, revoked
+def _known_keys(name: str, files: Sequence[Path]) -> tuple[list[Key], list[Key]]:
+    """Returns the valid keys of a host in these files, and its revoked keys."""
+    lines: list[str] = []
+    for file in filter(Path.exists, files):
+        ending = run(["ssh-keygen", "-F", name, "-f", str(file)], timeout_s=10)
+        lines += ending.output.splitlines()
+    valid = [line for line in lines if not line.startswith("@")]
+    revoked = [line.removeprefix("@revoked ") for line in lines if line.startswith("@revoked ")]
+    return _keys("\n".join(valid)), _keys("\n".join(revoked))
 
 
 def _keys(text: str) -> list[Key]:
-    found = []
+    keys = []
     for line in text.splitlines():
         words = line.split()
         if len(words) >= 3 and words[1] in _TYPES:
             with contextlib.suppress(ValueError):
                 base64.b64decode(words[2], validate=True)
-                found.append(Key(words[1], words[2]))
-    return found
+                keys.append(Key(words[1], words[2]))
+    return keys
 
 
 def _line(contact: Contact) -> str:

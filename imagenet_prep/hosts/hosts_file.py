@@ -56,14 +56,14 @@ def read_hosts(path: Path) -> list[Host]:
             continue
         slots = _SLOTS.fullmatch(words[1]) if len(words) == 2 else None
         if not _ADDRESS.fullmatch(words[0]):
-            raise UsageError(f"{path}: line {number}: the first word is no address of a host")
+            raise UsageError(f"{path}: line {number}: the first word is not the address of a host")
         if len(words) > 1 and slots is None:
-            raise UsageError(f"{path}: line {number}: expected after the address: slots=N")
+            raise UsageError(f"{path}: line {number}: expected slots=N after the address")
         host = Host(words[0], int(slots[1]) if slots else 1)
         if host.slots < 1:
-            raise UsageError(f"{path}: line {number}: slots=0; remove this line")
+            raise UsageError(f"{path}: line {number}: slots=0. Remove this line")
         if (first := hosts.setdefault(host.address, (number, host))[0]) != number:
-            raise UsageError(f"{path}: line {number}: the host of line {first} again")
+            raise UsageError(f"{path}: line {number}: the same host as in line {first}")
     if not hosts:
-        raise UsageError(f"{path}: lists no host. Write one on each line: ADDRESS slots=N")
+        raise UsageError(f"{path}: no hosts. Write one per line: ADDRESS slots=N")
     return [host for _, host in hosts.values()]

@@ -96,12 +96,11 @@ def checked(
     if fields.get("protocol", PROTOCOL) != PROTOCOL:
         theirs = plain(str(fields["protocol"])[:20])
         raise OtherVersionError(
-            f"imagenet-prep speaks protocol {PROTOCOL} at one end, {theirs} at the other. Install "
+            f"imagenet-prep uses protocol {PROTOCOL} at one end, {theirs} at the other. Install "
             "the same version on every host."
         )
-    kind = messages.get(name)
-    if kind is None:
-        raise ValueError("not a message that this end may send")
+    if (kind := messages.get(name)) is None:
+        raise ValueError("this kind of message is not allowed here")
     if count(size) > kind.max_body_bytes:
         raise ValueError(f"announces {size:,} bytes, expected at most {kind.max_body_bytes:,}")
     if fields.keys() != kind.fields.keys():

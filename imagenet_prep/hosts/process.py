@@ -30,8 +30,8 @@ _FINAL = (
     *("Too many authentication failures", "No address associated with hostname"),
 )
 _ADVICE = (
-    "ssh to it must work without a question (BatchMode), with its key in known_hosts. A key that "
-    "changed without a reason is somebody else's host."
+    "ssh to this host must work without prompts (BatchMode), and known_hosts must have its key. If "
+    "the key has changed without a reason, it may be a different host."
 )
 
 # AES in hardware is three times as fast as ssh's first choice. Sharing a connection with other ssh
@@ -53,8 +53,8 @@ def ssh(*options: str) -> list[str]:
     It never prompts: keys must be set up, and the host's key must be known. A changed host key is
     refused; the tutorial's scripts accepted any.
     """
-    all_of_them = ("BatchMode=yes", "StrictHostKeyChecking=yes", "ConnectTimeout=10", *options)
-    return ["ssh", *(word for option in all_of_them for word in ("-o", option))]
+    options = ("BatchMode=yes", "StrictHostKeyChecking=yes", "ConnectTimeout=10", *options)
+    return ["ssh", *(word for option in options for word in ("-o", option))]
 
 
 def command_on(
@@ -103,7 +103,7 @@ class Ending(NamedTuple):
         """The last line of ssh or the program, or the exit code."""
         if "REMOTE HOST IDENTIFICATION HAS CHANGED" in self.said:
             return "the host's key has changed: Host key verification failed"
-        # A login shell that refuses access says so on its standard output.
+        # A login shell that refuses access prints the reason on its standard output.
         lines = [line for line in (self.said or self.output).splitlines() if line.strip()]
         final = [line for line in lines if Ending(None, line).is_final]
         last = (final or lines or [f"its process ended with code {self.code}"])[-1]
@@ -183,7 +183,7 @@ class _Running:
             self._failed = f"{argv[0]} cannot be started: {error.strerror}"
             return
         self._output = Tail(self._popen.stdout, _OUTPUT_BYTES)
-        self._said = Tail(self._popen.stderr, hear=hear)
+        self._stderr = Tail(self._popen.stderr, hear=hear)
 
     def has_ended(self, timeout_s: float | None) -> bool:
         """Returns whether the command has ended; kills it after `timeout_s`."""
@@ -204,8 +204,8 @@ class _Running:
     def ending(self) -> Ending:
         if self._popen is None or self._failed:
             return Ending(None, self._failed, seconds=self._seconds)
-        said, output = self._said.text(), self._output.text()
-        return Ending(self._popen.returncode, said, output, self._seconds)
+        stderr, output = self._stderr.text(), self._output.text()
+        return Ending(self._popen.returncode, stderr, output, self._seconds)
 
 
 def run_all(
@@ -225,12 +225,12 @@ def run_all(
         for number, argv in enumerate(commands):
             heard = partial(hear, number) if hear else None
             running.append(_Running(argv, together=together, hear=heard))
-        while [each for each in running if not each.has_ended(timeout_s)]:
+        while [command for command in running if not command.has_ended(timeout_s)]:
             time.sleep(_POLL_S)
     finally:
-        for each in running:
-            each.kill()
-    return [each.ending() for each in running]
+        for command in running:
+            command.kill()
+    return [command.ending() for command in running]
 
 
 def run(argv: Sequence[str], *, timeout_s: float | None = None) -> Ending:

@@ -70,7 +70,7 @@ def test_text_is_one_table_and_names_what_it_counts_by(
     assert lines[2].split()[2:] == ["5", "5", "of", "1,000", "all", "1,000", "60.00%", "80.00%"]
     (real,) = (line for line in lines if line.startswith("real.json: "))
     assert "ReaL's form, another file than the published one, 50,000 keys, sha256 " in real
-    assert "49,994 keys of no image: ILSVRC2012_val_00000007.JPEG, " in real
+    assert "49,994 keys without an image: ILSVRC2012_val_00000007.JPEG, " in real
 
 
 def test_it_needs_no_framework_and_refuses_in_one_line(given: dict[str, Path]) -> None:
@@ -89,10 +89,12 @@ def test_it_needs_no_framework_and_refuses_in_one_line(given: dict[str, Path]) -
     assert (done.returncode, done.stderr) == (0, "")
     refused = run("--labels", given["own.csv"])
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert refused.stderr.startswith("imagenet-prep: own.csv: no image of ")
+    assert refused.stderr.startswith("imagenet-prep: own.csv: none of its ")
 
 
 def test_predictions_of_another_set_are_refused(given: dict[str, Path], tmp_path: Path) -> None:
     other = write_names(tmp_path / "other", [(VALIDATION[n], 0) for n in range(5)])
-    with pytest.raises(UsageError, match="has 5 images, and there are 6 predictions"):
+    with pytest.raises(
+        UsageError, match="has 5 images; expected as many predictions and keys, got 6 predictions"
+    ):
         score_verb.run([str(given["said.csv"]), str(other)])

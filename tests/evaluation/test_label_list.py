@@ -88,8 +88,8 @@ def test_the_published_file_is_known_by_its_sha256_and_another_one_is_said_to_be
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        ("", "line 1 is not its header"),
-        ("key,label\na,1\n", "line 1 is not its header"),
+        ("", "line 1 is not the header"),
+        ("key,label\na,1\n", "line 1 is not the header"),
         ("key,class\na\n", "line 2 is not a key and its classes"),
         ("key,class\n,1\n", "line 2 is not a key"),
         ("key,class\na,1\nb,2\na,1\n", "line 4 has the key of an earlier line"),
@@ -100,7 +100,7 @@ def test_the_published_file_is_known_by_its_sha256_and_another_one_is_said_to_be
         ('{"initial_annots": {"a": {"correct": "x"}}}', "expected a list"),
         ("[1", "Expecting"),
         ("[" * 100_000, "nested too deeply|an eighth as many lists"),
-        ("\x00\udcff", "byte 1 is no UTF-8"),
+        ("\x00\udcff", "byte 1 is not UTF-8"),
         ("key,class\n" + "\n" * (1 << 21), "more than 2,097,152 lines"),
         ("key,class\n" + "\r" * (1 << 22), "more than 2,097,152 lines"),
         ("key,class\n" + "," * (1 << 21), "more than 2,097,152 lines"),
@@ -116,13 +116,13 @@ def test_what_is_no_list_is_refused_without_showing_it(
 ) -> None:
     path = tmp_path / "list"
     path.write_bytes(content.encode("utf-8", "surrogateescape"))
-    with pytest.raises(UsageError, match=f"list: is no list of labels: .*{why}"):
+    with pytest.raises(UsageError, match=f"list: not a label list: .*{why}"):
         label_list.read(path)
 
 
 def test_only_a_published_list_may_be_large(tmp_path: Path, limits: Limits) -> None:
     limits(small_file_bytes=1000)
-    with pytest.raises(UsageError, match="more than 1,000 bytes, and not as published"):
+    with pytest.raises(UsageError, match="over 1,000 bytes, and not a published list"):
         label_list.read(written(tmp_path / "own.csv", "key,class\n" + "a,0\n" * 1000))
 
 

@@ -78,7 +78,7 @@ def test_indices_and_files_tell_nothing_of_fewer_classes_and_the_table_says_so(
     indices = np.array([[0, 1, 2, 3, 4], [1, 0, 2, 3, 4], [0, 1, 3, 4, 5], [9, 8, 6, 7, -1]])
     by_indices = score(indices, place)
     assert shares(by_indices) == [("dataset", 4, 0.5, 0.75, 10)]
-    assert "has 4 of 10 classes. What the network would choose" in str(by_indices)
+    assert "has 4 of 10 classes. The accuracy among only these" in str(by_indices)
     stream = io.StringIO()
     keys = ["a/1", "a/2", "b/1", "b/2"]
     said = [
@@ -105,7 +105,7 @@ def test_a_list_says_what_is_right_and_what_does_not_count(tmp_path: Path) -> No
     assert shares(table)[2] == ("own.csv", 2, 0.5, 1.0, 10)
     (listed,) = table.lists
     assert (listed["keys"], listed["unknown"], listed["first"]) == (4, 1, ["nobody"])
-    assert "1 key of no image: nobody" in str(table)
+    assert "1 key without an image: nobody" in str(table)
     assert listed["sha256"] in str(table)
     assert table.rows[2].sha256 == listed["sha256"]
 
@@ -131,10 +131,12 @@ def wrong(name: str, content: str, expected: str) -> Any:
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        wrong("unknown class", "key,class\na/1,n99999999\na/2,1\n", r"entry 1: no class of .*set"),
-        wrong("the last ID", "key,class\na/1,10\n", "from 0 to 9 in it. ILSVRC2012_IDs, from 1 on"),
-        wrong("other images", "key,class\nx,1\n", "no image of .* has one of its 1 keys"),
-        wrong("real", json.dumps([[]] * 50_000), "no image of .* has one of its 50,000 keys"),
+        wrong(
+            "unknown class", "key,class\na/1,n99999999\na/2,1\n", r"entry 1: not a class of .*set"
+        ),
+        wrong("the last ID", "key,class\na/1,10\n", "up to 9. Replace ILSVRC2012_IDs"),
+        wrong("other images", "key,class\nx,1\n", "none of its 1 keys is an image of"),
+        wrong("real", json.dumps([[]] * 50_000), "none of its 50,000 keys is an image of"),
     ],
 )
 def test_a_list_of_another_set_is_refused(tmp_path: Path, content: str, expected: str) -> None:
@@ -160,7 +162,9 @@ def test_ilsvrc_ids_are_recognised_by_an_image_a_class(tmp_path: Path) -> None:
     ):
         path.write_text("key,class\n" + "".join(f"a/{n},{each}\n" for n, each in enumerate(ids)))
         if is_order:
-            with pytest.raises(UsageError, match="in another order, as ILSVRC2012_IDs are"):
+            with pytest.raises(
+                UsageError, match="have a different order than in .*, as ILSVRC2012_IDs have"
+            ):
                 score(np.zeros((1000, 5), int), place, labels=[path])
         else:
             assert score(np.zeros((1000, 5), int), place, labels=[path]).rows[1].images == 1000
@@ -180,7 +184,7 @@ def test_ilsvrc_ids_given_as_indices_are_recognised(tmp_path: Path, form: str) -
         path.write_text("".join(["key,class\n", *lines]))
     else:
         path.write_text(json.dumps([[each] for each in ids]))
-    with pytest.raises(UsageError, match="in another order, as ILSVRC2012_IDs are.*Write WNIDs"):
+    with pytest.raises(UsageError, match="as ILSVRC2012_IDs have.*Replace the numbers by WNIDs"):
         score(np.zeros((50_000, 5), np.int32), place, labels=[path])
 
 
@@ -204,9 +208,13 @@ def test_wnids_and_labels_that_merely_disagree_are_taken(tmp_path: Path) -> None
         (np.full((4, 5), 10), None, "5] class indices below 10"),
         (np.zeros((4, 4), int), None, "5] class indices below 10"),
         (np.zeros(4), None, "expected"),
-        (np.zeros((3, 10)), None, "has 4 images, and there are 3 predictions"),
-        (np.zeros((4, 10)), ["a/1", "a/2", "b/1"], "4 predictions and 3 keys; 1 keys differ"),
-        (np.zeros((4, 10)), ["a/1", "a/2", "b/1", "c"], "2 keys differ, such as b/2, c"),
+        (
+            np.zeros((3, 10)),
+            None,
+            "has 4 images; expected as many predictions and keys, got 3 predictions",
+        ),
+        (np.zeros((4, 10)), ["a/1", "a/2", "b/1"], "4 predictions and 3 keys; keys that differ"),
+        (np.zeros((4, 10)), ["a/1", "a/2", "b/1", "c"], "keys that differ: b/2, c"),
         (np.zeros((5, 10)), ["a/1", "a/2", "b/1", "b/2", "b/2"], "5 predictions and 4 keys"),
         (np.zeros((4, 10)), ["a/1", "a/2", "b/1", "b/2", "b/2"], "4 predictions and 4 keys"),
     ],

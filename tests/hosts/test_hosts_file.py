@@ -33,15 +33,15 @@ def test_the_tutorials_hosts_file_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("a slots=8\nb slots=eight\n", "line 2: expected after the address: slots=N$"),
-        (f"a slots={'9' * 5_000}\n", "line 1: expected after the address: slots=N$"),
+        ("a slots=8\nb slots=eight\n", "line 2: expected slots=N after the address$"),
+        (f"a slots={'9' * 5_000}\n", "line 1: expected slots=N after the address$"),
         ("a 8\n", "line 1"),
         ("a slots=8 more\n", "line 1"),
         ("-oProxyCommand=evil slots=1\n", "line 1"),
         ("a;reboot\n", "line 1"),
-        ("a slots=0\n", "remove this line"),
-        ("a\nb\na slots=2\n", "line 3: the host of line 1 again"),
-        ("# nobody\n", "lists no host"),
+        ("a slots=0\n", "Remove this line"),
+        ("a\nb\na slots=2\n", "line 3: the same host as in line 1"),
+        ("# nobody\n", "no hosts. Write one per line"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, text: str, complaint: str) -> None:

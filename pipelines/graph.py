@@ -112,8 +112,7 @@ class OneKeyAtATime(beam.DoFn):
     """Calls a function with an element, `Preparation` and a side input; yields its results.
 
     Beam's Flink runner gives one key at a time to a step that declares state, even unused state.
-    Other steps of a batch job get all elements of a slot, a hundred messages ahead, and their
-    results are only taken at the end; until then, they fill the memory of the TaskManager.
+    For other steps of a batch job, all results of a slot fill the memory of the TaskManager.
     """
 
     _STATE = beam.DoFn.StateParam(BagStateSpec("unused", BytesCoder()))
@@ -122,8 +121,8 @@ class OneKeyAtATime(beam.DoFn):
         self._call = step
         self._ours = preparation
 
-    def process(self, element: Any, beside: Any = None, _state: Any = _STATE) -> Iterable[Any]:
-        return self._call(element, self._ours, beside)
+    def process(self, element: Any, side: Any = None, _state: Any = _STATE) -> Iterable[Any]:
+        return self._call(element, self._ours, side)
 
 
 class Archives(_Step):
@@ -158,7 +157,7 @@ class Index(_Step):
         of_one, mixed = listed | "Listed" >> beam.Partition(_is_mixed, 2)
         gathered = (
             mixed
-            | "Pieces" >> beam.Map(_piece).with_output_types(tuple[str, Any])
+            | "Pieces" >> beam.Map(_keyed).with_output_types(tuple[str, Any])
             | "Lines"
             >> beam.ParDo(OneKeyAtATime(_lines, ours)).with_output_types(tuple[_Key, bytes])
             | "ByClass" >> beam.GroupByKey()
@@ -187,14 +186,14 @@ def _list(listed: Done, stage: Stage[IndexTask, Listed]) -> tuple[ClassKey, str]
     return ClassKey(task.split, task.class_index), member_list(stage.folder, task)
 
 
-def _piece(listed: Done) -> tuple[str, IndexTask]:
+def _keyed(listed: Done) -> tuple[str, IndexTask]:
     return listed.task.name, listed.task
 
 
 def _lines(
-    piece: tuple[str, IndexTask], ours: Preparation, _: None
+    keyed: tuple[str, IndexTask], ours: Preparation, _: None
 ) -> Iterator[tuple[ClassKey, bytes]]:
-    _name, task = piece
+    task = keyed[1]
     with ours.store.opened(member_list(ours.index.folder, task)) as lines:
         yield from lines_by_class(task.split, lines)
 
@@ -248,17 +247,18 @@ def take_census(_: None, ours: Preparation, listed: Iterable[Done], read: Iterab
     selection = ours.job.selection
     with reported(ours.lease):
         tasks = selection.index_tasks()
-        receipts = {each.task.name: each.receipt for each in listed}
+        receipts = {done.task.name: done.receipt for done in listed}
         _demand(tasks, receipts)
         if selection.annotations:
-            _demand(selection.annotations.tasks, {each.task.name for each in read})
-        return ours.plan.count(tasks, [receipts[task.name].content for task in tasks])
+            _demand(selection.annotations.tasks, {done.task.name for done in read})
+        counts = ours.plan.count(tasks, [receipts[task.name].content for task in tasks])
+        return ours.plan.census(counts)
 
 
 def _demand(tasks: Sequence[Any], finished: Collection[str]) -> None:
     """Raises JobLostError if a lost worker has left tasks undone, so that a new job does them."""
-    if left := sum(task.name not in finished for task in tasks):
-        raise errors.JobLostError(f"{left} of {len(tasks)} tasks were left undone")
+    if missing := sum(task.name not in finished for task in tasks):
+        raise errors.JobLostError(f"{missing} of {len(tasks)} tasks are not finished")
 
 
 def _share(listed: tuple[_Key, str], census: Census) -> tuple[GroupKey, tuple[_Key, str]]:
@@ -271,8 +271,8 @@ def deal_share(
     """Yields the blocks of a share, and the facts of its classes with a tag."""
     lists = ((ClassKey(*key), name) for key, name in share[1])
     with reported(ours.lease):
-        found, blocks = ours.plan.deal_share(lists, census)
-    for facts in found:
+        dealt, blocks = ours.plan.deal_share(lists, census)
+    for facts in dealt:
         yield beam.pvalue.TaggedOutput(_FACTS, facts)
     yield from blocks.items()
 
@@ -352,8 +352,8 @@ def build(pipeline: Any, preparation: Preparation) -> Any:
     If an earlier job has completed the plan, that plan is used.
     """
     ours = preparation
-    if found := ours.plan.found():
-        plan = pipeline | "Plan" >> beam.Create([found]).with_output_types(Any)
+    if inventory := ours.plan.found():
+        plan = pipeline | "Plan" >> beam.Create([inventory]).with_output_types(Any)
     else:
         plan = (
             pipeline | "Archives" >> Archives(ours) | "Index" >> Index(ours) | "Deal" >> Deal(ours)

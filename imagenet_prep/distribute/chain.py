@@ -65,33 +65,20 @@ _UNDER_WAY = {State.COMING, State.LIVE}
 
 @dataclass(eq=False)
 class Peer:
-    """One host of the hosts file and its state.
-
-    Attributes:
-      sizes: bytes of each file that the host must hold, by name.
-      alone: whether no other host has the same part.
-      upstream: the host that sends to this one; None is the leader.
-      avoid: addresses of hosts that cannot send to this one.
-      lacking: number of missing files; None until the host has reported it.
-      wrong: number of files that arrived damaged from the current giver.
-      was_live: whether the host has answered in this run.
-      moved_bytes: bytes that were received and verified.
-      losses: number of times that the host or its giver was lost.
-      early_losses: number of times that it was lost before its first answer.
-    """
+    """One host of the hosts file and its state."""
 
     address: str
-    sizes: Mapping[str, int] = field(default_factory=dict)
-    alone: bool = False
+    sizes: Mapping[str, int] = field(default_factory=dict)  # bytes of each of its files, by name
+    alone: bool = False  # whether no other host has the same part
     state: State = State.COMING
-    upstream: Peer | None = None
-    avoid: set[str] = field(default_factory=set)
-    lacking: int | None = None
-    wrong: int = 0
-    was_live: bool = False
-    moved_bytes: int = 0
-    losses: int = 0
-    early_losses: int = 0
+    upstream: Peer | None = None  # the host that sends to this one; None is the leader
+    avoid: set[str] = field(default_factory=set)  # addresses of hosts that cannot send to it
+    lacking: int | None = None  # number of missing files; None until the host has reported it
+    wrong: int = 0  # number of files that arrived damaged from the current giver
+    was_live: bool = False  # whether the host has answered in this run
+    moved_bytes: int = 0  # received and verified
+    losses: int = 0  # number of times that the host or its giver was lost
+    early_losses: int = 0  # of these, those before its first answer
     error: ImagenetPrepError | None = None
 
     def become(self, state: State) -> None:

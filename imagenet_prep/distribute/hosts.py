@@ -31,34 +31,20 @@ _MORE_PROBLEMS = 2
 
 @dataclass(frozen=True)
 class Request:
-    """The leader's request to every host.
+    """The leader's request to every host."""
 
-    Attributes:
-      data: bytes of the manifest.
-      root: folder of the dataset on the leader.
-      path: folder of the replica, the same on every host.
-      prove: whether to read every byte first, including files that were verified before.
-      limit: bytes per second of one stream; 0 is no limit.
-      retries: allowed losses of one host.
-      wait_s: seconds to wait for lost hosts after all others are complete.
-      silence_s: seconds without a sign of life until a connection is given up.
-      placements: the part for each host, by address.
-      parent: folder of the parent's replica, the same on every host; "" for none.
-      columns: bytes of the column.json of each column, by column name.
-    """
-
-    data: bytes
-    root: str
-    path: str
+    data: bytes  # the manifest
+    root: str  # folder of the dataset on the leader
+    path: str  # folder of the replica, the same on every host
     python: str
-    prove: bool
-    limit: float
-    retries: int
-    wait_s: float
-    silence_s: float
-    placements: Mapping[str, Placement]
-    parent: str = ""
-    columns: Mapping[str, bytes] = field(default_factory=dict)
+    prove: bool  # whether to read every byte first, including files that were verified before
+    limit: float  # bytes per second of one stream; 0 is no limit
+    retries: int  # allowed losses of one host
+    wait_s: float  # time to wait for lost hosts after all others are complete
+    silence_s: float  # time without a sign of life until a connection is given up
+    placements: Mapping[str, Placement]  # by address
+    parent: str = ""  # folder of the parent's replica, the same on every host
+    columns: Mapping[str, bytes] = field(default_factory=dict)  # each column.json, by column name
 
     @property
     def body(self) -> bytes:

@@ -53,19 +53,10 @@ def _origin(value: Any) -> str:
 _TO_LOOK = {"protocol": count, "columns": _sizes, "prove": flag, "placement": _placement}
 _TO_STORE = {**_TO_LOOK, "origin": _origin, "parent": word}
 
+_TO_GIVE = dict.fromkeys(("root", "address", "path", "python"), word)
+
 TO_GIVER: Messages = {
-    "give": Kind(
-        {
-            **_TO_STORE,
-            "root": word,
-            "trusted": flag,
-            "address": word,
-            "path": word,
-            "python": word,
-            "limit": number,
-        },
-        _MAX_MANIFEST_BYTES,
-    ),
+    "give": Kind({**_TO_STORE, **_TO_GIVE, "trusted": flag, "limit": number}, _MAX_MANIFEST_BYTES),
 }
 TO_RECEIVER: Messages = {
     "store": Kind(_TO_STORE, _MAX_MANIFEST_BYTES),

@@ -125,12 +125,12 @@ class Hop:
         return self._over
 
     def _offer_files(self) -> None:
-        replica = self._replica
         if not self._trusted:
-            replica.reload()
-        self._line.offer(
-            file.name for file in replica.files if self._trusted or replica.is_proven(file.name)
-        )
+            self._replica.reload()
+        self._line.offer(file.name for file in self._replica.files if self._is_valid(file))
+
+    def _is_valid(self, file: File) -> bool:
+        return self._trusted or self._replica.is_proven(file.name)
 
     def _next(self) -> tuple[File, int] | None:
         """Returns `Line.next`, after offering the files that are here or arriving."""
@@ -174,7 +174,7 @@ class Hop:
         """Opens a complete or arriving file; returns None if it has vanished."""
         store = self._replica.store
         with self._errors_of(file):
-            if not (self._trusted or self._replica.is_proven(file.name)):
+            if not self._is_valid(file):
                 with contextlib.suppress(FileNotFoundError):
                     growing = store.open(incoming_name(file.name), os.O_RDONLY)
                     return os.fdopen(growing, "rb", buffering=0)
@@ -186,7 +186,7 @@ class Hop:
     def _put_back(self, file: File) -> None:
         with self._news:
             self._line.put_back(file.name)
-            if self._trusted or self._replica.is_proven(file.name):
+            if self._is_valid(file):
                 self._line.offer([file.name])
         time.sleep(_POLL_S)
 

@@ -11,7 +11,7 @@ import io
 import tarfile
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -112,22 +112,15 @@ def make_miniature(
     The same arguments give byte-identical archives (with the same Pillow, NumPy and simplejpeg).
     Only one image is in memory at a time; 20,000 images take a minute or two on one core.
 
-    Args:
-      root: created if missing; existing archives are replaced.
-      num_train: over all classes, with slightly different counts. Odd files need at least 20, and
-        two per class.
-      num_validation: spread over the classes as evenly as possible.
-      num_classes: 2 to 10, with one family of photographs each.
-      seed: not negative; determines all random choices.
-      odd_files: whether to include one train image per kind in `ODD_KINDS`, and a few in
-        validation.
-      size: (width, height) of most images; the others are portrait or vary in size. At the default
-        size, some plain images are 1600x1200 or 2048x1536.
+    There are 2 to 10 classes, with slightly different counts of train images. `odd_files` adds one
+    train image per kind in `ODD_KINDS` and a few in validation; it needs at least 20 train images,
+    and two per class. `size` is (width, height) of most images; the others are portrait or vary in
+    size. At the default size, some plain images are 1600x1200 or 2048x1536.
     """
     families = sorted(FAMILIES[:num_classes])  # by WNID
     for family in families:
         photograph_path(family, 0)  # fails before anything is written
-    studio = _Studio(root, families, size, seed)
+    studio = _Studio(root, families, Camera(size, seed), seed)
     rng = np.random.default_rng(seed)
     counts = _class_counts(num_train, num_classes, rng)
     root.mkdir(parents=True, exist_ok=True)
@@ -150,38 +143,35 @@ def make_miniature(
     return Miniature(root, classes, tuple(studio.images))
 
 
+@dataclass
 class _Studio:
     """Writes the archives of one miniature; `images` has the truth about the images so far."""
 
-    def __init__(
-        self, root: Path, families: Sequence[Family], size: tuple[int, int], seed: int
-    ) -> None:
-        self.images: list[SourceImage] = []
-        self._root = root
-        self._families = families
-        self._camera = Camera(size, seed)
-        self._seed = seed
+    root: Path
+    families: Sequence[Family]
+    camera: Camera
+    seed: int
+    images: list[SourceImage] = field(default_factory=list)
 
     def write_train(
         self, counts: Sequence[int], odd: dict[tuple[int, int], str], rng: _Rng
     ) -> None:
-        with tarfile.open(self._root / TRAIN_ARCHIVE, "w", format=tarfile.GNU_FORMAT) as outer:
-            for index, (family, count) in enumerate(zip(self._families, counts, strict=True)):
+        with tarfile.open(self.root / TRAIN_ARCHIVE, "w", format=tarfile.GNU_FORMAT) as outer:
+            for index, (family, count) in enumerate(zip(self.families, counts, strict=True)):
                 # As in the real ones: with gaps, of different lengths and unordered.
                 numbers = rng.choice(np.arange(2, 12_000 + 4 * count), count, replace=False)
-                with tempfile.TemporaryFile(dir=self._root) as spool:
+                with tempfile.TemporaryFile(dir=self.root) as spool:
                     with tarfile.open(fileobj=spool, mode="w", format=tarfile.GNU_FORMAT) as inner:
                         for ordinal, number in enumerate(numbers):
                             name = f"{family.wnid}_{number}.JPEG"
                             kind = odd.get((index, ordinal), "plain")
-                            data = self._shoot(
-                                "train", f"{family.wnid}/{name}", index, kind, ordinal
-                            )
+                            key = f"{family.wnid}/{name}"
+                            data = self._shoot("train", key, index, kind, ordinal)
                             add_file(inner, name, io.BytesIO(data), len(data))
                     add_file(outer, f"{family.wnid}.tar", spool, spool.seek(0, io.SEEK_END))
 
     def write_validation(self, class_of: Sequence[int], odd: dict[int, str], rng: _Rng) -> None:
-        with tarfile.open(self._root / VALIDATION_ARCHIVE, "w", format=tarfile.GNU_FORMAT) as flat:
+        with tarfile.open(self.root / VALIDATION_ARCHIVE, "w", format=tarfile.GNU_FORMAT) as flat:
             for ordinal in _scrambled(len(class_of), rng):
                 key = f"ILSVRC2012_val_{ordinal + 1:08d}.JPEG"
                 kind = odd.get(ordinal, "plain")
@@ -189,22 +179,12 @@ class _Studio:
                 add_file(flat, key, io.BytesIO(data), len(data))
 
     def _shoot(self, split: str, key: str, class_index: int, kind: str, ordinal: int) -> bytes:
-        stream = (self._seed, split == "validation", class_index, ordinal)
-        family, rng = self._families[class_index], np.random.default_rng(stream)
-        kind, width, height, data = self._camera.shoot(family, kind, rng)
-        truth = SourceImage(
-            split=split,
-            key=key,
-            wnid=family.wnid,
-            class_index=class_index,
-            kind=kind,
-            fate=ODD_KINDS.get(kind, "kept"),
-            width=width,
-            height=height,
-            sha256=hashlib.sha256(data).hexdigest(),
-            num_bytes=len(data),
-        )
-        self.images.append(truth)
+        stream = (self.seed, split == "validation", class_index, ordinal)
+        family, rng = self.families[class_index], np.random.default_rng(stream)
+        kind, width, height, data = self.camera.shoot(family, kind, rng)
+        fate, sha256 = ODD_KINDS.get(kind, "kept"), hashlib.sha256(data).hexdigest()
+        names = split, key, family.wnid, class_index
+        self.images.append(SourceImage(*names, kind, fate, width, height, sha256, len(data)))
         return data
 
 
@@ -258,10 +238,7 @@ def make_devkit(
     """
     import scipy.io
 
-    def by_id(synset: Synset) -> int:
-        return synset.ilsvrc2012_id
-
-    fields = "ILSVRC2012_ID WNID words gloss num_children children wordnet_height num_train_images"
+    names = "ILSVRC2012_ID WNID words gloss num_children children wordnet_height num_train_images"
     rows = [
         (
             _small_uint(row.ilsvrc2012_id),
@@ -273,11 +250,12 @@ def make_devkit(
             _small_uint(row.wordnet_height),
             _small_uint(row.num_train_images),
         )
-        for row in sorted(leaves, key=by_id) + sorted(inner, key=by_id)
+        for synsets in (leaves, inner)
+        for row in sorted(synsets, key=lambda synset: synset.ilsvrc2012_id)
     ]
-    synsets = np.array(rows, dtype=[(field, object) for field in fields.split()])
+    table = np.array(rows, dtype=[(name, object) for name in names.split()])
     buffer = io.BytesIO()
-    scipy.io.savemat(buffer, {"synsets": synsets[:, None]}, do_compression=True)
+    scipy.io.savemat(buffer, {"synsets": table[:, None]}, do_compression=True)
     # SciPy writes the current time into the header's 116 bytes of free text.
     header = b"MATLAB 5.0 MAT-file, Platform: GLNXA64, Created on: Thu Jan  1 00:00:00 1970"
     members = {

@@ -98,10 +98,10 @@ class Camera:
             return self._size
         if draw < 0.60:
             return self._size[1], self._size[0]
-        other = long * 2 // 3 + int(rng.integers(2))  # 3:2 film: 500x333, 500x334
+        second = long * 2 // 3 + int(rng.integers(2))  # 3:2 film: 500x333, 500x334
         if draw > 0.90:
-            other = int(rng.integers(short * 3 // 4, long + 1))
-        return (long, other) if draw < 0.80 else (other, long)
+            second = int(rng.integers(short * 3 // 4, long + 1))
+        return (long, second) if draw < 0.80 else (second, long)
 
     def _window(self, path: Path, width: int, height: int, rng: _Rng) -> NDArray[np.uint8]:
         """Returns [height, width, 3] uint8 RGB with random offset, flip, brightness and grain."""
@@ -117,7 +117,7 @@ class Camera:
             x = float(rng.random()) * (full.width - box_width)
             y = float(rng.random()) * (full.height - box_height)
             box = (x, y, x + box_width, y + box_height)
-            window = np.asarray(_resampled(full, width, height, box))
+            window = np.asarray(_resampled(full, (width, height), box))
         if rng.random() < 0.5:
             window = window[:, ::-1]
         dy, dx = rng.integers(640, size=2)
@@ -132,7 +132,7 @@ class Camera:
         scale = zoom * max(self._size) / min(photo.size)
         # Rounded up, so that any window of this size fits, portrait or landscape.
         size = (int(photo.width * scale) + 1, int(photo.height * scale) + 1)
-        return np.asarray(_resampled(photo, *size))
+        return np.asarray(_resampled(photo, size))
 
 
 def _encode(pixels: NDArray[np.uint8], kind: str, rng: _Rng) -> bytes:
@@ -166,15 +166,12 @@ def _with_exif(jpeg: bytes, payload: bytes) -> bytes:
 
 
 def _resampled(
-    image: Image.Image,
-    width: int,
-    height: int,
-    box: tuple[float, float, float, float] | None = None,
+    image: Image.Image, size: tuple[int, int], box: tuple[float, float, float, float] | None = None
 ) -> Image.Image:
     """Resizes a box of an image, always rows first, unlike Pillow, which chooses the order."""
     left, top, right, bottom = box or (0, 0, *image.size)
-    rows = image.resize((width, image.height), _LANCZOS, (left, 0, right, image.height))
-    return rows.resize((width, height), _LANCZOS, (0, top, width, bottom))
+    rows = image.resize((size[0], image.height), _LANCZOS, (left, 0, right, image.height))
+    return rows.resize(size, _LANCZOS, (0, top, size[0], bottom))
 
 
 @functools.lru_cache(maxsize=len(FAMILIES) + 1)
@@ -193,6 +190,6 @@ def photograph_path(family: Family, place: int) -> Path:
         if path.is_file():
             return path
     raise UsageError(
-        "the miniature needs photographs from scikit-image and scikit-learn: "
+        "the photographs of scikit-image and scikit-learn are missing. Run: "
         "pip install 'imagenet-prep[demo]'"
     )

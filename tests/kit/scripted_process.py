@@ -64,5 +64,5 @@ class ScriptedProcess(Process):
         self.killed = True
         self._queue.put(None)
 
-    def end(self, patience_s: float = 0.0) -> Ending:  # noqa: ARG002 - it has ended
+    def _end(self, patience_s: float = 0.0) -> Ending:  # noqa: ARG002 - it has ended
         return self._ending

@@ -57,7 +57,7 @@ def test_what_a_runner_has_dropped_is_missed_before_images_are_dealt(
 
     assert graph.take_census(None, ours, listed, read).edition == ""
     for images, boxes in ((listed[1:], read), (listed, read[1:])):
-        with pytest.raises(JobLostError, match="1 of . tasks were left undone"):
+        with pytest.raises(JobLostError, match="1 of . tasks are not finished"):
             graph.take_census(None, ours, images, boxes)
 
 

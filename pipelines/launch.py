@@ -221,8 +221,7 @@ class _Launch:
         settings = [f"{name}={value}" for name, value in self.config.horovod().items()]
         words = " ".join([*settings, shlex.join(self.work.argv)])
         for host in self.used:
-            last = first + host.slots - 1
-            print(f"{host.address}, ranks {first} to {last}: {words}")
+            print(f"{host.address}, ranks {first} to {first + host.slots - 1}: {words}")
             first += host.slots
         for host, processes in zip(self.used, self._processes(), strict=True):
             for server in processes[host.slots :]:

@@ -145,8 +145,8 @@ def data_set(root: Path) -> Path | None:
 
     If channels hold different shards of one dataset, it is a folder of links to all of them.
     """
-    folders = [root / "input" / "data" / name for name in CHANNELS]
-    folders = [folder for folder in folders if (folder / naming.MANIFEST).exists()]
+    channels = [root / "input" / "data" / name for name in CHANNELS]
+    folders = [folder for folder in channels if (folder / naming.MANIFEST).exists()]
     if len(folders) < 2:
         return folders[0] if folders else None
     first = regular_file.read(folders[0] / naming.MANIFEST)

@@ -68,15 +68,12 @@ class Leader:
         say: Callable[[str], None],
         count: Callable[[int], None],
     ) -> None:
-        """Prepares the chain; nothing is started.
+        """Prepares the chain; `sizes` has the bytes of files by name, by address in chain order.
 
-        `sizes` has the bytes of each file by name, for each address in chain order. `say` gets a
-        sentence about a host, `count` the bytes of each file that a host has.
+        `say` gets a sentence about a host, `count` the bytes of each file that a host has.
         """
-        peers = [
-            Peer(address, files, alone=request.placements[address].nodes > 1)
-            for address, files in sizes.items()
-        ]
+        parts = request.placements
+        peers = [Peer(host, files, alone=parts[host].nodes > 1) for host, files in sizes.items()]
         self._chain = Chain(peers, request, self)
         self._request = request
         self._say, self._count = say, count

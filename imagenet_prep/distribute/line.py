@@ -18,13 +18,10 @@ class Line:
     A file is *lacking*, then *offered* as soon as it is here or arriving here, then taken by
     `next`, then *stored* there. The index and the table of a shard are sent before the shard, so
     that they are there when the shard appears.
-
-    Attributes:
-      all_named: whether the neighbour has listed all files that it lacks.
     """
 
     def __init__(self, files: Sequence[File]) -> None:
-        self.all_named = False
+        self.all_named = False  # whether the neighbour has listed all files that it lacks
         self._files = {file.name: file for file in files}
         # Number of first bytes that the neighbour has, by file name.
         self._lacking: dict[str, int] = {}

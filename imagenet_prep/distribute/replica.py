@@ -84,15 +84,10 @@ class Replica(Target):
 
     def arriving(self) -> set[str]:
         """Returns the names of files that are arriving here."""
-        of_columns = [column.folder_name(entry.name) for entry in self.columns]
-        return {
-            *self.store.names(_INCOMING),
-            *(
-                f"{folder}/{name}"
-                for folder in (*naming.BESIDE, *of_columns)
-                for name in self.store.names(f"{_INCOMING}/{folder}")
-            ),
-        }
+        names = set(self.store.names(_INCOMING))
+        for folder in (*naming.BESIDE, *(column.folder_name(entry.name) for entry in self.columns)):
+            names |= {f"{folder}/{name}" for name in self.store.names(f"{_INCOMING}/{folder}")}
+        return names
 
     def reload(self) -> list[str]:
         """Reads the new records of other processes; returns the names of their verified files."""
@@ -153,10 +148,8 @@ class Replica(Target):
         self, file: File, start: int = 0, *, kept: tuple[type[BaseException], ...] = ()
     ) -> Iterator[Incoming]:
         """Yields the destination of a file; on exit, it is verified, synced, named and recorded."""
-        temporary = incoming_name(file.name)
-        with incoming(
-            self.store, file, temporary, file.name, _DAMAGED, start=start, kept=kept
-        ) as arriving:
+        names = incoming_name(file.name), file.name
+        with incoming(self.store, file, *names, _DAMAGED, start=start, kept=kept) as arriving:
             yield arriving
         self._ledger.add({file.name: arriving.status}, sha256=file.sha256)
 

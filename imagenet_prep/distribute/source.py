@@ -23,13 +23,7 @@ from imagenet_prep.storage.store import open_remote
 
 
 class Original:
-    """A dataset to read from; thread-safe.
-
-    Attributes:
-      base: the path or address that the user gave.
-      data: bytes of the manifest at the start of the run.
-      columns: bytes of the column.json of each column to copy, by column name.
-    """
+    """A dataset to read from; thread-safe. `data` are the bytes of its manifest at the start."""
 
     def __init__(
         self, base: str, *, connections: int, timeout_s: float, retries: int, bytes_per_s: float
@@ -42,7 +36,7 @@ class Original:
         self._retries = retries
         self._pace = Pace(bytes_per_s)
         self._ended = threading.Event()
-        self.columns: dict[str, bytes] = {}
+        self.columns: dict[str, bytes] = {}  # column.json of each column to copy, by column name
         try:
             self.data = self._read(naming.MANIFEST)
         except AbsentError as error:

@@ -50,22 +50,15 @@ _INNER = (  # wnid, words, parent, height; numbered after the leaves, as in the 
 
 @dataclass(frozen=True)
 class SourceImage:
-    """The truth about one source image.
-
-    Attributes:
-      key: "n01440764/n01440764_10026.JPEG" or "ILSVRC2012_val_00000001.JPEG".
-      kind: "plain" or a key of `ODD_KINDS`.
-      fate: "kept", "repaired" or "quarantined" under prepare's default settings.
-      width, height: stored pixels, before EXIF rotation; 0 if undecodable.
-    """
+    """The truth about one source image."""
 
     split: str
-    key: str
+    key: str  # "n01440764/n01440764_10026.JPEG" or "ILSVRC2012_val_00000001.JPEG"
     wnid: str
     class_index: int
-    kind: str
-    fate: str
-    width: int
+    kind: str  # "plain" or a key of `ODD_KINDS`
+    fate: str  # "kept", "repaired" or "quarantined" under prepare's default settings
+    width: int  # stored pixels, before EXIF rotation; 0 if undecodable
     height: int
     sha256: str
     num_bytes: int
@@ -124,8 +117,7 @@ def make_miniature(
     rng = np.random.default_rng(seed)
     counts = _class_counts(num_train, num_classes, rng)
     root.mkdir(parents=True, exist_ok=True)
-    odd_train = _odd_places(counts, rng) if odd_files else {}
-    studio.write_train(counts, odd_train, rng)
+    studio.write_train(counts, _odd_places(counts, rng) if odd_files else {}, rng)
     class_of = rng.permutation(np.arange(num_validation) % num_classes)  # by file number - 1
     odd_validation = {}
     if odd_files and num_validation >= 2 * num_classes:  # else a class might lose its only image

@@ -28,17 +28,12 @@ _GRAIN_SIGMA = 3.0
 
 
 class Family(NamedTuple):
-    """A class and its photographs.
-
-    Attributes:
-      parent: WNID of the synset above it.
-      folder: path of the files; begins with the name of the installed package.
-    """
+    """A class and its photographs."""
 
     wnid: str
     words: str
-    parent: str
-    folder: str
+    parent: str  # WNID of the synset above it
+    folder: str  # path of the files; begins with the name of the installed package
     files: tuple[str, ...]
 
 

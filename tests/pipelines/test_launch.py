@@ -72,8 +72,8 @@ def launch(cluster: Path, hosts: str, ranks: int, *words: str) -> Finished:
 @pytest.mark.parametrize(
     ("hosts", "named"),
     [
-        ("localhost slots=1\nnode1 slot=8\n", "line 2: expected after the address: slots=N"),
-        ("", "lists no host"),
+        ("localhost slots=1\nnode1 slot=8\n", "line 2: expected slots=N after the address"),
+        ("", "no hosts. Write one per line"),
         ("localhost slots=1\nnode1 slots=2\n", "the hosts have 3 slots"),
     ],
 )

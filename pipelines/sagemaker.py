@@ -1,8 +1,4 @@
-"""`imagenet-prep sagemaker`: runs `train` or the user's own script as an Amazon SageMaker job.
-
-The CreateTrainingJob request is one JSON document, which --dry-run prints. The job runs
-`pipelines.sagemaker_container`.
-"""
+"""`imagenet-prep sagemaker`: runs `train` or the user's own script as an Amazon SageMaker job."""
 
 from __future__ import annotations
 
@@ -19,15 +15,7 @@ from imagenet_prep import train
 from imagenet_prep.core import program, regular_file
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import EXIT_DONE, EXIT_INTERRUPTED, ImagenetPrepError, UsageError
-from imagenet_prep.core.flags import (
-    Place,
-    Settings,
-    after_dashes,
-    flag,
-    optional,
-    switch,
-    text_of,
-)
+from imagenet_prep.core.flags import Place, Settings, after_dashes, flag, optional, switch, text_of
 from imagenet_prep.launching import work
 from imagenet_prep.launching.work import Work
 from imagenet_prep.pipelines.sagemaker_container import CHANNELS, TOKEN_VARIABLE
@@ -200,8 +188,7 @@ def hyperparameters(words: Sequence[str], *, has_data: bool) -> dict[str, str]:
 def _words(own: Work) -> list[str]:
     words = ["python", *own.argv[2:]]
     if own.script is not None:
-        place = f"{_LOCAL}/input/data/{_CODE}/{own.script.name}"
-        words[words.index(str(own.script))] = place
+        words[words.index(str(own.script))] = f"{_LOCAL}/input/data/{_CODE}/{own.script.name}"
     return words
 
 

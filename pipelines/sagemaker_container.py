@@ -178,7 +178,7 @@ def run_container(config: Config) -> int:
         )
     channels = sorted(path for path in root.glob("input/data/*") if path.is_dir())
     environment = {f"SM_CHANNEL_{path.name.upper()}": str(path) for path in channels}
-    environment |= {"SM_MODEL_DIR": str(root / "model")}
+    environment["SM_MODEL_DIR"] = str(root / "model")
     if (data := data_set(root)) is not None:
         environment["SM_CHANNEL_TRAINING"] = str(data)
     if config.command:
@@ -251,12 +251,12 @@ def _facts(host: Host, answer: str) -> Answer:
 
 
 def _address(host: str) -> str:
-    patience = time.monotonic() + _HOSTS_S
+    deadline = time.monotonic() + _HOSTS_S
     while True:
         try:
             return socket.gethostbyname(host)
         except OSError as error:
-            if time.monotonic() > patience:
+            if time.monotonic() > deadline:
                 raise ImagenetPrepError(f"{host}: no address found: {error.strerror}") from error
             time.sleep(_POLL_S)
 

@@ -1,11 +1,8 @@
 """Decides which host sends to which and tracks the state of each; has no process and no clock.
 
 Hosts form a chain: each sends files to its successor, even while they are still arriving. A lost
-host leaves the chain, and its successor gets a new predecessor at once. When the host is back, it
-becomes the last of the chain; its verified files stay. If each host is to hold a different part
-of the dataset, the leader sends to all of them itself.
-
-`lead` reports events to `Chain`; the chain calls its `Actions`, which `lead` implements.
+host leaves the chain; when it is back, it becomes the last. Its verified files stay. If each host
+gets a different part of the dataset, the leader sends to all of them itself.
 """
 
 from __future__ import annotations
@@ -199,8 +196,7 @@ class Chain:
         self._actions.say(peer, "complete")
 
     def _spoiled(self, peer: Peer, name: str) -> None:
-        giver = peer.upstream
-        if giver is None:
+        if (giver := peer.upstream) is None:
             damaged = f"{name} arrives damaged every time, so it is damaged in {self._request.root}"
             self._fail(peer, DataDamagedError(f"{damaged}. Run verify there."))
             return

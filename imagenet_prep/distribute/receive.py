@@ -43,8 +43,7 @@ def serve(root: Path, channel: Channel) -> int:
     then "whole". An "error" may replace any of them.
     """
     try:
-        begin = channel.read()
-        if begin is None:
+        if (begin := channel.read()) is None:
             return errors.EXIT_INTERRUPTED
         if begin.kind not in ("look", "store"):
             raise BrokenError(f"expected look or store, got {begin.kind}")
@@ -144,8 +143,7 @@ def _store(replica: Replica, channel: Channel, *, prove: bool, parent: str) -> i
         channel.write("lacking", name=name, begun=begun.get(name, 0))
     channel.write("lacks", files=len(lacking))
     while lacking:
-        frame = channel.read()
-        if frame is None:
+        if (frame := channel.read()) is None:
             return errors.EXIT_INTERRUPTED
         if frame.kind != "file" or frame.fields["name"] not in lacking:
             raise BrokenError(f"expected a missing file, got {frame.kind}")
@@ -173,8 +171,7 @@ def _take(replica: Replica, file: File, start: int, channel: Channel) -> None:
     # After a broken connection, the next one continues after the bytes that are here.
     with replica.incoming(file, start, kept=(BrokenError,)) as arriving:
         while True:
-            frame = channel.read()
-            if frame is None:
+            if (frame := channel.read()) is None:
                 raise BrokenError("the input ended inside a file")
             if frame.kind == "end":
                 return

@@ -71,8 +71,7 @@ class Hop:
             answers = listener.submit(self._listen)
             try:
                 while not self._over:
-                    following = self._next()
-                    if following is None:
+                    if (following := self._next()) is None:
                         with self._news:
                             self._news.wait(_POLL_S)
                     else:
@@ -142,8 +141,7 @@ class Hop:
 
     def _send(self, file: File, start: int) -> None:
         channel = self.receiver.channel
-        opened = self._open(file)
-        if opened is None:
+        if (opened := self._open(file)) is None:
             self._put_back(file)
             return
         channel.write("file", name=file.name, start=start)
@@ -205,8 +203,7 @@ def main() -> None:
     leader = Channel(0, 1, TO_GIVER, silence_s=silence_s)
     leader.begin()
     try:
-        give = leader.read()
-        if give is None:
+        if (give := leader.read()) is None:
             return
         hop = Hop(give, leader, silence_s)
     except (BrokenError, ImagenetPrepError, OSError) as error:

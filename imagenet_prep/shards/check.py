@@ -92,8 +92,7 @@ def check_shard(shard: Shard, expectation: Expectation) -> Report:
                 stream = opened.enter_context(store.opened(table.name))
                 rows = _Rows(table, stream, has_own_keys=expectation.has_own_keys)
             _check_records(shard, expectation, report, index, rows)
-            for beside in filter(None, (index, rows)):
-                report.problems += beside.problems()
+            report.problems += [*index.problems(), *(rows.problems() if rows else ())]
     except OSError as error:
         report.problems.append(f"{shard.name}: cannot be read: {error.strerror}")
     return report
@@ -106,29 +105,29 @@ class _Beside:
         self._file, self._digest = file, hashlib.sha256()
         self._chunks = _hashed(opened, self._digest, file.num_bytes)
         self._lines = as_file(self._chunks)
-        self._other = ""
+        self._difference = ""
 
     def problems(self) -> list[str]:
         """Returns the first difference from the shard, if the sha256 is not the manifest's."""
         collections.deque(self._chunks, maxlen=0)
-        found, expected = self._digest.hexdigest(), self._file.sha256
-        said = self._other or f"sha256 {found}, expected {expected}"
-        return [] if found == expected else [f"{self._file.name}: {said}"]
+        actual, expected = self._digest.hexdigest(), self._file.sha256
+        difference = self._difference or f"sha256 {actual}, expected {expected}"
+        return [] if actual == expected else [f"{self._file.name}: {difference}"]
 
 
 class _Index(_Beside):
     def compare(self, number: int, expected: str) -> None:
         """Compares the next line with the expected one, up to the first difference."""
-        if self._other:
+        if self._difference:
             return
         line = self._lines.readline(_MAX_LINE_BYTES).decode(errors="replace")
         if line and line != expected:
-            said = f"the shard says {expected.rstrip()!r}"
             try:
                 offset, size = tfrecord.index_numbers(line)
-                self._other = f"record {number}: line '{offset} {size}', {said}"
+                actual = f"line '{offset} {size}'"
             except DataDamagedError as error:
-                self._other = f"record {number}: {error}, {said}"
+                actual = str(error)
+            self._difference = f"record {number}: {actual}, the shard says {expected.rstrip()!r}"
 
 
 class _Rows(_Beside):
@@ -140,32 +139,33 @@ class _Rows(_Beside):
         self._rows = samples.parse(samples.read_lines(self._lines), "its table")
         self._next = 0
 
-    def compare(self, number: int, found: ImageExample, names: Sequence[str], index: int) -> None:
+    def compare(self, number: int, image: ImageExample, names: Sequence[str], index: int) -> None:
         """Compares a line with its record, which may have these keys, up to a difference."""
-        if self._other:
+        if self._difference:
             return
         try:
-            # The lines of damaged records are passed over.
+            # Skip the lines of damaged records.
             row = next(itertools.islice(self._rows, number - self._next, None), None)
             self._next = number + 1
         except DataDamagedError as error:
-            self._other = str(error)
+            self._difference = str(error)
             return
-        sha256 = hashlib.sha256(found.encoded).hexdigest()
-        expected = index, len(found.encoded), found.width, found.height, sha256
+        sha256 = hashlib.sha256(image.encoded).hexdigest()
+        expected = index, len(image.encoded), image.width, image.height, sha256
         if row is None or not self._is_called(row.key, names) or row[1:6] != expected:
-            self._other = f"record {number}: its line is of another image, or has another label"
+            self._difference = f"record {number}: the image or label differs from its line"
 
     def _is_called(self, key: str, names: Sequence[str]) -> bool:
-        if key in names or not self._has_own_keys:
+        if not self._has_own_keys:
             return key in names
-        spelled = {keys.name_of(name) for name in names}
-        return not spelled.isdisjoint({keys.name_of(key), keys.without_number(keys.name_of(key))})
+        name = keys.name_of(key)
+        return not {name, keys.without_number(name)}.isdisjoint(map(keys.name_of, names))
 
     def problems(self) -> list[str]:
-        """As for `_Beside`, or any difference that was found."""
-        found = [f"{self._file.name}: {self._other}"]
-        return found if self._other else super().problems()
+        """Returns the first difference even if the sha256 is the manifest's."""
+        if self._difference:
+            return [f"{self._file.name}: {self._difference}"]
+        return super().problems()
 
 
 def _check_records(
@@ -179,12 +179,15 @@ def _check_records(
     problems, records, damage = Problems(), 0, ""
     digest = hashlib.sha256()
 
-    def look(record: tfrecord.Record) -> None:
+    def check(record: tfrecord.Record) -> None:
         if expectation.level == schema.LEVEL_DECODE:
             image, class_index = _check_example(record.payload, expectation, report)
             if class_index is None:
                 return
-            names = _keys_of(shard, image, expectation.wnids[class_index])
+            # The key if the record's name is a path below the class, or a full path.
+            split, wnid = shard.name.partition("-")[0], expectation.wnids[class_index]
+            filenames = image.filename, keys.below_class(image.filename, wnid)
+            names = [keys.key_of(split, wnid, filename) for filename in filenames]
             if rows is not None:
                 rows.compare(record.number, image, names, class_index)
             elif (
@@ -197,7 +200,7 @@ def _check_records(
         chunks = _hashed(opened, digest, expectation.most_bytes)
         try:
             for record, _ in tfrecord.check_records(
-                as_file(chunks), shard.name, look, problems.add, after_damage=False
+                as_file(chunks), shard.name, check, problems.add, after_damage=False
             ):
                 size = len(record.payload) + tfrecord.FRAMING_BYTES
                 index.compare(record.number, tfrecord.index_line(record.offset, size))
@@ -211,16 +214,15 @@ def _check_records(
             damage = str(error)
         # The sha256 includes the bytes after the damage.
         collections.deque(chunks, maxlen=0)
-    found = [*problems.listed(shard.name), *filter(None, [damage])]
-    report.problems += found
+    in_records = [*problems.listed(shard.name), *filter(None, [damage])]
+    report.problems += in_records
     if (sha256 := digest.hexdigest()) != shard.sha256:
-        other = expectation.name_of_sha256.get(sha256)
-        if other is not None:
-            report.problems.append(f"{shard.name}: holds the content of {other}; swapped")
-        elif not found:
+        if (swapped := expectation.name_of_sha256.get(sha256)) is not None:
+            report.problems.append(f"{shard.name}: holds the content of {swapped}; swapped")
+        elif not in_records:
             report.problems.append(
-                f"{shard.name}: sha256 {sha256}, expected {shard.sha256}, though every record's "
-                "CRC fits: another program wrote it"
+                f"{shard.name}: sha256 {sha256}, expected {shard.sha256}, although the CRC of "
+                "every record is right: a different program wrote it"
             )
     elif records != shard.examples:
         report.problems.append(f"{shard.name}: {records} records, expected {shard.examples}")
@@ -233,13 +235,6 @@ def _hashed(opened: BinaryIO, digest: Any, most: int) -> Iterator[bytes]:
         digest.update(chunk)
         most -= len(chunk)
         yield chunk
-
-
-def _keys_of(shard: Shard, image: ImageExample, class_id: str) -> tuple[str, str]:
-    """Returns the keys of an image: as readers spell it, and as of another program's set."""
-    split = shard.name.partition("-")[0]
-    below = keys.below_class(image.filename, class_id)
-    return keys.key_of(split, class_id, image.filename), keys.key_of(split, class_id, below)
 
 
 def _check_example(
@@ -261,11 +256,10 @@ def _check_example(
             f"label {image.stored_label}, expected {expectation.label_offset} to "
             f"{len(wnids) - 1 + expectation.label_offset}"
         )
-    known = schema.SYNSET not in missing
-    if known and image.wnid != wnids[class_index]:
+    wnid = wnids[class_index]
+    if schema.SYNSET not in missing and image.wnid != wnid:
         raise DataDamagedError(
-            f"label {image.stored_label} is {wnids[class_index]}, the record's synset is "
-            f"{image.wnid}"
+            f"label {image.stored_label} is {wnid}, the record's synset is {image.wnid}"
         )
     report.examples_per_class[class_index] += 1
     return image, class_index

@@ -36,7 +36,7 @@ def publish(
     The store already contains all shards and indexes. `draft` is the manifest without quarantined,
     repaired, files and the roots of splits; `replaced` is the current manifest, if any.
     """
-    splits = {name: with_root(store, split) for name, split in draft.splits.items()}
+    splits = {split: with_root(store, entry) for split, entry in draft.splits.items()}
     incidents = sorted(incidents, key=lambda incident: incident.key)
     contents = small_files(draft, incidents=incidents, classes=classes, name=name)
     manifest = dataclasses.replace(
@@ -102,9 +102,10 @@ def split_of(receipts: Sequence[WrittenShard], num_per_class: Sequence[int]) -> 
             if incident.action == QUARANTINED:
                 if not 0 <= incident.class_index < len(examples_per_class):
                     raise DataDamagedError(
-                        f"{receipt.shard}: its receipt in .work leaves out an image of class "
-                        f"{incident.class_index:,}, and there are {len(examples_per_class):,}. "
-                        "It was not made by this program: remove .work, and run this again."
+                        f"{receipt.shard}: its receipt in .work quarantines an image of class "
+                        f"index {incident.class_index:,}, but there are only "
+                        f"{len(examples_per_class):,} classes, so this program did not write it. "
+                        "Remove .work, then run the same command again."
                     )
                 examples_per_class[incident.class_index] -= 1
     return Split(
@@ -118,14 +119,12 @@ def split_of(receipts: Sequence[WrittenShard], num_per_class: Sequence[int]) -> 
     )
 
 
-def num_per_class(of_each: Iterable[Mapping[int, int]], num_classes: int) -> list[int]:
+def num_per_class(receipts: Iterable[Mapping[int, int]], num_classes: int) -> list[int]:
     """Returns the number of members by class index, from the counts of several receipts."""
-    counts = [0] * num_classes
-    for each in of_each:
-        for index, count in each.items():
-            if index < num_classes:
-                counts[index] += count
-    return counts
+    total: Counter[int] = Counter()
+    for counts in receipts:
+        total.update(counts)
+    return [total[index] for index in range(num_classes)]
 
 
 def _count(incidents: Iterable[Incident], action: str) -> dict[str, int]:
@@ -137,10 +136,9 @@ def refuse_too_many(bad: Sequence[Incident], limit: int | None) -> None:
     if limit is not None and len(bad) > limit:
         last = bad[-1]
         raise DataDamagedError(
-            f"{len(bad)} bad images, more than --max-bad {limit}; the last is "
-            f"{last.key} ({last.archive} byte {last.offset:,}): {last.detail}. "
-            "Finished shards are kept: look at the source, then run again with a higher "
-            "--max-bad, or without it."
+            f"{len(bad)} bad images, more than --max-bad {limit}; the last is {last.key} "
+            f"({last.archive} byte {last.offset:,}): {last.detail}. Finished shards are kept. "
+            "Check the source, then run again with a higher --max-bad, or without it."
         )
 
 
@@ -148,6 +146,6 @@ def check_finished(where: str, bad: int, allowed: int | None) -> None:
     """Raises DataDamagedError if a finished dataset has more bad images than the run allows."""
     if allowed is not None and bad > allowed:
         raise DataDamagedError(
-            f"{where} is finished, but {bad} bad images were left out and {allowed} "
-            f"are allowed. They are listed in {naming.QUARANTINE}."
+            f"{where} is finished, but {bad} bad images were quarantined and only {allowed} are "
+            f"allowed. They are listed in {naming.QUARANTINE}."
         )

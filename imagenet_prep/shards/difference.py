@@ -18,11 +18,9 @@ from imagenet_prep.storage import scratch
 from imagenet_prep.storage.opened import Dataset
 
 # An entry of a run is the key, a zero byte, the compared values (class, bytes, width, height,
-# sha256), a zero byte, the shard number, the record number, and the end of the line.
-_SHARD_DIGITS, _RECORD_DIGITS = 5, 9
-_PLACE = _SHARD_DIGITS + _RECORD_DIGITS + 1
-
-
+# sha256), a zero byte, the shard number in 5 digits, the record number in 9, and the end of the
+# line. _PLACE is the length from the shard number on.
+_RECORDS, _PLACE = 10**9, 5 + 9 + 1
 # The number of keys that are searched in the common tables at a time.
 _MOST_KEYS = 1 << 20
 
@@ -47,7 +45,7 @@ def common_tables(a: Dataset, b: Dataset, split: str) -> frozenset[str]:
     """Returns the sha256 of a split's common tables, if both datasets have the same classes."""
     if a.classes.wnids != b.classes.wnids:
         return frozenset()
-    of_a, of_b = ({each.samples_sha256 for each in side.shards(split)} for side in (a, b))
+    of_a, of_b = ({shard.samples_sha256 for shard in side.shards(split)} for side in (a, b))
     return frozenset(of_a & of_b)
 
 
@@ -64,25 +62,26 @@ def differences(a: Dataset, b: Dataset, splits: Sequence[str]) -> Iterator[Diffe
                 runs.write(folder, name, _entries(side, split, of_side, common))
                 for name, side, of_side in zip("ab", sides, labels, strict=True)
             ]
-            found = False
+            is_different = False
             # A key that only one dataset has may also be in a common table, as a duplicate.
-            alone: tuple[set[str], set[str]] = (set(), set())
+            unmatched: tuple[set[str], set[str]] = (set(), set())
+            kinds = ONLY_IN_A, ONLY_IN_B
             for entries in runs.side_by_side(files):
                 for difference in _between(split, sides, classes, entries):
-                    found = True
-                    for side, keys, kind in zip(sides, alone, (ONLY_IN_A, ONLY_IN_B), strict=True):
+                    is_different = True
+                    for side, keys, kind in zip(sides, unmatched, kinds, strict=True):
                         if common and difference.kinds == [kind]:
                             keys.add(difference.key)
                             if len(keys) == _MOST_KEYS:
                                 _refuse_twice(side, split, keys, common)
                                 keys.clear()
                     yield difference
-            for side, keys in zip(sides, alone, strict=True):
+            for side, keys in zip(sides, unmatched, strict=True):
                 _refuse_twice(side, split, keys, common)
-        if not found and same_classes:
+        if not is_different and same_classes:
             raise DataDamagedError(
-                f"{a.where} and {b.where}: the roots of {split} differ, and no image "
-                "does. One of the manifests is wrong: run imagenet-prep verify on both."
+                f"{a.where} and {b.where}: the roots of {split} differ, but no image does. One of "
+                "the manifests is wrong: run imagenet-prep verify on both."
             )
 
 
@@ -97,8 +96,8 @@ def _refuse_twice(side: Dataset, split: str, keys: set[str], common: Collection[
 
 def _twice(side: Dataset, split: str, shard: str, record: int) -> DataDamagedError:
     return DataDamagedError(
-        f"{side.store.where(naming.samples_name(shard))}: line {record + 2:,} has a key that is in "
-        f"another line of {split} as well. Run imagenet-prep verify."
+        f"{side.store.where(naming.samples_name(shard))}: line {record + 2:,} repeats the key of a "
+        f"different line of {split}. Run imagenet-prep verify."
     )
 
 
@@ -111,11 +110,10 @@ def _entries(
         for number, shard in enumerate(side.shards(split))
         if shard.samples_sha256 not in common
     ]
-    found = side.heads((shard for _, shard in shards), images=True)
-    for (number, _), heads in zip(shards, found, strict=True):
-        for record, (index, key, image) in enumerate(heads):
-            place = number, record
-            yield b"%b\0%d,%b\0%05d%09d\n" % (key.encode(), labels[index], image, *place)
+    tables = side.heads((shard for _, shard in shards), images=True)
+    for (number, _), heads in zip(shards, tables, strict=True):
+        for place, (index, key, image) in enumerate(heads, number * _RECORDS):
+            yield b"%b\0%d,%b\0%014d\n" % (key.encode(), labels[index], image, place)
 
 
 def _between(
@@ -125,28 +123,25 @@ def _between(
     entries: Sequence[list[bytes]],
 ) -> Iterator[Difference]:
     def place(at: int, entry: bytes) -> tuple[str, int]:
-        where = entry[-_PLACE:]
-        shard = sides[at].manifest.splits[split].shards[int(where[:_SHARD_DIGITS])]
-        return shard.name, int(where[_SHARD_DIGITS:])
+        number, record = divmod(int(entry[-_PLACE:]), _RECORDS)
+        return sides[at].manifest.splits[split].shards[number].name, record
+
+    def stored(at: int, key: bytes) -> Stored | None:
+        if (rest := rests[at].get(key)) is None:
+            return None
+        label, _, width, height, sha256 = rest[: -_PLACE - 1].decode().split(",")
+        return Stored(classes[int(label)], int(width), int(height), sha256, *place(at, rest))
 
     rests = [dict(entry.split(b"\0", 1) for entry in of_side) for of_side in entries]
     for at, (side, of_side) in enumerate(zip(sides, entries, strict=True)):
         if len(rests[at]) < len(of_side):
             keys = (entry.partition(b"\0")[0] for entry in of_side)
             pairs = zip(itertools.pairwise(keys), of_side[1:], strict=True)
-            second = next(entry for (one, other), entry in pairs if one == other)
+            second = next(entry for (key, next_key), entry in pairs if key == next_key)
             raise _twice(side, split, *place(at, second))
     of_a, of_b = rests
     differing = [
         key for key, rest in of_a.items() if of_b.get(key, b"")[:-_PLACE] != rest[:-_PLACE]
     ]
     for key in sorted(itertools.chain(differing, of_b.keys() - of_a.keys())):
-        stored: list[StoredImage | None] = []
-        for at, rest in enumerate(each.get(key) for each in rests):
-            if rest is None:
-                stored.append(None)
-                continue
-            label, _, width, height, sha256 = rest[: -_PLACE - 1].decode().split(",")
-            one = classes[int(label)], int(width), int(height), sha256, *place(at, rest)
-            stored.append(StoredImage(*one))
-        yield Difference(split, key.decode(), *stored)
+        yield Difference(split, key.decode(), stored(0, key), stored(1, key))

@@ -83,26 +83,22 @@ def entry(shard: int, member: Member, seed: int) -> bytes:
     return b"%08d%016x%b" % (shard, place, dump_member(member))
 
 
-def content(entries: Iterable[bytes]) -> bytes:
-    """Returns the plan file of one shard from its sorted entries."""
-    prefix = _SHARD_DIGITS + _PLACE_DIGITS
-    return b"".join(line[prefix:] for line in entries)
-
-
 def files(
     split: str, num_shards: int, entries: Iterable[tuple[int, list[bytes]]]
 ) -> Iterator[tuple[int, str, bytes]]:
     """Yields number, name and contents of the plan files of some shards, from `runs.grouped`."""
-    for shard, of_shard in entries:
-        yield shard, file_name(naming.shard_name(split, shard, num_shards)), content(of_shard)
+    prefix = _SHARD_DIGITS + _PLACE_DIGITS
+    for shard, lines in entries:
+        data = b"".join(line[prefix:] for line in lines)
+        yield shard, file_name(naming.shard_name(split, shard, num_shards)), data
 
 
 def digest(contents: Iterable[bytes]) -> str:
     """Returns the sha256 over the plan files of all shards, in order."""
-    whole = hashlib.sha256()
+    total = hashlib.sha256()
     for data in contents:
-        whole.update(data)
-    return whole.hexdigest()
+        total.update(data)
+    return total.hexdigest()
 
 
 def shard_of(line: bytes) -> int:
@@ -114,7 +110,7 @@ def refuse_empty(split: str, num_shards: int, filled: Collection[int]) -> None:
     """Raises UsageError if a shard of a split has no members."""
     if empty := [i for i in range(num_shards) if i not in filled]:
         names = [naming.shard_name(split, i, num_shards) for i in empty]
-        raise UsageError(f"--exclude leaves no image in {some(names)}. Ask for fewer shards.")
+        raise UsageError(f"--exclude leaves no image in {some(names)}. Request fewer shards.")
 
 
 def file_name(shard: str) -> str:

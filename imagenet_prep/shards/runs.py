@@ -28,17 +28,13 @@ _FEW = 100
 _KEYS_OF_A_RUN = 64
 # UTF-8 text never contains this byte.
 _BEHIND_ALL = b"\xff"
-_TOO_MANY = (
-    "the tables of samples have a key that belongs to one image in thousands of lines: they are "
-    "damaged. Get the dataset again."
-)
 
 
 def write(folder: Path, name: str, entries: Iterable[bytes]) -> list[Path]:
     """Sorts entries in chunks that fit in memory; returns the files, which are not synced."""
     runs: list[Path] = []
-    left = iter(entries)
-    while run := _run(left):
+    remaining = iter(entries)
+    while run := _run(remaining):
         run.sort()
         path = folder / f"{name}.run-{len(runs):04d}"
         with storage_errors("write", path), open(path, "wb") as file:
@@ -47,12 +43,12 @@ def write(folder: Path, name: str, entries: Iterable[bytes]) -> list[Path]:
     return runs
 
 
-def _run(left: Iterator[bytes]) -> list[bytes]:
+def _run(entries: Iterator[bytes]) -> list[bytes]:
     run: list[bytes] = []
-    room = RUN_BYTES
-    while room > 0 and (few := [*itertools.islice(left, min(_FEW, RUN_ENTRIES - len(run)))]):
+    space = RUN_BYTES
+    while space > 0 and (few := [*itertools.islice(entries, min(_FEW, RUN_ENTRIES - len(run)))]):
         run += few
-        room -= sum(map(len, few))
+        space -= sum(map(len, few))
     return run
 
 
@@ -78,20 +74,22 @@ def side_by_side(sides: Sequence[Sequence[Path]]) -> Iterator[list[list[bytes]]]
     # A range has one piece of a run for each of its keys, and at most one more piece of every run.
     most = (_KEYS_OF_A_RUN + len(everything)) * (RUN_BYTES // _KEYS_OF_A_RUN) * 9 // 8
     for stop in [*keys[_KEYS_OF_A_RUN::_KEYS_OF_A_RUN], _BEHIND_ALL]:
-        found: list[list[bytes]] = []
-        left = most
+        num_bytes, entries_of_sides = 0, list[list[bytes]]()
         for side in sides:
             entries: list[bytes] = []
             for run in side:
                 with _mapped(run) as data:
                     end = _first(data, stop, starts[run])
-                    if (left := left - end + starts[run]) < 0:
-                        raise DataDamagedError(_TOO_MANY)
+                    num_bytes += end - starts[run]
+                    if num_bytes > most:
+                        raise DataDamagedError(
+                            "the tables of samples are damaged: thousands of lines have the same "
+                            "key. Get the dataset again."
+                        )
                     entries += data[starts[run] : end].splitlines(keepends=True)
                 starts[run] = end
-            entries.sort()
-            found.append(entries)
-        yield found
+            entries_of_sides.append(sorted(entries))
+        yield entries_of_sides
 
 
 def _some_keys(run: Path) -> list[bytes]:

@@ -35,8 +35,8 @@ def wrong_roots(dataset: Dataset) -> list[str]:
             continue
         if dataset.placement.nodes == 1 and root != split.samples_root:
             problems.append(
-                f"{name}: the root of its tables of samples is {root}, the manifest says "
-                f"{split.samples_root}"
+                f"{name}: the root of its tables of samples is {root}, expected "
+                f"{split.samples_root} as in the manifest"
             )
     return problems
 
@@ -52,20 +52,17 @@ def samples_root(heads: Iterable[Head], store: Readable, shards: Sequence[Shard]
     """Returns the root of a split in hex, from samples in any order; the rest is for errors."""
     with scratch.place() as folder:
         files = runs.write(folder, "samples", map(samples.entry, heads))
-        try:
-            return merkle.root(_leaves(runs.side_by_side([files])))
-        except _EqualKeysError as error:
-            raise equal_keys(store, shards, str(error)) from None
+        lines = itertools.chain.from_iterable(entries for (entries,) in runs.side_by_side([files]))
+        return merkle.root(_leaves(lines, store, shards))
 
 
 def equal_keys(store: Readable, shards: Sequence[Shard], key: str) -> DataDamagedError:
     """Returns the error for two records with this key in a split, including their locations."""
-    found = zip(shards, tables.each(samples.heads, store, shards), strict=True)
     places = [
         f"record {number} of {shard.name}"
-        for shard, heads in found
-        for number, (_, other, _) in enumerate(heads)
-        if other == key
+        for shard, heads in zip(shards, tables.each(samples.heads, store, shards), strict=True)
+        for number, head in enumerate(heads)
+        if head[1] == key
     ]
     return same_key(store, key, *places[:2])
 
@@ -73,21 +70,17 @@ def equal_keys(store: Readable, shards: Sequence[Shard], key: str) -> DataDamage
 def same_key(store: Readable, key: str, *places: str) -> DataDamagedError:
     """Returns the error for records at these locations with the same key."""
     return DataDamagedError(
-        f"{store.where()}: two records have the key {key!r}: {' and '.join(places)}. An image "
-        "has a key of its own. imagenet-prep adopt gives the shards of another program such keys: "
-        "with --out NEW, then use NEW."
+        f"{store.where()}: two records have the same key {key!r}: {' and '.join(places)}. Every "
+        "image needs a unique key. If a different program wrote these shards, imagenet-prep adopt "
+        "--out NEW gives the images of NEW unique keys."
     )
 
 
-class _EqualKeysError(Exception):
-    """Two samples have this key."""
-
-
-def _leaves(ranges: Iterable[Sequence[Iterable[bytes]]]) -> Iterator[bytes]:
-    before = None
-    for line in itertools.chain.from_iterable(lines for (lines,) in ranges):
+def _leaves(lines: Iterable[bytes], store: Readable, shards: Sequence[Shard]) -> Iterator[bytes]:
+    previous = None
+    for line in lines:
         key, _, leaf = line.partition(b"\0")
-        if key == before:
-            raise _EqualKeysError(key.decode())
-        before = key
+        if key == previous:
+            raise equal_keys(store, shards, key.decode())
+        previous = key
         yield leaf[:-1]

@@ -18,11 +18,11 @@ _MOST_SOURCES = 8
 
 def of_set(path: str, dataset: Dataset) -> Json:
     """Returns the contents of a manifest at a path, without its lists."""
-    committed = dataset.manifest
-    excluded, steps = settings.changes(committed.config)
+    manifest = dataset.manifest
+    excluded, steps = settings.changes(manifest.config)
     return {
         "manifest": path,
-        "digest": committed.digest,
+        "digest": manifest.digest,
         "splits": {
             name: {
                 "examples": split.examples,
@@ -31,17 +31,17 @@ def of_set(path: str, dataset: Dataset) -> Json:
                 "resized": split.resized,
                 **({"missing_classes": missing} if (missing := _missing(dataset, name)) else {}),
             }
-            for name, split in committed.splits.items()
+            for name, split in manifest.splits.items()
         },
-        "classes": committed.classes.count,
-        "label_offset": committed.label_offset,
-        "claims_ilsvrc2012": committed.claims_ilsvrc2012,
-        "subset": committed.subset,
-        **({"edition": committed.edition} if committed.edition else {}),
-        "repaired": committed.repaired,
-        "quarantined": committed.quarantined,
+        "classes": manifest.classes.count,
+        "label_offset": manifest.label_offset,
+        "claims_ilsvrc2012": manifest.claims_ilsvrc2012,
+        "subset": manifest.subset,
+        **({"edition": manifest.edition} if manifest.edition else {}),
+        "repaired": manifest.repaired,
+        "quarantined": manifest.quarantined,
         "excluded": excluded,
-        "ignored": ignored.together(source.ignored for source in committed.sources),
+        "ignored": ignored.together(source.ignored for source in manifest.sources),
         **({"amendments": canonical.loads(canonical.dumps(steps))} if steps else {}),
     }
 
@@ -51,8 +51,7 @@ def _missing(dataset: Dataset, split: str) -> list[str]:
     train = splits[schema.TRAIN].examples_per_class if schema.TRAIN in splits else []
     counts = enumerate(zip(train, splits[split].examples_per_class, strict=False))
     # Only read the class list if needed, because it is a separate file.
-    missing = [index for index, (in_train, here) in counts if in_train and not here]
-    return [dataset.classes.wnids[index] for index in missing]
+    return [dataset.classes.wnids[i] for i, (in_train, here) in counts if in_train and not here]
 
 
 def summarise(path: str, dataset: Dataset, new: Sequence[WrittenShard], seconds: float) -> Json:
@@ -80,37 +79,33 @@ def render(summary: Json, notes: Sequence[str] = ()) -> str:
         )
     else:
         lines.append("this run: nothing was left to do")
-    lines += notes
-    lines += _last_lines(summary)
+    lines += [*notes, *_last_lines(summary)]
     if "report" in summary:
         lines.append(f"report: {summary['report']}")
     return "\n".join(lines)
 
 
-def render_set(committed: Manifest, summary: Json, first_class: str) -> str:
+def render_set(manifest: Manifest, summary: Json, first_class: str) -> str:
     """Returns a description of a dataset for a first look."""
-    lines = _lines_of_set(summary)
-    whose = "ILSVRC2012's" if committed.classes.official else "of its own"
-    lines.append(f"classes: {committed.classes.count:,}, {whose}")
-    stored = committed.label_offset
-    example = f"labels: class index 0 = {first_class}: stored label {stored}. Our readers return 0"
-    others = (
-        f"TFDS, tf.data and DALI return {stored}: subtract {stored}" if stored else "others too"
-    )
-    lines.append(printable(f"{example}; {others}"))
-    made = committed.producer
-    libraries = "".join(f", {name} {is_}" for name, is_ in sorted(made.libraries.items()))
-    lines.append(printable(f"made by: {made.name} {made.version}{libraries}"))
-    config = committed.config.get("base", committed.config)
-    chosen = ", ".join(f"{name} {value}" for name, value in _chosen(config or {}))
-    lines.append(printable(f"settings: {chosen}"))
-    for source in committed.sources[:_MOST_SOURCES]:
+    producer, stored, classes = manifest.producer, manifest.label_offset, manifest.classes
+    others = f"TFDS, tf.data and DALI return {stored}" + (f": subtract {stored}" * bool(stored))
+    label = f"class index 0 = {first_class}: stored label {stored}"
+    libraries = (f", {name} {version}" for name, version in sorted(producer.libraries.items()))
+    config = manifest.config.get("base", manifest.config)
+    lines = [
+        *_lines_of_set(summary),
+        f"classes: {classes.count:,}, {'ILSVRC2012' if classes.official else 'custom'}",
+        f"labels: {label}. Our readers return 0; {others}",
+        f"made by: {producer.name} {producer.version}{''.join(libraries)}",
+        f"settings: {', '.join(f'{name} {value}' for name, value in _chosen(config or {}))}",
+    ]
+    for source in manifest.sources[:_MOST_SOURCES]:
         md5 = f", md5 {source.md5}" if source.md5 else ""
         size, images = human_bytes(source.num_bytes), counted(source.members, "image")
-        lines.append(printable(f"from: {source.name}: {size}, {images}{md5}"))
-    if (more := len(committed.sources) - _MOST_SOURCES) > 0:
+        lines.append(f"from: {source.name}: {size}, {images}{md5}")
+    if (more := len(manifest.sources) - _MOST_SOURCES) > 0:
         lines.append(f"from: {more:,} more")
-    return "\n".join([*lines, *_last_lines(summary)])
+    return "\n".join(map(printable, [*lines, *_last_lines(summary)]))
 
 
 def _chosen(config: settings.Config) -> list[tuple[str, object]]:
@@ -118,7 +113,7 @@ def _chosen(config: settings.Config) -> list[tuple[str, object]]:
     of_splits = config.get("splits")
     nested = [*of_splits.items()] if isinstance(of_splits, dict) else []
     flat = [(name, value) for name, value in config.items() if name != "splits"]
-    flat += [(f"{split} {name}", value) for split, each in nested for name, value in each.items()]
+    flat += [(f"{split} {name}", value) for split, own in nested for name, value in own.items()]
     # A seed of 0 is a choice, although 0 == False.
     return [
         (name, value) for name, value in flat if value is not False and value not in (None, [], "")
@@ -158,5 +153,5 @@ def _last_lines(summary: Json) -> list[str]:
         lines.append(printable(f"amended: {step['parent'][:16]}, {', '.join(lists)}"))
     # Custom images have no official counts.
     if summary["subset"] and summary["claims_ilsvrc2012"]:
-        lines.append("subset: counts are not ILSVRC2012's official ones; the manifest says so")
+        lines.append("subset: the counts differ from ILSVRC2012's official ones")
     return [*lines, f"manifest: {summary['manifest']} ({summary['digest'][:16]})"]

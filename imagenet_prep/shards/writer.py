@@ -110,12 +110,12 @@ def write_shard(
         origins = Origins()
         with LargeFile(shard_path) as file, new_file(samples_path) as samples_file:
             table, waiting = Table(samples_file), _Waiting()
-            for each in _stored(shard, images, transform, fail_on_bad_image, tally):
-                if isinstance(each, Stored):
-                    record = each.parts
-                    table.extend([*waiting.samples(), each.sample])
+            for stored in _prepared(shard, images, transform, fail_on_bad_image, tally):
+                if isinstance(stored, Stored):
+                    record = stored.parts
+                    table.extend([*waiting.samples(), stored.sample])
                 else:
-                    member, image, data = each
+                    member, image, data = stored
                     record = _record(member, image, classes[member.class_index], label_offset)
                     origins.add(member, image)
                     waiting.add(member, image, data)
@@ -127,7 +127,11 @@ def write_shard(
                     file.append(part)
             table.extend(waiting.samples())
         if not lines:
-            raise _no_good_image(shard, tally.incidents)
+            first = tally.incidents[0]
+            raise DataDamagedError(
+                f"{shard}: none of its {counted(len(tally.incidents), 'image')} can be used; the "
+                f"first is {first.key}: {first.detail}. Check the source, or choose fewer shards."
+            )
         index = "".join(lines).encode()
         with new_file(index_path) as index_file:
             index_file.write(index)
@@ -146,7 +150,7 @@ def write_shard(
         )
 
 
-def _stored(
+def _prepared(
     shard: str,
     images: Iterable[tuple[Member, bytes] | Stored],
     transform: Callable[[bytes], PreparedImage],
@@ -154,26 +158,28 @@ def _stored(
     tally: _Tally,
 ) -> Iterator[tuple[Member, PreparedImage, bytes] | Stored]:
     """Yields the images to store, with their source bytes, and updates the tally."""
-    for each in images:
-        if isinstance(each, Stored):
-            yield each
+    for source in images:
+        if isinstance(source, Stored):
+            yield source
             continue
-        member, data = each
+        member, data = source
         tally.source_bytes += member.size
         start = time.perf_counter()
         try:
             image = transform(data)
         except BadImageError as error:
             if fail_on_bad_image:
-                raise _bad_image(shard, member, error) from error
-            incident = Incident(*member[:5], QUARANTINED, error.reason, error.detail)
-            tally.incidents.append(incident)
+                raise DataDamagedError(
+                    f"{shard}: {member.key} ({member.archive} byte {member.offset:,}, "
+                    f"{member.size:,} bytes) is {error}. To skip such images and list them, run "
+                    "without --on-bad-image fail."
+                ) from error
+            tally.incidents.append(Incident(*member[:5], QUARANTINED, error.reason, error.detail))
             continue
         finally:
             tally.transform_s += time.perf_counter() - start
         if image.repair is not None:
-            incident = Incident(*member[:5], REPAIRED, image.repair, image.detail)
-            tally.incidents.append(incident)
+            tally.incidents.append(Incident(*member[:5], REPAIRED, image.repair, image.detail))
         tally.resized += image.resized
         tally.max_height = max(tally.max_height, image.height)
         tally.max_width = max(tally.max_width, image.width)
@@ -197,48 +203,27 @@ class _Waiting:
         images, self._images, self.num_bytes = self._images, [], 0
         changed = [image.encoded for _, image, data in images if image.encoded is not data]
         digests = sha256([*(data for *_, data in images), *changed])
-        stored = iter(digests[len(images) :])
-        for (member, image, data), source in zip(images, digests, strict=False):
-            digest = source if image.encoded is data else next(stored)
-            yield _sample(member, image, data, digest, source)
-
-
-def _sample(
-    member: Member, image: PreparedImage, data: bytes, sha256: str, source_sha256: str
-) -> Sample:
-    action = samples.KEPT
-    if image.encoded is not data:
-        action = samples.REPAIRED if image.repair else samples.SHRUNK
-    height, width = image.source_size or (image.height, image.width)
-    return Sample(
-        key=member.key,
-        class_index=member.class_index,
-        num_bytes=len(image.encoded),
-        width=image.width,
-        height=image.height,
-        sha256=sha256,
-        action=action,
-        reason=image.repair or "",
-        source_bytes=len(data),
-        source_width=width,
-        source_height=height,
-        source_sha256=source_sha256,
-    )
-
-
-def _bad_image(shard: str, member: Member, error: BadImageError) -> DataDamagedError:
-    return DataDamagedError(
-        f"{shard}: {member.key} ({member.archive} byte {member.offset:,}, {member.size:,} bytes) "
-        f"is {error}. Run without --on-bad-image fail to leave such images out and list them."
-    )
-
-
-def _no_good_image(shard: str, incidents: Sequence[Incident]) -> DataDamagedError:
-    first = incidents[0]
-    return DataDamagedError(
-        f"{shard}: none of its {counted(len(incidents), 'image')} can be used; the first is "
-        f"{first.key}: {first.detail}. Check the source, or choose fewer shards."
-    )
+        digests_of_changed = iter(digests[len(images) :])
+        for (member, image, data), source_sha256 in zip(images, digests, strict=False):
+            action, digest = samples.KEPT, source_sha256
+            if image.encoded is not data:
+                action = samples.REPAIRED if image.repair else samples.SHRUNK
+                digest = next(digests_of_changed)
+            height, width = image.source_size or (image.height, image.width)
+            yield Sample(
+                key=member.key,
+                class_index=member.class_index,
+                num_bytes=len(image.encoded),
+                width=image.width,
+                height=image.height,
+                sha256=digest,
+                action=action,
+                reason=image.repair or "",
+                source_bytes=len(data),
+                source_width=width,
+                source_height=height,
+                source_sha256=source_sha256,
+            )
 
 
 def _record(

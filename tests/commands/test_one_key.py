@@ -158,7 +158,7 @@ def test_records_of_another_program_get_keys_of_their_own(tmp_path: Path, *, rew
     ok("verify", tmp_path / "small", "--level", "decode")
     if not rewrite:
         refused = command.run("resize", "-i", tmp_path / "in", "-o", tmp_path / "no")
-        assert (refused.code, "two records have the key" in refused.err) == (3, True)
+        assert (refused.code, "two records have the same key" in refused.err) == (3, True)
         assert "imagenet-prep adopt" in refused.err
 
 

@@ -183,7 +183,7 @@ def test_a_set_is_shown_as_a_whole(reference: Reference, name: str) -> None:
     assert (result.code, result.complaints) == (0, "")
     lines = dict(line.split(": ", 1) for line in result.out.splitlines())
     assert lines["train"].startswith(f"{split['examples']} examples in 8 shards, ")
-    assert lines["classes"] == "8, of its own"
+    assert lines["classes"] == "8, custom"
     first_class = reference.contents["labels.txt"].decode().split(" ")[0]
     assert lines["labels"] == (
         f"class index 0 = {first_class}: stored label 1. Our readers return 0; TFDS, tf.data and "

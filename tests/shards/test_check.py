@@ -242,7 +242,7 @@ def test_a_sound_shard_of_another_program_is_told_from_a_damaged_one(
     dataset.shards[FIRST] = written
 
     (problem,) = dataset.check(level=level).problems
-    assert "another program wrote it" in problem
+    assert "a different program wrote it" in problem
 
 
 @pytest.mark.parametrize("level", PROVING)
@@ -396,7 +396,7 @@ def test_a_line_that_is_not_of_its_record_is_named(
     with_table(dataset, *SAMPLES[:2], SAMPLES[2]._replace(**change), *SAMPLES[3:])
     assert dataset.check(level="crc").problems == []
     assert dataset.check(level="decode").problems == [
-        f"samples/{FIRST}.csv: record 2: its line is of another image, or has another label"
+        f"samples/{FIRST}.csv: record 2: the image or label differs from its line"
     ]
 
 

@@ -38,7 +38,7 @@ def test_an_image_that_was_left_out_is_not_counted() -> None:
 
 @pytest.mark.parametrize("class_index", [-1, 2, 1 << 60])
 def test_a_receipt_of_a_class_that_is_none_is_damage(class_index: int) -> None:
-    with pytest.raises(DataDamagedError, match=f"{SHARD}: its receipt in .work leaves out"):
+    with pytest.raises(DataDamagedError, match=f"{SHARD}: its receipt in .work quarantines"):
         split_of([receipt(class_index)], [3, 4])
 
 
@@ -53,7 +53,7 @@ def test_as_many_bad_images_as_allowed_are_left_out_and_no_more(allowed: int) ->
     with pytest.raises(DataDamagedError, match=f"{allowed + 1} bad images, more than --max-bad"):
         refuse_too_many(bad[: allowed + 1], allowed)
     with pytest.raises(
-        DataDamagedError, match=f"{allowed + 1} bad images were left out and {allowed}"
+        DataDamagedError, match=f"{allowed + 1} bad images were quarantined and only {allowed}"
     ):
         check_finished("/out", allowed + 1, allowed)
 

@@ -77,6 +77,6 @@ def test_two_records_of_one_key_are_refused_and_both_are_named(tmp_path: Path) -
     shards = write_tables(tmp_path, 3)
     split = Split(4, 0, [], 0, 0, 0, [*shards, shards[0]])
     name = shards[0].name
-    says = f"two records have the key 'n/0': record 0 of {name} and record 0 of {name}. An image"
+    says = f"two records have the same key 'n/0': record 0 of {name} and record 0 of {name}. Every"
     with pytest.raises(DataDamagedError, match=says):
         root_of(LocalStore(tmp_path), split)

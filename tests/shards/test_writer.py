@@ -213,7 +213,7 @@ def test_a_bad_image_fails_the_shard_where_that_is_asked_for(tmp_path: Path) -> 
     with pytest.raises(
         DataDamagedError,
         match=rf"{SHARD}: n01443537/n01443537_2\.JPEG \(train\.tar byte 2,048, 20 bytes\) is "
-        r"truncated: ends early\. Run without --on-bad-image fail",
+        r"truncated: ends early\. To skip such images and list them, run without",
     ):
         write(tmp_path, transform=bad(2), fail_on_bad_image=True)
     assert list(tmp_path.iterdir()) == []

@@ -96,7 +96,7 @@ class ColumnRows:
         fetched = cache.need(self.file(shard)) if cache is not None else None
         if fetched is not None and shard in self._checked:
             return fetched, start
-        columns.refuse_links(self._store, name)
+        self._store.size(name)  # a link is refused
         path = self._store.path(name)
         with storage_errors("open", path):
             file, sha256 = fetched or HeldFile(path), rows.sha256

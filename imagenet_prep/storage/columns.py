@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError, UsageError, some
 from imagenet_prep.core.terminal import counted, printable, say
@@ -32,7 +32,6 @@ def find(store: Readable, name: str, *, begun: bool = False) -> Column | None:
     except ValueError as error:
         where = store.where(f"{naming.COLUMNS}/{name}")
         raise DataDamagedError(f"{where}: {error}. Remove it.") from None
-    refuse_links(store, record)
     if store.size(record) is None:
         return None
     return column.loads(store.read(record), store.where(record), name)
@@ -48,95 +47,75 @@ def opened(dataset: Dataset, name: str, split: str = "") -> Column:
         where = store.where(column.folder_name(name))
     except ValueError as error:
         raise UsageError(f"{name!r}: {error}") from None
-    made = find(store, name)
-    lacking = made.of(split, dataset.shards(split))[1] if made and split else []
-    if made and not lacking:
-        return made
-    is_begun = store.size(column.begun_name(name)) is not None
-    if is_begun or (made is None and name in names(store)):
+    stored = find(store, name)
+    lacking = stored.of(split, dataset.shards(split))[1] if stored and split else []
+    if stored and not lacking:
+        return stored
+    existing = names(store)
+    if store.size(column.begun_name(name)) is not None or (stored is None and name in existing):
         raise IncompleteError(
             f"{where}: the column is not complete yet. Run the script that writes it again: it "
             "computes only the rows that are missing."
         )
-    if made:
+    if stored:
         raise UsageError(
-            f"{where}: the column has no rows for the records of {some(lacking)}: it was made of "
-            "another split or dataset, or this one was amended since. Make the column again."
+            f"{where}: the column has no rows for the records of {some(lacking)}: it was made for "
+            "a different split or dataset, or this dataset was amended later. Make the column "
+            "again."
         )
-    there = some(names(store)) or "none"
-    raise UsageError(f"{where}: there is no such column. Columns of this dataset: {there}")
+    raise UsageError(
+        f"{where}: there is no such column. Columns of this dataset: {some(existing) or 'none'}"
+    )
 
 
-def complete(dataset: Dataset, wanted: Iterable[str] = ()) -> tuple[list[Column], list[str]]:
-    """Returns the columns of a complete dataset, and the names of those that are not complete.
+def complete(dataset: Dataset, chosen: Sequence[str] = ()) -> tuple[list[Column], list[str]]:
+    """Returns the chosen or else all columns of a dataset, and the names of incomplete ones.
 
-    Of the latter, only those with complete splits are among the former, with these splits.
+    An incomplete column is only returned if some splits are complete, with these splits.
     """
-    store, left = dataset.store, list[str]()
-    found = [opened(dataset, name) for name in wanted]
-    for name in () if found else names(store):
-        made = find(store, name)
-        found += [made] if made else []
-        if made is None or store.size(column.begun_name(name)) is not None:
-            left.append(name)
-    for made in found:
-        if why := foreign(dataset, made):
-            raise DataDamagedError(f"{store.where(column.record_name(made.name))}: {why}")
-    return found, left
+    store, incomplete = dataset.store, list[str]()
+    columns = [opened(dataset, name) for name in chosen]
+    for name in () if chosen else names(store):
+        stored = find(store, name)
+        columns += filter(None, [stored])
+        if stored is None or store.size(column.begun_name(name)) is not None:
+            incomplete.append(name)
+    for stored in columns:
+        if problem := _foreign(dataset, stored):
+            raise DataDamagedError(f"{store.where(column.record_name(stored.name))}: {problem}")
+    return columns, incomplete
 
 
-def foreign(dataset: Dataset, made: Column) -> str | None:
-    """Returns why a column is not of the records of this dataset; None if it is."""
-    for split, files in made.splits.items():
-        there = dataset.manifest.splits.get(split)
-        shards = there.shards if there else []
-        lacking = made.of(split, shards)[1]
+def _foreign(dataset: Dataset, stored: Column) -> str | None:
+    """Returns the problem if a column belongs to other records than this dataset's, or None."""
+    for split, files in stored.splits.items():
+        entry = dataset.manifest.splits.get(split)
+        shards = entry.shards if entry else []
+        lacking = stored.of(split, shards)[1]
         if lacking or len(files) != len(shards):
             return (
-                f"was made of other records than those of {some(lacking) or split}. Make the "
-                "column again, or remove its folder."
+                f"was not made for the records of {some(lacking) or split}. Make the column "
+                "again, or remove its folder."
             )
     return None
-
-
-def refuse_links(store: Readable, name: str) -> None:
-    """Raises DataDamagedError if a file of a column, or a folder above it, is a link."""
-    folder, parts = store.as_folder, name.split("/")
-    for depth in range(1, len(parts) + 1):
-        path = folder.path("/".join(parts[:depth])) if folder else None
-        if path and path.is_symlink():
-            raise DataDamagedError(
-                f"{path}: is a link, and columns have none. It was not opened. Remove it, and put "
-                "the file or folder itself there."
-            )
 
 
 def receipt(store: Readable, name: str, shard: str) -> ColumnFile | None:
     """Returns the receipt for a shard's file, or None if there is none."""
     path = column.receipt_name(name, shard)
-    refuse_links(store, path)
     if store.size(path) is None:
         return None
-    found = column.loads_receipt(store.read(path), store.where(path))
-    if found.shard != shard:
-        raise DataDamagedError(f"{store.where(path)}: is of another shard. Remove it.")
-    return found
+    rows = column.loads_receipt(store.read(path), store.where(path))
+    if rows.shard != shard:
+        raise DataDamagedError(f"{store.where(path)}: is for shard {rows.shard}. Remove it.")
+    return rows
 
 
-def receipts(store: Readable, name: str, shards: Iterable[Shard]) -> dict[str, str]:
-    """Returns the shards whose files have a receipt, by its path."""
-    listed = {*store.list_folder(column.folder_name(name))}
-    return {
-        column.receipt_name(name, shard.name): shard.name
-        for shard in shards
-        if f"{shard.name}.json" in listed
-    }
-
-
-def misfit(there: Column, rows: ColumnFile, head: bytes, sha256: str, where: str) -> str | None:
+def misfit(stored: Column, rows: ColumnFile, head: bytes, sha256: str, where: str) -> str | None:
     """Returns why a file is not the rows of a shard, by its head and sha256; None if it is."""
-    if head[: len(there.header(rows.rows))] != there.header(rows.rows):
-        return f"{where}: is not a .npy file of {rows.rows:,} rows of {there.name}. {_AGAIN}"
+    header = stored.header(rows.rows)
+    if head[: len(header)] != header:
+        return f"{where}: is not a .npy file of {rows.rows:,} rows of {stored.name}. {_AGAIN}"
     if sha256 != rows.sha256:
         return f"{where}: sha256 {sha256}, column.json says {rows.sha256}. {_AGAIN}"
     return None
@@ -154,107 +133,102 @@ class Survey:
 
     def __init__(self, dataset: Dataset) -> None:
         self._store, self._dataset = dataset.store, dataset
-        self.problems: list[str] = []
+        self.complete: list[str] = []
         self.incomplete: dict[str, int] = {}
         self.files: list[tuple[Column, ColumnFile]] = []
-        self.complete: list[str] = []
         files = self._store.names(naming.COLUMNS)
-        self.problems += [f"{naming.COLUMNS}/{name}: is no folder of a column" for name in files]
+        self.problems = [f"{naming.COLUMNS}/{name}: is not a folder of a column" for name in files]
         for name in sorted({*names(self._store)}.difference(files)):
             try:
-                self._look_at(name)
+                self._check(name)
             except DataDamagedError as error:
                 self.problems.append(str(error))
 
-    def _look_at(self, name: str) -> None:
-        made, begun = find(self._store, name), find(self._store, name, begun=True)
-        known = {column.record_name(name), column.begun_name(name)}
-        if made is not None:
-            self._look_at_files(made)
-            known |= {file.name for file in made.files()}
+    def _check(self, name: str) -> None:
+        store = self._store
+        stored, begun = find(store, name), find(store, name, begun=True)
+        allowed = {column.record_name(name), column.begun_name(name)}
+        if stored is not None:
+            self._check_files(stored)
+            allowed |= {file.name for file in stored.files()}
         folder = column.folder_name(name)
-        listed = {f"{folder}/{each}" for each in self._store.list_folder(folder)}
+        listed = {f"{folder}/{file}" for file in store.list_folder(folder)}
         splits = self._dataset.manifest.splits.values()
-        shards = [shard for split in splits for shard in split.shards]
-        unfinished = receipts(self._store, name, shards)
-        if made is None or begun is not None or unfinished:
-            found = [receipt(self._store, name, shard) for shard in unfinished.values()]
-            self.incomplete[name] = sum(rows is not None and not rows.missing for rows in found)
-            known |= unfinished.keys() | {column.file_name(name, s.name) for s in shards}
+        shards = [shard.name for split in splits for shard in split.shards]
+        named = [shard for shard in shards if column.receipt_name(name, shard) in listed]
+        if stored is None or begun is not None or named:
+            receipts = [receipt(store, name, shard) for shard in named]
+            self.incomplete[name] = sum(rows is not None and not rows.missing for rows in receipts)
+            allowed |= {column.receipt_name(name, shard) for shard in shards}
+            allowed |= {column.file_name(name, shard) for shard in shards}
         else:
             self.complete.append(name)
-        self.problems += [
-            f"{each}: not in column.json"
-            for each in sorted(listed - known)
-            if not each.endswith(".partial")
-        ]
+        strangers = sorted(path for path in listed - allowed if not path.endswith(".partial"))
+        self.problems += [f"{path}: not in column.json" for path in strangers]
 
-    def _look_at_files(self, made: Column) -> None:
-        if why := foreign(self._dataset, made):
-            self.problems.append(f"{column.folder_name(made.name)}: {why}")
-        for split in made.splits.keys() & self._dataset.manifest.splits.keys():
-            found, _ = made.of(split, self._dataset.shards(split))
-            named = {made.file(rows): rows for rows in found}
-            for file in named:
-                refuse_links(self._store, file.name)
-            wrong = lost(self._store, named)
-            self.problems += [f"{each}: missing, or of another size. {_AGAIN}" for each in wrong]
-            self.files += [(made, rows) for file, rows in named.items() if file.name not in wrong]
+    def _check_files(self, stored: Column) -> None:
+        if problem := _foreign(self._dataset, stored):
+            self.problems.append(f"{column.folder_name(stored.name)}: {problem}")
+        for split in stored.splits.keys() & self._dataset.manifest.splits.keys():
+            rows_of, _ = stored.of(split, self._dataset.shards(split))
+            wrong = lost(self._store, [stored.file(rows) for rows in rows_of])
+            self.problems += [f"{name}: missing, or of the wrong size. {_AGAIN}" for name in wrong]
+            self.files += [
+                (stored, rows) for rows in rows_of if stored.file(rows).name not in wrong
+            ]
 
-    def read(self, each: tuple[Column, ColumnFile]) -> str | None:
+    def read(self, file: tuple[Column, ColumnFile]) -> str | None:
         """Reads one of the `files` completely; returns its problem, or None."""
-        there, rows = each
-        digest, head, name = hashlib.sha256(), b"", there.file(rows).name
-        with self._store.opened(name) as file:
-            for chunk in hashed(file, [digest]):
+        stored, rows = file
+        digest, head, name = hashlib.sha256(), b"", stored.file(rows).name
+        with self._store.opened(name) as opened:
+            for chunk in hashed(opened, [digest]):
                 head = head or chunk
-        return misfit(there, rows, head, digest.hexdigest(), name)
+        return misfit(stored, rows, head, digest.hexdigest(), name)
 
 
 def differences(a: Dataset, b: Dataset) -> dict[str, str]:
     """Returns how columns of two datasets differ, by name; rows of equal records are compared.
 
-    A web server lists no columns, so there only those of the other dataset are looked for.
+    A web server lists no columns, so only those of the other dataset are looked for there.
     """
-    found = {}
+    result = {}
     for name in sorted({*names(a.store), *names(b.store)}):
-        one, other = (find(side.store, name) for side in (a, b))
-        if one is None or other is None:
-            if one or other:
-                found[name] = f"only in {'A' if one else 'B'}"
-        elif differing := one.differing(other):
-            found[name] = f"made with another {', '.join(differing)}"
-        elif one.splits != other.splits:
-            mine, theirs = (
-                {rows.samples_sha256: rows.sha256 for of in made.splits.values() for rows in of}
-                for made in (one, other)
+        of_a, of_b = (find(side.store, name) for side in (a, b))
+        if of_a is None or of_b is None:
+            if of_a or of_b:
+                result[name] = f"only in {'A' if of_a else 'B'}"
+        elif settings := of_a.differing(of_b):
+            result[name] = f"different {', '.join(settings)}"
+        elif of_a.splits != of_b.splits:
+            rows_a, rows_b = (
+                {rows.samples_sha256: rows.sha256 for files in of.splits.values() for rows in files}
+                for of in (of_a, of_b)
             )
-            rows = sum(mine[table] != theirs[table] for table in mine.keys() & theirs.keys())
-            only = [counted(len(mine.keys() - theirs), "file"), len(theirs.keys() - mine)]
-            found[name] = (
-                f"{counted(rows, 'file')} of equal records with other rows; {only[0]} of A and "
-                f"{only[1]} of B of records that differ"
+            different = sum(rows_a[table] != rows_b[table] for table in rows_a.keys() & rows_b)
+            result[name] = (
+                f"{counted(different, 'file')} of equal records with different rows; "
+                f"{counted(len(rows_a.keys() - rows_b), 'file')} of A and "
+                f"{len(rows_b.keys() - rows_a)} of B of different records"
             )
-    return found
+    return result
 
 
-def row(dataset: Dataset, made: Column, split: str, shard: Shard, record: int) -> bytes | None:
+def row(dataset: Dataset, stored: Column, split: str, shard: Shard, record: int) -> bytes | None:
     """Returns the bytes of a record's row, not verified; None if the column lacks the shard."""
-    files, _ = made.of(split, [shard])
-    if not files:
-        return None
-    file = made.file(files[0])
-    refuse_links(dataset.store, file.name)
-    if dataset.store.size(file.name) != file.num_bytes:
-        raise DataDamagedError(f"{dataset.store.where(file.name)}: missing, or of another size")
-    start = len(made.header(files[0].rows)) + record * made.row_bytes
-    return dataset.store.read(file.name, start, made.row_bytes)
+    for rows in stored.of(split, [shard])[0]:
+        file, start = stored.file(rows), len(stored.header(rows.rows))
+        if lost(dataset.store, [file]):
+            where = dataset.store.where(file.name)
+            raise DataDamagedError(f"{where}: missing, or of the wrong size. {_AGAIN}.")
+        return dataset.store.read(file.name, start + record * stored.row_bytes, stored.row_bytes)
+    return None
 
 
 def say_left_behind(store: Readable) -> None:
-    """Tells the user that the columns of a dataset do not come along."""
-    if left := names(store):
+    """Tells the user that the columns of a dataset are not copied."""
+    if existing := names(store):
         say(
-            f"{store.where()}: columns are left behind, since they belong to these records: "
-            f"{printable(some(left))}. Make them again for the new dataset."
+            f"{store.where()}: its columns are not copied, because they belong to its records: "
+            f"{printable(some(existing))}. Make them again for the new dataset."
         )

@@ -69,14 +69,14 @@ class LocalStore:
     def open(self, name: str, flags: int) -> int:
         """Opens a file below `.work`; returns its descriptor, which the caller closes."""
         # A dataset from elsewhere may contain anything: follow no link, only open regular files.
-        path = self.path(name)
+        inside.demand_inside(name)
         if flags & (os.O_WRONLY | os.O_RDWR):
             self._refuse_foreign_work()
         # Opening a pipe would block forever.
         descriptor = inside.open_inside(self.root, name, flags | os.O_NONBLOCK)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise inside.refusal(path)
+            raise inside.refusal(self.root, name)
         return descriptor
 
     def make_folder(self, name: str) -> None:
@@ -91,7 +91,7 @@ class LocalStore:
         path = self.path(name)
         with storage_errors("look at", path):
             try:
-                status = inside.stat_inside(self.root, name) if _is_work(name) else path.stat()
+                status = inside.stat_inside(self.root, name) if _is_ours(name) else path.stat()
             except OSError as error:
                 # A link may be broken or circular.
                 if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
@@ -125,7 +125,7 @@ class LocalStore:
             entries: Iterable[os.DirEntry[str]] = ()
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 place: int | Path = path
-                if _is_work(folder):
+                if folder.partition("/")[0] == naming.WORK:
                     place = opened.enter_context(inside.folder_inside(self.root, folder))
                 entries = opened.enter_context(os.scandir(place))
             yield entries
@@ -146,7 +146,7 @@ class LocalStore:
             return file.read(size)
 
     def _opened(self, name: str) -> BinaryIO:
-        if _is_work(name):
+        if _is_ours(name):
             return open(self.open(name, os.O_RDONLY), "rb")
         return open(regular_file.open_to_read(self.path(name)), "rb")
 
@@ -370,5 +370,6 @@ def _unless_gone(_function: object, _path: object, failed: tuple[Any, Any, Any])
         raise error
 
 
-def _is_work(name: str) -> bool:
-    return name.partition("/")[0] == naming.WORK
+def _is_ours(name: str) -> bool:
+    """Returns whether only this program writes files there, and never links."""
+    return name.partition("/")[0] in (naming.WORK, naming.COLUMNS)

@@ -1,7 +1,7 @@
 """Opens files below a folder without following links, which may have been planted there.
 
 A dataset from elsewhere can contain a `.work` with links to the user's own files. Paths below
-`.work` are therefore opened one part at a time, and no part may be a link.
+`.work` and `columns` are therefore opened one part at a time, and no part may be a link.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ def demand_inside(name: str) -> str:
         return naming.check_inside(name)
     except ValueError as error:
         raise DataDamagedError(
-            f"{error}. Nothing was read or written there. Whatever holds this name (a manifest, "
-            "a receipt in .work, a file's own name) was not made by this program: remove it, or "
-            "fetch it again."
+            f"{error}. Nothing was read or written there. The name comes from a manifest, a "
+            "receipt in .work or a file that this program did not write: remove it, or fetch it "
+            "again."
         ) from None
 
 
 def open_inside(root: Path, name: str, flags: int) -> int:
     """Opens a file below `root`, which may be a link; the caller closes the descriptor."""
     folder, _, file = naming.check_inside(name).rpartition("/")
-    with folder_inside(root, folder) as place, _links_refused(root / name):
+    with folder_inside(root, folder) as place, _links_refused(root, name):
         return os.open(file, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644, dir_fd=place)
 
 
@@ -44,12 +44,12 @@ def stat_inside(root: Path, name: str) -> os.stat_result:
     with folder_inside(root, folder) as place:
         status = os.stat(file, dir_fd=place, follow_symlinks=False)
     if stat.S_ISLNK(status.st_mode):
-        raise refusal(root / name)
+        raise refusal(root, name)
     return status
 
 
 @contextlib.contextmanager
-def folder_inside(root: Path, name: str, *, make: bool = False) -> Iterator[int]:
+def folder_inside(root: Path, name: str = "", *, make: bool = False) -> Iterator[int]:
     """Yields a `dir_fd` for a folder below `root`; raises like `open_inside`."""
     parts = naming.check_inside(name).split("/") if name else []
     if make:
@@ -57,7 +57,7 @@ def folder_inside(root: Path, name: str, *, make: bool = False) -> Iterator[int]
     place = os.open(root, _FOLDER)
     try:
         for part in parts:
-            with _links_refused(root / name):
+            with _links_refused(root, name):
                 inner = _open_folder(place, part, make=make)
             # With this order, an interrupt may leave a descriptor open, but never closes one twice.
             outer, place = place, inner
@@ -72,11 +72,12 @@ def is_only_ours(status: os.stat_result) -> bool:
     return status.st_uid in (os.geteuid(), 0) and not status.st_mode & 0o022
 
 
-def refusal(path: Path) -> StoreError:
+def refusal(root: Path, name: str = "") -> StoreError | DataDamagedError:
     """Returns the error for a path that this program did not create."""
-    return StoreError(
-        f"{path}: the file, or a folder above it, is a link or not what this program makes "
-        "there. It was not opened. Remove it, then run the same command again."
+    kind = DataDamagedError if name.partition("/")[0] == naming.COLUMNS else StoreError
+    return kind(
+        f"{root / name}: the file, or a folder above it, is a link or of the wrong kind. It was "
+        "not opened. Remove it, then run the same command again."
     )
 
 
@@ -104,19 +105,16 @@ def _make_durably(folder: Path) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Syncs the names of the files in a folder to the disk."""
-    place = os.open(folder, _FOLDER)
-    try:
+    with folder_inside(folder) as place:
         os.fsync(place)
-    finally:
-        os.close(place)
 
 
 @contextlib.contextmanager
-def _links_refused(path: Path) -> Iterator[None]:
+def _links_refused(root: Path, name: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         # ENXIO: a pipe without a reader, or a socket.
         if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
-            raise refusal(path) from error
+            raise refusal(root, name) from error
         raise

@@ -377,8 +377,8 @@ def test_columns_that_differ_are_named(one: Path, tmp_path: Path) -> None:
     text = command.run("diff", a, b)
     assert text.code == 0
     assert "column one: only in A\n" in text.out
-    assert "column settings: made with another about\n" in text.out
-    assert re.search(r"column rows: \d files? of equal records with other rows", text.out)
+    assert "column settings: different about\n" in text.out
+    assert re.search(r"column rows: \d files? of equal records with different rows", text.out)
 
     shutil.rmtree(a / "columns")
     shutil.copytree(b / "columns", a / "columns")

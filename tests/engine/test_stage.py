@@ -99,7 +99,7 @@ def test_no_planted_link_is_followed(stage: Stage, tmp_path: Path, planted: str,
     link.parent.mkdir(parents=True)
     link.symlink_to(home)
 
-    with pytest.raises(StoreError, match="is a link or not what this program makes there"):
+    with pytest.raises(StoreError, match="is a link or of the wrong kind"):
         run(stage, name)
     assert {path.name: path.read_bytes() for path in home.iterdir()} == {"key": b"secret"}
 
@@ -120,7 +120,7 @@ def test_a_log_is_no_planted_link(stage: Stage, tmp_path: Path) -> None:
     assert stage.log("processes").read_bytes() == b""
     (stage.store.local.root / stage.folder / "runner.log").symlink_to(tmp_path / "key")
 
-    with pytest.raises(StoreError, match="is a link or not what this program makes there"):
+    with pytest.raises(StoreError, match="is a link or of the wrong kind"):
         stage.log("runner")
 
 

@@ -115,7 +115,7 @@ def test_a_worker_that_cannot_go_on_says_why(stage: Stage, kind: str) -> None:
     with start(stage, [Task("a"), Task("b")], count) as workers:
         while workers.wait(PATIENCE_S):
             pass
-    with pytest.raises(StoreError, match="is a link or not what this program makes there"):
+    with pytest.raises(StoreError, match="is a link or of the wrong kind"):
         stage.raise_failure()
 
 

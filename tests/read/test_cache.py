@@ -574,7 +574,7 @@ def test_no_link_in_the_cache_is_followed(server: Server, tmp_path: Path, plante
     records = Records(open_dataset(server.url), "train", copy)
     records.follow([list(range(len(TRAIN)))])
 
-    with pytest.raises(StoreError, match="is a link or not what this program makes there"):
+    with pytest.raises(StoreError, match="is a link or of the wrong kind"):
         records.read(0)
     copy.close()
     assert files_of(home) == {"key": b"secret"}
@@ -589,7 +589,7 @@ def test_a_planted_beginning_of_a_file_is_not_written_through(
     records = Records(open_dataset(server.url), "train", copy)
     records.follow([list(range(len(TRAIN)))])
 
-    with pytest.raises(StoreError, match="is a link or not what this program makes there"):
+    with pytest.raises(StoreError, match="is a link or of the wrong kind"):
         records.read(0)
     copy.close()
     assert (tmp_path / "key").read_bytes() == b"secret"
@@ -693,7 +693,7 @@ def test_a_link_in_place_of_the_cache_is_refused(server: Server, tmp_path: Path)
     home.mkdir()
     shutil.rmtree(copy.root)
     copy.root.symlink_to(home)
-    with pytest.raises(StoreError, match="is a link or not what this program makes there"):
+    with pytest.raises(StoreError, match="is a link or of the wrong kind"):
         NodeCache(open_dataset(server.url), tmp_path / "cache", None)
     assert list(home.iterdir()) == []
 

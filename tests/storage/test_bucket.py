@@ -283,7 +283,7 @@ def test_names_that_lead_outside_are_refused_before_anything_is_asked(
         lambda: store.remove_tree(name),
     ]
     for ask in asked:
-        with pytest.raises(DataDamagedError, match=r"^the name .* was not made by this program"):
+        with pytest.raises(DataDamagedError, match=r"^the name .* that this program did not write"):
             ask()
     scratch.leave()
 

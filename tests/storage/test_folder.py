@@ -452,7 +452,7 @@ def test_names_that_lead_outside_are_refused_whoever_asks(store: LocalStore, nam
         lambda: store.open(name, os.O_WRONLY | os.O_CREAT),
     ]
     for ask in asked:
-        with pytest.raises(DataDamagedError, match=r"^the name .* was not made by this program"):
+        with pytest.raises(DataDamagedError, match=r"^the name .* that this program did not write"):
             ask()
 
     assert all_files(store.root.parent) == before
@@ -468,7 +468,7 @@ def user_files(tmp_path: Path) -> Path:
     return folder
 
 
-LINK = "is a link or not what this program makes there.*Remove it"
+LINK = "is a link or of the wrong kind.*Remove it"
 
 
 @pytest.mark.parametrize("planted", ["", "/work", "/work/a"])

@@ -96,7 +96,7 @@ def test_shards_behind_a_planted_link_are_not_moved(root: Path, tmp_path: Path) 
     (root / "train").symlink_to(tmp_path / "other")
     plant(root, {"renames": [["train/train-00001-of-00001", SHARD]], "shards": FAR})
 
-    with pytest.raises(StoreError, match="is a link or not what this program makes there"):
+    with pytest.raises(StoreError, match="is a link or of the wrong kind"):
         adopt(Config(str(root), allow_subset=True, json=True))
     assert (tmp_path / "other" / "train-00001-of-00001").read_bytes() == b"ours"
     assert sorted(path.name for path in root.iterdir()) == [".work", "authorized_keys", "train"]

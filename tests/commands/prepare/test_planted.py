@@ -115,7 +115,7 @@ def test_prepare_follows_no_link_in_a_planted_work_folder(
     link.symlink_to(home / (".ssh" if name in ("", "temporary", "plan") else ".bashrc"))
     before = unchanged(home, out)
 
-    with pytest.raises(StoreError, match="is a link or not what this program makes there"):
+    with pytest.raises(StoreError, match="is a link or of the wrong kind"):
         prepare(Prepare(str(mini.root), str(out), workers=1, **SETTINGS))
     assert unchanged(home, out) == before
 
@@ -126,7 +126,7 @@ def test_archives_are_not_downloaded_behind_a_link(mini: Miniature, home: Path) 
     (out / naming.WORK).symlink_to(home / ".ssh")
     before = unchanged(home, out)
 
-    with pytest.raises(StoreError, match="is a link or not what this program makes there"):
+    with pytest.raises(StoreError, match="is a link or of the wrong kind"):
         preprocess_imagenet.run(["--local_scratch_dir", str(out)])
     assert unchanged(home, out) == before
 

@@ -172,7 +172,7 @@ class Survey:
         for split in stored.splits.keys() & self._dataset.manifest.splits.keys():
             rows_of, _ = stored.of(split, self._dataset.shards(split))
             wrong = lost(self._store, [stored.file(rows) for rows in rows_of])
-            self.problems += [f"{name}: missing, or of the wrong size. {_AGAIN}" for name in wrong]
+            self.problems += [f"{name}: missing or of the wrong size. {_AGAIN}" for name in wrong]
             self.files += [
                 (stored, rows) for rows in rows_of if stored.file(rows).name not in wrong
             ]
@@ -220,7 +220,7 @@ def row(dataset: Dataset, stored: Column, split: str, shard: Shard, record: int)
         file, start = stored.file(rows), len(stored.header(rows.rows))
         if lost(dataset.store, [file]):
             where = dataset.store.where(file.name)
-            raise DataDamagedError(f"{where}: missing, or of the wrong size. {_AGAIN}.")
+            raise DataDamagedError(f"{where}: missing or of the wrong size. {_AGAIN}.")
         return dataset.store.read(file.name, start + record * stored.row_bytes, stored.row_bytes)
     return None
 

@@ -437,7 +437,7 @@ def test_columns_of_a_dataset_and_of_a_record_are_shown(
     cut(root / f"columns/latents/{shard.name}.npy", 200)
     refused = command.run("show", root, "--key", key)
     assert refused.code == 3
-    assert f"latents/{shard.name}.npy: missing, or of the wrong size" in refused.err
+    assert f"latents/{shard.name}.npy: missing or of the wrong size" in refused.err
     (root / "columns/latents/column.json").write_text('{"shape":[99999999999]}')
     for flags in ([], ["--key", key]):
         refused = command.run("show", root, *flags)

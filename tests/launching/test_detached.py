@@ -193,10 +193,7 @@ def test_a_pipe_is_not_waited_for_and_a_link_not_followed(
         begun = running.finish()
 
         assert begun.code == 1, begun
-        assert (
-            f"{folder / name}: the file, or a folder above it, is a link or of the wrong kind"
-            in begun.err
-        )
+        assert f"{folder / name}: the file, or a folder above it, is a link or" in begun.err
         assert running.workers() == []
     for verb in ("--status", "--stop"):
         told = run("launch", verb, folder)

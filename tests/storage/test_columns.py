@@ -150,7 +150,7 @@ def odd_name(root: Path) -> None:
     ("spoil", "said", "seen_by_sizes"),
     [
         (flipped, f"{FOLDER}/{SHARD}.npy: sha256 ", False),
-        (cut, f"{FOLDER}/{SHARD}.npy: missing, or of the wrong size", True),
+        (cut, f"{FOLDER}/{SHARD}.npy: missing or of the wrong size", True),
         (edited, f"{FOLDER}/column.json: damaged", True),
         (foreign, f"{FOLDER}: was not made for the records of train-00000", True),
         (too_few, f"{FOLDER}: was not made for the records of train-00004", True),

@@ -292,9 +292,7 @@ def test_the_log_is_written_through_no_link_and_into_no_pipe(train: Train, tmp_p
             (run / "train.jsonl").symlink_to(mine)
         else:
             os.mkfifo(run / "train.jsonl")
-        with pytest.raises(
-            StoreError, match=r"train\.jsonl: the file, .* is a link or of the wrong kind"
-        ):
+        with pytest.raises(StoreError, match=r"train\.jsonl: the file, .* is a link or of"):
             train(run, num_epochs=0.2)
     assert mine.read_text() == "my own\n"
 

@@ -21,7 +21,7 @@ from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File, Problem
 from imagenet_prep.storage import scratch
-from imagenet_prep.storage.fetch import as_file, bring, stream
+from imagenet_prep.storage.fetch import as_file, bring, demand_small, stream
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
 from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.storage.remote import (
@@ -45,7 +45,7 @@ _FEW = 4
 # The largest object that S3 copies in one request.
 _MOST_COPIED = 5 << 30
 _EXPORTED = re.compile(r".+\.(tar|parquet|rec|tfrecord-\d{5}-of-\d{5})")
-_DAMAGED = "the data set is damaged where it comes from. Run verify there."
+_DAMAGED = "the source is damaged. Run imagenet-prep verify on it."
 
 Item = TypeVar("Item")
 Opened = Callable[[], BinaryIO]
@@ -65,7 +65,7 @@ class BucketStore:
         connections: int = _KEPT_OPEN,
         timeout_s: float = 60.0,
         retries: int = 20,
-        remedy: str = "Objects that are there are kept: run the same command again to resume.",
+        remedy: str = "Finished objects are kept: run the same command again to resume.",
     ) -> None:
         """Sends no request. After `retries` failed attempts, the error ends with `remedy`."""
         self.base = base.rstrip("/")
@@ -107,13 +107,13 @@ class BucketStore:
         names = list(names)
         if len(names) <= _FEW:
             return {name: size for name in names if (size := self.size(name)) is not None}
-        there = {
+        wanted = set(names)
+        return {
             entry["Key"]: entry["Size"]
             for folder in {name.rpartition("/")[0] for name in names}
             for entry in self._list(folder)
-            if "Size" in entry
+            if "Size" in entry and entry["Key"] in wanted
         }
-        return {name: there[name] for name in names if name in there}
 
     def names(self, folder: str) -> list[str]:
         """See `Store`."""
@@ -139,16 +139,12 @@ class BucketStore:
         if size is not None:
             return self._with_retries(name, lambda: self._s3.get(name, offset, size))
         data = self._with_retries(name, lambda: self._s3.get(name, 0, most + 1))
-        if len(data) > most:
-            raise DataDamagedError(
-                f"{self.where(name)}: has more than {most:,} bytes. This program did not write it "
-                "so: put the object there again."
-            )
+        demand_small(self.where(name), len(data), most)
         return data
 
     def read_each(self, names: Iterable[str], most: int = MOST_BYTES) -> Iterator[bytes]:
         """See `Store`; reads many at the same time."""
-        return iter(self._each(partial(self.read, most=most), names))
+        return iter(self._map(partial(self.read, most=most), names))
 
     @contextlib.contextmanager
     def opened(self, name: str, stat: Stat | None = None) -> Iterator[BinaryIO]:
@@ -170,7 +166,7 @@ class BucketStore:
     ) -> None:
         """See `Store`; removes the temporary file even on failure."""
         try:
-            remedy = f"the disk below {temporary.parent} does not give back what was written."
+            remedy = f"the disk below {temporary.parent} returns different bytes than were written."
             with storage_errors("read", temporary):
                 with open(temporary, "rb") as stream:
                     sha256 = sha256 or hashlib.file_digest(stream, "sha256").hexdigest()
@@ -188,10 +184,10 @@ class BucketStore:
         """See `Store`: the server makes the copies, and stores a CRC32C of each."""
         if not isinstance(source, BucketStore):
             raise UsageError(
-                f"{self.base}: only objects of a bucket can be copied there by its server. "
-                "`imagenet-prep replicate` brings files of a folder."
+                f"{self.base}: a server can only copy objects of a bucket. To upload the files of "
+                "a folder, use imagenet-prep replicate."
             )
-        self._each(partial(self._take_over, source), files)
+        self._map(partial(self._take_over, source), files)
 
     def _take_over(self, source: BucketStore, file: File) -> None:
         if (problem := source.problem(file)) is not None:
@@ -227,12 +223,11 @@ class BucketStore:
 
     def verify_published(self, files: Iterable[File]) -> None:
         """See `Store`: checks the server's sha256 and CRC32C of each object."""
-        if wrong := [problem.text for problem in self._each(self.problem, files) if problem]:
+        if wrong := [problem.text for problem in self._map(self.problem, files) if problem]:
             raise IncompleteError(
-                f"{self.where()}: not what this run has put there: "
-                f"{counted(len(wrong), 'object')}: {'; '.join(wrong[:3])}. Does something else "
-                "write there? Remove them, then run the same command again: it makes "
-                "what is missing."
+                f"{self.where()}: {counted(len(wrong), 'object')} changed during this run: "
+                f"{'; '.join(wrong[:3])}. If a different program writes there, stop it. Remove "
+                "these objects, then run the same command again: it only makes missing files."
             )
 
     def remove_tree(self, name: str) -> None:
@@ -241,7 +236,7 @@ class BucketStore:
 
     def remove(self, *names: str) -> None:
         """See `Store`."""
-        self._each(lambda name: self._call(name, "delete_object"), names)
+        self._map(lambda name: self._call(name, "delete_object"), names)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -287,10 +282,10 @@ class BucketStore:
     def stored(self, name: str) -> Stored:
         """Returns the server's record of an object."""
         head = self._call(name, "head_object", ChecksumMode="ENABLED")
-        found, checksum = head["Metadata"].get(SHA256), head.get("ChecksumCRC32C", "-")
+        sha256, checksum = head["Metadata"].get(SHA256), head.get("ChecksumCRC32C", "-")
         # A checksum of the parts' checksums contains "-". It does not verify the object.
         checksum = None if "-" in checksum else checksum
-        return Stored(head["ContentLength"], found, checksum, head["ETag"])
+        return Stored(head["ContentLength"], sha256, checksum, head["ETag"])
 
     def problem(self, file: File, crc32c: str | None = None) -> Problem | None:
         """Returns how an object differs from its size, sha256 and, if given, CRC32C; or None."""
@@ -304,11 +299,11 @@ class BucketStore:
 
     def _problem_of_bytes(self, file: File, etag: str) -> Problem | None:
         if self._read.get(file) != etag:
-            sha256 = hashlib.sha256()
+            digest = hashlib.sha256()
             for chunk in self._chunks(file.name, Stat(file.num_bytes, etag, ranges=True)):
-                sha256.update(chunk)
-            if (found := sha256.hexdigest()) != file.sha256:
-                return Problem(f"{file.name}: sha256 {found}, expected {file.sha256}")
+                digest.update(chunk)
+            if (sha256 := digest.hexdigest()) != file.sha256:
+                return Problem(f"{file.name}: sha256 {sha256}, expected {file.sha256}")
             self._read[file] = etag
         return None
 
@@ -323,7 +318,7 @@ class BucketStore:
         while True:
             try:
                 with opened() as stream:
-                    sent = self._uploader.send(file, stream, remedy, check)
+                    unconfirmed = self._uploader.send(file, stream, remedy, check)
             except AbsentError as error:
                 # The upload is gone: a different run removed it, or it was completed and the answer
                 # was lost. A missing bucket is an error at once.
@@ -333,7 +328,7 @@ class BucketStore:
                     raise
                 budget.wait(UnavailableError(str(error)))
                 continue
-            if sent.proven or (problem := self.problem(file, sent.crc32c)) is None:
+            if unconfirmed is None or (problem := self.problem(file, unconfirmed)) is None:
                 return
             self._wait(budget, file, problem)
 
@@ -347,23 +342,22 @@ class BucketStore:
 
     def bring(self, file: File, folder: LocalStore) -> None:
         """Copies an object to a folder and verifies it."""
-        temporary = f"{TEMPORARY}/{uuid.uuid4().hex}"
-        remedy = "The object is damaged in the bucket."
-        bring(self._s3, file, folder, temporary, self._budget(file.name), remedy)
+        temporary, budget = f"{TEMPORARY}/{uuid.uuid4().hex}", self._budget(file.name)
+        bring(self._s3, file, folder, temporary, budget, "The object is damaged in the bucket.")
 
     def _list(self, folder: str, *, deep: bool = False) -> list[Json]:
         return self._with_retries(
             folder, lambda: list(self._s3.pages("list_objects_v2", "Contents", folder, deep=deep))
         )
 
-    def _each(self, function: Callable[[Item], Answer], items: Iterable[Item]) -> list[Answer]:
+    def _map(self, function: Callable[[Item], Answer], items: Iterable[Item]) -> list[Answer]:
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="s3") as pool:
             return list(pool.map(function, items))
 
-    def _call(self, name: str, operation: str, check: Check = unchecked, **given: Any) -> Json:
+    def _call(self, name: str, operation: str, check: Check = unchecked, **arguments: Any) -> Json:
         def attempt() -> Json:
             check()
-            return self._s3.call(operation, name, **given)
+            return self._s3.call(operation, name, **arguments)
 
         return self._with_retries(name, attempt)
 

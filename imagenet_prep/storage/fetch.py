@@ -63,8 +63,8 @@ def as_file(chunks: Iterator[bytes]) -> BinaryIO:
 def hashed(file: BinaryIO, hashes: Sequence[Any]) -> Iterator[bytes]:
     """Yields the rest of a file in chunks, updating each hash with every chunk."""
     while chunk := file.read(CHUNK_BYTES):
-        for each in hashes:
-            each.update(chunk)
+        for digest in hashes:
+            digest.update(chunk)
         yield chunk
 
 
@@ -79,15 +79,20 @@ def fetch(
         os.fdatasync(file.fileno())
 
 
-def whole(remote: Remote, name: str, budget: RetryBudget) -> bytes:
-    """Returns the content of a small remote file."""
+def whole(remote: Remote, name: str, budget: RetryBudget, most: int = MOST_BYTES) -> bytes:
+    """Returns the content of a remote file of at most `most` bytes."""
     stat = with_retries(lambda: remote.stat(name), budget)
-    if stat.size > MOST_BYTES:
-        raise DataDamagedError(
-            f"{remote.where(name)}: has {stat.size:,} bytes, expected {MOST_BYTES:,} at most. This "
-            "program did not write it so: put the file there again."
-        )
+    demand_small(remote.where(name), stat.size, most)
     return b"".join(stream(remote, name, stat, budget))
+
+
+def demand_small(where: str, size: int, most: int) -> None:
+    """Raises DataDamagedError if a file is larger than this program writes it."""
+    if size > most:
+        raise DataDamagedError(
+            f"{where}: has more than {most:,} bytes, so this program did not write it. Put the "
+            "original file there again."
+        )
 
 
 def contents(
@@ -123,20 +128,20 @@ def bring(
 class _Chunks(io.RawIOBase):
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks
-        self._left = memoryview(b"")
+        self._rest = memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self._left:
+        while not self._rest:
             chunk = next(self._chunks, None)
             if chunk is None:
                 return 0
-            self._left = memoryview(chunk)
-        size = min(len(buffer), len(self._left))
-        buffer[:size] = self._left[:size]
-        self._left = self._left[size:]
+            self._rest = memoryview(chunk)
+        size = min(len(buffer), len(self._rest))
+        buffer[:size] = self._rest[:size]
+        self._rest = self._rest[size:]
         return size
 
 

@@ -192,8 +192,8 @@ class LocalStore:
         """See `Store`: makes hard links that are durable on return."""
         if not isinstance(source, LocalStore):
             raise UsageError(
-                f"{self.where()}: only files of a folder can be linked there. `imagenet-prep "
-                "replicate` brings them from a bucket."
+                f"{self.where()}: only files in a folder can be hard-linked into this folder. To "
+                "copy a dataset from a bucket, use imagenet-prep replicate."
             )
         called, stats = (source.where(), self.where()), stats or {}
         by_folder: dict[str, list[File]] = {}
@@ -206,8 +206,8 @@ class LocalStore:
             ):
                 for file in of_folder:
                     temporary = self.temporary()
-                    path, seen = source.path(file.name), stats.get(file.name)
-                    hard_link(path, temporary, file.num_bytes, seen, called)
+                    path, stat = source.path(file.name), stats.get(file.name)
+                    hard_link(path, temporary, file.num_bytes, stat, called)
                     os.replace(temporary, file.name.rpartition("/")[2], dst_dir_fd=place)
                     # Renaming has no effect if both names are links to the same file.
                     temporary.unlink(missing_ok=True)
@@ -218,13 +218,13 @@ class LocalStore:
         source, target = self.path(before), self.path(after)
         with (
             storage_errors("rename", source),
-            inside.folder_inside(self.root, before.rpartition("/")[0]) as here,
-            inside.folder_inside(self.root, after.rpartition("/")[0]) as there,
+            inside.folder_inside(self.root, before.rpartition("/")[0]) as old,
+            inside.folder_inside(self.root, after.rpartition("/")[0]) as new,
         ):
-            os.rename(source.name, target.name, src_dir_fd=here, dst_dir_fd=there)
+            os.rename(source.name, target.name, src_dir_fd=old, dst_dir_fd=new)
             # Sync the new name first: after a crash, at least one of the two names exists.
-            for place in (there, here):
-                os.fsync(place)
+            os.fsync(new)
+            os.fsync(old)
 
     def remove(self, *names: str) -> None:
         """Removes files durably; they may be absent. A link is removed, not its target."""
@@ -246,10 +246,7 @@ class LocalStore:
     def write(self, name: str, data: bytes) -> None:
         """Writes a complete small file atomically and durably."""
         temporary = self.temporary()
-        with (
-            storage_errors("write", self.path(name)),
-            removed_on_failure(temporary),
-        ):
+        with storage_errors("write", self.path(name)), removed_on_failure(temporary):
             with new_file(temporary) as file:
                 file.write(data)
             self.publish(temporary, name)
@@ -357,9 +354,8 @@ class LocalStore:
             return
         if status.st_uid not in (os.geteuid(), above.st_uid):
             raise StoreError(
-                f"{path} belongs to another user (number {status.st_uid}), who may change what "
-                "this run relies on. Remove it, or make it yours (chown), then run the same "
-                "command again."
+                f"{path} belongs to a different user (number {status.st_uid}), so its files cannot "
+                "be trusted. Remove it, or make it yours (chown), then run the same command again."
             )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from imagenet_prep.core import regular_file
 from imagenet_prep.core.errors import DataDamagedError, UsageError
+from imagenet_prep.storage.inside import folder_inside
 from imagenet_prep.storage.os_errors import removed_on_failure
 from imagenet_prep.storage.remote import Stat, changed
 
@@ -19,13 +20,13 @@ def hard_link(
     path: Path,
     target: Path,
     num_bytes: int,
-    seen: Stat | None,
+    stat: Stat | None,
     called: tuple[str, str],
     instead: str = "copy the dataset with `imagenet-prep replicate`",
 ) -> None:
     """Links a file to an unused path. For a symbolic link, its target is linked.
 
-    `num_bytes` is the size in the manifest, and `seen` the file's state earlier in this run, if
+    `num_bytes` is the size in the manifest, and `stat` the file's state earlier in this run, if
     known. `called` names both datasets in messages, and `instead` is the alternative that they
     suggest.
     """
@@ -34,39 +35,32 @@ def hard_link(
         # Keep the file open: the inode number of a deleted file may be reused.
         opened = open(regular_file.open_to_read(path), "rb")  # noqa: SIM115 - until the end
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        if seen is not None:
+        if stat is not None:
             changed(str(path))
         raise DataDamagedError(f"{path}: missing. Run verify on {source}.") from None
     with opened:
         status = os.fstat(opened.fileno())
-        if seen is not None and seen.is_changed(status):
+        if stat is not None and stat.is_changed(status):
             changed(str(path))
         if num_bytes != status.st_size:
             raise DataDamagedError(
-                f"{path}: {status.st_size:,} bytes, its manifest says {num_bytes:,}. "
-                f"Run verify on {source}."
+                f"{path}: {status.st_size:,} bytes, the manifest says {num_bytes:,}. Run verify on "
+                f"{source}."
             )
         # A different program may have just copied the file here without syncing it.
         os.fsync(opened.fileno())
         with removed_on_failure(target):
             try:
-                _link(path, target)
+                # Without a folder descriptor, os.link would link the symbolic link itself.
+                with folder_inside(target.parent) as folder:
+                    os.link(path, target.name, dst_dir_fd=folder)
             except OSError as error:
                 if error.errno not in _NO_LINK:
                     raise
                 raise UsageError(
-                    f"{where}: the system makes no hard link to {path} there ({error.strerror}). "
-                    "Choose a folder on the same file system, and run this as the user who owns "
-                    f"the files; or {instead}."
+                    f"{where}: cannot create a hard link to {path} there ({error.strerror}). "
+                    "Choose a folder on the same file system and run this as the owner of the "
+                    f"files; or {instead}."
                 ) from error
             if not os.path.samestat(status, target.lstat()):
                 changed(str(path))
-
-
-def _link(path: Path, target: Path) -> None:
-    place = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        # Without a folder descriptor, os.link would link the symbolic link itself.
-        os.link(path, target.name, dst_dir_fd=place)
-    finally:
-        os.close(place)

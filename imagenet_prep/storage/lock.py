@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from imagenet_prep.core.errors import BusyError, StoreError
+from imagenet_prep.core.errors import BusyError, ImagenetPrepError, StoreError
 from imagenet_prep.storage.os_errors import storage_errors
 
 _ATTEMPTS = 10
@@ -17,7 +17,7 @@ _ATTEMPTS = 10
 @contextlib.contextmanager
 def locked(open_file: Callable[[], int], *, path: Path, where: str) -> Iterator[None]:
     """Locks a file and writes its owner's pid and host to it; `where` names it in errors."""
-    descriptor = _held(open_file, path, where)
+    descriptor = _locked(open_file, path, where)
     try:
         with storage_errors("write", path):
             os.ftruncate(descriptor, 0)
@@ -37,8 +37,8 @@ def try_lock(descriptor: int, path: Path) -> bool:
     return True
 
 
-def _held(open_file: Callable[[], int], path: Path, where: str) -> int:
-    gone: StoreError | None = None
+def _locked(open_file: Callable[[], int], path: Path, where: str) -> int:
+    failure: ImagenetPrepError = _busy(where, "several short ones")
     # The previous owner may remove the lock file and its folder at any moment: then try again.
     for _ in range(_ATTEMPTS):
         try:
@@ -46,25 +46,22 @@ def _held(open_file: Callable[[], int], path: Path, where: str) -> int:
         except StoreError as error:
             if not isinstance(error.__cause__, FileNotFoundError):
                 raise
-            gone = error
+            failure = error
             continue
-        try:
+        with contextlib.ExitStack() as closing:
+            closing.callback(os.close, descriptor)
             if not try_lock(descriptor, path):
                 owner = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
-                raise _busy(where, owner)
+                raise _busy(where, owner if owner.isprintable() else "")
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(path.lstat(), os.fstat(descriptor)):
+                    closing.pop_all()
                     return descriptor
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
-    raise gone or _busy(where, "several short ones")
+    raise failure
 
 
 def _busy(where: str, owner: str) -> BusyError:
-    shown = owner if owner.isprintable() else ""
     return BusyError(
-        f"{where} is being written by another run ({shown or 'unknown'}). Wait for it, "
-        "or stop it, then run this again."
+        f"{where} is being written by a different run ({owner or 'unknown'}). Wait for it or stop "
+        "it, then run this again."
     )

@@ -41,33 +41,33 @@ def complete_file(path: Path) -> Iterator[BinaryIO]:
     with storage_errors("write", path):
         if path.exists() and not path.is_file():
             raise UsageError(f"{path}: is a folder, a pipe or a device. Choose the name of a file.")
-        for left in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
-            remove_partial(left)
+        for partial in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
+            remove_partial(partial)
         while True:
             partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
-            with removed_on_failure(partial), contextlib.ExitStack() as held:
+            with removed_on_failure(partial), contextlib.ExitStack() as closing:
                 with new_file(partial) as file:
-                    if not _is_held(file.fileno(), partial):
+                    if not _is_safe(file.fileno(), partial):
                         continue
                     # Keep the lock until the file is renamed.
-                    held.callback(os.close, os.dup(file.fileno()))
+                    closing.callback(os.close, os.dup(file.fileno()))
                     yield file
                 partial.replace(path)
             sync_folder(path.parent)
             return
 
 
-def remove_partial(left: Path) -> None:
+def remove_partial(partial: Path) -> None:
     """Removes the partial file of a killed run, unless a process still writes it."""
     with (
         contextlib.suppress(OSError, ImagenetPrepError),
-        open(regular_file.open_to_read(left), "rb") as opened,
+        open(regular_file.open_to_read(partial), "rb") as opened,
     ):
-        if try_lock(opened.fileno(), left):
-            left.unlink()
+        if try_lock(opened.fileno(), partial):
+            partial.unlink()
 
 
-def _is_held(descriptor: int, partial: Path) -> bool:
+def _is_safe(descriptor: int, partial: Path) -> bool:
     """Returns whether a new file still exists and is safe from removal by other processes."""
     with contextlib.suppress(StoreError):  # if locks are not supported, no process removes files
         return try_lock(descriptor, partial) and os.fstat(descriptor).st_nlink > 0
@@ -76,9 +76,9 @@ def _is_held(descriptor: int, partial: Path) -> bool:
 
 def sync(path: Path) -> None:
     """Syncs the output of a library: a file, or a folder with all its contents."""
-    there = [each for each in path.rglob("*") if each.is_file() or each.is_dir()]
-    for each in [*there, path, path.parent]:
-        descriptor = os.open(each, os.O_RDONLY | os.O_CLOEXEC)
+    contents = [entry for entry in path.rglob("*") if entry.is_file() or entry.is_dir()]
+    for entry in [*contents, path, path.parent]:
+        descriptor = os.open(entry, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
         finally:

@@ -29,8 +29,8 @@ def demand_disk(where: object, error: Exception) -> None:
     """Raises StoreError if a read failed because of the disk: the data may be intact."""
     if isinstance(error, OSError) and error.errno in (errno.EIO, errno.ESTALE):
         raise StoreError(
-            f"{where}: cannot be read: {error.strerror}. Check the disk or the server that holds "
-            "it, then run the same command again."
+            f"{where}: cannot be read: {error.strerror}. Check the disk or the file server, then "
+            "run the same command again."
         ) from error
 
 

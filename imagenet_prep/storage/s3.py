@@ -37,25 +37,25 @@ _SIGNED_FOR_S = 300
 _MOST_LISTED = 1 << 20
 
 # The advice for permanent refusals, by S3 code and by status.
-_NOT_ALLOWED = "Check the AWS_… variables or ~/.aws: they must allow this on the object."
+_NOT_ALLOWED = "Check the AWS_… variables or ~/.aws: their user must be allowed to do this."
 _OTHER_REGION = "The bucket is in a different region: set AWS_DEFAULT_REGION."
 CHECK_BY_READING = "IMAGENET_PREP_CHECK_BY_READING"
 NO_CHECKSUMS = (
-    f"If the server keeps no checksums of objects, set {CHECK_BY_READING}=1 to have each object "
-    "read back and compared, or use a server that docs/bucket.md names."
+    f"If the server stores no checksums of objects, set {CHECK_BY_READING}=1: each object is then "
+    "read back and compared. Or use a server from docs/bucket.md."
 )
 _REMEDIES: dict[str | int, str] = {
     **dict.fromkeys(
         ("InvalidAccessKeyId", "SignatureDoesNotMatch"),
-        "Access key and secret are not a pair that this server knows: check the AWS_… variables, "
-        "~/.aws and AWS_ENDPOINT_URL.",
+        "The server does not know this access key and secret. Check the AWS_… variables, ~/.aws "
+        "and AWS_ENDPOINT_URL.",
     ),
     **dict.fromkeys(("ExpiredToken", "InvalidToken"), "Get new credentials."),
     "RequestTimeTooSkewed": "Set the clock of this machine.",
     "NoSuchBucket": "Create the bucket, or check its name and AWS_ENDPOINT_URL.",
     **dict.fromkeys(("AuthorizationHeaderMalformed", 301, 307), _OTHER_REGION),
     **dict.fromkeys(("InvalidArgument", "InvalidRequest", 405, 501), NO_CHECKSUMS),
-    **dict.fromkeys(("QuotaExceeded", 507), "Free space there, or raise the quota."),
+    **dict.fromkeys(("QuotaExceeded", 507), "Free some space in the bucket, or raise the quota."),
 }
 
 
@@ -140,14 +140,14 @@ class S3:
     def read(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
         """See `Remote`."""
         with self._explained(name):
-            asked = f"{offset}-{offset + size - 1}"
-            expected = f"bytes {asked}/{stat.size}"
-            body, etag, found = self._opened(name, f"bytes={asked}", stat.validator)
+            requested = f"{offset}-{offset + size - 1}"
+            expected = f"bytes {requested}/{stat.size}"
+            body, etag, sent = self._opened(name, f"bytes={requested}", stat.validator)
             with body:
                 if etag != stat.validator:
                     changed(self.where(name))
-                if found != expected:
-                    raise UnavailableError(f"the server sends {found!r}, asked for {expected!r}")
+                if sent != expected:
+                    raise UnavailableError(f"the server sends {sent!r}, expected {expected!r}")
                 # Pass on large chunks without joining them: joining would take a third of a pass's
                 # CPU time, without the md5.
                 yield from exactly(size, body.read, REQUEST_BYTES)
@@ -165,21 +165,21 @@ class S3:
         """Returns `size` bytes of an object from `offset`, or fewer at its end."""
         if size == 0:
             return b""
-        asked = f"bytes={offset}-{offset + size - 1}"
+        requested = f"bytes={offset}-{offset + size - 1}"
         with self._explained(name):
             try:
-                answer = self._client.get_object(**self.object(name), Range=asked)
+                answer = self._client.get_object(**self.object(name), Range=requested)
             except self._errors.ClientError as error:
                 if error.response["ResponseMetadata"].get("HTTPStatusCode") == 416:
                     return b""  # the object ends before `offset`
                 raise
             with contextlib.closing(answer["Body"]) as body:
-                found = answer.get("ContentRange", "")
-                match = CONTENT_RANGE.fullmatch(found)
+                sent = answer.get("ContentRange", "")
+                match = CONTENT_RANGE.fullmatch(sent)
                 first, last, total = map(int, match.groups()) if match else (-1, -1, -1)
                 stop = min(offset + size, total)
                 if (first, last + 1) != (offset, stop):
-                    raise UnavailableError(f"the server sends {found!r}, asked for {asked}")
+                    raise UnavailableError(f"the server sends {sent!r}, requested {requested}")
                 return b"".join(exactly(stop - offset, body.read))
 
     def call(self, operation: str, name: str, **arguments: Any) -> Json:
@@ -199,38 +199,40 @@ class S3:
         prefix = f"{self._prefix}/" if self._prefix else ""
         below = f"{prefix}{demand_inside(folder)}/" if folder else prefix
         with self._explained(folder):
-            left = _MOST_LISTED
+            num_entries = 0
             listing = self._client.get_paginator(operation).paginate(
                 Bucket=self._bucket, Prefix=below, **({} if deep else {"Delimiter": "/"})
             )
             for page in listing:
-                left -= 1 + len(page.get(field) or ()) + len(page.get("CommonPrefixes") or ())
-                if left < 0:
+                entries, folders = page.get(field) or (), page.get("CommonPrefixes") or ()
+                num_entries += 1 + len(entries) + len(folders)
+                if num_entries > _MOST_LISTED:
                     raise StoreError(
                         f"{self.where(folder)}: the server lists more than {_MOST_LISTED:,} "
-                        "objects. Choose a prefix that holds nothing else."
+                        "objects. Choose a prefix that contains nothing else."
                     )
-                for entry in page.get(field) or ():
+                for entry in entries:
                     yield {**entry, "Key": entry["Key"].removeprefix(prefix)}
-                for each in page.get("CommonPrefixes") or ():
-                    yield {"Key": each["Prefix"].removeprefix(prefix)}
+                for entry in folders:
+                    yield {"Key": entry["Prefix"].removeprefix(prefix)}
 
-    def _opened(self, name: str, asked: str, etag: str) -> tuple[Any, str, str | None]:
+    def _opened(self, name: str, requested: str, etag: str) -> tuple[Any, str, str | None]:
         """Returns the body of a range, the ETag of its object, and the range in the answer."""
         # boto3 takes 2.5 ms of CPU per small range, as much as the image in it. Only use it if our
         # own request gets no plain answer, to explain the reason.
-        if answer := self._answered(name, asked, etag):
-            return answer, answer.headers.get("etag", ""), answer.headers.get("content-range")
-        found = self._client.get_object(**self.object(name), Range=asked, IfMatch=etag)
-        return found["Body"], found["ETag"], found.get("ContentRange")
+        if plain := self._answered(name, requested, etag):
+            return plain, plain.headers.get("etag", ""), plain.headers.get("content-range")
+        answer = self._client.get_object(**self.object(name), Range=requested, IfMatch=etag)
+        return answer["Body"], answer["ETag"], answer.get("ContentRange")
 
-    def _answered(self, name: str, asked: str, etag: str) -> Answer | None:
+    def _answered(self, name: str, requested: str, etag: str) -> Answer | None:
         signed, now = self._signed.get(name), time.monotonic()
         if signed is None or now > signed.until:
             signed = self._signed[name] = self._sign(name, now + _SIGNED_FOR_S)
         if signed.proxied:
             return None
-        return self._ranges.get(signed.url, {**signed.headers, "Range": asked, "If-Match": etag})
+        headers = {**signed.headers, "Range": requested, "If-Match": etag}
+        return self._ranges.get(signed.url, headers)
 
     def _sign(self, name: str, until: float) -> _Signed:
         """Signs all requests for an object in advance: Range and If-Match need no signature."""
@@ -273,29 +275,29 @@ class S3:
             raise failure(self.where(name), error, "AWS_CA_BUNDLE") from None
         except self._errors.BotoCoreError as error:
             raise StoreError(
-                f"{self.where(name)}: {type(error).__name__}. Credentials come from AWS_… "
-                "variables, ~/.aws or the machine's role; a server other than Amazon's is named "
-                "by AWS_ENDPOINT_URL."
+                f"{self.where(name)}: {type(error).__name__}. Check the credentials (AWS_… "
+                "variables, ~/.aws or the machine's role) and, for a server other than Amazon's, "
+                "AWS_ENDPOINT_URL."
             ) from None
         except (KeyError, ValueError) as error:
             # boto3 does not translate errors about missing fields or invalid numbers and dates.
             raise StoreError(
-                f"{self.where(name)}: the server's answer is not one of S3 "
-                f"({type(error).__name__}: {str(error)[:80]}). Check the AWS_ENDPOINT_URL."
+                f"{self.where(name)}: the server's answer is not valid for S3 "
+                f"({type(error).__name__}: {str(error)[:80]}). Check AWS_ENDPOINT_URL."
             ) from None
 
     def _refuse(self, name: str, operation: str, response: Json) -> NoReturn:
         status = response["ResponseMetadata"].get("HTTPStatusCode", 0)
         code = response["Error"].get("Code", "")[:80]
-        said = f"the server answers {status} {code if code != str(status) else ''}".rstrip()
+        answer = f"the server answers {status} {code if code != str(status) else ''}".rstrip()
         if passes(status, code):
             headers = response["ResponseMetadata"].get("HTTPHeaders", {})
-            raise UnavailableError(said, pause_s(headers.get("retry-after", "")))
+            raise UnavailableError(answer, pause_s(headers.get("retry-after", "")))
         if status == 412 and operation == "PutObject":
-            raise TakenError(f"{self.where(name)}: {said}: there already")
+            raise TakenError(f"{self.where(name)}: {answer}: it exists already")
         if status in (412, 416):
             changed(self.where(name))
         if status == 404 and code != "NoSuchBucket":
-            raise AbsentError(f"{self.where(name)}: {said}. Check bucket and prefix.")
+            raise AbsentError(f"{self.where(name)}: {answer}. Check bucket and prefix.")
         remedy = _REMEDIES.get(code) or _REMEDIES.get(status, _NOT_ALLOWED)
-        raise StoreError(f"{self.where(name)}: {said}. {remedy}")
+        raise StoreError(f"{self.where(name)}: {answer}. {remedy}")

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from imagenet_prep.core import program
 from imagenet_prep.core.errors import StoreError
+from imagenet_prep.storage.inside import folder_inside
 from imagenet_prep.storage.lock import try_lock
 from imagenet_prep.storage.os_errors import storage_errors
 
@@ -37,7 +38,9 @@ def make(path: Path) -> None:
         root.mkdir(mode=0o700, exist_ok=True)
         # TMPDIR is often shared: a different user may have created the folder, or a link.
         if root.is_symlink() or root.stat().st_uid != os.getuid():
-            raise StoreError(f"{root} is not yours. Remove it, or set TMPDIR to another folder.")
+            raise StoreError(
+                f"{root} is not yours. Remove it, or set TMPDIR to a different folder."
+            )
         path.mkdir(exist_ok=True)
 
 
@@ -94,16 +97,10 @@ def _hold(parent: Path) -> Path:
 
 def _sweep(parent: Path) -> None:
     for path in parent.iterdir():
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError:
-            # The process has just removed its folder.
-            continue
-        try:
+        # A process may just have removed its folder.
+        with contextlib.suppress(OSError), folder_inside(path) as descriptor:
             if try_lock(descriptor, path):
                 shutil.rmtree(path, ignore_errors=True)
-        finally:
-            os.close(descriptor)
 
 
 program.before_ending(leave)

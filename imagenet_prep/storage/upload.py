@@ -57,15 +57,8 @@ class Stored(NamedTuple):
         if self.crc32c is None:
             return UnkeptProblem(f"{file.name}: the server has no CRC32C (S3 checksum) of it")
         if crc32c not in (None, self.crc32c):
-            return Problem(f"{file.name}: the server's CRC32C is {self.crc32c}, sent was {crc32c}")
+            return Problem(f"{file.name}: the server's CRC32C is {self.crc32c}, expected {crc32c}")
         return None
-
-
-class Sent(NamedTuple):
-    """An uploaded object: its CRC32C, and whether the server has confirmed it."""
-
-    crc32c: str
-    proven: bool
 
 
 @dataclass(frozen=True)
@@ -76,10 +69,13 @@ class Uploader:
     ended: threading.Event  # set at the end of the run, to start no more uploads
     checksums: bool = True  # whether to send CRC32Cs to the server
 
-    def send(self, file: File, opened: BinaryIO, remedy: str, check: Check = unchecked) -> Sent:
+    def send(
+        self, file: File, opened: BinaryIO, remedy: str, check: Check = unchecked
+    ) -> str | None:
         """Uploads the bytes of `opened`; `remedy` is the advice if they are wrong.
 
-        `check` is called before each request that makes the object visible.
+        `check` is called before each request that makes the object visible. Returns the CRC32C in
+        base64, or None if the server has confirmed it.
         """
         parts = iter(functools.partial(opened.read, PART_BYTES), b"")
         first = next(parts, b"")
@@ -87,12 +83,12 @@ class Uploader:
             _demand(file, hashlib.sha256(first).hexdigest(), len(first), remedy)
             return self.send_small(file, first, check)
         if self.ended.is_set():
-            raise IncompleteError(f"{file.name}: the run is ending, so it is not sent.")
+            raise IncompleteError(f"{file.name}: not uploaded, because the run is ending.")
         upload = self.call(
             file.name,
             "create_multipart_upload",
             Metadata={SHA256: file.sha256},
-            **self._given(ChecksumAlgorithm="CRC32C", ChecksumType="FULL_OBJECT"),
+            **self._checksums(ChecksumAlgorithm="CRC32C", ChecksumType="FULL_OBJECT"),
         )["UploadId"]
         try:
             return self._send_parts(file, upload, itertools.chain([first], parts), remedy, check)
@@ -103,8 +99,8 @@ class Uploader:
 
     def send_small(
         self, file: File, data: bytes, check: Check = unchecked, **conditions: str
-    ) -> Sent:
-        """Uploads an object in one request, with S3 conditions such as IfNoneMatch."""
+    ) -> str | None:
+        """Like `send`, in one request, with S3 conditions such as IfNoneMatch."""
         checksum = _written(crc32c.crc32c(data))
         answer = self.call(
             file.name,
@@ -112,10 +108,10 @@ class Uploader:
             check,
             Body=data,
             Metadata={SHA256: file.sha256},
-            **self._given(ChecksumCRC32C=checksum),
+            **self._checksums(ChecksumCRC32C=checksum),
             **conditions,
         )
-        return _sent(checksum, answer)
+        return None if answer.get("ChecksumCRC32C") == checksum else checksum
 
     def abort(self, name: str, upload: str) -> None:
         """Removes a multipart upload; it may be absent."""
@@ -124,35 +120,31 @@ class Uploader:
 
     def _send_parts(
         self, file: File, upload: str, parts: Iterable[bytes], remedy: str, check: Check
-    ) -> Sent:
-        sha256, whole, size = hashlib.sha256(), 0, 0
+    ) -> str | None:
+        sha256, total, size = hashlib.sha256(), 0, 0
         listed: list[Json] = []
         for number, part in enumerate(parts, start=1):
             sha256.update(part)
-            whole = crc32c.crc32c(part, whole)
+            total = crc32c.crc32c(part, total)
             size += len(part)
             checksum = _written(crc32c.crc32c(part))
-            entry = {"PartNumber": number, **self._given(ChecksumCRC32C=checksum)}
+            entry = {"PartNumber": number, **self._checksums(ChecksumCRC32C=checksum)}
             answer = self.call(file.name, "upload_part", UploadId=upload, Body=part, **entry)
             listed.append({**entry, "ETag": answer["ETag"]})
         _demand(file, sha256.hexdigest(), size, remedy)
-        checksum = _written(whole)
+        checksum = _written(total)
         answer = self.call(
             file.name,
             "complete_multipart_upload",
             check,
             UploadId=upload,
             MultipartUpload={"Parts": listed},
-            **self._given(ChecksumCRC32C=checksum, ChecksumType="FULL_OBJECT"),
+            **self._checksums(ChecksumCRC32C=checksum, ChecksumType="FULL_OBJECT"),
         )
-        return _sent(checksum, answer)
+        return None if answer.get("ChecksumCRC32C") == checksum else checksum
 
-    def _given(self, **checksums: str) -> dict[str, str]:
+    def _checksums(self, **checksums: str) -> dict[str, str]:
         return checksums if self.checksums else {}
-
-
-def _sent(checksum: str, answer: Json) -> Sent:
-    return Sent(checksum, answer.get("ChecksumCRC32C") == checksum)
 
 
 def _written(checksum: int) -> str:

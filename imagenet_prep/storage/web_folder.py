@@ -6,9 +6,8 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
 
-from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.core.regular_file import MOST_BYTES
-from imagenet_prep.storage.fetch import as_file, stream
+from imagenet_prep.storage.fetch import as_file, stream, whole
 from imagenet_prep.storage.http import Http
 from imagenet_prep.storage.remote import AbsentError, Stat
 from imagenet_prep.storage.retry import RetryBudget, with_retries
@@ -58,13 +57,10 @@ class WebFolder:
         self, name: str, offset: int = 0, size: int | None = None, most: int = MOST_BYTES
     ) -> bytes:
         """See `Readable`."""
+        if size is None:
+            return whole(self._http, name, self._budget(name), most)
         stat = self._stat(name)
-        if size is None and stat.size > most:
-            raise DataDamagedError(
-                f"{self.where(name)}: has {stat.size:,} bytes, expected {most:,} at most. This "
-                "program did not write it so: put the file there again."
-            )
-        stop = stat.size if size is None else min(offset + size, stat.size)
+        stop = min(offset + size, stat.size)
         return b"".join(stream(self._http, name, stat, self._budget(name), offset, stop))
 
     @contextlib.contextmanager
@@ -78,5 +74,4 @@ class WebFolder:
         return with_retries(lambda: self._http.stat(name), self._budget(name))
 
     def _budget(self, name: str) -> RetryBudget:
-        remedy = "Run the same command again later."
-        return RetryBudget(self.where(name), _RETRIES, remedy=remedy)
+        return RetryBudget(self.where(name), _RETRIES, remedy="Run the same command again later.")

@@ -57,7 +57,7 @@ def test_from_a_mistyped_flag_to_a_mended_replica(archives: Miniature, tmp_path:
         first.send(signal.SIGCONT)
         first.send(signal.SIGTERM)
         ended = first.finish()
-    assert "is being written by another run" in one_line(beside, BusyError.exit_code)
+    assert "is being written by a different run" in one_line(beside, BusyError.exit_code)
     assert ended.code in (0, 130), ended
     again = command.run(*asked)
     assert again.code == 0, again

@@ -67,7 +67,7 @@ class Refusing(LocalStore):
         names = {file.name for file in files}
         assert all(self.size(name) is not None for name in names)
         if self.lost in names:
-            raise IncompleteError("not what this run has put there")
+            raise IncompleteError("1 object changed during this run")
 
 
 @pytest.mark.parametrize("lost", [SHARD, naming.index_name(SHARD), naming.LABELS])
@@ -79,6 +79,6 @@ def test_no_manifest_is_published_over_files_that_are_not_those_it_names(
     store.lost = lost
     store.remove(naming.MANIFEST)
 
-    with pytest.raises(IncompleteError, match="not what this run has put there"):
+    with pytest.raises(IncompleteError, match="1 object changed during this run"):
         publish(store, draft, incidents=[], classes=CLASSES)
     assert store.size(naming.MANIFEST) is None

@@ -205,7 +205,7 @@ def test_bytes_that_the_disk_has_changed_never_become_an_object(
 ) -> None:
     temporary = store.temporary()
     temporary.write_bytes(DATA[:-1] + b"?")
-    with pytest.raises(DataDamagedError, match="does not give back what was written"):
+    with pytest.raises(DataDamagedError, match="returns different bytes than were written"):
         store.publish(temporary, "train-00000-of-00001", SHA256)
 
     assert store.size("train-00000-of-00001") is None
@@ -247,7 +247,7 @@ def test_what_is_missing_or_foreign_is_not_confirmed(store: BucketStore) -> None
     with pytest.raises(IncompleteError) as caught:
         store.verify_published(wrong)
 
-    assert "not what this run has put there: 2 objects" in str(caught.value)
+    assert "2 objects changed during this run" in str(caught.value)
     assert "absent: missing" in str(caught.value)
     with pytest.raises(AbsentError):
         store.read("absent")

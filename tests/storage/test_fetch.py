@@ -169,7 +169,5 @@ def test_a_remote_file_of_a_different_size_than_it_must_have_is_not_read(
         ):
             next(contents(remote, File("x", size, ""), budget, "Get it again."))
     os.truncate(tmp_path / "x", MOST_BYTES + 1)
-    with pytest.raises(
-        DataDamagedError, match=f"x: has {MOST_BYTES + 1:,} bytes, expected {MOST_BYTES:,}"
-    ):
+    with pytest.raises(DataDamagedError, match=f"x: has more than {MOST_BYTES:,} bytes"):
         whole(remote, "x", budget)

@@ -321,7 +321,7 @@ def test_free_bytes_looks_at_the_nearest_folder_there_is(store: LocalStore) -> N
 def test_a_second_lock_of_one_process_is_refused_and_names_the_owner(store: LocalStore) -> None:
     with (
         store.lock(),
-        pytest.raises(BusyError, match=rf"by another run \(pid {os.getpid()} on "),
+        pytest.raises(BusyError, match=rf"by a different run \(pid {os.getpid()} on "),
         LocalStore(store.root).lock(),
     ):
         pytest.fail("the lock was given twice")
@@ -338,7 +338,7 @@ def test_little_is_shown_of_the_lock_of_another_program(
     store.write(f"{naming.WORK}/lock", content.encode())
     with (
         open(store.path(f"{naming.WORK}/lock"), "rb") as other,
-        pytest.raises(BusyError, match=rf"by another run \({shown}\)"),
+        pytest.raises(BusyError, match=rf"by a different run \({shown}\)"),
     ):
         fcntl.flock(other, fcntl.LOCK_EX)
         with store.lock():
@@ -585,7 +585,7 @@ def test_a_work_folder_of_another_user_is_read_and_never_written(store: LocalSto
         lambda: store.open(".work/origin.json", os.O_RDWR),
     ]
     for ask in asked:
-        with pytest.raises(StoreError, match=r"belongs to another user \(number 12345\)"):
+        with pytest.raises(StoreError, match=r"belongs to a different user \(number 12345\)"):
             ask()
     assert store.read(".work/origin.json") == b"{}"
 
@@ -785,5 +785,5 @@ def test_a_system_without_links_is_explained(
 ) -> None:
     there, files = two_files
     system.fails("link", code)
-    with pytest.raises(UsageError, match="same file system, and run this as"):
+    with pytest.raises(UsageError, match="same file system and run this as"):
         LocalStore(tmp_path / "here").take_over(there, files)

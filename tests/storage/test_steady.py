@@ -169,7 +169,7 @@ def test_an_answer_of_s3_is_kept_only_up_to_a_bound(speaks: Speaks, limits: Limi
     for answer in (good, bad):
         with speaks(answer), pytest.raises(UnavailableError, match="the connection failed"):
             S3("s3://b/p", 1, PATIENCE_S).files("")
-    with speaks(bad), pytest.raises(StoreError, match="the server's answer is not one of S3"):
+    with speaks(bad), pytest.raises(StoreError, match="the server's answer is not valid for S3"):
         b"".join(by_boto())
 
 

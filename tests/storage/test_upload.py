@@ -28,7 +28,7 @@ def test_a_run_that_ends_begins_no_object_of_several_parts(limits: Limits) -> No
     ended = threading.Event()
     ended.set()
 
-    with pytest.raises(IncompleteError, match="x: the run is ending, so it is not sent"):
+    with pytest.raises(IncompleteError, match="x: not uploaded, because the run is ending"):
         Uploader(refused, ended).send(File("x", 10, SHA256), io.BytesIO(DATA), "")
 
 

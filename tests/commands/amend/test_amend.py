@@ -388,7 +388,7 @@ def test_links_that_the_system_refuses_are_explained(
     flags = ("amend", reference.out, "--exclude", changes.exclude, "--out", tmp_path / "new")
     refused = command.run(*flags, program=("-c", code))
     assert refused.code == 2, refused
-    assert f"makes no hard link to {reference.out}" in refused.err
+    assert f"cannot create a hard link to {reference.out}" in refused.err
     assert not os.path.exists(tmp_path / "new" / "dataset.json")
 
 

@@ -324,7 +324,7 @@ def test_a_second_run_of_one_machine_is_refused_by_name(
         second = machine.prepare(many.root, "busy", *MANY)
 
     assert second.code == BusyError.exit_code, second
-    assert f"s3://{BUCKET}/busy is being written by another run (pid {first.pid} " in second.err
+    assert f"s3://{BUCKET}/busy is being written by a different run (pid {first.pid} " in second.err
 
 
 @pytest.mark.usefixtures("finished")
@@ -463,7 +463,7 @@ def test_ranges_are_read_by_headers_that_are_signed_once(
     assert operations == ["before-send.s3.GetObject"] * 2
     with pytest.raises(IncompleteError, match="ranges/x y%: it has changed"):
         read(7, 100, stat._replace(validator='"other"'))
-    with pytest.raises(UnavailableError, match="asked for 'bytes 7-106/257'"):
+    with pytest.raises(UnavailableError, match="expected 'bytes 7-106/257'"):
         read(7, 100, stat._replace(size=257))
     with pytest.raises(AbsentError, match="404"):
         b"".join(remote.read("y", 0, 1, stat))

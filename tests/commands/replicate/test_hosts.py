@@ -199,7 +199,7 @@ def test_two_runs_at_once_do_not_mix(hosts: Hosts, large: Path) -> None:
         command.wait_until(busy.exists, "the last host is being written to")
         second = hosts.run(large)
         assert second.code == BusyError.exit_code, second
-        assert "is being written by another run" in second.out
+        assert "is being written by a different run" in second.out
         first.send(signal.SIGINT)
         assert first.finish().code == 130
     assert hosts.run(large).code == 0

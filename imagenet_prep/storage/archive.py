@@ -93,9 +93,8 @@ class ArchiveReader:
 
     def will_need(self, ranges: Iterable[Range]) -> None:
         """Announces ranges to the kernel, which prefetches them in disk order."""
-        groups = itertools.groupby(sorted(ranges), operator.itemgetter(0))
-        for archive, of_archive in groups:
-            self._use(archive, functools.partial(_announce, of_archive))
+        for archive, group in itertools.groupby(sorted(ranges), operator.itemgetter(0)):
+            self._use(archive, functools.partial(_announce, group))
 
     def files_of(
         self,
@@ -136,18 +135,18 @@ class ArchiveReader:
             return act(descriptor)
         descriptor = self._open(archive)
         with self._lock:
-            kept = archive not in self._descriptors and descriptor < self._kept_below
-            if kept:
+            stays_open = archive not in self._descriptors and descriptor < self._kept_below
+            if stays_open:
                 self._descriptors[archive] = descriptor
         try:
             return act(descriptor)
         finally:
-            if not kept:
+            if not stays_open:
                 os.close(descriptor)
 
     def _open(self, archive: str) -> int:
         if archive not in self._archives:
-            raise damaged_list(f"it names {archive!r}, which is no archive of the source")
+            raise damaged_list(f"it names {archive!r}, which is not an archive of the source")
         path = self._archives[archive]
         try:
             return regular_file.open_to_read(path)

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 COOKIES_VARIABLE = "IMAGENET_PREP_COOKIES"
 TOKEN_VARIABLE = "IMAGENET_PREP_TOKEN"  # noqa: S105 - the variable's name, not the token
 HOW_TO_LOG_IN = (
-    "Log in at image-net.org, accept the terms, and save the browser's cookies as a Netscape "
-    f"cookies.txt that {COOKIES_VARIABLE} names; or put login and password into ~/.netrc, or a "
-    f"bearer token into {TOKEN_VARIABLE} as HOST=TOKEN, or HOST:PORT=TOKEN for another port than "
-    "443. They are sent over https:// alone."
+    "Log in at image-net.org, accept the terms, save the browser's cookies as a Netscape "
+    f"cookies.txt, and set {COOKIES_VARIABLE} to its path. Or put login and password into "
+    f"~/.netrc, or set {TOKEN_VARIABLE} to HOST=TOKEN (HOST:PORT=TOKEN if the port is not 443). "
+    "All are only sent over https://."
 )
 # HOST=TOKEN or HOST:PORT=TOKEN, with a bearer token as in RFC 6750.
 _BOUND_TOKEN = re.compile(
@@ -55,7 +55,9 @@ class Credentials:
         url = request.url or ""
         if not _is_private(url):
             return request
-        if self._is_ours(url):
+        # A redirect from http to https on the same server is safe.
+        host, port = _place(url)
+        if host == self._host and (port == self._port or (self._port, port) == (80, 443)):
             if self._token:
                 request.headers["Authorization"] = f"Bearer {self._token}"
             elif self._netrc:
@@ -65,11 +67,6 @@ class Credentials:
             cookies = get_cookie_header(self._cookies, request)  # type: ignore[no-untyped-call]
             request.headers.update({"Cookie": cookies} if cookies else {})
         return request
-
-    def _is_ours(self, url: str) -> bool:
-        """Returns whether a URL is on the user's server; http may be upgraded to https."""
-        host, port = _place(url)
-        return host == self._host and (port == self._port or (self._port, port) == (80, 443))
 
 
 def _place(url: str) -> tuple[str, int]:
@@ -94,14 +91,12 @@ def token_for(base: str) -> str | None:
     """Returns the token for the host of `base`, or None."""
     scheme = urlsplit(base).scheme
     tokens: dict[tuple[str, int], str] = {}
-    for entry in re.split(r"[\s,]+", os.environ.get(TOKEN_VARIABLE, "")):
-        if not entry:
-            continue
+    for entry in os.environ.get(TOKEN_VARIABLE, "").replace(",", " ").split():
         bound = _BOUND_TOKEN.fullmatch(entry)
         if bound is None:
             raise UsageError(
-                f"{TOKEN_VARIABLE}: expected HOST=TOKEN, or HOST:PORT=TOKEN for another port than "
-                "that of https, several separated by commas. A token is sent to its host alone: "
+                f"{TOKEN_VARIABLE}: expected HOST=TOKEN (HOST:PORT=TOKEN if the port is not 443), "
+                "separated by commas. A token is only sent to its host. Example: "
                 f"{TOKEN_VARIABLE}=mirror.example.edu=TOKEN"
             )
         host = bound["host"].strip("[]").lower()
@@ -115,13 +110,13 @@ def token_for(base: str) -> str | None:
         return token
     if not _LOOPBACK.fullmatch(host):
         raise UsageError(
-            f"{base}: {TOKEN_VARIABLE} holds a token for {host}, and http would show it to the "
-            "network. Use https://, or leave the token out."
+            f"{base}: {TOKEN_VARIABLE} has a token for {host}, which http would send unencrypted. "
+            "Use https://, or remove the token."
         )
     if _has_proxy(base):
         raise UsageError(
-            f"{base}: the token of {TOKEN_VARIABLE} would be sent to the proxy that HTTP_PROXY "
-            f"names. Set NO_PROXY={host}."
+            f"{base}: the token of {TOKEN_VARIABLE} would be sent to the proxy of HTTP_PROXY. Set "
+            f"NO_PROXY={host}."
         )
     return token
 

@@ -66,8 +66,8 @@ class Http:
             size = _total_size(response)
             if size is None:
                 raise StoreError(
-                    f"{self.where(name)}: the server does not say how large it is, so nobody "
-                    "could tell whether it is complete. Use another mirror."
+                    f"{self.where(name)}: the server does not send its size, so a truncated "
+                    "download would go unnoticed. Use a different mirror."
                 )
             head = b"".join(_body(response, min(_HEAD_BYTES, size)))
             if head.lstrip().lower().startswith((b"<!doctype", b"<html")):
@@ -83,10 +83,9 @@ class Http:
             if stat.validator and not stat.validator.startswith("W/"):
                 headers["If-Range"] = stat.validator
         with self._get(name, headers) as response:
-            found = _validator(response.headers)
-            if (found and stat.validator and found != stat.validator) or _total_size(
-                response
-            ) not in (stat.size, None):
+            validator = _validator(response.headers)
+            is_changed = validator and stat.validator and validator != stat.validator
+            if is_changed or _total_size(response) not in (stat.size, None):
                 changed(self.where(name))
             if stat.ranges:
                 _check_range(response, offset, size)
@@ -129,8 +128,7 @@ class Http:
             response.close()
             url = urljoin(url, target)
         raise StoreError(
-            f"{self.where(name)}: one server sends on to the next, {_MOST_REQUESTS} times so far. "
-            "Use another mirror."
+            f"{self.where(name)}: more than {_MOST_REQUESTS} redirects. Use a different mirror."
         )
 
     @property
@@ -190,14 +188,14 @@ def _check_status(where: str, response: requests.Response) -> None:
     if status in (200, 206):
         return
     if passes(status):
-        retry_after = response.headers.get("Retry-After", "")
-        raise UnavailableError(f"the server answers {status}", pause_s(retry_after))
+        pause = pause_s(response.headers.get("Retry-After", ""))
+        raise UnavailableError(f"the server answers {status}", pause)
     if status in (401, 403):
         raise StoreError(f"{where}: the server answers {status}: not allowed. {HOW_TO_LOG_IN}")
     if status in (404, 410):
         raise AbsentError(
-            f"{where}: the server answers {status}: not there. Check --base-url: it is the folder "
-            "that holds the archives under their own names."
+            f"{where}: the server answers {status}: not found. Check --base-url: it must be the "
+            "folder that contains the archives under their original names."
         )
     if status == 416 and response.headers.get("Content-Range", "").endswith("*/0"):
         raise _EmptyError(f"{where}: the file is empty.")
@@ -209,11 +207,11 @@ def _check_status(where: str, response: requests.Response) -> None:
 
 
 def _refuse_web_page(where: str, response: requests.Response) -> NoReturn:
-    came_from = public(response.url)
-    redirected = "" if came_from == where else f" (sent on to {came_from})"
+    url = public(response.url)
+    redirected = "" if url == where else f" (redirected to {url})"
     raise StoreError(
-        f"{where}: the server sends a web page instead of the archive{redirected}: most likely it "
-        f"wants a login. {HOW_TO_LOG_IN}"
+        f"{where}: the server sends a web page instead of the archive{redirected}. It probably "
+        f"requires a login. {HOW_TO_LOG_IN}"
     )
 
 
@@ -232,10 +230,8 @@ def _total_size(response: requests.Response) -> int | None:
 
 def _check_range(response: requests.Response, offset: int, size: int) -> None:
     if response.status_code == 200:
-        raise UnavailableError("the server ignores the byte range asked for")
-    found = response.headers.get("Content-Range", "")
-    match = CONTENT_RANGE.fullmatch(found)
-    if match is None or (int(match[1]), int(match[2])) != (offset, offset + size - 1):
-        raise UnavailableError(
-            f"the server sends {found!r}, asked for {offset}-{offset + size - 1}"
-        )
+        raise UnavailableError("the server ignores the requested byte range")
+    sent, last = response.headers.get("Content-Range", ""), offset + size - 1
+    match = CONTENT_RANGE.fullmatch(sent)
+    if match is None or (int(match[1]), int(match[2])) != (offset, last):
+        raise UnavailableError(f"the server sends {sent!r}, requested {offset}-{last}")

@@ -12,10 +12,10 @@ import contextlib
 import os
 import re
 import stat as stat_module
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from imagenet_prep.core import address, canonical, records
 from imagenet_prep.core.errors import ImagenetPrepError
@@ -54,27 +54,23 @@ class KeptLists:
     writes: bool = True  # whether new lists are stored (not in a dry run)
     believed: bool = True  # whether existing lists are used, instead of only overwritten
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return KeptLists, astuple(self)
-
     def find(self, archive: str, stat: Stat, start: int, stop: int) -> Kept | None:
         """Returns the files in bytes [start, stop) of an archive, or None if none are kept."""
         return self._load(archive, stat, start, stop) if self.believed else None
 
     def _load(self, archive: str, stat: Stat, start: int, stop: int) -> Kept | None:
         try:
-            text = self._read(_name(archive, stat, start, stop))
-            found = records.loads(_List, text)
+            stored = records.loads(_List, self._read(_name(archive, stat, start, stop)))
         except (ImagenetPrepError, OSError, ValueError):
             return None
-        if (found.archive, found.validator, found.num_bytes) != (archive, *_identity(stat)):
+        if (stored.archive, stored.validator, stored.num_bytes) != (archive, *_identity(stat)):
             return None
         last = start
-        for _, offset, size in found.files:
+        for _, offset, size in stored.files:
             if not (last <= offset and 0 <= size <= stop - offset):
                 return None
             last = offset + size
-        return Kept(found.files, found.md5 if _MD5.fullmatch(found.md5) else "")
+        return Kept(stored.files, stored.md5 if _MD5.fullmatch(stored.md5) else "")
 
     def keep(self, archive: str, stat: Stat, start: int, stop: int, kept: Kept) -> None:
         """Stores a list. If that fails, the next run reads the archive again."""
@@ -82,8 +78,12 @@ class KeptLists:
             return
         content = _List(archive, *_identity(stat), *kept)
         with contextlib.suppress(ImagenetPrepError, OSError):
-            if (folder := self._store.as_folder) and not _made_by_us(folder.root):
-                return
+            if folder := self._store.as_folder:
+                folder.root.mkdir(parents=True, exist_ok=True)
+                status = folder.root.lstat()
+                # A different user may have created the folder, or a link.
+                if not stat_module.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+                    return
             self._store.write(_name(archive, stat, start, stop), canonical.dumps(content))
 
     def keep_md5(self, archive: str, stat: Stat, md5: str) -> None:
@@ -99,7 +99,7 @@ class KeptLists:
         # Follow no link, and accept no file that a different user may have written.
         with os.fdopen(folder.open(name, os.O_RDONLY), "rb") as file:
             if not inside.is_only_ours(os.fstat(file.fileno())):
-                raise ValueError("another user may have written it")
+                raise ValueError("a different user may have written it")
             return file.read(_MAX_BYTES)
 
     @cached_property
@@ -115,17 +115,10 @@ def beside(out: str) -> str | None:
     return f"{above}/{FOLDER}" if prefix and above != "s3:/" else None
 
 
-def _made_by_us(folder: Path) -> bool:
-    """Makes a folder; returns False if it is a link or belongs to a different user."""
-    folder.mkdir(parents=True, exist_ok=True)
-    status = folder.lstat()
-    return stat_module.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
-
-
 def _identity(stat: Stat) -> tuple[str, int]:
     return stat.validator, stat.size
 
 
 def _name(archive: str, stat: Stat, start: int, stop: int) -> str:
-    digest = canonical.digest([archive, stat.validator, stat.size])[:16]
+    digest = canonical.digest([archive, *_identity(stat)])[:16]
     return f"{digest}/{start}-{stop}.json"

@@ -173,22 +173,22 @@ class Ledger:
     ) -> str:
         """Returns the noted sha256 of an open file; reads it if there is no note, or if `again`."""
         status = os.fstat(opened.fileno())
-        note = None if again else self.find(name, status)
-        if note and isinstance(known := note.get("sha256"), str):
-            return known
-        found = hashlib.file_digest(opened, "sha256").hexdigest()
-        if noted:
-            self.add({name: status}, sha256=found)
-        return found
+        note = {} if again else self.find(name, status) or {}
+        sha256 = note.get("sha256")
+        if not isinstance(sha256, str):
+            sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
+            if noted:
+                self.add({name: status}, sha256=sha256)
+        return sha256
 
-    def add(self, files: Mapping[str, os.stat_result], **found: Any) -> None:
+    def add(self, files: Mapping[str, os.stat_result], **result: Any) -> None:
         """Notes that files are verified, with the same result for all of them.
 
         `files` holds their stat results from before they were read. In a read-only folder, notes
         stay in memory.
         """
         new = {
-            name: {"name": name, **Identity.of(status)._asdict(), **found}
+            name: {"name": name, **Identity.of(status)._asdict(), **result}
             for name, status in files.items()
         }
         with self._lock, contextlib.suppress(OSError, ImagenetPrepError):

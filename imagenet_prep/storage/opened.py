@@ -21,7 +21,7 @@ from imagenet_prep.dataset.samples import Head, Sample
 from imagenet_prep.storage import tables
 from imagenet_prep.storage.store import Readable, open_readable
 
-_REMEDY = "Get the dataset again from where it was made."
+_REMEDY = "Copy the dataset again from its original location."
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Dataset:
     @cached_property
     def classes(self) -> ClassList:
         """The class list, verified against the manifest."""
-        for said in claims.untrue(self.manifest, self.labels):
-            raise ManifestError(f"{self.where}: {said}. {_REMEDY}")
+        for claim in claims.untrue(self.manifest, self.labels):
+            raise ManifestError(f"{self.where}: {claim}. {_REMEDY}")
         return self.labels
 
     @cached_property
@@ -75,8 +75,8 @@ class Dataset:
         shards = {name: split.shards for name, split in self.manifest.splits.items()}
         try:
             info: dict[str, object] = canonical.loads(self.small_file(naming.TFDS_INFO))
-            made = tfds.dataset_info(tfds.name_of(info), shards, self.manifest.subset)
-            if tfds.lengths(info) == tfds.lengths(canonical.loads(made)):
+            expected = tfds.dataset_info(tfds.name_of(info), shards, self.manifest.subset)
+            if tfds.lengths(info) == tfds.lengths(canonical.loads(expected)):
                 return info
         except (ValueError, LookupError, TypeError):
             pass
@@ -86,26 +86,26 @@ class Dataset:
 
     def untrue(self) -> list[str]:
         """Returns all claims of the manifest that the small files disprove."""
-        found: list[str] = []
+        problems: list[str] = []
         try:
-            found += (f"{said}. {_REMEDY}" for said in claims.untrue(self.manifest, self.labels))
+            untrue = claims.untrue(self.manifest, self.labels)
+            problems += (f"{claim}. {_REMEDY}" for claim in untrue)
             if any(file.name == naming.TFDS_INFO for file in self.manifest.files):
                 _ = self.tfds_info
         except DataDamagedError as error:
-            found.append(str(error))
-        return found
+            problems.append(str(error))
+        return problems
 
     def small_file(self, name: str) -> bytes:
         """Returns the verified content of a file next to the shards."""
         expected = next((file for file in self.manifest.files if file.name == name), None)
-        is_there = expected and self.store.size(name) == expected.num_bytes
-        data = self.store.read(name) if is_there else b""
-        if expected is None or hashlib.sha256(data).hexdigest() != expected.sha256:
-            raise ManifestError(
-                f"{self.store.where(name)}: missing, or not what {naming.MANIFEST} says. Fetch it "
-                "again."
-            )
-        return data
+        if expected and self.store.size(name) == expected.num_bytes:
+            data = self.store.read(name)
+            if hashlib.sha256(data).hexdigest() == expected.sha256:
+                return data
+        raise ManifestError(
+            f"{self.store.where(name)}: missing or different from {naming.MANIFEST}. {_REMEDY}"
+        )
 
     def lost(self) -> list[str]:
         """Returns the files of the manifest that are missing or have a different size."""
@@ -121,8 +121,8 @@ class Dataset:
         """Raises UsageError if only one node's part of the dataset is stored here."""
         if self.placement.nodes > 1:
             raise UsageError(
-                f"{self.where} is {self.placement}, and this needs the complete dataset. Use it "
-                "where all its shards are."
+                f"{self.where} is {self.placement}, and this needs the complete dataset. Use a "
+                "copy that has all its shards."
             )
 
     def demand_samples(self) -> None:
@@ -175,17 +175,17 @@ def open_dataset(place: str | Readable, *, parts: bool = False, check: bool = Tr
             raise UsageError(f"{where}: there is no such folder")
         if naming.WORK in store.list_folder():
             raise IncompleteError(
-                f"{where}: no {naming.MANIFEST} yet: what was writing here has not finished. "
-                "Run the same command again to resume."
+                f"{where}: no {naming.MANIFEST} yet, because a run has not finished. Run the same "
+                "command again to resume."
             )
         raise UsageError(
-            f"{where}: no {naming.MANIFEST}: not a data set of imagenet-prep. imagenet-prep "
-            "prepare makes one of images. If TFRecords of another program are there: "
+            f"{where}: no {naming.MANIFEST}: not a dataset of imagenet-prep. To make one from "
+            "images, run imagenet-prep prepare. For TFRecords of a different program, run "
             f"imagenet-prep adopt {where}"
         )
-    found = Dataset.at(store)
+    dataset = Dataset.at(store)
     if not parts:
-        found.demand_complete()
+        dataset.demand_complete()
     if check:
-        _ = found.classes
-    return found
+        _ = dataset.classes
+    return dataset

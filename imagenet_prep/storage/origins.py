@@ -60,9 +60,9 @@ def find(digest: str) -> Origin | None:
             if not inside.is_only_ours(os.fstat(file.fileno())):
                 return None
             text = regular_file.read_whole(file, store.path(name), _MAX_BYTES)
-        found = records.loads(_Note, text)
+        noted = records.loads(_Note, text)
         # The folder may be shared, so this file may be the note of a different dataset.
-        return Origin(found.root, found.files) if found.digest == digest else None
+        return Origin(noted.root, noted.files) if noted.digest == digest else None
     return None
 
 

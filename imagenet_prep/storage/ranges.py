@@ -36,11 +36,11 @@ class Ranges:
         self._timeout_s = timeout_s
         self._ca_file = ca_file
         self._tls: ssl.SSLContext | None = None
-        self._idle: dict[str, list[_Connection]] = {}
+        self._idle: dict[str, list[Connection]] = {}
         weakref.finalize(self, _close_all, self._idle)
 
-    def get(self, url: str, headers: Mapping[str, str]) -> Answer | None:
-        """Returns the answer, which the caller closes; None unless it is a plain 206.
+    def get(self, url: str, headers: Mapping[str, str]) -> Connection | None:
+        """Returns a connection with the answer, as a context; None unless it is a plain 206.
 
         It is also None if a header cannot be sent unchanged, the server's certificate is not
         trusted, or the host is unknown. The URL is quoted; the headers include Host and Range.
@@ -55,11 +55,11 @@ class Ranges:
             try:
                 connection, new = idle.pop(), False
             except IndexError:
-                if (opened := self._connect(parts)) is None:
+                if (opened := self._connect(parts, idle)) is None:
                     return None
                 connection, new = opened, True
             try:
-                found = connection.send(request)
+                is_plain = connection.send(request)
             except OSError as error:
                 connection.close()
                 # Servers close idle connections after a while.
@@ -69,101 +69,99 @@ class Ranges:
             except BaseException:
                 connection.close()
                 raise
-            if (
-                found is None
-                or "transfer-encoding" in found
-                or not NUMBER.fullmatch(found.get("content-length", ""))
-            ):
-                connection.close()
-                return None
-            return Answer(found, connection, idle)
+            if is_plain:
+                return connection
+            connection.close()
+            return None
 
-    def _connect(self, parts: SplitResult) -> _Connection | None:
+    def _connect(self, parts: SplitResult, idle: list[Connection]) -> Connection | None:
         try:
             if self._tls is None and parts.scheme == "https":
                 self._tls = ssl.create_default_context(cafile=self._ca_file)
             tls = self._tls if parts.scheme == "https" else None
-            return _Connection(
-                parts.hostname or "", parts.port or _PORTS[parts.scheme], self._timeout_s, tls
-            )
+            address = parts.hostname or "", parts.port or _PORTS[parts.scheme]
+            return Connection(address, self._timeout_s, tls, idle)
         except (ssl.SSLError, socket.gaierror, FileNotFoundError, PermissionError):
             return None
         except OSError as error:
             raise UnavailableError(reason(error)) from None
 
 
-class Answer:
-    """The answer to a request, with lower-case header names and an unread body."""
+class Connection:
+    """A connection with the answer to its last request: lower-case headers, an unread body."""
 
     def __init__(
-        self, headers: dict[str, str], connection: _Connection, idle: list[_Connection]
+        self,
+        address: tuple[str, int],
+        timeout_s: float,
+        tls: ssl.SSLContext | None,
+        idle: list[Connection],
     ) -> None:
-        self.headers = headers
-        self._connection = connection
+        """Connects; after use as a context, the connection is added to `idle`."""
         self._idle = idle
-        self._left = int(headers["content-length"])
+        self._socket = socket.create_connection(address, timeout_s)
+        try:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if tls:
+                self._socket = tls.wrap_socket(self._socket, server_hostname=address[0])
+        except BaseException:
+            self._socket.close()
+            raise
+        self._steady = SteadyReader(self._socket.makefile("rb", buffering=0), timeout_s)
+        self._reader = io.BufferedReader(self._steady, _BUFFER_BYTES)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         """Keeps the connection if the body was read completely."""
-        if self._left or self.headers.get("connection", "").lower() == "close":
-            self._connection.close()
+        if self._body_bytes or self.headers.get("connection", "").lower() == "close":
+            self.close()
         else:
-            self._idle.append(self._connection)
+            self._idle.append(self)
 
-    def read(self, size: int) -> bytes:
-        """Returns the next `size` bytes of the body, or fewer at its end."""
-        try:
-            data: bytes = self._connection.reader.read(min(size, self._left))
-        except OSError as error:
-            raise UnavailableError(reason(error)) from None
-        self._left -= len(data)
-        return data
-
-
-class _Connection:
-    def __init__(self, host: str, port: int, timeout_s: float, tls: ssl.SSLContext | None) -> None:
-        self._socket = socket.create_connection((host, port), timeout_s)
-        try:
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if tls:
-                self._socket = tls.wrap_socket(self._socket, server_hostname=host)
-        except BaseException:
-            self._socket.close()
-            raise
-        self._steady = SteadyReader(self._socket.makefile("rb", buffering=0), timeout_s)
-        self.reader = io.BufferedReader(self._steady, _BUFFER_BYTES)
-
-    def send(self, request: bytes) -> dict[str, str] | None:
-        """Sends a request and returns the headers of the answer; None unless it is 206."""
+    def send(self, request: bytes) -> bool:
+        """Sends a request and reads the headers; returns whether it is a 206 with a length."""
         self._socket.sendall(request)
         self._steady.begin()
-        line = self.reader.readline(_MOST_HEADER_BYTES)
+        line = self._reader.readline(_MOST_HEADER_BYTES)
         if not line:
             raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
         if not line.startswith(b"HTTP/1.1 206 "):
-            return None
+            return False
         headers: dict[str, str] = {}
-        left = _MOST_HEADER_BYTES
-        while (line := self.reader.readline(left)) not in (b"\r\n", b"\n"):
-            left -= len(line)
-            if not line.endswith(b"\n") or not left:
-                return None
+        allowed = _MOST_HEADER_BYTES
+        while (line := self._reader.readline(allowed)) not in (b"\r\n", b"\n"):
+            allowed -= len(line)
+            if not line.endswith(b"\n") or not allowed:
+                return False
             name, _, value = line.decode("latin-1").partition(":")
             name, value = name.lower(), value.strip()
             # Joined as in RFC 9110, so that two lengths are invalid.
             headers[name] = f"{headers[name]}, {value}" if name in headers else value
-        return headers
+        length = headers.get("content-length", "")
+        if "transfer-encoding" in headers or not NUMBER.fullmatch(length):
+            return False
+        self.headers, self._body_bytes = headers, int(length)
+        return True
+
+    def read(self, size: int) -> bytes:
+        """Returns the next `size` bytes of the body, or fewer at its end."""
+        try:
+            data: bytes = self._reader.read(min(size, self._body_bytes))
+        except OSError as error:
+            raise UnavailableError(reason(error)) from None
+        self._body_bytes -= len(data)
+        return data
 
     def close(self) -> None:
+        """Closes the connection."""
         with contextlib.suppress(OSError):
-            self.reader.close()
+            self._reader.close()
         self._socket.close()
 
 
-def _close_all(idle: Mapping[str, list[_Connection]]) -> None:
+def _close_all(idle: Mapping[str, list[Connection]]) -> None:
     for connections in idle.values():
         while connections:
             connections.pop().close()

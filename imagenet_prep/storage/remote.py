@@ -118,8 +118,8 @@ class Remote(Protocol):
 def changed(where: str) -> NoReturn:
     """Raises IncompleteError for a file that has changed during the run."""
     raise IncompleteError(
-        f"{where}: it has changed since this run began. Run the same command again: what was read "
-        "of the old file is dropped, and the new one is read from its start."
+        f"{where}: it has changed since this run began. Run the same command again: it reads the "
+        "new file from the start."
     )
 
 
@@ -134,30 +134,31 @@ def failure(where: str, error: BaseException, bundle: str) -> StoreError | Unava
     `bundle` is the environment variable for certificate authorities.
     """
     causes = _causes(error)
-    if any(isinstance(each, socket.gaierror) and each.errno in _NO_SUCH_HOST for each in causes):
+    if any(isinstance(cause, socket.gaierror) and cause.errno in _NO_SUCH_HOST for cause in causes):
         return StoreError(
-            f"{where}: {reason(error)}. Check the address, and for S3 AWS_ENDPOINT_URL."
+            f"{where}: {reason(error)}. Check the address (for S3, AWS_ENDPOINT_URL)."
         )
     if (match := _TUNNEL.search(" ".join(map(str, causes)))) and not passes(int(match[1])):
         return StoreError(f"{where}: the proxy answers {match[1]}. Check HTTPS_PROXY.")
-    if any(isinstance(each, ssl.SSLEOFError | ConnectionError | TimeoutError) for each in causes):
-        return UnavailableError(reason(error))
-    if any(type(each).__name__ in ("SSLError", "SSLCertVerificationError") for each in causes):
+    temporary = ssl.SSLEOFError, ConnectionError, TimeoutError
+    is_temporary = any(isinstance(cause, temporary) for cause in causes)
+    names = {type(cause).__name__ for cause in causes}
+    if not is_temporary and names & {"SSLError", "SSLCertVerificationError"}:
         return StoreError(
-            f"{where}: no trusted connection: {reason(error)}. Check the clock and the address; "
-            f"for a private certificate authority set {bundle}."
+            f"{where}: the connection is not trusted: {reason(error)}. Check the clock and the "
+            f"address; for a private certificate authority, set {bundle}."
         )
     return UnavailableError(reason(error))
 
 
 def exactly(size: int, read: Callable[[int], bytes], most: int = CHUNK_BYTES) -> Iterator[bytes]:
     """Yields `size` bytes in chunks of at most `most`."""
-    left = size
-    while left:
-        chunk = read(min(most, left))
+    position = 0
+    while position < size:
+        chunk = read(min(most, size - position))
         if not chunk:
-            raise UnavailableError(f"the body ended after {size - left:,} of {size:,} bytes")
-        left -= len(chunk)
+            raise UnavailableError(f"the body ended after {position:,} of {size:,} bytes")
+        position += len(chunk)
         yield chunk
 
 
@@ -176,25 +177,23 @@ def pause_s(retry_after: str) -> float:
 
 def reason(error: BaseException) -> str:
     """Returns the system's words for a network failure; the exception's own text may hold a URL."""
-    seen = _causes(error)
-    for each in seen:
-        if isinstance(each, TooSlowError):
-            return f"too few bytes came in time ({each})"
-    for each in seen:
-        if isinstance(each, TimeoutError) or type(each).__name__.endswith(
-            ("TimeoutError", "Timeout")
-        ):
+    causes = _causes(error)
+    for cause in causes:
+        if isinstance(cause, TooSlowError):
+            return f"too few bytes came in time ({cause})"
+    for cause in causes:
+        if type(cause).__name__.endswith(("TimeoutError", "Timeout")):
             return "no byte came in time"
-        if isinstance(each, OSError) and each.strerror:
-            return str(each.strerror)
-    if any(type(each).__name__ == "IncompleteRead" for each in seen):
+        if isinstance(cause, OSError) and cause.strerror:
+            return str(cause.strerror)
+    if any(type(cause).__name__ == "IncompleteRead" for cause in causes):
         return "the connection was cut"
     return f"the connection failed ({type(error).__name__})"
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    seen: list[BaseException] = [error]
-    for each in seen:
-        linked = (*each.args, getattr(each, "reason", None), each.__cause__, each.__context__)
-        seen += [e for e in linked if isinstance(e, BaseException) and e not in seen]
-    return seen
+    causes: list[BaseException] = [error]
+    for cause in causes:
+        linked = (*cause.args, getattr(cause, "reason", None), cause.__cause__, cause.__context__)
+        causes += [e for e in linked if isinstance(e, BaseException) and e not in causes]
+    return causes

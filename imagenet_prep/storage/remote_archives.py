@@ -83,9 +83,13 @@ class RemoteArchives:
         lists = path.site.lists
         known = kept = lists.find(str(path), path.stat, start, stop) if lists else None
         if header_bytes:
-            found = self._read_headers(archive, files, header_bytes, kept.files if kept else ())
-            if kept is None or found != kept.files:
-                kept = Kept(found, "")
+            # Prefetch the headers at the offsets in the kept list.
+            starts = [offset - header_bytes for _, offset, _ in (kept.files if kept else ())]
+            self.will_need((archive, first, header_bytes) for first in starts if first >= 0)
+            entries = [*files(self)]
+            self.will_need(())
+            if kept is None or entries != kept.files:
+                kept = Kept(entries, "")
         elif kept is None or not is_whole(kept.files):
             hashed = path.site.hashes and (start, stop) == (0, path.stat.size)
             one_pass = _Pass(self, archive, start, stop, hashed=hashed)
@@ -95,20 +99,6 @@ class RemoteArchives:
         if kept.md5:
             self._md5[archive] = kept.md5
         return kept.files
-
-    def _read_headers(
-        self,
-        archive: str,
-        files: Callable[[Reads], Iterable[Entry]],
-        header_bytes: int,
-        likely: Sequence[Entry],
-    ) -> list[Entry]:
-        """Returns the result of `files`, prefetching the headers at the `likely` offsets."""
-        starts = (offset - header_bytes for _, offset, _ in likely)
-        self.will_need((archive, start, header_bytes) for start in starts if start >= 0)
-        found = [*files(self)]
-        self.will_need(())
-        return found
 
     def known_md5(self, archive: str) -> str | None:
         """Returns the md5 stored with the list of an archive's files, or None."""
@@ -141,7 +131,7 @@ class _Request:
     archive: str
     start: int
     stop: int
-    left: int = 0
+    num_ranges: int = 0
     answer: Future[bytes] | None = None
 
     @property
@@ -156,27 +146,30 @@ class _Ahead:
         self, ranges: Sequence[Range], submit: Callable[[str, int, int], Future[bytes]]
     ) -> None:
         self._submit = submit
-        self._request_of = _requests(ranges)
+        self._request_of: dict[Range, _Request] = {}
+        for window in _windows([piece for piece in dict.fromkeys(ranges) if piece[2]]):
+            request_of = _merged(window)
+            self._request_of |= {piece: request_of[piece] for piece in window}
         self._waiting = deque(dict.fromkeys(self._request_of.values()))
         self._in_flight: set[Future[bytes]] = set()
         # Bytes requested but not taken yet.
         self._num_bytes = 0
         self._send()
 
-    def take(self, wanted: Range) -> bytes | None:
+    def take(self, piece: Range) -> bytes | None:
         """Returns the bytes of an announced range, once; None if it was not announced."""
-        request = self._request_of.pop(wanted, None)
+        request = self._request_of.pop(piece, None)
         if request is None:
             return None
         # Send this request even above the limits. Otherwise the reader would wait for itself.
         while request.answer is None:
             self._send_next()
         data = request.answer.result()
-        _, offset, size = wanted
+        _, offset, size = piece
         if size < request.size:
             data = data[offset - request.start : offset - request.start + size]
-        request.left -= 1
-        if not request.left:
+        request.num_ranges -= 1
+        if not request.num_ranges:
             self._num_bytes -= request.size
             request.answer = None
         self._send()
@@ -202,14 +195,6 @@ class _Ahead:
         self._num_bytes += request.size
 
 
-def _requests(ranges: Sequence[Range]) -> dict[Range, _Request]:
-    request_of: dict[Range, _Request] = {}
-    for window in _windows([each for each in dict.fromkeys(ranges) if each[2]]):
-        merged = _merged(window)
-        request_of |= {each: merged[each] for each in window}
-    return request_of
-
-
 def _merged(ranges: Iterable[Range]) -> dict[Range, _Request]:
     """Returns the request for each range; nearby ranges share one."""
     request_of: dict[Range, _Request] = {}
@@ -224,7 +209,7 @@ def _merged(ranges: Iterable[Range]) -> dict[Range, _Request]:
         ):
             request = _Request(archive, offset, stop)
         request.stop = max(stop, request.stop)
-        request.left += 1
+        request.num_ranges += 1
         request_of[archive, offset, size] = request
     return request_of
 
@@ -233,8 +218,8 @@ def _windows(ranges: Sequence[Range]) -> Iterator[list[Range]]:
     """Splits ranges into groups that fit in memory, including the gaps between them."""
     stops = itertools.accumulate(size + NEAR_BYTES for _, _, size in ranges)
     in_windows = zip(ranges, (stop // _WINDOW_BYTES for stop in stops), strict=True)
-    for _, window in itertools.groupby(in_windows, lambda each: each[1]):
-        yield [each for each, _ in window]
+    for _, window in itertools.groupby(in_windows, lambda pair: pair[1]):
+        yield [piece for piece, _ in window]
 
 
 class _Pass:

@@ -120,11 +120,11 @@ class RemotePath:
         """Returns `stat`; raises StoreError if the server cannot send parts of the file."""
         if self.stat.ranges and self.stat.validator:
             return self.stat
-        problem = "names neither ETag nor date, so nobody could tell whether the file changes"
+        problem = "sends neither ETag nor date, so a change of the file would go unnoticed"
         if not self.stat.ranges:
             problem = "cannot send parts of a file (no Range)"
         raise StoreError(
-            f"{self}: the server {problem}. Bring the archives to a disk: imagenet-prep "
+            f"{self}: the server {problem}. Copy the archives to a disk first: imagenet-prep "
             f"download --base-url {self.site.base}"
         )
 
@@ -134,7 +134,9 @@ class RemotePath:
         budget = self.site.budget(where)
         data = b"".join(stream(self.site.remote, self.relative, self.stat, budget, start, stop))
         if len(data) != stop - start:
-            raise StoreError(f"{where}: the server has sent {len(data):,} bytes. Use another one.")
+            raise StoreError(
+                f"{where}: the server has sent {len(data):,} bytes. Use a different server."
+            )
         return data
 
     @cached_property

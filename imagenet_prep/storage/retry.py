@@ -22,8 +22,8 @@ _MAX_RETRY_AFTER_S = 900.0
 # If many objects fail together, print this many lines at once, then one per interval.
 _LINES_AT_ONCE, _LINE_EVERY_S = 5, 2.0
 _RESUME = (
-    "What was fetched is kept: run the same command again to resume, later or with more --retries "
-    "if it repeats."
+    "Fetched data is kept: run the same command again to resume. If it fails again, try later or "
+    "with more --retries."
 )
 
 # A separate generator, to leave the sequence of a seeded `random` unchanged during training.
@@ -56,23 +56,22 @@ class RetryBudget:
         self._in_a_row += 1
         delay = min(_MAX_DELAY_S, _FIRST_DELAY_S * 2 ** min(self._in_a_row - 1, 16))
         delay = max(delay * _jitter.uniform(0.5, 1.0), error.retry_after_s)
-        failed = str(error).rstrip(".")
-        failed = failed if self.where in failed else f"{self.where}: {failed}"
+        failure = str(error).rstrip(".")
+        failure = failure if self.where in failure else f"{self.where}: {failure}"
         if delay > _MAX_RETRY_AFTER_S:
             problem = f"and asks to wait {delay:,.0f} s"
         elif self.failures > self.retries:
-            plural = "s" if self.failures > 1 else ""
-            problem = f"given up after {self.failures} failed attempt{plural}"
+            problem = f"given up after {terminal.counted(self.failures, 'failed attempt')}"
         else:
             of = "" if self.retries == sys.maxsize else f" of {self.retries}"
             if not self.ended.is_set():
                 counter.add(0, retries=1)
-                line = f"{failed}; retry {self.failures}{of} in {delay:.1f} s"
+                line = f"{failure}; retry {self.failures}{of} in {delay:.1f} s"
                 _lines.say(line, object=self.where, retry=self.failures, delay_s=round(delay, 1))
             if not self.ended.wait(delay):
                 return
             problem = "and the run is ending"
-        raise IncompleteError(f"{failed}, {problem}. {self.remedy}", self.remedy)
+        raise IncompleteError(f"{failure}, {problem}. {self.remedy}", self.remedy)
 
 
 class _Lines:
@@ -80,18 +79,18 @@ class _Lines:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._free, self._at, self._withheld = float(_LINES_AT_ONCE), 0.0, 0
+        self._allowed, self._at, self._withheld = float(_LINES_AT_ONCE), 0.0, 0
 
     def say(self, line: str, **fields: Any) -> None:
         with self._lock:
             now = time.monotonic()
             earned = (now - self._at) / _LINE_EVERY_S
-            self._free, self._at = min(_LINES_AT_ONCE, self._free + earned), now
-            if self._free < 1:
+            self._allowed, self._at = min(_LINES_AT_ONCE, self._allowed + earned), now
+            if self._allowed < 1:
                 self._withheld += 1
                 return
             more = f" ({self._withheld:,} more retries without a line)" if self._withheld else ""
-            self._free, self._withheld = self._free - 1, 0
+            self._allowed, self._withheld = self._allowed - 1, 0
         with contextlib.suppress(OSError, ValueError):  # stderr may be closed
             terminal.say(line + more, "warning", **fields)
 

@@ -15,7 +15,7 @@ from imagenet_prep.core.errors import StoreError, UsageError
 from imagenet_prep.core.installed import demand
 from imagenet_prep.storage import steady
 from imagenet_prep.storage.inside import demand_inside
-from imagenet_prep.storage.ranges import Answer, Ranges
+from imagenet_prep.storage.ranges import Connection, Ranges
 from imagenet_prep.storage.remote import (
     CONTENT_RANGE,
     REQUEST_BYTES,
@@ -225,7 +225,7 @@ class S3:
         answer = self._client.get_object(**self.object(name), Range=requested, IfMatch=etag)
         return answer["Body"], answer["ETag"], answer.get("ContentRange")
 
-    def _answered(self, name: str, requested: str, etag: str) -> Answer | None:
+    def _answered(self, name: str, requested: str, etag: str) -> Connection | None:
         signed, now = self._signed.get(name), time.monotonic()
         if signed is None or now > signed.until:
             signed = self._signed[name] = self._sign(name, now + _SIGNED_FOR_S)

@@ -36,7 +36,7 @@ def signer(dataset: Dataset, signers: str) -> str:
     if not allowed.is_file():
         raise UsageError(f"--signers {signers}: there is no such file")
     remedy = (
-        f"Get {naming.MANIFEST} and {naming.SIGNATURE} from the author again, or let the author "
+        f"Get {naming.MANIFEST} and {naming.SIGNATURE} from the author again, or ask the author to "
         f"sign: ssh-keygen -Y sign -n {NAMESPACE} -f KEY {naming.MANIFEST}"
     )
     if (data := read(dataset.store)) is None:
@@ -44,15 +44,15 @@ def signer(dataset: Dataset, signers: str) -> str:
     with tempfile.NamedTemporaryFile(prefix="imagenet-prep-", suffix=".sig") as file:
         file.write(data)
         file.flush()
-        of_both = ["-s", file.name, "-f", str(allowed)]
-        found = _keygen("find-principals", of_both, b"")
+        files = ["-s", file.name, "-f", str(allowed)]
+        result = _keygen("find-principals", files, b"")
         # Take the first line: a key may belong to several identities.
-        identity = found.stdout.decode(errors="replace").partition("\n")[0]
-        if not found.returncode:
-            words = [*of_both, "-I", identity, "-n", NAMESPACE]
-            found = _keygen("verify", words, dataset.data)
-        if found.returncode:
-            reason = found.stderr.decode(errors="replace").strip() or "no key of it fits"
+        identity = result.stdout.decode(errors="replace").partition("\n")[0]
+        if not result.returncode:
+            words = [*files, "-I", identity, "-n", NAMESPACE]
+            result = _keygen("verify", words, dataset.data)
+        if result.returncode:
+            reason = result.stderr.decode(errors="replace").strip() or "no matching key"
             raise DataDamagedError(
                 f"{where}: not a valid signature of {naming.MANIFEST} by a key in {signers} "
                 f"(ssh-keygen: {reason}). {remedy}"

@@ -129,7 +129,7 @@ class FolderRemote:
         with self._explained(name):
             status = self._folder.path(name).stat()
         if not stat.S_ISREG(status.st_mode):
-            raise AbsentError(f"{self.where(name)}: is no file. Check the path.")
+            raise AbsentError(f"{self.where(name)}: is not a file. Check the path.")
         return Stat.of(status)
 
     def read(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
@@ -148,10 +148,10 @@ class FolderRemote:
             yield
         except OSError as error:
             # Errors in the consumer of `read` do not pass here: the generator gets a GeneratorExit.
-            said = f"{self.where(name)}: {error.strerror}."
+            problem = f"{self.where(name)}: {error.strerror}."
             if error.errno == errno.ENOENT:
-                raise AbsentError(f"{said} Check the path.") from error
-            raise StoreError(f"{said} Check the disk.") from error
+                raise AbsentError(f"{problem} Check the path.") from error
+            raise StoreError(f"{problem} Check the disk.") from error
 
 
 def open_store(base: str) -> Store:
@@ -177,10 +177,9 @@ def open_readable(base: str) -> Readable:
     return open_store(base)
 
 
-def same_place(one: str, other: str) -> bool:
-    """Returns whether two results of `Store.where` mean the same folder or prefix."""
-    places = [where if is_remote(where) else Path(where).resolve() for where in (one, other)]
-    return places[0] == places[1]
+def same_place(*places: str) -> bool:
+    """Returns whether results of `Store.where` mean the same folder or prefix."""
+    return len({place if is_remote(place) else Path(place).resolve() for place in places}) == 1
 
 
 def open_remote(base: str, *, connections: int, timeout_s: float) -> Remote:

@@ -21,30 +21,32 @@ from imagenet_prep.storage.store import Readable
 # Tables up to this size are prefetched completely; those of ImageNet-21K in 1,024 shards are half
 # as large. Larger tables are streamed.
 _AHEAD_BYTES = 8 << 20
-Made = TypeVar("Made")
-Parse = Callable[[Iterable[bytes], str], Iterator[Made]]
+Row = TypeVar("Row")
+Parse = Callable[[Iterable[bytes], str], Iterator[Row]]
 Opened = contextlib.AbstractContextManager[BinaryIO]
 
 
 def rows(store: Readable, shard: Shard, num_classes: float = math.inf) -> Iterator[Sample]:
     """Yields the samples of a shard in record order; verifies and raises like `lines`."""
-    return _parsed(partial(samples.parse, num_classes=num_classes), store, shard)
+    where = store.where(_name(shard))
+    return samples.parse(lines(store, shard), where, num_classes=num_classes)
 
 
 def heads(
     store: Readable, shard: Shard, num_classes: int, *, images: bool = False
 ) -> Iterator[Head]:
     """Yields the leading fields of each line, see `samples.heads`; raises like `lines`."""
-    return _parsed(partial(samples.heads, num_classes=num_classes, images=images), store, shard)
+    where = store.where(_name(shard))
+    return samples.heads(lines(store, shard), where, num_classes=num_classes, images=images)
 
 
-def each(parse: Parse[Made], store: Readable, shards: Iterable[Shard]) -> Iterator[Iterator[Made]]:
+def each(parse: Parse[Row], store: Readable, shards: Iterable[Shard]) -> Iterator[Iterator[Row]]:
     """Yields the result of `parse` per table, prefetching the next few.
 
     If one raises, as `lines` does, the following tables are still yielded.
     """
-    for shard, reading in ahead(partial(_begun, store), shards):
-        yield _parsed(parse, store, shard, reading.result)
+    for shard, opening in ahead(partial(_opened, store), shards):
+        yield parse(lines(store, shard, opening.result), store.where(_name(shard)))
 
 
 def mentions(store: Readable, shard: Shard, texts: Iterable[bytes]) -> bool:
@@ -60,7 +62,7 @@ def _name(shard: Shard) -> str:
     return naming.samples_name(shard.name)
 
 
-def _begun(store: Readable, shard: Shard) -> Opened:
+def _opened(store: Readable, shard: Shard) -> Opened:
     """Opens a table; a short one is read into memory first."""
     opened = store.opened(_name(shard))
     if shard.samples_bytes > _AHEAD_BYTES:
@@ -69,25 +71,14 @@ def _begun(store: Readable, shard: Shard) -> Opened:
         return io.BytesIO(file.read(shard.samples_bytes + 1))
 
 
-def _parsed(
-    parse: Parse[Made],
-    store: Readable,
-    shard: Shard,
-    begun: Callable[[], Opened] | None = None,
-) -> Iterator[Made]:
-    found = lines(store, shard, begun)
-    return parse(found, store.where(_name(shard)))
-
-
 def lines(
-    store: Readable, shard: Shard, begun: Callable[[], Opened] | None = None
+    store: Readable, shard: Shard, opened: Callable[[], Opened] | None = None
 ) -> Iterator[bytes]:
     """Yields the lines of a shard's table, header first; verified after the last line."""
     where, digest, number = store.where(_name(shard)), hashlib.sha256(), 0
     try:
-        with begun() if begun else store.opened(_name(shard)) as file:
-            found = samples.read_lines(as_file(hashed(file, [digest])))
-            for number, line in enumerate(found):
+        with opened() if opened else store.opened(_name(shard)) as file:
+            for number, line in enumerate(samples.read_lines(as_file(hashed(file, [digest])))):
                 if number > shard.examples:
                     raise DataDamagedError(f"{where}: more than {shard.examples:,} lines")
                 yield line
@@ -97,6 +88,6 @@ def lines(
         raise DataDamagedError(f"{where}: {number:,} lines, expected {shard.examples:,}")
     if (sha256 := digest.hexdigest()) != shard.samples_sha256:
         raise DataDamagedError(
-            f"{where}: sha256 {sha256}, the manifest says {shard.samples_sha256}. Fetch it again "
-            "from where the data set was made."
+            f"{where}: sha256 {sha256}, the manifest says {shard.samples_sha256}. Copy it again "
+            "from the original dataset."
         )

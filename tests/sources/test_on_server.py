@@ -100,7 +100,10 @@ def test_what_is_missing_is_named(miniature: Miniature) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"ranges": False}, r"\(no Range\)\. Bring the archives to a disk: imagenet-prep download"),
+        (
+            {"ranges": False},
+            r"\(no Range\)\. Copy the archives to a disk first: imagenet-prep",
+        ),
         ({"etags": False}, "neither ETag nor date"),
         ({"plan": lambda *_: "403"}, "the server answers 403: not allowed"),
         ({"plan": lambda *_: "login"}, "sends a web page instead of the archive"),

@@ -72,7 +72,7 @@ def test_an_archive_that_cannot_be_opened_is_named(reader: ArchiveReader) -> Non
         reader.read("gone.tar", 0, 1)
     # A list of images below .work may name any file.
     with pytest.raises(
-        DataDamagedError, match=r"names '\.\./some\.tar', which is no archive of the"
+        DataDamagedError, match=r"names '\.\./some\.tar', which is not an archive of the"
     ):
         reader.read("../some.tar", 0, 1)
 

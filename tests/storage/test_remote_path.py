@@ -53,7 +53,7 @@ def test_a_file_is_read_from_its_start_and_in_parts(folder: RemotePath) -> None:
     ("stat", "said"),
     [
         (Stat(9, "tag", False), r"cannot send parts of a file.*download --base-url https://h/in"),
-        (Stat(9, "", True), "names neither ETag nor date"),
+        (Stat(9, "", True), "sends neither ETag nor date"),
     ],
 )
 def test_a_file_that_cannot_be_read_where_it_is_is_refused(stat: Stat, said: str) -> None:

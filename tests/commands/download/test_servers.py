@@ -224,7 +224,7 @@ def test_a_server_that_never_honours_a_range_is_given_up(tmp_path: Path) -> None
         result = command.run("download", *flags)
 
     assert (result.code, result.out) == (4, "")
-    assert "the server ignores the byte range asked for" in result.err
+    assert "the server ignores the requested byte range" in result.err
 
 
 def test_a_host_that_is_not_there_is_named(tmp_path: Path) -> None:

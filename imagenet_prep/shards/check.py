@@ -26,20 +26,15 @@ _MAX_LINE_BYTES = 64
 
 @dataclass(frozen=True)
 class Expectation:
-    """The expectations that all shards of a dataset share.
+    """The expectations that all shards of a dataset share; see also `Manifest`.
 
     Attributes:
-      store: the dataset.
       level: one of `schema.LEVELS`.
       wnids: by class index; empty if labels.txt itself is damaged.
-      label_offset: stored label = class index + this.
       name_of_sha256: shard names by digest, to tell a swapped shard from a damaged one.
       most_bytes: of the largest shard; of a longer file, the rest is not read.
       prove_image: decodes (encoded, height, width), and returns whether decoders may show the
         image turned; raises BadImageError.
-      lacks: keys that records lack or hold wrong, as the manifest says.
-      has_own_keys: as of `Manifest`: the class in a key may differ from the record's, and the key
-        may have a number.
     """
 
     store: Readable
@@ -59,9 +54,9 @@ class Report:
 
     Attributes:
       problems: one sentence each, naming shard, record and byte offset; empty if sound.
-      examples_per_class: by class index; only at level "decode".
-      num_bytes: that were read; 0 at level "manifest".
-      oriented: images with an EXIF orientation that is not 1; only at level "decode".
+      num_bytes: bytes read.
+      examples_per_class, oriented: only at level "decode"; oriented are the images with an EXIF
+        orientation that is not 1.
     """
 
     shard: str

@@ -31,6 +31,8 @@ from imagenet_prep.storage.large_file import LargeFile
 from imagenet_prep.storage.new_file import new_file
 from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
 
+# A stored image with its source bytes.
+_Image = tuple[Member, PreparedImage, bytes]
 # Images are hashed together until their sources have about this number of bytes.
 _HASHED_TOGETHER_BYTES = 1 << 20
 
@@ -109,23 +111,26 @@ def write_shard(
         lines: list[str] = []
         origins = Origins()
         with LargeFile(shard_path) as file, new_file(samples_path) as samples_file:
-            table, waiting = Table(samples_file), _Waiting()
+            table, waiting, waiting_bytes = Table(samples_file), list[_Image](), 0
             for stored in _prepared(shard, images, transform, fail_on_bad_image, tally):
                 if isinstance(stored, Stored):
                     record = stored.parts
-                    table.extend([*waiting.samples(), stored.sample])
+                    table.extend([*_samples(waiting), stored.sample])
+                    waiting, waiting_bytes = [], 0
                 else:
                     member, image, data = stored
                     record = _record(member, image, classes[member.class_index], label_offset)
                     origins.add(member, image)
-                    waiting.add(member, image, data)
-                    if waiting.num_bytes >= _HASHED_TOGETHER_BYTES:
-                        table.extend(waiting.samples())
+                    waiting.append(stored)
+                    waiting_bytes += len(data)
+                    if waiting_bytes >= _HASHED_TOGETHER_BYTES:
+                        table.extend(_samples(waiting))
+                        waiting, waiting_bytes = [], 0
                 counter.add()
                 lines.append(tfrecord.index_line(file.num_bytes, sum(map(len, record))))
                 for part in record:
                     file.append(part)
-            table.extend(waiting.samples())
+            table.extend(_samples(waiting))
         if not lines:
             first = tally.incidents[0]
             raise DataDamagedError(
@@ -156,8 +161,8 @@ def _prepared(
     transform: Callable[[bytes], PreparedImage],
     fail_on_bad_image: bool,
     tally: _Tally,
-) -> Iterator[tuple[Member, PreparedImage, bytes] | Stored]:
-    """Yields the images to store, with their source bytes, and updates the tally."""
+) -> Iterator[_Image | Stored]:
+    """Yields the images to store, and updates the tally."""
     for source in images:
         if isinstance(source, Stored):
             yield source
@@ -186,44 +191,31 @@ def _prepared(
         yield member, image, data
 
 
-class _Waiting:
-    """Stored images that are not yet in the table, so that several can be hashed at once."""
-
-    def __init__(self) -> None:
-        self._images: list[tuple[Member, PreparedImage, bytes]] = []
-        self.num_bytes = 0
-
-    def add(self, member: Member, image: PreparedImage, data: bytes) -> None:
-        """Adds the image of the next record, which was made from `data`."""
-        self._images.append((member, image, data))
-        self.num_bytes += len(data)
-
-    def samples(self) -> Iterator[Sample]:
-        """Yields the table entries of the waiting images, and removes them."""
-        images, self._images, self.num_bytes = self._images, [], 0
-        changed = [image.encoded for _, image, data in images if image.encoded is not data]
-        digests = sha256([*(data for *_, data in images), *changed])
-        digests_of_changed = iter(digests[len(images) :])
-        for (member, image, data), source_sha256 in zip(images, digests, strict=False):
-            action, digest = samples.KEPT, source_sha256
-            if image.encoded is not data:
-                action = samples.REPAIRED if image.repair else samples.SHRUNK
-                digest = next(digests_of_changed)
-            height, width = image.source_size or (image.height, image.width)
-            yield Sample(
-                key=member.key,
-                class_index=member.class_index,
-                num_bytes=len(image.encoded),
-                width=image.width,
-                height=image.height,
-                sha256=digest,
-                action=action,
-                reason=image.repair or "",
-                source_bytes=len(data),
-                source_width=width,
-                source_height=height,
-                source_sha256=source_sha256,
-            )
+def _samples(images: Sequence[_Image]) -> Iterator[Sample]:
+    """Yields the table entries of stored images with their source bytes, hashed at once."""
+    changed = [image.encoded for _, image, data in images if image.encoded is not data]
+    digests = sha256([*(data for *_, data in images), *changed])
+    digests_of_changed = iter(digests[len(images) :])
+    for (member, image, data), source_sha256 in zip(images, digests, strict=False):
+        action, digest = samples.KEPT, source_sha256
+        if image.encoded is not data:
+            action = samples.REPAIRED if image.repair else samples.SHRUNK
+            digest = next(digests_of_changed)
+        height, width = image.source_size or (image.height, image.width)
+        yield Sample(
+            key=member.key,
+            class_index=member.class_index,
+            num_bytes=len(image.encoded),
+            width=image.width,
+            height=image.height,
+            sha256=digest,
+            action=action,
+            reason=image.repair or "",
+            source_bytes=len(data),
+            source_width=width,
+            source_height=height,
+            source_sha256=source_sha256,
+        )
 
 
 def _record(

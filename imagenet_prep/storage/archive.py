@@ -10,7 +10,7 @@ import operator
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
@@ -99,20 +99,17 @@ class ArchiveReader:
     def files_of(
         self,
         archive: str,
-        start: int,  # noqa: ARG002
-        stop: int,  # noqa: ARG002
+        _start: int,
+        _stop: int,
         files: Callable[[Reads], Iterable[Entry]],
-        *,
-        is_whole: Callable[[Sequence[Entry]], bool],  # noqa: ARG002
-        header_bytes: int = 0,  # noqa: ARG002
+        **_: object,
     ) -> list[Entry]:
         """Returns the result of `files` for an archive, see `RemoteArchives.files_of`."""
         with ArchiveReader({archive: self._archives[archive]}) as reader:
             return [*files(reader)]
 
-    def known_md5(self, archive: str) -> str | None:  # noqa: ARG002
+    def known_md5(self, _archive: str) -> None:
         """Returns None: listing an archive only reads its headers."""
-        return None
 
     def md5(self, archive: str) -> str:
         """Returns the md5 of an archive."""

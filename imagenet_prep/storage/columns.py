@@ -124,16 +124,13 @@ def misfit(stored: Column, rows: ColumnFile, head: bytes, sha256: str, where: st
 class Survey:
     """The columns of a dataset, compared with its manifest by names and sizes.
 
-    Attributes:
-      problems: one sentence per file or column that is damaged, foreign or unexpected.
-      complete: names of the complete columns.
-      incomplete: unfinished columns, with the number of their finished files.
-      files: files that must still be read to be verified.
+    `incomplete` are unfinished columns, with the number of their finished files; `files` must still
+    be read to be verified.
     """
 
     def __init__(self, dataset: Dataset) -> None:
         self._store, self._dataset = dataset.store, dataset
-        self.complete: list[str] = []
+        self.complete = list[str]()
         self.incomplete: dict[str, int] = {}
         self.files: list[tuple[Column, ColumnFile]] = []
         files = self._store.names(naming.COLUMNS)

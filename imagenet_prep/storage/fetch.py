@@ -135,8 +135,7 @@ class _Chunks(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         while not self._rest:
-            chunk = next(self._chunks, None)
-            if chunk is None:
+            if (chunk := next(self._chunks, None)) is None:
                 return 0
             self._rest = memoryview(chunk)
         size = min(len(buffer), len(self._rest))

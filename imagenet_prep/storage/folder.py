@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from imagenet_prep.core import regular_file
 from imagenet_prep.core.errors import StoreError, UsageError
+from imagenet_prep.core.regular_file import MOST_BYTES
 from imagenet_prep.dataset import naming
 from imagenet_prep.storage import inside
 from imagenet_prep.storage.hard_link import hard_link
@@ -131,11 +132,7 @@ class LocalStore:
             yield entries
 
     def read(
-        self,
-        name: str,
-        offset: int = 0,
-        size: int | None = None,
-        most: int = regular_file.MOST_BYTES,
+        self, name: str, offset: int = 0, size: int | None = None, most: int = MOST_BYTES
     ) -> bytes:
         """See `Store`."""
         path = self.path(name)
@@ -144,6 +141,13 @@ class LocalStore:
                 return regular_file.read_whole(file, path, most)
             file.seek(offset)
             return file.read(size)
+
+    def read_ours(self, name: str, most: int) -> bytes:
+        """Returns a file of at most `most` bytes that only this user or root can have written."""
+        with open(self.open(name, os.O_RDONLY), "rb") as file:
+            if not inside.is_only_ours(os.fstat(file.fileno())):
+                raise inside.refusal(self.root, name)
+            return regular_file.read_whole(file, self.path(name), most)
 
     def _opened(self, name: str) -> BinaryIO:
         if _is_ours(name):
@@ -158,9 +162,7 @@ class LocalStore:
                 changed(self.where(name))
             yield file
 
-    def read_each(
-        self, names: Iterable[str], most: int = regular_file.MOST_BYTES
-    ) -> Iterator[bytes]:
+    def read_each(self, names: Iterable[str], most: int = MOST_BYTES) -> Iterator[bytes]:
         """See `Store`."""
         return (self.read(name, most=most) for name in names)
 
@@ -295,12 +297,8 @@ class LocalStore:
         """Removes the complete folder, and the lock last, when nothing else is left to remove."""
         for path in (*self.root.iterdir(), *self.path(naming.WORK).iterdir()):
             name = str(path.relative_to(self.root))
-            if name in (naming.WORK, _LOCK):
-                continue
-            if path.is_dir():
-                self.remove_tree(name)
-            else:
-                self.remove(name)
+            if name not in (naming.WORK, _LOCK):
+                (self.remove_tree if path.is_dir() else self.remove)(name)
         self.remove_work()
         with contextlib.suppress(OSError):  # The next run may have started.
             self.root.rmdir()

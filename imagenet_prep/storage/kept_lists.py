@@ -1,9 +1,8 @@
 """Lists of the files in remote archives, kept for the next run.
 
-They are stored next to the datasets, in `imagenet-prep-lists`, with one folder per archive. Each
-list records the address, ETag and size of its archive. Lists are checked, since others may write
-there: if one is invalid, the archive is read again. Names are verified against the headers in the
-archive.
+They are stored next to the datasets, in `imagenet-prep-lists`, with one folder per archive. Lists
+are checked, since others may write there: if one is invalid, the archive is read again. Names are
+verified against the headers in the archive.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from typing import NamedTuple
 
 from imagenet_prep.core import address, canonical, records
 from imagenet_prep.core.errors import ImagenetPrepError
-from imagenet_prep.storage import inside
 from imagenet_prep.storage.archive import Entry
 from imagenet_prep.storage.remote import Stat
 from imagenet_prep.storage.store import Store, open_store
@@ -60,7 +58,10 @@ class KeptLists:
 
     def _load(self, archive: str, stat: Stat, start: int, stop: int) -> Kept | None:
         try:
-            stored = records.loads(_List, self._read(_name(archive, stat, start, stop)))
+            name, folder = _name(archive, stat, start, stop), self._store.as_folder
+            # Accept no file that a different user may have written.
+            read = self._store.read if folder is None else folder.read_ours
+            stored = records.loads(_List, read(name, most=_MAX_BYTES))
         except (ImagenetPrepError, OSError, ValueError):
             return None
         if (stored.archive, stored.validator, stored.num_bytes) != (archive, *_identity(stat)):
@@ -91,16 +92,6 @@ class KeptLists:
         # A list without files would describe an empty archive.
         if kept := self._load(archive, stat, 0, stat.size):
             self.keep(archive, stat, 0, stat.size, kept._replace(md5=md5))
-
-    def _read(self, name: str) -> bytes:
-        """Returns a list; one that is too large is truncated, which makes its JSON invalid."""
-        if (folder := self._store.as_folder) is None:
-            return self._store.read(name, 0, _MAX_BYTES)
-        # Follow no link, and accept no file that a different user may have written.
-        with os.fdopen(folder.open(name, os.O_RDONLY), "rb") as file:
-            if not inside.is_only_ours(os.fstat(file.fileno())):
-                raise ValueError("a different user may have written it")
-            return file.read(_MAX_BYTES)
 
     @cached_property
     def _store(self) -> Store:

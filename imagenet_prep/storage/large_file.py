@@ -81,9 +81,8 @@ class LargeFile:
                         written += os.write(self._descriptor, rest)
                     except OSError as error:
                         # Some file systems refuse O_DIRECT only here, or for an unaligned end.
-                        if error.errno != errno.EINVAL or not self._past_cache:
+                        if error.errno != errno.EINVAL or not self._use_cache():
                             raise
-                        self._use_cache()
 
     def _finish(self) -> None:
         self._wait()
@@ -94,13 +93,11 @@ class LargeFile:
         os.fsync(self._descriptor)
         self.sha256 = self._hash.hexdigest()
 
-    @property
-    def _past_cache(self) -> bool:
-        return bool(fcntl.fcntl(self._descriptor, fcntl.F_GETFL) & os.O_DIRECT)
-
-    def _use_cache(self) -> None:
+    def _use_cache(self) -> bool:
+        """Turns O_DIRECT off; returns whether it was on."""
         flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
         fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+        return bool(flags & os.O_DIRECT)
 
 
 def _buffer() -> mmap.mmap:

@@ -1,23 +1,20 @@
 """Locations of the sources of datasets, noted by earlier runs of this user on this machine.
 
 `report` shows source images, and its page may be published. Datasets do not contain these
-locations, because their authors could then choose which files of a reader are shown. The notes are
-stored in the user's cache folder by digest of the manifest. Without a note, the report only lacks
-pictures.
+locations: their authors could then choose which files of a reader are shown. The notes are in the
+user's cache folder, by digest of the manifest.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagenet_prep.core import canonical, records, regular_file
+from imagenet_prep.core import canonical, records
 from imagenet_prep.core.errors import ImagenetPrepError
 from imagenet_prep.dataset import naming
-from imagenet_prep.storage import inside
 from imagenet_prep.storage.folder import LocalStore
 
 _FOLDER = "origins"
@@ -53,14 +50,8 @@ def note(digest: str, origin: Origin) -> None:
 
 def find(digest: str) -> Origin | None:
     """Returns the origin of a dataset; None if it is unknown or others could have written it."""
-    store = LocalStore(_folder())
-    name = _name(digest)
     with contextlib.suppress(OSError, ImagenetPrepError, ValueError):
-        with os.fdopen(store.open(name, os.O_RDONLY), "rb") as file:
-            if not inside.is_only_ours(os.fstat(file.fileno())):
-                return None
-            text = regular_file.read_whole(file, store.path(name), _MAX_BYTES)
-        noted = records.loads(_Note, text)
+        noted = records.loads(_Note, LocalStore(_folder()).read_ours(_name(digest), _MAX_BYTES))
         # The folder may be shared, so this file may be the note of a different dataset.
         return Origin(noted.root, noted.files) if noted.digest == digest else None
     return None

@@ -119,7 +119,7 @@ class S3:
             self._client = self._session.create_client("s3", config=settings)
         except (self._errors.BotoCoreError, ValueError) as error:
             raise UsageError(
-                f"{base}: {type(error).__name__}: check the AWS_… variables and ~/.aws"
+                f"{base}: {type(error).__name__}. Check the AWS_… variables and ~/.aws."
             ) from None
         kinds = self._client._endpoint.http_session._pool_classes_by_scheme
         kinds.update({scheme: steady.pool(kind) for scheme, kind in kinds.items()})
@@ -185,8 +185,7 @@ class S3:
     def call(self, operation: str, name: str, **arguments: Any) -> Json:
         """Returns the answer to an operation on an object, such as "put_object"."""
         with self._explained(name):
-            method = getattr(self._client, operation)
-            answer: Json = method(**self.object(name), **arguments)
+            answer: Json = getattr(self._client, operation)(**self.object(name), **arguments)
             return answer
 
     def pages(

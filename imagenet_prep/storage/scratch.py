@@ -52,7 +52,11 @@ def own() -> Path:
             parent = folder(_OWN)
             with storage_errors("create", parent):
                 _mine = _hold(parent)
-                _sweep(parent)
+                for path in parent.iterdir():
+                    # A process may just have removed its folder.
+                    with contextlib.suppress(OSError), folder_inside(path) as descriptor:
+                        if try_lock(descriptor, path):
+                            shutil.rmtree(path, ignore_errors=True)
         return _mine
 
 
@@ -93,14 +97,6 @@ def _hold(parent: Path) -> Path:
             if try_lock(descriptor, path) and path.is_dir():
                 return path
             os.close(descriptor)
-
-
-def _sweep(parent: Path) -> None:
-    for path in parent.iterdir():
-        # A process may just have removed its folder.
-        with contextlib.suppress(OSError), folder_inside(path) as descriptor:
-            if try_lock(descriptor, path):
-                shutil.rmtree(path, ignore_errors=True)
 
 
 program.before_ending(leave)

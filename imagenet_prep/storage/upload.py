@@ -1,9 +1,8 @@
 """Uploads objects to S3, in parts if they are large; each object is correct or absent.
 
-Every object is sent with the CRC32C of its content, which the server compares with the stored
-bytes, and with its sha256 as metadata. Without `checksums`, no CRC32C is sent, since some servers
-do not store or accept it; then the caller reads the object back. A multipart upload is only
-completed if the sha256 of the sent bytes is right, so a wrong object never becomes visible.
+Every object is sent with its sha256 as metadata, and with the CRC32C of its content, which the
+server verifies. Some servers do not support it: then the caller reads the object back. A multipart
+upload is only completed if the sha256 of the sent bytes is right.
 
 boto3's own transfer (s3transfer) needs the CRC32C before the first byte is read, needs the package
 awscrt to compute it for a part, and completes uploads without checking their sha256.

@@ -1,4 +1,4 @@
-"""Files on a web server, read by byte range."""
+"""Files on a web server, read by byte range, and a dataset there."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import contextlib
 import functools
 import http.cookiejar
 import threading
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 from urllib.parse import quote, urljoin
 
 import imagenet_prep
 from imagenet_prep.core.address import public
 from imagenet_prep.core.errors import StoreError, UsageError
+from imagenet_prep.core.regular_file import MOST_BYTES
 from imagenet_prep.storage import steady
 from imagenet_prep.storage.credentials import HOW_TO_LOG_IN, Credentials
+from imagenet_prep.storage.fetch import as_file, stream, whole
 from imagenet_prep.storage.remote import (
     CONTENT_RANGE,
     NUMBER,
@@ -28,6 +30,7 @@ from imagenet_prep.storage.remote import (
     pause_s,
     reason,
 )
+from imagenet_prep.storage.retry import RetryBudget, with_retries
 
 if TYPE_CHECKING:
     import requests
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
 _HEAD_BYTES = 512
 # Maximum number of requests per file, including redirects. A mirror redirects once or twice.
 _MOST_REQUESTS = 10
+# For datasets.
+_TIMEOUT_S, _RETRIES = 60.0, 20
 
 
 class _EmptyError(StoreError):
@@ -235,3 +240,64 @@ def _check_range(response: requests.Response, offset: int, size: int) -> None:
     match = CONTENT_RANGE.fullmatch(sent)
     if match is None or (int(match[1]), int(match[2])) != (offset, last):
         raise UnavailableError(f"the server sends {sent!r}, requested {offset}-{last}")
+
+
+class WebFolder:
+    """A folder on a web server, as `Readable`. Its files cannot be listed."""
+
+    def __init__(self, base: str) -> None:
+        self._base = base.rstrip("/")
+        self._http = Http(self._base, _TIMEOUT_S)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WebFolder, (self._base,)
+
+    @property
+    def as_folder(self) -> None:
+        """None: this is not a folder."""
+
+    def where(self, name: str = "") -> str:
+        """See `Readable`."""
+        return self._http.where(name) if name else self._base
+
+    def size(self, name: str) -> int | None:
+        """See `Readable`."""
+        try:
+            return self._stat(name).size
+        except AbsentError:
+            return None
+
+    def sizes(self, names: Iterable[str]) -> dict[str, int]:
+        """See `Readable`."""
+        return {name: size for name in names if (size := self.size(name)) is not None}
+
+    def names(self, _folder: str) -> list[str]:
+        """Returns an empty list, since a web server cannot be listed."""
+        return []
+
+    def list_folder(self, _folder: str = "") -> list[str]:
+        """Returns an empty list, since a web server cannot be listed."""
+        return []
+
+    def read(
+        self, name: str, offset: int = 0, size: int | None = None, most: int = MOST_BYTES
+    ) -> bytes:
+        """See `Readable`."""
+        if size is None:
+            return whole(self._http, name, self._budget(name), most)
+        stat = self._stat(name)
+        stop = min(offset + size, stat.size)
+        return b"".join(stream(self._http, name, stat, self._budget(name), offset, stop))
+
+    @contextlib.contextmanager
+    def opened(self, name: str, stat: Stat | None = None) -> Iterator[BinaryIO]:
+        """See `Readable`."""
+        stat = stat or self._stat(name)
+        with contextlib.closing(stream(self._http, name, stat, self._budget(name))) as chunks:
+            yield as_file(chunks)
+
+    def _stat(self, name: str) -> Stat:
+        return with_retries(lambda: self._http.stat(name), self._budget(name))
+
+    def _budget(self, name: str) -> RetryBudget:
+        return RetryBudget(self.where(name), _RETRIES, remedy="Run the same command again later.")

@@ -171,7 +171,7 @@ def open_readable(base: str) -> Readable:
     """Returns the dataset at a folder, s3:// or http(s):// URL; see `open_store`."""
     if base.startswith(("http://", "https://")):
         # This import takes longer than all other imports of a process on a remote host.
-        from imagenet_prep.storage.web_folder import WebFolder
+        from imagenet_prep.storage.http import WebFolder
 
         return WebFolder(base)
     return open_store(base)

@@ -7,17 +7,16 @@ import contextlib
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import example, jpeg, keys, samples, schema, tfrecord
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.manifest import File, Shard
 from imagenet_prep.dataset.problems import GivenUpError, Problems
-from imagenet_prep.storage.fetch import as_file
-from imagenet_prep.storage.remote import CHUNK_BYTES
+from imagenet_prep.storage.fetch import as_file, hashed
 from imagenet_prep.storage.store import Readable
 
 # A line of an index has two numbers of up to 20 digits. A longer line is damaged.
@@ -55,8 +54,7 @@ class Report:
     Attributes:
       problems: one sentence each, naming shard, record and byte offset; empty if sound.
       num_bytes: bytes read.
-      examples_per_class, oriented: only at level "decode"; oriented are the images with an EXIF
-        orientation that is not 1.
+      examples_per_class, oriented: only at level "decode"; `oriented` counts EXIF orientations > 1.
     """
 
     shard: str
@@ -98,7 +96,7 @@ class _Beside:
 
     def __init__(self, file: File, opened: BinaryIO) -> None:
         self._file, self._digest = file, hashlib.sha256()
-        self._chunks = _hashed(opened, self._digest, file.num_bytes)
+        self._chunks = hashed(opened, [self._digest], file.num_bytes)
         self._lines = as_file(self._chunks)
         self._difference = ""
 
@@ -192,7 +190,7 @@ def _check_records(
                 raise DataDamagedError(why)
 
     with expectation.store.opened(shard.name) as opened:
-        chunks = _hashed(opened, digest, expectation.most_bytes)
+        chunks = hashed(opened, [digest], expectation.most_bytes)
         try:
             for record, _ in tfrecord.check_records(
                 as_file(chunks), shard.name, check, problems.add, after_damage=False
@@ -223,23 +221,13 @@ def _check_records(
         report.problems.append(f"{shard.name}: {records} records, expected {shard.examples}")
 
 
-def _hashed(opened: BinaryIO, digest: Any, most: int) -> Iterator[bytes]:
-    """Yields a chunk more than `most` bytes of a file, which may claim far more; hashes them."""
-    most += CHUNK_BYTES
-    while most > 0 and (chunk := opened.read(min(most, CHUNK_BYTES))):
-        digest.update(chunk)
-        most -= len(chunk)
-        yield chunk
-
-
 def _check_example(
     payload: bytes, expectation: Expectation, report: Report
 ) -> tuple[ImageExample, int | None]:
     """Verifies an example, and counts it by its class; returns both, None without a class list."""
     image = example.decode(payload, expectation.lacks)
     report.oriented += expectation.prove_image(image.encoded, image.height, image.width)
-    missing = expectation.lacks
-    if schema.HEIGHT in missing or schema.WIDTH in missing:
+    if {schema.HEIGHT, schema.WIDTH} & expectation.lacks.keys():
         frame = jpeg.refuse_bombs(image.encoded)
         assert frame is not None  # the image was proven
         image = image._replace(height=frame.height, width=frame.width)
@@ -252,7 +240,7 @@ def _check_example(
             f"{len(wnids) - 1 + expectation.label_offset}"
         )
     wnid = wnids[class_index]
-    if schema.SYNSET not in missing and image.wnid != wnid:
+    if schema.SYNSET not in expectation.lacks and image.wnid != wnid:
         raise DataDamagedError(
             f"label {image.stored_label} is {wnid}, the record's synset is {image.wnid}"
         )

@@ -103,9 +103,8 @@ def split_of(receipts: Sequence[WrittenShard], num_per_class: Sequence[int]) -> 
                 if not 0 <= incident.class_index < len(examples_per_class):
                     raise DataDamagedError(
                         f"{receipt.shard}: its receipt in .work quarantines an image of class "
-                        f"index {incident.class_index:,}, but there are only "
-                        f"{len(examples_per_class):,} classes, so this program did not write it. "
-                        "Remove .work, then run the same command again."
+                        f"{incident.class_index:,}, but there are {len(examples_per_class):,} "
+                        "classes. Remove .work, then run the same command again."
                     )
                 examples_per_class[incident.class_index] -= 1
     return Split(

@@ -18,8 +18,7 @@ from imagenet_prep.storage import scratch
 from imagenet_prep.storage.opened import Dataset
 
 # An entry of a run is the key, a zero byte, the compared values (class, bytes, width, height,
-# sha256), a zero byte, the shard number in 5 digits, the record number in 9, and the end of the
-# line. _PLACE is the length from the shard number on.
+# sha256), a zero byte, shard number (5 digits), record number (9), and the end of the line.
 _RECORDS, _PLACE = 10**9, 5 + 9 + 1
 # The number of keys that are searched in the common tables at a time.
 _MOST_KEYS = 1 << 20

@@ -46,8 +46,7 @@ class RangeReader(Reads, Protocol):
 class ArchiveReader:
     """Reads byte ranges of archives, which stay open for all threads.
 
-    Archives beyond the limit of open files are opened for each read. Picklable: a copy in a
-    different process opens its own descriptors.
+    Beyond the limit of open files, archives are opened for each read. Picklable.
     """
 
     def __init__(self, archives: dict[str, Path]) -> None:

@@ -59,6 +59,8 @@ class BucketStore:
     fails too often, and StoreError if it refuses.
     """
 
+    as_folder = None
+
     def __init__(
         self,
         base: str,
@@ -86,10 +88,6 @@ class BucketStore:
         """See `Store`: a folder below TMPDIR for this prefix."""
         name = hashlib.sha256(self.base.encode()).hexdigest()[:16]
         return LocalStore(scratch.folder(name), called=self.base)
-
-    @property
-    def as_folder(self) -> None:
-        """None: this is not a folder."""
 
     def where(self, name: str = "") -> str:
         """See `Store`."""
@@ -320,8 +318,7 @@ class BucketStore:
                 with opened() as stream:
                     unconfirmed = self._uploader.send(file, stream, remedy, check)
             except AbsentError as error:
-                # The upload is gone: a different run removed it, or it was completed and the answer
-                # was lost. A missing bucket is an error at once.
+                # A different run removed the upload, or the answer to its completion was lost.
                 if (problem := self.problem(file)) is None:
                     return
                 if not problem.is_missing:

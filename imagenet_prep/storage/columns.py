@@ -60,8 +60,7 @@ def opened(dataset: Dataset, name: str, split: str = "") -> Column:
     if stored:
         raise UsageError(
             f"{where}: the column has no rows for the records of {some(lacking)}: it was made for "
-            "a different split or dataset, or this dataset was amended later. Make the column "
-            "again."
+            "a different split or dataset, or before an amendment. Make the column again."
         )
     raise UsageError(
         f"{where}: there is no such column. Columns of this dataset: {some(existing) or 'none'}"
@@ -124,8 +123,7 @@ def misfit(stored: Column, rows: ColumnFile, head: bytes, sha256: str, where: st
 class Survey:
     """The columns of a dataset, compared with its manifest by names and sizes.
 
-    `incomplete` are unfinished columns, with the number of their finished files; `files` must still
-    be read to be verified.
+    `incomplete` has the number of finished files by column; `files` must still be read.
     """
 
     def __init__(self, dataset: Dataset) -> None:

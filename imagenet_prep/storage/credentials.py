@@ -1,8 +1,7 @@
 """Credentials for web servers: ~/.netrc, a cookie file, or a token from the environment.
 
 A mirror may redirect to any address, including plain http or a different host for which the user
-has a password. Each request therefore only gets the credentials for its own host, and only over a
-connection that others cannot read.
+has a password. Each request only gets the credentials for its own host, over a private connection.
 """
 
 from __future__ import annotations

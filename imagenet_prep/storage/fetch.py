@@ -10,6 +10,7 @@ import hashlib
 import io
 import os
 import queue
+import sys
 import threading
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future
@@ -60,11 +61,13 @@ def as_file(chunks: Iterator[bytes]) -> BinaryIO:
     return io.BufferedReader(_Chunks(chunks), CHUNK_BYTES)
 
 
-def hashed(file: BinaryIO, hashes: Sequence[Any]) -> Iterator[bytes]:
-    """Yields the rest of a file in chunks, updating each hash with every chunk."""
-    while chunk := file.read(CHUNK_BYTES):
+def hashed(file: BinaryIO, hashes: Sequence[Any], most: int = sys.maxsize) -> Iterator[bytes]:
+    """Yields the rest of a file in chunks and hashes it, up to a chunk more than `most` bytes."""
+    most += CHUNK_BYTES
+    while most > 0 and (chunk := file.read(min(most, CHUNK_BYTES))):
         for digest in hashes:
             digest.update(chunk)
+        most -= len(chunk)
         yield chunk
 
 

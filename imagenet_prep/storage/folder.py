@@ -1,8 +1,7 @@
 """A folder as a store: files are complete or absent.
 
 A file gets its name only after its bytes are on the disk: temporary name in `.work/temporary`,
-fsync, rename, fsync of the folder. The writer of a file syncs it (see `new_file`); this module does
-the rest.
+fsync (by the writer of the file, see `new_file`), rename, fsync of the folder.
 """
 
 from __future__ import annotations

@@ -26,9 +26,8 @@ def hard_link(
 ) -> None:
     """Links a file to an unused path. For a symbolic link, its target is linked.
 
-    `num_bytes` is the size in the manifest, and `stat` the file's state earlier in this run, if
-    known. `called` names both datasets in messages, and `instead` is the alternative that they
-    suggest.
+    `stat` is the file's state earlier in this run, if known. Messages name both datasets as
+    `called`, and suggest `instead`.
     """
     source, where = called
     try:

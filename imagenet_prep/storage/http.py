@@ -151,8 +151,7 @@ class Http:
             session.auth = self._credentials
             # Reject cookies from servers: they would be sent to other servers too.
             session.cookies.set_policy(http.cookiejar.DefaultCookiePolicy(allowed_domains=[]))
-            # Do not let the requests library follow redirects: it reads the body first, however
-            # long.
+            # Do not let requests follow redirects: it reads the body first, however long.
             session.get_redirect_target = lambda _: None  # type: ignore[assignment]
         return session
 
@@ -245,16 +244,14 @@ def _check_range(response: requests.Response, offset: int, size: int) -> None:
 class WebFolder:
     """A folder on a web server, as `Readable`. Its files cannot be listed."""
 
+    as_folder = None
+
     def __init__(self, base: str) -> None:
         self._base = base.rstrip("/")
         self._http = Http(self._base, _TIMEOUT_S)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return WebFolder, (self._base,)
-
-    @property
-    def as_folder(self) -> None:
-        """None: this is not a folder."""
 
     def where(self, name: str = "") -> str:
         """See `Readable`."""
@@ -271,13 +268,11 @@ class WebFolder:
         """See `Readable`."""
         return {name: size for name in names if (size := self.size(name)) is not None}
 
-    def names(self, _folder: str) -> list[str]:
+    def names(self, _folder: str = "") -> list[str]:
         """Returns an empty list, since a web server cannot be listed."""
         return []
 
-    def list_folder(self, _folder: str = "") -> list[str]:
-        """Returns an empty list, since a web server cannot be listed."""
-        return []
+    list_folder = names
 
     def read(
         self, name: str, offset: int = 0, size: int | None = None, most: int = MOST_BYTES

@@ -25,9 +25,8 @@ def demand_inside(name: str) -> str:
         return naming.check_inside(name)
     except ValueError as error:
         raise DataDamagedError(
-            f"{error}. Nothing was read or written there. The name comes from a manifest, a "
-            "receipt in .work or a file that this program did not write: remove it, or fetch it "
-            "again."
+            f"{error}. Nothing was read or written there. The name comes from a manifest, receipt "
+            "or other file that this program did not write: remove it, or fetch it again."
         ) from None
 
 

@@ -1,8 +1,7 @@
 """Lists of the files in remote archives, kept for the next run.
 
-They are stored next to the datasets, in `imagenet-prep-lists`, with one folder per archive. Lists
-are checked, since others may write there: if one is invalid, the archive is read again. Names are
-verified against the headers in the archive.
+They are in `imagenet-prep-lists` next to the datasets, in one folder per archive. Others may write
+there, so lists are checked, and names are verified against the headers in the archive.
 """
 
 from __future__ import annotations

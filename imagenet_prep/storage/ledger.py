@@ -140,8 +140,7 @@ class Ledger:
 
     def reload(self) -> list[str]:
         """Reads the lines added since the last call; returns the names of their files."""
-        # If the ledger is unreadable, a link, or writable by others, ignore it: the next note
-        # replaces it.
+        # Ignore an unreadable ledger, a link, and one that others may write: it will be replaced.
         new: list[str] = []
         is_trusted = False
         with self._lock:
@@ -184,8 +183,7 @@ class Ledger:
     def add(self, files: Mapping[str, os.stat_result], **result: Any) -> None:
         """Notes that files are verified, with the same result for all of them.
 
-        `files` holds their stat results from before they were read. In a read-only folder, notes
-        stay in memory.
+        `files` has stat results from before reading. In a read-only folder, notes stay in memory.
         """
         new = {
             name: {"name": name, **Identity.of(status)._asdict(), **result}

@@ -1,7 +1,6 @@
 """Writes new files so that their bytes are on the disk on exit.
 
-Linux reports a failed write only to descriptors that were open at that time, so the descriptor that
-wrote a file also syncs it.
+Linux reports a failed write only to descriptors that were open then, so the writer also syncs.
 """
 
 from __future__ import annotations
@@ -88,8 +87,7 @@ def sync(path: Path) -> None:
 class FolderSync:
     """Syncs the file system of a folder: much faster than syncing 1,000 small files separately.
 
-    Write errors since this object was created are reported (Linux 5.8), so create it before the
-    files.
+    It reports write errors since it was created (Linux 5.8), so create it before the files.
     """
 
     def __init__(self, folder: Path) -> None:

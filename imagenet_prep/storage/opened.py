@@ -164,8 +164,7 @@ def committed(store: Readable, names: Collection[str]) -> Dataset | None:
 def open_dataset(place: str | Readable, *, parts: bool = False, check: bool = True) -> Dataset:
     """Returns the dataset in a folder, at an s3:// or http(s):// URL, or in a store.
 
-    With `parts`, one node's part of a partitioned dataset is accepted. `check` compares the class
-    list and the counts with the manifest now.
+    `parts` accepts one node's part. `check` compares class list and counts with the manifest now.
     """
     store = open_readable(place) if isinstance(place, str) else place
     where = store.where()

@@ -2,8 +2,7 @@
 
 Each image is a request, so the CPU time per request limits the images per second. For 83 kB,
 urllib3 takes 0.65 ms and http.client 0.4 ms, mostly to parse headers; this module takes 0.2 ms. It
-only understands 206 responses with a length. For all others, the caller repeats the request with a
-full HTTP client.
+only understands 206 responses with a length; callers then use a full HTTP client.
 """
 
 from __future__ import annotations

@@ -18,8 +18,7 @@ from imagenet_prep.core.errors import IncompleteError, StoreError
 from imagenet_prep.storage.steady import TooSlowError
 
 CHUNK_BYTES = 1 << 20
-# The maximum size of an archive reader's request, unless a single image is larger. Passes request
-# this number of bytes at a time.
+# The size of the requests of a pass, and the largest for several images.
 REQUEST_BYTES = 4 << 20
 # 64-bit numbers: Python refuses to convert thousands of digits.
 NUMBER = re.compile(r"[0-9]{1,18}")

@@ -1,8 +1,7 @@
 """Reads byte ranges of archives on a server, with many requests in flight.
 
 The images of a shard are scattered over the archives, so each one needs its own request, which is
-mostly latency. A worker announces its next reads in order, and requests are sent in advance, up to
-a limit.
+mostly latency. A worker announces its next reads in order, and requests are sent in advance.
 """
 
 from __future__ import annotations

@@ -148,8 +148,7 @@ class S3:
                     changed(self.where(name))
                 if sent != expected:
                     raise UnavailableError(f"the server sends {sent!r}, expected {expected!r}")
-                # Pass on large chunks without joining them: joining would take a third of a pass's
-                # CPU time, without the md5.
+                # Pass on large chunks: joining them would take a third of a pass's CPU time.
                 yield from exactly(size, body.read, REQUEST_BYTES)
 
     def files(self, folder: str) -> dict[str, Stat]:
@@ -274,9 +273,8 @@ class S3:
             raise failure(self.where(name), error, "AWS_CA_BUNDLE") from None
         except self._errors.BotoCoreError as error:
             raise StoreError(
-                f"{self.where(name)}: {type(error).__name__}. Check the credentials (AWS_… "
-                "variables, ~/.aws or the machine's role) and, for a server other than Amazon's, "
-                "AWS_ENDPOINT_URL."
+                f"{self.where(name)}: {type(error).__name__}. Check AWS_ENDPOINT_URL and the "
+                "credentials (AWS_… variables, ~/.aws or the machine's role)."
             ) from None
         except (KeyError, ValueError) as error:
             # boto3 does not translate errors about missing fields or invalid numbers and dates.

@@ -87,9 +87,8 @@ class Store(Readable, Protocol):
     ) -> None:
         """Adds files of a different dataset by hard links, or by copies that the server makes.
 
-        `stats` holds the state of files earlier in this run, by name. Raises IncompleteError if one
-        has changed, UsageError if the source is a different kind of store or file system, and
-        DataDamagedError if a file is missing or different.
+        `stats` holds the state of files earlier in this run. Raises IncompleteError if one changed,
+        DataDamagedError if one is missing or different, and UsageError for other kinds of stores.
         """
 
     def write(self, name: str, data: bytes) -> None:
@@ -185,8 +184,7 @@ def same_place(*places: str) -> bool:
 def open_remote(base: str, *, connections: int, timeout_s: float) -> Remote:
     """Returns the folder at a path, s3:// or http(s):// URL; see `open_store`.
 
-    `connections` is the maximum number of concurrent reads; each fails after `timeout_s` without a
-    byte.
+    At most `connections` reads run at once; each fails after `timeout_s` without a byte.
     """
     base = base.rstrip("/")
     if base.startswith("s3://"):

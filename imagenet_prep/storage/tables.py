@@ -18,8 +18,7 @@ from imagenet_prep.storage.ahead import ahead
 from imagenet_prep.storage.fetch import as_file, hashed
 from imagenet_prep.storage.store import Readable
 
-# Tables up to this size are prefetched completely; those of ImageNet-21K in 1,024 shards are half
-# as large. Larger tables are streamed.
+# Tables up to this size are prefetched: those of ImageNet-21K in 1,024 shards are half as large.
 _AHEAD_BYTES = 8 << 20
 Row = TypeVar("Row")
 Parse = Callable[[Iterable[bytes], str], Iterator[Row]]

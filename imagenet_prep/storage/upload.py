@@ -4,8 +4,8 @@ Every object is sent with its sha256 as metadata, and with the CRC32C of its con
 server verifies. Some servers do not support it: then the caller reads the object back. A multipart
 upload is only completed if the sha256 of the sent bytes is right.
 
-boto3's own transfer (s3transfer) needs the CRC32C before the first byte is read, needs the package
-awscrt to compute it for a part, and completes uploads without checking their sha256.
+boto3's own transfer (s3transfer) needs the CRC32C before the first byte is read, and the package
+awscrt to compute it for a part. It does not check the sha256 before completing an upload.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ from imagenet_prep.core.errors import DataDamagedError, IncompleteError
 from imagenet_prep.dataset.manifest import File, Problem
 from imagenet_prep.storage.remote import AbsentError, Check, unchecked
 
-# S3 accepts at most 10,000 parts, each of at least 5 MiB. With this size, objects can have 320 GiB,
-# and eight concurrent uploads use 256 MiB of memory. Half the size was a fifth slower: each part is
-# a request and a file.
+# S3 accepts 10,000 parts of at least 5 MiB. With this size, objects can have 320 GiB, and eight
+# concurrent uploads use 256 MiB of memory. Half the size was a fifth slower.
 PART_BYTES = 32 << 20
 SHA256 = "sha256"
 

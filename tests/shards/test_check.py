@@ -571,8 +571,8 @@ def test_of_a_file_that_claims_gigabytes_the_rest_is_not_read(
             read += len(chunk)
             yield chunk
 
-    hashed = check._hashed
-    monkeypatch.setattr(check, "_hashed", counted)
+    hashed = check.hashed
+    monkeypatch.setattr(check, "hashed", counted)
     problems = dataset.check().problems
 
     assert problems[0] == f"{name}: {1 << 40:,} bytes, expected {size:,}"

@@ -108,9 +108,9 @@ def shard_of(line: bytes) -> int:
 
 def refuse_empty(split: str, num_shards: int, filled: Collection[int]) -> None:
     """Raises UsageError if a shard of a split has no members."""
-    if empty := [i for i in range(num_shards) if i not in filled]:
-        names = [naming.shard_name(split, i, num_shards) for i in empty]
-        raise UsageError(f"--exclude leaves no image in {some(names)}. Request fewer shards.")
+    empty = [naming.shard_name(split, i, num_shards) for i in range(num_shards) if i not in filled]
+    if empty:
+        raise UsageError(f"--exclude leaves no image in {some(empty)}. Request fewer shards.")
 
 
 def file_name(shard: str) -> str:

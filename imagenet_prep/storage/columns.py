@@ -15,6 +15,19 @@ from imagenet_prep.storage.opened import Dataset, lost
 from imagenet_prep.storage.store import Readable
 
 _AGAIN = "Copy the file again, or remove it and run the script that writes the column again"
+_REMEDY = "Repair each column, or remove its folder and run the script that writes it again."
+
+
+class Problem(str):
+    """A problem of a column, in contrast to those of other files."""
+
+    __slots__ = ()
+
+
+def remedy(problems: Sequence[str], of_others: str) -> str:
+    """Returns the advice for problems of a dataset, given the advice for those of other files."""
+    is_column = {isinstance(problem, Problem) for problem in problems}
+    return " ".join([of_others] * (False in is_column) + [_REMEDY] * (True in is_column))
 
 
 def names(store: Readable) -> list[str]:
@@ -132,12 +145,13 @@ class Survey:
         self.incomplete: dict[str, int] = {}
         self.files: list[tuple[Column, ColumnFile]] = []
         files = self._store.names(naming.COLUMNS)
-        self.problems = [f"{naming.COLUMNS}/{name}: is not a folder of a column" for name in files]
+        problem = "is not a folder of a column. Remove it"
+        self.problems = [Problem(f"{naming.COLUMNS}/{name}: {problem}") for name in files]
         for name in sorted({*names(self._store)}.difference(files)):
             try:
                 self._check(name)
             except DataDamagedError as error:
-                self.problems.append(str(error))
+                self.problems.append(Problem(error))
 
     def _check(self, name: str) -> None:
         store = self._store
@@ -159,27 +173,29 @@ class Survey:
         else:
             self.complete.append(name)
         strangers = sorted(path for path in listed - allowed if not path.endswith(".partial"))
-        self.problems += [f"{path}: not in column.json" for path in strangers]
+        self.problems += [Problem(f"{path}: not in column.json. Remove it") for path in strangers]
 
     def _check_files(self, stored: Column) -> None:
         if problem := _foreign(self._dataset, stored):
-            self.problems.append(f"{column.folder_name(stored.name)}: {problem}")
+            self.problems.append(Problem(f"{column.folder_name(stored.name)}: {problem}"))
         for split in stored.splits.keys() & self._dataset.manifest.splits.keys():
             rows_of, _ = stored.of(split, self._dataset.shards(split))
             wrong = lost(self._store, [stored.file(rows) for rows in rows_of])
-            self.problems += [f"{name}: missing or of the wrong size. {_AGAIN}" for name in wrong]
+            problem = f"missing or of the wrong size. {_AGAIN}"
+            self.problems += [Problem(f"{name}: {problem}") for name in sorted(wrong)]
             self.files += [
                 (stored, rows) for rows in rows_of if stored.file(rows).name not in wrong
             ]
 
-    def read(self, file: tuple[Column, ColumnFile]) -> str | None:
+    def read(self, file: tuple[Column, ColumnFile]) -> Problem | None:
         """Reads one of the `files` completely; returns its problem, or None."""
         stored, rows = file
         digest, head, name = hashlib.sha256(), b"", stored.file(rows).name
         with self._store.opened(name) as opened:
             for chunk in hashed(opened, [digest]):
                 head = head or chunk
-        return misfit(stored, rows, head, digest.hexdigest(), name)
+        problem = misfit(stored, rows, head, digest.hexdigest(), name)
+        return Problem(problem) if problem else None
 
 
 def differences(a: Dataset, b: Dataset) -> dict[str, str]:

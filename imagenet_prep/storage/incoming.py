@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from io import FileIO
 from pathlib import Path
 
@@ -77,7 +77,7 @@ class Incoming:
         self._file = file
         self._hash = hashlib.sha256()
         self._syncer = syncer
-        self._syncing: Future[None] | None = None
+        self._syncing = syncer.submit(lambda: None)
         self._unsynced_bytes = 0
         if start:
             with storage_errors("read", path):
@@ -99,18 +99,14 @@ class Incoming:
                     written += self._file.write(rest)
             self._hash.update(view)
             self._unsynced_bytes += len(view)
-            if self._unsynced_bytes >= _SYNC_BYTES and (
-                self._syncing is None or self._syncing.done()
-            ):
-                if self._syncing is not None:
-                    self._syncing.result()
+            if self._unsynced_bytes >= _SYNC_BYTES and self._syncing.done():
+                self._syncing.result()
                 self._syncing = self._syncer.submit(os.fdatasync, self._file.fileno())
                 self._unsynced_bytes = 0
 
     def sync(self) -> None:
         """Syncs the received bytes; nothing can be appended afterwards."""
         with storage_errors("write", self._path):
-            if self._syncing is not None:
-                # The system reports an error only once, perhaps to the last sync in the background.
-                self._syncing.result()
+            # The system reports an error only once, perhaps to the last sync in the background.
+            self._syncing.result()
             os.fsync(self._file.fileno())

@@ -8,7 +8,7 @@ import fcntl
 import hashlib
 import mmap
 import os
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
@@ -36,7 +36,7 @@ class LargeFile:
         self._buffer, self._spare = _buffer(), _buffer()
         self._filled = 0
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="write")
-        self._writing: Future[None] | None = None
+        self._writing = self._writer.submit(lambda: None)
         self._hash = hashlib.sha256()
         self.num_bytes = 0
         self.sha256 = ""
@@ -62,14 +62,10 @@ class LargeFile:
             self._buffer[self._filled : after] = part[start:stop]
             self._filled, start = after, stop
             if self._filled == _LARGE_WRITE_BYTES:
-                self._wait()
+                self._writing.result()
                 self._writing = self._writer.submit(self._write, self._buffer, self._filled)
                 self._buffer, self._spare = self._spare, self._buffer
                 self._filled = 0
-
-    def _wait(self) -> None:
-        if self._writing is not None:
-            self._writing.result()
 
     def _write(self, buffer: mmap.mmap, size: int) -> None:
         with memoryview(buffer) as whole, whole[:size] as filled:
@@ -85,7 +81,7 @@ class LargeFile:
                             raise
 
     def _finish(self) -> None:
-        self._wait()
+        self._writing.result()
         # The last bytes do not fill a block, as O_DIRECT requires.
         self._use_cache()
         self._write(self._buffer, self._filled)

@@ -170,6 +170,8 @@ def test_what_is_wrong_with_a_column_is_named(
         problems = checked(marked, level)["problems"]
         assert bool(problems) == (seen_by_sizes or level == "crc")
         assert not problems or said in problems[0]
+        assert columns.remedy([*problems, "labels.txt: missing"], "Copy.").startswith("Copy.")
+        assert not problems or columns.remedy(problems, "Copy.").startswith("Repair each column")
 
 
 def test_a_change_after_a_verification_is_noticed(marked: Path) -> None:

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,7 @@ def test_no_file_is_published_that_a_sync_in_the_background_could_not_write(
     limits(unsynced_bytes=1000)
     system.fails("fdatasync", code, after=failed, times=1)
     # Each part begins a sync, and waits for the one before.
-    monkeypatch.setattr(incoming.Future, "done", lambda _: True)
+    monkeypatch.setattr(Future, "done", lambda _: True)
 
     with pytest.raises(kind, match="cannot write"):
         arrive(store, PARTS)

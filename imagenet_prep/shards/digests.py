@@ -22,6 +22,6 @@ def sha256(pieces: Sequence[bytes]) -> list[str]:
         data = (ctypes.c_char_p * count)(*pieces)
         sizes = (ctypes.c_int64 * count)(*map(len, pieces))
         if library.sha256(count, data, sizes, digests):
-            found = digests.raw
-            return [found[at : at + _BYTES].hex() for at in range(0, len(found), _BYTES)]
+            raw = digests.raw
+            return [raw[at : at + _BYTES].hex() for at in range(0, len(raw), _BYTES)]
     return [hashlib.sha256(piece).hexdigest() for piece in pieces]

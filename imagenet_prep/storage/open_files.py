@@ -16,9 +16,9 @@ def allow(count: int) -> int:
     new one gets the lowest free number, so this limits the open files of the process.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(count + _OTHERS, hard)
-    if soft < wanted:
+    target = min(count + _OTHERS, hard)
+    if soft < target:
         with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-            soft = wanted
+            resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+            soft = target
     return max(soft - _OTHERS // 2, soft // 2)

@@ -102,10 +102,10 @@ def pool(kind: Any) -> Any:
 
 def _bounded(response: Any, kind: Any, *arguments: Any, **options: Any) -> Iterator[bytes]:
     """Yields a complete answer like `stream`; raises ValueError if it is too large."""
-    left = _MOST_ANSWER_BYTES
+    allowed = _MOST_ANSWER_BYTES
     for chunk in kind.stream(response, *arguments, **options):
-        left -= len(chunk)
-        if left < 0:
+        allowed -= len(chunk)
+        if allowed < 0:
             response.close()
             raise ValueError(f"more than {_MOST_ANSWER_BYTES:,} bytes")
         yield chunk

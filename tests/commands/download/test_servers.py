@@ -172,7 +172,7 @@ def test_a_redirect_is_followed_and_its_login_page_named_without_the_query(tmp_p
         tired = command.run("download", *arguments(tmp_path / "b", server.url, *TRAIN_ONLY))
 
     assert archives(tmp_path / "a") == ONE
-    assert f"(sent on to {target.url}/{TRAIN})" in result.err
+    assert f"(redirected to {target.url}/{TRAIN})" in result.err
     assert tired.code == 4
     assert "sesame" not in result.err + tired.err
 

@@ -664,7 +664,7 @@ def test_a_cache_of_another_user_is_refused(server: Server, tmp_path: Path, name
         pytest.skip("only root can give a folder to another user")
     copy = NodeCache(open_dataset(server.url), tmp_path, None)
     os.chown(copy.root / name, 12345, -1)
-    with pytest.raises(StoreError, match=r"belongs to a different user \(number 12345\)"):
+    with pytest.raises(StoreError, match=r"belongs to another user \(number 12345\)"):
         NodeCache(open_dataset(server.url), tmp_path, None)
 
 
@@ -700,7 +700,7 @@ def test_a_link_in_place_of_the_cache_is_refused(server: Server, tmp_path: Path)
 
 def test_a_manifest_without_end_is_not_read(server: Server, tmp_path: Path) -> None:
     server.files["/dataset.json"] = Endless(server.files["/dataset.json"])
-    with pytest.raises(DataDamagedError, match="has 1,000,000,000,000 bytes, expected 67,108,864"):
+    with pytest.raises(DataDamagedError, match="has more than 67,108,864 bytes"):
         NodeCache(open_dataset(server.url), tmp_path / "cache", None)
 
 
@@ -711,7 +711,7 @@ def test_a_class_list_without_end_is_not_fetched(server: Server, tmp_path: Path)
     whole = {**content, "digest": canonical.digest(content)}
     text = json.dumps(whole, indent=1, sort_keys=True, ensure_ascii=False)
     server.files["/dataset.json"] = text.encode() + b"\n"
-    with pytest.raises(DataDamagedError, match=r"labels.txt: missing, or not what"):
+    with pytest.raises(DataDamagedError, match=r"labels.txt: missing or different"):
         NodeCache(open_dataset(server.url), tmp_path / "cache", None)
     assert server.reads("/labels.txt") == []
 

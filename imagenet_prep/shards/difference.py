@@ -125,11 +125,11 @@ def _between(
         number, record = divmod(int(entry[-_PLACE:]), _RECORDS)
         return sides[at].manifest.splits[split].shards[number].name, record
 
-    def stored(at: int, key: bytes) -> Stored | None:
+    def stored(at: int, key: bytes) -> StoredImage | None:
         if (rest := rests[at].get(key)) is None:
             return None
         label, _, width, height, sha256 = rest[: -_PLACE - 1].decode().split(",")
-        return Stored(classes[int(label)], int(width), int(height), sha256, *place(at, rest))
+        return StoredImage(classes[int(label)], int(width), int(height), sha256, *place(at, rest))
 
     rests = [dict(entry.split(b"\0", 1) for entry in of_side) for of_side in entries]
     for at, (side, of_side) in enumerate(zip(sides, entries, strict=True)):

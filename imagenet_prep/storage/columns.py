@@ -93,12 +93,12 @@ def complete(dataset: Dataset, chosen: Sequence[str] = ()) -> tuple[list[Column]
         if stored is None or store.size(column.begun_name(name)) is not None:
             incomplete.append(name)
     for stored in columns:
-        if problem := _foreign(dataset, stored):
+        if problem := foreign(dataset, stored):
             raise DataDamagedError(f"{store.where(column.record_name(stored.name))}: {problem}")
     return columns, incomplete
 
 
-def _foreign(dataset: Dataset, stored: Column) -> str | None:
+def foreign(dataset: Dataset, stored: Column) -> str | None:
     """Returns the problem if a column belongs to other records than this dataset's, or None."""
     for split, files in stored.splits.items():
         entry = dataset.manifest.splits.get(split)
@@ -176,7 +176,7 @@ class Survey:
         self.problems += [Problem(f"{path}: not in column.json. Remove it") for path in strangers]
 
     def _check_files(self, stored: Column) -> None:
-        if problem := _foreign(self._dataset, stored):
+        if problem := foreign(self._dataset, stored):
             self.problems.append(Problem(f"{column.folder_name(stored.name)}: {problem}"))
         for split in stored.splits.keys() & self._dataset.manifest.splits.keys():
             rows_of, _ = stored.of(split, self._dataset.shards(split))

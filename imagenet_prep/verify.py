@@ -297,14 +297,10 @@ def run(config: Config) -> None:
         size += f" ({result['part']})"
     if problems:
         from imagenet_prep.storage import columns
-        from imagenet_prep.storage.opened import open_dataset
 
-        made = open_dataset(config.dataset, parts=True, check=False).manifest
-        remedy = columns.remedy(problems, _mend(made))
-        if result["part"]:
-            remedy = "Run the replicate command that made it, with --repair."
-        found = f"{counted(len(problems), 'problem')} in {what} of {config.dataset}"
-        raise DataDamagedError(f"{found}, listed above. {remedy}", remedy)
+        remedy = columns.remedy(problems, _remedy(config.dataset))
+        summary = f"{counted(len(problems), 'problem')} in {size} of {config.dataset}"
+        raise DataDamagedError(f"{summary}, listed above. {remedy}", remedy)
     if not config.json:
         print(*_lines(result, size), sep="\n")
 

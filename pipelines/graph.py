@@ -251,8 +251,7 @@ def take_census(_: None, ours: Preparation, listed: Iterable[Done], read: Iterab
         _demand(tasks, receipts)
         if selection.annotations:
             _demand(selection.annotations.tasks, {done.task.name for done in read})
-        counts = ours.plan.count(tasks, [receipts[task.name].content for task in tasks])
-        return ours.plan.census(counts)
+        return ours.plan.count(tasks, [receipts[task.name].content for task in tasks])
 
 
 def _demand(tasks: Sequence[Any], finished: Collection[str]) -> None:

@@ -63,14 +63,14 @@ class ClassList:
         Each is a WNID, a class index, the name of a class folder, or a word such as "planetarium".
         Unknown classes, and words of several classes, raise UsageError.
         """
-        indices, unknown = set(), []
+        indices, unknown = set[int](), list[str]()
         for name in map(str, asked):
             if not (matches := self._matching(name)):
                 unknown.append(name)
             elif len(matches) > 1:
                 wnids = ", ".join(self.wnids[index] for index in matches)
-                raise UsageError(f"{each} may be {wnids}: give one of these")
-            found.update(matches)
+                raise UsageError(f"{name} is ambiguous: give one of {wnids}")
+            indices.update(matches)
         if unknown:
             suggestion = meant_by(unknown[0], [*self.wnids, *self._by_word])
             raise UsageError(

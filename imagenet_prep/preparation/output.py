@@ -23,8 +23,9 @@ from imagenet_prep.core.errors import (
     ManifestError,
     StoreError,
 )
-from imagenet_prep.dataset import formats, naming, settings
-from imagenet_prep.dataset.manifest import Manifest
+from imagenet_prep.dataset import editions, formats, manifest, naming, schema, settings
+from imagenet_prep.dataset.class_list import ClassList
+from imagenet_prep.dataset.manifest import Manifest, Source, Split
 from imagenet_prep.dataset.member import QUARANTINED, Incident
 from imagenet_prep.dataset.settings import Settings
 from imagenet_prep.engine import Receipt, Stage

@@ -280,7 +280,6 @@ class ColumnWriter:
         if done is None:
             yield io.BytesIO()
             return
-        columns.refuse_links(self._store, name)
         digest = hashlib.sha256()
         with self._store.opened(name) as file:
             deque(hashed(file, [digest]), maxlen=0)
@@ -332,75 +331,3 @@ class ColumnWriter:
                 "writer with finite=False."
             )
         return values.reshape(count, -1).view(np.uint8)
-
-
-class _Rows:
-    """The file of a shard that is being written, row by row in order; this rank has its lock."""
-
-    def __init__(
-        self, there: Column, store: LocalStore, shard: Shard, carried: ColumnFile | None
-    ) -> None:
-        self._column, self._store, self._shard = there, store, shard
-        self._name = name = column.file_name(there.name, shard.name)
-        self._header = there.header(shard.examples)
-        # The records without rows: all, or those that `amend` left.
-        self._missing = range(shard.examples) if carried is None else carried.missing
-        self._held, self._made = contextlib.ExitStack(), contextlib.ExitStack()
-        try:
-            self._held.enter_context(only_one(store, name, fcntl.LOCK_NB))
-        except BlockingIOError:
-            raise BusyError(
-                f"{store.where(name)}: another process is writing it. Give each rank its own "
-                "World(rank, size), and wait for the end of other runs."
-            ) from None
-        self._file = self._made.enter_context(complete_file(store.path(name)))
-        if carried is None:
-            self._put(self._header, 0)
-            return
-        digest = hashlib.sha256()
-        with store.opened(name) as before:
-            for chunk in hashed(before, [digest]):
-                self._put(chunk, self._file.tell())
-        if digest.hexdigest() != carried.sha256:
-            self.abandon()
-            where = store.where(name)
-            raise DataDamagedError(f"{where}: is not what its receipt says. Remove it: run again.")
-
-    def append(self, record: int, row: memoryview) -> bool:
-        """Writes the row of a record; returns whether the file is complete."""
-        self._put(row, len(self._header) + record * self._column.row_bytes)
-        if record != self._missing[-1]:
-            return False
-        self._made.close()
-        with open(self._store.path(self._name), "rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        there, shard = self._column, self._shard
-        size, table = there.num_bytes(shard.examples), shard.samples_sha256
-        rows = ColumnFile(shard.name, shard.examples, size, sha256, table)
-        receipt = column.receipt_name(there.name, shard.name)
-        _write(self._store, receipt, canonical.dumps(rows))
-        self._held.close()
-        return True
-
-    def abandon(self) -> None:
-        """Removes the file, which is not complete."""
-        self._made.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
-        self._held.close()
-
-    def _put(self, data: bytes | memoryview, place: int) -> None:
-        with storage_errors("write", self._store.path(self._name)):
-            if place != self._file.tell():
-                self._file.seek(place)
-            self._file.write(data)
-
-
-def _write(store: LocalStore, name: str, data: bytes) -> None:
-    """Writes a small file of a column, complete and durable; no folder above it may be a link."""
-    folder = name.rpartition("/")[0]
-    with (
-        storage_errors("create", store.path(folder)),
-        inside.folder_inside(store.root, folder, make=True),
-    ):
-        pass
-    with complete_file(store.path(name)) as file:
-        file.write(data)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError, UsageError, some
 from imagenet_prep.core.terminal import counted, printable, say
@@ -123,6 +123,16 @@ def receipt(store: Readable, name: str, shard: str) -> ColumnFile | None:
     return rows
 
 
+def receipts(store: Readable, name: str, shards: Iterable[Shard]) -> dict[str, str]:
+    """Returns the shards whose files have a receipt, by its path."""
+    listed = {*store.list_folder(column.folder_name(name))}
+    return {
+        column.receipt_name(name, shard.name): shard.name
+        for shard in shards
+        if f"{shard.name}.json" in listed
+    }
+
+
 def misfit(stored: Column, rows: ColumnFile, head: bytes, sha256: str, where: str) -> str | None:
     """Returns why a file is not the rows of a shard, by its head and sha256; None if it is."""
     header = stored.header(rows.rows)
@@ -163,13 +173,12 @@ class Survey:
         folder = column.folder_name(name)
         listed = {f"{folder}/{file}" for file in store.list_folder(folder)}
         splits = self._dataset.manifest.splits.values()
-        shards = [shard.name for split in splits for shard in split.shards]
-        named = [shard for shard in shards if column.receipt_name(name, shard) in listed]
-        if stored is None or begun is not None or named:
-            receipts = [receipt(store, name, shard) for shard in named]
-            self.incomplete[name] = sum(rows is not None and not rows.missing for rows in receipts)
-            allowed |= {column.receipt_name(name, shard) for shard in shards}
-            allowed |= {column.file_name(name, shard) for shard in shards}
+        shards = [shard for split in splits for shard in split.shards]
+        unfinished = receipts(store, name, shards)
+        if stored is None or begun is not None or unfinished:
+            done = [receipt(store, name, shard) for shard in unfinished.values()]
+            self.incomplete[name] = sum(rows is not None and not rows.missing for rows in done)
+            allowed |= unfinished.keys() | {column.file_name(name, shard.name) for shard in shards}
         else:
             self.complete.append(name)
         strangers = sorted(path for path in listed - allowed if not path.endswith(".partial"))

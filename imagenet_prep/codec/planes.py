@@ -124,15 +124,13 @@ class Look:
 
     Attributes:
       height, width: pixels of the result, 1 ... 65500.
-      kernel: BICUBIC, LINEAR, NEIGHBOURS or SQUARE; SQUARE needs the complete image as window.
-      channels_first: [3, height, width] instead of [height, width, 3].
     """
 
     height: int
     width: int
     values: Values
-    kernel: int
-    channels_first: bool = False
+    kernel: int  # BICUBIC, LINEAR, NEIGHBOURS or SQUARE; SQUARE needs the complete image as window
+    channels_first: bool = False  # [3, height, width] instead of [height, width, 3]
 
     def decode(
         self,
@@ -330,7 +328,7 @@ def _prove(libraries: Libraries, jpeg: str) -> None:
     made = {own.shrink(_PROBE, 13, 16, 90, MAX_PIXELS) or b"" for _ in range(2)}
     if {hashlib.sha256(each).hexdigest() for each in made} != {_PROOF}:
         raise UnavailableError(
-            f"{libraries.libjpeg._name} makes other bytes than it should"
+            f"{libraries.libjpeg._name} encodes different bytes than expected"
             f" ({own.message or 'wrong sha256'})"
         )
     wide = own.shrink(_PROBE, 16, 80, 90, MAX_PIXELS) or b""
@@ -341,6 +339,4 @@ def _prove(libraries: Libraries, jpeg: str) -> None:
         look.decode(wide, (0, left, height, width), pixels, within=own)
     # Columns at the window's edge differ, since chroma is upsampled from fewer samples there.
     if not np.array_equal(whole[:, 56:], part[:, 8:]):
-        raise UnavailableError(
-            f"{libraries.libjpeg._name} leaves out other columns of an image than it should"
-        )
+        raise UnavailableError(f"{libraries.libjpeg._name} skips the wrong columns of an image")

@@ -23,27 +23,20 @@ CODEC_HELP = (
 
 @dataclass(frozen=True)
 class Policy:
-    """The settings for transforming images.
+    """The settings for transforming images."""
 
-    Attributes:
-      short_side: pixels of the shorter side after resize. Larger images are downscaled to it, none
-        is enlarged. None keeps all sizes.
-      quality: JPEG quality of encoded images, in [1, 100].
-      check: for images that keep their bytes: "decode" checks all entropy-coded data, "header" only
-        the headers and the end marker.
-      max_pixels: images whose header claims more are quarantined without decoding.
-      stretch: stretch every image to a square of `short_side`.
-      orientation: the rule for EXIF orientation, one of `orientation.RULES`.
-      border: pixels cut off from each side before anything else, for ObjectNet's marked border.
-    """
-
+    # Pixels of the shorter side after resize. Larger images are downscaled to it, none is enlarged.
+    # None keeps all sizes.
     short_side: int | None = 480
-    quality: int = 90
+    quality: int = 90  # JPEG quality of encoded images, in [1, 100]
+    # For images that keep their bytes: "decode" checks all entropy-coded data, "header" only the
+    # headers and the end marker.
     check: str = CHECK_DECODE
-    max_pixels: int = MAX_PIXELS
-    stretch: bool = False
+    max_pixels: int = MAX_PIXELS  # images whose header claims more are quarantined without decoding
+    stretch: bool = False  # stretch every image to a square of `short_side`
     codec: str = PLANES
-    orientation: str = KEEP
+    orientation: str = KEEP  # the rule for EXIF orientation, one of `orientation.RULES`
+    # Pixels cut off from each side before anything else, for ObjectNet's marked border.
     border: int = 0
 
     @property

@@ -25,24 +25,20 @@ _TRAIN, _VALIDATION, _TEST = schema.TRAIN, schema.VALIDATION, schema.TEST
 
 @dataclass(frozen=True)
 class Edition:
-    """Known facts about one edition.
-
-    Attributes:
-      num_classes: length of its class list. For an evaluation set, the number of ILSVRC2012
-        classes in it; 0 means any number.
-      class_range: smallest and largest number of images per class, by split, if known.
-      names: names of archives and folders that only this edition has. For an evaluation set, their
-        lower-case prefixes.
-      digest: for an evaluation set, sha256 of its sorted WNIDs, one per line, if known.
-    """
+    """Known facts about one edition."""
 
     name: str
+    # Length of its class list. For an evaluation set, the number of ILSVRC2012 classes in it; 0
+    # means any number.
     num_classes: int
     examples: dict[str, int]
+    # Smallest and largest number of images per class, by split, if known.
     class_range: dict[str, tuple[int, int]] = field(default_factory=dict)
     is_ilsvrc: bool = False
+    # Names of archives and folders that only this edition has. For an evaluation set, their lower-
+    # case prefixes.
     names: tuple[str, ...] = ()
-    digest: str = ""
+    digest: str = ""  # for an evaluation set, sha256 of its sorted WNIDs, one per line, if known
 
     def problems(self, split: str, classes: ClassList, num_per_class: Sequence[int]) -> list[str]:
         """Returns the differences between the class counts of a split and this edition's."""

@@ -38,26 +38,19 @@ _SEGMENTS = frozenset(range(0xC0, 0xFF)) - frozenset(range(0xD0, 0xDA))
 
 
 class Frame(NamedTuple):
-    """The properties of a JPEG according to its markers.
-
-    Attributes:
-      coefficient_bytes: memory for the coefficients if there are several scans; 0 for a single
-        scan, which is decoded block by block.
-      first_scan: offset of the first scan; the headers are before it.
-      marker: second byte of the frame header's marker; 0 if there are several frame headers.
-      bits: bits per sample.
-      colorspace: libjpeg's name if it was read: "YCbCr", "RGB", "Gray", "CMYK", "YCCK".
-      repair: reason why the file must be re-encoded with Pillow; "" for most.
-    """
+    """The properties of a JPEG according to its markers."""
 
     height: int
     width: int
+    # Memory for the coefficients if there are several scans; 0 for a single scan, which is decoded
+    # block by block.
     coefficient_bytes: int
-    first_scan: int = 0
+    first_scan: int = 0  # offset of the first scan; the headers are before it
+    # Second byte of the frame header's marker; 0 if there are several frame headers.
     marker: int = _SOF0
-    bits: int = _BITS
-    colorspace: str = ""
-    repair: str = ""
+    bits: int = _BITS  # bits per sample
+    colorspace: str = ""  # libjpeg's name if it was read: "YCbCr", "RGB", "Gray", "CMYK", "YCCK"
+    repair: str = ""  # reason why the file must be re-encoded with Pillow; "" for most
 
     @property
     def can_be_scaled(self) -> bool:

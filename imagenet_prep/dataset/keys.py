@@ -127,13 +127,12 @@ class KeyList(NamedTuple):
     Attributes:
       keys: line number of each key's first occurrence; not empty.
       sha256: hash of the sorted keys, as printed by `LC_ALL=C sort -u FILE | sha256sum`.
-      repeated: numbers of the lines that repeat a key.
     """
 
     path: str
     keys: Mapping[str, int]
     sha256: str
-    repeated: Sequence[int] = ()
+    repeated: Sequence[int] = ()  # numbers of the lines that repeat a key
 
     @property
     def summary(self) -> Json:

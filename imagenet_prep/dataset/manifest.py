@@ -118,10 +118,7 @@ class Split:
     """One split; `examples` and `num_bytes` are totals over its shards.
 
     Attributes:
-      examples_per_class: counts by class index.
-      resized: number of examples whose pixels were resampled.
       max_height, max_width: largest stored sides in pixels, for decoders' buffers.
-      shards: in the order of their names, numbers 0 ... N - 1 of N.
       samples_root: root of RFC 6962's tree over all samples (images and labels); omitted from the
         file if the dataset has no tables.
       wnids: for an evaluation set, the classes that have images, in the order of the class list;
@@ -130,11 +127,11 @@ class Split:
 
     examples: int
     num_bytes: int
-    examples_per_class: list[int]
-    resized: int
+    examples_per_class: list[int]  # counts by class index
+    resized: int  # number of examples whose pixels were resampled
     max_height: int
     max_width: int
-    shards: list[Shard]
+    shards: list[Shard]  # in the order of their names, numbers 0 ... N - 1 of N
     samples_root: str = ""
     wnids: list[str] = field(default_factory=list)
 
@@ -167,10 +164,6 @@ class Manifest:
     """The contents of dataset.json.
 
     Attributes:
-      config: resolved settings that decide bytes; `config_digest` is their digest.
-      plan_digest: digest of the assignment of members to shards.
-      label_offset: stored label = class index + this.
-      subset: True if the counts differ from ILSVRC2012's official ones.
       quarantined, repaired: counts by reason; quarantine.jsonl has one line per image.
       lacks: schema keys that records of other programs (kept by `adopt`) lack: "absent", "empty"
         or "untrue". Omitted from the file if records are complete.
@@ -182,11 +175,11 @@ class Manifest:
 
     schema_version: int
     producer: Producer
-    config: dict[str, Any]
+    config: dict[str, Any]  # resolved settings that decide bytes; `config_digest` is their digest
     config_digest: str
-    plan_digest: str
-    label_offset: int
-    subset: bool
+    plan_digest: str  # digest of the assignment of members to shards
+    label_offset: int  # stored label = class index + this
+    subset: bool  # True if the counts differ from ILSVRC2012's official ones
     classes: Classes
     sources: list[Source]
     splits: dict[str, Split]

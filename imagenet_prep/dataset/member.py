@@ -45,7 +45,6 @@ class Member(NamedTuple):
       key: unique name, independent of the source layout, e.g.
         "n01440764/n01440764_10026.JPEG" or "ILSVRC2012_val_00000001.JPEG".
       offset, size: byte range of the image in the archive.
-      class_index: 0-based position in the sorted WNID list.
       boxes: bounding boxes, relative to the image, so resizing does not change them.
     """
 
@@ -53,7 +52,7 @@ class Member(NamedTuple):
     archive: str
     offset: int
     size: int
-    class_index: int
+    class_index: int  # 0-based position in the sorted WNID list
     boxes: Boxes = NO_BOXES
 
     @property
@@ -140,24 +139,17 @@ class Incident:
 
 
 class PreparedImage(NamedTuple):
-    """An RGB JPEG ready to be stored.
-
-    Attributes:
-      resized: whether the pixels were resampled.
-      repair: reason for a change other than a resize, e.g. "cmyk"; None for most.
-      source_size: original (height, width) in pixels; None if unchanged.
-      detail: description of the repair.
-      turn: EXIF orientation by which the pixels were turned; 1 for most.
-    """
+    """An RGB JPEG ready to be stored."""
 
     encoded: bytes
     height: int
     width: int
-    resized: bool
-    repair: str | None
+    resized: bool  # whether the pixels were resampled
+    repair: str | None  # reason for a change other than a resize, e.g. "cmyk"; None for most
+    # Original (height, width) in pixels; None if unchanged.
     source_size: tuple[int, int] | None = None
-    detail: str = ENCODED_ANEW
-    turn: int = 1
+    detail: str = ENCODED_ANEW  # description of the repair
+    turn: int = 1  # EXIF orientation by which the pixels were turned; 1 for most
 
 
 class Origin(NamedTuple):

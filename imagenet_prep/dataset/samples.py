@@ -53,8 +53,6 @@ class Sample(NamedTuple):
     Attributes:
       class_index: 0-based position in the class list.
       num_bytes, width, height, sha256: properties of the stored image.
-      action: KEPT (equal to the source byte for byte), SHRUNK (resampled) or REPAIRED.
-      reason: reason for a repair, else empty.
     """
 
     key: str
@@ -63,8 +61,8 @@ class Sample(NamedTuple):
     width: int
     height: int
     sha256: str
-    action: str
-    reason: str
+    action: str  # KEPT (equal to the source byte for byte), SHRUNK (resampled) or REPAIRED
+    reason: str  # reason for a repair, else empty
     source_bytes: int
     source_width: int
     source_height: int

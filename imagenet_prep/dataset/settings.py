@@ -61,18 +61,13 @@ class Listed:
 
 @dataclass(frozen=True)
 class Amendment:
-    """The changes of one run of amend.
+    """The changes of one run of amend."""
 
-    Attributes:
-      parent: digest of the manifest of the dataset that was changed.
-      exclude: excluded keys; the digest is `keys.KeyList.sha256`.
-      relabel: the digest covers the sorted [key, class index] lists, as compact JSON.
-      add: the digest covers the sorted [split, key, class index, sha256 of its file] lists.
-    """
-
-    parent: str
-    exclude: Listed | None = None
+    parent: str  # digest of the manifest of the dataset that was changed
+    exclude: Listed | None = None  # excluded keys; the digest is `keys.KeyList.sha256`
+    # The digest covers the sorted [key, class index] lists, as compact JSON.
     relabel: Listed | None = None
+    # The digest covers the sorted [split, key, class index, sha256 of its file] lists.
     add: Listed | None = None
 
 

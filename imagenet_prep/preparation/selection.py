@@ -27,31 +27,25 @@ class Selection:
     """The selected images, and the number of shards for them.
 
     Attributes:
-      splits: of the source, in order.
-      classes: indices of the selected classes.
-      per_class: maximum number of images per class, chosen by the seed; None for all.
-      any_counts: accept counts other than the published ones.
       num_shards: by split; None for the official number of examples per shard.
       holdout, holdout_percent: images to move from train to the split holdout.
-      holdout_per_class: images of each class to move from train to validation.
       excluded: keys that are excluded last, so that all other images stay in their shards.
-      listed_anew: list images again, even if an earlier run has stored a list.
     """
 
     source: Source
     where: str
     annotations: boxes.Annotations | None
-    splits: tuple[str, ...]
-    classes: frozenset[int]
-    per_class: int | None
-    any_counts: bool
+    splits: tuple[str, ...]  # of the source, in order
+    classes: frozenset[int]  # indices of the selected classes
+    per_class: int | None  # maximum number of images per class, chosen by the seed; None for all
+    any_counts: bool  # accept counts other than the published ones
     num_shards: dict[str, int | None]
     seed: int
     holdout: int = 0
     holdout_percent: float = 0.0
-    holdout_per_class: int = 0
+    holdout_per_class: int = 0  # images of each class to move from train to validation
     excluded: KeyList | None = None
-    listed_anew: bool = False
+    listed_anew: bool = False  # list images again, even if an earlier run has stored a list
 
     @property
     def is_subset(self) -> bool:

@@ -30,27 +30,21 @@ _MOST_LOOKED_AT, _MOST_LOOKED_AT_BELOW = 100, 10
 
 @dataclass(frozen=True)
 class Wanted:
-    """The dataset to make.
-
-    Attributes:
-      libraries: {"codec": name} of the image codec; empty if all images are kept.
-      subset: whether images of ILSVRC2012 are missing; None to derive it from the sources.
-      identities: digest of each split's source files; empty if the settings identify the source.
-      newest: the latest time at which one of these files changed, in ns.
-      allowed_bad_images: 0 stops at the first bad image, None never.
-      origin: location of the source, for `report`; None if it is not a local folder.
-      force: replace splits with other settings or a changed source; None without that flag.
-    """
+    """The dataset to make."""
 
     settings: Settings
-    libraries: dict[str, str]
+    libraries: dict[str, str]  # {"codec": name} of the image codec; empty if all images are kept
     label_offset: int = schema.DEFAULT_LABEL_OFFSET
+    # Whether images of ILSVRC2012 are missing; None to derive it from the sources.
     subset: bool | None = None
     name: str = tfds.IMAGENET
+    # Digest of each split's source files; empty if the settings identify the source.
     identities: dict[str, str] = field(default_factory=dict)
-    newest: int = 0
-    allowed_bad_images: int | None = None
+    newest: int = 0  # the latest time at which one of these files changed, in ns
+    allowed_bad_images: int | None = None  # 0 stops at the first bad image, None never
+    # Location of the source, for `report`; None if it is not a local folder.
     origin: Origin | None = None
+    # Replace splits with other settings or a changed source; None without that flag.
     force: bool | None = None
 
 

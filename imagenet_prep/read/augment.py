@@ -39,7 +39,6 @@ class Recipe:
       evaluation: the central crop's share of the shorter side (of both sides without keep_aspect).
       padding: None for crops. Otherwise images are not cropped, and training shifts them by up to
         this many pixels over black.
-      mirrors: whether half of the training images are mirrored.
       square: the codec itself makes the central square of the complete image with Pillow's filters.
     """
 
@@ -48,7 +47,7 @@ class Recipe:
     keep_aspect: bool = False
     evaluation: float = 1.0
     padding: int | None = None
-    mirrors: bool = True
+    mirrors: bool = True  # whether half of the training images are mirrored
     square: bool = False
 
 
@@ -87,19 +86,15 @@ RECIPES = {
 
 @dataclass(frozen=True)
 class Views:
-    """The crops of N images.
+    """The crops of N images."""
 
-    Attributes:
-      boxes: [N, 4] int32: top, left, height, width in pixels, inside the image. If the recipe has
-        padding, they are as large as the image, and pixels outside the image are black.
-      mirrored: [N] bool.
-      colours: [N, 3, 7] float32, or None: R, G, B of each pixel in [0, 255] become
-        colours[:, :3] @ pixel + colours[:, 3:6] @ mean + colours[:, 6], clipped to [0, 255]. The
-        mean is taken over the cropped and resized view.
-    """
-
+    # [N, 4] int32: top, left, height, width in pixels, inside the image. If the recipe has padding,
+    # they are as large as the image, and pixels outside the image are black.
     boxes: npt.NDArray[np.int32]
-    mirrored: npt.NDArray[np.bool_]
+    mirrored: npt.NDArray[np.bool_]  # [N] bool
+    # [N, 3, 7] float32, or None: R, G, B of each pixel in [0, 255] become colours[:, :3] @ pixel +
+    # colours[:, 3:6] @ mean + colours[:, 6], clipped to [0, 255]. The mean is taken over the
+    # cropped and resized view.
     colours: npt.NDArray[np.float32] | None = None
 
 

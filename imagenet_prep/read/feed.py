@@ -46,21 +46,16 @@ _PLACEHOLDER_SIDE = 8
 
 
 class EncodedBatch(NamedTuple):
-    """One step of one rank before decoding; `class_index`, `mask` and `numbers` as in `Batch`.
+    """One step of one rank before decoding; `class_index`, `mask` and `numbers` as in `Batch`."""
 
-    Attributes:
-      encoded: [batch] JPEGs, some of which share a buffer; a placeholder if the mask is False.
-        Empty if no field needs the records.
-      views: the crops of all images, for each view.
-      details: the requested fields that need no decoder.
-    """
-
+    # [batch] JPEGs, some of which share a buffer; a placeholder if the mask is False. Empty if no
+    # field needs the records.
     encoded: list[bytes | memoryview]
     class_index: npt.NDArray[np.int32]
     mask: npt.NDArray[np.bool_]
-    views: tuple[Views, ...]
+    views: tuple[Views, ...]  # the crops of all images, for each view
     numbers: npt.NDArray[np.int64]
-    details: Mapping[str, npt.NDArray[Any]]
+    details: Mapping[str, npt.NDArray[Any]]  # the requested fields that need no decoder
 
 
 @dataclass(eq=False)

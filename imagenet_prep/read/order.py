@@ -52,19 +52,13 @@ def stream(seed: int, *parts: int) -> np.uint64:
 
 @dataclass(frozen=True)
 class Order:
-    """The order in which one node reads the examples of a split, for each epoch.
-
-    Attributes:
-      seed: determines the order of every epoch; None keeps record order.
-      window: number of shards that are shuffled together; 0 for a full permutation.
-      placement: the node's part of the split; by default all of it.
-      chosen: sorted numbers of the examples to read, counted in record order; None for all.
-    """
+    """The order in which one node reads the examples of a split, for each epoch."""
 
     examples_per_shard: Sequence[int]
-    seed: int | None
-    window: int = 0
-    placement: Placement = WHOLE
+    seed: int | None  # determines the order of every epoch; None keeps record order
+    window: int = 0  # number of shards that are shuffled together; 0 for a full permutation
+    placement: Placement = WHOLE  # the node's part of the split; by default all of it
+    # Sorted numbers of the examples to read, counted in record order; None for all.
     chosen: npt.NDArray[np.int64] | None = None
 
     @property
@@ -143,21 +137,15 @@ class Order:
 
 @dataclass(frozen=True)
 class Steps:
-    """The division of the rest of an epoch among the ranks.
+    """The division of the rest of an epoch among the ranks."""
 
-    Attributes:
-      start: examples of the epoch that all ranks together have already read.
-      num_examples: examples of the complete epoch.
-      batch_size: examples per rank and step.
-      drop_tail: drop examples that do not fill a step of all ranks (training), or pad (evaluation).
-      nodes: number of nodes with their own orders and equal numbers of ranks; 1 for a common order.
-    """
-
-    start: int
-    num_examples: int
+    start: int  # examples of the epoch that all ranks together have already read
+    num_examples: int  # examples of the complete epoch
     world_size: int
-    batch_size: int
+    batch_size: int  # examples per rank and step
+    # Drop examples that do not fill a step of all ranks (training), or pad (evaluation).
     drop_tail: bool
+    # Number of nodes with their own orders and equal numbers of ranks; 1 for a common order.
     nodes: int = 1
 
     @property

@@ -81,19 +81,13 @@ class _Row:
 
 @dataclass
 class Segment:
-    """The steps after a start or a checkpoint of a run.
+    """The steps after a start or a checkpoint of a run."""
 
-    Attributes:
-      run: number of the start, from 1.
-      state: state of the reader before the `first` step, counted from 0.
-      reached: the run has certainly trained all steps before this one.
-      kept: the weights that the run saved or continued with include all steps before this one.
-    """
-
-    run: int
+    run: int  # number of the start, from 1
     first: int
-    state: State
-    reached: int = 0
+    state: State  # state of the reader before the `first` step, counted from 0
+    reached: int = 0  # the run has certainly trained all steps before this one
+    # The weights that the run saved or continued with include all steps before this one.
     kept: int = 0
 
 

@@ -28,20 +28,18 @@ class Expectation:
     """The expectations that all shards of a dataset share; see also `Manifest`.
 
     Attributes:
-      level: one of `schema.LEVELS`.
       wnids: by class index; empty if labels.txt itself is damaged.
       name_of_sha256: shard names by digest, to tell a swapped shard from a damaged one.
-      most_bytes: of the largest shard; of a longer file, the rest is not read.
       prove_image: decodes (encoded, height, width), and returns whether decoders may show the
         image turned; raises BadImageError.
     """
 
     store: Readable
-    level: str
+    level: str  # one of `schema.LEVELS`
     wnids: Sequence[str]
     label_offset: int
     name_of_sha256: dict[str, str]
-    most_bytes: int
+    most_bytes: int  # of the largest shard; of a longer file, the rest is not read
     prove_image: Callable[[bytes, int, int], bool]
     lacks: Mapping[str, str] = field(default_factory=dict)
     has_own_keys: bool = False
@@ -53,7 +51,6 @@ class Report:
 
     Attributes:
       problems: one sentence each, naming shard, record and byte offset; empty if sound.
-      num_bytes: bytes read.
       examples_per_class, oriented: only at level "decode"; `oriented` counts EXIF orientations > 1.
     """
 
@@ -61,7 +58,7 @@ class Report:
     examples: int
     problems: list[str] = field(default_factory=list)
     examples_per_class: Counter[int] = field(default_factory=Counter)
-    num_bytes: int = 0
+    num_bytes: int = 0  # bytes read
     oriented: int = 0
 
 
@@ -168,7 +165,7 @@ def _check_records(
     index: _Index,
     rows: _Rows | None,
 ) -> None:
-    """Reads a shard once, and its files beside it, up to the first damage or many problems."""
+    """Reads a shard and its files once, up to the first damage or many problems."""
     problems, records, damage = Problems(), 0, ""
     digest = hashlib.sha256()
 

@@ -37,17 +37,13 @@ _MOST_OBJECTS = 1000
 
 @dataclass(frozen=True)
 class Layout:
-    """The meaning of the folders of a dataset.
-
-    Attributes:
-      objects: ObjectNet's class indices by folder ([] if it has no class); None for other datasets.
-      problems: differences from the published counts, one sentence each.
-    """
+    """The meaning of the folders of a dataset."""
 
     edition: Edition
     is_numbered: bool = False
+    # ObjectNet's class indices by folder ([] if it has no class); None for other datasets.
     objects: Mapping[str, Sequence[int]] | None = None
-    problems: Sequence[str] = ()
+    problems: Sequence[str] = ()  # differences from the published counts, one sentence each
 
     def place(self, path: str, where: str) -> tuple[int, str] | None:
         """Returns the class index and key prefix of an image; None if its object has no class."""

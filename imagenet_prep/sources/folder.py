@@ -65,19 +65,16 @@ class FileReader:
 
 @dataclass(frozen=True)
 class Folder(source.Stored):
-    """Folders of images.
-
-    Attributes:
-      validation_class_index: class index by file name without extension, if validation is flat.
-      inside: folder that links must not leave, as they may point to private images; or None.
-      is_own: whether these are custom photographs, not ImageNet's. Then the content of a file
-        decides if it is an image, and keys include the folders below the class folder.
-    """
+    """Folders of images."""
 
     decisive: ClassVar[tuple[str, ...]] = ("validation_class_index", "is_own")
     root: Path
+    # Class index by file name without extension, if validation is flat.
     validation_class_index: dict[str, int] | None
+    # Folder that links must not leave, as they may point to private images; or None.
     inside: Path | None
+    # Whether these are custom photographs, not ImageNet's. Then the content of a file decides if it
+    # is an image, and keys include the folders below the class folder.
     is_own: bool
 
     @property

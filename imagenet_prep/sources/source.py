@@ -40,42 +40,35 @@ class Part(NamedTuple):
     """An archive, file or folder of a source; an entry of the manifest.
 
     Attributes:
-      num_bytes: size of the file, or of all images in the folder.
       stamp: changes with the content: a time in ns, an ETag, or a digest of these.
       md5: published md5, if the file must match it.
-      ignored: number of files that are not images, by extension.
-      newest: the latest file time in ns.
     """
 
     name: str
-    num_bytes: int
+    num_bytes: int  # size of the file, or of all images in the folder
     stamp: int | str
     md5: str | None = None
     path: Location | None = None
-    ignored: tuple[tuple[str, int], ...] = ()
+    ignored: tuple[tuple[str, int], ...] = ()  # number of files that are not images, by extension
     images: int = 0
-    newest: int = 0
+    newest: int = 0  # the latest file time in ns
 
 
 class IndexTask(NamedTuple):
     """A part of a source that is listed as one task.
 
     Attributes:
-      name: unique and valid as a file name.
-      class_index: the only class in it; None if it may contain several.
       start, stop: byte range in the archive, if any.
-      archive: path of the archive or folder, if the part is a folder.
-      num_bytes: approximate unpacked size of its images; 0 if they are not packed.
     """
 
-    name: str
+    name: str  # unique and valid as a file name
     split: str
     part: str
-    class_index: int | None = None
+    class_index: int | None = None  # the only class in it; None if it may contain several
     start: int = 0
     stop: int = 0
-    archive: str = ""
-    num_bytes: int = 0
+    archive: str = ""  # path of the archive or folder, if the part is a folder
+    num_bytes: int = 0  # approximate unpacked size of its images; 0 if they are not packed
 
 
 class PackedImage(NamedTuple):
@@ -88,18 +81,14 @@ class PackedImage(NamedTuple):
 
 @dataclass(frozen=True)
 class Source(ABC):
-    """A source dataset. Picklable.
+    """A source dataset. Picklable."""
 
-    Attributes:
-      decisive: names of additional attributes that determine the members.
-      other_name: the dataset's name if it is not ILSVRC2012.
-      tasks: in class order if each has one class; empty if they are listed when needed.
-    """
-
+    # Names of additional attributes that determine the members.
     decisive: ClassVar[tuple[str, ...]] = ()
-    other_name: ClassVar[str] = "images"
+    other_name: ClassVar[str] = "images"  # the dataset's name if it is not ILSVRC2012
     classes: ClassList
     parts: tuple[Part, ...]
+    # In class order if each has one class; empty if they are listed when needed.
     tasks: tuple[IndexTask, ...] = field(default=(), kw_only=True)
     evaluation: Layout | None = field(default=None, kw_only=True)
 

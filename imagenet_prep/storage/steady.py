@@ -1,7 +1,7 @@
 """Connections that fail if the server sends too slowly, not only if it sends nothing.
 
 A socket's timeout restarts with each byte, so one byte per minute could block a reader forever.
-Here, once an answer has begun, a minimum number of bytes must arrive per timeout period.
+Here, once an answer has started, a minimum number of bytes must arrive per timeout period.
 """
 
 from __future__ import annotations

@@ -251,7 +251,7 @@ def test_parts_of_a_dataset_keep_the_order_of_the_hosts_file(parts: Path, horovo
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--", "prepare"), "-- train --data-dir DIR ..., or a script of your own"),
+        (("--", "prepare"), "-- train --data-dir DIR ..., or for your script: -- python SCRIPT.py"),
         (("--mpi-args=-v", "--", "train", "--synthetic"), "--mpi-args needs --mpi"),
         (
             ("--servers", "1", "--mpi", "--", "train", "--synthetic"),

@@ -59,8 +59,8 @@ TORCH = {"framework": "pytorch", "synthetic": True}
             "--optimizer lars needs --framework tensorflow or pytorch",
         ),
         (MXNET | {"precision": "bfloat16"}, "--precision bfloat16 needs --framework"),
-        (MXNET | {"jit": True}, "--jit is for"),
-        (MXNET | {"fp16_compression": True}, "--fp16-compression is for"),
+        (MXNET | {"jit": True}, "--jit can only be used with"),
+        (MXNET | {"fp16_compression": True}, "--fp16-compression can only be used with"),
         (
             MXNET | {"export": "model.keras"},
             "--export model.keras: mxnet writes a folder",

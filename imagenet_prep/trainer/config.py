@@ -88,7 +88,7 @@ class TrainConfig(Settings):
     log_dir: str = flag(
         "imagenet_resnet",
         place=Place.RUN,
-        help="folder for checkpoints, log and TensorBoard scalars; a run resumes from it",
+        help="folder of the run: checkpoints, log and TensorBoard scalars; a run resumes from it",
     )
     clear_log: bool = switch(
         help="start from scratch: first remove checkpoints, log and scalars of an earlier run",

@@ -76,7 +76,7 @@ def unreadable(head: bytes) -> str:
     name = name_of(head)
     if name is None or is_readable(name):
         return f"starts with {head[:8]!r}"
-    return f"is {name}, which cannot be read here: {remedy([name])}"
+    return f"is {name}, which is not read here: {remedy([name])}"
 
 
 def remedy(names: Collection[str]) -> str:

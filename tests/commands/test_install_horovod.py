@@ -117,7 +117,9 @@ def test_pytorchs_headers_are_compiled_by_the_standard_that_they_want(
 def test_a_source_that_is_another_one_is_refused(tmp_path: Path, times: int) -> None:
     source(tmp_path, "  assert(global_context.IsEnabled());\n" * times)
 
-    with pytest.raises(ImagenetPrepError, match=rf"once, found {times}\. This is not Horovod"):
+    with pytest.raises(
+        ImagenetPrepError, match=rf"once, found it {times} times\. This is not Horovod"
+    ):
         horovod_source.mend(tmp_path, "tensorflow")
 
 

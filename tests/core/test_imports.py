@@ -113,7 +113,8 @@ def test_settings_of_the_user_change_no_plot(tmp_path: Path) -> None:
     program = (
         "from imagenet_prep.reporting import plots\nimport matplotlib as mpl\n"
         "before = mpl.rcParams['font.size']\n"
-        "with plots._settings(plots._STYLE):\n    print(mpl.rcParams['text.usetex'], mpl.rcParams['font.size'])\n"
+        "with plots._settings(plots._STYLE):\n"
+        "    print(mpl.rcParams['text.usetex'], mpl.rcParams['font.size'])\n"
         "print(before, mpl.rcParams['font.size'])"
     )
 

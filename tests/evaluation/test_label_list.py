@@ -99,7 +99,7 @@ def test_the_published_file_is_known_by_its_sha256_and_another_one_is_said_to_be
         ('{"a": 1}', "expected an object, got null"),
         ('{"initial_annots": {"a": {"correct": "x"}}}', "expected a list"),
         ("[1", "Expecting"),
-        ("[" * 100_000, "nested too deeply|an eighth as many lists"),
+        ("[" * 100_000, "nested too deeply|values or [0-9,]+ lists"),
         ("\x00\udcff", "byte 1 is not UTF-8"),
         ("key,class\n" + "\n" * (1 << 21), "more than 2,097,152 lines"),
         ("key,class\n" + "\r" * (1 << 22), "more than 2,097,152 lines"),
@@ -108,7 +108,7 @@ def test_the_published_file_is_known_by_its_sha256_and_another_one_is_said_to_be
             "key,class\n" + "".join(f"{n}," + "0 " * 60_000 + "\n" for n in range(67)),
             "more than 4,000,000 classes",
         ),
-        ("[" + "[]," * 600_000 + "[]]", "an eighth as many lists"),
+        ("[" + "[]," * 600_000 + "[]]", "values or [0-9,]+ lists"),
     ],
 )
 def test_what_is_no_list_is_refused_without_showing_it(

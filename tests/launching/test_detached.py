@@ -227,12 +227,12 @@ def test_what_is_wrong_is_said_before_it_leaves(tmp_path: Path) -> None:
     ("words", "named"),
     [
         (("--status", "nowhere"), "nowhere: no launch --detach was started"),
-        (("--status", "a", "--stop", "b"), "--status and --stop cannot go together"),
-        (("--stop", "a", "-np", "2"), "--stop and --num-processes cannot go together"),
+        (("--status", "a", "--stop", "b"), "--status and --stop cannot be combined"),
+        (("--stop", "a", "-np", "2"), "--stop and --num-processes cannot be combined"),
         (("--", "train", "--synthetic"), "-np N: expected the number of ranks"),
         (
             ("-np", "1", "--detach", "--dry-run", "--", "train"),
-            "--detach and --dry-run cannot go together",
+            "--detach and --dry-run cannot be combined",
         ),
     ],
 )

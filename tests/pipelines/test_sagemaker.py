@@ -222,12 +222,16 @@ def test_without_a_region_nothing_is_submitted() -> None:
 def test_the_consoles_curves_are_the_rows_of_the_trainers_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    def row(*values: float) -> dict[str, float]:
+        names = ("epoch", "images_per_s", "loss", "total_loss", "learning_rate")
+        return dict(zip(names, values, strict=True))
+
     log = Log(tmp_path, tmp_path, speaks=True)
-    log.train(2450, 12.3, 3012.4, 6.907, 8.052, 0.1)
+    log.train(2450, row(12.3, 3012.4, 6.907, 8.052, 0.1))
     score = Score(top1=0.75716, top5=0.9291, loss=1.034, examples=50_000)
     log.evaluation(2450, 12.3, "validation", score, 1.6e9)
     log.evaluation(2450, 12.3, "holdout", score._replace(top1=0.5), 1.6e9)
-    log.train(0, 0.0, 0.1, float("nan"), float("nan"), 12.8)
+    log.train(0, row(0.0, 0.1, float("nan"), float("nan"), 12.8))
     found: dict[str, list[str]] = {}
     for line in capsys.readouterr().out.splitlines():
         for name, regex in sagemaker.METRICS.items():

@@ -101,7 +101,7 @@ def test_another_file_system_is_named_with_what_to_do(tmp_path: Path, system: Sy
     system.fails("link", errno.EXDEV)
 
     with pytest.raises(
-        UsageError, match="on the same file system, .* copy the shards with --rewrite"
+        UsageError, match="on the same file system .* copy the shards with --rewrite"
     ):
         adopt(source, LocalStore(tmp_path / "out"))
     assert not (tmp_path / "out" / naming.MANIFEST).exists()

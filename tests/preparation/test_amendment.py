@@ -153,7 +153,7 @@ def test_a_parent_that_loses_bytes_after_the_check_is_noticed(tmp_path: Path) ->
     os.truncate(tmp_path / "set" / naming.shard_name("train", 1, 2), 9)
     excluding = Request(KeyList("list", {key(0): 1}, ""))
 
-    with pytest.raises(DataDamagedError, match="train-00001-of-00002: 9 bytes, its manifest says"):
+    with pytest.raises(DataDamagedError, match="train-00001-of-00002: 9 bytes, the manifest says"):
         amendment.run(job(dataset, excluding), LocalStore(tmp_path / "new"))
     assert not (tmp_path / "new" / naming.MANIFEST).exists()
 

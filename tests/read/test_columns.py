@@ -176,8 +176,8 @@ def a_link(root: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "error", "said"),
     [
-        (short, DataDamagedError, f"{SHARD}.npy: missing, or of another size"),
-        (absent, DataDamagedError, f"{SHARD}.npy: missing, or of another size"),
+        (short, DataDamagedError, f"{SHARD}.npy: missing, or the size differs"),
+        (absent, DataDamagedError, f"{SHARD}.npy: missing, or the size differs"),
         (of_other_records, UsageError, "no rows for the records of train-00000.*: it was made for"),
         (of_other_shards, UsageError, "no rows for the records of train-00004"),
         (of_another_split, UsageError, "no rows for the records of train-00000"),

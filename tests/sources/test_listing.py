@@ -37,7 +37,7 @@ JPEG, HEIC = b"\xff\xd8\xff\xe0", b"\0\0\0\x18ftypheic"
 )
 def test_formats_are_told_by_their_first_bytes(head: bytes, name: str | None) -> None:
     assert formats.name_of(head) == name
-    assert ("which cannot be read here" in formats.unreadable(head)) == (
+    assert ("which is not read here" in formats.unreadable(head)) == (
         name is not None and not formats.is_readable(name)
     )
 
@@ -46,9 +46,7 @@ def test_formats_are_told_by_their_first_bytes(head: bytes, name: str | None) ->
 def test_what_reads_heic_is_named_unless_it_is_there(there: bool, installed: Installed) -> None:
     installed.packages(lambda name: there and name == "pillow_heif")
     assert formats.is_readable("HEIC") == there
-    said = (
-        "is HEIC, which cannot be read here: run pip install 'imagenet-prep[heif]', or convert to"
-    )
+    said = "is HEIC, which is not read here: run pip install 'imagenet-prep[heif]', or convert to"
     assert formats.unreadable(HEIC).startswith(f"starts with {HEIC[:8]!r}" if there else said)
 
 

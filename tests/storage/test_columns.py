@@ -86,9 +86,9 @@ def test_what_cannot_be_a_column_is_damage_for_every_verb(
     make(marked / "columns" / name)
     dataset = open_dataset(str(marked))
     for verb in (columns.complete, lambda each: columns.differences(each, each)):
-        with pytest.raises(DataDamagedError, match="the name of a column has"):
+        with pytest.raises(DataDamagedError, match="a column name has"):
             verb(dataset)
-    with pytest.raises(UsageError, match="the name of a column has"):
+    with pytest.raises(UsageError, match="a column name has"):
         columns.complete(dataset, ["a b"])
 
 
@@ -159,7 +159,7 @@ def odd_name(root: Path) -> None:
         (linked_folder, f"{FOLDER}: the file, or a folder above it, is a link", True),
         (linked_file, f"{SHARD}.npy: the file, or a folder above it, is a link", True),
         (a_file, "columns/notes: is not a folder of a column", True),
-        (odd_name, "columns/.hidden: the name of a column has", True),
+        (odd_name, "columns/.hidden: a column name has", True),
     ],
 )
 def test_what_is_wrong_with_a_column_is_named(

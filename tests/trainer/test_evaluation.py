@@ -251,6 +251,6 @@ def test_a_set_of_other_classes_is_refused_before_anything_is_trained(
     tabulate: Train, tmp_path: Path
 ) -> None:
     other = write_names(tmp_path / "other", [("a/1", 0), ("a/2", 1)], num_classes=5)
-    with pytest.raises(UsageError, match="different class lists"):
+    with pytest.raises(UsageError, match="class lists differ"):
         tabulate(tmp_path / "run", also=(str(other),))
     assert not (tmp_path / "run").exists()

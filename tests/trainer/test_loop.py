@@ -274,7 +274,7 @@ def test_what_a_glance_can_refuse_is_refused_before_a_framework_starts(
     for settings, said in (
         ({"data_dir": "nowhere"}, "^nowhere: there is no such folder$"),
         ({"data_dir": str(tmp_path)}, "no dataset.json"),
-        ({"batch_size": 68}, "fewer than one step of"),
+        ({"batch_size": 68}, "not enough for one step of"),
         ({"lr": 0.1}, "run holds a run with .*from scratch with --clear-log"),
         ({"log_dir": str(tmp_path / "new"), "evaluate": True}, "no checkpoint to evaluate"),
     ):

@@ -260,9 +260,7 @@ def test_a_bug_in_the_background_is_no_mirror_that_has_all(
 
 
 def test_a_bucket_is_a_mirror_and_nothing_else_is() -> None:
-    with pytest.raises(
-        ValueError, match="--log-dir s3://b/run: expected a path of this machine; --mirror"
-    ):
+    with pytest.raises(ValueError, match="--log-dir s3://b/run: expected a local path; --mirror"):
         TrainConfig(synthetic=True, log_dir="s3://b/run")
     with pytest.raises(ValueError, match="--mirror /data/run: expected s3://bucket/prefix"):
         TrainConfig(synthetic=True, mirror="/data/run")

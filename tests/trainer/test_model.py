@@ -162,6 +162,8 @@ def by_hand(tf: Any, network: Any, blocks: tuple[int, ...], sizes: tuple[int, ..
 def test_plain_and_v15_nets_answer_as_a_graph_by_hand_with_the_same_weights(
     tf: Any, name: str, blocks: tuple[int, ...], sizes: tuple[int, ...]
 ) -> None:
+    # A training of another test in this process may have set a different policy.
+    tf.keras.config.set_dtype_policy("float32")
     network = scattered(built(name))
     expected = by_hand(tf, network, blocks, sizes)
 

@@ -54,7 +54,7 @@ def test_a_kernel_is_turned_and_named_and_the_optimizer_stays(tmp_path: Path) ->
     result = command.run("export", tmp_path / "run", "--format", "torch", "--out", out)
 
     assert (result.code, result.err) == (0, "")
-    assert "resnet50 of 7 classes, from checkpoint-00000003.npz" in result.out
+    assert "resnet50 for 7 classes, from checkpoint-00000003.npz" in result.out
     notes, found = tensors(out)
     assert notes == {
         "format": "pt",

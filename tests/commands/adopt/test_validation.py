@@ -67,7 +67,7 @@ def test_labels_in_the_order_of_the_names_are_whole_and_others_are_refused(
         (adopt.run, [str(mixed), *part]),
         (resize.run, ["-i", str(mixed), "-o", str(tmp_path / "out"), "-s", "validation"]),
     ):
-        with pytest.raises(ImagenetPrepError, match="labels are in another order than") as caught:
+        with pytest.raises(ImagenetPrepError, match="the labels are not in the order of") as caught:
             run(words)
         assert caught.value.exit_code == 3
     assert not (mixed / "dataset.json").exists()

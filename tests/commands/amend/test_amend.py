@@ -465,7 +465,7 @@ def test_replicas_of_it_get_what_their_parents_lack(
     assert contents(there) != parent
     assert command.run("replicate", tmp_path / "new", "--to", copy, "--check").code == 0
     refused = command.run(*replicate, tmp_path / "other", "--from-parent", tmp_path / "nothing")
-    assert (refused.code, "holds no dataset.json" in refused.err) == (2, True), refused
+    assert (refused.code, "has no dataset.json" in refused.err) == (2, True), refused
 
 
 def test_hosts_get_what_the_replicas_of_the_parent_there_lack(
@@ -480,7 +480,7 @@ def test_hosts_get_what_the_replicas_of_the_parent_there_lack(
     # One has no parent, and says so; the others are whole, whoever stands before them.
     assert done.code == 2, done
     by_host = dict(zip(hosts.addresses, done.json["replicas"], strict=True))
-    assert "holds no dataset.json" in str(by_host.pop("node-3")["problems"])
+    assert "has no dataset.json" in str(by_host.pop("node-3")["problems"])
     hosts.assert_whole(tmp_path / "new", "node-3")
     others = {name for name in new if parent.get(name) != new[name]} - {"dataset.json"}
     expected = sum(len(new[name]) for name in others)

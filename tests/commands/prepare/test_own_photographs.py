@@ -108,7 +108,7 @@ def test_every_file_is_in_the_set_in_the_quarantine_or_counted(
     assert len(keys) == len(records)
     assert keys | bad <= FILES.keys()
     assert len(keys) + len(bad) + sum(IGNORED.values()) == len(FILES)
-    said = "is JPEG XL, which cannot be read here: convert to JPEG or PNG"
+    said = "is JPEG XL, which is not read here: convert to JPEG or PNG"
     assert {lines[key]["detail"] for key in unread} == {said}
     reasons = Counter(line["reason"] for line in lines.values() if line["action"] == "repaired")
     assert reasons == {"png": 1, "avif": 2, "webp": 1, "cmyk": 1, "tiff": 1, "orientation": 1}

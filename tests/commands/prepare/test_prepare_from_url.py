@@ -106,5 +106,5 @@ def test_after_a_forged_list_rehash_finishes_the_same_set(
         mended = prepare(server, tmp_path / "second", "--rehash")
 
     assert (forged.code, mended.code) == (3, 0), (forged, mended)
-    assert "--rehash: it lists the archive anew" in " ".join(forged.err.split())
+    assert "with --rehash to list the archive again" in " ".join(forged.err.split())
     assert contents(tmp_path / "second") == reference.contents

@@ -26,7 +26,7 @@ def test_a_run_with_bad_peers_leaves_every_good_host_whole(hosts: Hosts, dataset
 
     assert result.code == 1, result
     assert "10.0.0.2:~/set: its receiver is broken: it sent " in result.out
-    assert "leads outside its folder" in result.out
+    assert "has a part that is empty, . or .." in result.out
     assert "ubuntu@node-4: node-3 cannot send to it (it sent " in result.err
     assert "1 of 4 replicas failed" in result.err
     assert "Traceback" not in result.out + result.err

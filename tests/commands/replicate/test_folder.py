@@ -201,7 +201,7 @@ def test_a_dataset_that_is_replaced_while_it_is_replicated_gets_no_manifest(
         (["x", "--to", "y", "--mode", "partition"], "--part K/N: required for a folder"),
         (["x", "--to", "y", "--mode", "partition", "--part", "4/4"], "node 4: expected 0 to 3"),
         (["x", "--to", "y", "--mode", "partition", "--part", "one"], "--part one, --copies 1: "),
-        (["x", "--to", "y", "--part", "0/2"], "--part 0/2 is for --mode partition"),
+        (["x", "--to", "y", "--part", "0/2"], "--part 0/2 can only be used with --mode partition"),
         (["x", "--to", "s3://b/y", "--mode", "partition"], "expected --to hosts:"),
         (["x", "--to", "hosts:file"], "expected hosts:HOSTSFILE:PATH"),
         (["x", "--to", "y", "--check", "--repair"], "expected at most one of them"),

@@ -94,7 +94,7 @@ def test_a_folder_with_another_part_is_refused_untouched(
     assert give(*PARTITION, "--part", "1/4").code == 0
     there = part(dataset, Placement(1, 4))
     for flags, said in (
-        ((), "has part 1 of 4, copies: 1, expected the whole data set"),
+        ((), "has part 1 of 4, copies: 1, expected the complete dataset"),
         ((*PARTITION, "--part", "1/4", "--copies", "2"), "expected part 1 of 4, copies: 2"),
         ((*PARTITION, "--part", "1/3"), "expected part 1 of 3, copies: 1"),
     ):

@@ -259,7 +259,7 @@ def test_where_there_is_no_data_set_there_is_no_page(tmp_path: Path) -> None:
     result = command.run("report", tmp_path)
 
     assert result.code == 2
-    assert "not a data set" in result.err
+    assert "not a dataset" in result.err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -326,7 +326,7 @@ def test_columns_are_listed_with_their_state(copy: Path, written: Report) -> Non
     assert latents.endswith('|image|image|"<resnet>"|belongs to the current tables of samples|')
     count = sum(rows.rows for files in made.splits.values() for rows in files)
     assert f"|{count:,}|" in latents
-    assert "was made of other records" in foreign
+    assert "was not made for the records of" in foreign
     assert part.endswith("|not complete|")
     assert verdict(page).startswith("Damaged"), "the check names damaged and foreign columns"
 
@@ -396,7 +396,7 @@ def test_no_page_is_left_unasked_in_a_folder_of_another_user(
     refused = command.run("report", copy)
 
     assert refused.code == 2
-    assert "belongs to a different user (number 12345)" in refused.err
+    assert "belongs to a different user (ID 12345)" in refused.err
     assert "--out" in refused.err
     assert not (copy / "report.html").exists()
     assert report_verb.run([str(copy), "--out", str(tmp_path / "page.html")]) == 0

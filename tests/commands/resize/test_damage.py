@@ -129,7 +129,7 @@ def test_labels_in_another_order_are_refused(
     result = run(verb, tmp_path / "in", tmp_path / "out")
 
     assert result.code == 3, result
-    assert re.search(r"do not fit the others \(\d+\): \S+: record \d+ at byte", result.err)
+    assert re.search(r"do not match the others \(\d+\): \S+: record \d+ at byte", result.err)
 
 
 @pytest.mark.parametrize("verb", VERBS)

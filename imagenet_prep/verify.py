@@ -201,7 +201,7 @@ def _remedy(place: str) -> str:
             )
         return (
             "Delete the damaged shards and any extra files, and run the same "
-            f"{verb} command again, which only makes missing shards."
+            f"{verb} command again, which makes only the missing shards."
         )
     return "Copy the damaged files again from the original dataset."
 

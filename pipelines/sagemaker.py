@@ -193,7 +193,7 @@ def _words(own: Work) -> list[str]:
 
 
 def request(config: Config, name: str, train: Mapping[str, str], own: Work | None = None) -> Json:
-    """Returns the CreateTrainingJob request for `train` hyperparameters or for the script `own`."""
+    """Returns the CreateTrainingJob request for `train`, or for the user's script `own`."""
     output = config.output.rstrip("/")
     arguments = ["--processes", str(config.processes), *(["--", *_words(own)] if own else [])]
     job: Json = {

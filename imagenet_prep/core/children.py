@@ -19,7 +19,7 @@ def python(*words: str, program: str = sys.executable) -> list[str]:
 def bound(
     argv: Sequence[str], signum: signal.Signals = signal.SIGKILL, *, deaf: bool = False
 ) -> list[str]:
-    """Returns the command line of a process that gets `signum` when this process ends in any way.
+    """Returns the command line of a child that gets `signum` when this process ends, however.
 
     The child has its own process group, so Ctrl-C only reaches this process, which then stops its
     children in order. A `deaf` child ignores SIGTERM unless it installs its own handler.

@@ -61,7 +61,7 @@ class DataDamagedError(ImagenetPrepError):
 
 
 class SourceError(DataDamagedError):
-    """An archive, a devkit or one of their members is not usable as ImageNet source."""
+    """An archive, a devkit or one of their members cannot be used as an ImageNet source."""
 
 
 class ManifestError(DataDamagedError):

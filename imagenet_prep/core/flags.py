@@ -339,7 +339,7 @@ def _spelled(name: str, spec: Flag) -> str:
 
 
 def _option(name: str) -> str:
-    """Returns the flag of a field; fields named like Python keywords, as class_, end with _."""
+    """Returns the flag of a field; a field named like a keyword ends with _, such as class_."""
     return f"--{name.rstrip('_').replace('_', '-')}"
 
 

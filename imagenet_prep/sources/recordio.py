@@ -190,7 +190,7 @@ def find(root: Path, splits: Sequence[str]) -> RecordIO:
 
 
 def _classes_of(lists: Sequence[ImageList], root: Path) -> ClassList:
-    """Returns the classes in the lists, or ILSVRC2012's if all labels match it."""
+    """Returns ILSVRC2012's classes if all labels match them, else the classes in the lists."""
     names: dict[int, str] = {}
     for label, name in (item for image_list in lists for item in image_list.names.items()):
         if names.setdefault(label, name) != name:

@@ -1,4 +1,4 @@
-"""The numbers of a run, computed from its settings, its ranks and the dataset's size."""
+"""Steps and batch sizes, computed from the settings, the ranks and the dataset's size."""
 
 from __future__ import annotations
 

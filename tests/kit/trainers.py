@@ -13,7 +13,7 @@ from tests.kit.command import REPOSITORY
 PAGE = REPOSITORY / "docs" / "trainers.md"
 
 # What a program takes.
-SET = "the set"
+SET = "the dataset"
 FROM_0 = "`--label-offset 0`"
 FOLDER, TFDS, WEBDATASET, PARQUET = (
     f"`--to {form}`" for form in ("folder", "tfds", "webdataset", "parquet")
@@ -125,7 +125,7 @@ CLIENTS = [
 
 def table() -> str:
     """Returns the table of the page."""
-    head = "| program | version | takes | outputs | labels | shards | proven |"
+    head = "| program | version | takes | outputs | labels | shards | tested |"
     rule = "|---|---|---|---:|---|---|---|"
     return "\n".join([head, rule, *(client.row for client in CLIENTS)]) + "\n"
 

@@ -111,7 +111,7 @@ CLIENTS = [
     BIG_VISION_FROM_1,
     FLAX,
     Client(
-        *("By TFDS's own name, also timm, big_vision", "as above"),
+        *("TFDS's imagenet2012, by timm or big_vision", "as above"),
         *(TFDS, 1000, INDEX, ANY, BY_HAND),
     ),
     Client("pytorch/examples", "11/2026", FOLDER, 1000, INDEX, ANY, BY_HAND),

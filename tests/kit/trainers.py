@@ -93,8 +93,8 @@ CLIENTS = [
     Client("Keras, `fit` on tf.data", "3.15.1", SET, 1000, INDEX, ANY, BY_HAND),
     Client("tensorflow/tpu", "TF 2.15.1", SET, 1000, INDEX, ANY, BY_HAND),
     Client("tf_cnn_benchmarks", "TF 2.15.1", SET, 1001, STORED, ANY, BY_HAND),
-    Client("MLPerf ResNet of TensorFlow 1", "parser", SET, 1001, STORED, FIXED, BY_HAND),
-    Client("NVIDIA's ConvNets, TensorFlow 1 and 2", "tf.data", SET, 1000, INDEX, ANY, BY_HAND),
+    Client("MLPerf ResNet, TensorFlow 1", "only its parser", SET, 1001, STORED, FIXED, BY_HAND),
+    Client("NVIDIA's ConvNets, TensorFlow 1 and 2", "only tf.data", SET, 1000, INDEX, ANY, BY_HAND),
     Client(
         *("NVIDIA DALI", "2.4.0", SET, 1000, INDEX, ANY, QUICK),
         package=(MAIN, "nvidia-dali-cuda120"),

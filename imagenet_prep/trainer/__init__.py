@@ -1,1 +1,1 @@
-"""Trains ResNet-50 with Horovod, or in one process through the same code."""
+"""Training with TensorFlow, PyTorch or MXNet, in one process or in several ranks."""

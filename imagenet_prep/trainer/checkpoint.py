@@ -34,7 +34,7 @@ _NAME = re.compile(r"checkpoint-([0-9]{8})\.npz")
 _DAMAGED = ".damaged"  # suffix of damaged checkpoints, which are kept for inspection
 _FACTS = "facts"
 _VERSION = 1  # format version, increased if older programs would misread the file
-# Limits of the head's size (usually a few kB) and of its time (seconds since 1970).
+# Limits of the head's size (usually a few kB) and of its `saved_at` (seconds since 1970).
 _HEAD_BYTES, _LAST_TIME = 1 << 18, 1 << 40
 # The first bytes of an array in the file, and the maximum length of its header.
 _NPY, _NPY_HEADER_BYTES = b"\x93NUMPY\x01\x00", 1000
@@ -44,7 +44,7 @@ _NPY_HEADER = re.compile(
 )
 # zipfile raises RuntimeError for unsupported features, OverflowError for impossible offsets.
 _DAMAGE = (ValueError, KeyError, EOFError, RuntimeError, OverflowError, zipfile.BadZipFile)
-_PIECE_BYTES = 1 << 20  # limit of one read; the directory of 10,000 members is smaller
+_PIECE_BYTES = 1 << 20  # limit of one read; the zip directory of 10,000 arrays is smaller
 
 
 @dataclass(frozen=True)
@@ -115,9 +115,9 @@ def load_latest(
     shapes: Sequence[Shape] | None = None,
     accept: Callable[[Json], object] = lambda _: None,
 ) -> Checkpoint | None:
-    """Returns the last valid checkpoint, or None if there are none; arguments as for `load`.
+    """Returns the last valid checkpoint, or None if there is no checkpoint; see `load`.
 
-    Damaged ones after it are reported and renamed. If all are damaged, none is renamed.
+    Reports damaged checkpoints and renames them, unless all checkpoints are damaged.
     """
     damaged: list[Path] = []
     for step in reversed(steps(folder)):
@@ -146,9 +146,9 @@ def load(
 ) -> Checkpoint:
     """Reads a checkpoint from a file.
 
-    If `shapes` is given, the first arrays must have these shapes, and later ones are not read.
-    `accept` is called with the facts before any array is read; it raises ValueError if they are
-    malformed, and a different error if they belong to a different run.
+    If `shapes` is given, the first arrays must have these shapes, and later arrays are not read.
+    `accept` is called with the facts before any array is read. It must raise ValueError if the
+    facts are malformed, and a different error if they belong to a different run.
     """
     try:
         with _opened(path) as stream, zipfile.ZipFile(stream) as file:
@@ -186,7 +186,7 @@ class _InPieces(io.FileIO):
     """Limits the size of one read: zipfile reads a directory as large as the zip claims."""
 
     def read(self, size: int | None = -1) -> bytes:
-        """Reads; zipfile only requests the rest of a file for its last 64 kB."""
+        """Reads at most 1 MiB, also if `size` is None, as for the end of the zip."""
         most = _PIECE_BYTES + 1
         data = super().read(most if size is None or size < 0 else min(size, most)) or b""
         if len(data) > _PIECE_BYTES:
@@ -220,10 +220,8 @@ def _array(
         stored = tuple(int(length) for length in header[3].split(",") if length.strip())
         if shape is not None and (stored != shape or dtype.kind != "f"):
             raise ValueError(f"{member.filename!r} is {dtype} {stored}, expected floats {shape}")
-        size, expected = (
-            member.file_size - len(begin) - num_bytes,
-            math.prod(stored) * dtype.itemsize,
-        )
+        size = member.file_size - len(begin) - num_bytes
+        expected = math.prod(stored) * dtype.itemsize
         if size != expected:
             raise ValueError(f"{member.filename!r} has {size:,} bytes, expected {expected:,}")
         data = bytearray()
@@ -238,7 +236,7 @@ def _is_sound(path: Path, shapes: Sequence[Shape]) -> bool:
         load(path, shapes)
     except (DataDamagedError, StoreError) as error:
         terminal.say(error)
-        if isinstance(error, DataDamagedError):  # unreadable files are kept
+        if isinstance(error, DataDamagedError):  # an unreadable file keeps its name
             _set_aside(path)
         return False
     return True

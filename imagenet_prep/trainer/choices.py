@@ -1,4 +1,4 @@
-"""Choices for a run: frameworks, models, optimizers and recipes, and their limits."""
+"""Allowed values of training flags: frameworks, models, optimizers and recipes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 GLUON_MODELS = (
     *("resnet18", "resnet34", "resnet50-v1", "resnet101-v1", "resnet152-v1", "tiny", "mnist"),
 )
-# Flag values that a framework supports, if not all. The first --comm is its default.
+# A framework's values of each flag of which it does not support all values. The first value of
+# --comm is the framework's default.
 HAS: dict[str, dict[str, tuple[str, ...]]] = {
     "tensorflow": {"comm": ("horovod",)},
     "mxnet": {
@@ -21,10 +22,10 @@ HAS: dict[str, dict[str, tuple[str, ...]]] = {
     "pytorch": {"comm": ("ddp", "horovod"), "backend": ("auto", "dali", "native")},
 }
 FRAMEWORKS = tuple(HAS)
-# File name suffixes of exported models; a folder has none.
+# File name suffixes of exported models; "" stands for a folder.
 EXPORTED = {"tensorflow": ("", ".keras"), "mxnet": ("",), "pytorch": (".safetensors",)}
 OPTIMIZERS = ("sgd", "lars", "larc", "adam", "rmsprop")
-# Recipe settings that depend on neither ranks nor dataset; `trainer.recipe` has the others.
+# The recipes' model, image size and epochs; `trainer.recipe` has the hyperparameters.
 _IMAGENET = {"model": "resnet50", "image_size": 224, "num_epochs": 90.0, "eval_every": 0.0}
 RECIPES: dict[str, dict[str, Any]] = {
     "tutorial": _IMAGENET,

@@ -1,7 +1,7 @@
-"""Rank numbers, cores and GPUs per rank, and communication (for TensorFlow, with Horovod).
+"""Communication between ranks (for TensorFlow, by Horovod), and the cores and GPUs of a rank.
 
-Horovod with Keras 3 needs raw variables (`v.value`): its optimizer wrapper and callbacks run, but
-average nothing. tests/trainer/test_two_ranks.py compares two real ranks with one.
+With Keras 3, Horovod needs raw variables (`v.value`): its optimizer wrapper and callbacks run, but
+average nothing. tests/trainer/test_two_ranks.py compares a run of two ranks with a run of one.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _MAX_OBJECT_BYTES = 1 << 20  # reader positions and error messages have a few hu
 
 
 class Comm:
-    """Operations over all ranks, here for one rank; all ranks call them in the same order."""
+    """Operations that all ranks call in the same order; this class is for a run of one rank."""
 
     world = World()
     _hvd: Any = None  # Horovod's module, if it is used
 
     @property
     def versions(self) -> dict[str, str]:
-        """The versions of Horovod and its NCCL; empty without Horovod."""
+        """The versions of Horovod and of its NCCL; empty without Horovod."""
         if self._hvd is None:
             return {}
         versions = {"Horovod": str(importlib.import_module("horovod").__version__)}
@@ -45,7 +45,7 @@ class Comm:
         return versions
 
     def totals(self, sums: Any) -> list[float]:
-        """Returns the sums of a few numbers over all ranks."""
+        """Returns the sum of each number over all ranks."""
         return [float(number) for number in sums]
 
     def tape(self, tape: Any) -> Any:
@@ -60,20 +60,20 @@ class Comm:
         """Waits for the gradients of a `parallel` network after its backward pass."""
 
     def sum(self, tensor: Any) -> Any:
-        """Returns the sum over all ranks; works inside tf.function."""
+        """Returns a tensor's sum over all ranks; works inside tf.function."""
         return tensor
 
     def add_up(self, arrays: Sequence[Any], name: str) -> None:
         """Starts to replace each MXNet array with its sum over all ranks.
 
-        Calls with the same `name` need the same shapes, and must not overlap.
+        Two calls with the same `name` need the same shapes; the first must end before the second.
         """
 
     def average(self, arrays: Sequence[Any]) -> None:
-        """Replaces each array or variable with its mean over all ranks, and waits for it."""
+        """Replaces each array or variable with its mean over all ranks; waits for the result."""
 
     def broadcast(self, arrays: Sequence[Any], name: str) -> None:
-        """Replaces each array or variable with that of rank 0, and waits for it."""
+        """Replaces each array or variable with rank 0's; waits for the result."""
 
     def broadcast_object(self, value: Any) -> Any:
         """Returns rank 0's `value` after a JSON round trip: a tuple becomes a list.
@@ -100,12 +100,12 @@ class Comm:
     def gather(self, array: Any, name: str) -> Any:  # noqa: ARG002 - for several ranks
         """Returns the float64 NumPy arrays of all ranks, stacked as [ranks, ...].
 
-        Integers up to 16 million are exact. Calls with the same `name` need the same shape.
+        Integers up to 16 million are exact. All calls with the same `name` need the same shape.
         """
         return array[None]
 
     def from_first(self, name: str, array: Any) -> Any:  # noqa: ARG002 - for several ranks
-        """Returns rank 0's NumPy array; all ranks pass an array of the same shape."""
+        """Returns rank 0's NumPy array; every rank must pass an array of its shape."""
         return array
 
     def close(self) -> None:
@@ -116,10 +116,11 @@ class Comm:
 
 
 class Horovod(Comm):
-    """Several ranks, started by `imagenet-prep launch`, horovodrun or mpirun."""
+    """TensorFlow's ranks, started by `imagenet-prep launch`, horovodrun or mpirun."""
 
     def __init__(self, world: World, *, fp16_compression: bool) -> None:
         self._hvd, self.world = meet("tensorflow", world)
+        self._tf = importlib.import_module("tensorflow")
         compression = self._hvd.Compression
         self._compression = compression.fp16 if fp16_compression else compression.none
 
@@ -128,14 +129,12 @@ class Horovod(Comm):
         return self._hvd.DistributedGradientTape(tape, compression=self._compression)
 
     def sum(self, tensor: Any) -> Any:
-        """Returns the sum over all ranks."""
+        """Returns a tensor's sum over all ranks."""
         return self._hvd.allreduce(tensor, op=self._hvd.Sum)
 
     def totals(self, sums: Any) -> list[float]:
-        """Returns the sums of a few numbers over all ranks."""
-        import tensorflow as tf
-
-        return list(map(float, self.sum(tf.convert_to_tensor(sums)).numpy()))
+        """Returns the sum of each number over all ranks."""
+        return list(map(float, self.sum(self._tf.convert_to_tensor(sums)).numpy()))
 
     def average(self, arrays: Sequence[Any]) -> None:
         """Replaces each variable with its mean over all ranks."""
@@ -145,21 +144,17 @@ class Horovod(Comm):
         for variable, mean in zip(arrays, means, strict=True):
             variable.assign(mean)
 
-    def broadcast(self, arrays: Sequence[Any], name: str) -> None:  # noqa: ARG002 - as they come
-        """Replaces each variable with that of rank 0."""
+    def broadcast(self, arrays: Sequence[Any], name: str) -> None:  # noqa: ARG002 - matched by order
+        """Replaces each variable with rank 0's."""
         self._hvd.broadcast_variables(arrays, root_rank=0)
 
     def gather(self, array: Any, name: str) -> Any:
         """Returns the NumPy arrays of all ranks, stacked as [ranks, ...]."""
-        import tensorflow as tf
-
-        return self._hvd.allgather(tf.constant(array[None]), name=name).numpy()
+        return self._hvd.allgather(self._tf.constant(array[None]), name=name).numpy()
 
     def from_first(self, name: str, array: Any) -> Any:
-        """Returns rank 0's NumPy array; all ranks pass an array of the same shape."""
-        import tensorflow as tf
-
-        return self._hvd.broadcast(tf.constant(array), root_rank=0, name=name).numpy()
+        """Returns rank 0's NumPy array; every rank must pass an array of its shape."""
+        return self._hvd.broadcast(self._tf.constant(array), root_rank=0, name=name).numpy()
 
 
 def launched() -> World:
@@ -178,7 +173,7 @@ def cores(world: World) -> int:
 
 
 def check_gpus(local_rank: int, gpus: int) -> None:
-    """Refuses more ranks than GPUs if the host has GPUs."""
+    """Raises an error if this host has GPUs, but none for this rank."""
     if 0 < gpus <= local_rank:
         raise ImagenetPrepError(
             f"local rank {local_rank} has no GPU: {os.uname().nodename} has "
@@ -187,7 +182,7 @@ def check_gpus(local_rank: int, gpus: int) -> None:
 
 
 def meet(framework: str, world: World) -> tuple[Any, World]:
-    """Starts Horovod and checks it against the launcher; returns its module and rank numbers."""
+    """Starts Horovod and checks its number of ranks; returns its module and rank numbers."""
     try:
         hvd = importlib.import_module(f"horovod.{framework}")
         hvd.init()
@@ -207,9 +202,9 @@ def meet(framework: str, world: World) -> tuple[Any, World]:
     return hvd, actual
 
 
-# Launchers report the first process that exits, so a rank waits this long after losing its peer.
+# Launchers report the first process that exits. A rank that lost a peer exits after this time.
 _LEFT_S = 1.0
-# Communication libraries name themselves in their error messages.
+# The error messages of communication libraries contain the library's name.
 _OF_RANKS = re.compile("horovod|gloo|nccl", re.IGNORECASE)
 
 
@@ -221,7 +216,7 @@ def lost_rank() -> Iterator[None]:
     except ImagenetPrepError:
         raise
     except Exception as error:
-        # HorovodInternalError, a framework's error with its message, or PyTorch's RuntimeError.
+        # Horovod raises HorovodInternalError or a framework's error; PyTorch raises RuntimeError.
         package = type(error).__module__.partition(".")[0]
         if package not in ("horovod", "mxnet", "tensorflow") and not isinstance(
             error, RuntimeError

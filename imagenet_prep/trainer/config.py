@@ -20,16 +20,16 @@ from imagenet_prep.trainer.choices import (
 )
 from imagenet_prep.trainer.schedule import KINDS, STEP_EPOCHS, WARMUP_START, numbers
 
-# Limit a flag to some frameworks, or to one schedule.
+# Values of `only`, which limits a flag to some frameworks or to one schedule.
 _NOT_MXNET, _STEPS = {"framework": ("tensorflow", "pytorch")}, {"schedule": ("steps",)}
 
 
 @dataclass(frozen=True)
 class TrainConfig(Settings):
-    """Settings of one run; if a setting is None, the recipe decides.
+    """Settings of one training run; if a hyperparameter is None, the recipe's value is used.
 
-    Aliases are flags of the tutorial's script (the verb `train` handles those that need more than
-    a new name); --epochs and --learning-rate come from the SageMaker guide.
+    Aliases are flags of the tutorial's script; --epochs and --learning-rate are flags of the
+    SageMaker guide's. `train` translates the tutorial's flags that need more than a new name.
     """
 
     groups = {  # noqa: RUF012
@@ -44,13 +44,13 @@ class TrainConfig(Settings):
     framework: str = flag(
         "tensorflow",
         choices=FRAMEWORKS,
-        help="framework for training; mxnet needs its own environment",
+        help="training framework; mxnet needs its own environment",
     )
     comm: str = optional(
         choices=("horovod", "ddp", "dist_sync", "dist_device_sync"),
-        help="how ranks sum gradients: by Horovod; by DistributedDataParallel (ddp, the default "
-        "of pytorch); or by the parameter servers of mxnet that `launch --servers` starts: "
-        "dist_device_sync first sums the GPUs of a process on a GPU",
+        help="how ranks sum gradients; ddp: DistributedDataParallel, the default of pytorch; "
+        "dist_sync: the parameter servers of mxnet, which `launch --servers` starts; "
+        "dist_device_sync: the same, with sums on the GPU",
     )
     synthetic: bool = switch(
         help="train on random images, without a dataset",
@@ -110,9 +110,9 @@ class TrainConfig(Settings):
     )
     recipe: str = optional(
         choices=tuple(RECIPES),
-        help="preset of many flags and of the crops; tutorial: AWS's tutorial of 2018; v1.5: "
+        help="preset of hyperparameters and crops; tutorial: AWS's tutorial of 2018; v1.5: "
         "NVIDIA's ResNet-50; article: AWS's article of 2019 on MXNet; cifar10: the SageMaker "
-        "guide; mnist: an epoch takes seconds; default: v1.5, or article with mxnet",
+        "guide; mnist: a network with epochs of seconds; default: v1.5, or article with mxnet",
     )
     optimizer: str | None = optional(choices=OPTIMIZERS, help="optimizer; default: the recipe's")
     nesterov: bool = switch(
@@ -121,7 +121,7 @@ class TrainConfig(Settings):
     )
     lr: float | None = optional(
         above=0,
-        help="peak learning rate; default: the recipe's for the global batch",
+        help="peak learning rate; default: the recipe's, scaled to the global batch",
         aliases=("--learning-rate",),
     )
     momentum: float | None = optional(
@@ -154,19 +154,19 @@ class TrainConfig(Settings):
         aliases=("--lr-decay-mode",),
     )
     lr_decay_steps: str | None = optional(
-        help="epochs at which schedule steps lowers the rate (default: 30,60,80, scaled down for "
-        "runs of fewer than 90 epochs)",
+        help="epochs at which --schedule steps lowers the learning rate (default: 30,60,80, scaled "
+        "down for runs of fewer than 90 epochs)",
         metavar="EPOCHS",
         only=_STEPS,
     )
     lr_decay_lrs: str | None = optional(
-        help="rates of schedule steps: one before the first epoch of --lr-decay-steps, and one "
-        "from each on (default: each is a tenth of the one before)",
+        help="learning rates for --schedule steps: the first rate, and then one for each epoch of "
+        "--lr-decay-steps (default: each rate is a tenth of the previous one)",
         metavar="RATES",
         only=_STEPS,
     )
     warmup_epochs: float | None = optional(
-        least=0, help="number of epochs in which the rate rises; default: the recipe's"
+        least=0, help="epochs of warm-up, in which the learning rate rises; default: the recipe's"
     )
     warmup_lr: float | None = optional(
         least=0,
@@ -183,18 +183,18 @@ class TrainConfig(Settings):
     )
     loss_scale: float | None = optional(
         least=1,
-        help="factor of the loss with float16, so that small gradients do not become 0 (default: "
-        "1024, with larc 256)",
+        help="with float16, multiply the loss by this, so that small gradients do not become 0 "
+        "(default: 1024, with larc 256)",
     )
     fp16_compression: bool = switch(
         help="send gradients between processes as float16", only=_NOT_MXNET
     )
     jit: bool = switch(
-        help="compile the forward and backward pass; with XLA, or by torch.compile",
+        help="compile forward and backward pass by XLA or torch.compile",
         only=_NOT_MXNET,
     )
     train_accuracy: bool = switch(
-        help="print the top-1 training accuracy of each printed step in a column Acc"
+        help="add a column Acc with top-1 training accuracy to the printed table"
     )
     display_every: int = flag(50, least=1, help="steps between two lines of output")
     eval_every: float | None = optional(
@@ -248,7 +248,8 @@ class TrainConfig(Settings):
         1.0,
         above=0,
         most=1,
-        help="train on this share of the images; they are chosen by key, so 0.1 is a part of 0.2",
+        help="train on this share of the images; it is chosen by key, so that 0.2 includes the "
+        "images of 0.1",
     )
     keys: str | None = optional(
         place=Place.FILE, help="train only on images with the keys in this file, one per line"
@@ -357,7 +358,7 @@ class TrainConfig(Settings):
 
     @property
     def half_if_fast(self) -> bool:
-        """Whether to use float16 if the device is fast at it."""
+        """Whether activations are float16 if the device has fast float16."""
         return self.recipe in ("tutorial", "article") and self.precision is None
 
     @property

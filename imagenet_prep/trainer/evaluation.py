@@ -25,7 +25,7 @@ class Score(NamedTuple):
 def count(logits: Any, class_index: Any, mask: Any) -> Any:
     """Returns the sums [examples, top1, top5, loss] of a batch as float64.
 
-    Only images in the mask are counted. Non-finite logits [batch, classes] count as wrong.
+    Only images in the mask are included. Predictions with non-finite logits are wrong.
     """
     counted = np.asarray(mask, bool)
     rows, labels = np.asarray(logits, np.float64)[counted], np.asarray(class_index)[counted]

@@ -1,4 +1,4 @@
-"""The readers of a run: interface, choice of splits, and synthetic batches."""
+"""The readers of a training run: their interface, the splits to read, and synthetic batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from imagenet_prep.core.world import World
 from imagenet_prep.dataset import schema
 from imagenet_prep.trainer.config import TrainConfig
 
-# ImageNet's numbers: a synthetic run has the same steps and weights as a real one.
+# A synthetic run has the steps and weights of a run on ImageNet.
 _NUM_EXAMPLES = schema.OFFICIAL_NUM_EXAMPLES[schema.TRAIN]
 _NUM_CLASSES = schema.OFFICIAL_NUM_CLASSES
 
@@ -31,7 +31,7 @@ class BatchReader(Protocol):
 
     @property
     def class_numbers(self) -> Sequence[int]:
-        """The number of each class index in the dataset's class list."""
+        """The numbers in the dataset's class list, by class index."""
 
     @property
     def present(self) -> Sequence[int]:
@@ -50,7 +50,7 @@ class BatchReader(Protocol):
         """The number of examples in the split, over all ranks."""
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yields the rest of the current epoch."""
+        """Yields the remaining batches of the current epoch."""
 
     def state(self) -> Json:
         """Returns the reading position as JSON."""
@@ -59,7 +59,7 @@ class BatchReader(Protocol):
         """Returns the settings that determine each step's images; empty for synthetic data."""
 
     def restore(self, state: Json) -> None:
-        """Continues at the position in `state`."""
+        """Continues at the reading position that `state` returned."""
 
     def close(self) -> None:
         """Closes all open files."""
@@ -90,8 +90,8 @@ def splits(available: Collection[str], data_dir: str | None) -> tuple[str, str]:
 class Inputs:
     """The readers of a run.
 
-    `watched` is evaluated during training, `last` at the end and by `--evaluate`; both are None
-    if nothing is evaluated. `also` has the datasets of `--also` by name.
+    `watched` is the split to evaluate during training, `last` the split for the end and for
+    `--evaluate`; both are None without evaluations. `also` has the readers of `--also` by name.
     """
 
     def __init__(self, config: TrainConfig, world: World, open_reader: OpenReader) -> None:

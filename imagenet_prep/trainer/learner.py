@@ -1,4 +1,4 @@
-"""The part of training that depends on a framework: one subclass of `Learner` for each."""
+"""The interface of the learners, which train with TensorFlow, PyTorch or MXNet."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from imagenet_prep.trainer.torchvision import SLOT
 class Learner(Protocol):
     """One rank of a run; all ranks call the same methods in the same order.
 
-    `fast_half` says whether the device is faster with float16 than with float32. `versions` are
-    those of the framework and its libraries, for the log. `_variables` are the model's variables,
-    which are called `_names`, then the optimizer's; `_statistics` are those of batch norms.
+    `fast_half` is True if the device is faster with float16 than with float32. `versions` has the
+    versions of the framework and its libraries, for the log. `_variables` are the model's variables
+    with the names `_names`, then the optimizer's. `_statistics` are batch norm statistics.
     """
 
     comm: Comm
@@ -29,7 +29,7 @@ class Learner(Protocol):
     _statistics: list[Any]
 
     def hold(self, batch: Batch) -> Batch:
-        """Converts a batch of NumPy arrays, channels last, to the framework's arrays."""
+        """Converts a batch of NumPy arrays to the framework's arrays; images have channels last."""
 
     def build(self, plan: Run, *, jit: bool) -> None:
         """Builds the network and its optimizer; call it before the methods below."""
@@ -38,7 +38,7 @@ class Learner(Protocol):
         """Returns weights, batch norm statistics and optimizer state as NumPy arrays."""
 
     def names(self) -> list[str]:
-        """Returns the names of the arrays of `values`; those of the optimizer are numbered."""
+        """Returns a name for each array of `values`: the optimizer's are slot_0000, ..."""
         slots = range(len(self._variables) - len(self._names))
         return [*self._names, *(f"{SLOT}{number:04d}" for number in slots)]
 
@@ -48,7 +48,7 @@ class Learner(Protocol):
         return [tuple(variable.shape) for variable in self._variables[:count]]
 
     def assign(self, values: Sequence[Any]) -> None:
-        """Sets the first variables to arrays with their `shapes`."""
+        """Sets all variables, or only the model's, which come first."""
 
     def share(self) -> None:
         """Copies all variables from rank 0."""
@@ -61,7 +61,7 @@ class Learner(Protocol):
     def step(self, number: int, batch: Batch, rate: float, *, asks: bool) -> tuple[Any, Any]:
         """Runs one step; returns [loss, total loss, accuracy], and how many ranks ask to stop.
 
-        The values are of this rank. Both results may still be computing; reading them waits.
+        The first three are for the batch of this rank. Reading a result may wait for the device.
         """
 
     def logits(self, images: Any) -> Any:

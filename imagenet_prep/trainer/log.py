@@ -27,7 +27,7 @@ _EVALUATION_HEADER = "  step  epoch  top1    top5     loss   checkpoint_time(UTC
 
 
 class Log:
-    """Prints rows and writes them to `train.jsonl` and TensorBoard files, only if it `speaks`."""
+    """Prints rows and writes them to train.jsonl and a TensorBoard file, if it `speaks`."""
 
     def __init__(self, folder: Path, scalars: Path, *, speaks: bool) -> None:
         self._folder, self._folder_of_scalars = folder, scalars
@@ -48,28 +48,28 @@ class Log:
             path.unlink(missing_ok=True)
 
     def start(self, facts: Mapping[str, Any]) -> None:
-        """Opens both files and writes the settings of the run."""
+        """Opens train.jsonl and a TensorBoard file, and writes the settings of the run."""
         if self._speaks:
             with storage_errors("write", self._folder / LOG):
                 self._folder.mkdir(parents=True, exist_ok=True)
                 log = LocalStore(self._folder).open(LOG, os.O_RDWR | os.O_APPEND | os.O_CREAT)
                 end = os.fstat(log).st_size
                 if end and os.pread(log, 1, end - 1) != b"\n":
-                    os.write(log, b"\n")  # after a power failure
+                    os.write(log, b"\n")  # a power failure cut the last line
             self._file = open(log, "w", encoding="utf-8")  # noqa: SIM115 - until `close`
             self._scalars = Scalars(self._folder_of_scalars)
         self._keep("start", facts)
 
     def saved(self, step: int, state: Json) -> None:
-        """Writes that a checkpoint was saved after `step` steps, with the reader's state."""
+        """Records that a checkpoint was saved after `step` steps, and the reader's state."""
         self._keep("saved", {"step": step} | ({"receipt": state} if state else {}))
 
     def train(self, step: int, row: Mapping[str, float]) -> None:
         """Prints and writes a row of the tutorial's table for a step, counted from 0.
 
-        `epoch` is the number of epochs before the step. `images_per_s` is over all ranks since the
-        last row, excluding checkpoints and evaluations. `loss` is the mean cross entropy, and
-        `total_loss` adds weight decay. Without `accuracy` (top-1), its column is omitted.
+        `images_per_s` is the speed of all ranks since the last row, except during checkpoints and
+        evaluations. `loss` is the mean cross entropy, and `total_loss` adds weight decay. If the
+        row has no `accuracy` (top-1), the column is omitted.
         """
         has_accuracy = "accuracy" in row
         if not self._has_header:
@@ -87,7 +87,7 @@ class Log:
     def evaluation(
         self, step: int, epoch: float, split: str, score: Score, saved_at: float, classes: str = ""
     ) -> None:
-        """Prints and writes an evaluation; `classes` is "2 of 4 classes" if some are missing."""
+        """Prints and writes a score; `classes` is "2 of 4 classes" if the split lacks some."""
         saved = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(saved_at))
         # SageMaker's metric pattern matches the end of the row.
         self.say(_EVALUATION_HEADER + f"  {classes}" * bool(classes))
@@ -116,12 +116,12 @@ class Log:
         self._keep("table", table.as_json())
 
     def finished(self, seconds: float) -> None:
-        """Prints the training time, with the tutorial's words."""
+        """Prints and writes the training time, in the tutorial's wording."""
         self.say(f"Finished in {seconds:,.1f} s")
         self._keep("finished", {"seconds": seconds})
 
     def close(self) -> None:
-        """Closes both files."""
+        """Closes train.jsonl and the TensorBoard file."""
         for file in (self._scalars, self._file):
             if file is not None:
                 file.close()
@@ -135,7 +135,7 @@ class Log:
             line = {"kind": kind, "time": time.time(), **sound}
             self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
             self._file.flush()
-            if kind in ("start", "saved"):  # no checkpoint may survive a crash without it
+            if kind in ("start", "saved"):  # must survive a crash, like a checkpoint
                 os.fsync(self._file.fileno())
 
 
@@ -155,7 +155,7 @@ class Timer:
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Excludes the time of the block."""
+        """Excludes the time of a `with` block from the rate."""
         start = time.perf_counter()
         yield
         self._since += time.perf_counter() - start

@@ -39,7 +39,7 @@ def train(config: TrainConfig, open_reader: OpenReader, sheet: Sheet | None = No
     """
     config, world = recipe.settled(config), launched()
     if os.environ.get("DMLC_ROLE", "worker") != "worker":
-        connect(config)  # A parameter server of MXNet runs until all ranks have disconnected.
+        connect(config)  # This process is an MXNet server; it ends when all ranks have ended.
     # Check data and checkpoint before importing a framework, which takes seconds.
     inputs, saved = Inputs(config, world, open_reader), Saved(config)
     examples, classes = inputs.train.num_examples, inputs.train.num_classes
@@ -87,7 +87,7 @@ def connect(config: TrainConfig) -> Learner:
 
 @dataclasses.dataclass(eq=False)
 class Training:
-    """One rank of a run."""
+    """The training loop of one rank."""
 
     _config: TrainConfig
     _learner: Learner
@@ -145,7 +145,7 @@ class Training:
         versions = {"Python": platform.python_version()} | self._learner.versions
         self._log.say(", ".join(f"{name} {version}" for name, version in versions.items()))
         checkpointed, place = self._on_first(self._restore)
-        plan, schedule = self._plan, self._plan.schedule  # of the evaluated run with --evaluate
+        plan, schedule = self._plan, self._plan.schedule  # with --evaluate, from the checkpoint
         of_run = f" ({plan.global_batch:,} in the evaluated run)" if evaluates else ""
         epochs = plan.epoch(plan.total_steps)
         if self._config.num_epochs and not evaluates:
@@ -169,7 +169,7 @@ class Training:
             self._log.say("the dataset has no split validation: evaluations use holdout")
         if self._config.local_ckpt:
             self._log.say("--local_ckpt is ignored: rank 0 saves for all ranks")
-        # A new run restores too: this refuses a rank with a different dataset or order.
+        # Restore in a new run, too: this refuses a rank with a different dataset or order.
         self._inputs.train.restore(place)
         if checkpointed is not None:
             self._step = self._saved_step = checkpointed["step"]
@@ -206,7 +206,7 @@ class Training:
         return value
 
     def _restore(self) -> tuple[Json | None, Json]:
-        """Loads the last checkpoint; returns its other facts and the reading position."""
+        """Loads the last checkpoint; returns its step, time and plateau, and a reading position."""
         self._saved.open()
         if self._config.clear_log:
             self._log.clear()
@@ -215,7 +215,7 @@ class Training:
             return None, self._inputs.train.state()
         place = last.facts["reader"]
         if self._config.evaluate:
-            # Only the dataset must match: ranks, batch size, order and part of train may differ.
+            # Only the dataset must be the same. The ranks, batch size and selection may differ.
             self._plan = records.parse(Run, last.facts["run"], others=True)
             place = self._inputs.train.state() | {"dataset": place.get("dataset")}
         plateau = last.facts["plateau"]
@@ -224,7 +224,7 @@ class Training:
     def _train(self) -> Score | None:
         """Runs the remaining steps unless asked to stop; returns the last evaluation."""
         plan, config = self._plan, self._config
-        # A checkpoint is saved before the evaluation of its step, so repeat that evaluation.
+        # The checkpoint does not include the evaluation of its step, so repeat this evaluation.
         if self._step and plan.plateau_steps and self._is_due():
             self._watch()
         began = time.monotonic()
@@ -234,7 +234,7 @@ class Training:
         for batch in self._batches():
             step = self._step
             rate = plan.schedule(step) * self._plateau.scale
-            # Read the previous step's value, equal on all ranks, so as not to wait for a GPU.
+            # Read `stop` of the previous step, so that no rank waits for its GPU.
             ends = bool(stop > 0)
             values, stop = self._learner.step(step, batch, rate, asks=self._stop.came)
             self._step += 1
@@ -257,7 +257,7 @@ class Training:
                 if ends or is_last or self._is_due() or self._step % config.checkpoint_every == 0:
                     self._save()
                 if ends and not is_last:
-                    self._saved.close()  # first: launchers kill all ranks when one exits
+                    self._saved.close()  # now, since launchers kill all ranks when one exits
                     self._comm.close()
                     raise self._ended()
                 if is_last:
@@ -290,7 +290,7 @@ class Training:
                 )
 
     def _save(self) -> None:
-        """Averages batch norm statistics over all ranks and saves this step."""
+        """Averages batch norm statistics over all ranks and saves a checkpoint of this step."""
         if self._saved_step == self._step:
             return
         self._learner.average_statistics()
@@ -321,7 +321,7 @@ class Training:
             self._log.table(self._sheet.table)
 
     def _score(self, reader: BatchReader, name: str | None = None) -> Score:
-        """Returns the score of one pass; with a name, keeps the predictions in sheet and file."""
+        """Returns a split's score; if `name` is given, stores the predictions under this name."""
         predicted = Predicted(self._comm, reader.class_numbers, reader.present)
         see = None if name is None else predicted.see
         batches, last = self._unless_asked(reader), self._inputs.last
@@ -361,7 +361,7 @@ class Training:
         return score
 
     def _unless_asked(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Yields batches until a single rank is asked to stop; several would need to agree."""
+        """Yields batches; if the only rank of a run is asked to stop, raises IncompleteError."""
         for batch in batches:
             if self._stop.came and self._stop.alone:
                 raise self._ended()

@@ -1,7 +1,7 @@
 """The copy of a run in a bucket: uploaded in the background, downloaded by a new machine.
 
-The local folder is authoritative. Objects appear atomically, are verified by the server, and carry
-their sha256.
+The local folder is authoritative. Each object is uploaded atomically with its sha256, which the
+server verifies.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _EXPORTED = (  # names that TensorFlow and Gluon write into a model's folder
     *("saved_model.pb", "fingerprint.pb", "variables", "assets"),
     *("model-symbol.json", "model-0000.params"),
 )
-# Seconds without any data, and retries per object before training starts.
+# Time-out of a request in seconds without data; retries per object before training starts.
 _TIMEOUT_S, _RETRIES = 15.0, 10
 _NOT_STARTED = "Training has not started: run the same command again."
-# Seconds of retries at the end: `launch` kills after 60 s, a spot interruption after 120 s.
+# Seconds of retries at the end: `launch` kills ranks after 60 s, a spot interruption after 120 s.
 _LAST_S = 30.0
 
 
@@ -55,7 +55,7 @@ class Mirror:
 
     def __init__(self, base: str, folder: Path, scalars: Path, export: Path | None) -> None:
         self._base = base.rstrip("/")
-        # During training, `_run` reports failures and retries, not the store.
+        # During training, `_run` retries and reports failures instead of the store.
         self._store = BucketStore(
             self._base, connections=1, timeout_s=_TIMEOUT_S, retries=0, remedy=""
         )
@@ -66,7 +66,7 @@ class Mirror:
         self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
 
     def fetch(self) -> None:
-        """Downloads log and checkpoints if there are none here; reports damaged objects."""
+        """Downloads the log and checkpoints if there is no local checkpoint."""
         store = BucketStore(
             self._base, connections=1, timeout_s=_TIMEOUT_S, retries=_RETRIES, remedy=_NOT_STARTED
         )
@@ -89,7 +89,7 @@ class Mirror:
         self._asked.set()
 
     def close(self) -> bool:
-        """Uploads the rest; returns whether it is complete, and reports missing files."""
+        """Uploads remaining changes; reports missing files, and returns False if there are any."""
         if not self._thread.ident:
             return True  # no upload was requested
         self._closing.set()
@@ -111,7 +111,7 @@ class Mirror:
         return not missing
 
     def _files(self) -> list[tuple[str, _Place]]:
-        """Returns the run's files without links: logs first, then the latest checkpoint."""
+        """Returns the run's regular files by object name, logs first, then the latest checkpoint."""
         own, events = LocalStore(self._folder).names(""), LocalStore(self._scalars).names("")
         files = [(name, (self._folder, name)) for name in own if _is_needed(name)]
         files += [
@@ -128,7 +128,7 @@ class Mirror:
         return sorted((file for file in files if _is_own(*file[1])), reverse=True)
 
     def _compare(self, store: BucketStore, name: str, *, fresh: bool) -> None:
-        """Downloads an object to a fresh machine; notes whether the local file equals it."""
+        """Downloads an object if `fresh`; skips a later upload if the local file is equal."""
         path, stored = self._folder / name, store.stored(name)
         # Keep the longer log, since this machine may have started one already.
         folder = LocalStore(self._folder)
@@ -153,7 +153,7 @@ class Mirror:
             self._upload_with_retries(self._closing)
 
     def _upload_with_retries(self, ended: threading.Event) -> None:
-        """Uploads and retries until all files are there or `ended` is set."""
+        """Uploads all files, with retries until `ended` is set."""
         with contextlib.suppress(IncompleteError):  # `close` reports the missing files
             with_retries(self._upload_or_say, RetryBudget("mirror", sys.maxsize, ended))
 
@@ -205,7 +205,7 @@ def _beginning(opened: BinaryIO, size: int) -> Iterator[bytes]:
 
 
 def _is_needed(name: str) -> bool:
-    """Returns whether a resumed run needs this file; scalars always start a new file."""
+    """Returns whether a resumed run needs this file: the log or a checkpoint."""
     return name == LOG or checkpoint.step_of(name) is not None
 
 

@@ -1,4 +1,4 @@
-"""The networks: ResNets of ImageNet, and small ones for CIFAR-10, MNIST, demos and tests."""
+"""Keras models: ResNets for ImageNet, and small networks for CIFAR-10, MNIST, demos and tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import keras
 
 from imagenet_prep.trainer.choices import residual_blocks
 
-# The constants of every ResNet-50 v1.5 (Sandler, Goyal).
+# Batch norm constants of ResNet-50 v1.5 (Sandler, Goyal).
 _BN_MOMENTUM = 0.9
 _BN_EPSILON = 1e-5
 
@@ -22,9 +22,9 @@ def build(name: str, image_size: int, num_classes: int) -> Any:
 
     "resnet18" and "resnet34" have plain blocks. "resnet50", "resnet101" and "resnet152" have
     bottlenecks that stride in their 3x3 convolution (v1.5), or with the suffix "-v1" in their first
-    1x1, as in He et al. "tiny" has plain blocks and 0.08 million weights, for images from 16
-    pixels. "cifar" is the VGG-like network of the SageMaker guide, from 22 pixels. "mnist" has two
-    convolutions, from 16 pixels.
+    1x1, as in He et al. "tiny" has plain blocks and 0.08 million weights. "cifar" is the VGG-like
+    network of the SageMaker guide. "mnist" has two convolutions. The smallest images have 22 pixels
+    for "cifar" and 16 for "tiny" and "mnist".
     """
     images = keras.Input((image_size, image_size, 3), name="images")
     if name == "cifar":
@@ -44,13 +44,13 @@ def build(name: str, image_size: int, num_classes: int) -> Any:
 
 
 def dropout_seeds(network: Any) -> list[Any]:
-    """Returns the seed of each dropout, a [2] int64 variable that determines its next mask."""
+    """Returns each dropout layer's seed: a [2] int64 variable that determines the next mask."""
     layers = [layer for layer in network.layers if isinstance(layer, keras.layers.Dropout)]
     return [layer.seed_generator.state.value for layer in layers]
 
 
 def _resnet(x: Any, name: str) -> Any:
-    """Returns a ResNet's layers under torchvision's names."""
+    """Applies a ResNet whose layers have torchvision's names."""
     if name == "tiny":
         stride = 2 if x.shape[1] >= 48 else 1  # halve large images, to limit their cost
         x = _batch_norm(_convolution(x, 16, 3, stride, "conv1"), "bn1", relu=True)
@@ -64,7 +64,7 @@ def _resnet(x: Any, name: str) -> Any:
 
 
 def _cifar(x: Any) -> Any:
-    """Returns the network of `get_model` in the SageMaker guide's model_def.py."""
+    """Applies the network of `get_model` in the SageMaker guide's model_def.py."""
     for stage, (filters, dropped) in enumerate(((32, 0.2), (64, 0.3), (128, 0.4))):
         for number, padding in enumerate(("same", "valid")):
             called = f"{stage}.{number}"
@@ -78,7 +78,7 @@ def _cifar(x: Any) -> Any:
 
 
 def _mnist(x: Any) -> Any:
-    """Returns a network as small as LeNet-5 (LeCun et al. 1998), for fast epochs on a CPU."""
+    """Applies a network as small as LeNet-5 (LeCun et al. 1998), for fast epochs on a CPU."""
     for filters in (16, 32):
         x = keras.layers.Conv2D(filters, 5, activation="relu", name=f"conv{filters}")(x)
         x = keras.layers.MaxPooling2D()(x)
@@ -88,7 +88,7 @@ def _mnist(x: Any) -> Any:
 
 
 def _block(x: Any, name: str, *convolutions: tuple[int, int, int]) -> Any:
-    """Returns a residual block of convolutions, each as (filters, size, stride)."""
+    """Applies a residual block of convolutions, each as (filters, size, stride)."""
     width, stride = convolutions[-1][0], math.prod(stride for _, _, stride in convolutions)
     shortcut = x
     if stride > 1 or x.shape[-1] != width:
@@ -103,7 +103,7 @@ def _block(x: Any, name: str, *convolutions: tuple[int, int, int]) -> Any:
 
 
 def _convolution(x: Any, filters: int, size: int, stride: int, name: str) -> Any:
-    # TensorFlow's "same" pads unevenly for stride 2; published weights used even padding.
+    # TensorFlow's "same" padding is asymmetric for stride 2; published weights need symmetric one.
     if size > 1:
         x = keras.layers.ZeroPadding2D((size - 1) // 2)(x)
     return keras.layers.Conv2D(

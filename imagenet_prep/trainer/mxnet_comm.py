@@ -1,8 +1,8 @@
 """Communication of MXNet's ranks: Horovod's ring, or MXNet's parameter servers.
 
-Parameter servers can only add, so all operations here are sums, with Horovod too. Both therefore
-give the same weights (bit for bit with two ranks), and a run may switch between them. Gluon's own
-use of servers would keep the first learning rate for ever (apache/mxnet issue 15919).
+Parameter servers can only add, so all operations are sums, also with Horovod. Servers and Horovod
+give the same weights (bit for bit with two ranks), and a run may switch from one to the other.
+Gluon's trainer would keep the first learning rate on servers (apache/mxnet issue 15919).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.trainer.comm import Comm, meet
 
-_PIECE = 4096  # numbers per message; all have one shape, as servers require
+_PIECE = 4096  # numbers per message: servers need messages of the same shape
 
 
 class _Together(Comm):
-    _dtype = "float64"  # type in which counts are added
+    _dtype = "float64"  # type for sums of counts
 
     @property
     def _nd(self) -> Any:
@@ -62,7 +62,7 @@ class _Together(Comm):
         self.add_up([total], name)
         return total.asnumpy()
 
-    def from_first(self, name: str, array: Any) -> Any:  # noqa: ARG002 - pieces are alike
+    def from_first(self, name: str, array: Any) -> Any:  # noqa: ARG002 - all pieces have one name
         """Returns rank 0's NumPy array of small integers."""
         room = np.zeros(-(-array.size // _PIECE) * _PIECE, np.float32)
         room[: array.size] = array
@@ -75,11 +75,11 @@ class _Together(Comm):
 
 
 class Ring(_Together):
-    """Horovod: started by `imagenet-prep launch`, horovodrun or mpirun."""
+    """Horovod; ranks are started by `imagenet-prep launch`, horovodrun or mpirun."""
 
     def __init__(self, world: World) -> None:
-        # Horovod makes all symbols of MXNet global, including those of an old libjpeg. Pillow's
-        # libjpeg, which our reader uses too, crashes unless it is loaded first.
+        # Horovod makes all symbols of MXNet global, including the symbols of an old libjpeg. Load
+        # Pillow's libjpeg first, which our reader uses, too: otherwise it crashes.
         import PIL.Image  # noqa: F401
 
         self._hvd, self.world = meet("mxnet", world)
@@ -92,7 +92,7 @@ class Ring(_Together):
 
 
 class Servers(_Together):
-    """MXNet's parameter servers: started by `imagenet-prep launch --servers`."""
+    """MXNet's parameter servers, started by `imagenet-prep launch --servers`."""
 
     _dtype = "float32"  # servers always add in float32: counts are exact up to 16 million
 
@@ -105,7 +105,7 @@ class Servers(_Together):
         import mxnet as mx
 
         self._store: Any = mx.kv.create(kind)
-        self.world = world  # not the servers' numbers: rank 0 must be on the first host
+        self.world = world  # MXNet numbers ranks differently, but rank 0 must be on the first host
         self._known: set[str] = set()
 
     def add_up(self, arrays: Sequence[Any], name: str) -> None:

@@ -22,8 +22,8 @@ from imagenet_prep.trainer.mxnet_comm import Ring, Servers
 from imagenet_prep.trainer.recipe import Run, decays
 
 # Mean and deviation with which `read` normalises images for recipe mnist. Horovod's mxnet_mnist.py
-# expects pixels from 0 to 1. Normalised ones have nine times the second moment: with its rate and
-# initial weights, half of the seeds would learn nothing from them.
+# uses pixels from 0 to 1. Normalised pixels have nine times the second moment: with the learning
+# rate and initial weights of that script, half of the seeds would learn nothing.
 _MEAN, _STD = 33.3, 78.6
 
 
@@ -46,11 +46,11 @@ class MxnetLearner(Learner):
                 raise UsageError("--precision float16: MXNet needs a GPU for it")
             from mxnet.contrib import amp
 
-            amp.init()  # only casts in the forward pass: weights, gradients, logits stay float32
+            amp.init()  # only changes the forward pass: weights, gradients, logits stay float32
         mx.random.seed(config.seed)
 
     def hold(self, batch: Batch) -> Batch:
-        """Returns arrays on the device, channels first."""
+        """Returns the batch as arrays on the device; images have channels first."""
         images = batch["images"].transpose(0, 3, 1, 2)
         return {name: self._array(array) for name, array in {**batch, "images": images}.items()}
 
@@ -72,7 +72,7 @@ class MxnetLearner(Learner):
         self._weights = [parameter.data() for parameter in trained]
         self._gradients = [parameter.grad() for parameter in trained]
         self._statistics = [p.data() for p in parameters if p.grad_req == "null"]
-        # Gradients are sums over the ranks, of scaled losses; `rescale_grad` undoes both.
+        # Gradients are summed over the ranks, and losses are scaled; `rescale_grad` reverts both.
         self._optimizer = mx.optimizer.create(
             "nag" if plan.nesterov else "sgd",
             momentum=plan.momentum,
@@ -92,7 +92,7 @@ class MxnetLearner(Learner):
         return [array.asnumpy() for array in self._variables]
 
     def assign(self, values: Sequence[Any]) -> None:
-        """Sets the first variables, all or only the model's."""
+        """Sets all variables, or only the model's, which come first."""
         for array, value in zip(self._variables, values, strict=False):
             array[:] = value
 
@@ -104,7 +104,7 @@ class MxnetLearner(Learner):
         self.comm.broadcast(self._momenta, "weight")
 
     def step(self, number: int, batch: Batch, rate: float, *, asks: bool) -> tuple[Any, Any]:  # noqa: ARG002
-        """Runs one step, which has no random part; both results are MXNet arrays."""
+        """Runs one step without dropout; both results are MXNet arrays."""
         plan = self._plan
         with mx.autograd.record():
             inputs = {name: self._array(array) for name, array in batch.items()}
@@ -117,8 +117,8 @@ class MxnetLearner(Learner):
         total = loss + plan.weight_decay / 2 * squares
         # Elements of an MXNet array become numbers only when they are read.
         values = mx.nd.concat(loss, total, accuracy, dim=0).as_np_ndarray()
-        # If float16 overflows, the sum overflows on every rank, and all skip the step. This check
-        # waits for the device, as MXNet's own loss scaler does.
+        # If a gradient overflows on one rank, the sum overflows on all, and all skip the step. This
+        # check waits for the device, as MXNet's own loss scaler does.
         is_safe = plan.precision != "float16" and plan.loss_scale == 1.0
         if is_safe or _are_finite(self._gradients):
             self._optimizer.set_learning_rate(rate)
@@ -130,7 +130,7 @@ class MxnetLearner(Learner):
         return values, asking
 
     def _loss(self, images: Any, class_index: Any, mask: Any) -> Any:
-        """Returns mean cross entropy and accuracy of the images in the mask, [1] each."""
+        """Returns mean cross entropy [1] and accuracy [1] of the images in the mask."""
         share = self._plan.label_smoothing
         logs = mx.nd.log_softmax(self._network(images).astype("float32"))
         losses = (share - 1) * mx.nd.pick(logs, class_index) - share * logs.mean(axis=1)
@@ -170,8 +170,8 @@ def _network(plan: Run, context: Any) -> Any:
     if plan.recipe == "mnist":
         inner, network = network, nn.HybridSequential()
         network.add(nn.HybridLambda(lambda _, images: (images * _STD + _MEAN) / 255), inner)
-    # Gluon would infer the shapes in a forward pass, which leaves weights in oneDNN's layout.
-    # Horovod cannot read that layout and crashes at random.
+    # Infer the shapes here: a forward pass would leave weights in oneDNN's layout, which Horovod
+    # cannot read. It would crash at random.
     network.infer_shape(mx.nd.zeros((1, 3, plan.image_size, plan.image_size)))
     # The initialisation of He et al. 2015 (MSRA) and of Horovod's example for MXNet.
     first = mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2)
@@ -181,6 +181,6 @@ def _network(plan: Run, context: Any) -> Any:
 
 
 def _are_finite(arrays: list[Any]) -> bool:
-    # On a GPU, one call takes at most 200 arrays.
+    # On a GPU, multi_all_finite accepts at most 200 arrays.
     parts = [arrays[first : first + 200] for first in range(0, len(arrays), 200)]
     return all(mx.nd.multi_all_finite(*part, num_arrays=len(part)).asscalar() for part in parts)

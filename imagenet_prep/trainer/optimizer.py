@@ -1,4 +1,4 @@
-"""SGD with momentum; LARS and LARC, which scale the rate of each layer; Adam and RMSprop.
+"""TensorFlow optimizers: SGD, Adam, RMSprop, and LARS and LARC with a rate for each layer.
 
 Keras' optimizers lack LARS and LARC, and their weight decay is not L2 in the gradient.
 """
@@ -17,10 +17,10 @@ _FIRST_DECAY, _SECOND_DECAY, _EPSILON = 0.9, 0.999, 1e-7
 
 
 class Optimizer:
-    """Moves float32 variables along their averaged gradients, to which L2 decay is added first.
+    """Updates float32 variables with averaged gradients, after L2 weight decay is added to them.
 
-    `slots` are its plain TensorFlow variables: the momentum of each variable (RMSprop: its mean
-    square), and for Adam then each mean square and the number of steps.
+    `slots` is the state to save: each variable's momentum, or with RMSprop its mean square. For
+    Adam, each variable's mean square and the number of steps follow.
     """
 
     def __init__(self, plan: Run, variables: Sequence[Any]) -> None:
@@ -35,7 +35,7 @@ class Optimizer:
         self.slots = [*self._means, self._steps] if self._kind == "adam" else self._means
 
     def regularizer(self) -> Any:
-        """Returns the loss of the weight decay: decay / 2 * sum(w^2)."""
+        """Returns the L2 loss of the weight decay: decay / 2 * sum(w^2)."""
         norms = [tf.nn.l2_loss(variable) for variable in self._variables if decays(variable)]
         return self._plan.weight_decay * tf.add_n(norms)  # l2_loss includes the factor 1/2
 
@@ -61,7 +61,7 @@ class Optimizer:
         return gradient + self._plan.momentum * slot if self._plan.nesterov else slot
 
     def _adam(self, number: int, gradient: Any) -> Any:
-        """Kingma and Ba 2014, with Keras' epsilon, which has no bias correction."""
+        """Returns a step of Adam (Kingma and Ba 2014), with Keras' uncorrected epsilon."""
         mean, square = self._means[number], self._means[number + len(self._variables)]
         mean.assign_add((gradient - mean) * (1 - _FIRST_DECAY))
         square.assign_add((gradient * gradient - square) * (1 - _SECOND_DECAY))
@@ -69,15 +69,15 @@ class Optimizer:
         return correction * mean / (tf.sqrt(square) + _EPSILON)
 
     def _rmsprop(self, number: int, gradient: Any) -> Any:
-        """Hinton 2012, as in Keras."""
+        """Returns a step of RMSprop (Hinton 2012), as in Keras."""
         square = self._means[number]
         square.assign_add((gradient * gradient - square) * (1 - _FIRST_DECAY))
         return gradient / tf.sqrt(square + _EPSILON)
 
     def _layer_rate(self, variable: Any, gradient: Any, learning_rate: Any) -> Any:
         """Returns the factor of the learning rate for this layer."""
-        # LARS (You et al. 2017) excludes batch norms and biases. LARC only lowers rates, in the
-        # tutorial those of all variables. A variable that is 0 takes a full step.
+        # LARS (You et al. 2017) excludes batch norms and biases. LARC only lowers rates; as in the
+        # tutorial, it includes them. A variable that is 0 has the full rate.
         if self._kind == "sgd" or (self._kind == "lars" and not decays(variable)):
             return 1.0
         weights, slope = tf.norm(variable), tf.norm(gradient)

@@ -17,27 +17,27 @@ from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.trainer.comm import Comm
 from imagenet_prep.trainer.feed import Batch
 
-_KEY_BYTES = 64  # keys are padded to a multiple, since MXNet's servers need few shapes
+_KEY_BYTES = 64  # keys are padded to a multiple: MXNet's servers keep an array per shape
 
 
 class Sheet(Protocol):
-    """The table that a run fills; implemented by `evaluation.sheet.Sheet`."""
+    """The scores by dataset and label list; `evaluation.sheet.Sheet` implements it."""
 
     lists: list[Json]
 
     def enter(self, name: str, classes: Any, within: Any, keys: Sequence[str]) -> None:
-        """Adds the predictions for a dataset."""
+        """Adds the top-5 classes for a dataset; `within` are those among only its classes."""
 
     def columns(self, name: str) -> Mapping[str, Mapping[str, str]]:
-        """Returns the labels of each list as columns of a predictions file."""
+        """Returns a dataset's labels from each list, as columns of a predictions file."""
 
     @property
     def table(self) -> Any:
-        """The table of everything entered so far."""
+        """The scores of all datasets entered so far."""
 
 
 class Predicted:
-    """Gathers predictions batch by batch; each rank adds its own in record order."""
+    """The predictions of all ranks, gathered batch by batch, in record order for each rank."""
 
     def __init__(self, comm: Comm, class_numbers: Sequence[int], present: Sequence[int]) -> None:
         self._comm = comm
@@ -47,12 +47,12 @@ class Predicted:
         self._within: list[list[int]] = []
 
     def see(self, batch: Batch, logits: Any) -> None:
-        """Adds one batch per rank."""
+        """Adds the predictions of one batch of each rank."""
         rows = np.asarray(logits, np.float64)
         with np.errstate(invalid="ignore"):
             shares = np.exp(rows - rows.max(1, keepdims=True))
             shares = np.nan_to_num(shares / shares.sum(1, keepdims=True))
-        # Sort logits, not shares: different logits may have the same share, such as 0.
+        # Sort logits, not probabilities: two logits may have the same probability, such as 0.
         order, within = top(rows), top(rows, self._present)
         most = order.shape[1]
         label, mask = (np.asarray(batch[name])[:, None] for name in ("class_index", "mask"))
@@ -74,7 +74,7 @@ class Predicted:
                 self._within.append(numbers[1 + most :] if count else [])
 
     def top5(self) -> tuple[Any, Any, list[str]]:
-        """Returns top-5 classes [images, 5], those among only the split's classes, and keys."""
+        """Returns top-5 classes [images, 5], the top 5 of only the split's classes, and keys."""
         classes = five([prediction.classes for prediction in self._predictions])
         return classes, five(self._within), [prediction.key for prediction in self._predictions]
 
@@ -88,7 +88,7 @@ class Predicted:
         return [data[n * room : n * room + size] for n, size in enumerate(sizes)]
 
     def write(self, path: Path, more: Mapping[str, Mapping[str, str]]) -> None:
-        """Writes the file atomically; `more` as for `predictions.write`."""
+        """Writes the predictions file atomically, with the columns of `more`."""
         predictions.demand_replaceable(path)
         stream = io.StringIO()
         predictions.write(stream, self._predictions, more)

@@ -1,7 +1,7 @@
 """Communication of PyTorch's ranks: torch.distributed (NCCL on GPUs, else Gloo), or Horovod.
 
-The sums of a log row, the reader's position and the request to stop go through the CPU, so that no
-rank waits for its GPU.
+Small values are sent from CPU memory, so that no rank waits for its GPU: the sums of a log row, the
+reader's position and the request to stop.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from imagenet_prep.core.terminal import counted
 from imagenet_prep.core.world import World
 from imagenet_prep.trainer.comm import Comm, meet
 
-_PLACE = ("MASTER_ADDR", "MASTER_PORT")  # of rank 0, set by torchrun and `launch`
+_PLACE = ("MASTER_ADDR", "MASTER_PORT")  # rank 0's address, set by torchrun and `launch`
 _SENDS_BUFFERS = ("forward_sync_buffers", "broadcast_buffers")
-# The variable that `launch --stall-timeout` sets, and its default.
+# The variable set by `launch --stall-timeout`, and its default.
 _STALL, _STALL_S = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "600"
 
 
@@ -33,7 +33,7 @@ class _Together(Comm):
         raise NotImplementedError
 
     def _send(self, tensor: Any) -> None:
-        """Replaces a tensor with that of rank 0."""
+        """Replaces a tensor with rank 0's."""
         raise NotImplementedError
 
     def sum(self, tensor: Any) -> Any:
@@ -51,23 +51,23 @@ class _Together(Comm):
         self._add_up(tensor)
         tensor /= self.world.size
 
-    def broadcast(self, arrays: Sequence[Any], name: str) -> None:  # noqa: ARG002 - as they come
+    def broadcast(self, arrays: Sequence[Any], name: str) -> None:  # noqa: ARG002 - matched by order
         _together(arrays, self._send)
 
-    def gather(self, array: Any, name: str) -> Any:  # noqa: ARG002 - as they come
+    def gather(self, array: Any, name: str) -> Any:  # noqa: ARG002 - matched by order
         room = torch.zeros((self.world.size, *array.shape), dtype=torch.float64)
         room[self.world.rank] = torch.as_tensor(array)
         self._add_up(room)
         return room.numpy()
 
-    def from_first(self, name: str, array: Any) -> Any:  # noqa: ARG002 - as they come
+    def from_first(self, name: str, array: Any) -> Any:  # noqa: ARG002 - matched by order
         tensor = torch.tensor(array)
         self._send(tensor)
         return tensor.numpy()
 
 
 class Distributed(_Together):
-    """Ranks of torch.distributed, started by `imagenet-prep launch`, torchrun, mpirun or srun."""
+    """torch.distributed; ranks are started by `imagenet-prep launch`, torchrun, mpirun or srun."""
 
     def __init__(self, world: World, device: Any, *, fp16_compression: bool) -> None:
         if missing := [name for name in _PLACE if not os.environ.get(name)]:
@@ -97,7 +97,7 @@ class Distributed(_Together):
 
     @property
     def versions(self) -> dict[str, str]:
-        """The version of NCCL if ranks have GPUs."""
+        """The version of NCCL; empty if ranks have no GPU."""
         if self._device.type != "cuda":
             return {}
         return {"NCCL": ".".join(map(str, torch.cuda.nccl.version()))}
@@ -128,7 +128,7 @@ class Distributed(_Together):
 
 
 class Horovod(_Together):
-    """Horovod as `install-horovod` builds it for PyTorch: it sums in CPU memory."""
+    """Horovod as `install-horovod` builds it for PyTorch: it sums gradients in CPU memory."""
 
     def __init__(self, world: World, device: Any, *, fp16_compression: bool) -> None:
         self._hvd, self.world = meet("torch", world)
@@ -168,7 +168,7 @@ class Horovod(_Together):
 
 
 def _together(tensors: Sequence[Any], work: Any) -> None:
-    """Applies `work` to all tensors joined into one, in place."""
+    """Joins tensors into one, applies `work` to it, and copies the results back."""
     if not tensors:
         return
     with torch.no_grad():

@@ -65,7 +65,7 @@ class PytorchLearner(Learner):
         return _Held(images=images.permute(0, 3, 1, 2), class_index=class_index.long(), mask=mask)
 
     def _on_device(self, array: Any) -> Any:
-        """Returns a tensor, or an array of NumPy or DALI, as a tensor on the device."""
+        """Returns a tensor on the device; `array` is from PyTorch, NumPy or DALI."""
         if self._copies is None:
             return array if isinstance(array, torch.Tensor) else torch.from_dlpack(array)
         # Copy on a separate stream while the GPU computes the previous step. DALI reuses its
@@ -107,7 +107,7 @@ class PytorchLearner(Learner):
 
     @torch.no_grad()
     def assign(self, values: Sequence[Any]) -> None:
-        """Sets the first variables, all or only the model's."""
+        """Sets all variables, or only the model's, which come first."""
         for variable, value in zip(self._variables, values, strict=False):
             variable.copy_(torch.tensor(value))
 
@@ -146,7 +146,7 @@ class PytorchLearner(Learner):
 
     @torch.no_grad()
     def _apply_if_finite(self, gradients: list[Any], rate: float) -> None:
-        """Runs a step, or skips it on all ranks after an overflow; never waits for the device."""
+        """Runs a step, or skips it on all ranks after an overflow, without a wait for the GPU."""
         torch._foreach_div_(gradients, self._plan.loss_scale)
         sound = torch.stack([gradient.isfinite().all() for gradient in gradients]).all()
         changing = [*self._weights, *self._optimizer.slots]

@@ -1,4 +1,4 @@
-"""The networks and initialisation of `trainer.model` in PyTorch, with torchvision's names."""
+"""The networks of `trainer.model` in PyTorch, with the same initialisation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from imagenet_prep.trainer.choices import residual_blocks
 
-_CUT = 0.87962566103423978  # standard deviation of a standard normal distribution cut at 2
+_CUT = 0.87962566103423978  # standard deviation of a normal distribution truncated at 2
 
 _Layers = dict[str, Any]
 

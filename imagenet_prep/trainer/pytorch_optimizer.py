@@ -1,4 +1,4 @@
-"""The optimizers of `trainer.optimizer` in PyTorch, with one operation for all variables.
+"""The optimizers of `trainer.optimizer` in PyTorch, with one GPU operation for all variables.
 
 PyTorch lacks LARS and LARC, and its Adam and RMSprop add epsilon at a different point than Keras.
 """
@@ -16,7 +16,7 @@ _FIRST_DECAY, _SECOND_DECAY, _EPSILON = 0.9, 0.999, 1e-7
 
 
 class Optimizer:
-    """Moves float32 variables along averaged gradients; `slots` as in `trainer.optimizer`."""
+    """Updates float32 variables with averaged gradients; for `slots`, see `trainer.optimizer`."""
 
     def __init__(self, plan: Run, variables: Sequence[Any]) -> None:
         self._plan, self._kind = plan, plan.optimizer
@@ -29,13 +29,13 @@ class Optimizer:
 
     @torch.no_grad()
     def regularizer(self) -> Any:
-        """Returns the loss of the weight decay: decay / 2 * sum(w^2)."""
+        """Returns the L2 loss of the weight decay: decay / 2 * sum(w^2)."""
         norms = torch._foreach_norm(_those(self._variables, self._decaying))
         return self._plan.weight_decay / 2 * torch.stack(norms).square().sum()
 
     @torch.no_grad()
     def apply(self, gradients: list[Any], learning_rate: float) -> None:
-        """Runs one step and overwrites `gradients`, which are float32 in variable order."""
+        """Runs one step and overwrites `gradients`: float32, in the order of the variables."""
         decaying = _those(gradients, self._decaying), _those(self._variables, self._decaying)
         torch._foreach_add_(*decaying, alpha=self._plan.weight_decay)
         if self._kind == "adam":
@@ -63,7 +63,7 @@ class Optimizer:
         roots = torch._foreach_sqrt(squares)
         torch._foreach_add_(roots, _EPSILON)
         steps = torch._foreach_div(means, roots)
-        # `_steps` stays on the device, since reading it would wait.
+        # `_steps` stays on the device, since reading it would wait for the device.
         correction = (1 - _SECOND_DECAY**self._steps).sqrt() / (1 - _FIRST_DECAY**self._steps)
         torch._foreach_mul_(steps, correction * learning_rate)
         torch._foreach_sub_(self._variables, steps)
@@ -76,7 +76,7 @@ class Optimizer:
         return torch._foreach_div(gradients, roots)
 
     def _scale(self, gradients: list[Any], learning_rate: float) -> None:
-        """Scales each gradient by the rate factor of its layer."""
+        """Multiplies each gradient by the learning rate factor of its layer, for LARS and LARC."""
         if self._kind == "sgd":
             return
         numbers = self._decaying if self._kind == "lars" else range(len(gradients))

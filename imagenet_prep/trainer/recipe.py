@@ -28,8 +28,8 @@ _USUAL: Json = {  # defaults of all recipes
     "warmup_epochs": 10.0,
     "warmup_lr": WARMUP_START,
 }
-# The SageMaker guide's cifar10-tf-horovod-sagemaker.py, with one rate for all optimizers. Its Keras
-# `decay` was not L2: it divided the rate by 1 + 2e-4 per step. Here, only the plateau lowers it.
+# The SageMaker guide's cifar10-tf-horovod-sagemaker.py, with one rate for all optimizers. Keras'
+# `decay` was not L2: it divided the rate by 1 + 2e-4 * step. Here, only the plateau lowers it.
 _CIFAR10: Json = {
     "optimizer": "adam",
     "has_rate": ("adam", "rmsprop", "sgd"),
@@ -38,12 +38,12 @@ _CIFAR10: Json = {
     "schedule": "plateau",
     "warmup_epochs": 5.0,
 }
-# The settings of each recipe; the rate is for 256 images per step, or for one rank.
+# `lr_of_256` is the learning rate for 256 images per step, `lr_of_rank` the one for each rank.
 _RECIPES: dict[str, Json] = {
-    # train.sh, but 10 epochs of warm-up instead of 5: the printed rates of the tutorial's 256 GPUs
-    # match 10 (tests/trainer/test_schedule.py).
+    # The tutorial's train.sh, but with 10 epochs of warm-up instead of 5: only 10 epochs match the
+    # rates that the tutorial prints for 256 GPUs (tests/trainer/test_schedule.py).
     "tutorial": {"lr_of_256": 0.1, "nesterov": True},
-    # NVIDIA's ResNet-50 v1.5 (DGX1_RN50_AMP_90E.sh): 76.9 to 77.0 % after 90 epochs.
+    # NVIDIA's ResNet-50 v1.5 (DGX1_RN50_AMP_90E.sh): 76.9 to 77.0 % top-1 after 90 epochs.
     "v1.5": {
         "lr_of_256": 0.256,
         "momentum": 0.875,
@@ -52,8 +52,9 @@ _RECIPES: dict[str, Json] = {
         "schedule": "cosine",
         "warmup_epochs": 8.0,
     },
-    # AWS's article of 2019 on MXNet with Horovod: 0.1 per GPU, 6.4 on its 64. Warm-up and decay are
-    # from Horovod's mxnet_imagenet_resnet50.py of that year: 10 epochs and PolyScheduler(pwr=2).
+    # AWS's article of 2019 on MXNet with Horovod: the rate is 0.1 per GPU, so 6.4 on 64 GPUs. The
+    # warm-up of 10 epochs and PolyScheduler(pwr=2) are from Horovod's mxnet_imagenet_resnet50.py of
+    # that year.
     "article": {"lr_of_256": 0.1, "warmup_lr": 0.1},
     "cifar10": _CIFAR10,
     # Adam as in Horovod's MNIST example, for two epochs.
@@ -72,12 +73,11 @@ _MANY_RANKS = {  # train_more_aug.sh, for 128 and 256 GPUs
 
 @dataclass(frozen=True)
 class Run:
-    """All numbers of a run; a run can resume from the checkpoints of an equal one.
+    """The hyperparameters of a run; it can only resume from a checkpoint with equal ones.
 
     `global_batch` is the number of images per step, over all ranks. `steps_per_epoch` only counts
-    full steps, and is used for warm-up and evaluation. `plateau_steps` is the number of steps
-    between evaluations for the schedule "plateau", else 0. `recipe` determines crops and
-    normalisation. `comm` is not included, since it may change from launch to launch.
+    full steps. `plateau_steps` is the number of steps between evaluations for the schedule
+    "plateau", else 0. `recipe` determines crops and normalisation. `comm` may change on resume.
     """
 
     model: str
@@ -104,25 +104,25 @@ class Run:
     recipe: str = "v1.5"
 
     def epoch(self, step: int) -> float:
-        """Returns the number of epochs before a step, as the tutorial counts them."""
+        """Returns the length of `step` steps in epochs, as a float."""
         return step * self.global_batch / self.num_examples
 
     def facts(self) -> Json:
-        """Returns the numbers as JSON."""
+        """Returns all fields as JSON."""
         return dataclasses.asdict(self)
 
 
-# Settings that an evaluation takes from a run: the network and its input.
+# Fields that must be equal to evaluate a checkpoint: the network and its input.
 _NETWORK = ("framework", "recipe", "model", "num_classes", "image_size")
 
 
 def difference(saved: Json, run: Run) -> str | None:
-    """Returns the first difference between a checkpoint's facts and this run, in words."""
+    """Describes the first difference between a checkpoint's run and this one, or returns None."""
     current: Json = json.loads(json.dumps(run.facts()))
     for key in (*_NETWORK, *current, *saved):
         old, new = saved.get(key), current.get(key)
         if old != new and isinstance(old, dict) and isinstance(new, dict):
-            # The rate comes first: the rest of a schedule follows from it or the number of steps.
+            # Report the rate first: it changes other fields of the schedule, too.
             for part in ("peak", *new, *old):
                 if old.get(part) != new.get(part):
                     return _in_words(part, old.get(part), new.get(part))
@@ -132,7 +132,7 @@ def difference(saved: Json, run: Run) -> str | None:
 
 
 def other_network(saved: Json, run: Run) -> str | None:
-    """Returns the differences that prevent evaluating a checkpoint's network, in words."""
+    """Describes the differences that prevent the evaluation of a checkpoint, or returns None."""
     facts = [(key, saved.get(key), vars(run)[key]) for key in _NETWORK]
     return "; ".join(_in_words(*fact) for fact in facts if fact[1] != fact[2]) or None
 
@@ -154,7 +154,7 @@ def _in_words(name: str, saved: object, current: object) -> str:
 
 
 def settled(config: TrainConfig) -> TrainConfig:
-    """Sets model, image size, length and evaluations to the recipe's values if they are None."""
+    """Returns the settings; a model, size, epochs or evaluations of None are the recipe's."""
     first = dict(RECIPES[config.recipe])
     if config.num_batches is not None:
         del first["num_epochs"]
@@ -170,7 +170,7 @@ def precision(config: TrainConfig, *, fast_half: bool) -> str:
 
 
 def precision_in_words(config: TrainConfig, plan: Run) -> str:
-    """Describes type and loss scale of a run, and the reason if the recipe chose them."""
+    """Describes the precision and loss scale of a run, and names the recipe if it chose them."""
     if not config.half_if_fast:
         scale = f", loss scale {plan.loss_scale:g}" if plan.precision == "float16" else ""
         return plan.precision + scale
@@ -180,7 +180,7 @@ def precision_in_words(config: TrainConfig, plan: Run) -> str:
 
 
 def increased_aug(config: TrainConfig, world_size: int) -> bool:
-    """Returns whether colours are changed at random."""
+    """Returns whether training changes the colours of images at random."""
     return config.increased_aug or (config.recipe == "tutorial" and world_size >= _TUTORIAL_LARGE)
 
 
@@ -192,7 +192,7 @@ def resolve(
     *,
     fast_half: bool = False,
 ) -> Run:
-    """Returns the numbers of a run for these settings, ranks and training images."""
+    """Returns the hyperparameters of a run with these settings, ranks and training images."""
     config = settled(config)
     assert config.model is not None
     assert config.image_size is not None
@@ -243,12 +243,12 @@ def decays(variable: Any) -> bool:
 
 
 def eval_steps(config: TrainConfig, steps_per_epoch: int) -> int:
-    """Returns the steps between evaluations, or 0 if there is only one at the end."""
+    """Returns the number of steps between evaluations, or 0 to evaluate only at the end."""
     return max(1, round(config.eval_every * steps_per_epoch)) if config.eval_every else 0
 
 
 def _chosen(config: TrainConfig, batch: int, world_size: int) -> Json:
-    """Returns the recipe's numbers, overridden by the flags that were given."""
+    """Returns the recipe's hyperparameters, overridden by flags."""
     recipe = _USUAL | _RECIPES[config.recipe]
     if config.recipe == "mnist" and config.framework == "mxnet":
         recipe |= _MNIST_OF_MXNET
@@ -257,7 +257,7 @@ def _chosen(config: TrainConfig, batch: int, world_size: int) -> Json:
     if config.recipe == "tutorial" and world_size >= _TUTORIAL_LARGE:
         recipe |= _MANY_RANKS
     elif config.recipe == "tutorial" and config.optimizer == "larc":
-        # The tutorial's script used one rate for LARC.
+        # The tutorial's script used this rate for LARC with any number of ranks.
         recipe |= {"optimizer": "larc", "lr": _MANY_RANKS["lr"]}
     has_rate = recipe.pop("has_rate", (recipe["optimizer"],))
     if config.lr is None and config.optimizer not in (None, *has_rate):
@@ -278,7 +278,7 @@ def _chosen(config: TrainConfig, batch: int, world_size: int) -> Json:
 def _schedule(
     config: TrainConfig, chosen: Json, steps_per_epoch: int, total_steps: int
 ) -> Schedule:
-    # A shorter run scales the recipe's epochs down, to keep the shape of the rate.
+    # In a run shorter than the recipe's, scale its epochs down to keep the shape of the schedule.
     epochs = config.num_epochs or total_steps / steps_per_epoch
     shrink = min(1.0, epochs / RECIPES[config.recipe]["num_epochs"])
     warmup_epochs = config.warmup_epochs

@@ -1,9 +1,9 @@
-"""Rendezvous of ranks on several hosts without ssh: a store of short values, and rank numbers.
+"""A rendezvous server for ranks on several hosts: it stores short values over HTTP.
 
-This replaces horovodrun's ssh for hosts that start their own ranks. Horovod's ranks store their
-addresses here, so anyone who can write here could join them. Every request therefore carries the
-job's token, and a request without it is refused after its first line. The token is in the path,
-since Horovod builds its URLs only from an "address", a port, a scope and a key.
+Horovod's ranks store their addresses on the server, so anyone who can write there could join the
+job. Every request therefore contains the job's token; a request without the token is refused after
+its first line. The token is in the path, since Horovod builds its URLs only from an "address", a
+port, a scope and a key.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from typing import Any, NamedTuple
 from imagenet_prep.core.errors import ImagenetPrepError
 from imagenet_prep.hosts.hosts_file import Host
 
-TOKEN = re.compile(r"[A-Za-z0-9_-]{16,128}")  # part of URLs
+TOKEN = re.compile(r"[A-Za-z0-9_-]{16,128}")
 
 _REQUEST_S, _POLL_S = 10.0, 0.5
-# Gloo's largest value has a rank's addresses for all others: 150 kB at 1,024 ranks. Gloo stores
-# three values per rank, and we store two per host.
+# Gloo's largest value lists a rank's addresses for all other ranks: 150 kB at 1,024 ranks. Gloo
+# stores three values per rank, and we store two per host.
 _MAX_VALUE_BYTES, _VALUES_EACH = 1 << 20, 16
-# Limit of open connections without a token, in addition to one per rank. Above it, the oldest is
-# closed. Ranks send the token within milliseconds.
+# Limit of open connections without a token, in addition to one per rank. Above this limit, the
+# oldest connection is closed. Ranks send the token within milliseconds.
 _STRANGERS = 256
 _REFUSED = b"HTTP/1.0 403 Forbidden\r\nContent-Length: 0\r\n\r\n"
 _LENGTH = re.compile(r"[0-9]{1,9}")
 
 
 class Place(NamedTuple):
-    """The rendezvous address of a job; port 0 chooses a free one."""
+    """The rendezvous address of a job; port 0 means any free port."""
 
     address: str
     port: int
@@ -47,7 +47,7 @@ class Place(NamedTuple):
 
 @contextlib.contextmanager
 def serving(hosts: Sequence[Host], place: Place) -> Iterator[Place]:
-    """Runs the server for the ranks of `hosts`; yields the place with its port."""
+    """Runs the server for the ranks of `hosts`; yields the place with the port in use."""
     try:
         server = _Server(place, sum(host.slots for host in hosts) + len(hosts))
     except OSError as error:
@@ -55,7 +55,7 @@ def serving(hosts: Sequence[Host], place: Place) -> Iterator[Place]:
             f"{place.address}:{place.port}: cannot listen for the ranks: {error.strerror}. "
             "Check that no other job runs on this host."
         ) from error
-    # Poll often for shutdown, since each launch and each test waits for it.
+    # Poll often for a shutdown, since each launch and each test waits for the end of the server.
     thread = threading.Thread(
         target=server.serve_forever, args=(0.1,), name="rendezvous", daemon=True
     )
@@ -71,9 +71,9 @@ def serving(hosts: Sequence[Host], place: Place) -> Iterator[Place]:
 def environments(
     hosts: Sequence[Host], own: str, place: Place, interface: str
 ) -> list[dict[str, str]]:
-    """Returns the environment variables for Horovod and NCCL of each rank of this host, `own`.
+    """Returns the environment variables for Horovod and NCCL, for each rank of this host, `own`.
 
-    All hosts must pass `hosts` in the same order and share a network `interface`.
+    All hosts must pass the same `hosts`, and have a network interface with the name `interface`.
     """
     try:
         from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
@@ -82,7 +82,7 @@ def environments(
         raise ImagenetPrepError(
             f"several ranks need Horovod: {error}. Run `imagenet-prep install-horovod`."
         ) from error
-    # Horovod requests http://ADDRESS:PORT/SCOPE/KEY, here with the path /TOKEN:PORT/SCOPE/KEY.
+    # Horovod requests http://ADDRESS:PORT/SCOPE/KEY; ADDRESS also contains the port and the token.
     address = f"{place.address}:{place.port}/{place.token}"
     shared = create_run_env_vars(address, [interface], place.port)
     parsed = parse_hosts(",".join(f"{host.address}:{host.slots}" for host in hosts))
@@ -96,7 +96,10 @@ def environments(
 def exchange(
     about: str, value: str, hosts: Sequence[Host], own: str, place: Place, limit_s: float
 ) -> dict[str, str]:
-    """Stores this host's value under `about`, unique in a job; returns all hosts' by address."""
+    """Stores the value of this host, `own`; returns the values of all hosts by address.
+
+    `about` is the name of this exchange; each exchange of a job needs a different name.
+    """
     deadline = time.monotonic() + limit_s
     values: dict[str, str] = {}
     pending = [host.address for host in hosts]
@@ -120,7 +123,7 @@ def exchange(
 
 
 def ask(place: Place, method: str, name: str, body: str = "") -> str | None:
-    """Returns the server's answer, or None if it has no such value."""
+    """Returns the answer of the server, or None if the server has no such value."""
     connection = http.client.HTTPConnection(place.address, place.port, timeout=_REQUEST_S)
     try:
         with contextlib.closing(connection):
@@ -163,7 +166,7 @@ class _Server(socketserver.ThreadingTCPServer):
         return True
 
     def put(self, name: str, value: bytes) -> bool:
-        """Stores a value; returns False if there are more than a job can have."""
+        """Stores a value; returns False if the limit of values is reached."""
         with self._lock:
             if name not in self.values and len(self.values) >= self._most_values:
                 return False
@@ -222,7 +225,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._answer(200 if is_complete and self.server.put(self._name, value) else 400)
 
     def do_DELETE(self) -> None:
-        # A rank has met all others. Keep the values: the ranks of a job meet only once.
+        # Ranks delete values at the end of a rendezvous. Keep them: a job has only one rendezvous.
         self._answer(200)
 
     @property

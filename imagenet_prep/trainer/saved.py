@@ -1,4 +1,4 @@
-"""The saved state of a run: checkpoints in its folder, and their mirror in a bucket."""
+"""Checkpoints of a run in its folder, and their mirror in a bucket."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from imagenet_prep.trainer.schedule import Plateau
 
 @dataclass(frozen=True)
 class _Facts:
-    """The facts in a checkpoint; `labels` has the sha256 of each label list by name."""
+    """Facts about a run in its checkpoint; `labels` maps label lists to their sha256."""
 
     run: Json
     reader: Json
@@ -50,7 +50,8 @@ class _Network:
 def settings_of(log_dir: str, world: World) -> Json:
     """Returns the settings for an evaluation from the last valid checkpoint in `log_dir`.
 
-    Empty if ranks are on several hosts: some may lack the checkpoint, and all need the same flags.
+    Returns {} if ranks are on several hosts: all ranks need the same settings, but some hosts may
+    not have the checkpoint.
     """
     folder = Path(log_dir).expanduser()
     if world.local_size < world.size or not folder.is_dir():
@@ -61,20 +62,20 @@ def settings_of(log_dir: str, world: World) -> Json:
         networks.append(records.parse(_Network, records.parse(_Facts, facts).run, others=True))
 
     for step in reversed(checkpoint.steps(folder)):
-        # Rank 0 reports and renames damaged checkpoints later.
+        # Skip damaged checkpoints: rank 0 reports and renames them later.
         with contextlib.suppress(DataDamagedError):
             checkpoint.load(folder / checkpoint.name(step), [], accept)
             break
     if not networks:
         return {}
     settings = dict(vars(networks[-1]))
-    # Any batch size works unless it exceeds the dataset.
+    # The scores do not depend on the batch size, but it must not exceed the dataset's size.
     batch = settings.pop("global_batch") // world.size
     return settings | {"batch_size": max(1, min(TrainConfig.batch_size, batch))}
 
 
 class Saved:
-    """The checkpoints of a run and its mirror, used only by rank 0."""
+    """The checkpoints of a run and its mirror; only rank 0 uses this class."""
 
     def __init__(self, config: TrainConfig) -> None:
         self._config = config
@@ -84,9 +85,9 @@ class Saved:
         self._mirror: Mirror | None = None
 
     def refuse_another_run(self, plan: Callable[[bool], Run]) -> None:
-        """Checks output files and the last checkpoint's facts, before a framework is imported.
+        """Refuses a checkpoint of a different run, and output paths that have other files.
 
-        `plan` returns the numbers of this run on a device with or without fast float16.
+        `plan` returns this run's hyperparameters for a device with or without fast float16.
         """
         if self._config.predictions is not None:
             predictions.demand_replaceable(Path(self._config.predictions).expanduser())
@@ -98,7 +99,7 @@ class Saved:
             return
 
         def accept(facts: Json) -> None:
-            # The device's precision is not known yet: assume that of the checkpoint.
+            # No framework is imported yet, so assume that the device has the same precision.
             run = facts.get("run")
             self._accept(facts, plan(isinstance(run, dict) and run.get("precision") == "float16"))
 
@@ -107,10 +108,10 @@ class Saved:
             raise UsageError(f"{self.folder}: no checkpoint to evaluate. Train first.")
 
     def open(self) -> None:
-        """Downloads the mirror's files, and removes the checkpoints for `--clear-log`."""
+        """Downloads the files of the mirror; removes all checkpoints if `--clear-log` is set."""
         LocalStore(self.folder).remove_tree(TEMPORARY)
         if self._config.tensorboard_dir is None:
-            # Through a link, this run and --clear-log would change a different folder.
+            # Refuse a link: this run and --clear-log would change files in a different folder.
             with storage_errors("open", self.scalars), contextlib.suppress(FileNotFoundError):
                 inside.stat_inside(self.folder, SCALARS)
         if self._config.mirror is not None:
@@ -120,7 +121,7 @@ class Saved:
             checkpoint.clear(self.folder)
 
     def restore(self, learner: Learner, plan: Run) -> Checkpoint | None:
-        """Loads the last checkpoint into the learner and returns it."""
+        """Loads the last checkpoint into the learner; returns it, or None if there is none."""
         shapes = learner.shapes(only_model=self._config.evaluate)
         latest = checkpoint.load_latest(self.folder, shapes, partial(self._accept, plan=plan))
         if latest is not None:
@@ -128,35 +129,35 @@ class Saved:
         return latest
 
     def save(self, step: int, facts: Json, learner: Learner) -> float:
-        """Saves a step; returns the time in seconds since 1970."""
+        """Saves a checkpoint; returns the time in seconds since 1970."""
         arrays = dict(zip(learner.names(), learner.values(), strict=True))
         checkpoint.save(self.folder, step, facts, arrays, keep=self._config.keep)
         return time.time()
 
     def flush(self) -> None:
-        """Starts the upload of changes to the mirror."""
+        """Starts to upload changes to the mirror."""
         if self._mirror is not None:
             self._mirror.flush()
 
     def close(self) -> bool:
-        """Waits for the mirror; returns False if it is incomplete."""
+        """Completes the mirror; returns False if files are missing there."""
         return self._mirror is None or self._mirror.close()
 
     def _accept(self, facts: Json, plan: Run) -> None:
-        """Refuses a checkpoint's facts if they are malformed or of a different run."""
+        """Refuses the facts of a checkpoint if they are malformed or belong to a different run."""
         saved, evaluates = records.parse(_Facts, facts), self._config.evaluate
         if evaluates:
             records.parse(Run, saved.run, others=True)
         if (batch := records.parse(int, saved.run.get("global_batch"), "global_batch")) < 1:
             raise ValueError(f"global_batch {batch}")
-        # A reader checks the rest of its state itself; without a dataset it has none.
+        # The reader checks its own state. Only the epoch is checked here; synthetic data has none.
         records.parse(int, saved.reader.get("epoch", 0), "epoch")
         differs = recipe.other_network if evaluates else recipe.difference
         if difference := differs(saved.run, plan):
             source = f" (from {self._config.mirror})" if self._config.mirror else ""
             remedy = (
-                "Omit these flags: --evaluate takes them from the run. If its ranks are on several "
-                "hosts, or only its mirror has the run, give the values of the run."
+                "Omit these flags: --evaluate reads them from the checkpoint. If ranks are on "
+                "several hosts, or only the mirror has the checkpoint, set the flags to its values."
                 if evaluates
                 else "Resume it with the same settings, choose a different --log-dir, or start "
                 "from scratch with --clear-log, which removes it."

@@ -20,7 +20,7 @@ _VERSION = b"brain.Event:2"
 
 
 class Scalars:
-    """A new file in a folder, written without buffering."""
+    """Writes a new TensorBoard file in a folder, without buffering."""
 
     def __init__(self, folder: Path) -> None:
         name = f"{EVENTS}{time.time_ns() // 10**9}.{socket.gethostname()}.{os.getpid()}.v2"
@@ -45,7 +45,7 @@ class Scalars:
 
 
 def _value(tag: str, value: float) -> bytes:
-    """Returns a summary value: a float32 scalar, marked for TensorBoard's scalar plots."""
+    """Returns a summary value: a float32 scalar that TensorBoard shows in a scalar plot."""
     tensor = b"\x08\x01" + _field(2, b"") + _field(5, bytes(ctypes.c_float(value)))
     plotted = _field(1, _field(1, b"scalars")) + b"\x20\x01"
     return _field(1, _field(1, tag.encode()) + _field(8, tensor) + _field(9, plotted))

@@ -1,4 +1,4 @@
-"""Learning rates: pure functions of the step, and their reduction on a plateau."""
+"""Learning rate schedules, and the reduction of the rate on a plateau."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ WARMUP_START = 0.001
 _POLY_END = 1e-5
 _LINEAR_COSINE_PERIODS = 0.47
 _LINEAR_COSINE_FLOOR = 1e-5
-# Its cosine_decay_restarts: the first decay takes a third of the steps. Each later one is twice as
-# long as the previous one and starts at a tenth of its rate.
+# cosine_decay_restarts in that script: the first decay takes a third of the steps. Each later decay
+# is twice as long as the previous one and starts at a tenth of its first rate.
 _FIRST_DECAY = 0.33
 _RESTART_LONGER = 2.0
 _RESTART_LOWER = 0.1
 STEP_EPOCHS = (30.0, 60.0, 80.0)  # Goyal et al. 2017: the rate drops to a tenth at each
 _STEP_FACTOR = 0.1
-# Keras' ReduceLROnPlateau: after this many evaluations in a row without improvement, the rate is
-# multiplied by the factor. A smaller improvement of the loss than the gain is ignored.
+# Keras' ReduceLROnPlateau: after `_PATIENCE` evaluations in a row without improvement, the rate is
+# multiplied by the factor. The loss has improved if it is lower by more than `_LEAST_GAIN`.
 _PATIENCE = 10
 _PLATEAU_FACTOR = 0.1
 _LEAST_GAIN = 1e-4
@@ -68,7 +68,7 @@ class Schedule:
 
 
 def _restarting_cosine(done: float) -> float:
-    """Loshchilov and Hutter 2016, as in tf.train.cosine_decay_restarts."""
+    """Returns a cosine with restarts (Loshchilov and Hutter 2016), as TensorFlow 1 computed it."""
     begin, length, height = 0.0, _FIRST_DECAY, 1.0
     while done >= begin + length:
         begin, length, height = begin + length, length * _RESTART_LONGER, height * _RESTART_LOWER
@@ -77,11 +77,10 @@ def _restarting_cosine(done: float) -> float:
 
 @dataclass
 class Plateau:
-    """Lowers the learning rate when the loss of evaluations no longer falls.
+    """Lowers the learning rate if the loss of evaluations no longer falls.
 
-    All ranks see the same losses and so have the same state, which checkpoints store. `scale` is
-    the current factor of the schedule's rate, and `waited` the number of evaluations since the
-    `best` loss or the last reduction.
+    Checkpoints store this state, which is the same on all ranks. The schedule's rate is multiplied
+    by `scale`. `waited` is the number of evaluations since the `best` loss or the last reduction.
     """
 
     scale: float = 1.0
@@ -89,7 +88,7 @@ class Plateau:
     waited: int = 0
 
     def see(self, loss: float) -> None:
-        """Records the loss of an evaluation."""
+        """Updates the state after an evaluation with this loss."""
         if math.isfinite(loss) and (self.best is None or loss < self.best - _LEAST_GAIN):
             self.best, self.waited = loss, 0
             return
@@ -99,7 +98,7 @@ class Plateau:
 
 
 def numbers(name: str, text: str | None) -> tuple[float, ...]:
-    """Returns the numbers in a comma-separated flag; none if it is not given."""
+    """Returns the numbers in the value of a comma-separated flag; () for None."""
     try:
         values = tuple(float(part) for part in (text or "").split(",") if part)
     except ValueError:

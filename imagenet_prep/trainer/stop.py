@@ -1,4 +1,4 @@
-"""Stops a run after SIGTERM, a lost terminal or Ctrl-C; the run saves its step first."""
+"""Requests to stop a run by SIGTERM, a lost terminal or Ctrl-C; the run saves its step first."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _AGAIN = (
 
 @dataclass(eq=False)
 class Stop:
-    """Whether a run was asked to stop (`came`), and if it has only one rank (`alone`)."""
+    """`came` is True if a run was asked to stop; `alone` is True if it has only one rank."""
 
     alone: bool
     came: bool = False
 
     @contextlib.contextmanager
     def heard(self) -> Iterator[None]:
-        """Handles SIGTERM, SIGHUP and SIGINT.
+        """Sets `came` on SIGTERM, SIGHUP or SIGINT during a `with` block.
 
-        A second signal ends the only rank of a run. One of several ranks ignores it, since it may
-        repeat the first through the launcher, which kills ranks that do not save.
+        A second signal ends the only rank of a run at once. With several ranks, it is ignored: it
+        may be the same signal from the launcher, which kills ranks that do not save.
         """
 
         def remember(signum: int, frame: FrameType | None) -> None:

@@ -48,7 +48,7 @@ class TensorFlowLearner(Learner):
         keras.utils.set_random_seed(config.seed)
 
     def hold(self, batch: Batch) -> Batch:
-        """Returns TensorFlow tensors."""
+        """Returns the batch as TensorFlow tensors."""
         dtype = "bfloat16" if self._precision == "bfloat16" else "float32"
         tensors = {name: tf.constant(array) for name, array in batch.items()}
         return tensors | {"images": tf.cast(tensors["images"], dtype)}
@@ -79,7 +79,7 @@ class TensorFlowLearner(Learner):
         return [variable.numpy() for variable in self._variables]
 
     def assign(self, values: Sequence[Any]) -> None:
-        """Sets the first variables, all or only the model's."""
+        """Sets all variables, or only the model's, which come first."""
         for variable, value in zip(self._variables, values, strict=False):
             variable.assign(value)
 
@@ -116,7 +116,7 @@ class TensorFlowLearner(Learner):
         if plan.precision != "float16":
             self._optimizer.apply(gradients, rate)
         else:
-            # If float16 overflows, the mean overflows on every rank, and all skip the step.
+            # If a gradient overflows on one rank, the mean overflows on all, and all skip the step.
             sound = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in gradients])
             if sound:
                 self._optimizer.apply(gradients, rate)

@@ -73,7 +73,7 @@ def tensors(saved: Checkpoint) -> dict[str, npt.NDArray[Any]]:
 def of_pytorch(arrays: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
     """Returns the model's tensors from the variables of the PyTorch learner.
 
-    PyTorch also stores the number of steps for each batch norm.
+    Adds `num_batches_tracked` of each batch norm, which PyTorch expects in a file.
     """
     of_model = {}
     for name, array in arrays.items():
@@ -86,7 +86,7 @@ def of_pytorch(arrays: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
 
 
 def notes(run: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the metadata that a file stores about its run."""
+    """Returns the facts about a run that an exported file stores as metadata."""
     return {name: str(run[name]) for name in ("model", "num_classes", "image_size")}
 
 
@@ -105,9 +105,8 @@ def write(path: Path, named: Mapping[str, npt.NDArray[Any]], notes: Mapping[str,
         place = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text = text.ljust(-(-len(text) // 8) * 8)
-    content = b"".join(
-        (len(text).to_bytes(8, "little"), text, *(array.tobytes() for array in named.values()))
-    )
+    data = (array.tobytes() for array in named.values())
+    content = b"".join((len(text).to_bytes(8, "little"), text, *data))
     with storage_errors("write", path):
         path.parent.mkdir(parents=True, exist_ok=True)
     with complete_file(path) as file:

@@ -1,1 +1,1 @@
-"""The hosts file, and commands and messages to other hosts through ssh."""
+"""The hosts file, and commands on other hosts through ssh, with messages in both directions."""

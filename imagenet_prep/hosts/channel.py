@@ -1,8 +1,8 @@
-"""Our processes on other hosts, and the messages through their pipes, which are those of ssh.
+"""Processes on other hosts, and messages to and from them through the pipes of ssh.
 
 A message is a line of JSON, then the bytes it announces. A channel only accepts its `messages` and
-heartbeats. Anything else raises BrokenError, as does silence. Output of a login shell before the
-first message is skipped.
+heartbeats; anything else, or silence, raises BrokenError. Output of a login shell before the first
+message is skipped.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from imagenet_prep.hosts.process import SSH_OPTIONS, Ending, Tail, command_on, p
 
 # Seconds to wait for the first message: a login shell and Python start first, perhaps slowly.
 START_S = 120.0
-# A process that has closed its output has almost nothing left to do.
+# Seconds for a process to end after it has closed its output.
 _END_S = 1.0
-# Heartbeats sent within the time that is treated as silence.
+# Number of heartbeats within the time that is treated as silence.
 _SIGNS = 10
 
 _PIPE_BYTES = 1 << 20
@@ -53,10 +53,10 @@ class Channel:
     """A pair of pipes. One thread reads and closes; any thread may write."""
 
     def __init__(self, reads: int, writes: int, messages: Messages, *, silence_s: float) -> None:
-        """Takes over pipes; `messages` are those that the other end may send.
+        """Takes over two pipes; `messages` are the messages that the other end may send.
 
-        The channel breaks after `silence_s` without a byte; before the first message, after START_S
-        if that is longer.
+        `read` raises BrokenError after `silence_s` without a byte; before the first message, after
+        START_S if that is longer.
         """
         self._reads, self._writes = reads, writes
         self._messages = {"alive": Kind(), **messages}
@@ -75,7 +75,7 @@ class Channel:
                 fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     def begin(self, kind: str = "alive", body: bytes = b"", **fields: Any) -> None:
-        """Sends a message and then heartbeats, in a thread: a busy process must not seem dead."""
+        """Sends a message and then heartbeats in a thread, so that a busy process seems alive."""
 
         def talk() -> None:
             # If the other end is gone, the thread that reads from the channel notices, too.
@@ -104,7 +104,7 @@ class Channel:
 
     @contextlib.contextmanager
     def closing(self) -> Iterator[None]:
-        """Refuses writers, so that the reading thread can safely close the descriptors."""
+        """Ends all writes; the reading thread can close the descriptors in the `with` block."""
         self._ended.set()
         with self._lock:
             yield
@@ -158,7 +158,7 @@ class Channel:
         self.noise = plain(line[:MAX_TEXT].decode(errors="replace"))
 
     def _fill(self) -> bool:
-        """Reads available bytes; returns False at the end."""
+        """Reads the available bytes; returns False at the end."""
         limit_s = self._silence_s if self._heard else max(START_S, self._silence_s)
         if not self._poll.poll(limit_s * 1000):
             raise BrokenError(f"it has sent nothing for {limit_s:g} s", Cause.SILENT)
@@ -168,7 +168,7 @@ class Channel:
 
 
 class Process:
-    """One of our processes on a host, and the channel to its standard input and output."""
+    """A Python process on a host, and the channel to its standard input and output."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class Process:
     ) -> None:
         """Starts the module in `words`, which ends when this process ends or closes its input.
 
-        Both ends give up after `silence_s`, which is passed as the last word. `hear`: see `Tail`.
+        Both ends give up after `silence_s`, the last word of the command. For `hear`, see `Tail`.
         """
         self.address = address
         argv = children.python("-m", *words, str(silence_s), program=python)
@@ -197,9 +197,10 @@ class Process:
     def listen(
         self, take: Callable[[Frame], bool | None], patience_s: float = _END_S
     ) -> tuple[BrokenError | None, Ending]:
-        """Passes each message to `take` until that returns True, then ends the process.
+        """Passes each message to `take` until `take` returns True, then ends the process.
 
-        Silence or a BrokenError from `take` kills it. Returns that error, if any, and the ending.
+        Silence or a BrokenError from `take` kills the process. Returns this error or None, and how
+        the process ended.
         """
         broken = None
         try:

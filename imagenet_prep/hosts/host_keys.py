@@ -1,4 +1,4 @@
-"""First contact with many hosts: their keys, and which of them ssh already knows."""
+"""Compares the keys of hosts with known_hosts, and adds new keys to it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KNOWN, NEW, CHANGED, SILENT = "known", "new", "CHANGED", "no answer"
 
 _AT_A_TIME = 32
 _PROGRAMS = ("ssh", "ssh-keyscan", "ssh-keygen")
-# Best first: the key to show and add, as ssh would choose it.
+# Types of keys; the first type that a host offers is shown and added, as ssh would choose it.
 _TYPES = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ssh-rsa")
 
 
@@ -40,9 +40,9 @@ class Key(NamedTuple):
 
 
 class Contact(NamedTuple):
-    """The state of one host, its key, and the name for it in the user's known_hosts `file`.
+    """The state of one host, its key, and its `name` in the user's known_hosts `file`.
 
-    `reason` says why the state is SILENT. `hashed` says if names in the file are hashed.
+    `reason` says why the state is SILENT. `hashed` is True if names in the file are hashed.
     """
 
     address: str
@@ -55,7 +55,7 @@ class Contact(NamedTuple):
 
 
 def look(hosts: Sequence[Host], timeout_s: float) -> list[Contact]:
-    """Returns the state of each host except this machine; adds no key."""
+    """Returns the state of each host except this machine, without changing known_hosts."""
     for program in _PROGRAMS:
         if shutil.which(program) is None:
             raise ImagenetPrepError(f"{program} is not installed. Install OpenSSH's client.")
@@ -74,7 +74,7 @@ def table(contacts: Sequence[Contact]) -> str:
 
 
 def add(contacts: Sequence[Contact]) -> None:
-    """Adds keys to the user's known_hosts, which is otherwise unchanged."""
+    """Appends the keys of hosts to the user's known_hosts."""
     for file in dict.fromkeys(contact.file for contact in contacts):
         lines = [_line(contact) for contact in contacts if contact.file == file]
         try:
@@ -128,7 +128,7 @@ def _scan(host: str, port: str, timeout_s: float) -> list[Key]:
 
 
 def _known_keys(name: str, files: Sequence[Path]) -> tuple[list[Key], list[Key]]:
-    """Returns the valid keys of a host in these files, and its revoked keys."""
+    """Returns the valid keys and the revoked keys of a host in known_hosts files."""
     lines: list[str] = []
     for file in filter(Path.exists, files):
         ending = run(["ssh-keygen", "-F", name, "-f", str(file)], timeout_s=10)

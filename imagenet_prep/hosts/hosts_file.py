@@ -12,15 +12,15 @@ from imagenet_prep.core.errors import UsageError
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
 
-# Characters of a host name, an address or user@host. Others are refused, since ssh gets the text.
+# A host name, an address or user@host. Other characters are refused, since ssh gets the text.
 _ADDRESS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]*")
 _SLOTS = re.compile(r"slots=([0-9]{1,6})")
-# Enough for ten thousand hosts.
+# Largest size of a hosts file: enough for ten thousand hosts.
 _MOST_BYTES = 1 << 20
 
 
 class Host(NamedTuple):
-    """One line of a hosts file: [USER@]ADDRESS, and the number of processes, usually GPUs."""
+    """One line of a hosts file: [USER@]ADDRESS, and the number of ranks, one for each GPU."""
 
     address: str
     slots: int
@@ -32,12 +32,12 @@ class Host(NamedTuple):
 
 
 def local_first(hosts: Sequence[Host]) -> list[Host]:
-    """Returns the hosts in the order of their ranks: this machine first."""
+    """Returns the hosts in the order of their ranks: this machine has the first."""
     return sorted(hosts, key=lambda host: not host.is_local)
 
 
 def where_ranks_run(hosts_file: str | None, ranks: int) -> list[Host]:
-    """Returns the hosts of a file; without one, this machine with slots for all ranks."""
+    """Returns the hosts of a file; without a file, this machine with slots for all ranks."""
     return [Host("localhost", ranks)] if hosts_file is None else read_hosts(Path(hosts_file))
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from imagenet_prep.hosts.process import plain
 
-# Must be equal at both ends; otherwise an error asks for the same version on every host.
+# The version of the messages, which must be the same at both ends.
 PROTOCOL = 4
 
 CHUNK_BYTES = 1 << 20
@@ -22,7 +22,7 @@ _MAX_COUNT = 1 << 53
 
 
 class Cause(enum.StrEnum):
-    """Why a peer is gone."""
+    """Why no more messages come from the other end."""
 
     ENDED = "ended"  # before its last message
     UNREACHED = "unreached"  # ssh itself failed
@@ -43,7 +43,7 @@ class OtherVersionError(BrokenError):
 
 
 class Kind(NamedTuple):
-    """One kind of message: a function that validates each field, and a limit for the body."""
+    """One kind of message: a function to validate each field, and the largest size of its body."""
 
     fields: Mapping[str, Callable[[Any], Any]] = {}
     max_body_bytes: int = 0

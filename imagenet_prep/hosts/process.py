@@ -15,11 +15,11 @@ from imagenet_prep.hosts.hosts_file import LOCAL
 
 _SSH_FAILED = 255
 
-# Bytes of output that are kept. The result of a run with --json has a few hundred.
+# Limits of the output in memory, in bytes. The result of a verb with --json has a few hundred.
 _OUTPUT_BYTES = 1 << 20
 _STDERR_BYTES = 4096
 _READ_BYTES = 1 << 16
-# The last output of a process arrives within this time, unless a child holds the pipe open.
+# The last output of a process arrives within this time, unless a child keeps the pipe open.
 _LAST_WORDS_S = 10.0
 _POLL_S = 0.02
 
@@ -34,8 +34,8 @@ _ADVICE = (
     "the key has changed without a reason, it may be a different host."
 )
 
-# AES in hardware is three times as fast as ssh's first choice. Sharing a connection with other ssh
-# commands would leave a master running. A connection ends after 4 x 5 s without an answer.
+# AES in hardware is three times as fast as ssh's first choice. A connection shared with other ssh
+# commands would leave a process running. A connection ends after 4 x 5 s without an answer.
 SSH_OPTIONS = (
     "Ciphers=^aes128-gcm@openssh.com",
     "Compression=no",
@@ -48,10 +48,10 @@ SSH_OPTIONS = (
 
 
 def ssh(*options: str) -> list[str]:
-    """Returns our ssh command up to the address; `options` are those of ssh_config(5).
+    """Returns the start of an ssh command, before the address; `options` are from ssh_config(5).
 
-    It never prompts: keys must be set up, and the host's key must be known. A changed host key is
-    refused; the tutorial's scripts accepted any.
+    The command never prompts: the user's key must be set up, and the host's key must be known. A
+    changed host key is refused; the tutorial's scripts accepted any key.
     """
     options = ("BatchMode=yes", "StrictHostKeyChecking=yes", "ConnectTimeout=10", *options)
     return ["ssh", *(word for option in options for word in ("-o", option))]
@@ -60,7 +60,7 @@ def ssh(*options: str) -> list[str]:
 def command_on(
     address: str, argv: Sequence[str], options: Sequence[str] = SSH_OPTIONS
 ) -> list[str]:
-    """Returns the command that runs `argv`, quoted for ssh, on a host or on this machine."""
+    """Returns the command that runs `argv` on a host through ssh, or on this machine."""
     return list(argv) if address in LOCAL else [*ssh(*options), "--", address, shlex.join(argv)]
 
 
@@ -73,7 +73,7 @@ def plain(text: str) -> str:
 class Ending(NamedTuple):
     """How a command on a host ended; `code` is None if it did not start or timed out.
 
-    `said` is the end of stderr, or why there is no code. `output` is the last 1 MiB of stdout.
+    `said` is the end of stderr, or the reason for no code. `output` is the last 1 MiB of stdout.
     """
 
     code: int | None
@@ -100,7 +100,7 @@ class Ending(NamedTuple):
 
     @property
     def why(self) -> str:
-        """The last line of ssh or the program, or the exit code."""
+        """The reason for the ending: the last line of ssh or the program, or the exit code."""
         if "REMOTE HOST IDENTIFICATION HAS CHANGED" in self.said:
             return "the host's key has changed: Host key verification failed"
         # A login shell that refuses access prints the reason on its standard output.
@@ -111,7 +111,7 @@ class Ending(NamedTuple):
 
     @property
     def explained(self) -> str:
-        """Why a host cannot be used, with advice if there is any."""
+        """The reason for the ending as a sentence, with advice if ssh would fail again."""
         return f"{self.why}. {_ADVICE}" if self.is_final else f"{self.why}."
 
 
@@ -122,7 +122,7 @@ def start(
     stdin: int = subprocess.PIPE,
     stderr: int = subprocess.PIPE,
 ) -> subprocess.Popen[bytes]:
-    """Starts a process with pipes. Ctrl-C does not reach it: we end it in an orderly way."""
+    """Starts a process with pipes, in its own session, which Ctrl-C does not reach."""
     return subprocess.Popen(
         argv,
         env=environment,
@@ -134,7 +134,7 @@ def start(
 
 
 class Tail:
-    """The last bytes of a pipe; a separate thread reads it to the end and closes it.
+    """Keeps the last bytes of a pipe, which a thread reads to the end and closes.
 
     `hear` is called with each line as it arrives; a line over 64 KiB arrives in pieces.
     """
@@ -152,7 +152,7 @@ class Tail:
         self._thread.start()
 
     def text(self) -> str:
-        """Returns the text; call it after the process has ended."""
+        """Returns the last bytes as text; call it after the process has ended."""
         self._thread.join(_LAST_WORDS_S)
         return bytes(self._kept).decode(errors="replace").rstrip()
 
@@ -215,10 +215,11 @@ def run_all(
     together: bool = False,
     hear: Callable[[int, bytes], object] | None = None,
 ) -> list[Ending]:
-    """Runs commands without input in parallel, e.g. one per host; returns their ends in order.
+    """Runs commands without input in parallel, e.g. one per host; returns how each one ended.
 
-    Each is killed after `timeout_s`, and all on an interrupt. With `together`, standard error is
-    part of `output`. Otherwise `hear` gets the command's number and each line of standard error.
+    A command is killed after `timeout_s`, and all are killed on an interrupt. With `together`,
+    `output` also has standard error. Otherwise `hear` is called with the command's number and each
+    line of its standard error.
     """
     running: list[_Running] = []
     try:
@@ -234,5 +235,5 @@ def run_all(
 
 
 def run(argv: Sequence[str], *, timeout_s: float | None = None) -> Ending:
-    """Runs one command as `run_all` does."""
+    """Runs one command, which is killed after `timeout_s`; returns how it ended."""
     return run_all([argv], timeout_s=timeout_s)[0]

@@ -1,1 +1,1 @@
-"""Ranks on hosts: checks the hosts, and starts, follows and ends the ranks."""
+"""Checks the hosts of a launch, and starts, follows and ends the ranks on them."""

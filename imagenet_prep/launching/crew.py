@@ -29,15 +29,15 @@ from imagenet_prep.launching.ranks import put
 # A host that vanishes or is silent is noticed after a minute.
 _SILENCE_S = 60.0
 _SSH_OPTIONS = ("ServerAliveInterval=15", "ServerAliveCountMax=4")
-# Seconds for the other ranks to end after one has failed, unless all end in order and save.
+# Seconds for the other ranks to end after one has failed. Ranks that save get more time.
 _FAILED_S = 15.0
-# Seconds for a host to answer, in addition to the time that its ranks have.
+# Seconds for a host to answer, in addition to the time that its ranks have to end.
 _ANSWER_S = 30.0
 _INCOMPLETE = 4
 
 
 def exit_code(failures: Sequence[tuple[int, bool]]) -> int:
-    """Returns the code of the first rank that failed by itself, else of the first failure, or 0."""
+    """Returns the first exit code, preferably of a rank that lost no peer; 0 without failures."""
     return min(failures, key=lambda failure: failure[1], default=(0, False))[0]
 
 
@@ -160,7 +160,7 @@ class Crew:
             self._order("ask", self._grace_s)
 
     def _order(self, kind: str, seconds: float) -> None:
-        """Sends an order to all hosts, in threads: one that does not read does not delay others."""
+        """Sends an order to all hosts in threads, so that no host delays the orders of others."""
         self._ends = time.monotonic() + seconds + _ANSWER_S
 
         def write(member: Process) -> None:
@@ -178,13 +178,13 @@ class Crew:
         else:
             self._done += 1
             if self._done == len(self._hosts) and self._ends == float("inf"):
-                # No rank is left. A server that a rank never disconnected from does not end.
+                # No rank is left, but a server waits forever for a rank that did not disconnect.
                 self._order("limit", _FAILED_S)
 
     def _failed(self, rank: int, code: int) -> None:
         self._failures.append((code, rank in self._left))
         if self._ends == float("inf"):
-            # If one rank ends in an orderly way, all do, and rank 0 is saving.
+            # If one rank ends in an orderly way, all ranks do, and rank 0 is saving a checkpoint.
             is_orderly = code == _INCOMPLETE and rank not in (NO_RANK, *self._left)
             limit_s = self._grace_s if is_orderly else _FAILED_S
             self._order("limit", min(limit_s, self._grace_s))

@@ -26,7 +26,7 @@ from imagenet_prep.storage.os_errors import storage_errors
 RECORD, LOG = "launch.json", "launch.log"
 
 _TAIL_LINES, _TAIL_BYTES = 10, 8192
-# Before it detaches, a launch prints at most one line per host.
+# Limit of the output before a launch detaches, which is at most one line per host.
 _SAID_BYTES = 1 << 20
 _RECORD_BYTES = 1 << 16
 # Valid process ids (an int of C) and exit codes (a byte).
@@ -67,9 +67,7 @@ class Record:
         except OSError as error:
             raise ImagenetPrepError(f"{path}: {error.strerror}") from error
         except ValueError as error:
-            raise DataDamagedError(
-                f"{path}: not a valid record of launch --detach: {error}"
-            ) from error
+            raise DataDamagedError(f"{path}: invalid record of launch --detach: {error}") from error
         return record
 
     def save(self, folder: Path) -> None:
@@ -82,16 +80,16 @@ class Record:
         if self.exit is not None or self.boot != boot_id() or start_ticks(self.pid) != self.start:
             return False
         try:
-            # A forged record must not name any process except a detached launch.
+            # A forged record could have the pid of a process that is not a detached launch.
             return b"--detach" in Path(f"/proc/{self.pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
             return False
 
     def is_of(self, folder: Path) -> bool:
-        """Whether the process is the launch of this folder; only this process may be ended.
+        """Returns whether the process is the launch of this folder, which `stop` may end.
 
-        A forged record could name a different launch of this user. So the process must write to
-        this folder's log, and its user must own the record.
+        A forged record could have the pid of a different launch of this user. So the process must
+        write to the log in this folder, and its user must own the record.
         """
         try:
             process = Path(f"/proc/{self.pid}")
@@ -103,10 +101,10 @@ class Record:
 
 
 def start(folder: Path, work: Callable[[Callable[[], None]], int]) -> int:
-    """Runs `work` in its own session; returns once `work` reports that it is under way.
+    """Runs `work` in a child process with its own session.
 
-    Returns in both processes: 0 in the parent, or the exit code of a child that ended early; the
-    exit code of `work` in the child. `work` gets a function to call after its checks.
+    `work` gets a function to call after its checks. The parent then returns 0; if the child ends
+    earlier, the parent returns its exit code. The child returns the exit code of `work`.
     """
     with storage_errors("create", folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -182,10 +180,10 @@ def status(folder: Path) -> int:
 
 
 def stop(folder: Path) -> int:
-    """Sends SIGTERM, waits for the end, and reports the result.
+    """Sends SIGTERM to a launch, waits for its end, and prints its exit code.
 
-    Returns 0 if the launch is not running, or ended in order (all done, saved, or before training
-    began); otherwise its exit code.
+    Returns 0 if the launch is not running, is finished, saved a checkpoint or was interrupted;
+    otherwise its exit code.
     """
     record = _loaded(folder)
     try:
@@ -227,7 +225,7 @@ def _end_of_log(folder: Path, begin: int = 0, most: int = _TAIL_BYTES) -> str:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Returns the start of a living process, in ticks since the machine started."""
+    """Returns the start of a running process, in ticks since the machine started."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

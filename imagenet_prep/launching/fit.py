@@ -1,4 +1,4 @@
-"""Checks that hosts can train together: all are asked at once, and all problems reported."""
+"""Checks that hosts can train together; asks all of them in parallel and reports all problems."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from imagenet_prep.launching.work import Work
 class Network(NamedTuple):
     """How ranks connect: this machine's address, and one network interface for each host.
 
-    `ports` are free on the first host: for torchrun's ranks, and for MXNet's scheduler.
+    `ports` are two free ports on the first host: for torch.distributed, and for MXNet's scheduler.
     """
 
     address: str
@@ -32,10 +32,10 @@ class Network(NamedTuple):
 def check(
     used: Sequence[Host], work: Work, *, timeout_s: float, interface: str | None
 ) -> tuple[list[Host], Network]:
-    """Asks all hosts at once; returns them in the order of their ranks, and their network.
+    """Asks all hosts in parallel; returns the hosts in the order of their ranks, and the network.
 
-    This machine has the first ranks, unless each host has its own part of the dataset. Each host
-    must answer within `timeout_s`. The default of `interface` is the one that ssh connects to.
+    This machine has the first ranks, unless each host has a different part of the dataset. If
+    `interface` is None, each host uses the network interface that ssh connects to.
     """
     asked = (work.data_dir or "", str(work.script or ""), *work.needs)
     argv = children.python("-m", "imagenet_prep.launching.host", "probe", *asked)
@@ -71,12 +71,12 @@ def check(
             "started:\n  " + "\n  ".join(problems)
         )
     ranks = counted(sum(host.slots for host in used), "rank")
-    print(f"{counted(len(used), 'host')} fit, {ranks}", flush=True)
+    print(f"{counted(len(used), 'host')} checked, {ranks}", flush=True)
     return ordered, network
 
 
 def answer_of(host: Host, ending: Ending, program: str) -> Answer | str:
-    """Returns the answer of `launching.host` there, or the reason for no answer."""
+    """Returns a host's answer from its output, or the problem if there is none."""
     if ending.code is None:
         return f"{ending.why}. Check that it is up and that `ssh {host.address} true` works here."
     if (answer := understood(ending.output.rpartition("\n")[2])) is not None:
@@ -105,7 +105,7 @@ def network_of(
 ) -> tuple[Network | None, list[str]]:
     """Returns the network of the hosts, or the problems that prevent one."""
     ports, interfaces = answers[0].ports, here.interfaces()
-    # The interface of this machine, and that of each host; None if unknown.
+    # The network interfaces of this machine and of each host; None if unknown.
     own, names = interface, [interface] * len(used)
     if interface is None:
         pairs = zip(used, answers, strict=True)
@@ -147,7 +147,7 @@ def _having(address: str, interfaces: Mapping[str, str]) -> str | None:
 
 
 def _source(address: str) -> str:
-    """Returns this machine's source address for a connection; sends nothing."""
+    """Returns the local address for connections to `address`, without sending anything."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         try:
             asking.connect((address, 9))
@@ -178,7 +178,7 @@ def differences(host_1: Host, first: Answer, host_2: Host, second: Answer) -> li
 
 
 def _misplaced(used: Sequence[Host], answers: Sequence[Answer | str]) -> list[str]:
-    """Returns problems with the parts of a partitioned dataset: each host must read its own."""
+    """Returns problems with a partitioned dataset: hosts must have its parts in their order."""
     problems = []
     parts = [Placement(*a.part) for a in answers if not isinstance(a, str) and a.dataset]
     if len(parts) < len(used) or all(part == WHOLE for part in parts):

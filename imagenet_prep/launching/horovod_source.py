@@ -1,4 +1,4 @@
-"""The source of Horovod's last release, and our changes to it before the build."""
+"""Patches the source of Horovod's last release before it is built."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from imagenet_prep.core.errors import ImagenetPrepError
 
 VERSION = "0.28.1"
-# Suffix of the version of a Horovod built here; `launch` refuses a host with an unpatched one.
+# Version suffix of a patched Horovod; `launch` refuses a host with an unpatched Horovod.
 LOCAL_VERSION = "interface"
 
 _IN_PROCESS_SET = "  assert(global_context.IsEnabled());\n"
@@ -28,15 +28,15 @@ GpuStreamHandle AsGpuStreamValue(Stream* stream) {
 def mend(source: Path, framework: str) -> None:
     """Changes Horovod's source in five places.
 
-    - Data uses the interface named by HOROVOD_GLOO_IFACE. Horovod sends tensors in a process set
-      whose `gloo_iface_` is never set, so Gloo would use the address of the host's own name, which
-      is often 127.0.0.1.
+    - Tensors are sent through the interface HOROVOD_GLOO_IFACE. Horovod sends tensors in a process
+      set whose `gloo_iface_` is never set, so Gloo would use the address of the host's name, often
+      127.0.0.1.
     - The XLA operations, off by default, are removed: TensorFlow's wheels lack their headers.
     - With a GPU, a function that TensorFlow 2.21 has removed is defined again.
     - For MXNet, the symbols of Horovod's and MXNet's libraries become local. MXNet's library
-      includes libjpeg; Pillow and our codec would call it instead of their own, and crash.
-    - For PyTorch, Horovod is compiled as C++20 instead of C++14, as the headers of PyTorch 2.15
-      require. So is the bundled Gloo, because one of its constants would be defined twice.
+      includes a libjpeg, which Pillow and our codec would call instead of theirs, and crash.
+    - For PyTorch, Horovod is compiled as C++20 instead of C++14, as PyTorch 2.15's headers require.
+      The bundled Gloo is, too, because one of its constants would be defined twice.
     """
     horovod = source / "horovod"
     context = horovod / "common" / "gloo" / "gloo_context.cc"

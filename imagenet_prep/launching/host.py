@@ -3,8 +3,8 @@
 `python -P -m imagenet_prep.launching.host probe|run`
 
 `probe` prints facts about the host as one line of JSON. `run` starts the host's ranks and exits
-when they have ended. Its input comes through stdin, so that no command line shows it. When stdin
-ends, `launch` has ended, and all ranks are ended.
+when they have ended. It reads their variables from stdin, so that no command line shows them. If
+stdin ends, `launch` has ended, so `run` ends all ranks.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ PACKAGES = (
     *("imagenet-prep", "tensorflow", "tensorflow-cpu", "keras", "mxnet", "torch"),
     *("horovod", "numpy"),
 )
-# Each rank has one of these in its environment.
+# Each rank has one of these variables in its environment.
 _NUMBERS = (b"HOROVOD_RANK=", b"OMPI_COMM_WORLD_RANK=")
 _POLL_S = 0.2
 # Seconds for ranks to end if `launch` has vanished: it was killed, or its machine failed.
 _ABANDONED_S = 5.0
 # The ioctl request for the IPv4 address of an interface, from linux/sockios.h.
 _SIOCGIFADDR = 0x8915
-# The number of a process that is not a rank: a server or a scheduler.
+# The number of MXNet's servers and scheduler, which are not ranks.
 NO_RANK = -1
 # Limit for variables and command lines: more than any system allows a process.
 _MAX_RUN_BYTES = 128 << 20
@@ -77,7 +77,7 @@ def _code(value: Any) -> int:
 class Order:
     """The processes that a host must run; `logs` is a folder for copies of their output.
 
-    `ranks` are the variables of each rank and each server; it is empty if mpirun starts them.
+    `ranks` has the variables of each rank and each server; it is empty if mpirun starts the ranks.
     """
 
     mark: str
@@ -89,7 +89,7 @@ class Order:
 
 
 _SECONDS = {"seconds": number}
-# "ask": ask the ranks to end, and kill those left after this time. "limit": only kill them.
+# "ask": ask the ranks to end, and kill them after this time. "limit": only kill them after it.
 TO_HOST: Messages = {
     "run": Kind({}, _MAX_RUN_BYTES),
     "ask": Kind(_SECONDS),
@@ -108,10 +108,10 @@ class Answer:
     """Facts about a host.
 
     - versions: by package, "none" if not installed.
-    - address: of the host's own name, "" if unknown.
+    - address: IP address of the host's name, "" if unknown.
     - reached: the address to which ssh connected, "" without ssh.
     - dataset: digest of the manifest, "" without a dataset.
-    - part: part of the dataset on this host: node, nodes, copies.
+    - part: node, nodes and copies of the part of the dataset on this host.
     - script: sha256 of the user's script, or "".
     - ports: two TCP ports that are free at this moment.
     """
@@ -229,7 +229,7 @@ def run(launch: Channel) -> None:
         return
     ranks = Ranks(left)
     obeying = threading.Thread(target=_obey, args=(orders, ranks), daemon=True)
-    # No time limit here: `launch` sends one, and its end sets one, too.
+    # `launch` sends a time limit; if it ends, `_obey` sets one.
     with signals.handled(lambda *_: ranks.ask(), signal.SIGINT):
         obeying.start()
         environments = [{**order.shared, **variables} for variables in order.ranks]
@@ -265,7 +265,7 @@ def _say_failed(launch: Channel, rank: Rank) -> None:
     # code() must come first: it waits for the rank's last lines, which may report a lost peer.
     code = rank.code()
     if rank.number < 0 or (code > 128 and code != 128 + signal.SIGTERM):
-        # A killed process says nothing itself, and ranks would wait for a server forever.
+        # A killed process prints no reason itself. Ranks would wait for a failed server forever.
         with contextlib.suppress(OSError):
             terminal.say(rank.reason())
     _say(launch, "failed", rank=rank.number, code=code)
@@ -278,7 +278,7 @@ def _say(launch: Channel, kind: str, **fields: Any) -> None:
 
 @contextlib.contextmanager
 def _launch(silence_s: float) -> Iterator[Channel]:
-    """Yields the channel to `launch`; meanwhile, all output goes through it, also that of ranks."""
+    """Yields the channel to `launch`; sends all output of this process and its ranks through it."""
     launch = Channel(0, os.dup(1), TO_HOST, silence_s=silence_s)
     launch.begin()
     reads, writes = os.pipe()

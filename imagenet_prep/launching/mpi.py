@@ -9,9 +9,9 @@ from imagenet_prep.hosts.process import ssh
 from imagenet_prep.launching.fit import Network
 from imagenet_prep.launching.pipes import through
 
-# Same as in horovodrun: no InfiniBand verbs, and threads may run on all cores.
+# The same as in horovodrun: no InfiniBand verbs, and threads may run on all cores.
 _FLAGS = ("-mca", "pml", "ob1", "-mca", "btl", "^openib", "-bind-to", "none", "-map-by", "slot")
-# Open MPI's tree of ssh connections needs keys on every host; here the first host starts all.
+# By default, hosts would start other hosts by ssh, which needs keys on every host.
 _FLAT = ("-mca", "plm_rsh_no_tree_spawn", "true")
 
 
@@ -22,9 +22,9 @@ def mpirun(
     command: Sequence[str],
     more: Sequence[str] = (),
 ) -> list[str]:
-    """Returns the mpirun command line that starts `command` as all ranks.
+    """Returns the mpirun command line that starts `command` once per rank.
 
-    Ranks get the variables from mpirun's own environment, so the command line has no values.
+    It only contains the names of variables; mpirun passes on the values in its environment.
     """
     argv = ["mpirun", "--allow-run-as-root"]
     argv += ["-np", str(sum(host.slots for host in used))]

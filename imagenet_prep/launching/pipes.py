@@ -1,8 +1,8 @@
-"""Pipes for the ranks that mpirun starts, so that their output is handled like that of all ranks.
+"""Output pipes for the ranks that mpirun starts.
 
-mpirun forwards output in pieces of 4 KiB, and so mixes lines of different ranks. So each rank
+mpirun forwards output in pieces of 4 KiB, which mixes lines of different ranks. So each rank
 starts as `python -P -m imagenet_prep.launching.pipes COMMAND...`, gets two pipes from
-`launching.host` on its machine, and becomes COMMAND with these as stdout and stderr.
+`launching.host` on its machine, and executes COMMAND with these pipes as stdout and stderr.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from imagenet_prep.core.errors import ImagenetPrepError, UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.launching.ranks import MARK, Voice
 
-# The launch's process on a host starts together with mpirun, perhaps from a slow file system.
+# A rank waits this long for `launching.host`, which may start later from a slow file system.
 _PATIENCE_S = 120.0
 _POLL_S = 0.05
 _MAX_DIGITS = 16
 
 
 def through(command: Sequence[str]) -> list[str]:
-    """Returns the command line of a rank that gets pipes and then becomes `command`."""
+    """Returns the command line of a rank that gets pipes and then executes `command`."""
     return children.python("-m", "imagenet_prep.launching.pipes", *command)
 
 
 def _address(mark: str) -> str:
-    """Returns an abstract socket name: no file remains, however the launch ends."""
+    """Returns the name of an abstract socket, which needs no file."""
     return f"\0imagenet-prep-{mark}"
 
 
 class Pipes:
-    """The pipes of a launch's ranks here; `left` gets the number of a rank that lost a peer."""
+    """Passes on the output of a host's ranks; calls `left` with each rank that lost a peer."""
 
     def __init__(self, mark: str, logs: str | None, left: Callable[[int], object]) -> None:
         self._logs, self._left = logs, left
@@ -55,7 +55,7 @@ class Pipes:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Waits for the last lines of ranks that have ended."""
+        """Waits for the last lines of the ranks, which have ended."""
         with contextlib.suppress(OSError):
             self._door.shutdown(socket.SHUT_RDWR)  # ends the thread, which close() does not
         self._door.close()
@@ -109,7 +109,7 @@ def _ask(mark: str) -> list[int]:
 
 
 def main(command: list[str]) -> None:
-    """Becomes a command with output through the launch's process on this machine."""
+    """Executes a command with two pipes from `launching.host` as its output."""
     for number, pipe in enumerate(_ask(os.environ[MARK]), start=1):
         os.dup2(pipe, number)
         os.close(pipe)

@@ -1,7 +1,7 @@
 """Starts, follows and ends the ranks of one host; no rank outlives the process that started it.
 
-MXNet also has parameter servers, and a scheduler that connects all processes. They end when the
-ranks disconnect from them in order, and are killed if the ranks cannot.
+MXNet also has parameter servers, and a scheduler that connects all processes. They end when all
+ranks have disconnected from them; if a rank fails, they are killed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from imagenet_prep.storage.os_errors import storage_errors
 MARK = "IMAGENET_PREP_LAUNCH"
 
 _POLL_S = 0.1
-# Seconds to wait for a process's last lines; a child of it may hold the pipe open.
+# Seconds to wait for the last lines of a process, whose children may keep the pipe open.
 _LAST_WORDS_S = 5.0
 _OURS = "imagenet-prep: "
 
@@ -35,7 +35,7 @@ _printing = threading.Lock()
 
 
 def put(target: IO[str], text: bytes | str) -> None:
-    """Prints complete lines; if the reader is gone, ranks continue until asked to end."""
+    """Prints complete lines; ignores a closed output, so that the ranks continue."""
     with _printing, contextlib.suppress(OSError, ValueError):
         target.write(text if isinstance(text, str) else text.decode(errors="replace"))
         target.flush()
@@ -45,8 +45,8 @@ class Voice:
     """The output of one process, passed on line by line; lines of stderr get a prefix.
 
     With `logs`, all output is also written to a file in this folder, such as `rank-3.log`. `error`
-    is the last error that the program reported, and `last` is the last line of stderr. `left` says
-    that the process lost a peer; the function `left` is called when it reports this.
+    is the last error that the program reported, and `last` is the last line of stderr. If the
+    process reports a lost peer, the function `left` is called and the attribute `left` is set.
     """
 
     def __init__(self, name: str, logs: str | None, left: Callable[[], object]) -> None:
@@ -54,7 +54,7 @@ class Voice:
         self._log: IO[str] | None = None
         if logs is not None:
             folder, file = Path(logs), f"{name.replace(' ', '-')}.log"
-            # An existing file may have been planted.
+            # `LocalStore` refuses a link, through which output could go to any file.
             with storage_errors("write", folder / file):
                 folder.mkdir(parents=True, exist_ok=True)
                 log = LocalStore(folder).open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -64,7 +64,7 @@ class Voice:
         self._threads: list[threading.Thread] = []
 
     def listen(self, output: IO[str], errors: IO[str]) -> None:
-        """Starts to pass on two pipes, which are closed at their ends."""
+        """Starts to pass on the output from two pipes, and closes each pipe at its end."""
         for hear, pipe in ((self._pass_on, output), (self._pass_errors_on, errors)):
             self._threads.append(threading.Thread(target=hear, args=(pipe,), daemon=True))
             self._threads[-1].start()
@@ -100,9 +100,9 @@ class Voice:
 
 
 class Rank:
-    """One running process; the thread that starts it must live as long as the process may.
+    """A rank, server or scheduler; it is ended if the thread that started it ends.
 
-    `number` is -1 if it is not a rank. `asked` is set after the first request to end.
+    `number` is -1 if it is not a rank. `asked` is True after the first request to end.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Rank:
         self.process = subprocess.Popen(
             # A signal to all processes must not end the servers, because ranks need them to save.
             children.bound(command, deaf=self.number < 0),
-            # Its children must not import modules from the current folder either.
+            # Children of the rank must not import modules from the current folder either.
             env=os.environ | environment | {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -135,7 +135,7 @@ class Rank:
         self.voice.listen(self.process.stdout, self.process.stderr)
 
     def send(self, signum: signal.Signals) -> None:
-        """Signals the process, and the children in its process group."""
+        """Sends a signal to the process, and to the children in its process group."""
         pid = self.process.pid
         with contextlib.suppress(ProcessLookupError):
             if self.process.poll() is None:
@@ -149,7 +149,7 @@ class Rank:
         return 128 - code if code < 0 else code
 
     def reason(self) -> str:
-        """Returns the reason of its failure: its own error, else its signal or last line."""
+        """Returns why the process failed: its last error message, else its signal or last line."""
         error, last = self.voice.error, self.voice.last
         if not error and self.process.returncode < 0:
             last = f"; its last line: {last}" if last else ""
@@ -158,7 +158,7 @@ class Rank:
 
 
 class Ranks:
-    """All ranks of this host; `left` is called with the number of one that lost a peer."""
+    """All ranks of this host; `left` is called with the number of each rank that lost a peer."""
 
     def __init__(self, left: Callable[[int], object] = lambda _: None) -> None:
         self._left = left
@@ -172,7 +172,7 @@ class Ranks:
         environments: Sequence[Mapping[str, str]],
         logs: str | None = None,
     ) -> None:
-        """Starts a rank for each environment, unless they were already asked to end."""
+        """Starts a rank for each environment, unless the ranks were already asked to end."""
         for environment in environments:
             if not self._asked:
                 self._ranks.append(Rank(command, environment, logs, self._left))
@@ -182,7 +182,7 @@ class Ranks:
     def ask(self, grace_s: float = float("inf")) -> None:
         """Asks all ranks to save and end; `wait` kills those still running after `grace_s`.
 
-        Servers are not asked: ranks need them to save.
+        Servers are not asked to end, since ranks need them to save.
         """
         self._asked = True
         self.limit(grace_s)
@@ -192,16 +192,16 @@ class Ranks:
                 rank.send(signal.SIGTERM)
 
     def limit(self, seconds: float) -> None:
-        """Makes `wait` kill all processes that still run after this time."""
+        """Sets the time after which `wait` kills all processes that are still running."""
         self._deadline = min(self._deadline, time.monotonic() + seconds)
 
     def wait(
         self, failed: Callable[[Rank], object], done: Callable[[], object] = lambda: None
     ) -> None:
-        """Waits until no rank and no server is left.
+        """Waits until all ranks and servers have ended.
 
-        `failed` is called with each rank whose exit code is not 0, unless it was killed here, and
-        `done` when no rank is left, though servers may be.
+        `failed` is called with each rank whose exit code is not 0, unless it was killed here.
+        `done` is called when all ranks have ended.
         """
         running = list(self._ranks)
         serving = False

@@ -1,4 +1,4 @@
-"""Environment variables of ranks: those passed on from this machine, and those set for them."""
+"""Environment variables of ranks: variables of this machine, and variables of a launch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.hosts.hosts_file import Host
 
 # Python, TensorFlow, MXNet, PyTorch, Horovod, the network and this program read variables with
-# these names or prefixes. HOME, those of the shell and all others are not passed on.
+# these names or prefixes. All other variables, such as HOME, are not passed on.
 _NAMES = {
     *("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "LANG", "LANGUAGE", "TZ", "TMPDIR"),
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
@@ -22,11 +22,11 @@ _BEGINNINGS = (
     *("CUDA_", "CUDNN_", "NCCL_", "HOROVOD_", "GLOO_", "UCX_", "FI_"),
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_"),
 )
-# Each host has its own GPUs, and each launch its own key.
+# Not passed on, since each host has its own GPUs, and each launch has its own key.
 _STAY = re.compile(r"CUDA_VISIBLE_DEVICES|HOROVOD_SECRET_KEY|IMAGENET_PREP_LAUNCH$")
-# Horovod reports ranks that others wait for after this time.
+# After this time, Horovod reports the ranks that other ranks wait for.
 STALL_WARNING_S = 30
-# Horovod's own 30 s are too short for a host that loads TensorFlow from a cold or shared disk.
+# Horovod's default of 30 s is too short for a host that loads TensorFlow from a shared disk.
 _MEETING_S = 120
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|KEY|AUTH|COOKIE", re.IGNORECASE)
 
@@ -34,9 +34,9 @@ _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|KEY|AUTH|COOKIE", re.IGNORE
 def travelling(
     environment: Mapping[str, str], more: Sequence[str], *, private: bool
 ) -> dict[str, str]:
-    """Returns the variables for ranks on other hosts, including those named in `more`.
+    """Returns the variables to pass to ranks on other hosts, including the names in `more`.
 
-    Probable secrets are excluded, unless the connection is `private`, as ssh is.
+    Probable secrets are excluded, unless the connection is encrypted (`private`).
     """
     if absent := [name for name in more if name not in environment]:
         raise UsageError(f"--env {absent[0]}: this variable is not set here")
@@ -46,7 +46,7 @@ def travelling(
         if (name in _NAMES or name.startswith(_BEGINNINGS)) and not _STAY.search(name)
     }
     passed |= {name: environment[name] for name in more}
-    if terminal.LOG_FORMAT in passed:  # The launch reads the ranks' output, and logs it as JSON.
+    if terminal.LOG_FORMAT in passed:  # The launch logs the ranks' output as JSON.
         passed[terminal.LOG_FORMAT] = "text"
     secrets = {
         name
@@ -65,7 +65,7 @@ def travelling(
 
 
 def of_horovod(stall_s: int = 600) -> dict[str, str]:
-    """Returns Horovod's timeouts; after `stall_s`, the job ends if all ranks wait for one."""
+    """Returns Horovod's time-outs; a job ends if ranks wait for a rank longer than `stall_s`."""
     return {
         "HOROVOD_STALL_CHECK_TIME_SECONDS": str(STALL_WARNING_S),
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(stall_s),
@@ -79,7 +79,7 @@ def of_torchrun(
 ) -> list[list[dict[str, str]]]:
     """Returns, for each host, torchrun's variables for each of its ranks.
 
-    Ranks are numbered host by host, as in Horovod. Rank 0 may listen at `address` and `port`.
+    Ranks are numbered host by host, as in Horovod. Rank 0 listens at `address` and `port`.
     """
     size = sum(host.slots for host in hosts)
     of_hosts, first = [], 0

@@ -24,10 +24,10 @@ _WITH_VALUE = ("-W", "-X")
 
 @dataclass(frozen=True)
 class Work:
-    """A command, and facts that are needed before it starts.
+    """A command, and the facts about it that are needed to check the hosts.
 
-    `data_dir` is None without a dataset, or if it has a URL. `is_own` means a custom script or
-    module. `comm` is the value of `train --comm`. `needs` are inputs of `core.installed.lacking`.
+    `data_dir` is None without a dataset, or if it has a URL. `is_own` is True for the user's script
+    or module. `comm` is the value of `train --comm`. `needs` are for `core.installed.lacking`.
     """
 
     argv: tuple[str, ...]
@@ -44,7 +44,7 @@ class Work:
         return self.comm in ("dist_sync", "dist_device_sync")
 
     def variables(self, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """Returns variables that allow imports next to the script, not from the current folder."""
+        """Returns variables so that Python imports from the script's folder, not the current one."""
         safe = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
         if self.script is None:
             return safe
@@ -55,20 +55,20 @@ class Work:
 def of_train(
     words: Sequence[str], data_dir: str | None, log_dir: str, comm: str, needs: Sequence[str]
 ) -> Work:
-    """Returns the work of the verb `train`: `words`, and the values of some of its flags."""
+    """Returns the work for `words`, the verb `train` and its flags, some of which are parsed."""
     argv = children.python("-m", "imagenet_prep", *words)
     return Work(tuple(argv), _folder(data_dir), log_dir, comm=comm, needs=tuple(needs))
 
 
 def own(words: Sequence[str]) -> Work:
-    """Returns the work of `python SCRIPT.py ...`, `SCRIPT.py ...` or `python -m MODULE ...`."""
+    """Returns the work for `python SCRIPT.py ...`, `SCRIPT.py ...` or `python -m MODULE ...`."""
     if not words or (_PYTHON.fullmatch(Path(words[0]).name) is None and words[0][-3:] != ".py"):
         raise UsageError(EXPECTED)
     rest = list(words)
     if words[0][-3:] != ".py":
         program = rest.pop(0)
         ours = Path(sys.executable).parent
-        # Not resolved: the Python of a virtual environment is a link to the system's.
+        # Do not resolve links: the Python of a virtual environment is a link to the system's.
         if os.sep in program and Path(program).absolute().parent != ours:
             raise UsageError(
                 f"{program}: every rank runs with {sys.executable}, as this program does. Write: "

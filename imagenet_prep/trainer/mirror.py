@@ -111,7 +111,7 @@ class Mirror:
         return not missing
 
     def _files(self) -> list[tuple[str, _Place]]:
-        """Returns the run's regular files by object name, logs first, then the latest checkpoint."""
+        """Returns the run's regular files by object name: logs first, then newer checkpoints."""
         own, events = LocalStore(self._folder).names(""), LocalStore(self._scalars).names("")
         files = [(name, (self._folder, name)) for name in own if _is_needed(name)]
         files += [

@@ -410,7 +410,7 @@ def test_ranks_of_two_hosts_send_by_the_interface_that_was_asked_for(tmp_path: P
         left = [Path(f"/proc/{pid}/cmdline").read_bytes() for n in net.nodes for pid in n.pids()]
 
     assert code == 0, said
-    assert "2 hosts fit, 2 ranks" in said
+    assert "2 hosts checked, 2 ranks" in said
     assert [words for words in left if b"imagenet_prep" in words] == []
     told = [line for line in said.splitlines() if line.startswith(("[0, ", "[1, "))]
     rows = sorted(map(json.loads, told))

@@ -171,7 +171,7 @@ def test_a_record_that_is_none_is_a_sentence(tmp_path: Path) -> None:
 
             assert told.code == 3, (text[:200], told)
             assert re.search(
-                "not a valid record of launch --detach|expected 65,536 at most", told.err
+                "invalid record of launch --detach|expected 65,536 at most", told.err
             )
 
 

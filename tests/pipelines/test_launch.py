@@ -186,7 +186,7 @@ def test_hosts_with_their_parts_in_order_are_fit(parts: Path, horovod: None) -> 
     finished = launch(parts, "part0 slots=2\npart1 slots=2\n", 4)
 
     assert finished.code == 0, finished
-    assert finished.out.startswith("2 hosts fit, 4 ranks")
+    assert finished.out.startswith("2 hosts checked, 4 ranks")
 
 
 def test_a_shard_that_is_cut_on_one_host_is_named(cluster: Path) -> None:
@@ -205,7 +205,7 @@ def test_a_dry_run_prints_the_command_of_all_hosts(cluster: Path, horovod: None)
 
     assert finished.code == 0, finished.err
     first, *commands = finished.out.splitlines()
-    assert first == "2 hosts fit, 12 ranks"
+    assert first == "2 hosts checked, 12 ranks"
     told = dict(line.split(": ") for line in commands)
     assert list(told) == ["localhost, ranks 0 to 7", "node1, ranks 8 to 11"]
     for line in told.values():

@@ -319,7 +319,7 @@ def test_two_hosts_train_over_a_real_ssh(shades: Path, tmp_path: Path) -> None:
         said = (tmp_path / "log").read_text()
 
         assert code == 0, said
-        assert "2 hosts fit, 2 ranks" in said
+        assert "2 hosts checked, 2 ranks" in said
         evaluated = rows(net.leader.disk / "run", "evaluation")
         assert evaluated[-1]["examples"] == NUM_VALIDATION
         # Rank 0 alone writes, and neither host has anything left running but its sshd.

@@ -1,1 +1,1 @@
-"""Programs that compose the stages, without logic of their own."""
+"""The verbs prepare, launch and sagemaker, and graphs for Apache Beam and Airflow."""

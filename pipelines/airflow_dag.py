@@ -1,14 +1,14 @@
-"""ImageNet from the archives to a trained network, for Airflow 3. Each task runs one command.
+"""A DAG for Airflow 3: ImageNet from the archives to a trained network, one command per task.
 
     download -> prepare -> verify -> duplicates -> replicate -> report -> train
 
 Copy this file into Airflow's DAG folder. It only needs Airflow there; `imagenet-prep` has a
 separate environment on the workers, and the variable IMAGENET_PREP_COMMAND names it.
 
-You can clear or rerun every task at any time: it only does the remaining work. Exit codes 1
-(failed), 2 (usage) and 3 (damaged data) fail at once, since the same command would fail again. For
-75 (another run is writing there), the task waits and tries again, within its time-out. All other
-codes are retried.
+You can clear or rerun every task at any time: it only does the remaining work. A task fails at
+once with exit codes 1 (failed), 2 (usage) and 3 (damaged data), since the same command would fail
+again. With 75 (another run is writing there), the task waits and tries again, within its time-out.
+All other exit codes are retried.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from airflow.sdk import Param, dag, task
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 _FINAL = {1, 2, 3}
-# A different run is writing the output. Waiting is not a failure, so it uses none of the retries.
+# A different run is writing the output. The task waits, without using one of its retries.
 _BUSY = 75
 _BUSY_S = float(os.environ.get("IMAGENET_PREP_AIRFLOW_BUSY_S", "60"))
-# Time for a command to save its work, e.g. a checkpoint of every rank.
+# Seconds for a command to save its work, e.g. a checkpoint.
 _GRACE_S = 120
-# The program itself reads no larger manifest.
+# The limit of imagenet-prep itself.
 _MOST_MANIFEST_BYTES = 128 << 20
-# Matches user:password@ in an address. Our commands refuse it, too: Airflow shows parameters.
+# Matches user:password@ in an address, which is refused, since Airflow shows parameters to users.
 _LOGIN = r"""://[^/?#\s"',;<>\[]*(?:@|:[0-9]*[^0-9/?#\s"',;<>}])"""
 _NO_LOGIN = {"pattern": rf"^(?![\s\S]*{_LOGIN})"}
 _FOLDER = {"type": "string", "pattern": "^/"}
@@ -51,15 +51,15 @@ _SWITCH = {"type": "boolean"}
 # Environment variables of Airflow's Python, some of which contain keys.
 _PRIVATE = ("AIRFLOW", "PYTHON", "_AIRFLOW")
 _NUMBER, _POSITIVE = ({"type": "integer", "minimum": least} for least in (0, 1))
-# Options of Apache Beam can start programs and send code to hosts. Any user that can trigger a run
-# could do anything on the worker. "1" allows these options.
+# "1" allows options of Apache Beam. They can start programs and send code to hosts, so any user who
+# can trigger a run could do anything on the worker.
 _ALLOW_BEAM = "IMAGENET_PREP_AIRFLOW_ALLOW_BEAM"
 # A command reads files with the worker's rights, so parameters may only name files in this folder.
 _FILES = "IMAGENET_PREP_AIRFLOW_FILES"
 # If set, each command writes its metrics to this folder, for node_exporter.
 _METRICS = "IMAGENET_PREP_AIRFLOW_METRICS"
 # Flags allowed in `prepare_flags` and `train_flags`: switches, flags with a value, and flags with
-# files to read. All others are refused, especially those with files to write.
+# files to read. All other flags are refused, such as flags with files to write.
 _ALLOWED = {
     "prepare_flags": (
         "allow-subset dry-run follow-links json keep-original no-boxes rehash",
@@ -104,7 +104,7 @@ PARAMS = {
         480, "Downscale images whose shorter side is longer than this, in pixels.", **_POSITIVE
     ),
     "quality": _set(90, "JPEG quality of images that are encoded.", **_POSITIVE, maximum=100),
-    "keep_original": _set(False, "Keep every size; sound RGB JPEGs byte for byte.", **_SWITCH),
+    "keep_original": _set(False, "Keep all sizes; copy valid RGB JPEGs byte for byte.", **_SWITCH),
     "max_bad": _set(
         None, "Bad images allowed. Empty: no limit.", type=["null", "integer"], minimum=0
     ),
@@ -158,7 +158,7 @@ PARAMS = {
 # Time-outs are several times the duration for ImageNet on a modest host.
 @task(execution_timeout=timedelta(hours=48))
 def download(params: dict[str, Any]) -> dict[str, Any]:
-    """Downloads the archives to `source`, except those that are there."""
+    """Downloads the archives that are not in `source` yet."""
     if not params["download_from"]:
         raise AirflowSkipException("download_from is empty: source has the archives")
     source, allow_other = params["source"], params["allow_subset"]
@@ -185,7 +185,7 @@ def prepare(params: dict[str, Any]) -> dict[str, Any]:
 
 @task(execution_timeout=timedelta(hours=12))
 def verify(params: dict[str, Any]) -> dict[str, Any]:
-    """Verifies the dataset at `verify_level`; by default only if it was changed."""
+    """Verifies the dataset at `verify_level`; by default, only files that have changed."""
     level, if_changed = params["verify_level"], not params["verify_again"]
     flags = _flags(level=level, if_changed=if_changed, workers=params["workers"])
     run("verify", params["out"], *flags)
@@ -199,9 +199,8 @@ def duplicates(params: dict[str, Any]) -> dict[str, Any]:
         raise AirflowSkipException("duplicates is no: no search was requested")
     folder = f"{params['out'].rstrip('/')}-duplicates"
     fail_on = mode if mode == "cross" else None
-    run(
-        "duplicates", params["out"], *_flags(out=folder, fail_on=fail_on, workers=params["workers"])
-    )
+    flags = _flags(out=folder, fail_on=fail_on, workers=params["workers"])
+    run("duplicates", params["out"], *flags)
     return {"duplicates": folder}
 
 
@@ -267,12 +266,12 @@ def train(params: dict[str, Any]) -> dict[str, Any]:
     },
 )
 def imagenet_prep() -> None:
-    """Chains the tasks; each is an `imagenet-prep` command that does the remaining work."""
+    """Chains the tasks, each of which runs one `imagenet-prep` command."""
     download() >> prepare() >> verify() >> duplicates() >> replicate() >> report() >> train()
 
 
 def run(*arguments: str) -> None:
-    """Runs `imagenet-prep ARGUMENTS` without a shell; its output goes to the task's log."""
+    """Runs `imagenet-prep ARGUMENTS` without a shell, with its output in the task's log."""
     if any(re.search(_LOGIN, word) for word in arguments):
         raise AirflowFailException(
             f"{arguments[0]}: an address in the parameters has a user name or password. Put them "
@@ -300,10 +299,10 @@ def run(*arguments: str) -> None:
 
 
 def _once(program: str, arguments: Sequence[str], output: deque[str]) -> int:
-    """Runs a command to its end and returns its exit code; adds its lines to `output`."""
+    """Runs a command and returns its exit code; adds the lines of its output to `output`."""
     log.info("%s", shlex.join([program, *arguments]))
     process = subprocess.Popen(
-        # Airflow kills tasks without warning; the kernel then sends SIGTERM to the command.
+        # If Airflow kills the task, the kernel sends SIGTERM to the command.
         ["setpriv", "--pdeathsig=TERM", program, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -330,14 +329,14 @@ def _once(program: str, arguments: Sequence[str], output: deque[str]) -> int:
 
 
 def _message(output: deque[str]) -> str:
-    """Returns the command's error, starting at the program's name, or its last line."""
+    """Returns the command's error message, which starts with imagenet-prep, or its last line."""
     lines = [" ".join(line.split()) for line in output if line] or ["imagenet-prep: no message"]
     starts = [n for n, line in enumerate(lines) if line.startswith("imagenet-prep")]
     return " ".join(lines[starts[-1] if starts else -1 :])
 
 
 def _flags(**values: Any) -> list[str]:
-    """Returns flags such as --short-side=480: one word, so no value is taken for a flag."""
+    """Returns flags such as --short-side=480, one word each, so that no value can be a flag."""
     flags = []
     for name, value in values.items():
         if value is not None and value is not False:
@@ -347,7 +346,7 @@ def _flags(**values: Any) -> list[str]:
 
 
 def _allowed(parameter: str, words: Sequence[str]) -> list[str]:
-    """Returns the flags of a parameter, each as one word: --keys FILE becomes --keys=FILE."""
+    """Returns the flags of a parameter, one word each: --keys FILE becomes --keys=FILE."""
     switches, values, files = map(str.split, _ALLOWED[parameter])
     rest, flags = iter(words), []
     for word in rest:
@@ -369,7 +368,7 @@ def _demand_allowed(parameter: str, *files: str) -> None:
     """Raises AirflowFailException if a file is not in the administrator's folder."""
     folder = os.environ.get(_FILES)
     for file in files:
-        # Resolve links and .. first. A command would expand ~ to the worker's home.
+        # Resolve links and .. first. Refuse ~, which a command would expand to the worker's home.
         path = Path(os.path.realpath(file)) if Path(file).is_absolute() else None
         if not folder or path is None or not path.is_relative_to(os.path.realpath(folder)):
             raise AirflowFailException(
@@ -379,9 +378,9 @@ def _demand_allowed(parameter: str, *files: str) -> None:
 
 
 def _lineage(params: dict[str, Any]) -> dict[str, Any]:
-    """Returns the dataset and the digest of its manifest, which identifies it."""
+    """Returns the path of the dataset, and the digest that identifies its content."""
     path = Path(params["out"]) / "dataset.json"
-    # Same as `core/regular_file` of the program, which is not in this environment.
+    # The same as `core/regular_file`, since imagenet-prep is not in Airflow's environment.
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         status = os.fstat(file.fileno())
         is_file = stat.S_ISREG(status.st_mode) and status.st_size <= _MOST_MANIFEST_BYTES

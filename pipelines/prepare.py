@@ -75,7 +75,6 @@ def prepare(config: Config) -> Json:
 
 @program.verb("imagenet_prep.pipelines.prepare", Config, HELP)
 def run(config: Config) -> None:
-    """Runs the verb; errors are raised."""
     if config.beam_args:
         config = with_absolute(config, "source", "out")
     summary = prepare(config)

@@ -44,7 +44,7 @@ _FILE_SYSTEM_TYPES = {"fsx": "FSxLustre", "efs": "EFS"}
 # SageMaker's console plots numbers from the rows that rank 0 of `train` prints; see trainer/log.py.
 _ROW = r"\d+ +\d+\.\d +{0} +{1} +{2} +{3}"
 _NUMBER, _RATE = r"(-?\d+\.\d+)", r"\d+\.\d{5}"
-# A row for a split other than validation ends with the split's name; other rows end with the time.
+# Evaluations of validation end with the time, evaluations of other splits with the split's name.
 _SAVED = r"\d{4}-\d\d-\d\d \S+$"
 METRICS = {
     "train:images_per_s": _ROW.format(_NUMBER, r"\S+", r"\S+", _RATE),
@@ -206,7 +206,7 @@ def request(config: Config, name: str, train: Mapping[str, str], own: Work | Non
             "ContainerArguments": arguments,
         },
         "HyperParameters": dict(train),
-        # Not a hyperparameter: those are shown wherever experiments are compared.
+        # Not a hyperparameter, since SageMaker shows those in comparisons of experiments.
         "Environment": {TOKEN_VARIABLE: secrets.token_urlsafe(32)},
         "OutputDataConfig": {"S3OutputPath": output},
         "ResourceConfig": {
@@ -226,7 +226,7 @@ def request(config: Config, name: str, train: Mapping[str, str], own: Work | Non
         },
     }
     if config.spot:
-        # For instances and training together.
+        # The time to wait for instances and to train.
         job["StoppingCondition"]["MaxWaitTimeInSeconds"] = 2 * config.max_runtime
     if own is None:
         job["AlgorithmSpecification"]["MetricDefinitions"] = [
@@ -291,7 +291,6 @@ def upload_script(script: Path, prefix: str) -> None:
 
 @program.verb("imagenet_prep.pipelines.sagemaker", Config, HELP)
 def run(config: Config) -> int:
-    """Starts a job, and waits for its end if requested; returns the exit code."""
     name = config.name or time.strftime("imagenet-prep-%Y%m%d-%H%M%S", time.gmtime())
     if config.command[:1] == ("train",):
         own = None

@@ -1,7 +1,7 @@
 """`imagenet-prep sagemaker-container`: runs in each container of a SageMaker job.
 
 It reads SageMaker's files in /opt/ml, and runs one rank per GPU. Containers cannot connect by ssh,
-so each starts its own ranks, which use the rendezvous of the first container.
+so each container starts its own ranks. The ranks connect through a server in the first container.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ Examples:
   imagenet-prep sagemaker-container -- python /opt/ml/input/data/code/my_train.py
   imagenet-prep sagemaker-container --root /tmp/ml --processes 2    # a rehearsal"""
 
-# The variable with the token by which the containers of a job recognise each other.
-TOKEN_VARIABLE = "IMAGENET_PREP_JOB_TOKEN"  # noqa: S105 - where the token is, not what it is
+# The variable with a token that only the containers of a job know.
+TOKEN_VARIABLE = "IMAGENET_PREP_JOB_TOKEN"  # noqa: S105 - the name of a variable
 
-# Channels of the dataset; it is in one of the first two, or divided among several.
+# Channels of the dataset: the first or second channel has all of it, or several have a part each.
 CHANNELS = ("training", "train", "validation", "eval", "test")
 # Ignored hyperparameters of SageMaker's SDK and of the guide's script.
 _KNOWN = {"gpu_count", "model_dir", "output_data_dir", "tensorboard_logs"}
 
 # Any port above 1024 works: a container does not share its network.
 _PORT, _TORCH_PORT = 29_431, 29_432
-# Containers start when their data is there, so not at the same time.
+# Seconds to wait for the other containers, each of which starts when its data is there.
 _HOSTS_S = 1800.0
 _END_S = 30.0
-# SageMaker kills 120 s after SIGTERM; rank 0 may have to save a checkpoint and update a mirror.
+# Seconds for ranks to save a checkpoint and update a mirror; SageMaker kills 120 s after SIGTERM.
 _GRACE_S = 90.0
 _POLL_S = 0.1
 
@@ -73,7 +73,7 @@ class Config(Settings):
 class TrainingJob:
     """SageMaker's description of the job: `host` is this container, which is one of `hosts`.
 
-    `interface` connects them, and `token` is the secret that they share, or "".
+    `interface` is the network interface of all hosts. `token` is the secret of the job, or "".
     """
 
     host: str
@@ -84,7 +84,7 @@ class TrainingJob:
 
 
 def read_job(root: Path) -> TrainingJob:
-    """Returns the job that `root`/input/config describes."""
+    """Returns the job that the files in `root`/input/config describe."""
     folder = root / "input" / "config"
     try:
         resources = canonical.loads(regular_file.read(folder / "resourceconfig.json"))
@@ -110,7 +110,7 @@ def read_job(root: Path) -> TrainingJob:
 
 
 def train_flags(hyperparameters: Mapping[str, str]) -> list[str]:
-    """Returns hyperparameters as flags; values may be plain, or JSON from SageMaker's SDK."""
+    """Returns hyperparameters as flags of `train`; values may be plain text or JSON strings."""
     switches = {field.name for field in dataclasses.fields(TrainConfig) if field.type == "bool"}
     words = []
     for key, value in _settings(hyperparameters):
@@ -130,7 +130,7 @@ def train_flags(hyperparameters: Mapping[str, str]) -> list[str]:
 
 
 def _settings(hyperparameters: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yields names and plain values, except those of SageMaker's SDK itself."""
+    """Yields the names and plain values, without hyperparameters for SageMaker's SDK itself."""
     for key, value in sorted(hyperparameters.items()):
         if key.startswith("sagemaker_"):
             continue
@@ -143,7 +143,7 @@ def _settings(hyperparameters: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 def data_set(root: Path) -> Path | None:
     """Returns the folder of the dataset, or None if no channel has one.
 
-    If channels hold different shards of one dataset, it is a folder of links to all of them.
+    If several channels have shards of one dataset, returns a folder of links to all shards.
     """
     channels = [root / "input" / "data" / name for name in CHANNELS]
     folders = [folder for folder in channels if (folder / naming.MANIFEST).exists()]
@@ -167,7 +167,7 @@ def data_set(root: Path) -> Path | None:
 
 
 def run_container(config: Config) -> int:
-    """Trains with this host's ranks and returns 0."""
+    """Runs the ranks of this host; returns 0 or raises the error of a rank."""
     root = Path(config.root)
     job = read_job(root)
     if len(job.hosts) > 1 and not rendezvous.TOKEN.fullmatch(job.token):
@@ -209,7 +209,7 @@ def run_container(config: Config) -> int:
 def _meeting(
     job: TrainingJob, hosts: Sequence[Host], facts: Answer
 ) -> Iterator[list[dict[str, str]]]:
-    """Yields the variables of this host's ranks once all hosts are present and compatible."""
+    """Waits for all hosts and checks them; yields the variables of each rank of this host."""
     interface, place = "lo", rendezvous.Place("127.0.0.1", 0, secrets.token_urlsafe(32))
     if len(hosts) > 1:
         interface = job.interface
@@ -236,8 +236,7 @@ def _meeting(
             pairs = zip(own, of_horovod, strict=True)
             yield [rank | more | variables.of_horovod() for rank, more in pairs]
         finally:
-            # The server runs until no host needs it to report problems or to end its ranks. Only
-            # its own host waits for that.
+            # The first host waits until all hosts have ended, since they need its server.
             waits_for = hosts if job.host == job.hosts[0] else []
             with contextlib.suppress(ImagenetPrepError):
                 rendezvous.exchange("end", "-", waits_for, job.host, place, limit_s=_END_S)
@@ -267,7 +266,7 @@ def _run(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> i
     failed: list[Rank] = []
 
     def note(rank: Rank) -> None:
-        # Ranks that lost a peer end by themselves, unless they hang.
+        # The other ranks lose a peer and end by themselves, unless they hang.
         failed.append(rank)
         ranks.limit(_GRACE_S)
 
@@ -285,7 +284,6 @@ def _run(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> i
 
 @program.verb("imagenet_prep.pipelines.sagemaker_container", Config, HELP)
 def run(config: Config) -> int:
-    """Runs the verb and returns its exit code; errors are raised."""
     try:
         return run_container(config)
     except ImagenetPrepError as error:

@@ -1,4 +1,4 @@
-"""An Amazon SageMaker job seen from outside: the service, the states of a job, its log."""
+"""Follows an Amazon SageMaker job: its states, and its log in CloudWatch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _POLL_S, _FOLLOW_S, _RETRIES = 20.0, 5.0, 30
 
 
 class MissingError(ImagenetPrepError):
-    """The service has no such resource, or not yet."""
+    """The resource does not exist, or not yet."""
 
 
 class Service:
@@ -45,7 +45,7 @@ class Service:
             return answer
 
     def insist(self, name: str, operation: str, **arguments: Any) -> Json:
-        """Calls an operation, with retries; messages have this name."""
+        """Calls an operation, with retries; messages about them contain `name`."""
         budget = RetryBudget(name, _RETRIES, remedy="The job continues.")
         return with_retries(lambda: self.call(operation, **arguments), budget)
 
@@ -79,9 +79,9 @@ class Log:
         self._is_refused = False
 
     def show(self, *, named: bool) -> None:
-        """Prints the new lines, with their hosts if `named`.
+        """Prints the new lines, with the names of their hosts if `named`.
 
-        If CloudWatch refuses, it prints a message and stops: the job does not depend on its log.
+        If CloudWatch refuses the request, prints its message and reads no more lines.
         """
         if self._is_refused:
             return

@@ -19,7 +19,7 @@ from imagenet_prep.sources.source import Packed
 
 
 def until_committed(job: Job, output: Output) -> None:
-    """Runs the graph until the dataset is committed; a new job follows a lost one."""
+    """Runs the graph until the dataset is committed; submits a new job if a job is lost."""
     store, selection = output.store, job.selection
     if store.as_folder is None and isinstance(selection.source, Packed):
         raise errors.UsageError(
@@ -35,7 +35,7 @@ def until_committed(job: Job, output: Output) -> None:
 
 
 def finished_tasks(ours: Preparation, output: Output) -> Generator[tuple[int, bool], None, None]:
-    """Yields the number of finished tasks, by their receipts, and whether all are finished."""
+    """Yields the number of tasks with receipts, and whether all tasks are finished."""
     finished = 0
     for stage in _stages(ours, output):
         if stage is None:
@@ -52,7 +52,7 @@ def finished_tasks(ours: Preparation, output: Output) -> Generator[tuple[int, bo
 
 
 def _stages(ours: Preparation, output: Output) -> Iterator[engine.Followed[Any] | None]:
-    """Yields the stages to follow, in order; None until there is a plan."""
+    """Yields the stages to follow, in order, or None while the plan is not complete."""
     selection = ours.job.selection
     follow = partial(engine.Followed, quiet=ours.job.quiet)
     yield follow(ours.index, selection.index_tasks(), title="index")

@@ -185,7 +185,7 @@ def prepare(params: dict[str, Any]) -> dict[str, Any]:
 
 @task(execution_timeout=timedelta(hours=12))
 def verify(params: dict[str, Any]) -> dict[str, Any]:
-    """Verifies the dataset at `verify_level`; by default, only files that have changed."""
+    """Verifies the dataset at `verify_level`; by default, skips it if no file has changed."""
     level, if_changed = params["verify_level"], not params["verify_again"]
     flags = _flags(level=level, if_changed=if_changed, workers=params["workers"])
     run("verify", params["out"], *flags)
@@ -387,9 +387,7 @@ def _lineage(params: dict[str, Any]) -> dict[str, Any]:
         try:
             digest = json.loads(file.read(_MOST_MANIFEST_BYTES) if is_file else "")["digest"]
         except (ValueError, LookupError, TypeError, RecursionError):
-            raise AirflowFailException(
-                f"{path} is not a manifest. Run verify on the dataset."
-            ) from None
+            raise AirflowFailException(f"{path} is not a manifest. Verify the dataset.") from None
     return {"dataset": params["out"], "digest": digest}
 
 

@@ -67,17 +67,13 @@ class Config(Settings):
         help="number of MXNet's parameter servers, distributed to the hosts in turn, for train "
         "--comm dist_sync or your script; 0: none, ranks use Horovod",
     )
-    mpi: bool = switch(
-        help="use Open MPI instead of Gloo; Horovod must be built by install-horovod --mpi"
-    )
+    mpi: bool = switch(help="use Open MPI instead of Gloo; needs install-horovod --mpi")
     network_interface: str | None = optional(
         help="the network interface that connects the hosts, with the same name on all of them, "
         "e.g. ens5 (default: on each host the one that ssh connects to)",
         metavar="NAME",
     )
-    mpi_args: str = flag(
-        "", help="with --mpi: more options of mpirun, in one word", metavar="='OPTIONS'"
-    )
+    mpi_args: str = flag("", help="with --mpi: mpirun options, in one word", metavar="='OPTIONS'")
     fusion_threshold_mb: int | None = optional(
         least=0,
         help="size of the buffer in which Horovod sends gradients together; 0: send each "
@@ -154,9 +150,7 @@ class Config(Settings):
             "CYCLE_TIME": self.cycle_time_ms,
             "TORUS_ALLREDUCE": int(self.torus_allreduce) or None,
         }
-        return {
-            f"HOROVOD_{name}": str(value) for name, value in values.items() if value is not None
-        }
+        return {f"HOROVOD_{key}": str(value) for key, value in values.items() if value is not None}
 
 
 def launch(config: Config, under_way: Callable[[], None] = lambda: None) -> int:

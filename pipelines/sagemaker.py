@@ -80,9 +80,7 @@ class Config(Settings):
         help="the type of instance, e.g. ml.p4d.24xlarge, which has 8 GPUs", metavar="TYPE"
     )
     instances: int = flag(1, least=1, help="number of instances")
-    processes: int = flag(
-        0, least=0, help="ranks on each instance; 0: one for each GPU, or one without a GPU"
-    )
+    processes: int = flag(0, least=0, help="ranks per instance; 0: one per GPU, at least one")
     data: tuple[str, ...] = flag(
         (),
         positional=True,
@@ -101,18 +99,14 @@ class Config(Settings):
     volume_size: int = flag(
         300, least=1, help="size of the disk of instances without a local disk", metavar="GB"
     )
-    name: str | None = optional(
-        help="name of the job, not used before (default: imagenet-prep-DATE-TIME)"
-    )
+    name: str | None = optional(help="unused name for the job (default: imagenet-prep-DATE-TIME)")
     checkpoints: str | None = optional(
         place=Place.BUCKET,
         help="s3://bucket/prefix for checkpoints. A job resumes from the last one there: to "
         "continue an ended job, give its prefix (default: OUTPUT/NAME/checkpoints)",
         metavar="URL",
     )
-    spot: bool = switch(
-        help="use spot instances; after an interruption the job resumes from its checkpoint"
-    )
+    spot: bool = switch(help="use spot instances; an interrupted job resumes from its checkpoint")
     max_runtime: int = flag(
         86_400, least=1, help="seconds of training after which the job is stopped", metavar="S"
     )
@@ -128,7 +122,7 @@ class Config(Settings):
     tags: tuple[str, ...] = flag((), help="tags of the job", metavar="KEY=VALUE,…")
     wait: bool = switch(help="print each state of the job until it has ended")
     follow: bool = switch(
-        help="as --wait, and print each line of the job; Ctrl-C leaves the job running"
+        help="as --wait, and print the job's output; Ctrl-C leaves the job running"
     )
     dry_run: bool = switch(help="print the request, submit nothing", without=("wait", "follow"))
     command: tuple[str, ...] = after_dashes("the command of every rank goes")

@@ -63,9 +63,7 @@ class Config(Settings):
     """Settings of one container; see the help of each flag."""
 
     root: str = flag("/opt/ml", place=Place.FOLDER, help="the folder that SageMaker fills")
-    processes: int = flag(
-        0, least=0, help="ranks on each host; 0: one for each GPU, or one without a GPU"
-    )
+    processes: int = flag(0, least=0, help="ranks per host; 0: one per GPU, at least one")
     command: tuple[str, ...] = after_dashes("the command of every rank goes")
 
 

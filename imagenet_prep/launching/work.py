@@ -44,7 +44,7 @@ class Work:
         return self.comm in ("dist_sync", "dist_device_sync")
 
     def variables(self, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """Returns variables: Python imports from the script's folder, not from the current folder."""
+        """Returns variables for imports from the script's folder instead of the current folder."""
         safe = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
         if self.script is None:
             return safe

@@ -42,9 +42,7 @@ class TrainConfig(Settings):
         None, place=Place.ANYWHERE, help="the dataset: a folder, or an s3:// or http(s):// URL"
     )
     framework: str = flag(
-        "tensorflow",
-        choices=FRAMEWORKS,
-        help="training framework; mxnet needs its own environment",
+        "tensorflow", choices=FRAMEWORKS, help="training framework; mxnet needs its own environment"
     )
     comm: str = optional(
         choices=("horovod", "ddp", "dist_sync", "dist_device_sync"),
@@ -68,16 +66,9 @@ class TrainConfig(Settings):
         "first 1x1 convolution; tiny is for tests and demos; default: resnet50, or the recipe's",
         aliases=("-m",),
     )
-    batch_size: int = flag(
-        256,
-        least=1,
-        help="images per process and step",
-        aliases=("-b",),
-    )
+    batch_size: int = flag(256, least=1, help="images per process and step", aliases=("-b",))
     num_epochs: float | None = optional(
-        above=0,
-        help="number of epochs; default: 90, or the recipe's",
-        aliases=("--epochs",),
+        above=0, help="number of epochs; default: 90, or the recipe's", aliases=("--epochs",)
     )
     num_batches: int | None = optional(
         least=1, help="number of steps, instead of --num-epochs", without=("num_epochs",)
@@ -186,16 +177,9 @@ class TrainConfig(Settings):
         help="with float16, multiply the loss by this, so that small gradients do not become 0 "
         "(default: 1024, with larc 256)",
     )
-    fp16_compression: bool = switch(
-        help="send gradients between processes as float16", only=_NOT_MXNET
-    )
-    jit: bool = switch(
-        help="compile forward and backward pass by XLA or torch.compile",
-        only=_NOT_MXNET,
-    )
-    train_accuracy: bool = switch(
-        help="add a column Acc with top-1 training accuracy to the printed table"
-    )
+    fp16_compression: bool = switch(help="send gradients as float16", only=_NOT_MXNET)
+    jit: bool = switch(help="compile the network by XLA or torch.compile", only=_NOT_MXNET)
+    train_accuracy: bool = switch(help="also print top-1 training accuracy, in a column Acc")
     display_every: int = flag(50, least=1, help="steps between two lines of output")
     eval_every: float | None = optional(
         least=0,
@@ -262,12 +246,8 @@ class TrainConfig(Settings):
         "commas",
         metavar="NAMES",
     )
-    remap: bool = switch(
-        help="number the --classes from 0 without gaps: the network has one output for each"
-    )
-    backend: str = flag(
-        "auto", choices=("auto", "tfdata", "dali", "native"), help="decoder of the JPEGs"
-    )
+    remap: bool = switch(help="number the --classes from 0: the network has one output for each")
+    backend: str = flag("auto", choices=("auto", "tfdata", "dali", "native"), help="JPEG decoder")
     device: str = flag(
         "auto",
         choices=("auto", "cpu", "gpu"),

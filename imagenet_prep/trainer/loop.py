@@ -324,14 +324,13 @@ class Training:
         """Returns a split's score; if `name` is given, stores the predictions under this name."""
         predicted = Predicted(self._comm, reader.class_numbers, reader.present)
         see = None if name is None else predicted.see
-        batches, last = self._unless_asked(reader), self._inputs.last
-        score = evaluation.evaluate(
-            self._learner.logits, batches, reader.num_examples, self._comm, see
-        )
+        logits, batches = self._learner.logits, self._unless_asked(reader)
+        score = evaluation.evaluate(logits, batches, reader.num_examples, self._comm, see)
         if name is None:
             return score
 
         def keep() -> None:
+            last = self._inputs.last
             if self._sheet is not None:
                 self._sheet.enter(name, *predicted.top5())
             if self._config.predictions is not None and last is not None and reader is last.reader:

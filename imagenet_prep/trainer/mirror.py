@@ -114,11 +114,8 @@ class Mirror:
         """Returns the run's regular files by object name: logs first, then newer checkpoints."""
         own, events = LocalStore(self._folder).names(""), LocalStore(self._scalars).names("")
         files = [(name, (self._folder, name)) for name in own if _is_needed(name)]
-        files += [
-            (f"{SCALARS}/{name}", (self._scalars, name))
-            for name in events
-            if name.startswith(EVENTS)
-        ]
+        events = [name for name in events if name.startswith(EVENTS)]
+        files += [(f"{SCALARS}/{name}", (self._scalars, name)) for name in events]
         if self._export is not None:
             root, exported = self._export.parent, [self._export]
             for name in _EXPORTED:

@@ -35,9 +35,7 @@ def build(name: str, image_size: int, num_classes: int) -> Any:
         x = _resnet(images, name)
         x = keras.layers.GlobalAveragePooling2D()(x)
     x = keras.layers.Dense(
-        num_classes,
-        kernel_initializer=keras.initializers.RandomNormal(stddev=0.01),
-        name="classes",
+        num_classes, kernel_initializer=keras.initializers.RandomNormal(stddev=0.01), name="classes"
     )(x)
     logits = keras.layers.Activation("linear", dtype="float32", name="logits")(x)
     return keras.Model(images, logits, name=name)

@@ -68,9 +68,8 @@ class Predicted:
                 numbers = self._class_numbers[row[1:-most].astype(np.int64)].tolist()
                 count = most if row[2] >= 0 else 0  # no prediction if logits are not finite
                 first, shares = numbers[1 : 1 + count], row[-most:][:count].tolist()
-                self._predictions.append(
-                    Prediction(key.decode(), numbers[0], tuple(first), tuple(shares))
-                )
+                prediction = Prediction(key.decode(), numbers[0], tuple(first), tuple(shares))
+                self._predictions.append(prediction)
                 self._within.append(numbers[1 + most :] if count else [])
 
     def top5(self) -> tuple[Any, Any, list[str]]:

@@ -89,9 +89,8 @@ class TensorFlowLearner(Learner):
         for nth, seed in enumerate(self._dropouts):
             seed.assign([self._plan.seed + (nth << 32), number * world.size + world.rank])
         inputs = batch["images"], batch["class_index"], batch["mask"]
-        result: tuple[Any, Any] = self._traced_step(
-            *inputs, tf.constant(rate), tf.constant(float(asks))
-        )
+        numbers = tf.constant(rate), tf.constant(float(asks))
+        result: tuple[Any, Any] = self._traced_step(*inputs, *numbers)
         return result
 
     def _loss(self, images: Any, class_index: Any, mask: Any) -> Any:

@@ -57,7 +57,7 @@ class Preparation:
 
     @classmethod
     def of(cls, flags: Sequence[str]) -> Preparation:
-        """Returns the parts for these flags; an earlier run on this dataset loses its lease.
+        """Checks the flags, and takes over the lease from an earlier run on this dataset.
 
         `flags` are those of `imagenet-prep prepare`, one word each, with Beam's options after "--".
         Invalid flags end the process with exit code 2 and a message. Raises ImagenetPrepError if an
@@ -139,7 +139,7 @@ class Archives(_Step):
 
 
 class Index(_Step):
-    """Lists images and reads bounding boxes, into files next to the dataset.
+    """Writes lists of images and bounding boxes to files next to the dataset.
 
     PCollection of tasks -> {"images": `Done` of the lists, "boxes": `Done` of the annotations,
     "lists": ((split, class index), name in the store of a list of members of that class)}. Files
@@ -267,7 +267,7 @@ def _share(listed: tuple[_Key, str], census: Census) -> tuple[GroupKey, tuple[_K
 def deal_share(
     share: tuple[_Key, Iterable[tuple[_Key, str]]], ours: Preparation, census: Census
 ) -> Iterator[Any]:
-    """Yields plan lines of a few classes, by block of shards; facts of the classes have a tag."""
+    """Yields the plan lines of a few classes by block of shards, and the classes' facts tagged."""
     lists = ((ClassKey(*key), name) for key, name in share[1])
     with reported(ours.lease):
         dealt, blocks = ours.plan.deal_share(lists, census)

@@ -144,7 +144,7 @@ class Config(Settings):
             raise ValueError("--servers cannot go together with --mpi or with flags for Horovod")
 
     def horovod(self) -> dict[str, str]:
-        """Returns Horovod's variables for the flags."""
+        """Returns the environment variables of Horovod that flags set."""
         values = {
             "FUSION_THRESHOLD": self.fusion_threshold_mb and self.fusion_threshold_mb << 20,
             "CYCLE_TIME": self.cycle_time_ms,

@@ -22,7 +22,7 @@ _POLL_S, _FOLLOW_S, _RETRIES = 20.0, 5.0, 30
 
 
 class MissingError(ImagenetPrepError):
-    """The resource does not exist, or not yet."""
+    """The requested resource does not exist, or not yet."""
 
 
 class Service:
@@ -45,7 +45,7 @@ class Service:
             return answer
 
     def insist(self, name: str, operation: str, **arguments: Any) -> Json:
-        """Calls an operation, with retries; messages about them contain `name`."""
+        """Calls an operation, with retries, which are reported with `name`."""
         budget = RetryBudget(name, _RETRIES, remedy="The job continues.")
         return with_retries(lambda: self.call(operation, **arguments), budget)
 

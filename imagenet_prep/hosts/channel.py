@@ -42,7 +42,7 @@ _SHOWN_BYTES = 200
 
 
 class Frame(NamedTuple):
-    """One message: its kind, its fields, and bytes."""
+    """One message: kind, fields and body."""
 
     kind: str
     fields: dict[str, Any]
@@ -50,7 +50,7 @@ class Frame(NamedTuple):
 
 
 class Channel:
-    """A pair of pipes. One thread reads and closes; any thread may write."""
+    """A pair of pipes for messages. One thread reads and closes it; any thread may write."""
 
     def __init__(self, reads: int, writes: int, messages: Messages, *, silence_s: float) -> None:
         """Takes over two pipes; `messages` are the messages that the other end may send.
@@ -230,7 +230,7 @@ class Process:
         return Ending(code, stderr or self.channel.noise)
 
     def kill(self) -> None:
-        """Kills the local process: ssh, or the process itself."""
+        """Kills the process; if it is on a different host, kills its ssh."""
         self._popen.kill()
 
 

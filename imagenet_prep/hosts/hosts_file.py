@@ -27,12 +27,12 @@ class Host(NamedTuple):
 
     @property
     def is_local(self) -> bool:
-        """Whether this is the local machine, by name."""
+        """Whether the address is a name of the local machine."""
         return self.address in LOCAL
 
 
 def local_first(hosts: Sequence[Host]) -> list[Host]:
-    """Returns the hosts in the order of their ranks: this machine has the first."""
+    """Returns the hosts in the order of their ranks, this machine first."""
     return sorted(hosts, key=lambda host: not host.is_local)
 
 

@@ -1,6 +1,6 @@
 """Validates messages between our processes on different hosts.
 
-The other end may be hostile, so only expected messages with exactly their fields are accepted.
+The other end may be hostile, so a message must have an expected kind and exactly its fields.
 """
 
 from __future__ import annotations
@@ -53,35 +53,35 @@ Messages = Mapping[str, Kind]
 
 
 def count(value: Any) -> int:
-    """Returns an integer, 0 or more; ValueError for anything else."""
+    """Returns an integer of at least 0; raises ValueError for anything else."""
     if type(value) is not int or not 0 <= value <= _MAX_COUNT:
         raise ValueError("expected a whole number, 0 or more")
     return value
 
 
 def number(value: Any) -> float:
-    """Returns a number, 0 or more; ValueError for anything else."""
+    """Returns a number of at least 0; raises ValueError for anything else."""
     if type(value) not in (int, float) or not 0 <= value < math.inf:
         raise ValueError("expected a number, 0 or more")
     return float(value)
 
 
 def sentence(value: Any) -> str:
-    """Returns a text for people as one plain line; ValueError for anything else."""
+    """Returns a text for people as one plain line; raises ValueError for anything else."""
     if not isinstance(value, str):
         raise ValueError("expected a text")
     return plain(value)[:MAX_TEXT]
 
 
 def word(value: Any) -> str:
-    """Returns a text for a program, such as a path; ValueError for anything else."""
+    """Returns a text for a program, such as a path; raises ValueError for anything else."""
     if not isinstance(value, str) or "\0" in value or len(value) > MAX_TEXT:
         raise ValueError(f"expected a text of at most {MAX_TEXT} characters")
     return value
 
 
 def flag(value: Any) -> bool:
-    """Returns true or false; ValueError for anything else."""
+    """Returns a bool; raises ValueError for anything else."""
     if not isinstance(value, bool):
         raise ValueError("expected true or false")
     return value

@@ -73,7 +73,7 @@ def plain(text: str) -> str:
 class Ending(NamedTuple):
     """How a command on a host ended; `code` is None if it did not start or timed out.
 
-    `said` is the end of stderr, or the reason for no code. `output` is the last 1 MiB of stdout.
+    `said` is the end of stderr, or the reason if `code` is None. `output` is the end of stdout.
     """
 
     code: int | None

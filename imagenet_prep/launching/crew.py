@@ -37,7 +37,7 @@ _INCOMPLETE = 4
 
 
 def exit_code(failures: Sequence[tuple[int, bool]]) -> int:
-    """Returns the first exit code, preferably of a rank that lost no peer; 0 without failures."""
+    """Returns the exit code of the first failed rank, if possible one that lost no peer, or 0."""
     return min(failures, key=lambda failure: failure[1], default=(0, False))[0]
 
 

@@ -162,7 +162,7 @@ def _detached(
 
 
 def status(folder: Path) -> int:
-    """Prints whether the launch runs; returns 0 while it does, then its exit code."""
+    """Prints whether the launch runs; returns 0 if it runs, else its exit code."""
     record = _loaded(folder)
     process = f"pid {record.pid} on {record.host}"
     if record.runs:

@@ -178,7 +178,7 @@ def differences(host_1: Host, first: Answer, host_2: Host, second: Answer) -> li
 
 
 def _misplaced(used: Sequence[Host], answers: Sequence[Answer | str]) -> list[str]:
-    """Returns problems with a partitioned dataset: hosts must have its parts in their order."""
+    """Returns problems with a partitioned dataset; host number N must have part number N."""
     problems = []
     parts = [Placement(*a.part) for a in answers if not isinstance(a, str) and a.dataset]
     if len(parts) < len(used) or all(part == WHOLE for part in parts):

@@ -100,7 +100,7 @@ class Voice:
 
 
 class Rank:
-    """A rank, server or scheduler; it is ended if the thread that started it ends.
+    """A process: a rank, server or scheduler. It ends with the thread that started it.
 
     `number` is -1 if it is not a rank. `asked` is True after the first request to end.
     """

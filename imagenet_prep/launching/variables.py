@@ -109,7 +109,7 @@ def of_mpi(
 def of_servers(
     hosts: Sequence[Host], interfaces: Sequence[str], address: str, port: int, servers: int
 ) -> tuple[list[dict[str, str]], list[list[dict[str, str]]]]:
-    """Returns, for each host, MXNet's variables for its ranks, and those for each of its servers.
+    """Returns MXNet's variables for the ranks of each host, and for each server of each host.
 
     Servers are distributed to hosts in turn. The scheduler, which connects all processes, runs on
     the first host, at `address` and `port`.

@@ -27,7 +27,7 @@ class Work:
     """A command, and the facts about it that are needed to check the hosts.
 
     `data_dir` is None without a dataset, or if it has a URL. `is_own` is True for the user's script
-    or module. `comm` is the value of `train --comm`. `needs` are for `core.installed.lacking`.
+    or module. `comm` is the value of `train --comm`. `needs`: see `core.installed.lacking`.
     """
 
     argv: tuple[str, ...]
@@ -55,7 +55,7 @@ class Work:
 def of_train(
     words: Sequence[str], data_dir: str | None, log_dir: str, comm: str, needs: Sequence[str]
 ) -> Work:
-    """Returns the work for `words`, the verb `train` and its flags, some of which are parsed."""
+    """Returns the work for the verb `train` with the flags in `words`."""
     argv = children.python("-m", "imagenet_prep", *words)
     return Work(tuple(argv), _folder(data_dir), log_dir, comm=comm, needs=tuple(needs))
 

@@ -115,7 +115,7 @@ def load_latest(
     shapes: Sequence[Shape] | None = None,
     accept: Callable[[Json], object] = lambda _: None,
 ) -> Checkpoint | None:
-    """Returns the last valid checkpoint, or None if there is no checkpoint; see `load`.
+    """Returns the last valid checkpoint, or None if there is none; for the arguments, see `load`.
 
     Reports damaged checkpoints and renames them, unless all checkpoints are damaged.
     """
@@ -186,7 +186,7 @@ class _InPieces(io.FileIO):
     """Limits the size of one read: zipfile reads a directory as large as the zip claims."""
 
     def read(self, size: int | None = -1) -> bytes:
-        """Reads at most 1 MiB, also if `size` is None, as for the end of the zip."""
+        """Reads at most 1 MiB, even if `size` is None; raises BadZipFile if there is more."""
         most = _PIECE_BYTES + 1
         data = super().read(most if size is None or size < 0 else min(size, most)) or b""
         if len(data) > _PIECE_BYTES:

@@ -9,7 +9,7 @@ from typing import Any
 GLUON_MODELS = (
     *("resnet18", "resnet34", "resnet50-v1", "resnet101-v1", "resnet152-v1", "tiny", "mnist"),
 )
-# A framework's values of each flag of which it does not support all values. The first value of
+# The flags of which a framework only supports some values, and these values. The first value of
 # --comm is the framework's default.
 HAS: dict[str, dict[str, tuple[str, ...]]] = {
     "tensorflow": {"comm": ("horovod",)},

@@ -105,7 +105,7 @@ class Comm:
         return array[None]
 
     def from_first(self, name: str, array: Any) -> Any:  # noqa: ARG002 - for several ranks
-        """Returns rank 0's NumPy array; every rank must pass an array of its shape."""
+        """Returns rank 0's NumPy array; every rank must pass an array of the same shape."""
         return array
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ class Horovod(Comm):
         return self._hvd.allgather(self._tf.constant(array[None]), name=name).numpy()
 
     def from_first(self, name: str, array: Any) -> Any:
-        """Returns rank 0's NumPy array; every rank must pass an array of its shape."""
+        """Returns rank 0's NumPy array; every rank must pass an array of the same shape."""
         return self._hvd.broadcast(self._tf.constant(array), root_rank=0, name=name).numpy()
 
 

@@ -28,8 +28,8 @@ _NOT_MXNET, _STEPS = {"framework": ("tensorflow", "pytorch")}, {"schedule": ("st
 class TrainConfig(Settings):
     """Settings of one training run; if a hyperparameter is None, the recipe's value is used.
 
-    Aliases are flags of the tutorial's script; --epochs and --learning-rate are flags of the
-    SageMaker guide's. `train` translates the tutorial's flags that need more than a new name.
+    Aliases are flags of the tutorial's script, except --epochs and --learning-rate of the SageMaker
+    guide. `train` also translates flags of the tutorial that need more than a new name.
     """
 
     groups = {  # noqa: RUF012
@@ -103,7 +103,7 @@ class TrainConfig(Settings):
         choices=tuple(RECIPES),
         help="preset of hyperparameters and crops; tutorial: AWS's tutorial of 2018; v1.5: "
         "NVIDIA's ResNet-50; article: AWS's article of 2019 on MXNet; cifar10: the SageMaker "
-        "guide; mnist: a network with epochs of seconds; default: v1.5, or article with mxnet",
+        "guide; mnist: epochs of a few seconds; default: v1.5, or article with mxnet",
     )
     optimizer: str | None = optional(choices=OPTIMIZERS, help="optimizer; default: the recipe's")
     nesterov: bool = switch(
@@ -232,8 +232,7 @@ class TrainConfig(Settings):
         1.0,
         above=0,
         most=1,
-        help="train on this share of the images; it is chosen by key, so that 0.2 includes the "
-        "images of 0.1",
+        help="train on this share of the images, chosen by key; 0.2 includes all images of 0.1",
     )
     keys: str | None = optional(
         place=Place.FILE, help="train only on images with the keys in this file, one per line"

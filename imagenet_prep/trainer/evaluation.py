@@ -47,8 +47,8 @@ def evaluate(
 ) -> Score:
     """Returns the score of one pass over a split of `expected` examples.
 
-    All ranks need the same number of batches, with padding masked. `see` is called with each batch
-    and its logits.
+    All ranks need the same number of batches; the mask excludes padding. `see` is called with each
+    batch and its logits.
     """
     sums = np.zeros(4)
     for batch in batches:

@@ -51,7 +51,7 @@ class Learner(Protocol):
         """Sets all variables, or only the model's, which come first."""
 
     def share(self) -> None:
-        """Copies all variables from rank 0."""
+        """Replaces all variables with rank 0's."""
         self.comm.broadcast(self._variables, "variable")
 
     def average_statistics(self) -> None:
@@ -61,7 +61,7 @@ class Learner(Protocol):
     def step(self, number: int, batch: Batch, rate: float, *, asks: bool) -> tuple[Any, Any]:
         """Runs one step; returns [loss, total loss, accuracy], and how many ranks ask to stop.
 
-        The first three are for the batch of this rank. Reading a result may wait for the device.
+        Losses and accuracy are of this rank's batch. Reading a result may wait for the device.
         """
 
     def logits(self, images: Any) -> Any:

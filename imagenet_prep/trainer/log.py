@@ -27,7 +27,7 @@ _EVALUATION_HEADER = "  step  epoch  top1    top5     loss   checkpoint_time(UTC
 
 
 class Log:
-    """Prints rows and writes them to train.jsonl and a TensorBoard file, if it `speaks`."""
+    """Prints rows and writes them to train.jsonl and a TensorBoard file, if `speaks` is True."""
 
     def __init__(self, folder: Path, scalars: Path, *, speaks: bool) -> None:
         self._folder, self._folder_of_scalars = folder, scalars
@@ -87,7 +87,7 @@ class Log:
     def evaluation(
         self, step: int, epoch: float, split: str, score: Score, saved_at: float, classes: str = ""
     ) -> None:
-        """Prints and writes a score; `classes` is "2 of 4 classes" if the split lacks some."""
+        """Prints and writes a score; `classes` is "2 of 4 classes" if the split lacks two."""
         saved = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(saved_at))
         # SageMaker's metric pattern matches the end of the row.
         self.say(_EVALUATION_HEADER + f"  {classes}" * bool(classes))
@@ -111,7 +111,7 @@ class Log:
         self._keep("test", {"accuracy": score.top1, "loss": score.loss, "images": score.examples})
 
     def table(self, table: Any) -> None:
-        """Prints and writes an `evaluation.Table`."""
+        """Prints and writes the table of `--labels` and `--also`."""
         self.say(str(table))
         self._keep("table", table.as_json())
 

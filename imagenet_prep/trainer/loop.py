@@ -133,7 +133,7 @@ class Training:
         return score
 
     def close(self) -> bool:
-        """Closes data and log; returns False if a mirror is incomplete."""
+        """Closes readers, log and mirror; returns False if the mirror is incomplete."""
         self._log.close()
         mirrored = self._saved.close()
         self._inputs.close()

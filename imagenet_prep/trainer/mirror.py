@@ -168,7 +168,7 @@ class Mirror:
         self._in_trouble = False
 
     def _upload(self) -> None:
-        """Uploads new and grown files; then removes the objects of deleted files."""
+        """Uploads new and changed files, then removes the objects of deleted files."""
         files = self._files()
         for name, (root, file) in files:
             try:

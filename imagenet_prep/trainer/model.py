@@ -21,10 +21,10 @@ def build(name: str, image_size: int, num_classes: int) -> Any:
     starts with gamma 0, so that the block starts as its shortcut (Goyal et al. 2017).
 
     "resnet18" and "resnet34" have plain blocks. "resnet50", "resnet101" and "resnet152" have
-    bottlenecks that stride in their 3x3 convolution (v1.5), or with the suffix "-v1" in their first
-    1x1, as in He et al. "tiny" has plain blocks and 0.08 million weights. "cifar" is the VGG-like
-    network of the SageMaker guide. "mnist" has two convolutions. The smallest images have 22 pixels
-    for "cifar" and 16 for "tiny" and "mnist".
+    bottlenecks with the stride in the 3x3 convolution (v1.5); with the suffix "-v1", the stride is
+    in the first 1x1 convolution, as in He et al. "tiny" has plain blocks and 0.08 million weights.
+    "cifar" is the VGG-like network of the SageMaker guide; it needs images of 22 pixels or more.
+    "mnist" has two convolutions.
     """
     images = keras.Input((image_size, image_size, 3), name="images")
     if name == "cifar":

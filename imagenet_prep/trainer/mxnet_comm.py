@@ -75,7 +75,7 @@ class _Together(Comm):
 
 
 class Ring(_Together):
-    """Horovod; ranks are started by `imagenet-prep launch`, horovodrun or mpirun."""
+    """Horovod for MXNet; ranks are started by `imagenet-prep launch`, horovodrun or mpirun."""
 
     def __init__(self, world: World) -> None:
         # Horovod makes all symbols of MXNet global, including the symbols of an old libjpeg. Load

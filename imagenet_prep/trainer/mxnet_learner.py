@@ -97,7 +97,7 @@ class MxnetLearner(Learner):
             array[:] = value
 
     def share(self) -> None:
-        """Copies all variables from rank 0."""
+        """Replaces all variables with rank 0's."""
         self.comm.broadcast(self._weights, "weight")
         self.comm.broadcast(self._statistics, "statistic")
         # Momenta have the weights' shapes, so servers can store both under the same names.

@@ -17,7 +17,7 @@ _FIRST_DECAY, _SECOND_DECAY, _EPSILON = 0.9, 0.999, 1e-7
 
 
 class Optimizer:
-    """Updates float32 variables with averaged gradients, after L2 weight decay is added to them.
+    """Updates float32 variables with averaged gradients, after adding L2 decay to the gradients.
 
     `slots` is the state to save: each variable's momentum, or with RMSprop its mean square. For
     Adam, each variable's mean square and the number of steps follow.
@@ -61,7 +61,7 @@ class Optimizer:
         return gradient + self._plan.momentum * slot if self._plan.nesterov else slot
 
     def _adam(self, number: int, gradient: Any) -> Any:
-        """Returns a step of Adam (Kingma and Ba 2014), with Keras' uncorrected epsilon."""
+        """Returns a step of Adam (Kingma and Ba 2014), with epsilon added as in Keras."""
         mean, square = self._means[number], self._means[number + len(self._variables)]
         mean.assign_add((gradient - mean) * (1 - _FIRST_DECAY))
         square.assign_add((gradient * gradient - square) * (1 - _SECOND_DECAY))

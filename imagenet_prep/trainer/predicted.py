@@ -26,7 +26,7 @@ class Sheet(Protocol):
     lists: list[Json]
 
     def enter(self, name: str, classes: Any, within: Any, keys: Sequence[str]) -> None:
-        """Adds the top-5 classes for a dataset; `within` are those among only its classes."""
+        """Adds the top-5 classes for a dataset; `within`: the top 5 of the dataset's classes."""
 
     def columns(self, name: str) -> Mapping[str, Mapping[str, str]]:
         """Returns a dataset's labels from each list, as columns of a predictions file."""
@@ -37,7 +37,7 @@ class Sheet(Protocol):
 
 
 class Predicted:
-    """The predictions of all ranks, gathered batch by batch, in record order for each rank."""
+    """Collects the predictions of all ranks, batch by batch."""
 
     def __init__(self, comm: Comm, class_numbers: Sequence[int], present: Sequence[int]) -> None:
         self._comm = comm

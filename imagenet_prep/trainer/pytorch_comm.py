@@ -67,7 +67,7 @@ class _Together(Comm):
 
 
 class Distributed(_Together):
-    """torch.distributed; ranks are started by `imagenet-prep launch`, torchrun, mpirun or srun."""
+    """torch.distributed; start the ranks by `imagenet-prep launch`, torchrun, mpirun or srun."""
 
     def __init__(self, world: World, device: Any, *, fp16_compression: bool) -> None:
         if missing := [name for name in _PLACE if not os.environ.get(name)]:

@@ -117,7 +117,7 @@ _NETWORK = ("framework", "recipe", "model", "num_classes", "image_size")
 
 
 def difference(saved: Json, run: Run) -> str | None:
-    """Describes the first difference between a checkpoint's run and this one, or returns None."""
+    """Describes the first difference between a checkpoint's run and `run`, or returns None."""
     current: Json = json.loads(json.dumps(run.facts()))
     for key in (*_NETWORK, *current, *saved):
         old, new = saved.get(key), current.get(key)
@@ -154,7 +154,7 @@ def _in_words(name: str, saved: object, current: object) -> str:
 
 
 def settled(config: TrainConfig) -> TrainConfig:
-    """Returns the settings; a model, size, epochs or evaluations of None are the recipe's."""
+    """Replaces None by the recipe's model, image size, number of epochs and `eval_every`."""
     first = dict(RECIPES[config.recipe])
     if config.num_batches is not None:
         del first["num_epochs"]

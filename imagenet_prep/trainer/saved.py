@@ -85,7 +85,7 @@ class Saved:
         self._mirror: Mirror | None = None
 
     def refuse_another_run(self, plan: Callable[[bool], Run]) -> None:
-        """Refuses a checkpoint of a different run, and output paths that have other files.
+        """Refuses a checkpoint of a different run, and output files of other programs.
 
         `plan` returns this run's hyperparameters for a device with or without fast float16.
         """

@@ -30,9 +30,9 @@ _LEAST_GAIN = 1e-4
 class Schedule:
     """The learning rate of every step: a linear warm-up, then a decay to the last step.
 
-    The warm-up rises from `start` (or `peak`, if that is smaller) to `peak`. "steps" drops the rate
-    at the steps in `drops`: to a tenth, or through `rates`, the first of which applies before the
-    first drop.
+    The warm-up rises from `start` (or `peak`, if `peak` is smaller) to `peak`. The kind "steps"
+    changes the rate at each step in `drops`: to a tenth, or to the next of `rates`, whose first is
+    the rate before the first drop.
     """
 
     kind: str
@@ -68,7 +68,7 @@ class Schedule:
 
 
 def _restarting_cosine(done: float) -> float:
-    """Returns a cosine with restarts (Loshchilov and Hutter 2016), as TensorFlow 1 computed it."""
+    """Returns the factor of tf.train.cosine_decay_restarts (Loshchilov and Hutter 2016)."""
     begin, length, height = 0.0, _FIRST_DECAY, 1.0
     while done >= begin + length:
         begin, length, height = begin + length, length * _RESTART_LONGER, height * _RESTART_LOWER

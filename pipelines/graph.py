@@ -267,7 +267,7 @@ def _share(listed: tuple[_Key, str], census: Census) -> tuple[GroupKey, tuple[_K
 def deal_share(
     share: tuple[_Key, Iterable[tuple[_Key, str]]], ours: Preparation, census: Census
 ) -> Iterator[Any]:
-    """Yields the plan lines of a few classes by block of shards, and the classes' facts tagged."""
+    """Yields tagged facts of a few classes, and then their plan lines by block of shards."""
     lists = ((ClassKey(*key), name) for key, name in share[1])
     with reported(ours.lease):
         dealt, blocks = ours.plan.deal_share(lists, census)

@@ -80,7 +80,7 @@ class Channel:
         def talk() -> None:
             # If the other end is gone, the thread that reads from the channel notices, too.
             with contextlib.suppress(OSError):
-                # Ends a line that a login shell may have left open.
+                # End a line that a login shell may have left open.
                 self._put(b"\n")
                 self.write(kind, body, **fields)
                 while not self._ended.wait(self._silence_s / _SIGNS):

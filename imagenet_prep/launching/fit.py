@@ -125,7 +125,7 @@ def network_of(
         else:
             own_names = ", ".join(f"{n} {a}" for n, a in answer.interfaces.items())
             problems.append(
-                f"{host.address}: no network interface {name or 'at which it was reached'}; it "
+                f"{host.address}: no network interface {name or 'with the address of its ssh'}; it "
                 f"has {own_names}. Choose one with --network-interface."
             )
     if own not in interfaces and not problems:

@@ -89,7 +89,7 @@ class Order:
 
 
 _SECONDS = {"seconds": number}
-# "ask": ask the ranks to end, and kill them after this time. "limit": only kill them after it.
+# "ask": ask the ranks to end, and kill them after `seconds`. "limit": kill them after `seconds`.
 TO_HOST: Messages = {
     "run": Kind({}, _MAX_RUN_BYTES),
     "ask": Kind(_SECONDS),

@@ -72,7 +72,7 @@ class Pipes:
                 try:
                     self._give(rank)
                 except (OSError, ValueError, ImagenetPrepError) as error:
-                    # The rank gets no pipes, and ends.
+                    # Without pipes, the rank ends.
                     terminal.say(f"a rank gets no pipes: {error}")
 
     def _give(self, rank: socket.socket) -> None:

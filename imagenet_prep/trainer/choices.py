@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-# The models for MXNet: those of Gluon's model zoo, and two small networks.
+# The models for MXNet: ResNets of Gluon's model zoo, and two small networks.
 GLUON_MODELS = (
     *("resnet18", "resnet34", "resnet50-v1", "resnet101-v1", "resnet152-v1", "tiny", "mnist"),
 )

@@ -101,7 +101,7 @@ def _block(x: Any, name: str, *convolutions: tuple[int, int, int]) -> Any:
 
 
 def _convolution(x: Any, filters: int, size: int, stride: int, name: str) -> Any:
-    # TensorFlow's "same" padding is asymmetric for stride 2; published weights need symmetric one.
+    # TensorFlow's "same" padding is asymmetric for stride 2; published weights need symmetry.
     if size > 1:
         x = keras.layers.ZeroPadding2D((size - 1) // 2)(x)
     return keras.layers.Conv2D(

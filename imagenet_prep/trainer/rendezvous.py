@@ -157,7 +157,7 @@ class _Server(socketserver.ThreadingTCPServer):
         self._strangers: dict[Any, None] = {}  # connections, the oldest first
 
     def admits(self, connection: Any, line: bytes) -> bool:
-        """Returns whether a request's first line has the token; if so, the limit does not apply."""
+        """Returns whether a request has the token; only connections without it are limited."""
         token = line[:1024].partition(b" /")[2].partition(b":")[0]
         if not hmac.compare_digest(token, self._token):
             return False
@@ -174,7 +174,7 @@ class _Server(socketserver.ThreadingTCPServer):
             return True
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Starts a thread for it; above the limit, closes the oldest connection without a token."""
+        """Starts a thread for a request; above the limit, closes the oldest without a token."""
         with self._lock:
             self._strangers[request] = None
             oldest = next(iter(self._strangers))

@@ -71,7 +71,7 @@ class Config(Settings):
 class TrainingJob:
     """SageMaker's description of the job: `host` is this container, which is one of `hosts`.
 
-    `interface` is the network interface between them. `token` is the secret of the job, or "".
+    `interface` is the hosts' network interface. `token` is the secret of the job, or "".
     """
 
     host: str

@@ -48,7 +48,7 @@ class Learner(Protocol):
         return [tuple(variable.shape) for variable in self._variables[:count]]
 
     def assign(self, values: Sequence[Any]) -> None:
-        """Sets all variables, or only the model's, which come first."""
+        """Sets the variables to arrays: all variables, or only the model's, which come first."""
 
     def share(self) -> None:
         """Replaces all variables with rank 0's."""

@@ -92,7 +92,7 @@ class MxnetLearner(Learner):
         return [array.asnumpy() for array in self._variables]
 
     def assign(self, values: Sequence[Any]) -> None:
-        """Sets all variables, or only the model's, which come first."""
+        """Sets the variables to arrays: all variables, or only the model's, which come first."""
         for array, value in zip(self._variables, values, strict=False):
             array[:] = value
 

@@ -107,7 +107,7 @@ class PytorchLearner(Learner):
 
     @torch.no_grad()
     def assign(self, values: Sequence[Any]) -> None:
-        """Sets all variables, or only the model's, which come first."""
+        """Sets the variables to arrays: all variables, or only the model's, which come first."""
         for variable, value in zip(self._variables, values, strict=False):
             variable.copy_(torch.tensor(value))
 

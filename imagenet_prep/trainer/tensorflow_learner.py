@@ -79,7 +79,7 @@ class TensorFlowLearner(Learner):
         return [variable.numpy() for variable in self._variables]
 
     def assign(self, values: Sequence[Any]) -> None:
-        """Sets all variables, or only the model's, which come first."""
+        """Sets the variables to arrays: all variables, or only the model's, which come first."""
         for variable, value in zip(self._variables, values, strict=False):
             variable.assign(value)
 

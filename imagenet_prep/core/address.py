@@ -1,4 +1,4 @@
-"""Checks paths and addresses given by a user: their kind, and that they contain no secret."""
+"""Checks that paths and addresses from a user are of an allowed kind and contain no password."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from imagenet_prep.core.errors import UsageError
 
 AnyConfig = TypeVar("AnyConfig")
 
-# A login in an address: an @ before the path, or a port that is not a number, which is the start
-# of a password that contains a slash.
+# Matches an address with a login: it has an @ before the path, or a port that is not a number. The
+# port is then the beginning of a password that contains a slash.
 LOGIN = re.compile(r"""://[^/?#\s"',;<>\[]*(?:@|:[0-9]*[^0-9/?#\s"',;<>}])""")
 
 
 class Place(enum.Enum):
-    """The kind of path or address that a flag accepts; each value is the text of its message."""
+    """The kinds of paths and addresses that flags accept; error messages contain the values."""
 
     FOLDER = "a local folder; `imagenet-prep replicate` copies datasets from and to s3://"
     FILE = "a local file"
@@ -48,7 +48,7 @@ class Place(enum.Enum):
 
 
 def check_base(base: str) -> None:
-    """Raises ValueError for an address that is unsupported or contains a login, ? or #."""
+    """Raises ValueError for an unknown scheme, a missing host, a login, a query or a fragment."""
     refuse_login(base)
     parts = urlsplit(base)
     if "://" in base and parts.scheme not in ("http", "https", "s3"):
@@ -62,7 +62,7 @@ def check_base(base: str) -> None:
 
 
 def refuse_login(text: str) -> None:
-    """Raises ValueError if a word contains an address with a user name or password."""
+    """Raises ValueError if a text contains an address with a user name or password."""
     if LOGIN.search(text):
         raise ValueError(
             "the address contains a user name or password, which would appear in logs, process "
@@ -72,18 +72,18 @@ def refuse_login(text: str) -> None:
 
 
 def is_remote(base: str) -> bool:
-    """Returns whether `base` is an address instead of a local folder."""
+    """Returns whether `base` is an address, with http(s):// or s3://, instead of a local path."""
     return base.startswith(("http://", "https://", "s3://"))
 
 
 def public(url: str) -> str:
-    """Returns an address without user, password, query and fragment."""
+    """Returns an address without its user name, password, query and fragment."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def refuse_logins(words: Sequence[str]) -> None:
-    """Raises UsageError for a login in any word, before words are printed, passed on or stored."""
+    """Raises UsageError if a word of a command line contains an address with a login."""
     for number, word in enumerate(words, start=1):
         try:
             refuse_login(word)
@@ -92,11 +92,11 @@ def refuse_logins(words: Sequence[str]) -> None:
 
 
 def absolute(path: str) -> str:
-    """Returns the absolute path of a folder; addresses are returned unchanged."""
+    """Returns a local path as an absolute path; an address is returned unchanged."""
     return path if "://" in path else str(Path(path).expanduser().absolute())
 
 
 def with_absolute(config: AnyConfig, *names: str) -> AnyConfig:
-    """Returns a copy of a config with these fields made `absolute`."""
+    """Returns a copy of a config in which the paths of these fields are absolute."""
     paths = {name: absolute(getattr(config, name)) for name in names}
     return dataclasses.replace(config, **paths)  # type: ignore[type-var]

@@ -1,7 +1,7 @@
 """Canonical JSON: equal values have equal bytes and digests.
 
-`loads` reads JSON from outside and raises ValueError for any malformed text. Use `records` to
-parse its contents.
+`loads` parses untrusted text and raises ValueError if it is not valid JSON. Use `records` to check
+the parsed value.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ import json
 import math
 from typing import Any, NoReturn
 
-# A JSON object that a command prints, or whose fields are defined by another program.
+# A JSON object that a command prints, or that has the format of a different program.
 Json = dict[str, Any]
 
-# A 3-byte list takes 64 bytes of memory, so the length of a text does not limit its memory use.
-# The largest manifest (300,000 shards, the maximum that names can number) has 1.9 million values.
+# A limit for the length of a text would not limit memory: a list of 3 bytes takes 64 in memory.
+# The largest manifest, with 99,999 shards in each of three splits, has 2.7 million values.
 MOST_VALUES = 4_000_000
 # No JSON that this program reads is nested this deeply, and recursive code may fail on deeper
-# values. Since Python 3.14, its own parser is only limited by the stack.
+# values. Since version 3.14, Python's own parser has no fixed limit.
 _MAX_DEPTH = 100
 
 
 def fields(record: Any) -> dict[str, Any]:
     """Returns a dataclass as the JSON object that `dumps` writes.
 
-    Fields with their default value are omitted. Mapping keys become strings, because `dumps` sorts
-    them as strings.
+    Fields that have their default value are omitted. The keys of a dict become strings, because
+    `dumps` sorts keys as strings.
     """
     content = {}
     for field in dataclasses.fields(record):
@@ -40,7 +40,7 @@ def fields(record: Any) -> dict[str, Any]:
     return content
 
 
-# Shared, because json.dumps would create an encoder for each of the 1.28 million calls of a plan.
+# Shared, because json.dumps would create a new encoder in each of the 1.28 million calls of a plan.
 _ENCODER = json.JSONEncoder(
     sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=fields
 )
@@ -57,13 +57,13 @@ def digest(value: Any) -> str:
 
 
 def loads(data: bytes | bytearray | str, most_values: int | None = MOST_VALUES) -> Any:
-    """Returns the value of JSON text.
+    """Parses JSON text; raises ValueError if it is invalid or has too many values.
 
-    At most `most_values` values are allowed, and an eighth as many lists and objects; None allows
-    any number.
+    The limit is `most_values` values, and an eighth of this number of lists and objects; None means
+    no limit.
     """
     text = data if isinstance(data, str) else data.decode()
-    # Commas and brackets inside strings are also counted, which is acceptable for an upper bound.
+    # Commas and brackets inside strings are also counted, so the counts are upper bounds.
     containers = text.count("[") + text.count("{") if len(text) > 2 * _MAX_DEPTH else 0
     if (
         most_values is not None
@@ -100,5 +100,5 @@ def _finite(text: str) -> float:
     return number
 
 
-# Shared for the same reason as the encoder.
+# Shared, because json.loads would create a new decoder in each call.
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)

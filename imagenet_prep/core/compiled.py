@@ -1,4 +1,4 @@
-"""Loads C libraries compiled by setup.py; ctypes releases the GIL while a C function runs."""
+"""Loads the C libraries that setup.py compiles; Python threads continue while a C function runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class NotCompiledError(UsageError):
 
 @functools.cache
 def load(path: Path, **functions: tuple[Any, ...]) -> ctypes.CDLL:
-    """Returns a library; `functions` maps names to C result and argument types."""
+    """Returns a C library; `functions` has the result type and the argument types by name."""
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:

@@ -1,21 +1,21 @@
-"""Counts the images that all workers of a run have written, and their retried transfers.
+"""Counts the images that the workers of a run have written, and the transfers they have retried.
 
 Both counts are stored in the file position of an empty file that the threads and processes of a
-run share. The kernel updates it atomically, so no lock is needed. Counting an image takes 1 µs.
+run share. The kernel updates the position atomically, so no lock is needed; a count takes 1 µs.
 """
 
 from __future__ import annotations
 
 import os
 
-# A retry adds this to the position; the remainder is the number of images.
+# A retry adds this number to the position; an image adds 1.
 _RETRY = 1 << 40
 
 _descriptor = -1
 
 
 def begin(shared: int = -1) -> int:
-    """Starts counting from 0, or joins the counter with the descriptor of an earlier `begin`."""
+    """Starts a counter at 0, or joins the counter with this descriptor; returns the descriptor."""
     global _descriptor
     if shared >= 0 or _descriptor < 0:
         _descriptor = shared if shared >= 0 else os.memfd_create("counter")
@@ -25,7 +25,7 @@ def begin(shared: int = -1) -> int:
 
 
 def add(images: int = 1, *, retries: int = 0) -> int:
-    """Counts if `begin` was called; returns the number of images so far."""
+    """Adds to the counts if `begin` was called; returns the number of images so far."""
     return _moved(images + retries * _RETRY) % _RETRY
 
 

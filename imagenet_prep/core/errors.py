@@ -5,14 +5,15 @@
     ├── DataDamagedError     3   bytes differ from the expected ones
     │   ├── SourceError          an archive, the devkit or a member
     │   └── ManifestError        dataset.json itself
-    ├── IncompleteError      4   work is left; run the same command again to resume
+    ├── IncompleteError      4   the work is not finished; run the same command again to resume
     │   └── JobLostError         a cluster gave up on a job, or lost part of its work
     ├── BusyError            75  another run is writing to the output: wait for its end
     └── StoreError           1   reading or writing storage failed
-    BadImageError                one image; the caller of the codec decides how to handle it
+    BadImageError                one image is bad; the caller of the codec decides how to handle it
 
-130 is an interrupt (Ctrl-C). 141 means that the reader of our output (such as head) closed early.
-Any other exception is a bug: traceback, exit 70.
+Exit code 130 means an interrupt (Ctrl-C). Exit code 141 means that the reader of the output, such
+as `head`, has closed the pipe. Any other exception is a bug: its traceback is printed, and the exit
+code is 70.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ from collections.abc import Sequence
 EXIT_DONE = 0
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
-# The code that a shell reports for programs ended by SIGPIPE.
+# A shell reports this exit code for a program that SIGPIPE has ended.
 EXIT_UNREAD = 141
 
-# TensorFlow 2.21, the latest, has no package for this Python version. Must match pyproject.toml.
+# TensorFlow 2.21, the latest version, has no package for Python 3.14. Must match pyproject.toml.
 _TENSORFLOW_ENDS = (3, 14)
 _NO_MEMORY = re.compile("can't start new thread|failed to map segment from shared object")
 
 
 class ImagenetPrepError(Exception):
-    """A failure with one message: the problem, the object and the remedy.
+    """The base class of all errors that a user can fix.
 
     Attributes:
       exit_code: exit code of a command that fails with this error.
-      remedy: the remedy, if it is known apart from the message.
+      remedy: the instruction for fixing the error; "" if only the message has it.
     """
 
     exit_code = 1
@@ -49,13 +50,13 @@ class ImagenetPrepError(Exception):
 
 
 class UsageError(ImagenetPrepError):
-    """The request cannot be carried out as given."""
+    """An argument, or a combination of settings, is invalid."""
 
     exit_code = 2
 
 
 class DataDamagedError(ImagenetPrepError):
-    """Bytes differ from the verified ones, or are not in the expected format."""
+    """Data differs from its checksum, or is not in the expected format."""
 
     exit_code = 3
 
@@ -69,7 +70,7 @@ class ManifestError(DataDamagedError):
 
 
 class IncompleteError(ImagenetPrepError):
-    """Work is left: run the same command again, which keeps finished work."""
+    """The work is not finished; running the same command again resumes it."""
 
     exit_code = 4
     remedy = "Run the same command again: finished work is kept."
@@ -82,7 +83,7 @@ class JobLostError(IncompleteError):
 class BusyError(ImagenetPrepError):
     """Another run is writing to the same output; run again after it has ended."""
 
-    # EX_TEMPFAIL of sysexits.h, which also defines 70: a temporary failure.
+    # This is EX_TEMPFAIL, a temporary failure, in sysexits.h; 70 is EX_SOFTWARE there.
     exit_code = 75
     remedy = "Run the same command again after the other run has ended."
 
@@ -92,7 +93,7 @@ class StoreError(ImagenetPrepError):
 
 
 class BadImageError(Exception):
-    """One image cannot be used as it is; the caller of the codec decides how to handle it.
+    """One image cannot be used unchanged; the caller of the codec decides how to handle it.
 
     Attributes:
       reason: short, stable word for counting, e.g. "truncated".
@@ -109,7 +110,7 @@ def of_memory(error: BaseException) -> IncompleteError | None:
     """Returns an IncompleteError if the system ran out of memory or threads; else None."""
     if isinstance(error, BaseExceptionGroup):
         return next(filter(None, map(of_memory, error.exceptions)), None)
-    # Python and the dynamic loader have no specific classes for these errors.
+    # Python has no specific class for a failed start of a thread or a failed load of a library.
     is_lack = isinstance(error, RuntimeError | ImportError) and _NO_MEMORY.search(str(error))
     if not is_lack and not isinstance(error, MemoryError):
         return None
@@ -121,7 +122,7 @@ def of_memory(error: BaseException) -> IncompleteError | None:
 
 
 def by_name(name: str) -> type[ImagenetPrepError]:
-    """Returns the error class of this name, so that a remote failure keeps its exit code."""
+    """Returns the error class with this name, or ImagenetPrepError if there is none."""
     known: list[type[ImagenetPrepError]] = [ImagenetPrepError]
     for cls in known:
         if cls.__name__ == name:
@@ -133,19 +134,19 @@ def by_name(name: str) -> type[ImagenetPrepError]:
 def by_exit_code(
     code: int | None, default: type[ImagenetPrepError] = ImagenetPrepError
 ) -> type[ImagenetPrepError]:
-    """Returns the error class for the exit code of a process, or `default` if there is none."""
+    """Returns the error class with an exit code, or `default` if there is none."""
     kinds = (UsageError, DataDamagedError, IncompleteError, BusyError)
     return next((kind for kind in kinds if kind.exit_code == code), default)
 
 
 def some(items: Sequence[object]) -> str:
-    """Returns the first 5 items, separated by commas, and the number of further ones."""
+    """Returns the first 5 items, separated by commas, and the number of items not shown."""
     shown = ", ".join(map(str, items[:5]))
     return shown if len(items) <= 5 else f"{shown} and {len(items) - 5} more"
 
 
 def install_line(extra: str) -> str:
-    """Returns the command that installs an extra, or why TensorFlow needs an older Python."""
+    """Returns the command that installs an extra, or the advice to use an older Python."""
     if extra in ("tf", "gpu") and sys.version_info >= _TENSORFLOW_ENDS:
         return "use Python 3.{} or older, since Python {}.{} has no TensorFlow".format(
             _TENSORFLOW_ENDS[1] - 1, *sys.version_info[:2]

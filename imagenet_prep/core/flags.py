@@ -1,8 +1,8 @@
-"""Command lines: flags defined by a frozen dataclass.
+"""Parses command lines: the fields of a frozen dataclass define the flags.
 
-A verb is a module with a config, a `Settings` dataclass whose fields are made by `flag`, and a
-function `run` from command line to exit code, usually made by `program.verb`. Flag names equal
-field names: --short-side is short_side, and can also be typed as --short_side.
+The module of a verb has a config and a function `run`. The config is a subclass of `Settings` with
+fields made by `flag`. `run` takes the command line and returns the exit code; `program.verb` makes
+it. A user can type the flag of the field short_side as --short-side or --short_side.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ _METAVARS: dict[Any, str] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flag:
-    """The command-line form of a config field, and its allowed values.
+    """The command-line flag of a config field, and its allowed values.
 
-    For a tuple, `choices` are the allowed items, at least one of which is required. `only` maps
+    For a tuple, `choices` are the allowed items, and at least one is required. `only` maps other
     fields to the values that they must have if this flag is given.
     """
 
-    help: str  # one sentence, to which the default is added
+    help: str  # one sentence; the help adds the default to it
     choices: Sequence[str] | None = None  # allowed values
-    metavar: str | None = None  # name in the help; the default depends on type and place
-    positional: bool = False  # given by position, or by one of the aliases
+    metavar: str | None = None  # name of the value in the help; the type and place have defaults
+    positional: bool = False  # whether it is given by position, or by one of the aliases
     aliases: Sequence[str] = ()  # other spellings, e.g. ("-r", "--size")
     read: Callable[[str], str] | None = None  # converts the typed text to the value
     least: int | None = None  # least and most are inclusive, above and below exclusive
     above: int | None = None
     most: int | None = None
     below: int | None = None
-    place: Place | None = None  # required kind; every flag for a path or address has one
+    place: Place | None = None  # kind of the path or address; None for other values
     only: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
     without: Sequence[str] = ()  # fields that cannot be combined with this one
 
     def check(self, name: str, value: Any) -> None:
-        """Raises ValueError if a value is not allowed; None always is."""
+        """Raises ValueError if a value is not allowed; None is always allowed."""
         if self.place is not None:
             for text in value if isinstance(value, tuple | list) else filter(None, [value]):
                 self.place.check(name, text)
@@ -98,20 +98,20 @@ def switch(**how: Any) -> Any:
 
 
 def after_dashes(subject: str, *, are_flags: bool = False, line: bool = False) -> Any:
-    """Returns a dataclass field for all words after --; arguments as for `AfterDashes`."""
+    """Returns a dataclass field for all words after --; see `AfterDashes` for the arguments."""
     metadata = {"after_dashes": AfterDashes(subject, are_flags, line)}
     return dataclasses.field(default=(), metadata=metadata)
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Base class of every config: it checks all values against the bounds of their flags.
+    """Base class of every config; checks that each value is allowed by its flag.
 
-    For further checks, extend `__post_init__` and raise ValueError. Flags shared by several verbs
-    are kw_only=True fields of a base class, and are last in the help.
+    A subclass with more checks extends `__post_init__` and raises ValueError. Flags that several
+    verbs share are kw_only=True fields of a common base class; the help shows them last.
 
-    `groups` maps each heading of --help to its fields, in their order. Other flags are only in
-    --help-all: shared ones, and those omitted from a config's own `groups`.
+    `groups` maps each heading of --help to the names of its fields. A class without `groups` shows
+    all its own fields. Only --help-all shows the remaining flags.
     """
 
     groups: ClassVar[Mapping[str, str]] = {}
@@ -177,9 +177,9 @@ def parse(
 ) -> Config:
     """Returns the config for `argv`; --help prints the help and ends the process.
 
-    Types come from the annotations: bool fields are switches, tuples are comma-separated or given
-    several times. `text` is the description and, after an empty line, examples. `fallback` has
-    values for fields that are not in `argv`, e.g. from the environment.
+    A bool field is a switch. The items of a tuple field are separated by commas, or its flag is
+    repeated. `text` is the description and, after an empty line, examples. `fallback` has values,
+    e.g. from the environment, for fields that `argv` does not set.
     """
     address.refuse_logins(argv)
     words = list(argv)
@@ -193,7 +193,7 @@ def parse(
         words = words[:end]
     help_at = next((place for place, word in enumerate(words) if word in _HELP), None)
     values, unknown = line.values(words[:help_at])
-    # The -h of `df -h` is not a request for our help.
+    # In `run-on-hosts hosts df -h`, the -h is a flag of df, not a request for help.
     forgot = after is not None and not after.are_flags and after.expected(*unknown[:1])
     if help_at is not None and not forgot:
         all_flags = words[help_at] == "--help-all"
@@ -212,7 +212,7 @@ def parse(
 def parse_known(
     config: type[Config], words: Sequence[str], *, verb: str
 ) -> tuple[Config, list[str]]:
-    """Returns the config for the flags in `words` that it has, and the other words."""
+    """Returns the config for the flags in `words` that it knows, and all other words."""
     line = _CommandLine(config, verb)
     values, others = line.values(words)
     return line.config(values), others
@@ -240,7 +240,7 @@ class _CommandLine:
         self._config = config
         self._readers: dict[str, Callable[[str], Any]] = {}
         hints, groups = typing.get_type_hints(config), _groups(config)
-        # The verb's own flags come first, then shared ones.
+        # The verb's own flags come first, then the flags that several verbs share.
         fields = sorted(dataclasses.fields(config), key=lambda field: field.kw_only is True)
         self._entries = [
             self._add(field, hints[field.name], groups.get(field.name, ""))
@@ -262,7 +262,7 @@ class _CommandLine:
         main = [] if spec.positional and not spec.aliases else [_spelled(field.name, spec)]
         names = list(dict.fromkeys([*main, *spec.aliases]))
         if spec.positional:
-            # Converted later, because argparse would also convert its marker for a missing value.
+            # `values` converts it, since argparse would also convert its marker for a missing one.
             position = f"position of {field.name}"
             self._readers[position] = read
             self.parser.add_argument(position, nargs="?", default=argparse.SUPPRESS)
@@ -285,7 +285,7 @@ class _CommandLine:
         )
 
     def values(self, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-        """Returns the values of the given fields, and the unknown words."""
+        """Returns the values by field, and the unknown words."""
         underscored = {
             name.replace("-", "_").replace("__", "--", 1): name for name in self.spellings
         }
@@ -305,18 +305,18 @@ class _CommandLine:
             name: tuple(value) if isinstance(value, list) else value
             for name, value in vars(parsed).items()
         }
-        # Positional words fill the fields in order, except those already given by name.
+        # Positional words fill the positional fields in order, except fields given by flags.
         positional = [entry for entry in self._entries if entry.positional]
         given = [read(values.pop(name)) for name, read in self._readers.items() if name in values]
         free = [entry.field for entry in positional if entry.field not in values]
-        # The word after a mistyped flag is the flag's value, so report the flag instead.
+        # After a mistyped flag, the extra word is probably its value: report the flag instead.
         if len(given) > len(free) and not unknown:
             flag = next(entry.names[0] for entry in positional if entry.field in values)
             self.parser.error(f"{given[-1]}: {flag} is already given: remove one of the two")
         return values | dict(zip(free, given, strict=False)), unknown
 
     def config(self, values: Mapping[str, Any]) -> Any:
-        """Returns the config of these values; raises UsageError if they are invalid."""
+        """Returns the config with these values; raises UsageError if they are invalid."""
         missing = [
             entry.value if entry.positional else entry.names[0]
             for entry in self.entries
@@ -332,14 +332,14 @@ class _CommandLine:
 
 
 def _spelled(name: str, spec: Flag) -> str:
-    """Returns the name of a flag in messages: --short-side, or HOSTS for a positional one."""
+    """Returns the name of a flag in messages: --short-side, or HOSTS for a positional flag."""
     if spec.positional:
         return spec.aliases[-1] if spec.aliases else name.upper()
     return _option(name)
 
 
 def _option(name: str) -> str:
-    """Returns the flag of a field; a field named like a keyword ends with _, such as class_."""
+    """Returns the flag of a field, e.g. --short-side for short_side and --class for class_."""
     return f"--{name.rstrip('_').replace('_', '-')}"
 
 
@@ -368,7 +368,7 @@ def text_of(value: Any) -> str:
 
 
 def words_of(values: Mapping[str, Any]) -> list[str]:
-    """Returns the words that `parse` reads as these field values."""
+    """Returns a command line that `parse` converts to these field values."""
     return [
         _option(name) if value is True else f"{_option(name)}={text_of(value)}"
         for name, value in values.items()

@@ -6,8 +6,9 @@
   `./NAME/tensorflow/core/kernels/libtfkernel*.so`.
 - XLA searches `./cuda_sdk_lib` for CUDA's compilers first.
 
-matplotlib and TensorFlow search only once, so they are imported, and search, while the current
-folder is /. `strace` of all verbs showed no other imported library that reads the folder.
+matplotlib and TensorFlow search for these files only once. So they are imported, and made to
+search, while the current folder is /. `strace` of all verbs found no other library that reads
+files from the current folder.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ from types import ModuleType
 _CUDA = "/usr/local/cuda"
 _CUDA_PACKAGE = "nvidia.cuda_nvcc"
 _XLA_FLAG = "--xla_gpu_cuda_data_dir"
-# The minimum level of TensorFlow's messages; see `connect` of the trainer.
+# This variable has the minimum level of the messages that TensorFlow prints.
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _FILTER = str(Path(__file__).with_name("without_chatter.py"))
 
 
 def guard() -> None:
-    """Makes later imports of these libraries ignore the current folder."""
+    """Makes later imports of matplotlib and TensorFlow ignore the current folder."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
 class _Finder(MetaPathFinder):
-    """Finds these libraries at their usual location, but uses a different loader."""
+    """Finds matplotlib and TensorFlow as usual, but loads them with `_Loader`."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -55,7 +56,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(SourceFileLoader):
-    """Runs a library's module, and its file search, outside the current folder."""
+    """Imports a library and makes it search for its files while the current folder is /."""
 
     def exec_module(self, module: ModuleType) -> None:
         talks = module.__name__ == "tensorflow"
@@ -112,14 +113,14 @@ def _without_chatter() -> Iterator[None]:
 
 
 def _load_kernels() -> None:
-    """Makes TensorFlow search for kernels now, which needs no GPU, and sets CUDA's path for XLA."""
+    """Sets the path of CUDA for XLA, and makes TensorFlow search for its kernels now."""
     os.environ["XLA_FLAGS"] = xla_flags(os.environ.get("XLA_FLAGS", ""))
     kernels = importlib.import_module("tensorflow.python.framework.kernels")
     kernels.get_registered_kernels_for_op("NoOp")
 
 
 def xla_flags(given: str) -> str:
-    """Returns XLA flags with the user's CUDA folder, or else the one found here."""
+    """Returns XLA flags with the CUDA folder of this machine added, unless they have one."""
     return given if _XLA_FLAG in given else f"{given} {_XLA_FLAG}={_cuda()}".lstrip()
 
 

@@ -1,4 +1,4 @@
-"""Finds installed frameworks and missing requirements of a run without importing them."""
+"""Finds missing frameworks and other requirements of a run without importing them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from imagenet_prep.core.errors import UsageError, install_line
 class Framework(NamedTuple):
     """A training framework."""
 
-    title: str  # display name
-    module: str  # Python module, also below `horovod`
-    packages: tuple[str, ...]  # the first installed one is used
-    extra: str  # of this program; "" if there is none
+    title: str  # name in messages
+    module: str  # name of its Python module, and of the module in `horovod` for it
+    packages: tuple[str, ...]  # the first installed package is used
+    extra: str  # extra of imagenet-prep that installs it; "" if there is none
 
     @property
     def remedy(self) -> str:
-        """The instruction to install it."""
+        """The instruction for installing the framework."""
         return install_line(self.extra) if self.extra else "create its environment: docs/mxnet.md"
 
 
@@ -34,8 +34,8 @@ HOROVOD = "horovod"
 
 
 def version(*packages: str) -> str | None:
-    """Returns name and version of the first installed package, as "torch 2.15.0"; else None."""
-    from importlib import metadata  # takes longer to import than a verb that needs no version
+    """Returns the first package that is installed, e.g. "torch 2.15.0"; None if there is none."""
+    from importlib import metadata  # a slow import that few verbs need
 
     for package in packages:
         try:
@@ -54,7 +54,7 @@ def is_there(module: str) -> bool:
 
 
 def demand(extra: str, user: str, *modules: str) -> None:
-    """Raises UsageError if `user` lacks modules that an extra installs."""
+    """Raises UsageError if a module that `user` needs is missing; `extra` installs it."""
     if missing := [module for module in modules if not is_there(module)]:
         raise UsageError(
             f"{user} needs {', '.join(missing)}, not installed here. Run: {install_line(extra)}"
@@ -62,9 +62,9 @@ def demand(extra: str, user: str, *modules: str) -> None:
 
 
 def lacking(needs: Sequence[str]) -> list[str]:
-    """Returns the problems that prevent a run, each with its remedy.
+    """Returns a message for each missing requirement of a run.
 
-    `needs` starts with the training framework. `HOROVOD` and reading backends may follow.
+    `needs` has the training framework first, then `HOROVOD` and reading backends if needed.
     """
     problems = []
     for need in dict.fromkeys("tensorflow" if need == "tfdata" else need for need in needs):
@@ -84,7 +84,7 @@ def lacking(needs: Sequence[str]) -> list[str]:
 
 
 def problem_of_horovod(framework: str) -> tuple[Literal["missing", "wrong"], str] | None:
-    """Returns why Horovod cannot work with a framework; None if it can."""
+    """Returns a kind and a message if Horovod does not work with a framework; otherwise None."""
     from importlib import metadata
 
     try:
@@ -110,7 +110,7 @@ def horovod_remedy(framework: str) -> str:
 
 
 def gpus() -> int:
-    """Returns the number of GPUs that CUDA shows to this process; 0 without NVIDIA's driver."""
+    """Returns the number of GPUs that this process may use; 0 without NVIDIA's driver."""
     count = ctypes.c_int(0)
     try:
         cuda = ctypes.CDLL("libcuda.so.1")

@@ -1,4 +1,4 @@
-"""Monitoring of a run: flags of every verb, errors as JSON, metrics for Prometheus."""
+"""Monitoring of a run: logs and errors as JSON, and a file of metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -63,34 +63,34 @@ def begin(verb: str, words: Sequence[str]) -> list[str]:
 
 
 def count(stage: str, *, images: int = 0, num_bytes: int = 0) -> None:
-    """Adds to the finished images and bytes of a stage."""
+    """Adds finished images and bytes to the metrics of a stage."""
     _run.images[stage] += images
     _run.bytes[stage] += num_bytes
 
 
 def quarantined(images: int) -> None:
-    """Sets the number of quarantined images of the dataset."""
+    """Sets the number of quarantined images in the metrics."""
     _run.quarantined = images
 
 
 def failed(error: BaseException, code: int, text: str) -> Json:
-    """Returns an error's log fields; with --json, also prints it if stdout is still empty."""
+    """Returns the log fields of an error; with --json, prints the error if stdout is still empty."""
     fields: Json = {"code": code, "kind": type(error).__name__}
     if remedy := getattr(error, "remedy", ""):
         fields["remedy"] = remedy
     if _run.wants_json and not terminal.has_printed():
-        with contextlib.suppress(OSError, ValueError):  # `program.finish` reports why
+        with contextlib.suppress(OSError, ValueError):  # `program.finish` reports the failure
             print(json.dumps({"error": {**fields, "message": text}}))
     return fields
 
 
 def leave_to_child() -> None:
-    """Makes only the forked child, which continues the run, write the metrics."""
+    """Writes no metrics in this process, since a forked child continues the run and writes them."""
     _run.metrics_file = None
 
 
 def end(code: int) -> int:
-    """Writes the metrics file; returns `code`, or 1 if only writing the file failed."""
+    """Writes the metrics file; returns `code`, or 1 if it is 0 and the file cannot be written."""
     path = _run.metrics_file
     if path is None:
         return code
@@ -120,7 +120,7 @@ def _metrics(code: int) -> str:
     for name, text in _METRICS.items():
         lines += [f"# HELP imagenet_prep_{name} {text}", f"# TYPE imagenet_prep_{name} gauge"]
         for stage, value in (values[name] or {"": 0}).items():
-            # The collector rejects files that contain the same series, so add the file's name.
+            # Prometheus' collector rejects two files with equal series: the file's name is a label.
             labels = {"run": _run.metrics_file.stem if _run.metrics_file else "", "verb": _run.verb}
             labels |= {"stage": stage} if stage else {}
             listed = ",".join(

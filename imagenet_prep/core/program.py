@@ -1,4 +1,4 @@
-"""Runs a verb as a program, with its exit code and its last message."""
+"""Runs a verb as a program: prints its error and ends the process with its exit code."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _LAST_ACTS: list[Callable[[], None]] = []
 
 
 def before_ending(act: Callable[[], None]) -> None:
-    """Registers `act` for `finish`, which ends the process without Python's exit handlers."""
+    """Makes `finish` call `act` at the end, because `finish` skips Python's exit handlers."""
     _LAST_ACTS.append(act)
 
 
 def main(module: str, argv: Sequence[str] | None = None) -> NoReturn:
-    """Runs the function `run` of a module and ends the process; `argv` follows the verb.
+    """Calls the function `run` of a module and ends the process; `argv` are the words after the verb.
 
     The module is imported by its own name even if it is the main program, because worker processes
     import objects by this name.
@@ -44,7 +44,7 @@ def verb(
     text: str,
     rewrite: Callable[[Sequence[str]], Sequence[str]] = list,
 ) -> Callable[[Callable[[Config], int | None]], Callable[[Sequence[str]], int]]:
-    """Turns a function of a config into the function `run` of a verb: command line -> exit code.
+    """Decorates a function that takes a config: turns it into the function `run` of a verb.
 
     If `module` is the main program, as in `python -m imagenet_prep.verify`, it runs immediately.
     `text` is the text of --help, with examples. `rewrite` translates flags of other programs.
@@ -62,9 +62,9 @@ def verb(
 def finish(main: Callable[[], int]) -> NoReturn:
     """Runs a command, reports its error and ends the process with its exit code.
 
-    It ends with os._exit after flushing: Beam's threads are not daemons and would delay an
-    interrupted process until their shard is finished. Nothing is lost, since shards are published
-    atomically. SIGTERM and a lost terminal interrupt the command like Ctrl-C.
+    The process ends with os._exit after it has flushed its output. A normal exit of an interrupted
+    process would wait until Beam's threads have finished their shards. No data is lost, since
+    shards are published atomically. SIGTERM and a lost terminal interrupt the command like Ctrl-C.
     """
     signals.handle(_interrupt, signal.SIGALRM)
     sys.unraisablehook = _unraisable
@@ -104,7 +104,7 @@ def outcome(main: Callable[[], int]) -> int:
     except SystemExit as ending:
         return ending.code if isinstance(ending.code, int) else errors.EXIT_DONE
     except OSError as error:
-        # Storage errors have their own class. This is any other, e.g. a full stdout or /tmp.
+        # Storage errors have their own class. This is a different error, e.g. /tmp is full.
         text = f"{error}. Fix this and run the same command again."
         return _explain(error, errors.ImagenetPrepError.exit_code, text)
     except Exception as error:  # noqa: BLE001 - last handler: an unforeseen exception is a bug
@@ -116,10 +116,7 @@ def outcome(main: Callable[[], int]) -> int:
 
 
 def _explain(error: BaseException, code: int, text: str) -> int:
-    """Prints an error and returns its exit code.
-
-    The reason is the last line, because cron's mail and the end of a log show that line.
-    """
+    """Prints an error, its reason last because cron's mail shows the last line; returns `code`."""
     fields = monitoring.failed(error, code, text)
     if terminal.logs_json():
         terminal.say(text, "error", **fields)
@@ -135,7 +132,7 @@ def _explain(error: BaseException, code: int, text: str) -> int:
 
 
 def _flushed(code: int) -> int:
-    """Flushes the output; returns `code`, or 1 if that failed."""
+    """Flushes the output; returns `code`, or 1 if stdout cannot be written."""
     try:
         sys.stdout.flush()
         sys.stderr.write("\n" * terminal.logs_json())  # ends an unfinished last line
@@ -153,7 +150,7 @@ def _interrupt(_signum: int, _frame: types.FrameType | None) -> NoReturn:
 
 
 def _unraisable(lost: sys.UnraisableHookArgs) -> None:
-    """Interrupts again soon if Python dropped an interrupt that was raised in a destructor."""
+    """Repeats an interrupt that Python has dropped because it was raised in a destructor."""
     if issubclass(lost.exc_type, KeyboardInterrupt):
         signal.setitimer(signal.ITIMER_REAL, 0.01)
     else:

@@ -1,9 +1,9 @@
-"""Parses untrusted JSON into frozen dataclasses; the only module that does.
+"""Parses untrusted JSON into frozen dataclasses, for all modules.
 
-Annotations of a class define its fields: int, float, str, bool, None, Any, a list, a tuple, a
-dict, a Counter, another dataclass, a NamedTuple (a list in JSON), or a union of these. Anything
-else is refused with the path of the field. Messages never repeat a value or name of the JSON,
-since the user may have given the wrong file, such as one with passwords.
+The annotations of a class define the types of its fields: int, float, str, bool, None, Any, a list,
+a tuple, a dict, a Counter, another dataclass, a NamedTuple (a list in JSON), or a union of these. A
+value of any other type raises ValueError with the path of the field. Messages never repeat names or
+values of the JSON, since a user may have given a wrong file, e.g. one with passwords.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from imagenet_prep.core.terminal import counted
 T = TypeVar("T")
 _Parser = Callable[[Any], Any]
 
-# Other programs count with 64 bits, as do numpy and protobuf.
+# numpy, protobuf and other programs store integers in 64 bits.
 _END = 1 << 63
-# Our records nest values of type Any less deeply, and recursion that copies them has a limit.
+# Our records nest values of type Any less deeply. Copying a deeper value may exceed the stack.
 _MAX_DEPTH = 20
 # Class indices with up to this number of digits fit into 64 bits.
 _MAX_DIGITS = 18
 
 
 class _MisfitError(ValueError):
-    """A value does not match its annotation; callers prepend steps to its path."""
+    """A value does not match its annotation; each caller adds its step in front of the path."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -54,7 +54,7 @@ def loads(kind: type[T], data: bytes) -> T:
 
 
 def parse(kind: type[T], content: object, where: str = "", *, others: bool = False) -> T:
-    """Returns a record of `kind`, a dataclass or one of the other annotations, from a JSON value.
+    """Returns a JSON value as an object of the type `kind`; raises ValueError if it does not match.
 
     Fields with a default may be missing. `where` is the record's name in messages. With `others`,
     fields that `kind` does not have are ignored.
@@ -93,7 +93,7 @@ def _parser(kind: Any) -> _Parser:
 def _each(
     parsers: Iterable[_Parser], values: Iterable[Any], place: Callable[[int], str]
 ) -> list[Any]:
-    """Returns the parsed values; `place` names an invalid value in its message."""
+    """Returns the parsed values; `place` names the value with a number in error messages."""
     parsed: list[Any] = []
     try:
         parsed.extend(map(operator.call, parsers, values))
@@ -166,7 +166,7 @@ def _one_of(parsers: list[_Parser], content: Any) -> Any:
             return parser(content)
         except _MisfitError as misfit:
             misfits.append(misfit)
-    # Report the misfit with the longest path: that parser came closest.
+    # Raise the error with the longest path, because its parser came closest.
     raise max(misfits, key=lambda misfit: len(misfit.path))
 
 
@@ -200,7 +200,7 @@ def _is_flat(value: Any, levels: int = _MAX_DEPTH) -> bool:
 # Names of JSON types in messages.
 _KINDS: dict[type, str] = {bool: "true or false", list: "a list", dict: "an object", str: "a text"}
 _KINDS |= {int: "a number", float: "a number", types.NoneType: "null"}
-# For each annotation, the name of its values in messages, and the function that checks them.
+# For each annotation, the name of its values in messages and the function that checks a value.
 _SCALARS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
     int: ("a whole number of 64 bits", _is_int),
     float: ("a number", _is_number),

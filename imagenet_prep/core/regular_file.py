@@ -1,7 +1,7 @@
-"""Opens only regular files, and reads small ones completely, since a path may be malicious.
+"""Opens regular files and reads small ones; refuses pipes, devices and huge files.
 
-Reading a named pipe can block forever, a device has no end, and a sparse file of some kilobytes
-can claim terabytes. Use these functions, with a size limit, for files from other sources.
+Reading a named pipe can block forever, a device has no end, and a sparse file that occupies a few
+kilobytes can claim terabytes. Use these functions for files from untrusted sources.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from imagenet_prep.core.errors import DataDamagedError, UsageError
 
 # Enough for the manifest of 14 million images in 65,536 shards, which has 30 MB.
 MOST_BYTES = 64 << 20
-# Enough for a list with a million lines of 1 kB: one line per image of a class, shard or part.
+# Enough for a list of a million images with 1 kB per line.
 MOST_LIST_BYTES = 1 << 30
 _PIECE_BYTES = 1 << 16
 _KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
@@ -34,17 +34,14 @@ def open_to_read(path: Path) -> int:
 
 
 def demand_regular(descriptor: int, path: Path) -> None:
-    """Raises DataDamagedError unless an open file is a regular file or a folder.
-
-    A folder is allowed, because reading it fails with a better error of the system.
-    """
+    """Raises DataDamagedError unless an open file is regular, or a folder (which cannot be read)."""
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise _no_file(path, mode)
 
 
 def refuse_other_kinds(path: Path) -> None:
-    """Raises DataDamagedError if a path leads to anything other than a regular file."""
+    """Raises DataDamagedError if a path exists but does not lead to a regular file."""
     try:
         mode = path.stat().st_mode
     except PermissionError:
@@ -63,13 +60,13 @@ def _no_file(path: Path, mode: int) -> DataDamagedError:
 
 
 def read(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Returns the bytes of a small regular file; links are followed."""
+    """Returns the bytes of a regular file, following links; `most` is the maximum size."""
     with open(open_to_read(path), "rb") as file:
         return read_whole(file, path, most)
 
 
 def read_whole(file: BinaryIO, path: Path, most: int = MOST_BYTES) -> bytes:
-    """Returns the rest of an open file; `path` is for messages."""
+    """Returns the remaining bytes of an open file; raises DataDamagedError if it is too large."""
     # Check the size first, so that an oversized file is never read. The loop also limits files that
     # grow meanwhile or have no size (/proc). A read allocates the requested size.
     size = os.fstat(file.fileno()).st_size
@@ -88,9 +85,10 @@ def read_whole(file: BinaryIO, path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def demand_own(path: Path, kind: str, beginning: bytes, at: int = 0) -> None:
-    """Raises UsageError if a file is neither empty nor written by the running command.
+    """Raises UsageError if a file exists that the running command must not replace.
 
-    The command's files, called `kind` in the message, have the bytes `beginning` at offset `at`.
+    The command may replace an empty file, and a file with the bytes `beginning` at offset `at`.
+    `kind` is the name of such a file in the message.
     """
     try:
         if not path.is_file():

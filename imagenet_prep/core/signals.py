@@ -1,4 +1,4 @@
-"""Signals for a graceful shutdown: SIGTERM, and SIGHUP from a lost terminal."""
+"""Handles the signals for a graceful shutdown: SIGTERM, and SIGHUP from a lost terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Handler = Callable[[int, FrameType | None], Any]
 def handle(handler: Handler, *more: signal.Signals) -> dict[signal.Signals, Any]:
     """Installs `handler` for SIGTERM, SIGHUP and `more`; returns the previous handlers.
 
-    SIGTERM or SIGHUP stays ignored if it was ignored at the start, as with nohup.
+    SIGTERM or SIGHUP stays ignored if it was already ignored, e.g. because of nohup.
     """
 
     def hung_up(signum: int, frame: FrameType | None) -> None:
@@ -31,7 +31,7 @@ def handle(handler: Handler, *more: signal.Signals) -> dict[signal.Signals, Any]
 
 @contextlib.contextmanager
 def handled(handler: Handler, *more: signal.Signals) -> Iterator[dict[signal.Signals, Any]]:
-    """Installs `handler` as `handle` does inside the block, and yields the previous handlers."""
+    """Installs `handler` as `handle` does, for the block only; yields the previous handlers."""
     before = handle(handler, *more)
     try:
         yield before
@@ -41,7 +41,7 @@ def handled(handler: Handler, *more: signal.Signals) -> Iterator[dict[signal.Sig
 
 
 def _leave_terminal() -> None:
-    """Redirects output for a lost terminal to /dev/null, because writing to it fails."""
+    """Redirects output to /dev/null if its terminal is lost, because writing to it would fail."""
     with contextlib.suppress(OSError):
         null = os.open(os.devnull, os.O_WRONLY)
         for number in (1, 2):

@@ -12,9 +12,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-# With "json", each line on stderr is a JSON object, including lines of child processes.
+# If this variable is "json", each line on stderr is a JSON object, also from child processes.
 LOG_FORMAT = "IMAGENET_PREP_LOG_FORMAT"
-# The verb named in these objects, also by child processes.
+# This variable has the verb that these objects name; child processes inherit it.
 VERB = "IMAGENET_PREP_VERB"
 
 # Control characters of terminals, and characters that change the text direction.
@@ -29,10 +29,10 @@ _messages: _Printed | None = None
 
 
 def printable(text: str) -> str:
-    r"""Returns text from data as one line without control characters: "\x1b" for an escape.
+    r"""Returns text from data as one line in which control characters are escaped, e.g. as "\x1b".
 
-    `escape_output` escapes all output but must keep line breaks. Only the code that inserts a name
-    into a line can distinguish line breaks of the name from its own.
+    Use it for names that are inserted into a message: `escape_output` escapes all output, but must
+    keep line breaks.
     """
     return text.translate(_ESCAPES)
 
@@ -42,7 +42,7 @@ class _Record(str):
 
 
 class _Printed(io.TextIOWrapper):
-    """stdout or stderr that escapes control characters in names and messages from outside."""
+    """stdout or stderr; escapes control characters, and writes JSON lines if this is requested."""
 
     is_log = False
     used = False
@@ -69,7 +69,7 @@ class _Printed(io.TextIOWrapper):
 
 
 def open_closed_streams() -> None:
-    """Opens closed streams (`2>&-`) on the null device, so that files do not get their numbers."""
+    """Opens closed streams (`2>&-`) on /dev/null, so that no file gets their descriptors."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             descriptor = os.open(os.devnull, os.O_RDWR)
@@ -80,7 +80,7 @@ def open_closed_streams() -> None:
 
 
 def print_data(line: str) -> None:
-    """Prints a line for other commands: unchanged, unless stdout is a terminal."""
+    """Prints a line that other commands may read; escapes it only if stdout is a terminal."""
     if sys.stdout.isatty():
         print(printable(line))
     else:
@@ -129,7 +129,7 @@ def _record(message: str, level: str = "info", **fields: object) -> _Record:
 
 
 def _as_record(line: str) -> str:
-    """Returns a line as a record, unless a child process has already made it one."""
+    """Returns a line as a JSON object; a JSON object of a child process is returned unchanged."""
     with contextlib.suppress(ValueError):
         if line.startswith('{"time": ') and json.loads(line):
             return f"{line}\n"
@@ -147,12 +147,12 @@ def say_on(descriptor: int) -> None:
 def say(
     text: object, level: str = "info", *, prefix: str = "imagenet-prep: ", **fields: object
 ) -> None:
-    """Prints a message to the user on stderr, prefixed with the name of this program.
+    """Prints a message on stderr, after the name of this program.
 
-    It flushes stdout first, to keep the order if both streams are one file, and does not break a
-    progress bar. `level` and `fields` are only written to a JSON log.
+    stdout is flushed first, to keep the order if both streams go to the same file. A progress bar
+    stays intact. `level` and `fields` are only written to a JSON log.
     """
-    with contextlib.suppress(OSError, ValueError):  # `program.finish` reports why
+    with contextlib.suppress(OSError, ValueError):  # `program.finish` reports the failure
         sys.stdout.flush()
     line, stream = f"{prefix}{text}", _messages or sys.stderr
     if logs_json():

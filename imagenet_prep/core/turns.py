@@ -1,7 +1,7 @@
 """Limits memory-intensive work: at most half of a command's workers do it at the same time.
 
-Threads share a semaphore. Worker processes lock a byte of a shared file, which the kernel
-releases when a process dies. On a cluster, one thread of each process has a turn.
+Threads share a semaphore. Worker processes lock a byte of a shared file; the kernel releases the
+lock when a process dies. On a cluster, one thread of each process at a time does such work.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def among_threads(workers: int) -> None:
 
 
 def among_processes(workers: int, descriptor: int) -> None:
-    """Sets the number of single-threaded processes, and the file that all of them have open.
+    """Sets the number of worker processes and the file that they share; they have one thread each.
 
-    Do not close any other descriptor of that file: this would release its locks.
+    Do not close any other descriptor of the shared file: this would release its locks.
     """
     global _shared_byte
     _shared_byte = descriptor, os.getpid() % _turns(workers)
@@ -33,7 +33,7 @@ def among_processes(workers: int, descriptor: int) -> None:
 
 @contextlib.contextmanager
 def turn() -> Iterator[None]:
-    """Waits for a turn, which lasts as long as the block."""
+    """Waits until this worker may do memory-intensive work, which the block contains."""
     with _semaphore:
         if _shared_byte is None:
             yield

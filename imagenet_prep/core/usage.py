@@ -15,8 +15,9 @@ from typing import NoReturn
 
 from imagenet_prep.core.errors import UsageError
 
-# The column at which explanations start, and manual pages shared by several verbs.
+# The column of the help at which the explanations of flags start.
 _COLUMN = 30
+# The manual page of each verb that has no page with its own name.
 _PAGES = {
     "start": ("completion", "demo"),
     "prepare": ("preprocess-imagenet", "show", "verify"),
@@ -35,34 +36,34 @@ class AfterDashes:
     """The words that may follow -- on the command line of a verb."""
 
     subject: str  # text for messages, e.g. "the command goes"
-    are_flags: bool  # they start with a flag, as options of Apache Beam do, instead of a word
-    line: bool = False  # a quoted shell command line is also accepted without --
+    are_flags: bool  # whether the first word is a flag, as for options of Apache Beam
+    line: bool = False  # whether a quoted shell command line is also accepted without --
 
     def is_line(self, words: Sequence[str]) -> bool:
-        """Returns whether unknown words are one line for a shell."""
+        """Returns whether the unknown words are one quoted command line for a shell."""
         return self.line and len(words) == 1 and len(words[0].split()) > 1
 
     def expected(self, word: str = "") -> bool:
-        """Returns whether an unknown word starts the words that belong after --."""
+        """Returns whether an unknown word looks like the first of the words that belong after --."""
         return bool(word) and word.startswith("-") == self.are_flags
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A flag as shown in the help; attributes without a comment are as in `flags.Flag`."""
+    """A flag as shown in the help; see `flags.Flag` for attributes without a comment."""
 
     field: str
-    names: tuple[str, ...]  # the documented one first
+    names: tuple[str, ...]  # the documented name is first
     value: str  # "" for a switch
     choices: tuple[str, ...]
     help: str
-    default: str  # "" for none
+    default: str  # "" if there is none
     positional: bool
     required: bool
     group: str  # heading; "" if only --help-all shows it
 
     def spelled(self, *, all_names: bool) -> str:
-        """Returns names and value; short names first, other aliases only on request."""
+        """Returns the names and the value: short names first, other aliases only with `all_names`."""
         short = [name for name in self.names if name[1] != "-"]
         names = dict.fromkeys([*short, *(self.names if all_names else self.names[:1])])
         value = f"{{{','.join(self.choices)}}}" if self._in_braces else self.value
@@ -90,7 +91,7 @@ def help_text(
     """Returns the text of --help: usage, description, three examples and the common flags.
 
     `text` contains the description and the examples. `has_more` means that words may follow --.
-    With `all_flags`, the help is complete, as for --help-all.
+    With `all_flags`, the result is the text of --help-all.
     """
     wrap = functools.partial(textwrap.wrap, break_on_hyphens=False)
     width = max(60, min(shutil.get_terminal_size().columns, 100) - 1)
@@ -134,14 +135,14 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(self.with_help(message))
 
     def with_help(self, message: str) -> str:
-        """Adds the command that shows the help to a message."""
+        """Returns a message followed by the command that shows the help."""
         end = "" if message.endswith((".", "?")) else "."
         return f"{message}{end} Help: {self.prog} --help"
 
     def unknown(
         self, words: Sequence[str], stray: str, flags: Iterable[str], after: AfterDashes | None
     ) -> UsageError:
-        """Returns the error for an unknown word; `after` is None unless -- may follow."""
+        """Returns the error for an unknown word; `after` describes the words that may follow --."""
         name = stray.partition("=")[0]
         verb = self.prog.partition(" ")[2]
         meant = meant_by(name, flags) if stray.startswith("-") else ""
@@ -165,6 +166,6 @@ def meant_by(word: str, known: Iterable[str]) -> str:
     import difflib  # imported here: it takes longer than everything else for --help
 
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.7)
-    # A word is also treated as a prefix, however long the rest of the known word is.
+    # Also compare the word with the beginnings of the known words.
     near = near or [name for name in known if len(word) > 3 and name.startswith(word)][:1]
     return f" Did you mean {near[0]}?" if near else ""

@@ -1,8 +1,8 @@
 """Copies stdin to stderr, except for routine log messages of a library.
 
-It drops lines of Google's logging library with levels I (information) and W (warning), and the
-notice about that log. Errors pass. As a separate process, it also prints the library's last
-message if the library ends the process that loads it.
+The dropped lines are those of Google's logging library with the levels I (information) and W
+(warning), and its notice about the log. Because this is a separate process, it prints the last
+message of a library even if the library crashes the process that loads it.
 """
 
 import re

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# SLURM_PROCID is also set in a batch script; the tasks of the step are only set by srun.
+# SLURM_PROCID is also set in a batch script; only srun sets SLURM_STEP_NUM_TASKS.
 _SRUN = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
 # Variables of launchers, most specific first: horovodrun, Open MPI, torchrun and Slurm's srun.
 _RANK_AND_SIZE = (
@@ -22,11 +22,11 @@ _LOCAL = (
     ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
 )
 
-# The number of tasks per node: "8(x3),4".
+# Numbers of tasks per node, e.g. "8(x3),4": three nodes have 8 tasks, and one has 4.
 _TASKS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 
 # A rank that ends because a different rank was lost writes this line to its standard error. The
-# launcher hides the line and looks for the cause elsewhere.
+# launcher hides the line, and looks for the cause in the output of other ranks.
 LEFT = "@imagenet-prep left-by-another-rank"
 
 
@@ -37,8 +37,8 @@ class World:
     Attributes:
       rank: 0-based number of this process.
       size: number of processes.
-      local_rank, local_size: the same for the processes of this host; by default, all processes are
-        on one host.
+      local_rank, local_size: number of this process on its host, and number of processes there. By
+        default, all processes are on one host.
 
     Raises:
       ValueError: rank or size is invalid.
@@ -70,12 +70,12 @@ class World:
 
     @property
     def cross_rank(self) -> int:
-        """Number of this host, if ranks are assigned host by host."""
+        """0-based number of this host, if ranks are assigned host by host."""
         return self.rank // self.local_size
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> World:
-        """Returns the world set by the launcher, or a single process if there is none.
+        """Returns the rank that a launcher has set, or rank 0 of 1 if there is no launcher.
 
         Args:
           environment: variables of `imagenet-prep launch`, Horovod, Open MPI, torchrun or
@@ -93,7 +93,7 @@ class World:
 
 
 def _of_srun(environment: Mapping[str, str]) -> tuple[int, int] | None:
-    """Returns local rank and local size of a Slurm task; None if srun did not start it."""
+    """Returns the local rank and the local size of a task; None if srun did not start it."""
     names = ("SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_TASKS_PER_NODE", *_SRUN)
     if not all(name in environment for name in names):
         return None

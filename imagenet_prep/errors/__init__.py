@@ -1,7 +1,7 @@
 """The errors raised by readers, `score` and pipelines, for use in `except` clauses.
 
-All are subclasses of `ImagenetPrepError`. The message names the failure, the object, the expected
-and found values, and the next step.
+All are subclasses of `ImagenetPrepError`. The message of an error names the failure, the object,
+the expected and the actual value, and the next step.
 
 Example:
   >>> from imagenet_prep.errors import ImagenetPrepError

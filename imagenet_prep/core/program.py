@@ -24,7 +24,7 @@ def before_ending(act: Callable[[], None]) -> None:
 
 
 def main(module: str, argv: Sequence[str] | None = None) -> NoReturn:
-    """Calls the function `run` of a module and ends the process; `argv` are the words after the verb.
+    """Calls the function `run` of a module and ends the process; `argv` follows the verb.
 
     The module is imported by its own name even if it is the main program, because worker processes
     import objects by this name.

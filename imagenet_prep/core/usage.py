@@ -44,7 +44,7 @@ class AfterDashes:
         return self.line and len(words) == 1 and len(words[0].split()) > 1
 
     def expected(self, word: str = "") -> bool:
-        """Returns whether an unknown word looks like the first of the words that belong after --."""
+        """Returns whether an unknown word looks like the first word after a missing --."""
         return bool(word) and word.startswith("-") == self.are_flags
 
 
@@ -63,7 +63,7 @@ class Entry:
     group: str  # heading; "" if only --help-all shows it
 
     def spelled(self, *, all_names: bool) -> str:
-        """Returns the names and the value: short names first, other aliases only with `all_names`."""
+        """Returns names and value: short names first, and other aliases only with `all_names`."""
         short = [name for name in self.names if name[1] != "-"]
         names = dict.fromkeys([*short, *(self.names if all_names else self.names[:1])])
         value = f"{{{','.join(self.choices)}}}" if self._in_braces else self.value

@@ -1,7 +1,7 @@
 """Compares the claims of a manifest with its counts and with the class list.
 
-Some facts are stored in two places, and each reader uses one of them. If the two differ, readers
-disagree about labels although every checksum is right.
+Some facts are stored in two files, and each reader uses one of them. If the files differ, readers
+return different labels although every checksum is right.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _no_edition(manifest: Manifest, classes: ClassList) -> Iterator[str]:
     elif manifest.edition and not edition.has(classes):
         yield f"{naming.MANIFEST}: says that this is {edition.name}, which has different classes"
     elif claims_all and edition.has(classes):
-        # Quarantined images belong to the edition, but are not counted per split.
+        # Quarantined images belong to the edition, but the manifest does not count them per split.
         quarantined = sum(manifest.quarantined.values())
         missing = [edition.examples.get(s, -1) - split.examples for s, split in splits.items()]
         if edition.examples and (min(missing) < 0 or sum(missing) != quarantined):

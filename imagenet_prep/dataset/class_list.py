@@ -1,4 +1,4 @@
-"""The classes of a dataset. `labels.txt` has one class per line: WNID, space, words."""
+"""The classes of a dataset; `labels.txt` has one line per class: WNID, space, words."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from imagenet_prep.core.errors import DataDamagedError, UsageError, some
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.core.usage import meant_by
 
-# ImageNet-21K has 21,841.
+# ImageNet-21K has 21,841 classes.
 MOST_CLASSES = 1 << 20
-# Limit for a class id and for its words, since messages repeat both. ImageNet's longest: 130.
+# Limit for a class id and for its words, since messages repeat them. ImageNet's longest has 130.
 MOST_CHARACTERS = 4096
 OFFICIAL_DIGEST = "70002b0ff5de60a3a17a82dbfcff291931f96225ddf941ad2e182fc39e183d15"
 
@@ -28,7 +28,6 @@ class ClassList:
     words: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        """Raises DataDamagedError if a name does not fit into one line of labels.txt."""
         demand_short(itertools.chain(self.wnids, self.words), "the source")
 
     @cached_property
@@ -45,7 +44,7 @@ class ClassList:
         return indices
 
     def of_folder(self, name: str) -> int | None:
-        """Returns the class of a folder; ignores case and Unicode form, and reads blanks as "_"."""
+        """Returns the class index of a folder, ignoring case and Unicode form; blanks mean "_"."""
         class_id = "_".join(name.split())
         return self.index.get(class_id, self._folded.get(_folded(class_id)))
 
@@ -58,10 +57,10 @@ class ClassList:
         return indices
 
     def indices(self, asked: Iterable[str | int]) -> list[int]:
-        """Returns the sorted class indices of classes.
+        """Returns the sorted class indices of the classes that a user has named.
 
-        Each is a WNID, a class index, the name of a class folder, or a word such as "planetarium".
-        Unknown classes, and words of several classes, raise UsageError.
+        A name is a WNID, a class index, a class folder, or a word such as "planetarium". Unknown
+        names, and words of several classes, raise UsageError.
         """
         indices, unknown = set[int](), list[str]()
         for name in map(str, asked):
@@ -123,7 +122,7 @@ def parse(data: bytes, where: str) -> ClassList:
             f"{where}: {lines:,} classes, expected {MOST_CLASSES:,} at most. {advice}"
         )
     try:
-        # Split bytes, not text: str.splitlines knows more line ends.
+        # Split the bytes, since str.splitlines would also split at other characters.
         rows = [line.decode().partition(" ") for line in data.splitlines()]
     except UnicodeDecodeError as error:
         raise DataDamagedError(f"{where}: not UTF-8 ({error}). {advice}") from None
@@ -133,7 +132,7 @@ def parse(data: bytes, where: str) -> ClassList:
 
 
 def demand_short(texts: Iterable[str], where: str) -> None:
-    """Raises DataDamagedError if a class id, or its words, do not fit into one line."""
+    """Raises DataDamagedError if a class id or its words are too long or have a line break."""
     for text in texts:
         if len(text) > MOST_CHARACTERS or not {"\n", "\r"}.isdisjoint(text):
             raise DataDamagedError(

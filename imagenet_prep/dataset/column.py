@@ -1,9 +1,9 @@
-"""column.json: an array per record of a dataset, such as latents, features or tokens.
+"""A column: one array per record of a dataset, such as latents, features or tokens.
 
-The rows of a shard are one file, columns/NAME/SHARD.npy: row i belongs to record i. The sha256 of
-the shard's table of samples ties the file to the records and their order, in every dataset that
-has this table: a replica, a part, or an amended dataset whose shard did not change. A column is
-complete if column.json is there. Before, begun.json has its settings, and each file has a receipt.
+The arrays of a shard are in one file, columns/NAME/SHARD.npy; row i belongs to record i. The column
+has the sha256 of the shard's table of samples, so the file is valid in every dataset with this
+table: a replica, a part, or an amended dataset in which the shard is unchanged. column.json is
+written last. Until then, begun.json has the settings, and each file has a receipt.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File, Shard, render
 
 VERSION = 1
-# What `make_dataset(fields=)` puts before the name of a column.
+# `make_dataset(fields=)` needs this prefix before the name of a column.
 PREFIX = "column:"
-# The name of each type, and the type and size of its values in the .npy files. NumPy has no
-# bfloat16: its bits are stored as uint16.
+# For each type, its NumPy code in the .npy files and the bytes per value. NumPy has no bfloat16, so
+# the bits are stored as uint16.
 DTYPES = {
     "bool": ("|b1", 1),
     "int8": ("|i1", 1),
@@ -34,9 +34,9 @@ DTYPES = {
     **{f"float{8 * n}": (f"<f{n}", n) for n in (2, 4, 8)},
     "bfloat16": ("<u2", 2),
 }
-# The view of a column that is true of a picture, however it is cropped or mirrored.
+# The view of a column that is valid for every crop and for the mirrored image.
 ANY_VIEW = "image"
-# Whether a row depends on the image alone.
+# Whether a row depends only on the image, or also on its class.
 OF_IMAGE, OF_CLASS = "image", "image+class"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -48,7 +48,7 @@ _MOST_VIEW = 200
 
 @dataclass(frozen=True)
 class ColumnFile:
-    """The rows of one shard, see docs/data-format.md; `missing` is only in receipts."""
+    """The rows of one shard (see docs/data-format.md); only receipts may have `missing` rows."""
 
     shard: str
     rows: int
@@ -58,7 +58,6 @@ class ColumnFile:
     missing: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuses what cannot be."""
         if naming.parse_shard_name(self.shard) is None:
             raise ValueError(f"{self.shard!r} is not a shard name")
         if not (0 <= self.rows <= _MOST_BYTES and 0 <= self.num_bytes <= _MOST_BYTES):
@@ -70,14 +69,14 @@ class ColumnFile:
             raise ValueError("the missing rows are not sorted, or out of bounds")
 
     def is_of(self, shard: Shard) -> bool:
-        """Returns whether the rows belong to the records of this shard in their order."""
+        """Returns whether the rows belong to the records of this shard, in the same order."""
         expected = (shard.name, shard.examples, shard.samples_sha256)
         return (self.shard, self.rows, self.samples_sha256) == expected
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column, as column.json and begun.json describe it, see docs/data-format.md.
+    """The contents of a column.json or begun.json; see docs/data-format.md.
 
     `dtype` is one of `DTYPES`; `splits` is empty in begun.json.
     """
@@ -92,7 +91,6 @@ class Column:
     column_version: int = VERSION
 
     def __post_init__(self) -> None:
-        """Refuses what cannot be, with ValueError."""
         if self.column_version != VERSION:
             raise ValueError(
                 f"column_version {self.column_version}, expected {VERSION}: upgrade imagenet-prep"
@@ -125,7 +123,7 @@ class Column:
 
     @property
     def descr(self) -> str:
-        """The type of the values in the .npy files, as NumPy writes it."""
+        """NumPy's code for the type of the values in the .npy files."""
         return DTYPES[self.dtype][0]
 
     def header(self, rows: int) -> bytes:
@@ -149,7 +147,7 @@ class Column:
         return [self.file(rows) for files in self.splits.values() for rows in files]
 
     def of(self, split: str, shards: Iterable[Shard]) -> tuple[list[ColumnFile], list[str]]:
-        """Returns the files of some shards, and the names of the shards that have none."""
+        """Returns the files of some shards, and the names of the shards without a valid file."""
         by_shard = {rows.shard: rows for rows in self.splits.get(split, [])}
         pairs = [(shard, by_shard.get(shard.name)) for shard in shards]
         files = [rows for shard, rows in pairs if rows and rows.is_of(shard)]
@@ -157,16 +155,16 @@ class Column:
         return files, lacking
 
     def begun(self) -> Column:
-        """Returns only its settings, as in begun.json."""
+        """Returns the column without files, which is the contents of begun.json."""
         return dataclasses.replace(self, splits={})
 
     def differing(self, other: Column) -> list[str]:
-        """Returns the names of the settings that differ; the files of splits are not compared."""
+        """Returns the names of the settings in which two columns differ; ignores their files."""
         mine, theirs = vars(self.begun()), vars(other.begun())
         return [name for name in mine if mine[name] != theirs[name]]
 
     def with_files(self, split: str, files: Iterable[ColumnFile]) -> Column:
-        """Returns the column with these files of a split, and its other splits."""
+        """Returns a copy of the column in which a split has these files."""
         return dataclasses.replace(self, splits={**self.splits, split: list(files)})
 
     @property
@@ -184,10 +182,7 @@ class Column:
 
 
 def loads(data: bytes, where: str, name: str) -> Column:
-    """Returns the column of folder `name`, given its column.json or begun.json.
-
-    Raises DataDamagedError, which calls the file `where`.
-    """
+    """Returns the column in a column.json or begun.json; raises DataDamagedError if invalid."""
     with _damage(where):
         content = canonical.loads(data)
         if not isinstance(content, dict):
@@ -202,7 +197,7 @@ def loads(data: bytes, where: str, name: str) -> Column:
 
 
 def loads_receipt(data: bytes, where: str) -> ColumnFile:
-    """Returns the rows that the receipt of a file describes; raises DataDamagedError."""
+    """Returns the contents of a receipt; raises DataDamagedError if it is invalid."""
     with _damage(where):
         return records.loads(ColumnFile, data)
 
@@ -229,25 +224,25 @@ def check_name(name: str) -> str:
 
 
 def folder_name(name: str) -> str:
-    """Returns the path, relative to the dataset, of a column's folder."""
+    """Returns the path of a column's folder, relative to the dataset."""
     return f"{naming.COLUMNS}/{check_name(name)}"
 
 
 def record_name(name: str) -> str:
-    """Returns the path of column.json, which makes a column complete."""
+    """Returns the path of a column's column.json, relative to the dataset."""
     return f"{folder_name(name)}/column.json"
 
 
 def begun_name(name: str) -> str:
-    """Returns the path of begun.json, the settings of a column that is not complete."""
+    """Returns the path of a column's begun.json, relative to the dataset."""
     return f"{folder_name(name)}/begun.json"
 
 
 def file_name(name: str, shard: str) -> str:
-    """Returns the path of the rows of a shard."""
+    """Returns the path of the .npy file with the rows of a shard."""
     return f"{folder_name(name)}/{shard}.npy"
 
 
 def receipt_name(name: str, shard: str) -> str:
-    """Returns the path of the receipt of the rows of a shard, until the column is complete."""
+    """Returns the path of the receipt of a .npy file, which exists until the column is complete."""
     return f"{folder_name(name)}/{shard}.json"

@@ -1,4 +1,4 @@
-"""Differences of an image between two datasets, A and B."""
+"""The differences between the images of two datasets, A and B."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ OTHER_LABEL, OTHER_BYTES, OTHER_SIZE = "other_label", "other_bytes", "other_size
 
 
 class StoredImage(NamedTuple):
-    """An image in one of the datasets: class, stored size and hash, shard, record."""
+    """An image as stored in a dataset: class, size in pixels, hash, shard and record number."""
 
     wnid: str
     width: int
@@ -29,7 +29,7 @@ class Difference(NamedTuple):
 
     @property
     def kinds(self) -> list[str]:
-        """The kinds of difference, each one of the constants above."""
+        """The ways in which the image differs, e.g. OTHER_LABEL and OTHER_BYTES."""
         if self.a is None or self.b is None:
             return [ONLY_IN_B if self.a is None else ONLY_IN_A]
         differs = {

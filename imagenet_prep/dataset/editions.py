@@ -2,12 +2,12 @@
 
 The face-blurred ILSVRC2012 of 2021 lacks 101 images of train and 3 of validation
 (github.com/princetonvisualai/imagenet-face-obfuscation/issues/4). The complete ImageNet has no
-validation split: fall11 is from 2011, and winter21 lacks most classes of people. ImageNet-21K-P is
-each of these without its rare classes (github.com/Alibaba-MIIL/ImageNet21K).
+validation split. Its edition fall11 is from 2011; winter21 lacks most classes of people.
+ImageNet-21K-P is made from both and lacks their rare classes (github.com/Alibaba-MIIL/ImageNet21K).
 
-Evaluation sets have some or all of ILSVRC2012's classes and one split, `test`. Their counts come
-from their authors' pages. Sources disagree about ImageNet-Sketch's count, and ObjectNet's depends
-on the class mapping.
+Evaluation sets have some or all of ILSVRC2012's classes and one split, `test`. Their counts are
+from the authors' pages. ImageNet-Sketch has no counts here, since sources disagree, and ObjectNet
+has none, since its counts depend on the class mapping.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ _TRAIN, _VALIDATION, _TEST = schema.TRAIN, schema.VALIDATION, schema.TEST
 
 @dataclass(frozen=True)
 class Edition:
-    """Known facts about one edition."""
+    """The counts and names that identify one edition."""
 
     name: str
-    # Length of its class list. For an evaluation set, the number of ILSVRC2012 classes in it; 0
-    # means any number.
+    # Length of the class list. For an evaluation set, the number of ILSVRC2012's classes that have
+    # images; 0 means any number.
     num_classes: int
     examples: dict[str, int]
     # Smallest and largest number of images per class, by split, if known.
     class_range: dict[str, tuple[int, int]] = field(default_factory=dict)
     is_ilsvrc: bool = False
-    # Names of archives and folders that only this edition has. For an evaluation set, their lower-
-    # case prefixes.
+    # Names of archives and folders of this edition. For an evaluation set, prefixes of these names
+    # in lower case.
     names: tuple[str, ...] = ()
     digest: str = ""  # for an evaluation set, sha256 of its sorted WNIDs, one per line, if known
 
     def problems(self, split: str, classes: ClassList, num_per_class: Sequence[int]) -> list[str]:
-        """Returns the differences between the class counts of a split and this edition's."""
+        """Returns a sentence for each difference between a split's counts and this edition's."""
         if not self.has(classes):
             number = counted(len(classes.wnids), "class")
             if self.is_ilsvrc:
@@ -73,7 +73,7 @@ class Edition:
         )
 
     def has(self, classes: ClassList) -> bool:
-        """Returns whether a class list can be this edition's."""
+        """Returns whether a class list matches this edition: the classes, or only their number."""
         return classes.official if self.is_ilsvrc else len(classes.wnids) == self.num_classes
 
 
@@ -88,7 +88,7 @@ FACE_BLURRED = Edition(
     "ILSVRC2012 face-blurred",
     schema.OFFICIAL_NUM_CLASSES,
     {_TRAIN: 1_281_066, _VALIDATION: 49_997},
-    {_TRAIN: (631, 1300), _VALIDATION: (47, 50)},  # all that it lacks may be of one class
+    {_TRAIN: (631, 1300), _VALIDATION: (47, 50)},  # the missing images may all be of one class
     is_ilsvrc=True,
     names=("train_blurred", "val_blurred"),
 )
@@ -112,15 +112,15 @@ WINTER21_P = Edition(
     {_TRAIN: 11_060_223, _VALIDATION: 522_500},
     names=_PROCESSED,
 )
-# Its labels were never published, so its images are of one class.
+# The test images' labels were never published, so all of them are in one class.
 ILSVRC2012_TEST = Edition("ILSVRC2012 test", 1, {_TEST: 100_000})
 _OTHERS = (FACE_BLURRED, FALL11, WINTER21, FALL11_P, WINTER21_P, ILSVRC2012_TEST)
 
 
 _A = "9826a24166e74ce62fb87b27889874ca26917542c745712309d6e25855d63bc2"
 _R = "a6a0729f7a99230280639cab6e51e01485a3b41a676ea35621a501c9d6e83ca4"
-# Columns: name, classes, images, images per class (0: not checked), digest. A longer name comes
-# before its own prefixes. ImageNet-C's numbers are for one corruption at one severity.
+# Columns: name, classes, images, images per class (0: not checked), digest, other names. A name
+# must precede its prefixes. ImageNet-C's numbers are for one corruption at one severity.
 EVALUATION = tuple(
     Edition(
         name,
@@ -150,11 +150,11 @@ EVALUATION = tuple(
 
 
 def recognised(classes: ClassList, totals: Mapping[str, int], names: Sequence[str] = ()) -> str:
-    """Returns the edition's name, given the image counts before quarantine.
+    """Returns the name of the edition with these classes and image counts (before quarantine).
 
-    Returns "" for the original ILSVRC2012 and for unknown editions. A single split with
-    ILSVRC2012's classes may simply lack files. So it is only recognised as a different edition if
-    all splits are present, or if the name of its archive or folder says so.
+    Returns "" for the original ILSVRC2012 and for unknown editions. The counts of a single split
+    with ILSVRC2012's classes could also mean lost files. So a face-blurred edition also needs all
+    its splits, or the name of its archive or folder.
     """
     for edition in _OTHERS:
         is_sure = (
@@ -173,7 +173,7 @@ def named(name: str) -> Edition | None:
 
 
 def called(name: str, num_classes: int) -> Edition | None:
-    """Returns the edition expected from the name of an archive or folder, or None."""
+    """Returns the edition that has an archive or folder with this name, or None."""
     return closest((edition for edition in _OTHERS if name in edition.names), num_classes)
 
 

@@ -1,7 +1,7 @@
 """Serializes examples as tf.train.Example, parses them, and checks them against the schema.
 
 Equal examples have equal bytes: the features map is sorted by key, as in protobuf's deterministic
-serialization. Recurring parts are serialized and parsed once, and images are not copied.
+serialization. Parts that many examples share are serialized and parsed once. Images are not copied.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from imagenet_prep.dataset.protobuf import FIELD_1, Value, entry_head, key_field
 
 NOTHING: Mapping[str, str] = types.MappingProxyType({})
 
-# The features before the image are smaller, and so are those after it with up to 200 boxes.
+# More than the features before the image have, and more than those after it have with 200 boxes.
 _HEAD_BYTES = 4096
 CONSTANTS: dict[str, bytes | int] = {
     schema.FORMAT: b"JPEG",
@@ -34,14 +34,14 @@ class ImageExample(NamedTuple):
     """One example of the dataset.
 
     Attributes:
-      encoded: bytes of an RGB JPEG; a memoryview in batches of readers, to avoid a copy.
-      height, width: pixels of `encoded`.
+      encoded: bytes of an RGB JPEG; in batches of readers, a memoryview, to avoid a copy.
+      height, width: size of the image in pixels.
       filename: base name of the source image.
       stored_label: class index + label offset.
       wnid: WordNet id of the class.
       text: the class in words.
-      boxes: bounding boxes, all with the image's label. `xmin`, `xmax`, `ymin` and `ymax` are
-        relative to the image's sides, from 0 to 1.
+      boxes: bounding boxes of objects of this class. `xmin`, `xmax`, `ymin` and `ymax` are relative
+        to the sides of the image, from 0 to 1.
 
     Example:
       >>> import io
@@ -68,9 +68,9 @@ class ImageExample(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Byte offsets, in a buffer, of the parts of an example written by `encode`, in order.
+    """Byte offsets of the parts of a serialized example in a buffer, in the order of `encode`.
 
-    The image is followed by the file name's entry, and the file name by the remaining entries.
+    The entry of the file name follows the image; the remaining entries follow the file name.
     """
 
     entries: int
@@ -90,14 +90,14 @@ def encode(example: ImageExample) -> bytes:
 def encode_parts(example: ImageExample) -> tuple[bytes, bytes, bytes]:
     """Returns the result of `encode` in three parts; the second is `example.encoded`, not a copy.
 
-    Recurring entries are cached. Entries before the image only depend on the class; entries after
-    the file name depend on size, label and boxes.
+    Most entries are cached: entries before the image only depend on the class, and entries after
+    the file name on size, label and boxes.
     """
     encoded, filename = example.encoded, example.filename.encode()
     before = _class_entries(example.stored_label, example.wnid, example.text) + entry_head(
         _ENCODED, len(encoded)
     )
-    # Do not cache boxes: -0.0 equals 0.0 but has different bytes.
+    # Entries with boxes are not cached: -0.0 equals 0.0, but its bytes differ.
     rest = _size_entries if example.boxes == NO_BOXES else _size_and_box_entries
     behind = b"".join(
         (
@@ -111,19 +111,19 @@ def encode_parts(example: ImageExample) -> tuple[bytes, bytes, bytes]:
 
 
 def decode(payload: bytes | memoryview, lacks: Mapping[str, str] = NOTHING) -> ImageExample:
-    """Returns the example in a record's payload; raises DataDamagedError if it breaks the schema.
+    """Returns the example in a payload; raises DataDamagedError if it does not match the schema.
 
-    `lacks` is the manifest's: keys that are "absent" read as empty or 0, and constants in `lacks`
-    are not checked.
+    `lacks` comes from the manifest. An "absent" key gets an empty value or 0, and constants in
+    `lacks` are not checked.
     """
     return _as_encoded(payload) or checked(protobuf.parse(payload), lacks)
 
 
 def _as_encoded(payload: bytes | memoryview) -> ImageExample | None:
-    """Returns the example in `payload`, or None if it is damaged or its layout is not `encode`'s.
+    """Returns the example in a payload, or None unless it is valid and has the layout of `encode`.
 
-    This is much faster than parsing all of it: protobuf copies no image, and recurring entries are
-    parsed and checked once.
+    This is much faster than `protobuf.parse`: protobuf does not copy the image, and entries that
+    many examples share are parsed and checked once.
     """
     head = bytes(payload[:_HEAD_BYTES])
     length, start = _read_varint(head, 1)
@@ -156,7 +156,7 @@ def _as_encoded(payload: bytes | memoryview) -> ImageExample | None:
 def decode_at(data: memoryview, places: Places) -> ImageExample | None:
     """Returns an example with the layout of `encode`; its image is a view of `data`.
 
-    Returns None if the example is damaged or unusual; `decode` tells them apart.
+    Returns None if the example is damaged or has a different layout; `decode` handles both.
     """
     entries, image_entry, image, image_end, name, name_end, end = places
     if max(image_entry - entries, end - name_end) > _HEAD_BYTES:
@@ -185,10 +185,10 @@ def _value(pattern: re.Pattern[bytes], data: bytes) -> tuple[int, int]:
     return (match.end(), _read_varint(match[1], 0)[0]) if match else (0, 0)
 
 
-# Large enough for the recurring parts: one per class, and one per image size.
+# Large enough for the entries that examples share: one item per class and one per image size.
 @functools.lru_cache(maxsize=1 << 13)
 def _part(entries: bytes, keys: frozenset[str]) -> ImageExample:
-    """Returns a blank example with the values of these entries."""
+    """Returns an example with the values of these entries; its other values are blank."""
     features = protobuf.parse(FIELD_1 + varint(len(entries)) + entries)
     if features.keys() != keys:
         raise DataDamagedError(f"expected the keys {', '.join(sorted(keys))}")
@@ -201,7 +201,7 @@ def _blank() -> dict[str, Value]:
 
 
 def relabelled(payload: bytes, stored_label: int, wnid: str, text: str) -> bytes:
-    """Returns a valid example with a different class; its other values stay, no key is added."""
+    """Returns a valid payload with a new class; keeps its other values and adds no key."""
     features = protobuf.parse(payload)
     of_class: dict[str, Value] = {
         schema.LABEL: (stored_label,),
@@ -219,17 +219,17 @@ def decode_without_image(
     size: int,
     lacks: Mapping[str, str] = NOTHING,
 ) -> ImageExample:
-    """Returns the example as `decode` does, but does not read its image, and leaves it empty.
+    """Returns an example as `decode` does, but with an empty image, which is not read.
 
-    `read` returns bytes of the payload, given offset and size. `size` may be negative if the index
-    is damaged; the payload is then treated as empty.
+    `read` takes an offset and a size and returns bytes of the payload. `size` is negative if the
+    index is damaged; the payload is then treated as empty.
     """
     features = protobuf.parse(_without_image(read, size))
     return checked(features | {schema.ENCODED: (b"",)}, lacks)
 
 
 def _without_image(read: Callable[[int, int], bytes], size: int) -> bytes:
-    """Returns a payload, without its image's entry if that is large."""
+    """Returns a payload without the entry of its image; a small image may stay."""
     size = max(size, 0)
     head = read(0, min(size, _HEAD_BYTES))
     length, at = _read_varint(head, 1)
@@ -245,7 +245,7 @@ def _without_image(read: Callable[[int, int], bytes], size: int) -> bytes:
 
 
 def checked(features: dict[str, Value], lacks: Mapping[str, str]) -> ImageExample:
-    """Returns the example with these features; see `decode` for errors."""
+    """Returns the example with these features; see `decode` for `lacks` and errors."""
     for key in lacks:
         if lacks[key] == schema.ABSENT:
             features.setdefault(key, _absent(key, features))
@@ -294,7 +294,7 @@ def _absent(key: str, features: Mapping[str, Value]) -> Value:
     return (b"",) if key in schema.BYTES_KEYS else (0,)
 
 
-# More than ImageNet-21K's classes, since a shard has them in random order.
+# More items than ImageNet-21K has classes, because the examples of a shard are in random order.
 @functools.lru_cache(maxsize=1 << 15)
 def _class_entries(stored_label: int, wnid: str, text: str) -> bytes:
     return protobuf.entries(

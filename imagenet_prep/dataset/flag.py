@@ -30,6 +30,6 @@ def data_set(
 
 
 def without_manifest(typed: str) -> str:
-    """Returns SET if SET/dataset.json was typed; other input stays as it is."""
+    """Returns SET if a user has typed SET/dataset.json; other text is returned unchanged."""
     base, slash, name = typed.rpartition("/")
     return (base or slash or ".") if name == naming.MANIFEST else typed

@@ -14,7 +14,7 @@ HEIC = "HEIC"
 
 # Formats that the codec reads, by their common names.
 READ = frozenset({"JPEG", "PNG", "GIF", "BMP", "WebP", "TIFF", "AVIF"})
-# Photographs under any file name. Not TIFF, since raw camera files look like TIFF.
+# Formats of photographs with any file name. TIFF is not included: raw camera files look like TIFF.
 PHOTOGRAPHS = READ - {"TIFF"} | {HEIC, "JPEG XL"}
 # Decoder modules that an installation may lack, and the commands that install them.
 _DECODERS = {
@@ -29,20 +29,20 @@ _BEGINNINGS = {
     b"GIF89a": "GIF",
     b"II*\0": "TIFF",
     b"MM\0*": "TIFF",
-    b"II+\0": "TIFF",  # these two are BigTIFF
+    b"II+\0": "TIFF",  # this one and the next are BigTIFF
     b"MM\0+": "TIFF",
     b"\xff\x0a": "JPEG XL",
     b"\0\0\0\x0cJXL \r\n\x87\n": "JPEG XL",
     b"\0\0\0\x0cjP  \r\n\x87\n": "JPEG 2000",
     b"8BPS": "Photoshop",
 }
-# Brands of ISO media files, from byte 8 on. For generic HEIF brands, the following ones decide.
+# Brands of ISO media files, at byte 8. After a generic HEIF brand, the compatible brands decide.
 _BRANDS = {
     **dict.fromkeys((b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis"), HEIC),
     **dict.fromkeys((b"avif", b"avis"), "AVIF"),
     **dict.fromkeys((b"qt  ", b"isom", b"iso2", b"mp41", b"mp42", b"M4V "), "video"),
 }
-# Sizes of a BMP's second header. Checked too, since text files can also start with "BM".
+# Valid sizes of a BMP's second header, since a text file can also start with "BM".
 _BMP_HEADERS = frozenset({12, 40, 52, 56, 64, 108, 124})
 
 
@@ -80,13 +80,13 @@ def unreadable(head: bytes) -> str:
 
 
 def remedy(names: Collection[str]) -> str:
-    """Returns the advice for photographs in unsupported formats."""
+    """Returns the advice for images in unsupported formats."""
     commands = [f"run {_DECODERS[name][1]}" for name in sorted(names) if name in _DECODERS]
     return ", or ".join([*commands, "convert to JPEG or PNG"])
 
 
 def in_words(details: Iterable[str]) -> list[str]:
-    """Returns a line per unsupported format, given texts of `unreadable` for quarantined images."""
+    """Returns a line for each unsupported format, from `unreadable` texts of quarantined images."""
     counts = Counter(detail for detail in details if detail.startswith("is "))
     return [
         f"{counted(number, 'quarantined image')}: the format {detail}"

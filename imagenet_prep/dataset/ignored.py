@@ -1,4 +1,4 @@
-"""Counts the source files that are not images by extension, so that none is dropped silently."""
+"""Counts source files that are not images, by extension, so that no file is dropped silently."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SYSTEM_FOLDERS = {
     *("@eadir", "@tmp", "@recycle", "@recently-snapshot", "#recycle", "#snapshot", "~snapshot"),
     *("__macosx", "network trash folder", "temporary items"),
 }
-# Extensions of photographs (phones, and raw files of cameras): the message warns about these.
+# Extensions of photographs from phones and of raw camera files; the message warns about them.
 PHOTOGRAPHS = {
     *(".heic", ".heif", ".hif", ".avif", ".jxl", ".jp2", ".dng", ".nef", ".nrw", ".cr2", ".cr3"),
     *(".crw", ".arw", ".raf", ".orf", ".rw2", ".pef", ".srw", ".3fr", ".iiq", ".x3f"),
@@ -24,7 +24,7 @@ PHOTOGRAPHS = {
 
 
 def is_hidden(name: str) -> bool:
-    """Returns whether a name is hidden or belongs to a system folder."""
+    """Returns whether a name starts with a dot or is the name of a system folder."""
     return name.startswith(".") or name.casefold() in _SYSTEM_FOLDERS
 
 
@@ -42,7 +42,7 @@ def ending(path: str) -> str:
 
 
 def most_frequent(ignored: Mapping[str, int]) -> dict[str, int]:
-    """Returns the counts of the 20 most frequent extensions, in order, and the rest as "others"."""
+    """Returns the 20 highest counts in descending order, and the sum of the rest as "others"."""
     ordered = sorted(ignored.items(), key=lambda item: (item[0] == _OTHERS, -item[1], item[0]))
     frequent = dict(ordered[:_MAX_ENDINGS])
     if rest := sum(count for _, count in ordered[_MAX_ENDINGS:]):
@@ -60,7 +60,7 @@ def in_words(ignored: Mapping[str, int]) -> str:
 
 
 def together(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Returns the sum of the counts of several parts."""
+    """Returns the sums of several counts by extension."""
     total = Counter[str]()
     for part in parts:
         total.update(part)

@@ -1,7 +1,7 @@
 """Reads a JPEG's markers and refuses images that are too expensive to decode.
 
-A header of a few bytes can claim 4 billion pixels, and for each scan of a progressive file, a
-decoder processes all coefficients again.
+A header of a few bytes can claim 4 billion pixels. In a progressive file, a decoder processes all
+coefficients again for each scan.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import NamedTuple, NoReturn
 
 from imagenet_prep.core.errors import BadImageError
 
-# ImageNet's largest image is 5980 x 6430 = 38 MP (MLPerf's nvJPEG hints). Decoding more than this
-# limit would take > 192 MB.
+# ImageNet's largest image has 5980 x 6430 pixels (MLPerf's nvJPEG hints). Decoding an image of this
+# limit takes 192 MB.
 MAX_PIXELS = 64_000_000
-# Encoders write about ten. At 64 MP, libjpeg needs 50 ms for each, even for an empty one.
+# Encoders write about ten scans. At 64 million pixels, even an empty scan takes libjpeg 50 ms.
 MAX_SCANS = 100
 # Comments and metadata have one segment per 64 kB; each scan has a few segments for its tables.
 _MAX_SEGMENTS = 10_000
@@ -26,13 +26,13 @@ _BITS = 8
 # markers, which have no content.
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 _SOS, _EOI, _SOI_MARKER = 0xDA, 0xD9, 0xD8
-# DHT, JPG and DAC have numbers between those of frame headers. DHP is for several frames.
+# SOF0 to SOF15, without the markers DHT, JPG and DAC in between, and DHP (for several frames).
 _SOF0, _SOF3, _DHP = 0xC0, 0xC3, 0xDE
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC} | {_DHP}
 _PROGRESSIVE = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
 # SOF0, SOF1 and SOF2: the only frames that decoders can reliably downscale while decoding.
 _SCALED = frozenset({0xC0, 0xC1, 0xC2})
-# Also SOF9 and SOF10: the same with arithmetic coding.
+# Also SOF3 (lossless), and SOF9 and SOF10 (arithmetic coding).
 _DECODED = _SCALED | {_SOF3, 0xC9, 0xCA}
 _SEGMENTS = frozenset(range(0xC0, 0xFF)) - frozenset(range(0xD0, 0xDA))
 
@@ -49,7 +49,7 @@ class Frame(NamedTuple):
     # Second byte of the frame header's marker; 0 if there are several frame headers.
     marker: int = _SOF0
     bits: int = _BITS  # bits per sample
-    colorspace: str = ""  # libjpeg's name if it was read: "YCbCr", "RGB", "Gray", "CMYK", "YCCK"
+    colorspace: str = ""  # libjpeg's name, e.g. "YCbCr", "Gray" or "CMYK"; "" if it is not known
     repair: str = ""  # reason why the file must be re-encoded with Pillow; "" for most
 
     @property
@@ -67,7 +67,7 @@ def refuse_bombs(data: bytes, max_pixels: int = MAX_PIXELS) -> Frame | None:
     """Returns a JPEG's frame; raises BadImageError if decoding needs too much time or memory.
 
     Only files with several scans are read to the end. Returns None if the file is not a JPEG or
-    has no frame header; its decoder then reports the error.
+    has no frame header; the decoder then reports the error.
     """
     if not data.startswith(SOI):
         return None
@@ -75,7 +75,7 @@ def refuse_bombs(data: bytes, max_pixels: int = MAX_PIXELS) -> Frame | None:
     header = height = width = first_scan = frame = 0
     try:
         for _ in range(_MAX_SEGMENTS):
-            # Usually the marker is right here, and a search would double the time.
+            # The marker is usually at this position, and a search would double the time.
             marker = data[position + 1] if data[position] == 0xFF else 0
             if marker in _SEGMENTS:
                 position += 2
@@ -88,7 +88,7 @@ def refuse_bombs(data: bytes, max_pixels: int = MAX_PIXELS) -> Frame | None:
             if marker == _EOI:
                 break
             if marker < 0xC0 or marker == _SOI_MARKER:
-                # Markers without content, and reserved ones, after which libjpeg may also continue.
+                # The marker has no content, or it is reserved, and libjpeg may continue after it.
                 continue
             if marker in _FRAMES:
                 height = int.from_bytes(data[position + 3 : position + 5], "big")

@@ -1,4 +1,4 @@
-"""Keys, the names of images, which are the same in every source layout; and lists of keys."""
+"""Keys, which identify images independently of the source layout, and files that list keys."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError, some
 from imagenet_prep.dataset import schema
 
-# Enough for 2 million ImageNet keys; even a short key takes 200 bytes of memory. Limited because
-# the list may be a pipe, as in <(…), or an endless device.
+# Limits for a list of keys, which may be a pipe, as in <(…), or an endless device. They allow 2
+# million keys of ImageNet; even a short key takes 200 bytes of memory.
 _MOST_BYTES, MOST_LINES = 64 << 20, 1 << 21
 _ENDS = (b"\n", b"\r")
-# Stripped from keys in a list. Other blanks, such as U+00A0, may be part of a file name.
+# Removed around keys in a list. Other blanks, such as U+00A0, may be part of a file name.
 BLANKS = " \t\r\v\f"
 _AT_ONCE, _PART_BYTES = 1 << 14, 1 << 20
 # Linux's limit for a path (PATH_MAX).
@@ -30,7 +30,7 @@ _MOST_SHOWN = 80
 _NUMBER = re.compile(r"~+[0-9]+(?=(?:\.[^./]*)?$)")
 WNID = re.compile(r"n\d{8}")
 VALIDATION_NAME = re.compile(r"^ILSVRC2012_val_(\d{8})\.[A-Za-z]+$")
-# ImageNet-C's, in the paper's order. The last four are extras, which mCE does not include.
+# ImageNet-C's corruptions, in the paper's order. mCE does not include the last four.
 CORRUPTIONS = (
     *("gaussian_noise", "shot_noise", "impulse_noise"),
     *("defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
@@ -44,10 +44,9 @@ CORRUPTED_NAME = re.compile(
 
 
 def key_of(split: str, class_id: str, name: str) -> str:
-    """Returns the key of an image.
+    """Returns the key of an image: CLASS/NAME in most datasets.
 
-    It is the unique file name for ILSVRC2012's validation images; corruption, severity and file
-    name for ImageNet-C; class and file name for all others.
+    The key is NAME for ILSVRC2012's validation images, and CORRUPTION/SEVERITY/NAME for ImageNet-C.
     """
     if split == schema.VALIDATION and VALIDATION_NAME.match(name):
         return name
@@ -57,10 +56,10 @@ def key_of(split: str, class_id: str, name: str) -> str:
 
 
 def below_class(path: str, class_id: str) -> str:
-    """Returns the part of a record's file name that follows the class in its key.
+    """Returns the part of a key that follows the class, given the file name in a record.
 
-    Our datasets write the path below the class folder. Other programs may write the full path, of
-    which ImageNet's keys only keep the file name.
+    In our datasets, the file name is the path below the class folder. Other programs may write the
+    full path; only the last part of it is then used.
     """
     folders = path.split("/")[:-1]
     if CORRUPTED_NAME.match(path):
@@ -76,29 +75,29 @@ def leads_out(key: str) -> bool:
 
 
 def name_of(key: str) -> str:
-    """Returns a key without its class folder. Keys of validation and ImageNet-C have none."""
+    """Returns a key without its class folder; keys of validation and ImageNet-C have no folder."""
     return key if CORRUPTED_NAME.match(key) else key.partition("/")[2] or key
 
 
 def name_in(key: str, class_id: str) -> str:
     """Returns the path of an image below its class folder.
 
-    A relabelled image keeps its former class in the path, to avoid a name collision. ImageNet does
-    not need this, since its file names are unique.
+    The path of a relabelled image includes the former class, to avoid a name collision. ImageNet's
+    paths do not need this, since its file names are unique.
     """
     former = key.partition("/")[0]
     return name_of(key) if former == class_id or WNID.fullmatch(former) else key
 
 
 def numbered(key: str, number: int, tildes: str) -> str:
-    """Returns a distinct key for the `number`-th record with this key in a split."""
+    """Returns a unique key for the `number`-th record with this key, e.g. n01440764/a~2.JPEG."""
     folder, slash, name = key.rpartition("/")
     stem, dot, ending = name.rpartition(".") if "." in name else (name, "", "")
     return f"{folder}{slash}{stem}{tildes}{number}{dot}{ending}"
 
 
 def without_number(key: str) -> str:
-    """Returns a key, or a part of one, without the suffix of `numbered`."""
+    """Returns a key, or a part of a key, without the number that `numbered` has added."""
     return _NUMBER.sub("", key)
 
 
@@ -140,10 +139,10 @@ class KeyList(NamedTuple):
         return {"images": len(self.keys), "sha256": self.sha256}
 
     def refuse_unknown(self, unknown: Collection[str], where: str) -> None:
-        """Raises UsageError if `where` has no image for some of the keys.
+        """Raises UsageError if there are `unknown` keys, which have no image in `where`.
 
-        The message only has line numbers: it must not reveal the file to users who may choose it
-        but not read it, as in an Airflow form.
+        The message only has line numbers, because a user of an Airflow form may choose a file
+        without the right to read it.
         """
         if unknown:
             numbers = sorted(self.keys[key] for key in unknown)
@@ -168,7 +167,7 @@ def read_list(path: str | os.PathLike[str]) -> KeyList:
     keys: dict[str, int] = {}
     repeated: list[int] = []
     number = start = 0
-    # Read in parts: as strings, all lines together would take ten times the file's size.
+    # Read the list in parts, because all lines as strings would take ten times the file's size.
     while lines := file.readlines(_PART_BYTES):
         # Remove the byte order mark that Windows editors write.
         try:

@@ -1,8 +1,8 @@
-"""dataset.json, the manifest: the commit point of a dataset and its chain of custody.
+"""dataset.json, the manifest of a dataset: its files with digests, its counts and its settings.
 
-It has archive digests, member and class counts, shard digests, settings, and its own digest. It is
-written last, and readers, verify and replicate start from it. Equal input and settings give an
-equal manifest, since it has no time, host or path.
+The manifest is written last, so a dataset with a manifest is complete. It also has the digests
+of the source archives, and its own digest. It contains no time, host or path: equal input and
+settings give an equal manifest.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from imagenet_prep.core.errors import ManifestError, UsageError
 from imagenet_prep.dataset import naming, schema
 
 SCHEMA_VERSION = 1
-# Less than any record: its frame, the names of image and label, and an image of one pixel.
+# Every record is larger, even with an image of one pixel.
 _LEAST_RECORD_BYTES = 64
-# Nine times ImageNet-21K. Limited because readers keep the position and order of each in memory.
+# Nine times ImageNet-21K. Readers keep the position and the order of all examples in memory.
 _MOST_EXAMPLES = 1 << 27
 # Fields that are omitted from the file if they are empty.
 _LEFT_OUT = {
@@ -30,8 +30,8 @@ _LEFT_OUT = {
 }
 # Limit for the sum of all counts, so that every partial sum also fits into 64 bits.
 _MOST = (1 << 63) - 1
-# Limit for the values in the file. The most shards, 99,999 per split, have 2.7 million in 300,000
-# lists. All are rendered again to compare every byte, which takes seconds.
+# Limit for the number of values in the file. A manifest with the maximum, 99,999 shards in each of
+# three splits, has 2.7 million values. `loads` renders them again, which takes seconds.
 _MOST_VALUES = 3_200_000
 
 
@@ -39,8 +39,8 @@ _MOST_VALUES = 3_200_000
 class Producer:
     """The program that made the dataset.
 
-    `libraries` is the codec that encoded the images: {"codec": "planes-1"}. In old datasets, it has
-    library versions. It is empty if all images were kept.
+    `libraries` has the codec that encoded the images, e.g. {"codec": "planes-1"}. In old datasets,
+    it has library versions. It is empty if no image was encoded.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Source:
     """One archive or folder that the examples came from.
 
     Attributes:
-      md5: hash of the complete archive; None if `--check header` accepted it unread.
+      md5: hash of the complete archive; None if `--check header` has not read all of it.
       members: number of its images that were used or quarantined.
       ignored: for a folder, the number of files that are not images, by extension; omitted from
         the file if there are none.
@@ -82,7 +82,7 @@ class Source:
 class Shard:
     """One TFRecord file, its DALI index, and its table of samples.
 
-    The fields of the table are omitted from the file if the dataset has no tables.
+    If the dataset has no tables of samples, their fields are omitted from dataset.json.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Shard:
 
     @property
     def files(self) -> tuple[File, ...]:
-        """All its files, with their paths in the dataset; the TFRecord file is the last."""
+        """All files of the shard, with their paths in the dataset; the TFRecord file is last."""
         shard = File(self.name, self.num_bytes, self.sha256)
         return (*filter(None, [self.index, self.samples]), shard)
 
@@ -147,10 +147,7 @@ class File:
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem of one file of a replica: the message, and whether the file is only missing.
-
-    Running the same command again restores missing files; all other problems are damage.
-    """
+    """A problem with a file of a replica: damage, or a missing file, which a new run restores."""
 
     text: str
     is_missing: bool = False
@@ -165,8 +162,8 @@ class Manifest:
 
     Attributes:
       quarantined, repaired: counts by reason; quarantine.jsonl has one line per image.
-      lacks: schema keys that records of other programs (kept by `adopt`) lack: "absent", "empty"
-        or "untrue". Omitted from the file if records are complete.
+      lacks: schema keys that are "absent", "empty" or "untrue" in records of other programs, which
+        `adopt` keeps. Omitted from the file if records are complete.
       edition: ImageNet edition, e.g. "ImageNet-21K winter21". Omitted from the file for the
         original ILSVRC2012 and for unknown editions.
       answers: only for ObjectNet, whose objects may belong to several ILSVRC2012 classes: the
@@ -175,7 +172,7 @@ class Manifest:
 
     schema_version: int
     producer: Producer
-    config: dict[str, Any]  # resolved settings that decide bytes; `config_digest` is their digest
+    config: dict[str, Any]  # the settings that decide the bytes; `config_digest` is their digest
     config_digest: str
     plan_digest: str  # digest of the assignment of members to shards
     label_offset: int  # stored label = class index + this
@@ -207,7 +204,7 @@ class Manifest:
 
     @property
     def claims_ilsvrc2012(self) -> bool:
-        """Whether its classes or an archive's name are ILSVRC2012's, whose counts are known."""
+        """Whether its classes or an archive's name are ILSVRC2012's, which has known counts."""
         names = (source.name for source in self.sources)
         if self.evaluates:
             return False
@@ -221,7 +218,7 @@ class Manifest:
         return sorted(present | {index for index, wnid in enumerate(wnids) if wnid in answers})
 
     def files_of(self, splits: Iterable[str]) -> list[File]:
-        """Returns the small files and all files of the shards of these splits."""
+        """Returns the small files of the dataset, and all files of the shards in these splits."""
         shards = (shard for split in splits for shard in self.splits[split].shards)
         return [*self.files, *(file for shard in shards for file in shard.files)]
 
@@ -278,7 +275,7 @@ def loads(data: bytes, where: str) -> Manifest:
             f"{where}: damaged or edited: its digest is {canonical.digest(content)}, expected "
             f"{stated!r}. {advice}"
         )
-    # The digest only covers values; this also covers the bytes between them.
+    # The digest only covers the values; this comparison also covers the formatting.
     if render(content) != data:
         raise ManifestError(f"{where}: its formatting was changed. {advice}")
     try:
@@ -292,7 +289,7 @@ def loads(data: bytes, where: str) -> Manifest:
 
 
 def _numbers_problem(content: dict[str, Any]) -> str | None:
-    """Returns the problem with a number, if any: all must fit into 64 bits."""
+    """Returns the problem if a number is negative or does not fit into 64 bits; else None."""
     # Settings are not counts: a seed may be negative.
     if not all(-_MOST - 1 <= number <= _MOST for number in _numbers(content["config"])):
         return f"a setting is beyond {_MOST:,}"
@@ -311,7 +308,7 @@ def _numbers(value: Any) -> Iterator[int]:
 
 
 def _names_problem(manifest: Manifest) -> str | None:
-    """Returns the problem with a name, if any: names become paths and object keys."""
+    """Returns the problem if a name is invalid as a path or object key; else None."""
     for name, split in manifest.splits.items():
         if name not in schema.SPLITS:
             return f"the split {name!r}, expected one of {', '.join(schema.SPLITS)}"
@@ -334,7 +331,7 @@ def _names_problem(manifest: Manifest) -> str | None:
 
 
 def _sizes_problem(manifest: Manifest) -> str | None:
-    """Returns the problem with a shard's numbers, if any: readers allocate memory by them."""
+    """Returns the problem if a count is impossible: readers allocate memory by it; else None."""
     if not manifest.splits:
         return "it has no splits"
     for name, split in manifest.splits.items():

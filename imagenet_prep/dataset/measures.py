@@ -1,7 +1,7 @@
 """Statistics of a table of samples: histograms, sums, and the classes.
 
-Bins are logarithmic, so that one rule fits sides, aspect ratios and bytes. The histograms of all
-shards add up to the dataset's.
+The bins are logarithmic, so that the same bins suit side lengths, aspect ratios and bytes. The
+histograms of a dataset are the sums of its shards' histograms.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from imagenet_prep.dataset.samples import KEPT, Sample
 
-# An eighth of an octave: 9 % from one bin to the next.
+# Each bin starts 9 % above the previous bin; eight bins double the value.
 BINS_PER_OCTAVE = 8
 _TOGETHER = 50_000
 
@@ -26,18 +26,15 @@ Histograms = dict[str, Counter[int]]
 
 @dataclass
 class Measured:
-    """Histograms (counts by bin) and sums by measure, and the class indices, of some images.
-
-    `changed` is the number of images whose action is not `kept`.
-    """
+    """Histograms (counts by bin) and sums by measure, and the class indices, of some images."""
 
     histograms: Histograms = field(default_factory=dict)
     sums: Counter[str] = field(default_factory=Counter)
     classes: set[int] = field(default_factory=set)
-    changed: int = 0
+    changed: int = 0  # number of images that were not kept unchanged
 
     def add(self, other: Measured) -> None:
-        """Adds the statistics of other images."""
+        """Adds the statistics of more images."""
         for name, counts in other.histograms.items():
             self.histograms.setdefault(name, Counter()).update(counts)
         self.sums.update(other.sums)
@@ -46,7 +43,7 @@ class Measured:
 
 
 def of(samples: Iterable[Sample]) -> Measured:
-    """Returns the statistics of a table, which is read once."""
+    """Returns the statistics of these samples."""
     import numpy as np
 
     measured, remaining = Measured(), iter(samples)

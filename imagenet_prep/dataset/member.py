@@ -1,4 +1,4 @@
-"""Data passed between sources, codec and shards: members, prepared images, incidents, origins."""
+"""The types that sources, codec and shards exchange: members, images, incidents, origins."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ NO_BOXES = Boxes((), (), (), ())
 MAX_IMAGE_BYTES = 128 << 20
 
 
-# A receipt names at least this many images, and fewer than twice as many. With 1024 shards of
-# ImageNet, each of them a random sample, every class is covered.
+# A receipt names this number of images or more, but less than twice the number. Since each of the
+# 1024 shards of ImageNet is a random sample, their receipts cover every class.
 _FEWEST_ORIGINS = 8
-# Offsets and sizes are below this.
+# Offsets and sizes are below this number.
 _END = 1 << 63
 
 
@@ -178,7 +178,7 @@ class Origins:
             height, width = image.source_size or (image.height, image.width)
             self.chosen.append(Origin(self._records, *member[:4], height, width))
             if len(self.chosen) == 2 * _FEWEST_ORIGINS:
-                # Drop every second one, so that they stay spread over the shard.
+                # Drop every second record, so that the others are spread over the shard.
                 self.chosen = self.chosen[::2]
                 self._stride *= 2
         self._records += 1

@@ -9,11 +9,7 @@ _LEAF, _NODE = b"\0", b"\1"
 
 
 def root(leaves: Iterable[bytes]) -> str:
-    """Returns the root hash of the tree over these leaves, in hex.
-
-    Reads each leaf once. Memory holds only the complete subtrees without a right sibling, one per
-    set bit of the number of leaves.
-    """
+    """Returns the root hash of the tree over these leaves, in hex; keeps few hashes in memory."""
     waiting: list[bytes] = []
     for number, leaf in enumerate(leaves, start=1):
         tree = hashlib.sha256(_LEAF + leaf).digest()

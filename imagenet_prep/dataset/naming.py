@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 MANIFEST = "dataset.json"
-# The manifest's SSH signature, with the name that ssh-keygen uses.
+# The SSH signature of the manifest; ssh-keygen chooses this name.
 SIGNATURE = f"{MANIFEST}.sig"
-# Only in partial replicas: the part that they hold.
+# The part of the dataset that a partial replica has.
 PLACEMENT = "placement.json"
-# Written to the --log-dir of a training run.
+# The log in the --log-dir of a training run.
 TRAINING_LOG = "train.jsonl"
 LABELS = "labels.txt"
 QUARANTINE = "quarantine.jsonl"
@@ -22,16 +22,16 @@ TFDS_INFO = "dataset_info.json"
 TFDS_LABELS = "image-class-label.labels.txt"
 TFDS_FILES = (TFDS_FEATURES, TFDS_INFO, TFDS_LABELS)
 WORK = ".work"
-# The manifest that a run is replacing.
+# The old manifest, while a run replaces it.
 REPLACED = f"{WORK}/replaced.json"
-# For `report`: one line per location of a replica that `replicate` has verified.
+# The locations of replicas that `replicate` has verified, one per line, for `report`.
 REPLICAS = f"{WORK}/replicas.jsonl"
 # Ledger of the shards verified by `verify --if-changed`.
 VERIFIED = f"{WORK}/verified.jsonl"
 # Ledger of the column files that readers have verified.
 READ_COLUMNS = f"{WORK}/columns.jsonl"
 REPORT = "report.html"
-# Written at the end of `export`: the images that it has exported.
+# The images that `export` has written; `export` writes this file at the end.
 EXPORT = "export.json"
 INDEX = "index"
 SAMPLES = "samples"
@@ -95,12 +95,12 @@ def is_small_file(name: str) -> bool:
 
 
 def index_name(shard: str) -> str:
-    """Returns the path, relative to the dataset, of a shard's DALI index."""
+    """Returns the path of a shard's DALI index, relative to the dataset."""
     return f"{INDEX}/{shard}"
 
 
 def samples_name(shard: str) -> str:
-    """Returns the path, relative to the dataset, of a shard's table of samples."""
+    """Returns the path of a shard's table of samples, relative to the dataset."""
     return f"{SAMPLES}/{shard}.csv"
 
 

@@ -3,11 +3,11 @@
 The examples of a split are arranged on a circle, in the order of the shards, and the circle is cut
 into N equal arcs. Node k of N reads the k-th arc and stores every shard that the arc touches. So a
 shard on a border is stored on both nodes. With R copies, a node stores R arcs, starting with its
-own. Each epoch rotates all arcs that are read by a different angle, so that they stay within the
-stored arcs.
+own arc. In each epoch, the arcs to read are shifted by a different number of examples, but never
+beyond the stored arcs.
 
-So every example is stored on at least R nodes and read on exactly one. Nodes read equal shares for
-any number of shards and nodes, and never read an example that they do not store.
+So every example is stored on at least R nodes, and one node reads it in each epoch. All nodes read
+equal numbers of examples, for any number of shards, and only examples that they store.
 """
 
 from __future__ import annotations
@@ -27,24 +27,20 @@ from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.column import Column
 from imagenet_prep.dataset.manifest import File, Manifest, Shard
 
-# Far more than any cluster; keeps products with the number of nodes within 64 bits.
+# Far more nodes than any cluster has; products with this number fit into 64 bits.
 _MOST_NODES = 1 << 20
 _MOST_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
 class Placement:
-    """One node's part of a dataset.
+    """The part of a dataset that one node stores."""
 
-    `node` is its 0-based number in the hosts file; at least `copies` nodes store each example.
-    """
-
-    node: int = 0
+    node: int = 0  # 0-based number of the node in the hosts file
     nodes: int = 1
-    copies: int = 1
+    copies: int = 1  # least number of nodes that store each example
 
     def __post_init__(self) -> None:
-        """Raises ValueError for impossible numbers."""
         if self.nodes > _MOST_NODES:
             raise ValueError(f"more than {_MOST_NODES:,} nodes")
         if not 0 <= self.node < self.nodes:
@@ -58,9 +54,9 @@ class Placement:
         return f"part {self.node} of {self.nodes}, copies: {self.copies}"
 
     def part(self, num_examples: int, turn: int) -> tuple[int, int]:
-        """Returns (first, count) of the examples that its ranks read; may wrap past the end.
+        """Returns (first, count) of the examples to read, shifted by `turn`, 0 to `most_turn`.
 
-        `turn` shifts all arcs by this number of examples, 0 to `most_turn`.
+        The range may pass the end of the split; it then continues with example 0.
         """
         first, stop = (self._border(self.node + step, num_examples) for step in (0, 1))
         return first + turn, stop - first
@@ -75,7 +71,7 @@ class Placement:
         total = borders[-1]
         first = self._border(self.node, total)
         stop = self._border(self.node + self.copies, total)
-        # Check each shard a second time, one turn later, since the arc may wrap past the end.
+        # The arc may pass the end of the circle, so compare each shard again one circle later.
         return [
             shard
             for shard, (begin, end) in enumerate(pairwise(borders))
@@ -90,7 +86,7 @@ class Placement:
         return [shards[number] for number in self.held([shard.examples for shard in shards])]
 
     def files(self, manifest: Manifest, columns: Sequence[Column] = ()) -> list[File]:
-        """Returns the node's files except those published last; a shard follows its own files."""
+        """Returns the node's files except dataset.json; a shard follows its index and its table."""
         shards = {split: self.shards(manifest, split) for split in manifest.splits}
         rows = (
             column.file(file)

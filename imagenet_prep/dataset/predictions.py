@@ -3,10 +3,10 @@
     key,class_index,top1,p1,top2,p2,top3,p3,top4,p4,top5,p5
     n01440764/n01440764_10026.JPEG,0,0,0.981,389,0.012,…
 
-One line per image, in the order of the records. Class indices are 0-based positions in the
-dataset's class list; `class_index` is the label, and p is a probability from 0 to 1. With fewer
-than five classes, the last fields are empty. If the network's scores are not finite, all these
-fields are empty. Further columns for other labels may follow; they are not read.
+The file has one line per image, in the order of the records. Class indices are 0-based positions in
+the dataset's class list; `class_index` is the label, and p is a probability from 0 to 1. With fewer
+than five classes, the last fields are empty. If the network's scores are not finite, all fields
+after the label are empty. More columns for other labels may follow; they are not read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from imagenet_prep.core.errors import DataDamagedError, UsageError
 
 MOST = 5
 HEADER = ("key", "class_index", *(f"{n}{k}" for k in range(1, MOST + 1) for n in ("top", "p")))
-# A line has a key (class and file name, a few hundred characters) and eleven numbers.
+# Every valid line is shorter: it has a key of a few hundred characters and eleven numbers.
 _MOST_CHARACTERS = 10_000
 _AT_ONCE = 1024
 
@@ -32,8 +32,8 @@ _AT_ONCE = 1024
 class Prediction(NamedTuple):
     """A network's prediction for one image, whose label is `class_index`.
 
-    `classes` has up to five, the most likely first, and `shares` their probabilities. Both are
-    empty if the scores are not finite.
+    `classes` has up to five class indices, the most likely first, and `shares` has their
+    probabilities. Both are empty if the network's scores are not finite.
     """
 
     key: str
@@ -48,10 +48,10 @@ class Prediction(NamedTuple):
 
 
 def top(scores: Any, among: Sequence[int] | None = None) -> Any:
-    """Returns the classes with the five highest scores, in descending order: [images, 5 or fewer].
+    """Returns the five classes with the highest scores of each image, the highest first.
 
-    `scores` is [images, classes]. If scores are equal, the lower class index comes first. `among`
-    is a sorted selection of classes, by default all.
+    `scores` is [images, classes], and the result [images, 5 or fewer]. If scores are equal, the
+    lower class index comes first. `among` is a sorted selection of classes, by default all.
     """
     import numpy as np
 
@@ -96,10 +96,7 @@ def write(
     predictions: Iterable[Prediction],
     more: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
 ) -> None:
-    """Writes the header and one line per prediction.
-
-    `more` has additional columns by name, each with the text for a key.
-    """
+    """Writes the header and the predictions; `more` has texts by key for each additional column."""
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow([*HEADER, *more])
     for key, class_index, classes, shares in predictions:
@@ -111,7 +108,7 @@ def write(
 
 
 def demand_replaceable(path: Path) -> None:
-    """Raises UsageError if the path has a file that is not a file of predictions."""
+    """Raises UsageError if a file exists that is not a file of predictions."""
     regular_file.demand_own(path, "a file of predictions", ",".join(HEADER).encode())
 
 
@@ -145,7 +142,7 @@ def read(path: Path, num_classes: int | None = None) -> Iterator[Prediction]:
 
 
 def _short_lines(stream: TextIO, path: Path) -> Iterator[str]:
-    """Yields lines; refuses long ones, since a foreign file may have no line ends."""
+    """Yields lines; refuses long lines, since a wrong file may have no line ends."""
     while line := stream.readline(_MOST_CHARACTERS + 1):
         if len(line) > _MOST_CHARACTERS:
             raise DataDamagedError(f"{path}: a line has more than {_MOST_CHARACTERS:,} characters")

@@ -1,7 +1,7 @@
-"""Collects the problems of the records of one shard, and gives up after a thousand.
+"""Collects up to a thousand problems with the records of one shard.
 
-A shard of a few megabytes may have millions of damaged records, and each takes as long as ten sound
-ones. After a thousand problems, the shard must be fetched again anyway.
+A shard of a few megabytes may have millions of damaged records, and checking one takes as long as
+checking ten sound records. A shard with a thousand problems must be fetched again anyway.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ MOST = 1000
 
 
 class GivenUpError(Exception):
-    """A shard has too many problems to continue."""
+    """A shard has too many problems, so its check stops."""
 
 
 class Problems(list[str]):
-    """The problems of one shard, as text."""
+    """The problems with one shard, as texts."""
 
     def add(self, problem: object) -> None:
-        """Adds a problem; raises GivenUpError if there are MOST."""
+        """Adds a problem; raises GivenUpError if there are MOST problems."""
         self.append(str(problem))
         if len(self) == MOST:
             raise GivenUpError
 
     def listed(self, shard: str) -> list[str]:
-        """Returns the problems; a last one is added if the shard was given up."""
+        """Returns the problems, with a note at the end if the check stopped early."""
         more = f"{shard}: checking stopped after {MOST:,} problems: there may be more"
         return [*self, *([more] if len(self) == MOST else [])]

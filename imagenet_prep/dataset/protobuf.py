@@ -1,7 +1,7 @@
-"""Reads and writes the feature lists of tf.train.Example by protobuf, without TensorFlow.
+"""Reads and writes the feature lists of tf.train.Example with protobuf, without TensorFlow.
 
-The messages are those of tensorflow/core/example/*.proto, in a separate pool to avoid a collision
-with TensorFlow's.
+The messages are defined as in tensorflow/core/example/*.proto, but in a separate pool, so that they
+do not collide with TensorFlow's own definitions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from imagenet_prep.dataset import schema
 # Tags of length-delimited fields.
 FIELD_1, FIELD_2, FIELD_3 = b"\x0a", b"\x12", b"\x1a"
 Value = tuple[bytes, ...] | tuple[float, ...] | tuple[int, ...]
-# Types of the values in a list, and the prefix of their message's name.
+# The type of the values in a list, and protobuf's name for the type.
 KINDS: dict[type, str] = {bytes: "bytes", float: "float", int: "int64"}
 _CALLED = {bytes: "byte string", int: "integer"}
 _Kind = TypeVar("_Kind", bytes, int)
@@ -63,7 +63,7 @@ def text(features: Mapping[str, Value], key: str) -> str:
 
 
 def entries(features: Mapping[str, Value]) -> bytes:
-    """Returns the serialized entries of a features map, sorted by key; keys are the schema's."""
+    """Returns the serialized entries of a features map, sorted by key; takes the schema's keys."""
     map_of_lists = _Features()
     for key, values in features.items():
         listed = getattr(map_of_lists.feature[key], f"{KINDS[schema.TYPES[key]]}_list")
@@ -82,12 +82,12 @@ def key_field(key: str) -> bytes:
 def entry_head(key: bytes, size: int) -> bytes:
     """Returns the serialized entry of a key, up to its value of `size` bytes.
 
-    Does not use protobuf, which would copy an image for each of the four messages around it, and is
-    slower for a file name than for the rest of an example. `key` is from `key_field`.
+    `key` comes from `key_field`. This function does not use protobuf, which would copy an image
+    four times: once for each message that contains the image.
     """
-    value = FIELD_1 + varint(size)  # of the list
-    as_list = FIELD_1 + varint(len(value) + size) + value  # of the feature
-    feature = FIELD_2 + varint(len(as_list) + size) + as_list  # of the entry
+    value = FIELD_1 + varint(size)  # a field of the list
+    as_list = FIELD_1 + varint(len(value) + size) + value  # a field of the feature
+    feature = FIELD_2 + varint(len(as_list) + size) + as_list  # a field of the entry
     return FIELD_1 + varint(len(key) + len(feature) + size) + key + feature
 
 

@@ -1,10 +1,10 @@
-"""MXNet's RecordIO: images with their labels in a `.rec` file, and its `.idx` and `.lst` files.
+"""Reads and writes the records of MXNet's RecordIO files (`.rec`): images with their labels.
 
 Each record is framed as in dmlc-core's recordio.h: a magic number, four bytes of kind and length,
-the payload, and zeros up to a multiple of four bytes. If a payload has the magic number at a
+the payload, and zeros up to a multiple of four bytes. If the payload contains the magic number at a
 multiple of four, it is split there, and these bytes become the magic number of the next part's
 frame. So every magic number at a multiple of four starts a frame. The payload is MXNet's header
-(python/mxnet/recordio.py) and the image, without a checksum.
+(python/mxnet/recordio.py) and the image. It has no checksum.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import BinaryIO, NamedTuple
 from imagenet_prep.core.errors import DataDamagedError
 
 _MAGIC = struct.pack("<I", 0xCED7230A)
-# Three bits of kind, then the length of the part in bytes.
+# The magic number; then three bits for the kind, and 29 bits for the bytes of the part.
 _FRAME = struct.Struct("<4sI")
 _LENGTH_BITS = 29
 _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
-# Length of the label array that follows, or 0; the label if there is no array; two numbers.
+# The length of the label array after the header, or 0; the label if there is no array; two ids.
 _HEADER = struct.Struct("<IfQQ")
 _LABEL = struct.Struct("<f")
 _ALIGNMENT = 4
@@ -28,10 +28,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 class ImageRecord(NamedTuple):
-    """A record: number, label (the first if there are several), and byte range of its image.
-
-    `image` converts the bytes of that range.
-    """
+    """A record: its number, its first label, and the byte range to pass to `image`."""
 
     number: int
     label: float
@@ -56,7 +53,7 @@ def frame(number: int, class_index: int, image: bytes) -> bytes:
 
 
 def image(stored: bytes) -> bytes:
-    """Returns an image's bytes, given its byte range of the file."""
+    """Returns an image from the bytes of its range, without the frames inside the image."""
     parts = []
     start = 0
     for magic in _aligned_magics(stored):
@@ -70,7 +67,7 @@ def image(stored: bytes) -> bytes:
 def scan(file: BinaryIO, start: int, stop: int, size: int) -> Iterator[ImageRecord]:
     """Yields the records of a `.rec` file that begin in [start, stop); only reads their headers.
 
-    `start` need not be the beginning of a record. `size` is the file's.
+    `start` need not be the beginning of a record. `size` is the size of the file.
     """
     at = _next_record(file, start, size) if start else 0
     while at < stop:
@@ -106,7 +103,7 @@ def _part(file: BinaryIO, at: int, size: int) -> tuple[int, int]:
         raise DataDamagedError(
             f"byte {at:,}: {head.hex(' ')}, expected the frame of a record: {_MAGIC.hex(' ')} ..."
         )
-    # Parts are only split at multiples of four.
+    # A payload is only split at multiples of four.
     if kind in (_FIRST, _MIDDLE) and length % _ALIGNMENT:
         raise DataDamagedError(f"byte {at:,}: a part of {length:,} bytes, not a multiple of four")
     if at + _FRAME.size + length > size:
@@ -117,7 +114,7 @@ def _part(file: BinaryIO, at: int, size: int) -> tuple[int, int]:
 
 
 def _header(file: BinaryIO, at: int, length: int) -> tuple[int, float, int]:
-    """Returns number and label of a record, and the size of its header."""
+    """Returns the number and the label of a record, and the size of its header."""
     head = file.read(_HEADER.size + _LABEL.size)
     if length < _HEADER.size:
         raise DataDamagedError(f"byte {at:,}: {length} bytes, too few for MXNet's header")

@@ -1,7 +1,7 @@
 """The table of samples of a shard: a CSV file with one line per record, in record order.
 
-RFC 4180 and UTF-8, with exactly one valid form of a line, so that equal samples have equal bytes.
-Tables may come from untrusted sources: any line in a different form is refused.
+The file follows RFC 4180 and is UTF-8. A sample has exactly one valid line, so equal samples have
+equal bytes. All other lines are refused, since a table may come from an untrusted source.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _HEAD = re.compile(rb",".join([_KEY, _NUMBER, rb"()"]))
 _IMAGE_HEAD = re.compile(
     rb",".join([_KEY, _NUMBER, rb"((?:[1-9][0-9]{0,17},){3}[0-9a-f]{64})", b""])
 )
-# A class index, a key, and the columns from bytes to sha256, or b"".
+# A class index, a key, and either the columns from bytes to sha256 or b"".
 Head = tuple[int, str, bytes]
 _TO_QUOTE = frozenset(',"')
 
 
 class Sample(NamedTuple):
-    """One record: a row of the table.
+    """One line of the table, which describes one record.
 
     Attributes:
       class_index: 0-based position in the class list.
@@ -70,13 +70,13 @@ class Sample(NamedTuple):
 
     @property
     def head(self) -> Head:
-        """The sample as `heads` yields it with images."""
+        """The same value that `heads` yields with `images`."""
         image = f"{self.num_bytes},{self.width},{self.height},{self.sha256}"
         return self.class_index, self.key, image.encode()
 
     @property
     def line(self) -> bytes:
-        """The line of the table."""
+        """The sample as a line of the table."""
         key, *others = self
         if not _TO_QUOTE.isdisjoint(key):
             doubled = key.replace('"', '""')
@@ -88,7 +88,6 @@ class Table:
     """Writes a table to an open file; `num_bytes` is its size so far."""
 
     def __init__(self, file: BinaryIO) -> None:
-        """Writes the header."""
         self._file, self._digest = file, hashlib.sha256()
         self.num_bytes = 0
         self._write(HEADER)
@@ -135,8 +134,8 @@ def heads(
 ) -> Iterator[Head]:
     """Yields the first columns of each sample, in a quarter of the time of `parse`.
 
-    The arguments and errors are `parse`'s. With `images`, the third value has the columns from
-    bytes to sha256 unparsed; without, it is b"". All other columns are not checked.
+    See `parse` for arguments and errors. With `images`, the third value has the columns from bytes
+    to sha256, unparsed; otherwise, it is b"". All other columns are not checked.
     """
     head = (_IMAGE_HEAD if images else _HEAD).match
     for number, line in _numbered(lines, where):
@@ -147,7 +146,7 @@ def heads(
             plain, quoted, digits, image = match.groups()
             if (class_index := int(digits)) >= num_classes:
                 _demand_class(class_index, num_classes)
-            # Almost no key is quoted: avoiding the call saves a tenth of the time.
+            # Almost no key is quoted, and avoiding the call saves a tenth of the time.
             key = plain.decode() if quoted is None and len(plain) < 256 else _key(plain, quoted)
         except ValueError as error:
             raise _damaged(where, number, error) from None
@@ -157,7 +156,7 @@ def heads(
 def entry(head: Head) -> bytes:
     """Returns the key, a zero byte and the Merkle leaf of a sample, as one line.
 
-    The leaf equals canonical.dumps of [key, class index, sha256], which takes four times as long.
+    The leaf equals canonical.dumps([key, class index, sha256]), which takes four times as long.
     Sorting the lines sorts the leaves by key, since keys have no zero bytes.
     """
     class_index, key, image = head
@@ -182,7 +181,7 @@ def _damaged(where: str, number: int, error: ValueError) -> DataDamagedError:
 
 
 def _sample(line: bytes) -> Sample:
-    """Returns the sample of a line; raises ValueError whose text continues "line N"."""
+    """Returns the sample of a line; raises ValueError with a text to write after "line N"."""
     match = _LINE.fullmatch(line)
     if match is None:
         raise ValueError(_NO_LINE)
@@ -222,5 +221,5 @@ def _key(plain: bytes | None, quoted: bytes) -> str:
 
 
 def read_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yields the lines of a table; lines that are too long are cut, which makes them invalid."""
+    """Yields the lines of a table; cuts lines that are too long, which makes them invalid."""
     return iter(partial(file.readline, MOST_LINE_BYTES), b"")

@@ -1,7 +1,7 @@
 """Constants of the dataset: keys, splits, ILSVRC2012's counts, levels of verification.
 
-The keys are those of inception/slim's build_imagenet_data.py, the de facto schema of TensorFlow,
-NVIDIA and MLPerf readers.
+The keys come from inception/slim's build_imagenet_data.py. They are the de facto schema of readers
+by TensorFlow, NVIDIA and MLPerf.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ INT64_KEYS = (HEIGHT, WIDTH, CHANNELS, LABEL, BBOX_LABEL)
 # In the order of `member.Boxes`.
 FLOAT_KEYS = (BBOX_XMIN, BBOX_XMAX, BBOX_YMIN, BBOX_YMAX)
 ALL_KEYS = tuple(sorted(BYTES_KEYS + INT64_KEYS + FLOAT_KEYS))
-# Metadata key of a Parquet file's schema: its paths are file names as used in keys.
+# This key in a Parquet file's metadata means that the file's paths are names as in our keys.
 PARQUET_NAMES = "imagenet_prep.names"
 TYPES: dict[str, type] = {
     **dict.fromkeys(BYTES_KEYS, bytes),
@@ -47,7 +47,7 @@ HOLDOUT = "holdout"
 TEST = "test"
 SPLITS = (*SOURCE_SPLITS, HOLDOUT, TEST)
 
-# Its licence only allows evaluation.
+# The licence of ObjectNet only allows evaluation.
 OBJECTNET = "objectnet"
 
 # Shard counts that published readers expect; MLPerf's reference implementations hard-code them.
@@ -58,7 +58,7 @@ OFFICIAL_NUM_CLASSES = 1000
 OFFICIAL_NUM_EXAMPLES = {TRAIN: 1_281_167, VALIDATION: 50_000}
 OFFICIAL_CLASS_RANGE = {TRAIN: (732, 1300), VALIDATION: (50, 50)}
 
-# Stored label = class index + offset; 0 is the background class of the slim schema.
+# Stored label = class index + offset. Label 0 is the background class of the slim schema.
 DEFAULT_LABEL_OFFSET = 1
 
 # Levels of verification and their guarantees; each level includes the previous ones.

@@ -1,9 +1,9 @@
-"""A dataset's settings: `config` in its manifest, and in run.json of unfinished work.
+"""The settings of a dataset: `config` in its manifest, or in run.json while work is unfinished.
 
-A prepared dataset has one flat object, which also names the splits, since one run makes them all.
-An amended one has `{"verb": "amend", "splits": [...], "amendments": [...], "base": ...}`: the list
-of changes, and the config of the original dataset. Other verbs write `{"verb": ..., "splits":
-{split: settings}}`, since each run may add a split.
+`prepare` writes one flat object for all splits, since one run makes all of them. `amend` writes
+`{"verb": "amend", "splits": [...], "amendments": [...], "base": ...}`: the list of changes, and the
+config of the original dataset. Other verbs write `{"verb": ..., "splits": {split: settings}}`,
+since each of their runs may add a split.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ADOPT = "adopt"
 AMEND = "amend"
 # Verbs that make all splits in one run.
 _ALL_AT_ONCE = (PREPARE, AMEND)
-# The setting for --exclude of prepare and resize: number of images, and digest of the list.
+# The setting for --exclude of prepare and resize; its value has the fields of `Listed`.
 EXCLUDED = "excluded"
 # The rule for EXIF orientation, one of `orientation.RULES`. If missing, tags were kept.
 ORIENTATION = "orientation"
@@ -30,7 +30,7 @@ KEEP_ORIGINAL: Config = {"short_side": None, "quality": None, "stretch": False}
 
 
 class Settings(NamedTuple):
-    """The command that makes a dataset, and the settings of each split that decide its bytes.
+    """The verb that makes a dataset, and the settings of each split that decide its bytes.
 
     With prepare and amend, the settings of all splits are equal.
     """
@@ -47,7 +47,7 @@ class Settings(NamedTuple):
 
     @property
     def all_at_once(self) -> bool:
-        """Whether one run makes all splits; different splits are then a different dataset."""
+        """Whether one run makes all splits; a different list of splits then means a new dataset."""
         return self.verb in _ALL_AT_ONCE
 
 
@@ -98,7 +98,7 @@ def changes(config: Config) -> tuple[int, list[Amendment]]:
 
 
 def short_side(config: Config, split: str) -> int | None:
-    """Returns the short side that a split was downscaled to; None if not downscaled, or unknown."""
+    """Returns the short side to which a split was downscaled; None if unchanged or unknown."""
     try:
         original = base(config)
         of_split = original["splits"][split] if "verb" in original else original

@@ -1,7 +1,7 @@
 """The files that let TensorFlow Datasets open a dataset: features, label names, dataset_info.
 
-The layout is that of TensorFlow Datasets 4.9 (core/features, core/splits.py). Exports to TFDS also
-use the features.
+The files are those of TensorFlow Datasets 4.9 (core/features, core/splits.py). `export` uses the
+same features.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.manifest import Shard
 
 IMAGENET = "imagenet2012"
-# All names end with "_prep", unlike any name in TFDS. For its own names (imagenet2012,
-# imagenet2012_subset, cifar10, mnist), TFDS runs its own code, which does not find our shards.
+# Our names end with "_prep", unlike all names in TFDS. For its own names (imagenet2012,
+# imagenet2012_subset, cifar10, mnist), TFDS runs code that does not find our shards.
 _OURS, _SUBSET = "_prep", "_subset"
 
 _PACKAGE = "tensorflow_datasets.core.features"
 
 
 def features(num_labels: int, absent: Container[str] = ()) -> bytes:
-    """Returns features.json: the 15 keys except those `absent`, nested at their slashes.
+    """Returns features.json: the keys of the schema without `absent` ones, nested at their slashes.
 
     `num_labels` is the number of lines of `label_names`.
     """
@@ -32,7 +32,7 @@ def features(num_labels: int, absent: Container[str] = ()) -> bytes:
 
 
 def label_names(wnids: Sequence[str], label_offset: int) -> bytes:
-    """Returns the name of each stored label, one per line; with an offset, 0 is background."""
+    """Returns the names of stored labels, one per line; with an offset, label 0 is background."""
     background = "background"
     while background in wnids:
         background += "_"  # Names of a ClassLabel must be unique.
@@ -40,7 +40,7 @@ def label_names(wnids: Sequence[str], label_offset: int) -> bytes:
 
 
 def name_of(info: Json) -> str:
-    """Returns the name that was passed to `dataset_info`."""
+    """Returns the name in a dataset_info.json, as it was passed to `dataset_info`."""
     return str(info["name"]).removesuffix(_SUBSET).removesuffix(_OURS)
 
 
@@ -82,7 +82,7 @@ def _feature(python: str, kind: str, content: Json) -> Json:
 
 
 def feature(key: str, num_labels: int) -> Json:
-    """Returns the feature of a key of the schema; the names of labels are in a separate file."""
+    """Returns the feature of a key of the schema; `label_names` has the names of its labels."""
     if key == schema.ENCODED:
         shape = {"dimensions": ["-1", "-1", "3"]}
         content: Json = {"shape": shape, "dtype": "uint8", "encodingFormat": "jpeg"}

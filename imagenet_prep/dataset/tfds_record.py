@@ -15,7 +15,7 @@ from imagenet_prep.dataset.protobuf import (
     varint,
 )
 
-# TFDS's keys, and the schema's for each. Labels are 0-based.
+# The keys of TFDS, and the schema's key for each of them. TFDS's labels are 0-based.
 IMAGE, LABEL, NAME = "image", "label", "file_name"
 KEYS = {IMAGE: schema.ENCODED, LABEL: schema.LABEL, NAME: schema.FILENAME}
 # The file with the label names, one per line.
@@ -25,14 +25,14 @@ _IMAGE, _LABEL, _NAME = map(key_field, (IMAGE, LABEL, NAME))
 
 
 def renamed(features: dict[str, Value]) -> dict[str, Value]:
-    """Returns features with TensorFlow Datasets' keys renamed to the schema's; others unchanged."""
+    """Returns features with the keys of TFDS renamed to the schema's; other features unchanged."""
     if features.keys() != KEYS.keys():
         return features
     return {KEYS[key]: value for key, value in features.items()}
 
 
 def encode_parts(encoded: bytes, label: int, filename: str) -> tuple[bytes, bytes, bytes]:
-    """Returns the tf.train.Example, with TFDS's key order, in three parts; one is `encoded`."""
+    """Returns a tf.train.Example in three parts, in TFDS's order of keys; one part is `encoded`."""
     name = filename.encode()
     before = b"".join(
         (entry_head(_NAME, len(name)), name, _label(label), entry_head(_IMAGE, len(encoded)))

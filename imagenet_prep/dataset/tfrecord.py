@@ -1,7 +1,8 @@
-"""TFRecord framing: length, masked CRC32C, payload, masked CRC32C; and DALI's index.
+"""Reads and writes the records of TFRecord files, and the lines of DALI's index.
 
-The format is that of tensorflow/core/lib/io/record_writer.h. Compression is not supported: all
-ImageNet readers expect uncompressed files, and it would not make JPEGs smaller.
+A record is the length, its masked CRC32C, the payload and its masked CRC32C, as in
+tensorflow/core/lib/io/record_writer.h. Compressed files are not supported: readers of ImageNet
+expect uncompressed files, and compression would not make JPEGs smaller.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ _HEAD = struct.Struct("<QI")
 FRAMING_BYTES = 16
 # Bytes before a payload: the length and its CRC.
 HEAD_BYTES = _HEAD.size
-# Larger than any accepted image with its boxes. A larger length is damaged, and must not decide how
-# much is read.
+# Larger than any accepted image with its boxes. A larger length is damaged, so the payload is not
+# read.
 MAX_PAYLOAD_BYTES = 256 << 20
 
 
@@ -45,7 +46,7 @@ def masked_crc(*parts: bytes | memoryview) -> int:
 
 
 def frame_parts(parts: tuple[bytes, bytes, bytes]) -> tuple[bytes, bytes, bytes]:
-    """Returns the record whose payload is `parts` joined; the second part is not copied."""
+    """Returns the record of a payload, both in three parts; the second part is not copied."""
     first, second, third = parts
     length = _LENGTH.pack(len(first) + len(second) + len(third))
     head = length + _CRC.pack(masked_crc(length)) + first
@@ -96,8 +97,8 @@ def read_records(
     Args:
       stream: open for reading at the start of the shard.
       name: the shard's name in error messages.
-      on_damage: called with the error of a record of which only the payload is damaged; the record
-        is then skipped. Without it, the error is raised.
+      on_damage: called with the error if only the payload of a record is damaged; the record is
+        then skipped. Without `on_damage`, the error is raised.
     """
     offset = number = 0
     while head := stream.read(_HEAD.size):
@@ -137,12 +138,12 @@ def check_records(
     *,
     after_damage: bool,
 ) -> Iterator[tuple[Record, T | None]]:
-    """Yields each record of an open shard and the result of `look`; None if it is damaged.
+    """Yields each record of an open shard and the result of `look`, or None if it is damaged.
 
     Args:
       look: raises DataDamagedError or BadImageError for a damaged record.
       on_damage: called with the error, which names shard, record and byte offset.
-      after_damage: also pass wrong CRCs of payloads to `on_damage`, instead of raising the error.
+      after_damage: whether to pass wrong CRCs of payloads to `on_damage` instead of raising them.
     """
     for record in read_records(stream, name, on_damage if after_damage else None):
         result = None

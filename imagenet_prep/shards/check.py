@@ -1,4 +1,4 @@
-"""Compares one shard, its index and its table with the manifest. Changes nothing."""
+"""Compares one shard, its index and its table of samples with the manifest."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _MAX_LINE_BYTES = 64
 
 @dataclass(frozen=True)
 class Expectation:
-    """The expectations that all shards of a dataset share; see also `Manifest`.
+    """The properties of a dataset with which each shard is compared; see also `Manifest`.
 
     Attributes:
-      wnids: by class index; empty if labels.txt itself is damaged.
-      name_of_sha256: shard names by digest, to tell a swapped shard from a damaged one.
-      prove_image: decodes (encoded, height, width), and returns whether decoders may show the
-        image turned; raises BadImageError.
+      wnids: by class index; empty if labels.txt is damaged.
+      name_of_sha256: shard names by digest, to distinguish swapped shards from damaged shards.
+      prove_image: called with (encoded, height, width). Raises BadImageError if the image does not
+        decode to this size; returns whether its EXIF orientation is above 1.
     """
 
     store: Readable
@@ -39,7 +39,7 @@ class Expectation:
     wnids: Sequence[str]
     label_offset: int
     name_of_sha256: dict[str, str]
-    most_bytes: int  # of the largest shard; of a longer file, the rest is not read
+    most_bytes: int  # size of the largest shard; no more bytes of a file are read
     prove_image: Callable[[bytes, int, int], bool]
     lacks: Mapping[str, str] = field(default_factory=dict)
     has_own_keys: bool = False
@@ -47,11 +47,12 @@ class Expectation:
 
 @dataclass
 class Report:
-    """The result of the check of one shard.
+    """The result of checking one shard.
 
     Attributes:
-      problems: one sentence each, naming shard, record and byte offset; empty if sound.
-      examples_per_class, oriented: only at level "decode"; `oriented` counts EXIF orientations > 1.
+      problems: a sentence for each problem, with shard, record and byte offset.
+      examples_per_class: only counted at level "decode".
+      oriented: number of images with an EXIF orientation above 1; only counted at level "decode".
     """
 
     shard: str
@@ -63,7 +64,7 @@ class Report:
 
 
 def check_shard(shard: Shard, expectation: Expectation) -> Report:
-    """Returns all problems of a shard and of the files next to it."""
+    """Checks a shard, its index and its table of samples; returns the problems and the counts."""
     report = Report(shard.name, shard.examples)
     sizes = expectation.store.sizes(file.name for file in shard.files)
     for file in reversed(shard.files):
@@ -89,7 +90,7 @@ def check_shard(shard: Shard, expectation: Expectation) -> Report:
 
 
 class _Beside:
-    """A file next to a shard, read with it: a shard may have more records than memory holds."""
+    """The index or the table of a shard, read line by line because it may not fit in memory."""
 
     def __init__(self, file: File, opened: BinaryIO) -> None:
         self._file, self._digest = file, hashlib.sha256()
@@ -98,7 +99,7 @@ class _Beside:
         self._difference = ""
 
     def problems(self) -> list[str]:
-        """Returns the first difference from the shard, if the sha256 is not the manifest's."""
+        """Returns the first difference if the sha256 of the file differs from the manifest."""
         collections.deque(self._chunks, maxlen=0)
         actual, expected = self._digest.hexdigest(), self._file.sha256
         difference = self._difference or f"sha256 {actual}, expected {expected}"
@@ -107,7 +108,7 @@ class _Beside:
 
 class _Index(_Beside):
     def compare(self, number: int, expected: str) -> None:
-        """Compares the next line with the expected one, up to the first difference."""
+        """Compares the next line with the expected line, until a line differs."""
         if self._difference:
             return
         line = self._lines.readline(_MAX_LINE_BYTES).decode(errors="replace")
@@ -121,7 +122,7 @@ class _Index(_Beside):
 
 
 class _Rows(_Beside):
-    """The table of a shard. Its lines are compared at level "decode" only."""
+    """The table of samples of a shard; its lines are only compared at level "decode"."""
 
     def __init__(self, file: File, opened: BinaryIO, *, has_own_keys: bool) -> None:
         super().__init__(file, opened)
@@ -130,7 +131,7 @@ class _Rows(_Beside):
         self._next = 0
 
     def compare(self, number: int, image: ImageExample, names: Sequence[str], index: int) -> None:
-        """Compares a line with its record, which may have these keys, up to a difference."""
+        """Compares the line of a record with its image, its possible keys and its class index."""
         if self._difference:
             return
         try:
@@ -152,7 +153,7 @@ class _Rows(_Beside):
         return not {name, keys.without_number(name)}.isdisjoint(map(keys.name_of, names))
 
     def problems(self) -> list[str]:
-        """Returns the first difference even if the sha256 is the manifest's."""
+        """Returns the first difference, even if the sha256 is as in the manifest."""
         if self._difference:
             return [f"{self._file.name}: {self._difference}"]
         return super().problems()
@@ -165,7 +166,7 @@ def _check_records(
     index: _Index,
     rows: _Rows | None,
 ) -> None:
-    """Reads a shard and its files once, up to the first damage or many problems."""
+    """Reads a shard, its index and its table once; stops at broken framing or many problems."""
     problems, records, damage = Problems(), 0, ""
     digest = hashlib.sha256()
 
@@ -174,7 +175,7 @@ def _check_records(
             image, class_index = _check_example(record.payload, expectation, report)
             if class_index is None:
                 return
-            # The key if the record's name is a path below the class, or a full path.
+            # The record's file name is the path below the class folder, or a full path.
             split, wnid = shard.name.partition("-")[0], expectation.wnids[class_index]
             filenames = image.filename, keys.below_class(image.filename, wnid)
             names = [keys.key_of(split, wnid, filename) for filename in filenames]
@@ -199,7 +200,7 @@ def _check_records(
                     break
                 records += 1
         except GivenUpError:
-            records = shard.examples  # not counted further
+            records = shard.examples  # the remaining records are not counted
         except DataDamagedError as error:
             damage = str(error)
         # The sha256 includes the bytes after the damage.
@@ -221,12 +222,12 @@ def _check_records(
 def _check_example(
     payload: bytes, expectation: Expectation, report: Report
 ) -> tuple[ImageExample, int | None]:
-    """Verifies an example, and counts it by its class; returns both, None without a class list."""
+    """Checks an example and counts it; returns it and its class index, or None without `wnids`."""
     image = example.decode(payload, expectation.lacks)
     report.oriented += expectation.prove_image(image.encoded, image.height, image.width)
     if {schema.HEIGHT, schema.WIDTH} & expectation.lacks.keys():
         frame = jpeg.refuse_bombs(image.encoded)
-        assert frame is not None  # the image was proven
+        assert frame is not None  # `prove_image` has decoded it
         image = image._replace(height=frame.height, width=frame.width)
     if not (wnids := expectation.wnids):
         return image, None

@@ -1,7 +1,4 @@
-"""Commits a dataset from receipts: first the small files, then the manifest.
-
-It also enforces limits on the number of quarantined images.
-"""
+"""Publishes a dataset's small files and its manifest; limits the number of quarantined images."""
 
 from __future__ import annotations
 
@@ -33,8 +30,8 @@ def publish(
 ) -> Manifest:
     """Publishes the small files and then dataset.json; returns the manifest.
 
-    The store already contains all shards and indexes. `draft` is the manifest without quarantined,
-    repaired, files and the roots of splits; `replaced` is the current manifest, if any.
+    The store already contains all shards, indexes and tables. `draft` is the manifest without the
+    fields quarantined, repaired, files and samples_root. `replaced` is the old manifest, if any.
     """
     splits = {split: with_root(store, entry) for split, entry in draft.splits.items()}
     incidents = sorted(incidents, key=lambda incident: incident.key)
@@ -67,7 +64,7 @@ def publish(
 def small_files(
     draft: Manifest, *, incidents: Iterable[Incident], classes: ClassList, name: str
 ) -> dict[str, bytes]:
-    """Returns the contents of each small file of a dataset, by name; arguments as for `publish`."""
+    """Returns the contents of a dataset's small files by name; see `publish` for the arguments."""
     return {
         naming.LABELS: classes.render(),
         **tfds_files(draft, classes),
@@ -79,7 +76,7 @@ def small_files(
 
 
 def with_root(store: Store, split: Split) -> Split:
-    """Returns a split with the root of its samples; without tables, it is unchanged."""
+    """Returns a split with the root of its samples added, or unchanged if it has no tables."""
     if split.samples_root or split.shards[0].samples is None:
         return split
     return dataclasses.replace(split, samples_root=root_of(store, split))
@@ -92,9 +89,9 @@ def emptied(before: Sequence[int], after: Sequence[int]) -> list[int]:
 
 
 def split_of(receipts: Sequence[WrittenShard], num_per_class: Sequence[int]) -> Split:
-    """Returns the split for the receipts of its shards, in the order of their names.
+    """Returns the manifest entry of a split, from the receipts of its shards in order.
 
-    `num_per_class` is the number of members by class index, including quarantined ones.
+    `num_per_class` is the number of members by class index, including quarantined members.
     """
     examples_per_class = list(num_per_class)
     for receipt in receipts:
@@ -119,7 +116,7 @@ def split_of(receipts: Sequence[WrittenShard], num_per_class: Sequence[int]) -> 
 
 
 def num_per_class(receipts: Iterable[Mapping[int, int]], num_classes: int) -> list[int]:
-    """Returns the number of members by class index, from the counts of several receipts."""
+    """Returns the sum of several counts by class index, as a list."""
     total: Counter[int] = Counter()
     for counts in receipts:
         total.update(counts)

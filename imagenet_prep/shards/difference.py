@@ -1,8 +1,8 @@
 """Compares two datasets image by image, using only their tables of samples.
 
-If the roots and sizes in both manifests are equal, no table is read. Otherwise, tables that both
-datasets have are skipped, so comparing a dataset with one derived from it takes almost no time.
-All other samples are sorted on disk per dataset and compared in ranges of keys.
+If a split has the same root and size in both manifests, its tables are not read. Otherwise, tables
+that are equal in both datasets are skipped, so comparing a dataset with an amended copy takes
+almost no time. The samples in the remaining tables are sorted on disk and compared in key ranges.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from imagenet_prep.shards import runs
 from imagenet_prep.storage import scratch
 from imagenet_prep.storage.opened import Dataset
 
-# An entry of a run is the key, a zero byte, the compared values (class, bytes, width, height,
-# sha256), a zero byte, shard number (5 digits), record number (9), and the end of the line.
+# An entry of a run is a key, a zero byte, the values to compare (class, bytes, width, height,
+# sha256), a zero byte, the shard's number (5 digits), the record's number (9), and a line end.
 _RECORDS, _PLACE = 10**9, 5 + 9 + 1
 # The number of keys that are searched in the common tables at a time.
 _MOST_KEYS = 1 << 20
@@ -41,7 +41,7 @@ def splits_that_differ(a: Dataset, b: Dataset) -> list[str]:
 
 
 def common_tables(a: Dataset, b: Dataset, split: str) -> frozenset[str]:
-    """Returns the sha256 of a split's common tables, if both datasets have the same classes."""
+    """Returns the sha256 of the tables that both datasets have; none if their classes differ."""
     if a.classes.wnids != b.classes.wnids:
         return frozenset()
     of_a, of_b = ({shard.samples_sha256 for shard in side.shards(split)} for side in (a, b))
@@ -62,7 +62,7 @@ def differences(a: Dataset, b: Dataset, splits: Sequence[str]) -> Iterator[Diffe
                 for name, side, of_side in zip("ab", sides, labels, strict=True)
             ]
             is_different = False
-            # A key that only one dataset has may also be in a common table, as a duplicate.
+            # A key that is missing in the other dataset may also be in a common table.
             unmatched: tuple[set[str], set[str]] = (set(), set())
             kinds = ONLY_IN_A, ONLY_IN_B
             for entries in runs.side_by_side(files):
@@ -103,7 +103,7 @@ def _twice(side: Dataset, split: str, shard: str, record: int) -> DataDamagedErr
 def _entries(
     side: Dataset, split: str, labels: Sequence[int], common: Collection[str]
 ) -> Iterator[bytes]:
-    """Yields a line per sample: key, compared values, and location; `common` tables are skipped."""
+    """Yields an entry for each sample of a split, except for samples in the tables of `common`."""
     shards = [
         (number, shard)
         for number, shard in enumerate(side.shards(split))

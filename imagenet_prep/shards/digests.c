@@ -1,8 +1,8 @@
 /* SHA-256 of many pieces of data, two at a time.
  *
- * A processor's instruction for two rounds has its result after four cycles or more, and takes another
- * one every two. One stream waits for itself half of the time, so a second one beside it is nearly
- * free. Where the processor has no such instructions, this does nothing and says so. */
+ * The processor's instruction for two rounds takes four cycles or more, but a new instruction can
+ * start every two cycles. One stream waits half of the time, so a second stream is nearly free.
+ * `sha256` returns 0 if the processor does not have these instructions. */
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -26,8 +26,8 @@ static const uint32_t K[64] __attribute__((aligned(16))) = {
     0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
     0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
 
-/* A piece that is being hashed: its state as the instructions want it (ABEF and CDGH), the whole
- * blocks that follow, and behind them its end with the padding. */
+/* A piece that is being hashed: its state in the order of the instructions (ABEF and CDGH), its
+ * remaining complete blocks, and its last bytes with the padding. */
 typedef struct {
   __m128i abef, cdgh;
   const uint8_t *at;
@@ -74,7 +74,7 @@ SHA static void finish(const Lane *lane, Work *work) {
       work->digests[lane->number * DIGEST + 4 * word + byte] = (uint8_t)(words[word] >> (24 - 8 * byte));
 }
 
-/* Leaves in a lane blocks to hash, unless all pieces are done. */
+/* Gives a lane more blocks to hash, unless all pieces are finished. */
 SHA static void refill(Lane *lane, Work *work) {
   while (lane->number >= 0 && lane->blocks == 0) {
     if (lane->end_blocks > 0) {
@@ -152,7 +152,7 @@ static int has_sha(void) {
   return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & sha);
 }
 
-/* Hashes `count` pieces; returns 0 where the processor cannot. digests: [count, 32]. */
+/* Hashes `count` pieces; returns 0 if the processor is not supported. digests: [count, 32]. */
 EXPORT int sha256(int count, const uint8_t *const *data, const int64_t *sizes, uint8_t *digests) {
   if (!has_sha()) return 0;
   Work work = {data, sizes, count, 0, digests};

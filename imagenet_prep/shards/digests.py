@@ -1,4 +1,4 @@
-"""Computes SHA-256 of several images in about the time for one: see digests.c."""
+"""Computes the SHA-256 of several images, two at a time to save time: see digests.c."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The plan: the shard and the position of each image.
+"""The plan of a split: assigns each image to a shard and to a position in the shard.
 
 Images are sorted by class, and within a class by a keyed hash. The n-th image of this order goes
-to shard n mod num_shards. So shard sizes differ by at most one, every shard is a representative
-sample of all classes, and the plan does not depend on archives, hosts or time.
+to shard n mod num_shards. So the sizes of shards differ by at most one image, each shard is a
+representative sample of all classes, and the plan does not depend on archives, hosts or time.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from imagenet_prep.core.errors import UsageError, some
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.member import Member, dump_member
 
-# Enough for a shard of ten million images. Every run creates its own plans.
+# Maximum size of a plan file, which is enough for a shard of ten million images.
 MOST_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """The plan of one split; its digest is the sha256 over all plan files in order."""
+    """Summary of the plan of one split; `digest` is the sha256 over all plan files in order."""
 
     split: str
     num_shards: int
@@ -48,7 +48,7 @@ def keyed_hash(seed: int, *parts: str) -> int:
     return int.from_bytes(hasher.digest(), "big")
 
 
-# Cached, because it takes a third of the time of a hash, and each image needs two.
+# Cached, because it takes a third of the time of a hash, and each image needs two hashes.
 @functools.cache
 def _keyed(seed: int) -> hashlib.blake2b:
     return hashlib.blake2b(digest_size=8, key=seed.to_bytes(8, "big", signed=True))
@@ -60,14 +60,14 @@ def permute(members: Iterable[Member], seed: int) -> list[Member]:
 
 
 def rank(member: Member, seed: int) -> tuple[int, str]:
-    """Returns the sort key that selects the first members of a class for the holdout split."""
+    """Returns a sort key: the holdout split gets the first members of each class by this key."""
     return keyed_hash(seed, "holdout", member.key), member.key
 
 
 def deal_class(
     members: Iterable[Member], first: int, num_shards: int, seed: int
 ) -> Iterator[tuple[int, Member]]:
-    """Yields (shard index, member) for a class, after `first` members of earlier classes."""
+    """Yields (shard index, member) for a class; earlier classes have `first` members."""
     for position, member in enumerate(permute(members, seed), first):
         yield position % num_shards, member
 
@@ -86,7 +86,7 @@ def entry(shard: int, member: Member, seed: int) -> bytes:
 def files(
     split: str, num_shards: int, entries: Iterable[tuple[int, list[bytes]]]
 ) -> Iterator[tuple[int, str, bytes]]:
-    """Yields number, name and contents of the plan files of some shards, from `runs.grouped`."""
+    """Yields the number, plan file name and plan file contents of shards; see `runs.grouped`."""
     prefix = _SHARD_DIGITS + _PLACE_DIGITS
     for shard, lines in entries:
         data = b"".join(line[prefix:] for line in lines)

@@ -1,8 +1,8 @@
-"""External sorting: sorted runs on disk, which are read in ranges.
+"""External sorting: writes sorted runs to disk, and reads ranges of entries from all runs.
 
 An entry is a line of bytes that starts with an eight-digit number, so sorting as bytes sorts by
-this number first. Processes write runs in parallel. Each then reads the entries of its own range
-of numbers from all runs, without waiting for the others.
+this number first. Several processes write runs in parallel. Each process then reads the entries of
+its own range of numbers from all runs.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ RUN_ENTRIES, RUN_BYTES = 250_000, 64 << 20
 _WORTH_A_RANGE = 25_000
 # The bytes of this number of entries are counted together, which is faster.
 _FEW = 100
-# The number of keys per run that determine how all runs are divided into ranges.
+# The number of keys that each run contributes to the division of all runs into ranges.
 _KEYS_OF_A_RUN = 64
 # UTF-8 text never contains this byte.
 _BEHIND_ALL = b"\xff"
 
 
 def write(folder: Path, name: str, entries: Iterable[bytes]) -> list[Path]:
-    """Sorts entries in chunks that fit in memory; returns the files, which are not synced."""
+    """Writes entries as sorted runs that fit in memory; returns the files, which are not synced."""
     runs: list[Path] = []
     remaining = iter(entries)
     while run := _run(remaining):
@@ -53,7 +53,7 @@ def _run(entries: Iterator[bytes]) -> list[bytes]:
 
 
 def read(runs: Iterable[Path], start: int, stop: int) -> Iterator[tuple[int, list[bytes]]]:
-    """Returns `grouped` entries for numbers in [start, stop); they must fit in memory."""
+    """Yields the `grouped` entries for numbers in [start, stop), which must fit in memory."""
     entries: list[bytes] = []
     for run in runs:
         with _mapped(run) as data:
@@ -65,8 +65,8 @@ def read(runs: Iterable[Path], start: int, stop: int) -> Iterator[tuple[int, lis
 def side_by_side(sides: Sequence[Sequence[Path]]) -> Iterator[list[list[bytes]]]:
     """Yields all entries of several sides in ranges of keys, as one sorted list per side.
 
-    Here, an entry is a line that starts with its key and a zero byte. All entries of a key are in
-    the same range, which has about as many entries as a run. Only one file is open at a time.
+    An entry is a line that starts with its key and a zero byte. All entries of a key are in the
+    same range, which has about as many entries as a run. Only one file is open at a time.
     """
     everything = [run for side in sides for run in side]
     keys = sorted(itertools.chain.from_iterable(map(_some_keys, everything)))
@@ -102,7 +102,7 @@ def _some_keys(run: Path) -> list[bytes]:
 
 @contextlib.contextmanager
 def _mapped(run: Path) -> Iterator[mmap.mmap]:
-    # Mapped for a single range, because read pages stay in memory as long as the mapping.
+    # Each range is mapped again, because pages stay in memory until the file is unmapped.
     with open(run, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         yield data
 
@@ -125,10 +125,10 @@ def _first(run: mmap.mmap, least: bytes, start: int = 0) -> int:
 
 
 def ranges(counts: Sequence[int], workers: int) -> list[tuple[int, int]]:
-    """Divides numbers into ranges [start, stop) of roughly equal entries, at most a run's.
+    """Divides numbers into ranges [start, stop) with roughly equal numbers of entries.
 
-    `counts` are the entries of each number; a range may exceed a run by the entries of one number.
-    If there are enough entries, there are at least as many ranges as workers.
+    `counts` has the number of entries by number. A range has at most RUN_ENTRIES entries, plus the
+    entries of one number. If there are enough entries, each worker gets at least one range.
     """
     total = sum(counts)
     pieces = max(-(-total // RUN_ENTRIES), min(workers, total // _WORTH_A_RANGE), 1)

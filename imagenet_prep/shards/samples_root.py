@@ -1,7 +1,7 @@
 """The root of a split: one digest of its images and labels, independent of their shards.
 
-It is the Merkle tree hash of RFC 6962 (`merkle`) over the samples, ordered by key as UTF-8 bytes.
-They are sorted on disk, because 14 million samples do not fit in memory.
+The root is the Merkle tree hash of RFC 6962 (`merkle`) over the samples, ordered by key as UTF-8
+bytes. The samples are sorted on disk, because 14 million of them do not fit in memory.
 """
 
 from __future__ import annotations
@@ -22,10 +22,7 @@ from imagenet_prep.storage.store import Readable
 
 
 def wrong_roots(dataset: Dataset) -> list[str]:
-    """Returns the problems with the samples of each split, beyond those of individual tables.
-
-    For a node's part of a partitioned dataset, only duplicate keys can be detected.
-    """
+    """Returns a problem for each split with equal keys or, unless partitioned, a wrong root."""
     problems = []
     for name, split in dataset.manifest.splits.items():
         try:
@@ -49,7 +46,7 @@ def root_of(store: Readable, split: Split) -> str:
 
 
 def samples_root(heads: Iterable[Head], store: Readable, shards: Sequence[Shard]) -> str:
-    """Returns the root of a split in hex, from samples in any order; the rest is for errors."""
+    """Returns the root of samples in any order, in hex; `store` and `shards` are for errors."""
     with scratch.place() as folder:
         files = runs.write(folder, "samples", map(samples.entry, heads))
         lines = itertools.chain.from_iterable(entries for (entries,) in runs.side_by_side([files]))
@@ -57,7 +54,7 @@ def samples_root(heads: Iterable[Head], store: Readable, shards: Sequence[Shard]
 
 
 def equal_keys(store: Readable, shards: Sequence[Shard], key: str) -> DataDamagedError:
-    """Returns the error for two records with this key in a split, including their locations."""
+    """Returns the error for two records with the same key, after searching for their locations."""
     places = [
         f"record {number} of {shard.name}"
         for shard, heads in zip(shards, tables.each(samples.heads, store, shards), strict=True)

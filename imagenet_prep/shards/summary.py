@@ -17,7 +17,7 @@ _MOST_SOURCES = 8
 
 
 def of_set(path: str, dataset: Dataset) -> Json:
-    """Returns the contents of a manifest at a path, without its lists."""
+    """Returns the contents of a manifest as JSON, without its lists of shards and sources."""
     manifest = dataset.manifest
     excluded, steps = settings.changes(manifest.config)
     return {
@@ -68,7 +68,7 @@ def summarise(path: str, dataset: Dataset, new: Sequence[WrittenShard], seconds:
 
 
 def render(summary: Json, notes: Sequence[str] = ()) -> str:
-    """Returns a result as text; `notes` are additional lines of the verb."""
+    """Returns the result of a run as text; the verb may add `notes`."""
     lines = _lines_of_set(summary)
     if summary["written_examples"]:
         lines.append(
@@ -86,7 +86,7 @@ def render(summary: Json, notes: Sequence[str] = ()) -> str:
 
 
 def render_set(manifest: Manifest, summary: Json, first_class: str) -> str:
-    """Returns a description of a dataset for a first look."""
+    """Returns the counts, labels, settings and sources of a dataset as text."""
     producer, stored, classes = manifest.producer, manifest.label_offset, manifest.classes
     others = f"TFDS, tf.data and DALI return {stored}" + (f": subtract {stored}" * bool(stored))
     label = f"class index 0 = {first_class}: stored label {stored}"

@@ -1,4 +1,4 @@
-"""Writes a shard, its index and its table; reading archives and encoding are done elsewhere."""
+"""Writes a shard, its index and its table, from images that were read from archives."""
 
 from __future__ import annotations
 
@@ -39,11 +39,7 @@ _HASHED_TOGETHER_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenShard:
-    """The receipt of a shard; fields up to samples_sha256 are as in a manifest.
-
-    If the shard existed before, `num_per_class` has its images by class index, and `validation` has
-    the class index by the number in the name of each validation image.
-    """
+    """The receipt of a shard; the fields up to samples_sha256 are as in a manifest."""
 
     shard: str
     examples: int
@@ -53,17 +49,19 @@ class WrittenShard:
     index_sha256: str
     samples_bytes: int
     samples_sha256: str
-    source_bytes: int  # all images that were read
-    resized: int  # resampled images
+    source_bytes: int  # size of all images that were read
+    resized: int  # number of resampled images
     max_height: int  # in pixels
     max_width: int
     transform_s: float  # time of the codec in seconds
     incidents: list[Incident]  # quarantined or changed images
-    origins: list[Origin]  # of some images
+    origins: list[Origin]  # sources of some images
+    # Only for a shard that existed before: its images by class index, and the class index by the
+    # number in the name of a validation image.
     num_per_class: Counter[int] = field(default_factory=Counter)
     validation: dict[int, int] = field(default_factory=dict)
-    not_rgb: int = 0  # images that were kept although they are not RGB
-    source: Source | None = None  # the file that it was made from
+    not_rgb: int = 0  # number of images that were kept although they are not RGB
+    source: Source | None = None  # the file that the shard was made from
 
     @property
     def entry(self) -> Shard:
@@ -100,10 +98,10 @@ def write_shard(
     index_path: Path,
     samples_path: Path,
 ) -> WrittenShard:
-    """Writes the three files, and returns the content of the receipt.
+    """Writes a shard, its index and its table; returns the receipt.
 
     `images` are members with source bytes, or records of an existing shard, in the order to write.
-    `transform` converts source bytes to the stored image. The three files are removed on failure.
+    `transform` converts source bytes to the stored image. All three files are removed on failure.
     """
     paths = shard_path, index_path, samples_path
     with removed_on_failure(*paths), storage_errors("write", shard_path):
@@ -192,7 +190,7 @@ def _prepared(
 
 
 def _samples(images: Sequence[_Image]) -> Iterator[Sample]:
-    """Yields the table entries of stored images with their source bytes, hashed at once."""
+    """Yields the sample of each image for the table; hashes all images together."""
     changed = [image.encoded for _, image, data in images if image.encoded is not data]
     digests = sha256([*(data for *_, data in images), *changed])
     digests_of_changed = iter(digests[len(images) :])
@@ -227,7 +225,7 @@ def _record(
         encoded=image.encoded,
         height=image.height,
         width=image.width,
-        # For custom images, it includes the folders below the class folder.
+        # The name of a custom image includes the folders below its class folder.
         filename=keys.name_of(member.key),
         stored_label=member.class_index + label_offset,
         wnid=wnid,

@@ -56,7 +56,7 @@ def check_base(base: str) -> None:
     if parts.scheme not in ("http", "https", "s3"):
         return
     if not parts.hostname:
-        raise ValueError("the address names no host or bucket")
+        raise ValueError("the address has no host or bucket")
     if parts.query or parts.fragment:
         raise ValueError("the address contains ? or #: give the address of a folder")
 

@@ -56,20 +56,15 @@ def digest(value: Any) -> str:
     return hashlib.sha256(dumps(value)).hexdigest()
 
 
-def loads(data: bytes | bytearray | str, most_values: int | None = MOST_VALUES) -> Any:
+def loads(data: bytes | bytearray | str, most_values: float = MOST_VALUES) -> Any:
     """Parses JSON text; raises ValueError if it is invalid or has too many values.
 
-    The limit is `most_values` values, and an eighth of this number of lists and objects; None means
-    no limit.
+    The limit is `most_values` values, and an eighth of this number of lists and objects.
     """
     text = data if isinstance(data, str) else data.decode()
     # Commas and brackets inside strings are also counted, so the counts are upper bounds.
     containers = text.count("[") + text.count("{") if len(text) > 2 * _MAX_DEPTH else 0
-    if (
-        most_values is not None
-        and len(text) > most_values // 8
-        and (containers > most_values // 8 or text.count(",") > most_values)
-    ):
+    if containers > most_values / 8 or text.count(",") > most_values:
         raise ValueError(f"more than {most_values:,} values or {most_values // 8:,} lists")
     try:
         value = _DECODER.decode(text)

@@ -127,10 +127,8 @@ class Settings:
             for key, allowed in self._flags[name].only.items():
                 if values[key] not in allowed:
                     value = "" if values[name] is True else f" {values[name]}"
-                    expected = " or ".join(
-                        str(word) for word in allowed if word not in (None, True)
-                    )
-                    expected = f"{spelled[key]} {expected}".rstrip()
+                    words = " or ".join(str(word) for word in allowed if word not in (None, True))
+                    expected = f"{spelled[key]} {words}".rstrip()
                     raise ValueError(f"{spelled[name]}{value} can only be used with {expected}")
             for key in filter(values.get, self._flags[name].without):
                 if key in given:
@@ -151,7 +149,7 @@ class WorkerFlags(Settings):
     worker_kind: str = flag(
         "auto",
         choices=("auto", "threads", "processes"),
-        help="run workers as threads or as processes; auto: by their number",
+        help="run workers as threads or as processes; auto: depends on their number",
     )
 
 

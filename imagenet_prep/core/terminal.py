@@ -24,7 +24,6 @@ _OBEYED += [*range(0x2028, 0x202F), *range(0x2066, 0x206A)]
 _ESCAPES = {code: f"\\x{code:02x}" if code < 0x20 else f"\\u{code:04x}" for code in _OBEYED}
 _ESCAPES_BUT_LINES = {code: text for code, text in _ESCAPES.items() if chr(code) not in "\t\n"}
 
-
 _messages: _Printed | None = None
 
 

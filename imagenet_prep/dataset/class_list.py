@@ -73,7 +73,7 @@ class ClassList:
         if unknown:
             suggestion = meant_by(unknown[0], [*self.wnids, *self._by_word])
             raise UsageError(
-                f"{some(unknown)} not in the class list, which has "
+                f"{some(unknown)}: not in the class list, which has "
                 f"{counted(len(self.wnids), 'class')} from {self.wnids[0]} (0) to "
                 f"{self.wnids[-1]} ({len(self.wnids) - 1}).{suggestion}"
             )

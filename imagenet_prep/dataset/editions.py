@@ -116,7 +116,6 @@ WINTER21_P = Edition(
 ILSVRC2012_TEST = Edition("ILSVRC2012 test", 1, {_TEST: 100_000})
 _OTHERS = (FACE_BLURRED, FALL11, WINTER21, FALL11_P, WINTER21_P, ILSVRC2012_TEST)
 
-
 _A = "9826a24166e74ce62fb87b27889874ca26917542c745712309d6e25855d63bc2"
 _R = "a6a0729f7a99230280639cab6e51e01485a3b41a676ea35621a501c9d6e83ca4"
 # Columns: name, classes, images, images per class (0: not checked), digest, other names. A name

@@ -157,7 +157,7 @@ class KeyList(NamedTuple):
         if keys:
             raise UsageError(
                 f"{self.path}: {some(sorted(keys))}: train and validation both have an image with "
-                "this key. Rename one of the files, or choose one split by --splits."
+                "this key. Rename one of the files, or choose one split with --splits."
             )
 
 

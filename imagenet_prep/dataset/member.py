@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring as _quoted
@@ -29,8 +30,6 @@ NO_BOXES = Boxes((), (), (), ())
 # ImageNet's largest file has 15 MB. Larger files than this limit are not read, since several images
 # are in memory at once.
 MAX_IMAGE_BYTES = 128 << 20
-
-
 # A receipt names this number of images or more, but less than twice the number. Since each of the
 # 1024 shards of ImageNet is a random sample, their receipts cover every class.
 _FEWEST_ORIGINS = 8
@@ -76,7 +75,7 @@ def parse_members(lines: bytes | bytearray) -> list[Member]:
     try:
         # Parsing line by line takes three times as long.
         rows = canonical.loads(
-            b"[" + lines.rstrip(b"\n").replace(b"\n", b",") + b"]", most_values=None
+            b"[" + lines.rstrip(b"\n").replace(b"\n", b",") + b"]", most_values=math.inf
         )
         members = [
             Member(key, archive, offset, size, class_index, _boxes(*boxes))

@@ -111,7 +111,7 @@ class Placement:
         if world.cross_rank != self.node:
             raise UsageError(
                 f"{where}, but this host is number {world.cross_rank} of the hosts that train. "
-                "Start them in the order of the hosts file that replicate was given."
+                "Start them in the order of the hosts file that was used for replicate."
             )
 
     def dumps(self, digest: str) -> bytes:

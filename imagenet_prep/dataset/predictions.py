@@ -125,8 +125,8 @@ def read(path: Path, num_classes: int | None = None) -> Iterator[Prediction]:
             header = next(lines, [])
             if tuple(header[: len(HEADER)]) != HEADER:
                 raise UsageError(
-                    f"{path}: expected {','.join(HEADER)} as its first line. Write such a file by "
-                    "`imagenet-prep train --evaluate --predictions FILE`."
+                    f"{path}: expected {','.join(HEADER)} as its first line. Write such a file "
+                    "with `imagenet-prep train --evaluate --predictions FILE`."
                 )
             for fields in lines:
                 number = lines.line_num
@@ -137,7 +137,7 @@ def read(path: Path, num_classes: int | None = None) -> Iterator[Prediction]:
             reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else error
             raise DataDamagedError(
                 f"{path}: line {max(number, lines.line_num)} is invalid: {reason}. Write the file "
-                "again by `imagenet-prep train --evaluate --predictions FILE`."
+                "again with `imagenet-prep train --evaluate --predictions FILE`."
             ) from None
 
 

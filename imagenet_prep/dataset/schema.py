@@ -64,7 +64,7 @@ DEFAULT_LABEL_OFFSET = 1
 # Levels of verification and their guarantees; each level includes the previous ones.
 LEVEL_MANIFEST, LEVEL_CRC, LEVEL_DECODE = "manifest", "crc", "decode"
 LEVELS = {
-    LEVEL_MANIFEST: "every file is there with its size",
+    LEVEL_MANIFEST: "every file exists and has the expected size",
     LEVEL_CRC: "every byte of every file is unchanged",
     LEVEL_DECODE: "every byte is unchanged, and every image decodes and has its label",
 }

@@ -181,10 +181,7 @@ def _check_records(
             names = [keys.key_of(split, wnid, filename) for filename in filenames]
             if rows is not None:
                 rows.compare(record.number, image, names, class_index)
-            elif (
-                schema.FILENAME not in expectation.lacks
-                and (why := keys.problem(names[0])) is not None
-            ):
+            elif schema.FILENAME not in expectation.lacks and (why := keys.problem(names[0])):
                 raise DataDamagedError(why)
 
     with expectation.store.opened(shard.name) as opened:
@@ -209,7 +206,7 @@ def _check_records(
     report.problems += in_records
     if (sha256 := digest.hexdigest()) != shard.sha256:
         if (swapped := expectation.name_of_sha256.get(sha256)) is not None:
-            report.problems.append(f"{shard.name}: holds the content of {swapped}; swapped")
+            report.problems.append(f"{shard.name}: contains the bytes of {swapped}")
         elif not in_records:
             report.problems.append(
                 f"{shard.name}: sha256 {sha256}, expected {shard.sha256}, although the CRC of "

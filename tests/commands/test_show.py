@@ -287,7 +287,7 @@ def test_the_images_of_a_class_are_shown_by_name_and_by_index(reference: Referen
     ("flags", "said"),
     [
         (("--key", "absent"), "no image has the key absent. Keys are CLASS/NAME or NAME"),
-        (("--class", "n0"), "imagenet-prep: n0 not in the class list"),
+        (("--class", "n0"), "imagenet-prep: n0: not in the class list"),
         (("--keys", "--splits", "holdout"), "no split holdout; its splits: train, validation"),
         (("--splits", "train"), "--splits needs --keys, --key, --class or --image-file"),
         (("--keys", "--key", "a"), "--keys and --key cannot be combined"),

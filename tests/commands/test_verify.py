@@ -267,8 +267,8 @@ def test_swapped_shards_are_told_from_damaged_ones(prepared: Path) -> None:
     result = command.run("verify", prepared)
 
     assert result.code == 3
-    assert f"{one}: holds the content of {two}" in result.out
-    assert f"{two}: holds the content of {one}" in result.out
+    assert f"{one}: contains the bytes of {two}" in result.out
+    assert f"{two}: contains the bytes of {one}" in result.out
 
 
 def test_a_shard_written_by_another_program_is_found(reference: Reference, prepared: Path) -> None:

@@ -380,9 +380,9 @@ Workers:
 More flags:
   --tuning N                  seldom needed (default: 7)
   --kind WORD                 kind [aaaaaaaaaaaaaaaaaaaa, bbbbbbbbbbbbbbbbbbbb]
-  --worker-kind WORD          run workers as threads or as processes; auto: by
-                              their number [auto, threads, processes] (default:
-                              auto)
+  --worker-kind WORD          run workers as threads or as processes; auto:
+                              depends on their number [auto, threads,
+                              processes] (default: auto)
   --log-format {text,json}    format of the lines on stderr (default: text)
   --metrics-file FILE         file for metrics for Prometheus, written at the
                               end

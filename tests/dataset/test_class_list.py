@@ -78,7 +78,7 @@ def test_a_class_is_found_by_everything_that_it_is_called(asked: str | int, foun
     ("asked", "said"),
     [
         ("crane", "crane is ambiguous: give one of n02012849, n03126707"),
-        ("planetariums", "planetariums not in the class list, .* Did you mean planetarium?"),
+        ("planetariums", "planetariums: not in the class list, .* Did you mean planetarium?"),
         ("n03956158", "Did you mean n03956157?"),
         ("-1", "not in the class list, which has 5 classes"),
         ("٣", "not in the class list"),

@@ -321,7 +321,7 @@ def _uniform(name: str) -> float:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"classes": ["n99999999", 8, 1]}, "n99999999, 8 not in the class list, which"),
+        ({"classes": ["n99999999", 8, 1]}, "n99999999, 8: not in the class list, which"),
         ({"classes": []}, r"classes=\[\]: expected a list of WNIDs or class indices, or None"),
         ({"classes": "n00001001"}, "classes='n00001001': expected a list"),
         ({"fraction": 0.0}, "fraction=0.0: expected more than 0, at most 1"),

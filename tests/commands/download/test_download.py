@@ -361,7 +361,7 @@ def test_an_empty_archive_on_the_server_is_named(tmp_path: Path) -> None:
         (["--retries", "-1"], "--retries -1: expected at least 0"),
         (["--timeout", "0"], "--timeout 0: expected at least 1"),
         (["--base-url", "ftp://example.org/x"], "ftp:// is not supported"),
-        (["--base-url", "s3://"], "names no host or bucket"),
+        (["--base-url", "s3://"], "has no host or bucket"),
     ],
 )
 def test_impossible_settings_are_usage_errors(tmp_path: Path, flags: list[str], said: str) -> None:

@@ -52,7 +52,7 @@ def test_the_page_tells_what_the_manifest_does(small: Demo) -> None:
     manifest = json.loads((small.out / "dataset.json").read_bytes())
 
     assert verdict(page).startswith("Not read, as a subset Checked on ")
-    assert "at level manifest: every file is there with its size." in verdict(page)
+    assert "at level manifest: every file exists and has the expected size." in verdict(page)
     assert manifest["digest"] in page
     assert "torch.from_dlpack" in page
     of_tiles = [dict(tile["rows"])["class"] for tile in data(page)["tiles"]]

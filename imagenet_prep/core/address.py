@@ -14,8 +14,8 @@ from imagenet_prep.core.errors import UsageError
 
 AnyConfig = TypeVar("AnyConfig")
 
-# Matches an address with a login: it has an @ before the path, or a port that is not a number. The
-# port is then the beginning of a password that contains a slash.
+# Matches an address with a login, which has an @ before the path. A port that is not a number also
+# matches: it is the beginning of a password that contains a slash.
 LOGIN = re.compile(r"""://[^/?#\s"',;<>\[]*(?:@|:[0-9]*[^0-9/?#\s"',;<>}])""")
 
 
@@ -48,7 +48,7 @@ class Place(enum.Enum):
 
 
 def check_base(base: str) -> None:
-    """Raises ValueError for an unknown scheme, a missing host, a login, a query or a fragment."""
+    """Raises ValueError if an address has an unknown scheme, no host, a login, ? or #."""
     refuse_login(base)
     parts = urlsplit(base)
     if "://" in base and parts.scheme not in ("http", "https", "s3"):

@@ -12,10 +12,10 @@ import json
 import math
 from typing import Any, NoReturn
 
-# A JSON object that a command prints, or that has the format of a different program.
+# A JSON object that a command prints, or one in the format of a different program.
 Json = dict[str, Any]
 
-# A limit for the length of a text would not limit memory: a list of 3 bytes takes 64 in memory.
+# The length of a text does not limit its memory: "[1]" has 3 bytes, but the list takes 64 bytes.
 # The largest manifest, with 99,999 shards in each of three splits, has 2.7 million values.
 MOST_VALUES = 4_000_000
 # No JSON that this program reads is nested this deeply, and recursive code may fail on deeper

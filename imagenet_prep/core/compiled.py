@@ -16,7 +16,7 @@ class NotCompiledError(UsageError):
 
 @functools.cache
 def load(path: Path, **functions: tuple[Any, ...]) -> ctypes.CDLL:
-    """Returns a C library; `functions` has the result type and the argument types by name."""
+    """Loads a C library; `functions` has the result type and argument types of each function."""
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:

@@ -15,7 +15,7 @@ _descriptor = -1
 
 
 def begin(shared: int = -1) -> int:
-    """Starts a counter at 0, or joins the counter with this descriptor; returns the descriptor."""
+    """Starts a counter at 0, or joins the one with descriptor `shared`; returns the descriptor."""
     global _descriptor
     if shared >= 0 or _descriptor < 0:
         _descriptor = shared if shared >= 0 else os.memfd_create("counter")

@@ -3,8 +3,8 @@
     ImagenetPrepError        1   failed; the message says how to fix it
     ├── UsageError           2   the command line or the combination of settings is wrong
     ├── DataDamagedError     3   bytes differ from the expected ones
-    │   ├── SourceError          an archive, the devkit or a member
-    │   └── ManifestError        dataset.json itself
+    │   ├── SourceError          an archive, the devkit or one of their members is damaged
+    │   └── ManifestError        dataset.json is damaged
     ├── IncompleteError      4   the work is not finished; run the same command again to resume
     │   └── JobLostError         a cluster gave up on a job, or lost part of its work
     ├── BusyError            75  another run is writing to the output: wait for its end
@@ -110,7 +110,7 @@ def of_memory(error: BaseException) -> IncompleteError | None:
     """Returns an IncompleteError if the system ran out of memory or threads; else None."""
     if isinstance(error, BaseExceptionGroup):
         return next(filter(None, map(of_memory, error.exceptions)), None)
-    # Python has no specific class for a failed start of a thread or a failed load of a library.
+    # Python has no error class for a thread that cannot start or a library that cannot load.
     is_lack = isinstance(error, RuntimeError | ImportError) and _NO_MEMORY.search(str(error))
     if not is_lack and not isinstance(error, MemoryError):
         return None

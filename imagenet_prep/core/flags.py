@@ -1,8 +1,8 @@
 """Parses command lines: the fields of a frozen dataclass define the flags.
 
 The module of a verb has a config and a function `run`. The config is a subclass of `Settings` with
-fields made by `flag`. `run` takes the command line and returns the exit code; `program.verb` makes
-it. A user can type the flag of the field short_side as --short-side or --short_side.
+fields made by `flag`. `run` takes the command line and returns the exit code; it is made by
+`program.verb`. A user can type the flag of the field short_side as --short-side or --short_side.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Flag:
 
     help: str  # one sentence; the help adds the default to it
     choices: Sequence[str] | None = None  # allowed values
-    metavar: str | None = None  # name of the value in the help; the type and place have defaults
+    metavar: str | None = None  # name of the value in the help; None: by type and place
     positional: bool = False  # whether it is given by position, or by one of the aliases
     aliases: Sequence[str] = ()  # other spellings, e.g. ("-r", "--size")
     read: Callable[[str], str] | None = None  # converts the typed text to the value
@@ -260,7 +260,7 @@ class _CommandLine:
         main = [] if spec.positional and not spec.aliases else [_spelled(field.name, spec)]
         names = list(dict.fromkeys([*main, *spec.aliases]))
         if spec.positional:
-            # `values` converts it, since argparse would also convert its marker for a missing one.
+            # `values` converts the word: argparse would also convert its marker for a missing word.
             position = f"position of {field.name}"
             self._readers[position] = read
             self.parser.add_argument(position, nargs="?", default=argparse.SUPPRESS)
@@ -283,7 +283,7 @@ class _CommandLine:
         )
 
     def values(self, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-        """Returns the values by field, and the unknown words."""
+        """Parses words; returns the values of the flags by field, and the unknown words."""
         underscored = {
             name.replace("-", "_").replace("__", "--", 1): name for name in self.spellings
         }
@@ -359,7 +359,7 @@ def _comma_separated(text: str) -> tuple[str, ...]:
 
 
 def text_of(value: Any) -> str:
-    """Returns the text that a flag or hyperparameter parses to this value."""
+    """Returns a value as a text that a flag or hyperparameter accepts, e.g. "true" or "a,b"."""
     if value is True:
         return "true"
     return ",".join(value) if isinstance(value, tuple) else str(value)

@@ -99,7 +99,7 @@ def _without_chatter() -> Iterator[None]:
         return
     sys.stderr.flush()
     own = os.dup(2)
-    # A separate session, so that Ctrl-C only reaches this process, which then closes the pipe.
+    # The filter runs in a separate session, so that Ctrl-C only reaches this process.
     words = [sys.executable, "-I", "-S", _FILTER]
     with subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True) as program:
         assert program.stdin is not None

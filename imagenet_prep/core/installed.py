@@ -15,7 +15,7 @@ class Framework(NamedTuple):
     """A training framework."""
 
     title: str  # name in messages
-    module: str  # name of its Python module, and of the module in `horovod` for it
+    module: str  # its Python module; `horovod` has a module with the same name
     packages: tuple[str, ...]  # the first installed package is used
     extra: str  # extra of imagenet-prep that installs it; "" if there is none
 
@@ -34,7 +34,7 @@ HOROVOD = "horovod"
 
 
 def version(*packages: str) -> str | None:
-    """Returns the first package that is installed, e.g. "torch 2.15.0"; None if there is none."""
+    """Returns name and version of the first installed package, e.g. "torch 2.15.0", or None."""
     from importlib import metadata  # a slow import that few verbs need
 
     for package in packages:
@@ -84,7 +84,7 @@ def lacking(needs: Sequence[str]) -> list[str]:
 
 
 def problem_of_horovod(framework: str) -> tuple[Literal["missing", "wrong"], str] | None:
-    """Returns a kind and a message if Horovod does not work with a framework; otherwise None."""
+    """Returns a kind of problem and a message if Horovod does not work with a framework."""
     from importlib import metadata
 
     try:

@@ -85,7 +85,7 @@ def failed(error: BaseException, code: int, text: str) -> Json:
 
 
 def leave_to_child() -> None:
-    """Writes no metrics in this process, since a forked child continues the run and writes them."""
+    """Stops this process from writing metrics: a forked child continues the run and writes them."""
     _run.metrics_file = None
 
 
@@ -120,7 +120,7 @@ def _metrics(code: int) -> str:
     for name, text in _METRICS.items():
         lines += [f"# HELP imagenet_prep_{name} {text}", f"# TYPE imagenet_prep_{name} gauge"]
         for stage, value in (values[name] or {"": 0}).items():
-            # Prometheus' collector rejects two files with equal series: the file's name is a label.
+            # Prometheus rejects equal series in two files, so the file's name is added as a label.
             labels = {"run": _run.metrics_file.stem if _run.metrics_file else "", "verb": _run.verb}
             labels |= {"stage": stage} if stage else {}
             listed = ",".join(

@@ -116,7 +116,7 @@ def outcome(main: Callable[[], int]) -> int:
 
 
 def _explain(error: BaseException, code: int, text: str) -> int:
-    """Prints an error, its reason last because cron's mail shows the last line; returns `code`."""
+    """Prints an error with its reason in the last line, which cron's mail shows; returns `code`."""
     fields = monitoring.failed(error, code, text)
     if terminal.logs_json():
         terminal.say(text, "error", **fields)

@@ -35,14 +35,14 @@ _MAX_DIGITS = 18
 
 
 class _MisfitError(ValueError):
-    """A value does not match its annotation; each caller adds its step in front of the path."""
+    """A value does not match its annotation; `path` has the fields and indices that lead to it."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
         self.path = ""
 
     def below(self, step: str) -> _MisfitError:
-        """Prepends one step to the path."""
+        """Prepends a field name or an index to the path."""
         separator = ": " if self.path and not self.path.startswith("[") else ""
         self.path = step + separator + self.path
         return self
@@ -93,7 +93,7 @@ def _parser(kind: Any) -> _Parser:
 def _each(
     parsers: Iterable[_Parser], values: Iterable[Any], place: Callable[[int], str]
 ) -> list[Any]:
-    """Returns the parsed values; `place` names the value with a number in error messages."""
+    """Returns the parsed values; `place` converts a value's number to its name for messages."""
     parsed: list[Any] = []
     try:
         parsed.extend(map(operator.call, parsers, values))

@@ -34,7 +34,7 @@ def open_to_read(path: Path) -> int:
 
 
 def demand_regular(descriptor: int, path: Path) -> None:
-    """Raises DataDamagedError unless an open file is a regular file, or an unreadable folder."""
+    """Raises DataDamagedError if an open file is a pipe, a socket or a device."""
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise _no_file(path, mode)

@@ -14,7 +14,7 @@ from typing import Any
 
 # If this variable is "json", each line on stderr is a JSON object, also from child processes.
 LOG_FORMAT = "IMAGENET_PREP_LOG_FORMAT"
-# This variable has the verb that these objects name; child processes inherit it.
+# This variable has the name of the verb for the JSON objects; child processes inherit it.
 VERB = "IMAGENET_PREP_VERB"
 
 # Control characters of terminals, and characters that change the text direction.
@@ -41,7 +41,7 @@ class _Record(str):
 
 
 class _Printed(io.TextIOWrapper):
-    """stdout or stderr; escapes control characters, and writes JSON lines if this is requested."""
+    """A stream for stdout or stderr: escapes control characters, and writes JSON if requested."""
 
     is_log = False
     used = False

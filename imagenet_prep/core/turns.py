@@ -1,7 +1,7 @@
 """Limits memory-intensive work: at most half of a command's workers do it at the same time.
 
 Threads share a semaphore. Worker processes lock a byte of a shared file; the kernel releases the
-lock when a process dies. On a cluster, one thread of each process at a time does such work.
+lock when a process dies. On a cluster, only one thread per process does the work at a time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def among_threads(workers: int) -> None:
 
 
 def among_processes(workers: int, descriptor: int) -> None:
-    """Sets the number of worker processes and the file that they share; they have one thread each.
+    """Sets the number of single-threaded worker processes and the file that they share.
 
     Do not close any other descriptor of the shared file: this would release its locks.
     """
@@ -33,7 +33,7 @@ def among_processes(workers: int, descriptor: int) -> None:
 
 @contextlib.contextmanager
 def turn() -> Iterator[None]:
-    """Waits until this worker may do memory-intensive work, which the block contains."""
+    """Waits until this worker may do memory-intensive work, and reserves its turn for the block."""
     with _semaphore:
         if _shared_byte is None:
             yield

@@ -35,7 +35,7 @@ _PAGES = {
 class AfterDashes:
     """The words that may follow -- on the command line of a verb."""
 
-    subject: str  # text for messages, e.g. "the command goes"
+    subject: str  # start of a message, e.g. "the command goes" (after --)
     are_flags: bool  # whether the first word is a flag, as for options of Apache Beam
     line: bool = False  # whether a quoted shell command line is also accepted without --
 
@@ -44,7 +44,7 @@ class AfterDashes:
         return self.line and len(words) == 1 and len(words[0].split()) > 1
 
     def expected(self, word: str = "") -> bool:
-        """Returns whether an unknown word looks like the first word after a missing --."""
+        """Returns whether an unknown word may be the first word after a forgotten --."""
         return bool(word) and word.startswith("-") == self.are_flags
 
 
@@ -72,7 +72,7 @@ class Entry:
         return f"{', '.join(names)} {value}".rstrip()
 
     def text(self, *, brief: bool) -> str:
-        """Returns the help with the default, or only its first clause if `brief`."""
+        """Returns the help text with the default; only the first clause if `brief`."""
         text = re.split(r",? e\.g\. |[;:.] | \(", self.help)[0] if brief else self.help
         if self.choices and not self._in_braces:
             text += f" [{', '.join(self.choices)}]"

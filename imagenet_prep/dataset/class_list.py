@@ -22,7 +22,7 @@ OFFICIAL_DIGEST = "70002b0ff5de60a3a17a82dbfcff291931f96225ddf941ad2e182fc39e183
 
 @dataclass(frozen=True)
 class ClassList:
-    """The classes of a dataset in class-index order. ILSVRC2012's are sorted by WNID."""
+    """The classes of a dataset in the order of their indices. ILSVRC2012 sorts them by WNID."""
 
     wnids: tuple[str, ...]
     words: tuple[str, ...]
@@ -37,14 +37,14 @@ class ClassList:
 
     @cached_property
     def _folded(self) -> dict[str, int | None]:
-        """Class index by folded WNID (case and Unicode form); None if two classes share it."""
+        """Class index by WNID without case and Unicode form; None if several classes match."""
         indices: dict[str, int | None] = {}
         for index, wnid in enumerate(self.wnids):
             indices[_folded(wnid)] = None if _folded(wnid) in indices else index
         return indices
 
     def of_folder(self, name: str) -> int | None:
-        """Returns the class index of a folder, ignoring case and Unicode form; blanks mean "_"."""
+        """Returns the class index of a folder; ignores case and Unicode form, and replaces blanks."""
         class_id = "_".join(name.split())
         return self.index.get(class_id, self._folded.get(_folded(class_id)))
 

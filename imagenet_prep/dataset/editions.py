@@ -152,8 +152,8 @@ def recognised(classes: ClassList, totals: Mapping[str, int], names: Sequence[st
     """Returns the name of the edition with these classes and image counts (before quarantine).
 
     Returns "" for the original ILSVRC2012 and for unknown editions. The counts of a single split
-    with ILSVRC2012's classes could also mean lost files. So a face-blurred edition also needs all
-    its splits, or the name of its archive or folder.
+    with ILSVRC2012's classes could also mean lost files. So a face-blurred edition is only
+    recognised if all its splits are present, or by the name of an archive or folder.
     """
     for edition in _OTHERS:
         is_sure = (

@@ -19,7 +19,7 @@ from imagenet_prep.dataset.protobuf import FIELD_1, Value, entry_head, key_field
 
 NOTHING: Mapping[str, str] = types.MappingProxyType({})
 
-# More than the features before the image have, and more than those after it have with 200 boxes.
+# Exceeds the size of all features before the image, and of all after it with up to 200 boxes.
 _HEAD_BYTES = 4096
 CONSTANTS: dict[str, bytes | int] = {
     schema.FORMAT: b"JPEG",
@@ -91,7 +91,7 @@ def encode_parts(example: ImageExample) -> tuple[bytes, bytes, bytes]:
     """Returns the result of `encode` in three parts; the second is `example.encoded`, not a copy.
 
     Most entries are cached: entries before the image only depend on the class, and entries after
-    the file name on size, label and boxes.
+    the file name depend on size, label and boxes.
     """
     encoded, filename = example.encoded, example.filename.encode()
     before = _class_entries(example.stored_label, example.wnid, example.text) + entry_head(
@@ -120,7 +120,7 @@ def decode(payload: bytes | memoryview, lacks: Mapping[str, str] = NOTHING) -> I
 
 
 def _as_encoded(payload: bytes | memoryview) -> ImageExample | None:
-    """Returns the example in a payload, or None unless it is valid and has the layout of `encode`.
+    """Returns the example in a payload, or None if it is damaged or not in the layout of `encode`.
 
     This is much faster than `protobuf.parse`: protobuf does not copy the image, and entries that
     many examples share are parsed and checked once.
@@ -164,7 +164,7 @@ def decode_at(data: memoryview, places: Places) -> ImageExample | None:
     try:
         first = _part(bytes(data[entries:image_entry]), _KEYS_BEFORE_IMAGE)
         last = _part(bytes(data[name_end:end]), _KEYS_BEHIND_FILENAME)
-        # Positional arguments: keywords take twice as long.
+        # Pass positional arguments, because keywords take twice as long.
         return ImageExample(
             cast("bytes", data[image:image_end]),
             last.height,

@@ -21,7 +21,7 @@ from imagenet_prep.dataset import naming, schema
 SCHEMA_VERSION = 1
 # Every record is larger, even with an image of one pixel.
 _LEAST_RECORD_BYTES = 64
-# Nine times ImageNet-21K. Readers keep the position and the order of all examples in memory.
+# Nine times the images of ImageNet-21K. Readers keep the positions of all examples in memory.
 _MOST_EXAMPLES = 1 << 27
 # Fields that are omitted from the file if they are empty.
 _LEFT_OUT = {
@@ -82,7 +82,7 @@ class Source:
 class Shard:
     """One TFRecord file, its DALI index, and its table of samples.
 
-    If the dataset has no tables of samples, their fields are omitted from dataset.json.
+    If the dataset has no tables of samples, `samples_*` are omitted from dataset.json.
     """
 
     name: str
@@ -131,7 +131,7 @@ class Split:
     resized: int  # number of examples whose pixels were resampled
     max_height: int
     max_width: int
-    shards: list[Shard]  # in the order of their names, numbers 0 ... N - 1 of N
+    shards: list[Shard]  # in the order of their numbers, from 0
     samples_root: str = ""
     wnids: list[str] = field(default_factory=list)
 
@@ -175,7 +175,7 @@ class Manifest:
     config: dict[str, Any]  # the settings that decide the bytes; `config_digest` is their digest
     config_digest: str
     plan_digest: str  # digest of the assignment of members to shards
-    label_offset: int  # stored label = class index + this
+    label_offset: int  # difference of stored label and class index
     subset: bool  # True if the counts differ from ILSVRC2012's official ones
     classes: Classes
     sources: list[Source]
@@ -199,7 +199,7 @@ class Manifest:
 
     @property
     def has_own_keys(self) -> bool:
-        """Whether keys in tables may differ from those in records, as after `amend` or `adopt`."""
+        """Whether keys in tables may differ from keys in records, e.g. after `amend` or `adopt`."""
         return "verb" in self.config
 
     @property
@@ -289,7 +289,7 @@ def loads(data: bytes, where: str) -> Manifest:
 
 
 def _numbers_problem(content: dict[str, Any]) -> str | None:
-    """Returns the problem if a number is negative or does not fit into 64 bits; else None."""
+    """Returns the problem if a number is negative or does not fit into 64 bits."""
     # Settings are not counts: a seed may be negative.
     if not all(-_MOST - 1 <= number <= _MOST for number in _numbers(content["config"])):
         return f"a setting is beyond {_MOST:,}"
@@ -308,7 +308,7 @@ def _numbers(value: Any) -> Iterator[int]:
 
 
 def _names_problem(manifest: Manifest) -> str | None:
-    """Returns the problem if a name is invalid as a path or object key; else None."""
+    """Returns the problem if a name is invalid as a path or object key."""
     for name, split in manifest.splits.items():
         if name not in schema.SPLITS:
             return f"the split {name!r}, expected one of {', '.join(schema.SPLITS)}"
@@ -331,7 +331,7 @@ def _names_problem(manifest: Manifest) -> str | None:
 
 
 def _sizes_problem(manifest: Manifest) -> str | None:
-    """Returns the problem if a count is impossible: readers allocate memory by it; else None."""
+    """Returns the problem if a count is impossible, since readers allocate memory by the counts."""
     if not manifest.splits:
         return "it has no splits"
     for name, split in manifest.splits.items():

@@ -54,7 +54,7 @@ class Placement:
         return f"part {self.node} of {self.nodes}, copies: {self.copies}"
 
     def part(self, num_examples: int, turn: int) -> tuple[int, int]:
-        """Returns (first, count) of the examples to read, shifted by `turn`, 0 to `most_turn`.
+        """Returns (first, count) of the examples to read, shifted by `turn` (0 to `most_turn`).
 
         The range may pass the end of the split; it then continues with example 0.
         """

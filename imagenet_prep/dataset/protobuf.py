@@ -63,7 +63,7 @@ def text(features: Mapping[str, Value], key: str) -> str:
 
 
 def entries(features: Mapping[str, Value]) -> bytes:
-    """Returns the serialized entries of a features map, sorted by key; takes the schema's keys."""
+    """Returns the serialized entries of a features map, sorted by key."""
     map_of_lists = _Features()
     for key, values in features.items():
         listed = getattr(map_of_lists.feature[key], f"{KINDS[schema.TYPES[key]]}_list")

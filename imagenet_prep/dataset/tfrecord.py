@@ -54,7 +54,7 @@ def frame_parts(parts: tuple[bytes, bytes, bytes]) -> tuple[bytes, bytes, bytes]
 
 
 def index_line(offset: int, size: int) -> str:
-    """Returns DALI's index line of a record; `size` counts the framing, as tfrecord2idx does."""
+    """Returns DALI's index line of a record; `size` includes the framing, as in tfrecord2idx."""
     return f"{offset} {size}\n"
 
 

@@ -116,7 +116,7 @@ def split_of(receipts: Sequence[WrittenShard], num_per_class: Sequence[int]) -> 
 
 
 def num_per_class(receipts: Iterable[Mapping[int, int]], num_classes: int) -> list[int]:
-    """Returns the sum of several counts by class index, as a list."""
+    """Adds up counts by class index; returns the totals as a list."""
     total: Counter[int] = Counter()
     for counts in receipts:
         total.update(counts)

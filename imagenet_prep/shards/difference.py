@@ -62,7 +62,7 @@ def differences(a: Dataset, b: Dataset, splits: Sequence[str]) -> Iterator[Diffe
                 for name, side, of_side in zip("ab", sides, labels, strict=True)
             ]
             is_different = False
-            # A key that is missing in the other dataset may also be in a common table.
+            # A key that one dataset lacks may also be in a common table, which is an error.
             unmatched: tuple[set[str], set[str]] = (set(), set())
             kinds = ONLY_IN_A, ONLY_IN_B
             for entries in runs.side_by_side(files):

@@ -20,7 +20,7 @@ LOGIN = re.compile(r"""://[^/?#\s"',;<>\[]*(?:@|:[0-9]*[^0-9/?#\s"',;<>}])""")
 
 
 class Place(enum.Enum):
-    """The kinds of paths and addresses that flags accept; error messages contain the values."""
+    """The kinds of paths and addresses that a flag can accept, as described in error messages."""
 
     FOLDER = "a local folder; `imagenet-prep replicate` copies datasets from and to s3://"
     FILE = "a local file"

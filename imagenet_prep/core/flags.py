@@ -359,7 +359,7 @@ def _comma_separated(text: str) -> tuple[str, ...]:
 
 
 def text_of(value: Any) -> str:
-    """Returns a value as a text that a flag or hyperparameter accepts, e.g. "true" or "a,b"."""
+    """Returns the text for a flag or hyperparameter with this value, e.g. "true" or "a,b"."""
     if value is True:
         return "true"
     return ",".join(value) if isinstance(value, tuple) else str(value)

@@ -84,7 +84,7 @@ def lacking(needs: Sequence[str]) -> list[str]:
 
 
 def problem_of_horovod(framework: str) -> tuple[Literal["missing", "wrong"], str] | None:
-    """Returns a kind of problem and a message if Horovod does not work with a framework."""
+    """Returns "missing" or "wrong", and a message; None if Horovod works with a framework."""
     from importlib import metadata
 
     try:

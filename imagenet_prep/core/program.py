@@ -24,7 +24,7 @@ def before_ending(act: Callable[[], None]) -> None:
 
 
 def main(module: str, argv: Sequence[str] | None = None) -> NoReturn:
-    """Calls the function `run` of a module and ends the process; `argv` follows the verb.
+    """Calls `run` of a module and ends the process; `argv` has the words after the verb.
 
     The module is imported by its own name even if it is the main program, because worker processes
     import objects by this name.
@@ -46,7 +46,7 @@ def verb(
 ) -> Callable[[Callable[[Config], int | None]], Callable[[Sequence[str]], int]]:
     """Decorates a function that takes a config: turns it into the function `run` of a verb.
 
-    If `module` is the main program, as in `python -m imagenet_prep.verify`, it runs immediately.
+    If `module` is the main program, as in `python -m imagenet_prep.verify`, `run` is called.
     `text` is the text of --help, with examples. `rewrite` translates flags of other programs.
     """
 
@@ -116,7 +116,7 @@ def outcome(main: Callable[[], int]) -> int:
 
 
 def _explain(error: BaseException, code: int, text: str) -> int:
-    """Prints an error with its reason in the last line, which cron's mail shows; returns `code`."""
+    """Prints an error, with the reason last because cron mails the last line; returns `code`."""
     fields = monitoring.failed(error, code, text)
     if terminal.logs_json():
         terminal.say(text, "error", **fields)

@@ -44,7 +44,7 @@ class ClassList:
         return indices
 
     def of_folder(self, name: str) -> int | None:
-        """Returns the class index of a folder, ignoring case and Unicode form; "_" matches blanks."""
+        """Returns the class index of a folder, ignoring case and Unicode form; blanks equal "_"."""
         class_id = "_".join(name.split())
         return self.index.get(class_id, self._folded.get(_folded(class_id)))
 

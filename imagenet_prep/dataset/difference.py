@@ -20,7 +20,7 @@ class StoredImage(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """An image that differs between two datasets; `a` or `b` is None if that dataset lacks it."""
+    """An image that differs between two datasets; `a` or `b` is None if A or B lacks the image."""
 
     split: str
     key: str

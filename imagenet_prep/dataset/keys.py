@@ -135,7 +135,7 @@ class KeyList(NamedTuple):
 
     @property
     def summary(self) -> Json:
-        """The entry for the list in a manifest."""
+        """The number of keys and their sha256, as stored in a manifest."""
         return {"images": len(self.keys), "sha256": self.sha256}
 
     def refuse_unknown(self, unknown: Collection[str], where: str) -> None:

@@ -26,7 +26,7 @@ Histograms = dict[str, Counter[int]]
 
 @dataclass
 class Measured:
-    """Histograms (counts by bin) and sums by measure, and the class indices, of some images."""
+    """Statistics of some images: histograms (counts by bin), sums, and the class indices."""
 
     histograms: Histograms = field(default_factory=dict)
     sums: Counter[str] = field(default_factory=Counter)

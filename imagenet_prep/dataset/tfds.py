@@ -1,7 +1,7 @@
 """The files that let TensorFlow Datasets open a dataset: features, label names, dataset_info.
 
-The files are those of TensorFlow Datasets 4.9 (core/features, core/splits.py). `export` uses the
-same features.
+The files have the format of TensorFlow Datasets 4.9 (core/features, core/splits.py). `export` uses
+the same features.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def label_names(wnids: Sequence[str], label_offset: int) -> bytes:
 
 
 def name_of(info: Json) -> str:
-    """Returns the name in a dataset_info.json, as it was passed to `dataset_info`."""
+    """Returns the name in a dataset_info.json without the endings that `dataset_info` adds."""
     return str(info["name"]).removesuffix(_SUBSET).removesuffix(_OURS)
 
 
@@ -73,7 +73,7 @@ def dataset_info(name: str, splits: Mapping[str, Sequence[Shard]], subset: bool)
 
 
 def features_dict(features: Mapping[str, Json]) -> Json:
-    """Returns the feature that contains other features by key."""
+    """Returns TFDS's description of a dict of features."""
     return _feature("features_dict.FeaturesDict", "featuresDict", {"features": features})
 
 
@@ -82,7 +82,7 @@ def _feature(python: str, kind: str, content: Json) -> Json:
 
 
 def feature(key: str, num_labels: int) -> Json:
-    """Returns the feature of a key of the schema; `label_names` has the names of its labels."""
+    """Returns TFDS's description of the feature for a key of the schema."""
     if key == schema.ENCODED:
         shape = {"dimensions": ["-1", "-1", "3"]}
         content: Json = {"shape": shape, "dtype": "uint8", "encodingFormat": "jpeg"}

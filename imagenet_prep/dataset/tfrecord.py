@@ -46,7 +46,7 @@ def masked_crc(*parts: bytes | memoryview) -> int:
 
 
 def frame_parts(parts: tuple[bytes, bytes, bytes]) -> tuple[bytes, bytes, bytes]:
-    """Returns the record of a payload, both in three parts; the second part is not copied."""
+    """Adds the TFRecord frame to a payload in three parts; does not copy the second part."""
     first, second, third = parts
     length = _LENGTH.pack(len(first) + len(second) + len(third))
     head = length + _CRC.pack(masked_crc(length)) + first
@@ -141,7 +141,7 @@ def check_records(
     """Yields each record of an open shard and the result of `look`, or None if it is damaged.
 
     Args:
-      look: raises DataDamagedError or BadImageError for a damaged record.
+      look: called with each record; raises DataDamagedError or BadImageError if it is damaged.
       on_damage: called with the error, which names shard, record and byte offset.
       after_damage: whether to pass wrong CRCs of payloads to `on_damage` instead of raising them.
     """

@@ -60,7 +60,7 @@ def permute(members: Iterable[Member], seed: int) -> list[Member]:
 
 
 def rank(member: Member, seed: int) -> tuple[int, str]:
-    """Returns a sort key: the holdout split gets the first members of each class by this key."""
+    """Returns a member's sort key: the first members of each class go to the holdout split."""
     return keyed_hash(seed, "holdout", member.key), member.key
 
 

@@ -39,7 +39,7 @@ _HASHED_TOGETHER_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenShard:
-    """The receipt of a shard; the fields up to samples_sha256 are as in a manifest."""
+    """The receipt of a shard; see `manifest.Shard` for the fields up to samples_sha256."""
 
     shard: str
     examples: int
@@ -160,7 +160,7 @@ def _prepared(
     fail_on_bad_image: bool,
     tally: _Tally,
 ) -> Iterator[_Image | Stored]:
-    """Yields the images to store, and updates the tally."""
+    """Yields the images to store, and counts them in `tally`."""
     for source in images:
         if isinstance(source, Stored):
             yield source
